@@ -1,0 +1,33 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Needs Linux, Python >= 3.11, a C++17 compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := pyproject.toml $(wildcard native/*)
+
+.PHONY: install demo test lint bench clean
+
+install: $(STAMP)
+
+# torch==2.13.0 first: that is the CPU build; the package's own wider range is then already satisfied.
+$(STAMP): $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.18" ninja
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/ridgeline optimize demo --workload chat-and-code --budget 4m30s --output ridgeline-out
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy ridgeline
+
+test: install lint
+	$(BIN)/python -m pytest -q
+
+clean:
+	rm -rf $(VENV) build dist ridgeline-out

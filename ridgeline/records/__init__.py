@@ -1,0 +1,35 @@
+"""The records that every part of Ridgeline shares: what was asked, what happened, what was promised."""
+
+from ridgeline.records.ask import Ask, Sampling
+from ridgeline.records.events import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Preempted,
+    Started,
+    Token,
+    TokenLogprobs,
+    Usage,
+)
+from ridgeline.records.slo import Slo
+from ridgeline.records.trace import EngineInfo, RequestTrace, RunTrace, StepStat
+
+__all__ = [
+    "Ask",
+    "EngineInfo",
+    "Event",
+    "Failed",
+    "FinishReason",
+    "Finished",
+    "Preempted",
+    "RequestTrace",
+    "RunTrace",
+    "Sampling",
+    "Slo",
+    "Started",
+    "StepStat",
+    "Token",
+    "TokenLogprobs",
+    "Usage",
+]

@@ -1,0 +1,126 @@
+"""What the user sent: an `Ask` and its `Sampling` parameters, validated once, here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from ridgeline.errors import BadInput
+
+MAX_LOGPROBS = 20  # OpenAI's and vLLM's default ceiling for top_logprobs
+MAX_N = 128
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How to choose tokens. Field names and defaults are those of vLLM's SamplingParams.
+
+    `top_k` 0 or -1 means off. `seed` None draws one from the engine's own generator at admission.
+    `logprobs` k returns the chosen token's log-probability and the k largest, from the raw
+    log-softmax before temperature and penalties. `max_tokens` None means "up to the context's end".
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_range("temperature", self.temperature, 0.0, math.inf)
+        _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("n", self.n, 1, MAX_N)
+        _check_range("top_k", self.top_k, -1, math.inf)
+        _check_range("min_tokens", self.min_tokens, 0, math.inf)
+        self._check_max_tokens()
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None:
+                _check_range(name, count, 0, MAX_LOGPROBS)
+        for token, bias in self.logit_bias.items():
+            _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        if any(not text for text in self.stop):
+            raise BadInput("an empty stop string would stop at once", fix="remove the empty string")
+
+    def _check_max_tokens(self) -> None:
+        if self.max_tokens is None:
+            return
+        _check_range("max_tokens", self.max_tokens, 1, math.inf)
+        if self.min_tokens > self.max_tokens:
+            raise BadInput(
+                "min_tokens exceeds max_tokens",
+                value=self.min_tokens,
+                limit=self.max_tokens,
+                fix="lower min_tokens",
+            )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """True where sampling must see the tokens so far."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+
+def _check_range(
+    name: str, value: float, low: float, high: float, *, open_low: bool = False
+) -> None:
+    bad = math.isnan(value) or value < low or value > high or (open_low and value == low)
+    if bad or (math.isinf(value) and name != "top_k"):
+        bracket = "(" if open_low else "["
+        raise BadInput(
+            f"{name} is out of range",
+            value=value,
+            limit=f"{bracket}{low}, {high}{')' if math.isinf(high) else ']'}",
+            fix=f"send a {name} within the limit",
+        )
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as the engine accepts it: token ids, sampling, and what the service promised.
+
+    Lower `priority` goes first (vLLM's convention). `tenant` salts the prefix cache: two tenants
+    never share blocks. `arrival_s` is on the engine's clock.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    arrival_s: float
+    priority: int = 0
+    deadline_s: float | None = None
+    tenant: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise BadInput("the prompt is empty", fix="send at least one token of text")
+
+
+def as_dict(record: msgspec.Struct) -> dict[str, Any]:
+    """Plain builtins of a record, for JSON and TOML."""
+    return dict(msgspec.to_builtins(record))

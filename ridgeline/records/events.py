@@ -1,0 +1,82 @@
+"""What the engine says happened, in order, per ask. Instants are seconds on the engine's clock."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts of one ask; `cached_tokens` is the part of the prompt read from the prefix cache."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Raw log-softmax of one position: the chosen token's, its rank (1 = most likely), and the top k."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    """The scheduler gave the ask its first share of a step: the end of its queue time."""
+
+    ask_id: str
+    at_s: float
+    cached_tokens: int
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
+    """One output token of choice `index`.
+
+    `text` is what became certain with it: it may be empty (half a UTF-8 character, or text held back
+    because it may be the start of a stop string). `prompt_logprobs` comes with the first token only;
+    its first entry is None (nothing predicts the first token of a prompt).
+    """
+
+    ask_id: str
+    index: int
+    token: int
+    text: str
+    at_s: float
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+
+class Preempted(msgspec.Struct, frozen=True, kw_only=True, tag="preempted"):
+    """The sequence lost its blocks and will be recomputed. No token that was sent is taken back."""
+
+    ask_id: str
+    index: int
+    at_s: float
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """Choice `index` ended. `text` is text held back until now; `stop_reason` the string or token id."""
+
+    ask_id: str
+    index: int
+    reason: FinishReason
+    at_s: float
+    usage: Usage
+    text: str = ""
+    stop_reason: str | int | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The engine could not serve the ask; nothing further follows for it."""
+
+    ask_id: str
+    at_s: float
+    error: str
+
+
+Event = Started | Token | Preempted | Finished | Failed

@@ -1,0 +1,86 @@
+"""The one record of what happened: engine, load client, simulator and production write the same.
+
+Every metric is a pure function over these records (`ridgeline.measure.metrics`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """The life of one request; instants are seconds since the start of the run (None: never happened).
+
+    `scheduled_s` is when the workload wanted it sent, `sent_s` when it was, `started_s` when the engine
+    first ran it (None where the server does not tell). `token_s[i]` is the instant of the i-th
+    output-bearing chunk and `token_counts[i]` how many tokens it carried.
+    """
+
+    id: str
+    kind: str
+    scheduled_s: float
+    sent_s: float
+    started_s: float | None
+    token_s: tuple[float, ...]
+    token_counts: tuple[int, ...]
+    finished_s: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    asked_tokens: int | None
+    finish_reason: str | None
+    error: str | None = None
+    text: str = ""
+
+
+class StepStat(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine step. `shapes` holds (new tokens, tokens already in the KV cache) of each run."""
+
+    index: int
+    at_s: float
+    plan_s: float
+    run_s: float
+    shapes: tuple[tuple[int, int], ...]
+    num_sampled: int
+    num_running: int
+    num_waiting: int
+    used_blocks: int
+    num_blocks: int
+    max_num_seqs: int
+    num_preempted: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(new for new, _ in self.shapes)
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is being served, resolved: the spec's name, every setting, and how each default was derived."""
+
+    model: str
+    settings: dict[str, object]
+    derivations: dict[str, str]
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    device: str
+    compute_dtype: str
+
+
+class RunTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured run: what was served, under which load, and what happened."""
+
+    target: str
+    workload: str
+    arrivals: str
+    seed: int
+    started_unix_s: float
+    duration_s: float
+    requests: tuple[RequestTrace, ...]
+    steps: tuple[StepStat, ...] = ()
+    info: EngineInfo | None = None
+    client_cpu_share: float | None = None

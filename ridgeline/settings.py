@@ -1,0 +1,100 @@
+"""What a user may ask of an engine: the flags of `ridgeline serve`, under vLLM's names where it has one.
+
+`Settings` is stage one of configuration ("asked"): None means "derive it", and the engine's assembler
+resolves each into a plain value with its derivation (`ridgeline explain`). It is also the content of the
+`[engine]` table of a `ridgeline.toml`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from ridgeline.errors import BadInput
+
+Batching = Literal["static", "dynamic", "continuous"]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Engine settings as asked. Counts are tokens or sequences, sizes bytes, times milliseconds."""
+
+    model: str = "demo"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    quantization: Literal["int8"] | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    block_size: int | None = None
+    enable_prefix_caching: bool = True
+    prefix_cache_ttl_s: float | None = None
+    enable_chunked_prefill: bool = True
+    batching: Batching = "continuous"
+    batch_wait_ms: float = 10.0
+    attention_backend: str = "auto"
+    num_threads: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "kv_cache_memory_bytes",
+            "block_size",
+            "num_threads",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                flag = "--" + name.replace("_", "-")
+                raise BadInput(f"{flag} must be positive", value=value, limit=">= 1")
+        if self.batch_wait_ms < 0:
+            raise BadInput("--batch-wait-ms must not be negative", value=self.batch_wait_ms)
+
+
+NAIVE = {
+    "batching": "static",
+    "max_num_seqs": 1,
+    "enable_prefix_caching": False,
+    "enable_chunked_prefill": False,
+}
+"""What a naive deployment does: one request at a time, no reuse. The baseline of `optimize`."""
+
+
+def load_settings(path: Path) -> tuple[Settings, dict[str, Any]]:
+    """Read a `ridgeline.toml`: its `[engine]` table as Settings, and its `[server]` table as it stands."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput("cannot read the configuration file", value=str(path), fix=str(error)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput("the configuration is not valid TOML", value=str(path), fix=str(error)) from None
+    unknown = sorted(set(document) - {"engine", "server", "provenance"})
+    if unknown:
+        raise BadInput(
+            "unknown table in the configuration", value=unknown[0], limit="engine, server, provenance"
+        )
+    return settings_from(document.get("engine", {}), where=str(path)), document.get("server", {})
+
+
+def settings_from(values: dict[str, Any], *, where: str = "settings") -> Settings:
+    """Settings from plain values; an unknown name or a wrong type is an error that names it."""
+    try:
+        return msgspec.convert(values, Settings)
+    except msgspec.ValidationError as error:
+        known = ", ".join(field.name for field in msgspec.structs.fields(Settings))
+        raise BadInput(f"{where}: {error}", limit=f"known settings: {known}") from None
+
+
+def changed(settings: Settings) -> dict[str, Any]:
+    """Only what differs from the defaults, for a short configuration file."""
+    default = Settings()
+    return {
+        field.name: getattr(settings, field.name)
+        for field in msgspec.structs.fields(Settings)
+        if getattr(settings, field.name) != getattr(default, field.name)
+    }
