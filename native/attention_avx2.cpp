@@ -1,0 +1,3 @@
+#define LANES 8
+#define ATTEND attend_avx2
+#include "attention_kernel.inc"

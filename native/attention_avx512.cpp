@@ -1,0 +1,3 @@
+#define LANES 16
+#define ATTEND attend_avx512
+#include "attention_kernel.inc"

@@ -1,0 +1,3 @@
+#define LANES 4
+#define ATTEND attend_portable
+#include "attention_kernel.inc"

@@ -1,0 +1,20 @@
+// The Python face of Ridgeline's native code: one module, `ridgeline._native`.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "isa.h"
+
+namespace nb = nanobind;
+
+namespace ridgeline {
+void bind_attention(nb::module_& m);
+void bind_int8(nb::module_& m);
+}
+
+NB_MODULE(_native, m) {
+  m.doc() = "Ridgeline's native kernels and machine probes";
+  m.def("best_isa", [] { return std::string(ridgeline::isa_name(ridgeline::best_isa())); },
+        "The widest kernel variant that this CPU runs: avx512, avx2 or portable.");
+  ridgeline::bind_attention(m);
+  ridgeline::bind_int8(m);
+}

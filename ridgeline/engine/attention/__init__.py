@@ -1,0 +1,63 @@
+"""Registry of attention backends: name -> "module:Class". Nothing is imported until chosen.
+
+A new backend is one file here, one line in `BACKENDS`, and, where it should win by default, its name in
+`AUTO` (best first). `reference` is the oracle: it is never chosen unless asked for by name.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ridgeline.errors import BadInput, CannotRun
+
+if TYPE_CHECKING:
+    from ridgeline.engine.attention.base import Attention, AttentionKind, Site
+    from ridgeline.engine.attention.cache import KvCache
+    from ridgeline.spec.model import ModelSpec
+
+BACKENDS = MappingProxyType(
+    {
+        "native": "ridgeline.engine.attention.native:NativeAttention",
+        "torch": "ridgeline.engine.attention.paged:PagedAttention",
+        "reference": "ridgeline.engine.attention.reference:ReferenceAttention",
+    }
+)
+AUTO = ("native", "torch")
+
+
+def attention_kind(name: str) -> AttentionKind:
+    """The class behind `name`; BadInput names the known ones."""
+    if name not in BACKENDS:
+        raise BadInput(
+            "unknown attention backend", value=name, limit=", ".join(("auto", *BACKENDS))
+        )
+    module, _, cls = BACKENDS[name].partition(":")
+    kind: AttentionKind = getattr(import_module(module), cls)
+    return kind
+
+
+def choose(asked: str, site: Site) -> tuple[str, tuple[str, ...]]:
+    """The backend to use and why. A backend asked for by name that cannot run raises CannotRun."""
+    if asked != "auto":
+        why_not = attention_kind(asked).why_not(site)
+        if why_not:
+            raise CannotRun(
+                f"attention backend {asked!r} cannot run here: {'; '.join(why_not)}",
+                value=asked,
+                fix="use --attention-backend auto",
+            )
+        return asked, ("asked for",)
+    rejected: list[str] = []
+    for name in AUTO:
+        why_not = attention_kind(name).why_not(site)
+        if not why_not:
+            return name, (*rejected, f"{name}: the fastest that runs on {site.device.type}")
+        rejected.append(f"not {name}: {'; '.join(why_not)}")
+    raise CannotRun(f"no attention backend runs here: {' | '.join(rejected)}")
+
+
+def build_attention(name: str, spec: ModelSpec, cache: KvCache) -> Attention:
+    """The backend `name`, reading and writing `cache`."""
+    return attention_kind(name)(spec, cache)

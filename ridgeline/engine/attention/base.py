@@ -1,0 +1,81 @@
+"""Attention over a paged KV cache: the family's contract.
+
+A backend is built once from the spec and the cache. Each step it is shown the step's runs (`prepare`:
+all indices and masks, made once, shared by every layer) and gives back an `Attend`, which every layer
+calls with its new queries, keys and values.
+
+Invariants, checked by `tests/conformance`:
+
+1. After `attend(q, kv, layer)`, the new keys and values stand in the cache at their positions.
+2. Row t of the result attends to the positions max(0, p-W+1)..p of *its own sequence* (p its position, W the
+   layer's window) and to nothing else: what it is batched with cannot change it, beyond rounding.
+3. Scores are q·k · scale, soft-capped as c·tanh(s/c) where the layer has a cap.
+4. Query head h reads key head h // (num_heads / num_kv_heads).
+5. Runs may come in any order, of any length, at any start, with blocks anywhere in the pool.
+6. The result has the dtype of q, and the inputs are left as they were.
+
+Shape legend: T new tokens of the step, H query heads, K key/value heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.core.plan import Run
+from ridgeline.spec.model import ModelSpec
+
+
+class Attend(Protocol):
+    """Attention of one step, for every layer. `kv_T2KD` holds new keys at [:, 0], values at [:, 1]."""
+
+    def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
+        """o_THD, freshly allocated or a view of it."""
+        ...
+
+
+class Attention(Protocol):
+    """A backend: stateless between steps except for the cache it writes."""
+
+    def prepare(self, runs: Sequence[Run]) -> Attend: ...
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where attention is to run: what a backend checks its needs against."""
+
+    device: torch.device
+    dtype: torch.dtype
+    block_size: int
+    head_dims: tuple[int, ...]
+    has_softcap: bool = False
+    has_window: bool = False
+
+    @staticmethod
+    def of(spec: ModelSpec, device: torch.device, dtype: torch.dtype, block_size: int) -> Site:
+        """The site of this model on this device."""
+        attentions = [layer.attention for layer in spec.layers]
+        return Site(
+            device=device,
+            dtype=dtype,
+            block_size=block_size,
+            head_dims=tuple(sorted({a.head_dim for a in attentions})),
+            has_softcap=any(a.softcap is not None for a in attentions),
+            has_window=any(a.window is not None for a in attentions),
+        )
+
+
+class AttentionKind(Protocol):
+    """What the registry names: a class that can say why not, and be built."""
+
+    @staticmethod
+    def why_not(site: Site) -> tuple[str, ...]:
+        """Reasons why this backend cannot run at `site`; empty where it can."""
+        ...
+
+    def __call__(self, spec: ModelSpec, cache: KvCache) -> Attention: ...

@@ -1,0 +1,68 @@
+"""The paged KV cache: one tensor per layer, cut into blocks of `block_size` tokens.
+
+    layer ─▶ kv [ block, key|value, kv head, position in block, head_dim ]
+                 NB      2           K          B                  D
+
+One block of one head is one contiguous [B, D] tile, for keys and for values: a kernel reads tile after
+tile, and a gather of (block, head) rows lands in the [head, position, D] order that attention wants, so
+that collecting scattered blocks and transposing are a single copy.
+
+The cache knows nothing of sequences: the block manager owns the numbers, this owns the bytes. Memory
+starts as zeros (lazily, by the operating system), so that unused positions are always finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ridgeline.spec.model import ModelSpec
+
+
+class KvCache:
+    """Keys and values of every layer. `layers[i]` is kv_N2KBD of layer i."""
+
+    def __init__(self, layers: Sequence[Tensor]) -> None:
+        self.layers = tuple(layers)
+        self.num_blocks, _, _, self.block_size, _ = self.layers[0].shape
+
+    @staticmethod
+    def allocate(
+        spec: ModelSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> KvCache:
+        """A zeroed cache of `num_blocks` blocks for every layer of `spec`."""
+        return KvCache(
+            [
+                torch.zeros(
+                    (
+                        num_blocks,
+                        2,
+                        layer.attention.num_kv_heads,
+                        block_size,
+                        layer.attention.head_dim,
+                    ),
+                    dtype=dtype,
+                    device=device,
+                )
+                for layer in spec.layers
+            ]
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (from, to), in every layer: copy-on-write."""
+        if not copies:
+            return
+        pairs = torch.tensor(copies, device=self.layers[0].device)
+        sources, targets = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
+        for kv_N2KBD in self.layers:
+            kv_N2KBD.index_copy_(0, targets, kv_N2KBD.index_select(0, sources))

@@ -1,0 +1,185 @@
+"""The indices and masks of one step for one kind of layer, made from the runs' host lists.
+
+    row of the cache seen as [N·2·K·B, D]:  slot(block, w, head, offset) = ((block·2 + w)·K + head)·B + offset
+    row of the cache seen as [N·2·K, B·D]:  tile(block, w, head)         =  (block·2 + w)·K + head
+
+Shape legend: T new tokens, R = T·2·K rows written, S sequences of a group, K key heads, B block_size,
+L collected positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.attention.dense import causal_mask
+from ridgeline.engine.core.plan import Run
+
+QUERIES_PER_SPAN = 256  # bounds a mask's size; later spans of a prompt skip the keys that none of them sees
+SLACK_TOKENS = 64  # contexts this near share a group: below it, a call costs more than the wasted reading
+
+
+@dataclass(frozen=True)
+class Group:
+    """Decode runs that see nearly equally many blocks. Keys `first:end` of the collected are attended.
+
+    `rows_S` is None where the group is the whole step, in order.
+    """
+
+    rows_S: Tensor | None
+    tiles: Tensor
+    first: int
+    end: int
+    mask_S11L: Tensor | None
+
+
+@dataclass(frozen=True)
+class Span:
+    """Queries `rows` of the step over collected keys `keys`; no mask: plainly causal from zero."""
+
+    rows: slice
+    keys: slice
+    mask_TL: Tensor | None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One run of several tokens: its blocks, and its queries in spans."""
+
+    tiles: Tensor
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class StepIndices:
+    """Everything a layer needs, for all runs of the step."""
+
+    slots_R: Tensor
+    groups: tuple[Group, ...]
+    stretches: tuple[Stretch, ...]
+
+
+class IndexMaker:
+    """Makes the indices for one kind of layer, on the device and in the dtype of `like`."""
+
+    def __init__(
+        self,
+        block_size: int,
+        num_kv_heads: int,
+        window: int | None,
+        open_scores: bool,
+        like: Tensor,
+    ) -> None:
+        self.block_size, self.num_kv_heads, self.window = block_size, num_kv_heads, window
+        self.open_scores, self.like = open_scores, like
+        heads = torch.arange(2 * num_kv_heads, device=like.device)
+        self.slot_of_head = heads * block_size
+        self.tile_of_head = heads.view(2, 1, num_kv_heads, 1)
+
+    def step(self, runs: Sequence[Run]) -> StepIndices:
+        """Indices of one step."""
+        first_rows = list(accumulate((len(run.tokens) for run in runs), initial=0))
+        placed = list(zip(first_rows, runs, strict=False))
+        groups = self._grouped([(row, run) for row, run in placed if len(run.tokens) == 1])
+        return StepIndices(
+            slots_R=self._slots(runs),
+            groups=tuple(self._group(members, len(runs)) for members in groups),
+            stretches=tuple(
+                self._stretch(row, run) for row, run in placed if len(run.tokens) > 1
+            ),
+        )
+
+    def _slots(self, runs: Sequence[Run]) -> Tensor:
+        size, slots = self.block_size, []
+        per_block = 2 * self.num_kv_heads * size
+        for run in runs:
+            position, end = run.start, run.start + len(run.tokens)
+            while position < end:
+                offset = position % size
+                count = min(size - offset, end - position)
+                at = run.blocks[position // size] * per_block + offset
+                slots.extend(range(at, at + count))
+                position += count
+        return (self._tensor(slots).unsqueeze(1) + self.slot_of_head).view(-1)
+
+    def _first_seen(self, position: int) -> int:
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+    def _grouped(self, members: list[tuple[int, Run]]) -> list[list[tuple[int, Run]]]:
+        least = max(1, SLACK_TOKENS // self.block_size)
+        groups: dict[int, list[tuple[int, Run]]] = {}
+        for row, run in members:
+            seen = run.start // self.block_size - self._first_seen(run.start) // self.block_size + 1
+            step = max(least, 1 << max(0, seen.bit_length() - 4))
+            groups.setdefault(-(-seen // step) * step, []).append((row, run))
+        return list(groups.values())
+
+    def _group(self, members: list[tuple[int, Run]], num_runs: int) -> Group:
+        size = self.block_size
+        firsts = [self._first_seen(run.start) // size for _, run in members]
+        lasts = [run.start // size for _, run in members]
+        num_blocks = max(last - first + 1 for first, last in zip(firsts, lasts, strict=True))
+        blocks: list[int] = []
+        for (_, run), first, last in zip(members, firsts, lasts, strict=True):
+            blocks.extend(run.blocks[first : last + 1])
+            blocks.extend((run.blocks[last],) * (num_blocks - (last - first + 1)))
+        whole = len(members) == num_runs
+        rows = None if whole else self._tensor([row for row, _ in members])
+        tiles = self._tiles(blocks, len(members))
+        if len(members) == 1:
+            position, base = members[0][1].start, firsts[0] * size
+            return Group(rows, tiles, self._first_seen(position) - base, position + 1 - base, None)
+        length = num_blocks * size
+        return Group(rows, tiles, 0, length, self._group_mask(members, firsts, length))
+
+    def _group_mask(
+        self, members: list[tuple[int, Run]], firsts: list[int], length: int
+    ) -> Tensor:
+        at = [
+            (run.start, first * self.block_size)
+            for (_, run), first in zip(members, firsts, strict=True)
+        ]
+        position_S1, base_S1 = self._tensor(at).unsqueeze(-1).unbind(1)
+        k_SL = base_S1 + torch.arange(length, device=self.like.device)
+        hidden_SL = k_SL > position_S1
+        if self.window is not None:
+            hidden_SL |= k_SL <= position_S1 - self.window
+        zeros = torch.zeros(hidden_SL.shape, dtype=self.like.dtype, device=self.like.device)
+        return zeros.masked_fill_(hidden_SL, float("-inf"))[:, None, None]
+
+    def _tiles(self, blocks: Sequence[int], num_seqs: int) -> Tensor:
+        block_1S1N = self._tensor(blocks).view(1, num_seqs, 1, -1)
+        return (block_1S1N * (2 * self.num_kv_heads) + self.tile_of_head).view(-1)
+
+    def _stretch(self, first_row: int, run: Run) -> Stretch:
+        size, end = self.block_size, run.start + len(run.tokens)
+        first_block = self._first_seen(run.start) // size
+        tiles = self._tiles(run.blocks[first_block : (end - 1) // size + 1], 1)
+        starts = range(run.start, end, QUERIES_PER_SPAN)
+        spans = (
+            self._span(
+                first_row - run.start, at, min(at + QUERIES_PER_SPAN, end), first_block * size
+            )
+            for at in starts
+        )
+        return Stretch(tiles, tuple(spans))
+
+    def _span(self, to_row: int, start: int, end: int, base: int) -> Span:
+        """Queries at positions start..end-1; row = position + to_row, collected key = position - base."""
+        first_key = self._first_seen(start)
+        rows = slice(start + to_row, end + to_row)
+        keys = slice(first_key - base, end - base)
+        fits_window = self.window is None or end - first_key <= self.window
+        if first_key == start and fits_window and not self.open_scores:
+            return Span(rows, keys, None)
+        mask_TL = causal_mask(
+            start, end - start, first_key, end - first_key, self.window, self.like
+        )
+        return Span(rows, keys, mask_TL)
+
+    def _tensor(self, values: Sequence[object]) -> Tensor:
+        return torch.tensor(values, device=self.like.device)

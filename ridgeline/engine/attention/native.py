@@ -1,0 +1,121 @@
+"""Paged attention by Ridgeline's own CPU kernel (native/attention_kernel.inc).
+
+What: one kernel for decode, chunks and prefill. It walks the block table tile by tile (64 keys), keeps an
+online softmax per query row, and lets the query heads of a group share each load of a key. A single long
+sequence is split over the context so that every core helps.
+
+Paper: FlashAttention (Dao et al. 2022, arXiv 2205.14135) for the online softmax; Flash-Decoding (Dao et
+al. 2023) for the split over the context; PagedAttention (Kwon et al. 2023, arXiv 2309.06180).
+
+Invariant beyond the family's: a row's result is bitwise the same whatever it is batched with, however its
+prompt was chunked, and on any number of threads. The reduction order that guarantees it stands in
+native/attention.h.
+
+When it loses: it computes in float32 only, and a device other than the CPU has better kernels.
+
+Shape legend: T new tokens, H query heads, K key heads, N blocks, B block_size, D head_dim.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ridgeline import _native
+from ridgeline.engine.attention.base import Site
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.core.plan import Run
+from ridgeline.spec.model import ModelSpec
+
+MAX_HEAD_DIM = 256
+ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"  # forces a kernel variant: auto, portable, avx2, avx512
+
+
+class NativeAttention:
+    """See the module's head."""
+
+    def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
+        self.attentions = tuple(layer.attention for layer in spec.layers)
+        self.cache = cache
+        self.places = tuple(_place(kv_N2KBD) for kv_N2KBD in cache.layers)
+        self.isa = os.environ.get(ISA_VARIABLE, "auto")
+        self.num_threads = torch.get_num_threads()
+
+    @staticmethod
+    def why_not(site: Site) -> tuple[str, ...]:
+        reasons = []
+        if site.device.type != "cpu":
+            reasons.append(f"runs on the CPU only, not on {site.device.type}")
+        if site.dtype != torch.float32:
+            reasons.append(f"computes in float32 only, not in {site.dtype}")
+        if max(site.head_dims) > MAX_HEAD_DIM:
+            reasons.append(f"head_dim {max(site.head_dims)} > {MAX_HEAD_DIM}")
+        return tuple(reasons)
+
+    def prepare(self, runs: Sequence[Run]) -> NativeStep:
+        plan = _native.AttentionPlan(
+            row_start=list(accumulate((len(run.tokens) for run in runs), initial=0)),
+            computed=[run.start for run in runs],
+            table_start=list(accumulate((len(run.blocks) for run in runs), initial=0)),
+            table=[block for run in runs for block in run.blocks],
+            num_blocks=self.cache.num_blocks,
+            block_size=self.cache.block_size,
+        )
+        return NativeStep(self, plan)
+
+
+class NativeStep:
+    """One step of `NativeAttention`; `plan` is checked once and shared by all layers."""
+
+    def __init__(self, owner: NativeAttention, plan: _native.AttentionPlan) -> None:
+        self.owner, self.plan = owner, plan
+
+    def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
+        owner, attention, place = self.owner, self.owner.attentions[layer], self.owner.places[layer]
+        _check(q_THD, self.plan.num_rows, attention.num_heads, attention.head_dim)
+        _check(kv_T2KD, self.plan.num_rows, 2, attention.num_kv_heads, attention.head_dim)
+        _native.write_kv(self.plan, place, kv_T2KD.data_ptr(), *kv_T2KD.stride()[:3])
+        out_THD = torch.empty(q_THD.shape, dtype=torch.float32)
+        _native.attend(
+            self.plan,
+            place,
+            q_THD.data_ptr(),
+            *q_THD.stride()[:2],
+            attention.num_heads,
+            out_THD.data_ptr(),
+            attention.scale,
+            attention.window or 0,
+            attention.softcap or 0.0,
+            owner.num_threads,
+            owner.isa,
+        )
+        return out_THD
+
+
+def _place(kv_N2KBD: Tensor) -> _native.PagedKv:
+    """Where a layer's keys and values stand, checked against its memory."""
+    num_blocks, _, num_kv_heads, block_size, head_dim = kv_N2KBD.shape
+    stride_block, stride_kind, stride_head, stride_token, _ = kv_N2KBD.stride()
+    start = kv_N2KBD.data_ptr()
+    return _native.PagedKv(
+        k=start,
+        v=start + stride_kind * kv_N2KBD.element_size(),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        stride_block=stride_block,
+        stride_token=stride_token,
+        stride_head=stride_head,
+        num_elements=kv_N2KBD.numel() - stride_kind,
+    )
+
+
+def _check(tensor: Tensor, *shape: int) -> None:
+    """The kernel reads raw memory: what it is given must be exactly what it expects."""
+    assert tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+    assert tuple(tensor.shape) == shape and tensor.stride(-1) == 1

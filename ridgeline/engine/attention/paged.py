@@ -1,0 +1,132 @@
+"""Paged attention in plain torch: collect each sequence's blocks, then attend; no padding to the batch.
+
+What: the step's runs are split in two. Runs of many tokens (prefill, chunks) are attended one sequence at a
+time. Runs of one token (decode) are grouped by how many blocks they see, so that a handful of calls serves
+all of them; within a group contexts differ by at most an eighth, and the shorter ones are filled up with
+their own last block, masked. So a sequence costs what *it* reads (at most 9/8 of it), never what the longest
+in the batch reads, and no mask ever spans the batch. Sliding windows collect only the blocks in the window.
+
+Paper: PagedAttention (Kwon et al., SOSP 2023, arXiv 2309.06180); the query folding is that of
+FlashDecoding-style GQA kernels.
+
+Invariants: those of `base`. Indices and masks depend on (window, key heads) alone: made once per step for
+each distinct pair and shared by all layers of that kind.
+
+When it loses: collecting the blocks copies the keys and values before reading them (three times the
+traffic of a kernel that walks the block table), and each call of torch costs microseconds. A native kernel
+avoids both; this one is what runs everywhere.
+
+Shape legend: T new tokens, S sequences of a group, H query heads, K key heads, G = H/K, N blocks of the
+pool, B block_size, L collected positions, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.attention.base import Site
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.dense import attend_decode, attend_prefill
+from ridgeline.engine.attention.indices import Group, IndexMaker, StepIndices, Stretch
+from ridgeline.engine.core.plan import Run
+from ridgeline.spec.model import AttentionSpec, ModelSpec
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """What the indices of a layer depend on. `open_scores`: a soft cap needs explicit masks."""
+
+    window: int | None
+    num_kv_heads: int
+    open_scores: bool
+
+    @staticmethod
+    def of(attention: AttentionSpec) -> LayerKind:
+        return LayerKind(attention.window, attention.num_kv_heads, attention.softcap is not None)
+
+
+class PagedAttention:
+    """See the module's head. Runs on every device and float dtype."""
+
+    def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
+        self.attentions = tuple(layer.attention for layer in spec.layers)
+        self.layers = cache.layers
+        self.kinds = tuple(LayerKind.of(attention) for attention in self.attentions)
+        self.makers = {
+            kind: IndexMaker(
+                cache.block_size,
+                kind.num_kv_heads,
+                kind.window,
+                kind.open_scores,
+                cache.layers[0],
+            )
+            for kind in self.kinds
+        }
+
+    @staticmethod
+    def why_not(site: Site) -> tuple[str, ...]:
+        return ()
+
+    def prepare(self, runs: Sequence[Run]) -> PagedStep:
+        indices = {kind: maker.step(runs) for kind, maker in self.makers.items()}
+        return PagedStep(self, tuple(indices[kind] for kind in self.kinds))
+
+
+class PagedStep:
+    """One step of `PagedAttention`; `indices[layer]` is shared by the layers of one kind."""
+
+    def __init__(self, owner: PagedAttention, indices: tuple[StepIndices, ...]) -> None:
+        self.attentions, self.layers, self.indices = owner.attentions, owner.layers, indices
+
+    def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
+        attention, kv_N2KBD = self.attentions[layer], self.layers[layer]
+        indices, head_dim = self.indices[layer], attention.head_dim
+        rows_RD = kv_T2KD.reshape(-1, head_dim)
+        kv_N2KBD.view(-1, head_dim).index_copy_(0, indices.slots_R, rows_RD)
+        if indices.groups and indices.groups[0].rows_S is None:
+            return _decode(q_THD, kv_N2KBD, indices.groups[0], attention)
+        out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+        for group in indices.groups:
+            o_SHD = _decode(q_THD.index_select(0, group.rows_S), kv_N2KBD, group, attention)
+            out_THD.index_copy_(0, group.rows_S, o_SHD)
+        for stretch in indices.stretches:
+            _prefill(q_THD, kv_N2KBD, stretch, attention, out_THD)
+        return out_THD
+
+
+def collect(kv_N2KBD: Tensor, tiles: Tensor, num_seqs: int) -> Tensor:
+    """kv_2SKLD: the tiles (block, key|value, head) in the order given, as one copy."""
+    _, _, num_heads, block_size, head_dim = kv_N2KBD.shape
+    picked = kv_N2KBD.view(-1, block_size * head_dim).index_select(0, tiles)
+    return picked.view(2, num_seqs, num_heads, -1, head_dim)
+
+
+def _decode(q_SHD: Tensor, kv_N2KBD: Tensor, group: Group, attention: AttentionSpec) -> Tensor:
+    num_seqs = q_SHD.shape[0]
+    kv_2SKLD = collect(kv_N2KBD, group.tiles, num_seqs)[:, :, :, group.first : group.end]
+    q_SKGD = q_SHD.reshape(num_seqs, attention.num_kv_heads, -1, attention.head_dim)
+    o_SKGD = attend_decode(
+        q_SKGD, kv_2SKLD[0], kv_2SKLD[1], group.mask_S11L, attention.scale, attention.softcap
+    )
+    return o_SKGD.reshape(num_seqs, attention.num_heads, attention.head_dim)
+
+
+def _prefill(
+    q_THD: Tensor, kv_N2KBD: Tensor, stretch: Stretch, attention: AttentionSpec, out_THD: Tensor
+) -> None:
+    k_KLD, v_KLD = collect(kv_N2KBD, stretch.tiles, 1)[:, 0]
+    for span in stretch.spans:
+        q_KGTD = q_THD[span.rows].unflatten(1, (attention.num_kv_heads, -1)).permute(1, 2, 0, 3)
+        o_KGTD = attend_prefill(
+            q_KGTD,
+            k_KLD[:, span.keys],
+            v_KLD[:, span.keys],
+            span.mask_TL,
+            attention.scale,
+            attention.softcap,
+        )
+        out_THD[span.rows] = o_KGTD.permute(2, 0, 1, 3).flatten(1, 2)

@@ -1,0 +1,71 @@
+"""The oracle: one query position and one head at a time, in float64, following the definition.
+
+No batching, no masks, no gathers beyond indexing one position. It is what every other backend is compared
+with, and is far too slow for anything else.
+
+Shape legend: T new tokens, H query heads, K key/value heads, D head_dim, L visible positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.attention.base import Site
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.core.plan import Run
+from ridgeline.spec.model import AttentionSpec, ModelSpec
+
+
+class ReferenceAttention:
+    """See the module's head. Runs everywhere, in any dtype."""
+
+    def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
+        self.spec, self.cache = spec, cache
+
+    @staticmethod
+    def why_not(site: Site) -> tuple[str, ...]:
+        return ()
+
+    def prepare(self, runs: Sequence[Run]) -> _ReferenceStep:
+        return _ReferenceStep(self.spec, self.cache, tuple(runs))
+
+
+class _ReferenceStep:
+    def __init__(self, spec: ModelSpec, cache: KvCache, runs: tuple[Run, ...]) -> None:
+        self.spec, self.cache, self.runs = spec, cache, runs
+
+    def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
+        attention, kv_N2KBD = self.spec.layers[layer].attention, self.cache.layers[layer]
+        rows = [
+            (run, run.start + offset) for run in self.runs for offset in range(len(run.tokens))
+        ]
+        for row, (run, position) in enumerate(rows):
+            block, offset = self._place(run, position)
+            kv_N2KBD[block, :, :, offset] = kv_T2KD[row].to(kv_N2KBD.dtype)
+        out_THD = torch.empty_like(q_THD)
+        for row, (run, position) in enumerate(rows):
+            first = 0 if attention.window is None else max(0, position - attention.window + 1)
+            places = [self._place(run, seen) for seen in range(first, position + 1)]
+            kv_L2KD = torch.stack([kv_N2KBD[block, :, :, offset] for block, offset in places])
+            out_THD[row] = attend_one(q_THD[row], kv_L2KD, attention)
+        return out_THD
+
+    def _place(self, run: Run, position: int) -> tuple[int, int]:
+        size = self.cache.block_size
+        return run.blocks[position // size], position % size
+
+
+def attend_one(q_HD: Tensor, kv_L2KD: Tensor, attention: AttentionSpec) -> Tensor:
+    """o_HD of one query over the L positions that it sees, head by head, in float64."""
+    out = []
+    for head in range(attention.num_heads):
+        kv_head = head // (attention.num_heads // attention.num_kv_heads)
+        k_LD, v_LD = kv_L2KD[:, 0, kv_head].double(), kv_L2KD[:, 1, kv_head].double()
+        scores_L = (k_LD @ q_HD[head].double()) * attention.scale
+        if attention.softcap is not None:
+            scores_L = attention.softcap * torch.tanh(scores_L / attention.softcap)
+        out.append(torch.softmax(scores_L, dim=0) @ v_LD)
+    return torch.stack(out).to(q_HD.dtype)

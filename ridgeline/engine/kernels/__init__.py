@@ -1,0 +1,1 @@
+"""Native kernels behind plain functions on tensors. Each has a slow twin in torch that its tests compare with."""
