@@ -42,14 +42,14 @@ struct Int8Weight {
 };
 
 void linear_int8(const Int8Weight& weight, uintptr_t x, int64_t x_stride, int num_rows, uintptr_t out,
-                 int num_threads, const std::string& isa) {
-  require(num_rows >= 0 && num_threads > 0, "num_rows or num_threads out of range");
+                 float row_scale, int num_threads, const std::string& isa) {
+  require(num_rows >= 0 && num_threads > 0 && row_scale >= 0, "num_rows, row_scale or num_threads out of range");
   if (num_rows == 0) return;
   require(x && out, "x and out need memory");
   require(x_stride >= weight.num_in || num_rows == 1, "rows of x overlap");
   const Int8Args args = {reinterpret_cast<const float*>(x), x_stride, weight.packed.data(), weight.scales.data(),
                          weight.bias.empty() ? nullptr : weight.bias.data(), reinterpret_cast<float*>(out),
-                         num_rows, weight.num_out, weight.num_in, num_threads};
+                         row_scale, num_rows, weight.num_out, weight.num_in, num_threads};
   const Isa chosen = isa_from(isa);
   nb::gil_scoped_release release;
 #if defined(__x86_64__)
@@ -66,7 +66,7 @@ void bind_int8(nb::module_& m) {
            nb::arg("bias"), nb::arg("num_out"), nb::arg("num_in"))
       .def_prop_ro("nbytes", &Int8Weight::nbytes);
   m.def("linear_int8", &linear_int8, nb::arg("weight"), nb::arg("x"), nb::arg("x_stride"),
-        nb::arg("num_rows"), nb::arg("out"), nb::arg("num_threads"), nb::arg("isa"));
+        nb::arg("num_rows"), nb::arg("out"), nb::arg("row_scale"), nb::arg("num_threads"), nb::arg("isa"));
 }
 
 }  // namespace ridgeline

@@ -21,6 +21,7 @@ struct Int8Args {
   const float* scales;  // [N]
   const float* bias;    // [N] or null
   float* out;           // [M, N], contiguous
+  float row_scale;      // activations are round(x / row_scale); 0: each row's own max|x| / 127
   int num_rows, num_out, num_in, num_threads;
 };
 

@@ -9,6 +9,7 @@ namespace nb = nanobind;
 namespace ridgeline {
 void bind_attention(nb::module_& m);
 void bind_int8(nb::module_& m);
+void bind_probe(nb::module_& m);
 }
 
 NB_MODULE(_native, m) {
@@ -17,4 +18,5 @@ NB_MODULE(_native, m) {
         "The widest kernel variant that this CPU runs: avx512, avx2 or portable.");
   ridgeline::bind_attention(m);
   ridgeline::bind_int8(m);
+  ridgeline::bind_probe(m);
 }

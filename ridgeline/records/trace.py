@@ -84,3 +84,4 @@ class RunTrace(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[StepStat, ...] = ()
     info: EngineInfo | None = None
     client_cpu_share: float | None = None
+    send_lag_p99_s: float | None = None

@@ -1,7 +1,7 @@
 """How the numbers of one tensor are stored: a format knows its own bytes.
 
-A technique is a rewrite of formats in the spec (`ridgeline.spec.rewrite`), so that the prediction and
-the run move together.
+A technique is a rewrite of formats in the spec (`ridgeline.spec.rewrite`), so that the prediction
+and the run move together.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "
 class Format(msgspec.Struct, frozen=True, kw_only=True):
     """Storage of a linear's weight.
 
-    `kind` is the key of the linear registry (`ridgeline.engine.quant`): "dense", "int8", …
-    `bits` per weight; `group_size` weights along the input axis share one scale (None: one scale per
-    output row); `scale_bytes` per scale (0: no scales); `zero_bits` per zero-point. `activations` is
-    the dtype in which the product is computed.
+    `kind` is the key of the linear registry (`ridgeline.engine.quant`): "dense", "int8", … `bits`
+    per weight; `group_size` weights along the input axis share one scale (None: one scale per
+    output row); `scale_bytes` per scale (0: no scales); `zero_bits` per zero-point. `activations`
+    is the dtype in which the product is computed.
     """
 
     kind: str = "dense"
@@ -30,7 +30,9 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     def nbytes(self, num_out: int, num_in: int) -> int:
         """Bytes of an [num_out, num_in] weight with its scales and zero-points."""
         groups = -(-num_in // self.group_size) if self.group_size else 1
-        scales = num_out * groups * (self.scale_bytes + self.zero_bits / 8) if self.scale_bytes else 0
+        scales = (
+            num_out * groups * (self.scale_bytes + self.zero_bits / 8) if self.scale_bytes else 0
+        )
         return int(num_out * num_in * self.bits / 8 + scales)
 
 

@@ -1,7 +1,7 @@
 """The frozen description of a model that engine, arithmetic, roofline, sizing and simulator share.
 
-Nothing here knows a model's name in a branch: a family (`ridgeline.spec.families`) is read into these
-records once, and from then on only the records are looked at.
+Nothing here knows a model's name in a branch: a family (`ridgeline.spec.families`) is read into
+these records once, and from then on only the records are looked at.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ class LinearSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nbytes(self) -> int:
-        return self.format.nbytes(self.num_out, self.num_in) + (4 * self.num_out if self.bias else 0)
+        return self.format.nbytes(self.num_out, self.num_in) + (
+            4 * self.num_out if self.bias else 0
+        )
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Attention of one layer. `window` W: a query at position p sees keys p-W+1..p (None: all).
 
-    `scale` multiplies q·k; `softcap` c bounds scores as c·tanh(s/c); `qk_norm` normalises each head of q
-    and k (RMS over head_dim) before the rotation.
+    `scale` multiplies q·k; `softcap` c bounds scores as c·tanh(s/c); `qk_norm` normalises each
+    head of q and k (RMS over head_dim) before the rotation.
     """
 
     num_heads: int
@@ -81,7 +83,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Gated feed-forward: down(act(gate(x)) · up(x)); with `num_experts` > 0, a routed set of them.
 
-    The three linears describe ONE expert. `norm_topk` renormalises the chosen experts' probabilities.
+    The three linears describe ONE expert. `norm_topk` renormalises the chosen experts'
+    probabilities.
     """
 
     activation: Activation
@@ -105,9 +108,10 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer and every technique applied to it.
 
-    `stored_dtype` is what the checkpoint holds. `norm_plus_one`: the RMSNorm gain is (1 + w), as Gemma
-    stores it. `embed_scale` multiplies the embedding rows. `rewrites` records the techniques applied,
-    in order, each with its reason.
+    `stored_dtype` is what the checkpoint holds; `dtype` is that of embeddings, norms and
+    activations as run. `embed_scale` is exact: the model rounds it to its compute dtype.
+    `norm_plus_one`: the RMSNorm gain is (1 + w), as Gemma stores it. `embed_scale` multiplies the
+    embedding rows. `rewrites` records the techniques applied, in order, each with its reason.
     """
 
     name: str
@@ -120,6 +124,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     lm_head: LinearSpec
     tied_embeddings: bool
     stored_dtype: str
+    dtype: str = "float32"
     norm_plus_one: bool = False
     embed_scale: float = 1.0
     final_softcap: float | None = None

@@ -1,7 +1,7 @@
 """Registry of attention backends: name -> "module:Class". Nothing is imported until chosen.
 
-A new backend is one file here, one line in `BACKENDS`, and, where it should win by default, its name in
-`AUTO` (best first). `reference` is the oracle: it is never chosen unless asked for by name.
+A new backend is one file here, one line in `BACKENDS`, and, where it should win by default, its
+name in `AUTO` (best first). `reference` is the oracle: it is never chosen unless asked for by name.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Attention over a paged KV cache: the family's contract.
 
-A backend is built once from the spec and the cache. Each step it is shown the step's runs (`prepare`:
-all indices and masks, made once, shared by every layer) and gives back an `Attend`, which every layer
-calls with its new queries, keys and values.
+A backend is built once from the spec and the cache. Each step it is shown the step's runs
+(`prepare`: all indices and masks, made once, shared by every layer) and gives back an `Attend`,
+which every layer calls with its new queries, keys and values.
 
 Invariants, checked by `tests/conformance`:
 
 1. After `attend(q, kv, layer)`, the new keys and values stand in the cache at their positions.
-2. Row t of the result attends to the positions max(0, p-W+1)..p of *its own sequence* (p its position, W the
-   layer's window) and to nothing else: what it is batched with cannot change it, beyond rounding.
+2. Row t of the result attends to the positions max(0, p-W+1)..p of *its own sequence* (p its
+   position, W the layer's window) and to nothing else: what it is batched with cannot change it,
+   beyond rounding.
 3. Scores are q·k · scale, soft-capped as c·tanh(s/c) where the layer has a cap.
 4. Query head h reads key head h // (num_heads / num_kv_heads).
 5. Runs may come in any order, of any length, at any start, with blocks anywhere in the pool.
@@ -32,7 +33,8 @@ from ridgeline.spec.model import ModelSpec
 
 
 class Attend(Protocol):
-    """Attention of one step, for every layer. `kv_T2KD` holds new keys at [:, 0], values at [:, 1]."""
+    """Attention of one step, for every layer. `kv_T2KD` holds new keys at [:, 0], values at [:,
+    1]."""
 
     def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
         """o_THD, freshly allocated or a view of it."""

@@ -3,12 +3,13 @@
     layer ─▶ kv [ block, key|value, kv head, position in block, head_dim ]
                  NB      2           K          B                  D
 
-One block of one head is one contiguous [B, D] tile, for keys and for values: a kernel reads tile after
-tile, and a gather of (block, head) rows lands in the [head, position, D] order that attention wants, so
-that collecting scattered blocks and transposing are a single copy.
+One block of one head is one contiguous [B, D] tile, for keys and for values: a kernel reads tile
+after tile, and a gather of (block, head) rows lands in the [head, position, D] order that attention
+wants, so that collecting scattered blocks and transposing are a single copy.
 
-The cache knows nothing of sequences: the block manager owns the numbers, this owns the bytes. Memory
-starts as zeros (lazily, by the operating system), so that unused positions are always finite.
+The cache knows nothing of sequences: the block manager owns the numbers, this owns the bytes.
+Memory starts as zeros (lazily, by the operating system), so that unused positions are always
+finite.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 Grouped-query attention is folded into the shapes and never repeats a key or value:
 
-* one query per sequence (decode): the G query heads that share a key head become G *rows* of one small
-  matrix, so that each key is read once for all of them;
-* many queries of one sequence (prefill): key heads become the batch, and the G query heads read the same
-  keys through a stride of zero.
+* one query per sequence (decode): the G query heads that share a key head become G *rows* of one
+  small matrix, so that each key is read once for all of them;
+* many queries of one sequence (prefill): key heads become the batch, and the G query heads read the
+  same keys through a stride of zero.
 
-Soft-capped layers (Gemma 2) need their scores in the open: `capped` is the plain formula; everything else
-is the device's fused attention.
+Soft-capped layers (Gemma 2) need their scores in the open: `capped` is the plain formula;
+everything else is the device's fused attention.
 
 Shape legend: S sequences, K key heads, G query heads per key head, T queries, L keys, D head_dim.
 """
@@ -65,7 +65,8 @@ def capped(
     scale: float,
     softcap: float,
 ) -> Tensor:
-    """softmax(c·tanh(q·k·scale/c) + mask) v, with the softmax in float32; `mask` broadcasts to [S,K,X,L]."""
+    """softmax(c·tanh(q·k·scale/c) + mask) v, with the softmax in float32; `mask` broadcasts to
+    [S,K,X,L]."""
     scores = torch.matmul(q_SKXD, k_SKLD.transpose(-1, -2)).float()
     scores = scores.mul_(scale / softcap).tanh_().mul_(softcap)
     if mask is not None:
@@ -81,7 +82,8 @@ def causal_mask(
     window: int | None,
     like: Tensor,
 ) -> Tensor:
-    """Additive mask_TL: query at p sees keys at max(0, p-window+1)..p. Dtype and device of `like`."""
+    """Additive mask_TL: query at p sees keys at max(0, p-window+1)..p. Dtype and device of
+    `like`."""
     q_T1 = torch.arange(first_query, first_query + num_queries, device=like.device).unsqueeze(1)
     k_L = torch.arange(first_key, first_key + num_keys, device=like.device)
     hidden_TL = k_L > q_T1

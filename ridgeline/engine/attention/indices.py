@@ -1,10 +1,11 @@
 """The indices and masks of one step for one kind of layer, made from the runs' host lists.
 
-    row of the cache seen as [N·2·K·B, D]:  slot(block, w, head, offset) = ((block·2 + w)·K + head)·B + offset
+    row of the cache seen as [N·2·K·B, D]:  slot(block, w, head, offset) = ((block·2 + w)·K +
+    head)·B + offset
     row of the cache seen as [N·2·K, B·D]:  tile(block, w, head)         =  (block·2 + w)·K + head
 
-Shape legend: T new tokens, R = T·2·K rows written, S sequences of a group, K key heads, B block_size,
-L collected positions.
+Shape legend: T new tokens, R = T·2·K rows written, S sequences of a group, K key heads, B
+block_size, L collected positions.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from torch import Tensor
 from ridgeline.engine.attention.dense import causal_mask
 from ridgeline.engine.core.plan import Run
 
-QUERIES_PER_SPAN = 256  # bounds a mask's size; later spans of a prompt skip the keys that none of them sees
-SLACK_TOKENS = 64  # contexts this near share a group: below it, a call costs more than the wasted reading
+QUERIES_PER_SPAN = (
+    256  # bounds a mask's size; later spans of a prompt skip the keys that none of them sees
+)
+SLACK_TOKENS = (
+    64  # contexts this near share a group: below it, a call costs more than the wasted reading
+)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Decode runs that see nearly equally many blocks. Keys `first:end` of the collected are attended.
+    """Decode runs that see nearly equally many blocks; keys `first:end` of the collected count."""
 
-    `rows_S` is None where the group is the whole step, in order.
-    """
-
-    rows_S: Tensor | None
+    rows_S: Tensor
     tiles: Tensor
     first: int
     end: int
@@ -56,11 +58,15 @@ class Stretch:
 
 @dataclass(frozen=True)
 class StepIndices:
-    """Everything a layer needs, for all runs of the step."""
+    """Everything a layer needs, for all runs of the step.
+
+    `whole` is the only group where there is nothing else, its rows being the step's in order.
+    """
 
     slots_R: Tensor
     groups: tuple[Group, ...]
     stretches: tuple[Stretch, ...]
+    whole: Group | None
 
 
 class IndexMaker:
@@ -84,17 +90,18 @@ class IndexMaker:
         """Indices of one step."""
         first_rows = list(accumulate((len(run.tokens) for run in runs), initial=0))
         placed = list(zip(first_rows, runs, strict=False))
-        groups = self._grouped([(row, run) for row, run in placed if len(run.tokens) == 1])
+        single = [(row, run) for row, run in placed if len(run.tokens) == 1]
+        groups = tuple(self._group(members) for members in self._grouped(single))
         return StepIndices(
             slots_R=self._slots(runs),
-            groups=tuple(self._group(members, len(runs)) for members in groups),
-            stretches=tuple(
-                self._stretch(row, run) for row, run in placed if len(run.tokens) > 1
-            ),
+            groups=groups,
+            whole=groups[0] if len(groups) == 1 and len(single) == len(runs) else None,
+            stretches=tuple(self._stretch(row, run) for row, run in placed if len(run.tokens) > 1),
         )
 
     def _slots(self, runs: Sequence[Run]) -> Tensor:
-        size, slots = self.block_size, []
+        slots: list[int] = []
+        size = self.block_size
         per_block = 2 * self.num_kv_heads * size
         for run in runs:
             position, end = run.start, run.start + len(run.tokens)
@@ -118,7 +125,7 @@ class IndexMaker:
             groups.setdefault(-(-seen // step) * step, []).append((row, run))
         return list(groups.values())
 
-    def _group(self, members: list[tuple[int, Run]], num_runs: int) -> Group:
+    def _group(self, members: list[tuple[int, Run]]) -> Group:
         size = self.block_size
         firsts = [self._first_seen(run.start) // size for _, run in members]
         lasts = [run.start // size for _, run in members]
@@ -127,8 +134,7 @@ class IndexMaker:
         for (_, run), first, last in zip(members, firsts, lasts, strict=True):
             blocks.extend(run.blocks[first : last + 1])
             blocks.extend((run.blocks[last],) * (num_blocks - (last - first + 1)))
-        whole = len(members) == num_runs
-        rows = None if whole else self._tensor([row for row, _ in members])
+        rows = self._tensor([row for row, _ in members])
         tiles = self._tiles(blocks, len(members))
         if len(members) == 1:
             position, base = members[0][1].start, firsts[0] * size
@@ -136,9 +142,7 @@ class IndexMaker:
         length = num_blocks * size
         return Group(rows, tiles, 0, length, self._group_mask(members, firsts, length))
 
-    def _group_mask(
-        self, members: list[tuple[int, Run]], firsts: list[int], length: int
-    ) -> Tensor:
+    def _group_mask(self, members: list[tuple[int, Run]], firsts: list[int], length: int) -> Tensor:
         at = [
             (run.start, first * self.block_size)
             for (_, run), first in zip(members, firsts, strict=True)
@@ -169,7 +173,8 @@ class IndexMaker:
         return Stretch(tiles, tuple(spans))
 
     def _span(self, to_row: int, start: int, end: int, base: int) -> Span:
-        """Queries at positions start..end-1; row = position + to_row, collected key = position - base."""
+        """Queries at positions start..end-1; row = position + to_row, collected key = position -
+        base."""
         first_key = self._first_seen(start)
         rows = slice(start + to_row, end + to_row)
         keys = slice(first_key - base, end - base)

@@ -1,23 +1,25 @@
-"""Paged attention in plain torch: collect each sequence's blocks, then attend; no padding to the batch.
+"""Paged attention in plain torch: collect each sequence's blocks, then attend; no padding to the
+batch.
 
-What: the step's runs are split in two. Runs of many tokens (prefill, chunks) are attended one sequence at a
-time. Runs of one token (decode) are grouped by how many blocks they see, so that a handful of calls serves
-all of them; within a group contexts differ by at most an eighth, and the shorter ones are filled up with
-their own last block, masked. So a sequence costs what *it* reads (at most 9/8 of it), never what the longest
-in the batch reads, and no mask ever spans the batch. Sliding windows collect only the blocks in the window.
+What: the step's runs are split in two. Runs of many tokens (prefill, chunks) are attended one
+sequence at a time. Runs of one token (decode) are grouped by how many blocks they see, so that a
+handful of calls serves all of them; within a group contexts differ by at most an eighth, and the
+shorter ones are filled up with their own last block, masked. So a sequence costs what *it* reads
+(at most 9/8 of it), never what the longest in the batch reads, and no mask ever spans the batch.
+Sliding windows collect only the blocks in the window.
 
 Paper: PagedAttention (Kwon et al., SOSP 2023, arXiv 2309.06180); the query folding is that of
 FlashDecoding-style GQA kernels.
 
-Invariants: those of `base`. Indices and masks depend on (window, key heads) alone: made once per step for
-each distinct pair and shared by all layers of that kind.
+Invariants: those of `base`. Indices and masks depend on (window, key heads) alone: made once per
+step for each distinct pair and shared by all layers of that kind.
 
 When it loses: collecting the blocks copies the keys and values before reading them (three times the
-traffic of a kernel that walks the block table), and each call of torch costs microseconds. A native kernel
-avoids both; this one is what runs everywhere.
+traffic of a kernel that walks the block table), and each call of torch costs microseconds. A native
+kernel avoids both; this one is what runs everywhere.
 
-Shape legend: T new tokens, S sequences of a group, H query heads, K key heads, G = H/K, N blocks of the
-pool, B block_size, L collected positions, D head_dim.
+Shape legend: T new tokens, S sequences of a group, H query heads, K key heads, G = H/K, N blocks of
+the pool, B block_size, L collected positions, D head_dim.
 """
 
 from __future__ import annotations
@@ -87,8 +89,8 @@ class PagedStep:
         indices, head_dim = self.indices[layer], attention.head_dim
         rows_RD = kv_T2KD.reshape(-1, head_dim)
         kv_N2KBD.view(-1, head_dim).index_copy_(0, indices.slots_R, rows_RD)
-        if indices.groups and indices.groups[0].rows_S is None:
-            return _decode(q_THD, kv_N2KBD, indices.groups[0], attention)
+        if indices.whole is not None:
+            return _decode(q_THD, kv_N2KBD, indices.whole, attention)
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
         for group in indices.groups:
             o_SHD = _decode(q_THD.index_select(0, group.rows_S), kv_N2KBD, group, attention)
@@ -119,10 +121,11 @@ def _prefill(
     q_THD: Tensor, kv_N2KBD: Tensor, stretch: Stretch, attention: AttentionSpec, out_THD: Tensor
 ) -> None:
     k_KLD, v_KLD = collect(kv_N2KBD, stretch.tiles, 1)[:, 0]
+    num_kv_heads, num_groups = attention.num_kv_heads, attention.num_heads // attention.num_kv_heads
     for span in stretch.spans:
-        q_KGTD = q_THD[span.rows].unflatten(1, (attention.num_kv_heads, -1)).permute(1, 2, 0, 3)
+        q_TKGD = q_THD[span.rows].view(-1, num_kv_heads, num_groups, attention.head_dim)
         o_KGTD = attend_prefill(
-            q_KGTD,
+            q_TKGD.permute(1, 2, 0, 3),
             k_KLD[:, span.keys],
             v_KLD[:, span.keys],
             span.mask_TL,

@@ -1,7 +1,7 @@
 """The oracle: one query position and one head at a time, in float64, following the definition.
 
-No batching, no masks, no gathers beyond indexing one position. It is what every other backend is compared
-with, and is far too slow for anything else.
+No batching, no masks, no gathers beyond indexing one position. It is what every other backend is
+compared with, and is far too slow for anything else.
 
 Shape legend: T new tokens, H query heads, K key/value heads, D head_dim, L visible positions.
 """
@@ -39,9 +39,7 @@ class _ReferenceStep:
 
     def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
         attention, kv_N2KBD = self.spec.layers[layer].attention, self.cache.layers[layer]
-        rows = [
-            (run, run.start + offset) for run in self.runs for offset in range(len(run.tokens))
-        ]
+        rows = [(run, run.start + offset) for run in self.runs for offset in range(len(run.tokens))]
         for row, (run, position) in enumerate(rows):
             block, offset = self._place(run, position)
             kv_N2KBD[block, :, :, offset] = kv_T2KD[row].to(kv_N2KBD.dtype)

@@ -32,9 +32,9 @@ class SampleAt(msgspec.Struct, frozen=True):
 class Run(msgspec.Struct, frozen=True):
     """One sequence's share of a step: feed `tokens` at positions start, start+1, …
 
-    `blocks` is the sequence's block table; position p lives in blocks[p // block_size]. `sample` is None
-    while known tokens remain uncomputed after this run. `prompt_logprobs` asks for the log-probabilities
-    of the prompt tokens that follow each fed position (k, or None).
+    `blocks` is the sequence's block table; position p lives in blocks[p // block_size]. `sample` is
+    None while known tokens remain uncomputed after this run. `prompt_logprobs` asks for the
+    log-probabilities of the prompt tokens that follow each fed position (k, or None).
     """
 
     seq_id: int
@@ -55,7 +55,8 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """What a run gave: its sampled tokens in order (none while the prompt is still being computed)."""
+    """What a run gave: its sampled tokens in order (none while the prompt is still being
+    computed)."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()

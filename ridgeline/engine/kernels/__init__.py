@@ -1,1 +1,1 @@
-"""Native kernels behind plain functions on tensors. Each has a slow twin in torch that its tests compare with."""
+"""Native kernels behind plain functions on tensors; each is tested against a slow twin."""

@@ -1,0 +1,305 @@
+// Machine probes. Wide functions carry target attributes and are reached only after asking the CPU, so
+// that this file needs no special flags and never meets an illegal instruction.
+#include "probe.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "isa.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ridgeline {
+namespace {
+
+constexpr size_t kStride = 512;  // bytes per loop turn: eight cache lines
+
+using Reader = uint64_t (*)(const uint8_t*, size_t);
+using Multiplier = double (*)(uint64_t);  // turns -> operations done
+
+uint64_t read_portable(const uint8_t* data, size_t bytes) {
+  const uint64_t* p = reinterpret_cast<const uint64_t*>(data);
+  uint64_t acc[8] = {};
+  for (size_t i = 0; i < bytes / 8; i += 8)
+    for (int j = 0; j < 8; ++j) acc[j] ^= p[i + j];
+  return acc[0] ^ acc[1] ^ acc[2] ^ acc[3] ^ acc[4] ^ acc[5] ^ acc[6] ^ acc[7];
+}
+
+// 16 accumulators, so that a compiler may keep them in whatever vectors it has.
+double multiply_portable(uint64_t turns) {
+  float acc[64];
+  for (int j = 0; j < 64; ++j) acc[j] = 1.0f + j;
+  volatile float factor = 0.999f, term = 0.001f;
+  const float f = factor, t = term;
+  for (uint64_t i = 0; i < turns; ++i)
+    for (int j = 0; j < 64; ++j) acc[j] = acc[j] * f + t;
+  volatile float sink = 0;
+  for (int j = 0; j < 64; ++j) sink = sink + acc[j];
+  return 2.0 * 64 * turns;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) uint64_t read_avx2(const uint8_t* data, size_t bytes) {
+  const __m256i* p = reinterpret_cast<const __m256i*>(data);
+  __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
+  for (size_t i = 0; i < bytes / 32; i += 16) {
+    for (int j = 0; j < 16; j += 4) {
+      a = _mm256_xor_si256(a, _mm256_load_si256(p + i + j));
+      b = _mm256_xor_si256(b, _mm256_load_si256(p + i + j + 1));
+      c = _mm256_xor_si256(c, _mm256_load_si256(p + i + j + 2));
+      d = _mm256_xor_si256(d, _mm256_load_si256(p + i + j + 3));
+    }
+  }
+  a = _mm256_xor_si256(_mm256_xor_si256(a, b), _mm256_xor_si256(c, d));
+  return _mm256_extract_epi64(a, 0) ^ _mm256_extract_epi64(a, 1) ^ _mm256_extract_epi64(a, 2) ^
+         _mm256_extract_epi64(a, 3);
+}
+
+__attribute__((target("avx512f"))) uint64_t read_avx512(const uint8_t* data, size_t bytes) {
+  const __m512i* p = reinterpret_cast<const __m512i*>(data);
+  __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
+  for (size_t i = 0; i < bytes / 64; i += 8) {
+    for (int j = 0; j < 8; j += 4) {
+      a = _mm512_xor_si512(a, _mm512_load_si512(p + i + j));
+      b = _mm512_xor_si512(b, _mm512_load_si512(p + i + j + 1));
+      c = _mm512_xor_si512(c, _mm512_load_si512(p + i + j + 2));
+      d = _mm512_xor_si512(d, _mm512_load_si512(p + i + j + 3));
+    }
+  }
+  alignas(64) uint64_t lanes[8];
+  _mm512_store_si512(lanes, _mm512_xor_si512(_mm512_xor_si512(a, b), _mm512_xor_si512(c, d)));
+  uint64_t out = 0;
+  for (uint64_t lane : lanes) out ^= lane;
+  return out;
+}
+
+// Each accumulator depends only on itself; enough of them hide the latency of two multipliers. Written as
+// assembly with a read-write operand, because compilers spill accumulators around the intrinsics.
+#define RIDGELINE_STEP(instruction, acc, x, y) \
+  asm volatile(instruction " %2, %1, %0" : "+v"(acc) : "v"(x), "v"(y))
+
+__attribute__((target("avx2,fma"))) double multiply_avx2(uint64_t turns) {
+  __m256 acc[12];
+  const __m256 x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(0.001f);
+#pragma GCC unroll 12
+  for (int j = 0; j < 12; ++j) acc[j] = x;
+  for (uint64_t i = 0; i < turns; ++i) {
+#pragma GCC unroll 12
+    for (int j = 0; j < 12; ++j) RIDGELINE_STEP("vfmadd231ps", acc[j], x, y);
+  }
+  return 2.0 * 8 * 12 * turns;
+}
+
+__attribute__((target("avx512f"))) double multiply_avx512(uint64_t turns) {
+  __m512 acc[24];
+  const __m512 x = _mm512_set1_ps(0.999f), y = _mm512_set1_ps(0.001f);
+#pragma GCC unroll 24
+  for (int j = 0; j < 24; ++j) acc[j] = x;
+  for (uint64_t i = 0; i < turns; ++i) {
+#pragma GCC unroll 24
+    for (int j = 0; j < 24; ++j) RIDGELINE_STEP("vfmadd231ps", acc[j], x, y);
+  }
+  return 2.0 * 16 * 24 * turns;
+}
+
+// Without a dot-product instruction, int8 takes three: pairs to int16, pairs of those to int32, and add.
+__attribute__((target("avx2"))) double multiply_int8_avx2(uint64_t turns) {
+  __m256i acc[10], part[10];
+  const __m256i x = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 10
+  for (int j = 0; j < 10; ++j) acc[j] = x;
+  for (uint64_t i = 0; i < turns; ++i) {
+#pragma GCC unroll 10
+    for (int j = 0; j < 10; ++j) {
+      asm volatile("vpmaddubsw %1, %1, %0" : "=v"(part[j]) : "v"(x));
+      asm volatile("vpmaddwd %1, %0, %0" : "+v"(part[j]) : "v"(ones));
+      asm volatile("vpaddd %1, %0, %0" : "+v"(acc[j]) : "v"(part[j]));
+    }
+  }
+  return 2.0 * 32 * 10 * turns;
+}
+
+__attribute__((target("avx512f,avx512vnni"))) double multiply_int8_vnni512(uint64_t turns) {
+  __m512i acc[24];
+  const __m512i x = _mm512_set1_epi32(0x01010101), y = x;
+#pragma GCC unroll 24
+  for (int j = 0; j < 24; ++j) acc[j] = x;
+  for (uint64_t i = 0; i < turns; ++i) {
+#pragma GCC unroll 24
+    for (int j = 0; j < 24; ++j) RIDGELINE_STEP("vpdpbusd", acc[j], x, y);
+  }
+  return 2.0 * 64 * 24 * turns;
+}
+#undef RIDGELINE_STEP
+#endif
+
+Reader best_reader() {
+#if defined(__x86_64__)
+  if (best_isa() == Isa::kAvx512) return read_avx512;
+  if (best_isa() == Isa::kAvx2) return read_avx2;
+#endif
+  return read_portable;
+}
+
+// nullptr where this CPU has no instruction for the kind.
+Multiplier best_multiplier(const std::string& kind) {
+#if defined(__x86_64__)
+  const bool wide = best_isa() == Isa::kAvx512;
+  if (kind == "int8" && wide && __builtin_cpu_supports("avx512vnni")) return multiply_int8_vnni512;
+  if (kind == "int8" && best_isa() != Isa::kPortable) return multiply_int8_avx2;
+  if (kind == "float32" && wide) return multiply_avx512;
+  if (kind == "float32" && best_isa() == Isa::kAvx2) return multiply_avx2;
+#endif
+  return kind == "float32" ? multiply_portable : nullptr;
+}
+
+// Threads meet here before and after each repetition; yielding keeps it alive on one core.
+class Barrier {
+ public:
+  explicit Barrier(int num) : num_(num) {}
+  void wait() {
+    const int turn = turn_.load();
+    if (waiting_.fetch_add(1) + 1 == num_) {
+      waiting_.store(0);
+      turn_.fetch_add(1);
+    } else {
+      while (turn_.load() == turn) std::this_thread::yield();
+    }
+  }
+
+ private:
+  const int num_;
+  std::atomic<int> waiting_{0}, turn_{0};
+};
+
+double wall_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double thread_cpu_s() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+struct Span {
+  double begin_s, end_s, cpu_s, amount;
+};
+
+// What one thread does: prepare() once, then work(turns) -> bytes or operations.
+struct Worker {
+  std::function<void()> prepare;
+  std::function<double(uint64_t)> work;
+};
+
+Span timed(Worker& worker, uint64_t turns) {
+  const double cpu = thread_cpu_s(), begin = wall_s();
+  const double amount = worker.work(turns);
+  const double end = wall_s();
+  return {begin, end, thread_cpu_s() - cpu, amount};
+}
+
+// From the first thread's start to the last one's end.
+Rate rate_of(const std::vector<Span>& spans) {
+  double begin = spans[0].begin_s, end = spans[0].end_s, amount = 0, cpu = 0, wall = 0;
+  for (const Span& s : spans) {
+    begin = std::min(begin, s.begin_s);
+    end = std::max(end, s.end_s);
+    amount += s.amount;
+    cpu += s.cpu_s;
+    wall += s.end_s - s.begin_s;
+  }
+  return {amount / std::max(end - begin, 1e-9), wall > 0 ? std::min(cpu / wall, 1.0) : 1.0};
+}
+
+uint64_t turns_for(Worker& worker, double min_s) {
+  worker.work(1);  // warm
+  uint64_t turns = 1;
+  double took = 0;
+  while ((took = [&] { Span s = timed(worker, turns); return s.end_s - s.begin_s; }()) < min_s / 8)
+    turns *= 4;
+  return std::max<uint64_t>(1, static_cast<uint64_t>(turns * min_s / took));
+}
+
+std::vector<Rate> run(std::vector<Worker>& workers, int repetitions, double min_s) {
+  const int num = static_cast<int>(workers.size());
+  Barrier barrier(num);
+  std::atomic<uint64_t> turns{1};
+  std::vector<std::vector<Span>> spans(repetitions, std::vector<Span>(num));
+  auto body = [&](int t) {
+    workers[t].prepare();
+    barrier.wait();
+    if (t == 0) turns = turns_for(workers[0], min_s);
+    barrier.wait();
+    for (int r = 0; r < repetitions; ++r) {
+      barrier.wait();
+      spans[r][t] = timed(workers[t], turns);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int t = 1; t < num; ++t) threads.emplace_back(body, t);
+  body(0);
+  for (std::thread& thread : threads) thread.join();
+  std::vector<Rate> rates;
+  for (const auto& repetition : spans) rates.push_back(rate_of(repetition));
+  return rates;
+}
+
+struct Free {
+  void operator()(uint8_t* p) const { std::free(p); }
+};
+
+}  // namespace
+
+std::vector<Rate> read_rates(size_t total_bytes, int num_threads, int repetitions, double min_s) {
+  require(num_threads > 0 && repetitions > 0, "num_threads and repetitions must be positive");
+  const size_t share = total_bytes / num_threads / kStride * kStride;
+  require(share > 0, "the buffer is smaller than one stride per thread");
+  const Reader reader = best_reader();
+  std::vector<std::unique_ptr<uint8_t, Free>> buffers(num_threads);
+  std::vector<uint64_t> sinks(num_threads);
+  std::vector<Worker> workers(num_threads);
+  for (int t = 0; t < num_threads; ++t) {
+    buffers[t].reset(static_cast<uint8_t*>(std::aligned_alloc(4096, (share + 4095) / 4096 * 4096)));
+    if (!buffers[t]) throw std::bad_alloc();
+    uint8_t* data = buffers[t].get();
+    uint64_t* sink = &sinks[t];
+    // The thread that reads a page also touches it first, so that it lies near that thread.
+    workers[t].prepare = [=] { std::fill(data, data + share, static_cast<uint8_t>(t + 1)); };
+    workers[t].work = [=](uint64_t turns) {
+      for (uint64_t i = 0; i < turns; ++i) {
+        *sink += reader(data, share);
+        asm volatile("" ::: "memory");
+      }
+      return static_cast<double>(share) * turns;
+    };
+  }
+  return run(workers, repetitions, min_s);
+}
+
+std::vector<Rate> multiply_rates(const std::string& kind, int num_threads, int repetitions, double min_s) {
+  require(num_threads > 0 && repetitions > 0, "num_threads and repetitions must be positive");
+  const Multiplier multiply = best_multiplier(kind);
+  if (!multiply) throw std::invalid_argument("this CPU has no multiply-add for " + kind);
+  std::vector<Worker> workers(num_threads, Worker{[] {}, multiply});
+  return run(workers, repetitions, min_s);
+}
+
+std::vector<std::string> multiply_kinds() {
+  std::vector<std::string> kinds;
+  for (const char* kind : {"float32", "int8"})
+    if (best_multiplier(kind)) kinds.push_back(kind);
+  return kinds;
+}
+
+}  // namespace ridgeline

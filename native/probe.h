@@ -1,0 +1,26 @@
+// What this machine can do, measured with nothing else in the way: reading memory and multiplying.
+#pragma once
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace ridgeline {
+
+// One repetition. `per_s`: bytes or operations per second of all threads together. `cpu_share`: CPU time
+// of the threads over their wall time; below 1, something else held the cores.
+struct Rate {
+  double per_s;
+  double cpu_share;
+};
+
+// Stream through `total_bytes`, cut evenly among the threads, `repetitions` times; each repetition reads
+// the buffer as often as it takes to last `min_s`.
+std::vector<Rate> read_rates(size_t total_bytes, int num_threads, int repetitions, double min_s);
+
+// Independent multiply-adds in registers, nothing loaded: the arithmetic peak. A multiply-add counts 2.
+std::vector<Rate> multiply_rates(const std::string& kind, int num_threads, int repetitions, double min_s);
+
+// The kinds that this CPU runs, best instruction chosen: "float32", and "int8" where it has a dot product.
+std::vector<std::string> multiply_kinds();
+
+}  // namespace ridgeline

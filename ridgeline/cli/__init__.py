@@ -1,0 +1,1 @@
+"""The `ridgeline` command. Thin: it reads flags, calls the parts, prints what they say."""

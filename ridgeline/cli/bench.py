@@ -1,0 +1,228 @@
+"""`ridgeline bench`: measure an engine in this process, or a server anywhere, and say what bounds
+it.
+
+The parts do the work: `measure` runs the load and sums it up, `spec` prices the steps, `hardware`
+knows the ceilings, `diagnose` names the bound. Here they meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from ridgeline.cli.bench_table import Physics, render
+from ridgeline.diagnose import Ceilings, StepCost, attribute, facts_of, verdict
+from ridgeline.errors import BadInput, CannotRun, UserError
+from ridgeline.measure.bench import BenchOptions, check, run_bench, workload_of
+from ridgeline.measure.client import OnFinish
+from ridgeline.measure.http import Endpoint, HttpTarget, first_model
+from ridgeline.measure.inprocess import InProcessTarget, RenderChat
+from ridgeline.measure.log import write_run, write_whole
+from ridgeline.measure.metrics import outcome
+from ridgeline.measure.steps import Peaks, Work
+from ridgeline.measure.summary import summarise
+from ridgeline.measure.target import Target
+from ridgeline.measure.vllm_result import vllm_result
+from ridgeline.measure.workload import Chat, plain_chat
+from ridgeline.records import RequestTrace, RunTrace
+from ridgeline.settings import Settings
+
+if TYPE_CHECKING:
+    from ridgeline.engine.engine import Engine
+    from ridgeline.engine.resolve import Resolved
+    from ridgeline.hardware.machine import Machine
+
+
+class Remote(msgspec.Struct, frozen=True, kw_only=True):
+    """A server to measure instead of an engine here. `model` None: the first that it lists."""
+
+    url: str
+    model: str | None = None
+    endpoint: Endpoint = "auto"
+    api_key: str | None = None
+
+
+class Outputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Files to write: the result under vLLM's keys, and the event log."""
+
+    json: Path | None = None
+    log: Path | None = None
+
+
+def command(
+    options: BenchOptions,
+    on: Settings | Remote,
+    outputs: Outputs | None = None,
+    console: Console | None = None,
+) -> int:
+    """Measure, print, write; the exit code: 1 where no request succeeded. Raises UserError."""
+    outputs, console = outputs or Outputs(), console or Console(highlight=False)
+    check(options)
+    _check_writable(outputs)
+    run, physics = _measure(options, on, console)
+    summary = summarise(run, options.slo)
+    console.print(render(run, summary, options, physics))
+    console.print(diagnosis(run, options, physics), markup=False)
+    if outputs.json is not None:
+        result = vllm_result(run, summary, percentiles=options.percentiles)
+        write_whole(outputs.json, [msgspec.json.encode(result), b"\n"])
+    if outputs.log is not None:
+        write_run(run, outputs.log)
+    return 0 if summary.num_ok else 1
+
+
+def _check_writable(outputs: Outputs) -> None:
+    """Before anything is measured: a wrong folder must not cost the run."""
+    for path in (outputs.json, outputs.log):
+        if path is not None and not path.parent.is_dir():
+            raise BadInput("no such folder to write to", value=str(path), fix="create it first")
+
+
+def _measure(
+    options: BenchOptions, on: Settings | Remote, console: Console
+) -> tuple[RunTrace, Physics | None]:
+    if isinstance(on, Remote):
+        return asyncio.run(_run_remote(options, on)), None
+    from ridgeline.engine.engine import Engine
+
+    Console(stderr=True).print(f"loading {on.model} …", style="dim", markup=False)
+    with Engine.from_settings(on) as engine:
+        _check_prompts(engine, options)
+        render_chat, note = chat_of(engine)
+        if note:
+            console.print(note, style="yellow", markup=False)
+        physics = physics_of(engine.resolved)
+        target = InProcessTarget(engine, render_chat=render_chat)
+        return asyncio.run(_run(target, options)), physics
+
+
+async def _run_remote(options: BenchOptions, remote: Remote) -> RunTrace:
+    model = remote.model or await first_model(remote.url, api_key=remote.api_key)
+    target = HttpTarget(remote.url, model, endpoint=remote.endpoint, api_key=remote.api_key)
+    return await _run(target, options)
+
+
+async def _run(target: Target, options: BenchOptions) -> RunTrace:
+    try:
+        async with _progress(options) as on_finish:
+            return await run_bench(target, options, on_finish=on_finish)
+    finally:
+        await target.close()
+
+
+@asynccontextmanager
+async def _progress(options: BenchOptions) -> AsyncIterator[OnFinish]:
+    """A bar on a terminal's stderr; it redraws a few times a second, whatever the load."""
+    console = Console(stderr=True)
+    with Progress(
+        console=console, refresh_per_second=2, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("requests", total=options.num_prompts)
+
+        def advance(trace: RequestTrace) -> None:
+            bar.advance(task)
+
+        yield advance
+
+
+def _check_prompts(engine: Engine, options: BenchOptions) -> None:
+    """A model without a tokenizer takes token ids only: say so before the load starts."""
+    prompt = next(workload_of(options).sample(1, 0)).prompt
+    if isinstance(prompt, tuple):
+        return
+    try:
+        engine.tokenizer.encode("a")
+    except UserError as error:
+        raise BadInput(
+            "this workload is text, and the model takes token ids only",
+            value=options.workload,
+            limit=error.what,
+            fix="--workload synthetic:input=256,output=128",
+        ) from None
+
+
+def chat_of(engine: Engine) -> tuple[RenderChat, str]:
+    """How conversations become prompts, and a note where the model has no template for them."""
+
+    def template(chat: Chat) -> Sequence[int]:
+        messages = [{"role": m.role, "content": m.content} for m in chat.messages]
+        return engine.tokenizer.apply_chat_template(messages)
+
+    try:
+        engine.tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
+    except UserError as error:
+        return plain_chat, f"conversations are sent as plain text: {error.what}"
+    return template, ""
+
+
+def work_of(resolved: Resolved) -> Work:
+    """The compulsory FLOPs and bytes of a step, from the spec with every technique applied."""
+    from ridgeline.spec.cost import cost_model
+
+    model = cost_model(resolved.spec)
+
+    def work(shapes: Sequence[tuple[int, int]], num_sampled: int) -> tuple[float, float]:
+        step = model.step(shapes, num_sampled)
+        return step.flops, step.bytes
+
+    return work
+
+
+def ceilings_of(machine: Machine, resolved: Resolved) -> Ceilings | None:
+    """The probed ceilings for this model: bandwidth at the size of its weights, rate of its dtype.
+
+    None where the machine was not measured in the dtype that the products are computed in.
+    """
+    from ridgeline.spec.cost import weight_bytes
+
+    dtype = resolved.spec.layers[0].mlp.gate.format.activations
+    if resolved.device.startswith("cuda"):
+        gpu = machine.gpus[0]
+        peak, bandwidth = gpu.gemm_flops.get(dtype), gpu.read_bandwidth_bytes_s
+    else:
+        peak, bandwidth = machine.peak_flops(dtype), machine.bandwidth(weight_bytes(resolved.spec))
+    if peak is None or bandwidth is None:
+        return None
+    return Ceilings(
+        bandwidth_bytes_s=bandwidth,
+        compute_flop_s={dtype: peak},
+        dtype=dtype,
+        source="probe" + (" (disturbed: figures are too low)" if machine.disturbed else ""),
+    )
+
+
+def physics_of(resolved: Resolved) -> Physics | None:
+    """Arithmetic and ceilings; None where this machine cannot be probed."""
+    from ridgeline.hardware.probe import probe
+
+    try:
+        ceilings = ceilings_of(probe(), resolved)
+    except CannotRun:
+        return None
+    if ceilings is None:
+        return None
+    peaks = Peaks(flop_s=ceilings.peak_flop_s, bytes_s=ceilings.bandwidth_bytes_s)
+    return Physics(work=work_of(resolved), peaks=peaks, ceilings=ceilings)
+
+
+def diagnosis(run: RunTrace, options: BenchOptions, physics: Physics | None) -> str:
+    """One sentence: what bounds this run, with its evidence."""
+    if not any(outcome(request) == "ok" for request in run.requests):
+        return "No request succeeded: there is nothing to diagnose but the errors above."
+    shares = None
+    if physics is not None and run.steps:
+        work = physics.work
+        shares = attribute(
+            run.steps,
+            run.duration_s,
+            lambda step: StepCost(*work(step.shapes, step.num_sampled)),
+            physics.ceilings,
+        )
+    return verdict(facts_of(run, options.slo, shares)).sentence

@@ -1,0 +1,132 @@
+"""Engine flags, defined once: every field of `Settings` is a flag of every command that opens an
+engine.
+
+A command that takes `engine: EngineFlags` is decorated with `@takes_engine_flags`; Typer then
+sees one option per setting in its place. A new setting needs one line in `HELP`, and nothing else
+here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+import typer
+
+from ridgeline.cli.quantities import count_of, one_of, size_of
+from ridgeline.settings import Settings, changed, load_settings, settings_from
+
+HELP = {
+    "dtype": "Arithmetic of weights and activations; auto takes the model's own where it can run.",
+    "device": "cpu, cuda, or auto.",
+    "quantization": "Store weights in fewer bits.",
+    "max_model_len": "Longest prompt plus answer, in tokens (8k = 8000, 8K = 8192).",
+    "max_num_seqs": "Most sequences that run at once.",
+    "max_num_batched_tokens": "Token budget of one step.",
+    "kv_cache_memory_bytes": "Memory of the KV cache (512MiB, 4G).",
+    "block_size": "Tokens per KV block.",
+    "enable_prefix_caching": "Reuse the KV cache of prompts that begin alike.",
+    "prefix_cache_ttl_s": "Forget unused cached prefixes after this many seconds.",
+    "enable_chunked_prefill": "Split long prompts over steps, so that decoding goes on.",
+    "batching": "How requests are put together.",
+    "batch_wait_ms": "Dynamic batching: longest wait for a fuller batch.",
+    "attention_backend": "Which attention computes; auto chooses and says why.",
+    "num_threads": "Threads of the CPU's arithmetic.",
+    "seed": "Seed of the draws of requests that bring none.",
+}
+_PANEL = "Engine"
+_QUANTITIES: dict[str, Callable[[str], Callable[[str], int]]] = {
+    "max_model_len": count_of,
+    "max_num_seqs": count_of,
+    "max_num_batched_tokens": count_of,
+    "kv_cache_memory_bytes": size_of,
+}
+
+
+class EngineFlags:
+    """The engine flags that were given, over a configuration file where one was."""
+
+    def __init__(self, given: dict[str, Any], config: Path | None) -> None:
+        self._given, self._config = given, config
+
+    def resolve(self, model: str | None) -> tuple[Settings, dict[str, Any]]:
+        """Settings (file first, flags over it), and the file's `[server]` table."""
+        base, server = load_settings(self._config) if self._config else (Settings(), {})
+        given = {**self._given, "model": model} if model is not None else self._given
+        return settings_from({**changed(base), **given}, where="flags"), server
+
+    def settings(self, model: str | None) -> Settings:
+        """Settings alone."""
+        return self.resolve(model)[0]
+
+
+def takes_engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`command` with one option per engine setting in place of its parameter `engine`."""
+    signature = inspect.signature(command, eval_str=True)
+    flags = [_parameter(field) for field in msgspec.structs.fields(Settings) if field.name in HELP]
+
+    @functools.wraps(command)
+    def wrapped(**values: Any) -> Any:
+        asked = {flag.name: values.pop(flag.name) for flag in flags}
+        given = {name: value for name, value in asked.items() if value is not None}
+        engine = EngineFlags(given, values.pop("config"))
+        return command(**values, engine=engine)
+
+    own = [each for each in signature.parameters.values() if each.name != "engine"]
+    parameters = [*own, _config(), *flags]
+    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
+    return wrapped
+
+
+def _config() -> inspect.Parameter:
+    text = "A ridgeline.toml; flags override it."
+    option = typer.Option("--config", help=text, rich_help_panel=_PANEL, metavar="FILE")
+    return _keyword("config", Annotated[Path | None, option])
+
+
+def _parameter(field: msgspec.structs.FieldInfo) -> inspect.Parameter:
+    """The option of one setting; None means that the flag was not given."""
+    flag = "--" + field.name.replace("_", "-")
+    kind = _bare(field.type)
+    shown: dict[str, Any] = {"help": _help(field), "rich_help_panel": _PANEL}
+    if kind is bool:
+        option = typer.Option(f"{flag}/--no-{flag[2:]}", **shown)
+    elif field.name in _QUANTITIES:
+        option = typer.Option(flag, parser=_QUANTITIES[field.name](flag), metavar="N", **shown)
+        kind = int
+    elif get_origin(kind) is Literal:
+        choices = get_args(kind)
+        option = typer.Option(
+            flag, parser=one_of(flag, choices), metavar="|".join(choices), **shown
+        )
+        kind = str
+    else:
+        option = typer.Option(flag, **shown)
+    return _keyword(field.name, Annotated[kind | None, option])
+
+
+def _help(field: msgspec.structs.FieldInfo) -> str:
+    default = field.default
+    if default is None or default is msgspec.NODEFAULT:
+        return HELP[field.name]
+    if isinstance(default, bool):
+        default = "on" if default else "off"
+    return f"{HELP[field.name]} (default: {default})"
+
+
+def _bare(kind: Any) -> Any:
+    """The type without `| None`."""
+    if get_origin(kind) in (Union, UnionType):
+        return next(each for each in get_args(kind) if each is not type(None))
+    return kind
+
+
+def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)

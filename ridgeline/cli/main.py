@@ -1,0 +1,75 @@
+"""`ridgeline`: the entry point, and the one place where errors become lines and exit codes.
+
+0 done · 1 something broke · 2 the user can mend it (one line: what, value, limit, fix) · 130
+interrupted. A traceback appears only with `--debug`, which may stand before or after the
+subcommand.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Sequence
+
+from ridgeline.errors import RidgelineError, UserError
+
+MENDABLE, BROKEN, INTERRUPTED = 2, 1, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    args, debug = _without_debug(given)
+    try:
+        return _run(args)
+    except BaseException as error:
+        if debug and not isinstance(error, KeyboardInterrupt):
+            raise
+        return _explain(error)
+
+
+def _run(args: list[str]) -> int:
+    from ridgeline.cli.commands import app
+
+    try:
+        app(args, prog_name="ridgeline")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
+
+
+def _without_debug(args: list[str]) -> tuple[list[str], bool]:
+    """The arguments without `--debug` (but not past a `--`), and whether it was there."""
+    end = args.index("--") if "--" in args else len(args)
+    head = [arg for arg in args[:end] if arg != "--debug"]
+    return head + args[end:], len(head) < end
+
+
+def _explain(error: BaseException) -> int:
+    """Print the error as one line; returns its exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        _say("interrupted")
+        return INTERRUPTED
+    if isinstance(error, UserError):
+        _say(str(error))
+        return MENDABLE
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" at {error.filename}" if error.filename else ""
+        _say(f"the disk is full{where}; fix: free some space, or write elsewhere")
+        return BROKEN
+    if isinstance(error, RidgelineError):
+        _say(str(error))
+    elif isinstance(error, OSError):
+        _say(f"the system refused: {error}")
+    else:
+        _say(f"internal error: {type(error).__name__}: {error} (--debug shows the traceback)")
+    return BROKEN
+
+
+def _say(message: str) -> None:
+    """The message in red on stderr: one line, unless it holds a table (a memory budget)."""
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False).print(
+        f"ridgeline: {message.strip()}", style="red", markup=False, soft_wrap=True
+    )

@@ -1,0 +1,52 @@
+"""Counts and sizes as people write them: `8k`, `4G`, `512MiB`.
+
+A suffix means what vLLM means by it: small k, m, g, t are powers of 1000, capital K, M, G, T
+powers of 1024. With a B it is a size in bytes: kB, MB, GB, TB decimal, KiB, MiB, GiB, TiB binary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ridgeline.errors import BadInput
+
+_SCALES = {
+    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
+    "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+_FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def count_of(flag: str) -> Callable[[str], int]:
+    """A parser for `flag` that reads 4096, 4k (4000) and 4K (4096)."""
+    return lambda text: _read(flag, text, "a whole number, or one with k, m, K or M, e.g. 8K")
+
+
+def size_of(flag: str) -> Callable[[str], int]:
+    """A parser for `flag` that reads bytes: 1073741824, 1G, 1GiB, 512MiB."""
+    return lambda text: _read(flag, text, "bytes, or a number with KiB, MiB, GiB, MB or GB")
+
+
+def one_of(flag: str, choices: tuple[str, ...]) -> Callable[[str], str]:
+    """A parser for `flag` that accepts only `choices`."""
+
+    def read(text: str) -> str:
+        if text not in choices:
+            raise BadInput(f"{flag} has no such choice", value=text, limit=", ".join(choices))
+        return text
+
+    return read
+
+
+def _read(flag: str, text: str, form: str) -> int:
+    found = _FORM.fullmatch(text)
+    scale = _SCALES.get(found[2]) if found else None
+    if found is None or scale is None:
+        raise BadInput(f"{flag} is not a quantity", value=text, limit=form)
+    value = float(found[1]) * scale
+    if value != int(value):
+        raise BadInput(f"{flag} is not a whole number", value=text, limit=form)
+    return int(value)

@@ -1,0 +1,48 @@
+"""`ridgeline serve`: an engine behind the OpenAI API until a signal comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from ridgeline.records import EngineInfo
+from ridgeline.serve.run import listen, options_from, run, url_of
+from ridgeline.settings import Settings
+
+
+def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) -> int:
+    """Serve until SIGINT or SIGTERM; `flags` override the file's `[server]` table."""
+    options = options_from(table, flags)
+    console = Console(stderr=True, highlight=False)
+    with listen(options) as listener:
+        from ridgeline.engine.engine import Engine  # slow to import: after what may be refused
+        from ridgeline.serve.app import create_app, name_of
+
+        console.print(f"loading {settings.model} …", style="dim", markup=False)
+        engine = Engine.from_settings(settings)
+        try:
+            app = create_app(
+                engine, served_model_name=options.served_model_name, api_key=options.api_key
+            )
+            name = options.served_model_name or name_of(engine.info.model)
+            lines = [*summary(engine.info), f"{name} is served at {url_of(listener)}/v1"]
+            run(app, listener, options, ready=lambda: _print(console, lines))
+        finally:
+            engine.close()
+    return 0
+
+
+def summary(info: EngineInfo) -> list[str]:
+    """What was resolved, in two lines."""
+    capacity = info.num_blocks * info.block_size
+    kv_mib = capacity * info.kv_bytes_per_token / 2**20
+    return [
+        f"{info.device} · {info.compute_dtype} · weights {info.weight_bytes / 2**20:,.1f} MiB",
+        f"KV cache {kv_mib:,.1f} MiB = {capacity:,} tokens · context {info.max_model_len:,}",
+    ]
+
+
+def _print(console: Console, lines: list[str]) -> None:
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)

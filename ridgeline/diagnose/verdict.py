@@ -1,0 +1,143 @@
+"""One sentence with numbers: what bounds this run, and by what evidence.
+
+The order matters. A client at its own limit makes every other number one about the client; a cache
+that does not fit makes the engine do work twice; a queue makes latency out of nothing that a
+faster step would mend at once. Only then is the question which side of the roofline the steps
+themselves are on.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ridgeline.diagnose.conditions import Condition, Facts, Value, all_hold, fill, parse
+from ridgeline.diagnose.roofline import Ceilings, Point
+
+Bound = Literal[
+    "client", "capacity", "queue", "idle", "bandwidth", "compute", "overhead", "planning", "unknown"
+]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found, in one sentence, with the numbers that it rests on."""
+
+    bound: Bound
+    sentence: str
+    evidence: dict[str, Value]
+
+
+class _Case(msgspec.Struct, frozen=True, kw_only=True):
+    bound: Bound
+    when: tuple[Condition, ...]
+    sentence: str
+    evidence: tuple[str, ...]
+
+
+def _case(bound: Bound, when: tuple[str, ...], sentence: str, evidence: tuple[str, ...]) -> _Case:
+    return _Case(bound=bound, when=tuple(map(parse, when)), sentence=sentence, evidence=evidence)
+
+
+_OUTSIDE_THE_STEP = (
+    _case(
+        "client",
+        ("client_cpu_share > 0.9", "send_lag_p95_s > 0.05"),
+        "Client-bound: the load client used {client_cpu_share} of a core and sent its requests "
+        "{send_lag_p95_s} late (p95); these are the client's numbers, not the server's.",
+        ("client_cpu_share", "send_lag_p95_s"),
+    ),
+    _case(
+        "capacity",
+        ("preemptions > 0.05 * num_requests",),
+        "Capacity-bound: {preemptions} sequences lost their KV blocks and were computed again, "
+        "with {kv_used_share} of the KV cache in use (p95).",
+        ("preemptions", "kv_used_share", "num_requests"),
+    ),
+    _case(
+        "capacity",
+        ("kv_used_share > 0.95", "waiting_time_share > 0.3"),
+        "Capacity-bound: the KV cache is {kv_used_share} full (p95) and requests wait for blocks "
+        "during {waiting_time_share} of the busy time.",
+        ("kv_used_share", "waiting_time_share"),
+    ),
+    _case(
+        "queue",
+        ("waiting_time_share > 0.4", "queue_of_ttft_share > 0.5"),
+        "Queue-bound: {queue_of_ttft_share} of the time to first token is waiting for a seat "
+        "(p95 {queue_p95_s}), with {mean_running} of {max_num_seqs} seats taken on average.",
+        ("queue_of_ttft_share", "queue_p95_s", "mean_running", "max_num_seqs"),
+    ),
+    _case(
+        "idle",
+        ("idle_share > 0.6",),
+        "Not bound at this load: the engine was idle {idle_share} of the time; nothing about it "
+        "can be faster than the arrivals.",
+        ("idle_share",),
+    ),
+)
+
+_INSIDE_THE_STEP: dict[Bound, str] = {
+    "bandwidth": "Bandwidth-bound: {bandwidth_share} of the time is the bytes that each step must "
+    "read at this machine's own bandwidth (MBU {mbu_share}, MFU {mfu_share}).",
+    "compute": "Compute-bound: {compute_share} of the time is arithmetic at this machine's own "
+    "rate (MFU {mfu_share}, MBU {mbu_share}).",
+    "overhead": "Overhead-bound: {overhead_share} of the time is neither compulsory bytes nor "
+    "arithmetic (MBU {mbu_share}, MFU {mfu_share}): dispatch, host work, slow kernels.",
+    "planning": "Planning-bound: {planning_share} of the time goes into deciding the steps, not "
+    "into computing them.",
+}
+
+
+def verdict(facts: Facts) -> Finding:
+    """The bound of one run from its named numbers (`ridgeline.diagnose.facts.facts_of`)."""
+    for case in _OUTSIDE_THE_STEP:
+        if all_hold(case.when, facts):
+            return _finding(case.bound, case.sentence, case.evidence, facts)
+    known = {bound: _share(facts, bound) for bound in _INSIDE_THE_STEP}
+    if not any(known.values()):
+        return Finding(
+            bound="unknown",
+            sentence="No bound can be named: this server tells nothing about its steps.",
+            evidence={},
+        )
+    largest = max(known, key=lambda bound: known[bound])
+    evidence = (
+        *(f"{bound}_share" for bound in _INSIDE_THE_STEP),
+        "idle_share",
+        "mbu_share",
+        "mfu_share",
+    )
+    return _finding(largest, _INSIDE_THE_STEP[largest], evidence, facts)
+
+
+def verdict_of_point(point: Point, ceilings: Ceilings) -> Finding:
+    """The bound of one phase: its side of the ridge; overhead under half of its roof."""
+    side: Bound = "bandwidth" if point.intensity < ceilings.ridge else "compute"
+    bound: Bound = side if point.share_of_roof >= 0.5 else "overhead"
+    sentence = (
+        f"{point.phase}: {point.intensity:.3g} FLOP/byte ({side} side; "
+        f"ridge at {ceilings.ridge:.3g}), {point.achieved_flop_s / 1e9:.3g} GFLOP/s = "
+        f"{100 * point.share_of_roof:.0f}% of its roof"
+    )
+    if bound == "overhead":
+        sentence += ", so the rest is overhead"
+    evidence: dict[str, Value] = {
+        "intensity": point.intensity,
+        "achieved_flop_s": point.achieved_flop_s,
+        "roof_flop_s": point.roof_flop_s,
+    }
+    return Finding(bound=bound, sentence=sentence + ".", evidence=evidence)
+
+
+def _finding(bound: Bound, sentence: str, evidence: tuple[str, ...], facts: Facts) -> Finding:
+    return Finding(
+        bound=bound,
+        sentence=fill(sentence, facts),
+        evidence={name: facts[name] for name in evidence if name in facts},
+    )
+
+
+def _share(facts: Facts, bound: Bound) -> float:
+    value = facts.get(f"{bound}_share")
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -1,0 +1,41 @@
+"""Attention of one whole sequence with itself, without any cache: for scoring texts, not for
+serving.
+
+Shape legend: T tokens, H query heads, K key heads, G = H/K, D head_dim.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ridgeline.engine.attention.dense import attend_prefill, causal_mask
+from ridgeline.spec.model import ModelSpec
+
+
+class FullAttention:
+    """The `Attend` of a single sequence that starts at position 0; keeps nothing."""
+
+    def __init__(self, spec: ModelSpec, num_tokens: int, like: Tensor) -> None:
+        self.attentions = tuple(layer.attention for layer in spec.layers)
+        kinds = {(a.window, a.softcap is not None) for a in self.attentions}
+        self.masks = {
+            kind: _mask(num_tokens, window=kind[0], open_scores=kind[1], like=like)
+            for kind in kinds
+        }
+
+    def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
+        attention = self.attentions[layer]
+        k_KTD, v_KTD = kv_T2KD.permute(1, 2, 0, 3)
+        num_groups = attention.num_heads // attention.num_kv_heads
+        q_TKGD = q_THD.view(-1, attention.num_kv_heads, num_groups, attention.head_dim)
+        mask_TT = self.masks[attention.window, attention.softcap is not None]
+        o_KGTD = attend_prefill(
+            q_TKGD.permute(1, 2, 0, 3), k_KTD, v_KTD, mask_TT, attention.scale, attention.softcap
+        )
+        return o_KGTD.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _mask(num_tokens: int, *, window: int | None, open_scores: bool, like: Tensor) -> Tensor | None:
+    if not open_scores and (window is None or num_tokens <= window):
+        return None
+    return causal_mask(0, num_tokens, 0, num_tokens, window, like)

@@ -1,0 +1,92 @@
+"""What a batch call returns: one Completion per prompt, put together from its events."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ridgeline.errors import EngineUnavailable
+from ridgeline.records import (
+    Ask,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Token,
+    TokenLogprobs,
+    Usage,
+)
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice. `logprobs` has one entry per token where the sampling asked for them."""
+
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers to one prompt, in the order of choices; `text` and `tokens` are the first's."""
+
+    prompt: tuple[int, ...]
+    answers: tuple[Answer, ...]
+    usage: Usage
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.answers[0].text
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.answers[0].tokens
+
+
+class CompletionBuilder:
+    """Takes an ask's events; `done` once every choice has ended."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._tokens: list[list[Token]] = [[] for _ in range(ask.sampling.n)]
+        self._ends: dict[int, Finished] = {}
+
+    @property
+    def done(self) -> bool:
+        return len(self._ends) == self._ask.sampling.n
+
+    def take(self, event: Event) -> None:
+        """Raises EngineUnavailable where the ask failed."""
+        if isinstance(event, Token):
+            self._tokens[event.index].append(event)
+        elif isinstance(event, Finished):
+            self._ends[event.index] = event
+        elif isinstance(event, Failed):
+            raise EngineUnavailable(f"ask {event.ask_id} failed: {event.error}")
+
+    def completion(self) -> Completion:
+        ends = [self._ends[index] for index in range(len(self._tokens))]
+        first = next((tokens[0] for tokens in self._tokens if tokens), None)
+        return Completion(
+            prompt=self._ask.prompt,
+            answers=tuple(map(_answer, self._tokens, ends)),
+            usage=Usage(
+                prompt_tokens=len(self._ask.prompt),
+                cached_tokens=ends[0].usage.cached_tokens,
+                completion_tokens=sum(end.usage.completion_tokens for end in ends),
+            ),
+            prompt_logprobs=None if first is None else first.prompt_logprobs,
+        )
+
+
+def _answer(tokens: list[Token], end: Finished) -> Answer:
+    return Answer(
+        index=end.index,
+        text="".join(token.text for token in tokens) + end.text,
+        tokens=tuple(token.token for token in tokens),
+        finish_reason=end.reason,
+        stop_reason=end.stop_reason,
+        logprobs=tuple(token.logprobs for token in tokens if token.logprobs is not None),
+    )

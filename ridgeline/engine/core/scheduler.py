@@ -1,0 +1,401 @@
+"""The scheduler: which tokens of which sequences are computed in the next step.
+
+One rule (the insight of vLLM V1): a sequence has *known* tokens and *computed* tokens, and every
+step lets the second catch up with the first under a token budget. Prefill, chunked prefill, decode,
+a prefix hit, the recomputation of a preempted sequence and a forked choice differ only in how far
+behind the computed tokens are. Nowhere is there a phase.
+
+    plan    running sequences first, in order (`queue.py`), then waiting ones as the batching
+            policy, the budget and the block pool allow. When blocks run out, the last in order is
+            preempted: it gives all its blocks back and is recomputed later; its tokens stay known.
+    commit  what the runner computed becomes computed; what it sampled becomes known, and events.
+
+Why nothing starves: the order is static, so the first in order stays first until it is finished; it
+is never preempted while another one owns blocks; alone it always fits (checked by `add`). So it
+finishes, and then the next one is first. At the head of the queue nobody is overtaken for lack of
+blocks.
+
+A joining sequence gets blocks for all its known tokens at once, so that prompts in the making never
+preempt each other, and it leaves one idle block per running sequence, so that joining does not
+cause preemption in the next few steps.
+
+No torch, no clock, no randomness: `now_s` and the seed come in, the runner stands between plan and
+commit, and the simulator drives these same classes on a virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ridgeline.engine.core.admission import Limits, check_ask
+from ridgeline.engine.core.batching.base import BatchingPolicy, QueueView
+from ridgeline.engine.core.blocks import BlockPool
+from ridgeline.engine.core.deadlines import Deadlines
+from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult
+from ridgeline.engine.core.prefix import Cache
+from ridgeline.engine.core.roster import Roster
+from ridgeline.engine.core.sequence import Choices, Sequence, State
+from ridgeline.engine.core.step import Step, StepView, Totals, make_run, num_prompt_positions
+from ridgeline.engine.core.stopping import StopRule
+from ridgeline.engine.core.tables import BlockTables
+from ridgeline.records import (
+    Ask,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Preempted,
+    Started,
+    Token,
+)
+
+
+class Scheduler:
+    """Owns every sequence; see the head of this file.
+
+    `eos_token_ids` end a sequence unless its sampling ignores them. `seed` is what asks without a
+    seed of their own derive theirs from, together with their place in the order of `add`.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        policy: BatchingPolicy,
+        pool: BlockPool,
+        cache: Cache,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        seed: int = 0,
+    ) -> None:
+        self.limits, self.pool, self.cache, self.totals = limits, pool, cache, Totals()
+        self._policy = policy
+        self._rule = StopRule(eos_token_ids, limits.max_model_len)
+        self._tables = BlockTables(pool, cache)
+        self._roster = Roster(limits.aging_s, seed)
+        self._deadlines = Deadlines()
+        self._events: list[Event] = []  # what plan has to tell; handed out by commit
+        self._now_s = 0.0
+        self._last = Step(limits, 0.0)
+
+    # -- asks: from any moment between a commit and the next plan, or between plan and commit
+
+    def add(self, ask: Ask) -> None:
+        """Queue an ask. BadInput or DoesNotFit if it could not be served even alone."""
+        check_ask(ask, self.limits, self.pool)
+        self._deadlines.add(self._roster.add(ask))
+
+    def cancel(self, ask_id: str, now_s: float | None = None) -> list[Event]:
+        """End every unfinished choice of an ask (unknown ids: none); its blocks are free at once.
+
+        `now_s` None, here and below, stands for the instant of the latest plan or commit.
+        """
+        choices = self._roster.asks.get(ask_id)
+        if choices is None:
+            return []
+        ended = [(i, choices.usage(seq.num_output)) for i, seq in choices.live.items()]
+        ended += [(i, choices.usage(0)) for i in choices.unforked]
+        at_s = self._at(now_s)
+        self._drop(choices, at_s)
+        return [
+            Finished(ask_id=ask_id, index=i, reason="abort", at_s=at_s, usage=usage)
+            for i, usage in sorted(ended, key=lambda pair: pair[0])
+        ]
+
+    def fail(self, ask_id: str, error: str, now_s: float | None = None) -> list[Event]:
+        """As cancel, for an ask that cannot be served any further: one Failed event."""
+        choices = self._roster.asks.get(ask_id)
+        if choices is None:
+            return []
+        at_s = self._at(now_s)
+        self._drop(choices, at_s)
+        return [Failed(ask_id=ask_id, at_s=at_s, error=error)]
+
+    def finish(
+        self,
+        ask_id: str,
+        index: int,
+        reason: FinishReason = "stop",
+        *,
+        stop_reason: str | int | None = None,
+        now_s: float | None = None,
+    ) -> list[Event]:
+        """End one choice from outside, e.g. at a stop string. No events if it has ended already:
+        then its Finished is among those of the same commit, for the caller to amend."""
+        seq = self._roster.live(ask_id, index)
+        return [] if seq is None else [self._finish(seq, reason, stop_reason, self._at(now_s))]
+
+    def fork(self, ask_id: str, index: int) -> int:
+        """Split a running choice in two that share all known tokens; the index of the new one.
+
+        To be called between commit and plan, on a choice whose only pending token is its last one.
+        """
+        source = self._roster.live(ask_id, index)
+        assert source is not None and source.state is State.RUNNING and source.pending == 1
+        new_index = self._roster.another(source.choices)
+        self._fork(source, new_index, source.known)
+        return new_index
+
+    # -- the step
+
+    def plan(self, now_s: float) -> StepPlan:
+        """Decide the next step. It may hold no runs; hand it to `commit` all the same."""
+        self._now_s = now_s
+        self._expire(now_s)
+        step = self._last = Step(self.limits, now_s)
+        self._plan_running(step)
+        if not step.num_preempted:
+            self._plan_waiting(step)
+        plan = StepPlan(self.totals.num_steps, tuple(step.runs), self._tables.take_copies())
+        self.totals.num_steps += bool(step.runs)
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
+        """Take in what the runner made of a plan. Runs of asks that ended meanwhile are ignored."""
+        self._now_s = now_s
+        events, self._events = self._events, []
+        for run, sampled in zip(plan.runs, result.sampled, strict=True):
+            seq = self._roster.running_by_id(run.seq_id)
+            if seq is not None:
+                events += self._advance(seq, run, sampled)
+        return events
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._roster.asks) or bool(self._events)
+
+    def next_wake_s(self, now_s: float) -> float | None:
+        """When to plan again if no ask comes or goes: `now_s` if there is something to do now, a
+        later instant if a policy or a deadline waits for it, None if nothing will happen by
+        itself."""
+        roster = self._roster
+        if roster.running or len(roster.returning) or self._events:
+            return now_s
+        if not len(roster.fresh):
+            return None
+        wakes = (
+            self._policy.wake_s(self._queue_view(Step(self.limits, now_s))),
+            self._deadlines.next_s,
+        )
+        return min((max(now_s, at_s) for at_s in wakes if at_s is not None), default=None)
+
+    def ask_id(self, run: Run) -> str | None:
+        """Whose run it is; None once its sequence has ended or lost its seat."""
+        return self._roster.ask_id(run.seq_id)
+
+    def view(self) -> StepView:
+        """The scheduler's share of a StepStat; call it after `plan`."""
+        return StepView(
+            num_running=len(self._roster.running),
+            num_waiting=self._roster.num_waiting,
+            used_blocks=self.pool.num_owned,
+            num_blocks=self.pool.num_blocks,
+            max_num_seqs=self.limits.max_num_seqs,
+            num_preempted=self._last.num_preempted,
+            queried_tokens=self._last.queried_tokens,
+            hit_tokens=self._last.hit_tokens,
+        )
+
+    # -- plan: those who run
+
+    def _plan_running(self, step: Step) -> None:
+        """Every running sequence in order; the end of the list may be preempted on the way."""
+        running, i = self._roster.running, 0
+        while i < len(running):
+            seq, later = running[i], len(running) - i - 1
+            num_tokens = step.budget.offer(seq.pending, later)
+            if num_tokens and self._make_room(seq, num_tokens, step):
+                self._run(seq, num_tokens, step, later)
+            i += 1
+
+    def _make_room(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
+        """Reserve blocks, preempting the last in order while they are short; `seq` itself last."""
+        while not self._tables.reserve(seq, num_tokens):
+            victim = self._roster.running[-1]
+            assert len(self._roster.running) > 1, "alone, a sequence always fits"
+            self._preempt(victim, step)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, seq: Sequence, step: Step) -> None:
+        self._tables.release(seq, step.now_s)
+        seq.forget_computed()
+        self._roster.stand(seq)
+        step.num_preempted += 1
+        self.totals.num_preempted += 1
+        self._events.append(Preempted(ask_id=seq.ask.id, index=seq.index, at_s=step.now_s))
+
+    # -- plan: those who wait
+
+    def _plan_waiting(self, step: Step) -> None:
+        while (seq := self._candidate(step)) is not None and self._join(seq, step):
+            pass
+
+    def _candidate(self, step: Step) -> Sequence | None:
+        """The next in order for whom there is a seat; a fresh ask needs the policy's leave as
+        well."""
+        roster = self._roster
+        if len(roster.running) >= self.limits.max_num_seqs:
+            return None
+        fresh, back = roster.fresh.peek(), roster.returning.peek()
+        if fresh is None or (back is not None and back.key < fresh.key):
+            return back
+        return fresh if self._policy.joins(self._queue_view(step, step.budget.left)) else back
+
+    def _join(self, seq: Sequence, step: Step) -> bool:
+        """Give `seq` a seat, blocks, and what the budget leaves it; False if it has to wait."""
+        blocks, computed = self._beginning(seq, step.now_s)
+        num_tokens = step.budget.offer(seq.known - computed)
+        if not num_tokens and not self._sits_idle(seq, step):
+            return False
+        if self._tables.num_needed(seq.known, blocks, computed) > self._num_spare:
+            return False
+        self._seat(seq, blocks, computed, step.now_s)
+        self._start(seq, step)
+        if num_tokens:
+            self._run(seq, num_tokens, step)
+        return True
+
+    def _beginning(self, seq: Sequence, now_s: float) -> tuple[list[int], int]:
+        """Blocks that hold the sequence's beginning already, and how many tokens of it."""
+        source = seq.choices.source_for(seq)
+        if source is not None:
+            return source.blocks[: self.pool.blocks_for(seq.num_prompt)], seq.num_prompt - 1
+        if seq.num_prompt_logprobs is not None:  # they take the logits of every prompt position
+            return [], 0
+        blocks = self.cache.match(seq, now_s)
+        return blocks, len(blocks) * self.pool.block_size
+
+    def _sits_idle(self, seq: Sequence, step: Step) -> bool:
+        """May it take a seat although the budget leaves it no token in this step?"""
+        return not seq.choices.started and self._policy.joins(self._queue_view(step))
+
+    @property
+    def _num_spare(self) -> int:
+        """Idle blocks for one who joins: each running sequence is left a block to grow into."""
+        return self.pool.num_idle - len(self._roster.running)
+
+    def _seat(self, seq: Sequence, blocks: list[int], computed: int, now_s: float) -> None:
+        """Seat and blocks for all known tokens, the first `computed` of them shared."""
+        (self._roster.returning if seq.choices.started else self._roster.fresh).pop()
+        self._tables.adopt(seq, blocks, computed, now_s)
+        reserved = self._tables.reserve(seq, seq.pending)
+        assert reserved, "num_needed and reserve disagree"
+        self._roster.sit(seq)
+
+    def _start(self, seq: Sequence, step: Step) -> None:
+        """If this is the ask's first seat: the end of its queue time."""
+        choices = seq.choices
+        if choices.started:
+            return
+        choices.cached_tokens = seq.computed
+        step.num_joined += self._roster.start(choices)
+        self._events.append(Started(ask_id=seq.ask.id, at_s=step.now_s, cached_tokens=seq.computed))
+        if seq.num_prompt_logprobs is None:
+            self.cache.count(seq.num_prompt, seq.computed)
+            step.queried_tokens += seq.num_prompt
+            step.hit_tokens += seq.computed
+
+    def _run(self, seq: Sequence, num_tokens: int, step: Step, later: int = 0) -> None:
+        step.budget.take(num_tokens, later)
+        sample = self._rule.sample_at(seq) if num_tokens == seq.pending else None
+        step.runs.append(make_run(seq, num_tokens, self.pool.block_size, sample))
+
+    def _queue_view(self, step: Step, num_tokens: int = 0) -> QueueView:
+        roster, oldest_s = self._roster, self._roster.fresh.oldest_arrival_s
+        return QueueView(
+            step.now_s,
+            roster.num_started - step.num_joined,
+            step.num_joined,
+            self.limits.max_num_seqs,
+            len(roster.fresh),
+            step.now_s if oldest_s is None else oldest_s,
+            num_tokens,
+        )
+
+    # -- commit
+
+    def _advance(self, seq: Sequence, run: Run, sampled: Sampled) -> list[Event]:
+        assert seq.computed == run.start and bool(sampled.tokens) == (run.sample is not None)
+        end = run.start + len(run.tokens)
+        wanted = num_prompt_positions(seq, run.start, end)
+        assert len(sampled.prompt_logprobs) == wanted, "one per position that was asked for"
+        seq.prompt_logprobs += sampled.prompt_logprobs
+        seq.computed = end
+        self.totals.num_tokens += len(run.tokens)
+        self.cache.publish(seq, self._now_s)
+        if not sampled.tokens:
+            return []
+        self._fork_unforked(seq)
+        return self._extend(seq, sampled)
+
+    def _extend(self, seq: Sequence, sampled: Sampled) -> list[Event]:
+        """Sampled tokens become known, up to the one that ends the sequence."""
+        events: list[Event] = []
+        for i, token in enumerate(sampled.tokens):
+            events.append(
+                Token(
+                    ask_id=seq.ask.id,
+                    index=seq.index,
+                    token=token,
+                    text="",
+                    at_s=self._now_s,
+                    logprobs=sampled.logprobs[i] if sampled.logprobs else None,
+                    prompt_logprobs=seq.take_prompt_logprobs(),
+                )
+            )
+            seq.tokens.append(token)
+            self.totals.num_sampled += 1
+            stop = self._rule.stop(seq)
+            if stop is not None:
+                return [*events, self._finish(seq, *stop, self._now_s)]
+        return events
+
+    def _fork_unforked(self, leader: Sequence) -> None:
+        """The prompt is computed: the other choices begin from it."""
+        for index in leader.choices.unforked:
+            self._fork(leader, index, leader.num_prompt)
+        leader.choices.unforked.clear()
+
+    def _fork(self, source: Sequence, index: int, num_known: int) -> None:
+        """A choice that shares the blocks of `source`; without a free seat it waits for one."""
+        seq = self._roster.branch(source, index, num_known)
+        if len(self._roster.running) >= self.limits.max_num_seqs:
+            self._roster.wait(seq)
+            return
+        blocks = source.blocks[: self.pool.blocks_for(num_known)]
+        self._tables.adopt(seq, blocks, num_known - 1, self._now_s)
+        self._roster.sit(seq)
+        self.totals.num_forked += 1
+
+    # -- endings
+
+    def _finish(
+        self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None, at_s: float
+    ) -> Finished:
+        self._tables.release(seq, at_s)
+        self._roster.leave(seq)
+        self.totals.num_finished += 1
+        return Finished(
+            ask_id=seq.ask.id,
+            index=seq.index,
+            reason=reason,
+            at_s=at_s,
+            usage=seq.choices.usage(seq.num_output),
+            stop_reason=stop_reason,
+        )
+
+    def _drop(self, choices: Choices, at_s: float) -> None:
+        for seq in choices.live.values():
+            self._tables.release(seq, at_s)
+        self._roster.leave_all(choices)
+
+    def _expire(self, now_s: float) -> None:
+        """Deadlines that have passed, and cached blocks whose time is over."""
+        self.cache.expire(now_s)
+        for choices in self._deadlines.passed(now_s):
+            if self._roster.asks.get(choices.ask.id) is choices:
+                self._events += self.fail(choices.ask.id, "its deadline has passed", now_s)
+
+    def _at(self, now_s: float | None) -> float:
+        return self._now_s if now_s is None else now_s

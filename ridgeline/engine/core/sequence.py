@@ -1,0 +1,124 @@
+"""The one mutable record of the engine: a sequence, and the choices of one ask that it belongs
+to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ridgeline.records import Ask, Sampling, TokenLogprobs, Usage
+
+Key = tuple[float, int, int]
+
+
+class State(Enum):
+    """Where a sequence is. Only a running one owns blocks."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Known tokens (prompt and output), and how many of them are computed, that is, in the KV
+    cache.
+
+    `key` orders sequences: lower goes first (see `queue.py`). `blocks` is the block table: position
+    p lives in blocks[p // block_size]. `digests` is the hash chain over full blocks as far as it
+    has been needed, and the first `num_published` blocks have been offered to the prefix cache.
+    """
+
+    id: int
+    choices: Choices
+    index: int
+    seed: int
+    key: Key
+    tokens: list[int]
+    num_prompt: int
+    computed: int = 0
+    state: State = State.WAITING
+    blocks: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def known(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def pending(self) -> int:
+        """Known tokens that are not computed yet; at least one while the sequence lives."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def ask(self) -> Ask:
+        return self.choices.ask
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.choices.ask.sampling
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many alternatives per prompt position are still wanted from this sequence (None:
+        none)."""
+        if self.index or self.num_output:
+            return None
+        return self.sampling.prompt_logprobs
+
+    def take_prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """Those of the whole prompt, for the first token; nothing predicts the prompt's first
+        token."""
+        if self.num_prompt_logprobs is None:
+            return None
+        taken, self.prompt_logprobs = (None, *self.prompt_logprobs), []
+        return taken
+
+    def forget_computed(self) -> None:
+        """Back to nothing computed; what was generated stays known and is recomputed as prompt."""
+        self.computed = self.num_published = 0
+        self.prompt_logprobs.clear()
+
+
+@dataclass(slots=True, eq=False)
+class Choices:
+    """The sequences of one ask. Choice 0 computes the prompt; those in `unforked` wait for it.
+
+    `seed` is the ask's; every choice derives its own from it. `live` holds unfinished sequences by
+    choice. `started` turns true when the ask gets its first seat.
+    """
+
+    ask: Ask
+    serial: int
+    seed: int
+    live: dict[int, Sequence] = field(default_factory=dict)
+    unforked: list[int] = field(default_factory=list)
+    next_index: int = 0
+    started: bool = False
+    cached_tokens: int = 0
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.live) + len(self.unforked)
+
+    def usage(self, num_output: int) -> Usage:
+        return Usage(
+            prompt_tokens=len(self.ask.prompt),
+            cached_tokens=self.cached_tokens,
+            completion_tokens=num_output,
+        )
+
+    def source_for(self, seq: Sequence) -> Sequence | None:
+        """A running sibling that holds the computed prompt which `seq` still has to begin from."""
+        if seq.num_output:
+            return None
+        for other in self.live.values():
+            if other.state is State.RUNNING and other.computed >= seq.num_prompt:
+                return other
+        return None

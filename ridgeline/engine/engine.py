@@ -1,0 +1,259 @@
+"""The engine: one model, one thread that computes, and three ways to ask.
+
+    with Engine.open("demo") as engine:
+        engine.generate(["def add(a, b):"], Sampling(max_tokens=32))      a batch, blocking
+        async for event in engine.stream("import os", Sampling()): ...    one ask, token by token
+    ridgeline.generate("demo", "def add(a, b):")                          one line
+
+Instants are seconds on the engine's clock (`clock`, by default `time.perf_counter`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ridgeline.engine.assemble import Parts, assemble
+from ridgeline.engine.completion import Completion, CompletionBuilder
+from ridgeline.engine.loop import EngineLoop
+from ridgeline.engine.resolve import Resolved, resolve
+from ridgeline.engine.subscribers import AsyncInboxes, BlockingInbox
+from ridgeline.engine.validate import check_sampling, check_tokens
+from ridgeline.records import (
+    Ask,
+    EngineInfo,
+    Event,
+    Failed,
+    Finished,
+    Sampling,
+    StepStat,
+)
+from ridgeline.settings import Settings, settings_from
+from ridgeline.spec.cost import kv_bytes_per_token
+
+STALL_S = 120.0
+"""Work that has been due for so long without one step done: the engine hangs."""
+
+Prompt = str | Sequence[int]
+
+
+class Engine:
+    """See the head of this file. Close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        parts: Parts,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        load_s: float = 0.0,
+    ) -> None:
+        self.resolved, self.tokenizer, self.load_s = resolved, parts.tokenizer, load_s
+        self.info = _info(resolved, parts, load_s)
+        self._runner, self._clock = parts.runner, clock
+        self._serials = itertools.count()
+        self._inboxes: dict[asyncio.AbstractEventLoop, AsyncInboxes] = {}
+        self._loop = EngineLoop(
+            parts.scheduler,
+            parts.runner,
+            parts.tokenizer,
+            clock=clock,
+            on_start=partial(torch.set_num_threads, resolved.num_threads),
+        )
+
+    @staticmethod
+    def open(model: str = "demo", **settings: Any) -> Engine:
+        """Load `model` with settings by name (`ridgeline.settings.Settings`)."""
+        return Engine.from_settings(settings_from({"model": model, **settings}))
+
+    @staticmethod
+    def from_settings(
+        settings: Settings, *, clock: Callable[[], float] = time.perf_counter
+    ) -> Engine:
+        """Resolve, load and start. Raises BadModel, BadInput, CannotRun, DoesNotFit."""
+        began_s = clock()
+        resolved = resolve(settings)
+        torch.set_num_threads(resolved.num_threads)
+        parts = assemble(resolved)
+        return Engine(resolved, parts, clock=clock, load_s=clock() - began_s)
+
+    # -- asking
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None = None
+    ) -> list[Completion]:
+        """Answer every prompt, batched as the engine sees fit; blocks. One sampling, or one each.
+
+        Raises before anything runs where one prompt is bad; EngineUnavailable where one fails.
+        """
+        each = (
+            sampling if isinstance(sampling, Sequence) else [sampling or Sampling()] * len(prompts)
+        )
+        asks = [self._ask(p, s) for p, s in zip(prompts, each, strict=True)]
+        builders = {ask.id: CompletionBuilder(ask) for ask in asks}
+        inbox, waiting = BlockingInbox(), set(builders)
+        try:
+            for ask in asks:
+                self._loop.submit(ask, inbox)
+            events = iter(inbox)
+            while waiting:
+                event = next(events)
+                builders[event.ask_id].take(event)
+                if builders[event.ask_id].done:
+                    waiting.discard(event.ask_id)
+        finally:
+            for ask_id in waiting:
+                self.abort(ask_id)
+        return [builder.completion() for builder in builders.values()]
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        ask_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        deadline_s: float | None = None,
+    ) -> AsyncIterator[Event]:
+        """The events of one ask, to its end. Closing the generator aborts the ask.
+
+        `deadline_s`: instant on the engine's clock after which the answer is of no use. Raises
+        BadInput, DoesNotFit or EngineUnavailable before the first event.
+        """
+        ask = self._ask(prompt, sampling, ask_id, priority, tenant, deadline_s)
+        inboxes = self._inboxes_here()
+        queue, num_unfinished = inboxes.open(ask.id), sampling.n
+        try:
+            self._loop.submit(ask, inboxes)
+            while num_unfinished:
+                event = await queue.get()
+                num_unfinished -= isinstance(event, Finished)
+                if isinstance(event, Failed):
+                    num_unfinished = 0
+                yield event
+        finally:
+            self._leave(inboxes, ask.id, unfinished=num_unfinished > 0)
+
+    def abort(self, ask_id: str) -> None:
+        """End an ask; nothing happens if it is unknown or has ended. From any thread."""
+        self._loop.abort(ask_id)
+
+    def logprobs_of(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Log-softmax [T, V] after each of T tokens: what the model thinks comes next.
+
+        Runs on the engine thread between two steps, without the KV cache, by the same weights; keep
+        T to about a thousand.
+        """
+        check_tokens(tokens, self.resolved.spec.vocab_size)
+        return self._loop.call(partial(_logprobs, self._runner, tuple(tokens))).result()
+
+    # -- watching
+
+    def drain_steps(self) -> list[StepStat]:
+        """The steps since the last call (at most the latest 100,000), oldest first."""
+        return self._loop.steps.drain()
+
+    def counters(self) -> Mapping[str, float]:
+        """Running totals and present levels, under vLLM's names where it has one."""
+        scheduler = self._loop.scheduler
+        view, totals = scheduler.view(), scheduler.totals
+        return {
+            "num_requests_running": float(view.num_running),
+            "num_requests_waiting": float(view.num_waiting),
+            "kv_cache_usage_perc": view.used_blocks / view.num_blocks,
+            "prefix_cache_queries": float(scheduler.cache.queried_tokens),
+            "prefix_cache_hits": float(scheduler.cache.hit_tokens),
+            "num_preemptions": float(totals.num_preempted),
+            "generation_tokens": float(totals.num_sampled),
+            "num_steps": float(totals.num_steps),
+        } | self._loop.counts.as_dict()
+
+    def healthy(self, stall_s: float = STALL_S) -> bool:
+        """Whether the engine makes progress: not merely that it exists."""
+        return self._loop.healthy(stall_s)
+
+    # -- ending
+
+    def close(self) -> None:
+        """Stop; unfinished asks end as aborted. Closing twice does nothing."""
+        self._loop.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- inside
+
+    def _ask(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        ask_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        deadline_s: float | None = None,
+    ) -> Ask:
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        vocab_size = self.resolved.spec.vocab_size
+        check_tokens(tokens, vocab_size)
+        check_sampling(sampling, vocab_size)
+        return Ask(
+            id=f"ask-{next(self._serials)}" if ask_id is None else ask_id,
+            prompt=tuple(tokens),
+            sampling=sampling,
+            arrival_s=self._clock(),
+            priority=priority,
+            deadline_s=deadline_s,
+            tenant=tenant,
+        )
+
+    def _inboxes_here(self) -> AsyncInboxes:
+        loop = asyncio.get_running_loop()
+        return self._inboxes.setdefault(loop, AsyncInboxes(loop))
+
+    def _leave(self, inboxes: AsyncInboxes, ask_id: str, *, unfinished: bool) -> None:
+        inboxes.close(ask_id)
+        if unfinished:
+            self.abort(ask_id)
+        if not inboxes:
+            self._inboxes.pop(asyncio.get_running_loop(), None)
+
+
+def generate(model: str, prompt: str, *, max_tokens: int = 128, **settings: Any) -> str:
+    """The greedy completion of one prompt: opens an engine, answers, closes it."""
+    with Engine.open(model, **settings) as engine:
+        sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
+        return engine.generate([prompt], sampling)[0].text
+
+
+def _info(resolved: Resolved, parts: Parts, load_s: float) -> EngineInfo:
+    return EngineInfo(
+        model=resolved.model,
+        settings=resolved.values(),
+        derivations={**resolved.derivations, "loaded": f"in {load_s:.2f} s"},
+        max_model_len=resolved.max_model_len,
+        num_blocks=resolved.num_blocks,
+        block_size=resolved.block_size,
+        weight_bytes=parts.weight_bytes,
+        kv_bytes_per_token=kv_bytes_per_token(resolved.spec),
+        device=resolved.device,
+        compute_dtype=resolved.dtype,
+    )
+
+
+@torch.inference_mode()
+def _logprobs(runner: Any, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+    logits_TV = runner.logits(tokens)
+    found: npt.NDArray[np.float32] = torch.log_softmax(logits_TV.float(), 1).cpu().numpy()
+    return found

@@ -1,0 +1,60 @@
+"""In which dtype to compute: what the checkpoint holds, unless this device would only pretend to.
+
+A CPU without bf16 or fp16 instructions can run such a model, but torch emulates the arithmetic:
+correct, and slower than float32 as soon as a few rows are batched. So `auto` computes in float32
+there and says so; an explicit dtype is obeyed and the derivation says what it costs.
+"""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from ridgeline.errors import CannotRun
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def native_dtypes(device: torch.device) -> frozenset[str]:
+    """Dtypes that `device` has arithmetic for."""
+    if device.type == "cuda":
+        has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
+        return frozenset({"float32", "float16"} | ({"bfloat16"} if has_bf16 else set()))
+    if device.type != "cpu":
+        return frozenset({"float32", "float16"})
+    return frozenset({"float32"}) | _native_on_cpu()
+
+
+def _native_on_cpu() -> frozenset[str]:
+    if platform.machine() != "x86_64":
+        bf16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        fp16 = bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    else:  # oneDNN also reports what it emulates with AVX-512, so ask for the instructions
+        bf16 = bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+        fp16 = bool(torch.cpu._is_amx_fp16_supported())
+    return frozenset(name for name, has in (("bfloat16", bf16), ("float16", fp16)) if has)
+
+
+def resolve_dtype(
+    asked: str,
+    stored: str,
+    device: torch.device | str,
+    *,
+    native: frozenset[str] | None = None,
+) -> tuple[torch.dtype, str]:
+    """(compute dtype, why). `asked` is "auto" or a dtype's name; `stored` is the checkpoint's.
+
+    `native` overrides what the device has arithmetic for. Raises CannotRun for an unknown dtype.
+    """
+    device = torch.device(device)
+    native = native_dtypes(device) if native is None else native
+    name = stored if asked == "auto" else asked
+    if name not in DTYPES:
+        raise CannotRun("cannot compute in this dtype", value=name, limit=", ".join(DTYPES))
+    if name in native:
+        return DTYPES[name], "as stored" if asked == "auto" else "asked for"
+    lacks = f"this {device.type} has no {name} arithmetic"
+    if asked == "auto":
+        return torch.float32, f"stored as {stored}, computed in float32: {lacks}"
+    return DTYPES[name], f"asked for, but emulated and slower than float32: {lacks}"

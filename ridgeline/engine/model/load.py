@@ -1,0 +1,186 @@
+"""From a model's name and spec to a decoder with its weights in place."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.model.decoder import Block, Decoder
+from ridgeline.engine.model.layers import (
+    AttentionLayer,
+    GatedMlp,
+    Joined,
+    QkNorm,
+    RmsNorm,
+    make_norm,
+    no_norm,
+    no_qk_norm,
+)
+from ridgeline.engine.model.moe import MoeMlp
+from ridgeline.engine.model.names import Part
+from ridgeline.engine.model.rope import RopeTables
+from ridgeline.engine.model.weights import CheckpointWeights, DummyWeights, Weights
+from ridgeline.engine.quant import build_linear
+from ridgeline.engine.quant.base import Linear
+from ridgeline.spec.locate import is_dummy, model_path
+from ridgeline.spec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec, RopeSpec
+
+
+def load_decoder(
+    model: str,
+    spec: ModelSpec,
+    *,
+    device: torch.device | str,
+    compute_dtype: torch.dtype,
+    seed: int = 0,
+    max_model_len: int | None = None,
+) -> Decoder:
+    """The decoder of `spec` with the weights of `model` (a directory, "demo", or "dummy:NAME").
+
+    `seed` is for dummy weights. `max_model_len` (default: the model's own limit) is the longest
+    sequence that will be run; it decides which factors a longrope model uses. Raises BadModel,
+    CannotRun.
+    """
+    source = (
+        nullcontext(DummyWeights(spec, seed))
+        if is_dummy(model)
+        else CheckpointWeights(model_path(model), spec)
+    )
+    with torch.inference_mode(), source as weights:
+        builder = _Builder(spec, weights, torch.device(device), compute_dtype)
+        return builder.decoder(max_model_len or spec.max_positions)
+
+
+class _Builder:
+    """Reads parts in order and makes the pieces; counts the bytes kept."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.spec, self.weights, self.device, self.dtype = spec, weights, device, dtype
+        self.nbytes = 0
+
+    def decoder(self, context: int) -> Decoder:
+        spec = self.spec
+        embed_VC = self._tensor("embed", (spec.vocab_size, spec.hidden_size)).to(self.dtype)
+        self.nbytes += embed_VC.nbytes
+        ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
+        blocks = [self._block(layer, i, ropes) for i, layer in enumerate(spec.layers)]
+        norm = self._norm("norm", spec.hidden_size, None)
+        lm_head = self._lm_head(embed_VC)
+        tables = RopeTables(ropes, context, self.dtype, self.device)
+        return Decoder(
+            spec,
+            embed_VC=embed_VC,
+            blocks=blocks,
+            norm=norm,
+            lm_head=lm_head,
+            ropes=tables,
+            nbytes=self.nbytes,
+        )
+
+    def _lm_head(self, embed_VC: Tensor) -> Linear:
+        if not self.spec.tied_embeddings:
+            return self._linear(["lm_head"], [self.spec.lm_head], None)
+        head = build_linear(self.spec.lm_head, embed_VC, None, self.device, self.dtype)
+        shared = self.spec.lm_head.format.kind == "dense"
+        self.nbytes += 0 if shared else head.nbytes
+        return head
+
+    def _block(self, layer: LayerSpec, index: int, ropes: list[RopeSpec]) -> Block:
+        size = self.spec.hidden_size
+        after = (
+            (
+                self._norm("after_attention_norm", size, index),
+                self._norm("after_mlp_norm", size, index),
+            )
+            if layer.sandwich_norms
+            else (no_norm, no_norm)
+        )
+        return Block(
+            self._attention(layer, index),
+            self._mlp(layer.mlp, index)
+            if layer.mlp.router is None
+            else self._moe(layer.mlp, index),
+            (self._norm("attention_norm", size, index), self._norm("mlp_norm", size, index)),
+            after,
+            ropes.index(layer.attention.rope),
+        )
+
+    def _attention(self, layer: LayerSpec, index: int) -> AttentionLayer:
+        spec = layer.attention
+        qkv = self._linear(["q", "k", "v"], [spec.q, spec.k, spec.v], index)
+        o = self._linear(["o"], [spec.o], index)
+        if not spec.qk_norm:
+            return AttentionLayer(spec, qkv, o, no_qk_norm)
+        q_norm = self._norm("q_norm", spec.head_dim, index)
+        k_norm = self._norm("k_norm", spec.head_dim, index)
+        norm_qk = QkNorm(spec, q_norm.gain_C, k_norm.gain_C, self.spec.norm_eps)
+        return AttentionLayer(spec, qkv, o, norm_qk)
+
+    def _mlp(
+        self, spec: MlpSpec, index: int, prefix: str = "", expert: int | None = None
+    ) -> GatedMlp:
+        gate_up = self._linear(
+            [f"{prefix}gate", f"{prefix}up"], [spec.gate, spec.up], index, expert
+        )
+        down = self._linear([f"{prefix}down"], [spec.down], index, expert)
+        return GatedMlp(spec.activation, gate_up, down)
+
+    def _moe(self, spec: MlpSpec, index: int) -> MoeMlp:
+        assert spec.router is not None
+        router = self._linear(["router"], [spec.router], index)
+        experts = [self._mlp(spec, index, "expert_", e) for e in range(spec.num_experts)]
+        return MoeMlp(spec, router, experts)
+
+    def _norm(self, key: str, size: int, layer: int | None) -> RmsNorm:
+        weight_C = self._tensor(key, (size,), layer)
+        norm = make_norm(weight_C, self.spec.norm_eps, self.spec.norm_plus_one, self.dtype)
+        self.nbytes += norm.gain_C.nbytes
+        return norm
+
+    def _linear(
+        self, keys: list[str], specs: list[LinearSpec], layer: int | None, expert: int | None = None
+    ) -> Linear:
+        """One product for all `keys` where their formats agree, else one each, joined."""
+        weights = [
+            self._tensor(key, (spec.num_out, spec.num_in), layer, expert)
+            for key, spec in zip(keys, specs, strict=True)
+        ]
+        biases = [
+            self._tensor(f"{key}.bias", (spec.num_out,), layer, expert) if spec.bias else None
+            for key, spec in zip(keys, specs, strict=True)
+        ]
+        linear = _fuse(specs, weights, biases, self.device, self.dtype)
+        self.nbytes += linear.nbytes
+        return linear
+
+    def _tensor(
+        self, key: str, shape: tuple[int, ...], layer: int | None = None, expert: int | None = None
+    ) -> Tensor:
+        return self.weights.get(Part(key, shape, layer, expert)).to(self.device)
+
+
+def _fuse(
+    specs: list[LinearSpec],
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Linear:
+    alike = {(spec.num_in, spec.format, spec.bias) for spec in specs}
+    if len(alike) > 1:
+        each = zip(specs, weights, biases, strict=True)
+        return Joined([build_linear(s, w, b, device, dtype) for s, w, b in each])
+    first = specs[0]
+    whole = LinearSpec(
+        num_out=sum(spec.num_out for spec in specs),
+        num_in=first.num_in,
+        format=first.format,
+        bias=first.bias,
+    )
+    kept = [bias for bias in biases if bias is not None]
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    return build_linear(whole, weight, torch.cat(kept) if kept else None, device, dtype)

@@ -1,0 +1,91 @@
+"""Cosines and sines of the rotary embedding, tabulated once and looked up once per step.
+
+`ridgeline.spec.rope` is the definition; this makes its tables. Two kinds depend on a length, and
+the length is chosen so that a token's key is a function of its own position alone (a key that
+depended on the prompt's length could be shared by no prefix cache and would change with the
+chunking):
+
+* `dynamic` (NTK): position p turns by the frequencies of a sequence of p+1 tokens. This is what
+  transformers computes when a sequence grows token by token; a prompt longer than the trained
+  context given at once is where it differs (transformers then uses the whole prompt's length for
+  every position).
+* `longrope`: the long factors where the engine's context is longer than the trained one, for every
+  sequence (vLLM's rule); transformers chooses by each sequence's own length. With a context of at
+  most the trained length the two agree everywhere.
+
+Tables grow by doubling, so a long context costs memory only where it is used.
+
+Shape legend: T tokens, P positions, R rotated dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ridgeline.spec.model import RopeSpec
+from ridgeline.spec.rope import attention_factor, inv_freq
+
+SMALLEST_TABLE = 1024
+
+
+def angles(rope: RopeSpec, num_positions: int, context: int) -> Tensor:
+    """Radians [P, R/2] in float32, position by pair, for an engine of `context` tokens at most."""
+    positions_P = torch.arange(num_positions, dtype=torch.float32)
+    freq_PR = torch.tensor(inv_freq(rope, context if rope.kind == "longrope" else 0))
+    if rope.kind == "dynamic":
+        freq_PR = _dynamic_frequencies(rope, num_positions)
+    return positions_P.unsqueeze(1) * freq_PR
+
+
+def _dynamic_frequencies(rope: RopeSpec, num_positions: int) -> Tensor:
+    """Row p = inv_freq(rope, p + 1), for all rows at once."""
+    assert rope.original_max_positions is not None
+    lengths_P = torch.arange(1, num_positions + 1, dtype=torch.float64)
+    share_P = lengths_P.clamp(min=rope.original_max_positions) / rope.original_max_positions
+    stretch_P = rope.factor * share_P - (rope.factor - 1)
+    theta_P1 = (rope.theta * stretch_P ** (rope.dim / (rope.dim - 2))).unsqueeze(1)
+    exponents = -torch.arange(0, rope.dim, 2, dtype=torch.float64) / rope.dim
+    return (theta_P1**exponents).float()
+
+
+class RopeTables:
+    """Tables of every distinct rope of a model. `context` is the longest sequence of the engine."""
+
+    def __init__(
+        self, ropes: Sequence[RopeSpec], context: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.ropes, self.context = tuple(ropes), context
+        self.dtype, self.device = dtype, device
+        self.tables: tuple[Tensor, ...] = ()
+        self.num_positions = 0
+
+    def at(self, positions_T: Tensor, end: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """(cos_T1R, sin_T1R) of each rope; `end` is larger than every position.
+
+        The first half of sin is negated: x·cos + swap_halves(x)·sin is the rotation.
+        """
+        if end > self.num_positions:
+            self._grow(end)
+        rows = (table.index_select(0, positions_T) for table in self.tables)
+        return tuple((row[:, 0:1], row[:, 1:2]) for row in rows)
+
+    def _grow(self, end: int) -> None:
+        self.num_positions = max(SMALLEST_TABLE, 1 << (end - 1).bit_length())
+        self.tables = tuple(self._table(rope) for rope in self.ropes)
+
+    def _table(self, rope: RopeSpec) -> Tensor:
+        angle_PR = angles(rope, self.num_positions, self.context)
+        cos, sin = angle_PR.cos(), angle_PR.sin()
+        both = torch.stack((torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)), 1)
+        return (both * attention_factor(rope)).to(device=self.device, dtype=self.dtype)
+
+
+def rotate_(x_THD: Tensor, cos_T1R: Tensor, sin_T1R: Tensor) -> None:
+    """Rotate the leading R dimensions of each head in place."""
+    num_rotated = cos_T1R.shape[-1]
+    turned = x_THD[..., :num_rotated]
+    swapped = turned.roll(num_rotated // 2, -1)
+    turned.mul_(cos_T1R).addcmul_(swapped, sin_T1R)

@@ -1,0 +1,167 @@
+"""Reading safetensors with distrust: every claim of a header is checked before any data is touched.
+
+    [8 bytes: length N of the header, little-endian][N bytes of JSON][data]
+
+A truncated download, a wrong shard, or an index that names a missing file is an error that says so,
+at load time, and never a wrong number later. (Format: https://huggingface.co/docs/safetensors.)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ridgeline.errors import BadModel
+
+_BYTES_OF = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_AGAIN = "the file is damaged or half downloaded; fetch it again"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class Entry(NamedTuple):
+    """One tensor of a file."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def entries_of(directory: Path) -> dict[str, Entry]:
+    """Every tensor of a model directory by name. Raises BadModel for anything inconsistent."""
+    index = directory / INDEX
+    if index.is_file():
+        return _sharded(directory, index)
+    single = directory / SINGLE
+    if not single.is_file():
+        raise _no_weights(directory)
+    return read_header(single)
+
+
+def read_header(file: Path) -> dict[str, Entry]:
+    """The tensors of one file, checked against its size."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(_MAX_HEADER_BYTES, size - 8):
+            raise BadModel(
+                f"{file.name}: the header claims more bytes than the file has",
+                value=length,
+                limit=max(0, size - 8),
+                fix=_AGAIN,
+            )
+        raw = stream.read(length)
+    header = _parse(file, raw)
+    header.pop("__metadata__", None)
+    entries = {name: _entry(file, name, entry) for name, entry in header.items()}
+    _check_extents(file, header, size - 8 - length)
+    return entries
+
+
+def _parse(file: Path, raw: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise BadModel(f"{file.name}: the header is not JSON", fix=_AGAIN) from None
+    if not isinstance(header, dict):
+        raise BadModel(f"{file.name}: the header is not a JSON object", fix=_AGAIN)
+    return header
+
+
+def _entry(file: Path, name: str, entry: Any) -> Entry:
+    try:
+        shape, dtype = tuple(entry["shape"]), entry["dtype"]
+        begin, end = entry["data_offsets"]
+        sane = all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
+    except (TypeError, KeyError, ValueError):
+        sane = False
+    if not sane:
+        raise BadModel(f"{file.name}: the entry of tensor {name} is malformed", fix=_AGAIN)
+    if dtype not in _BYTES_OF:
+        raise BadModel(
+            f"{file.name}: tensor {name} has a dtype that is not plain floating point",
+            value=dtype,
+            limit=", ".join(_BYTES_OF),
+            fix="use the unquantised checkpoint",
+        )
+    if end - begin != math.prod(shape) * _BYTES_OF[dtype]:
+        raise BadModel(
+            f"{file.name}: tensor {name} of shape {list(shape)} {dtype} does not fill its bytes",
+            value=end - begin,
+            limit=math.prod(shape) * _BYTES_OF[dtype],
+            fix=_AGAIN,
+        )
+    return Entry(file, shape, dtype)
+
+
+def _check_extents(file: Path, header: dict[str, Any], num_bytes: int) -> None:
+    """The tensors lie one after another and end where the file ends."""
+    at = 0
+    for begin, end in sorted(tuple(entry["data_offsets"]) for entry in header.values()):
+        if begin != at:
+            raise BadModel(f"{file.name}: tensors overlap or leave a gap at byte {at}", fix=_AGAIN)
+        at = end
+    if at != num_bytes:
+        raise BadModel(
+            f"{file.name}: the file is truncated or has bytes that belong to no tensor",
+            value=f"{num_bytes} bytes of data",
+            limit=f"{at} by its header",
+            fix=_AGAIN,
+        )
+
+
+def _sharded(directory: Path, index: Path) -> dict[str, Entry]:
+    weight_map = _weight_map(index)
+    missing = sorted(name for name in set(weight_map.values()) if not (directory / name).is_file())
+    if missing:
+        raise BadModel(
+            f"{INDEX} names {len(missing)} file(s) that are not there",
+            value=missing[0],
+            fix="fetch the missing shards",
+        )
+    shards = {name: read_header(directory / name) for name in sorted(set(weight_map.values()))}
+    for tensor, name in weight_map.items():
+        if tensor not in shards[name]:
+            raise BadModel(f"{INDEX} places tensor {tensor} in a file without it", value=name)
+    stray = next((t for s in shards.values() for t in s if t not in weight_map), None)
+    if stray is not None:
+        raise BadModel(f"a shard holds a tensor that {INDEX} does not list", value=stray)
+    return {tensor: shards[name][tensor] for tensor, name in weight_map.items()}
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names_ok = all(
+            isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
+            for name in weight_map.values()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise BadModel(f"{INDEX} is not a weight index", fix=_AGAIN) from None
+    if not names_ok or not weight_map:
+        raise BadModel(f"{INDEX} must map tensors to .safetensors files beside it", fix=_AGAIN)
+    return weight_map
+
+
+def _no_weights(directory: Path) -> BadModel:
+    names = sorted(child.name for child in directory.iterdir())
+    pickled = next((n for n in names if n.endswith(_PICKLED)), None)
+    gguf = next((n for n in names if n.endswith(".gguf")), None)
+    other = next((n for n in names if n.endswith(".safetensors")), None)
+    convert = "load the model with transformers and save_pretrained() it: that writes safetensors"
+    if pickled:
+        return BadModel(
+            "the weights are pickled, and loading a pickle runs code", value=pickled, fix=convert
+        )
+    if gguf:
+        return BadModel("GGUF weights are not supported", value=gguf, fix=convert)
+    if other:
+        return BadModel(
+            f"the directory has neither {SINGLE} nor {INDEX}",
+            value=other,
+            fix=f"rename to {SINGLE}",
+        )
+    return BadModel("the directory holds no weights", value=str(directory), limit=f"{SINGLE}")

@@ -1,0 +1,51 @@
+"""Registry of linear kinds: `Format.kind` -> "module:Class". Nothing is imported until chosen.
+
+A new kind is one file here, one line in `KINDS`, and a rewrite in `ridgeline.spec.rewrite`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ridgeline.errors import CannotRun
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ridgeline.engine.quant.base import Linear, LinearKind
+    from ridgeline.spec.model import LinearSpec
+
+KINDS = MappingProxyType(
+    {
+        "dense": "ridgeline.engine.quant.dense:DenseLinear",
+        "int8": "ridgeline.engine.quant.int8:Int8Linear",
+    }
+)
+
+
+def linear_kind(name: str) -> type[LinearKind]:
+    """The class that computes format `name`; CannotRun names the known ones."""
+    if name not in KINDS:
+        raise CannotRun("unknown kind of linear", value=name, limit=", ".join(KINDS))
+    module, _, cls = KINDS[name].partition(":")
+    kind: type[LinearKind] = getattr(import_module(module), cls)
+    return kind
+
+
+def build_linear(
+    spec: LinearSpec,
+    weight_ON: Tensor,
+    bias_O: Tensor | None,
+    device: torch.device,
+    compute_dtype: torch.dtype,
+) -> Linear:
+    """The linear that `spec.format.kind` names, from a dense weight [num_out, num_in] (and bias).
+
+    Raises CannotRun where the kind is unknown or cannot run on this device.
+    """
+    assert tuple(weight_ON.shape) == (spec.num_out, spec.num_in), (weight_ON.shape, spec)
+    assert (bias_O is not None) == spec.bias, spec
+    return linear_kind(spec.format.kind).build(spec, weight_ON, bias_O, device, compute_dtype)

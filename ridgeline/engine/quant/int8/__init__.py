@@ -1,0 +1,30 @@
+"""INT8 linears (W8A8): 8-bit weights, activations rounded to 8 bits row by row as they come.
+
+What: y = W x becomes (s_o · t) · Σ q_oi · p_i with q, p whole numbers in [-127, 127], one scale s_o
+per output row (fixed at load) and one scale t = max|x| / 127 per input row (found at run time). The
+sum is exact in int32; all the error is that of rounding W and x. Compared with fp32 a step reads a
+quarter of the bytes, and where the CPU multiplies bytes it does more work per cycle.
+
+Paper: Dettmers et al., "LLM.int8()" (2022) for vector-wise scales; Xiao et al., "SmoothQuant"
+(2022) for per-token activations. Outlier features are not treated here: they widen t and cost
+accuracy.
+
+Invariant: row t of the result depends on row t of x alone. (PyTorch's `quantized::linear_dynamic`
+breaks this: it takes one activation scale over the whole batch, so that an answer would change with
+its neighbours. The kernels below are called with whole numbers and a fixed scale of 1 instead.)
+
+The kernels are our own and those that PyTorch carries. They differ by an order of magnitude in
+speed, and on x86 without VNNI PyTorch's are wrong for large values: `vpmaddubsw` adds two u8·s8
+products in 16 bits and saturates. `choose.py` therefore proves each kernel exact on this machine
+before it may be used, first with scales over the full range, then with pair-safe ones
+(`quantise.py`), and takes the fastest that passed.
+
+The LM head stays in the compute dtype (`ridgeline.spec.rewrite`).
+
+When it loses: with a kernel that needs `RowScaled`, small layers, whose element-wise calls cost
+more than the bytes saved; models with strong activation outliers.
+"""
+
+from ridgeline.engine.quant.int8.linear import Int8Linear
+
+__all__ = ["Int8Linear"]

@@ -1,0 +1,59 @@
+"""The INT8 linear of the registry: a proven kernel, a bias, and the caller's dtype.
+
+Shapes: T rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.quant.int8.base import Gemm
+from ridgeline.engine.quant.int8.choose import Chosen, choose
+from ridgeline.engine.quant.int8.quantise import quantise
+from ridgeline.errors import CannotRun
+from ridgeline.spec.model import LinearSpec
+
+
+class Int8Linear:
+    """y_TO = W x_TI (+ bias_O) in whole numbers; see the package's essay."""
+
+    __slots__ = ("_bias_O", "_dtype", "_gemm", "chosen", "nbytes", "num_out")
+
+    def __init__(
+        self,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        chosen: Chosen,
+        compute_dtype: torch.dtype,
+    ) -> None:
+        q_OI, scale_O = quantise(weight_OI, chosen.weight_range)
+        self._gemm: Gemm = chosen.kind.pack(q_OI, scale_O)
+        self._bias_O = None if bias_O is None else bias_O.float()
+        self._dtype = compute_dtype
+        self.chosen, self.num_out = chosen, len(q_OI)
+        self.nbytes = q_OI.nbytes + scale_O.nbytes + (0 if bias_O is None else 4 * self.num_out)
+
+    @staticmethod
+    def build(
+        spec: LinearSpec,
+        weight_ON: Tensor,
+        bias_O: Tensor | None,
+        device: torch.device,
+        compute_dtype: torch.dtype,
+    ) -> Int8Linear:
+        if spec.format.group_size is not None or spec.format.bits != 8:
+            raise CannotRun(
+                "int8 linears have 8 bits and one scale per output row", value=spec.format
+            )
+        chosen = choose(device, spec.num_out, spec.num_in)
+        bias_O = None if bias_O is None else bias_O.to(device)
+        return Int8Linear(weight_ON.to(device), bias_O, chosen, compute_dtype)
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        if not len(x_TI):
+            return x_TI.new_empty(0, self.num_out, dtype=self._dtype)
+        y_TO = self._gemm(x_TI.float())
+        if self._bias_O is not None:
+            y_TO += self._bias_O
+        return y_TO.to(self._dtype)

@@ -1,0 +1,234 @@
+"""From settings as asked to settings as used: every default made explicit, each with its
+derivation.
+
+    Settings (asked: little) ──resolve──▶ Resolved (every value, why) ──assemble──▶ parts (plain
+    values)
+
+`ridgeline explain` prints what is here. Nothing is loaded: the weights' bytes are those of the
+spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from ridgeline.engine.attention import choose as choose_attention
+from ridgeline.engine.attention.base import Site
+from ridgeline.engine.kv_budget import BudgetAsked, KvBudget, kv_budget
+from ridgeline.engine.model.dtype import resolve_dtype
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.hardware import system
+from ridgeline.settings import Batching, Settings
+from ridgeline.spec.cost import kv_bytes_per_token, resident_weight_bytes
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.rewrite import apply_quantization, with_dtype
+
+BLOCK_SIZE = 16
+MAX_NUM_SEQS = 64
+MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings as used; names and units are those of `Settings`. `dtype` is the one computed in.
+
+    `spec` has every technique applied. `derivations` says of each setting where its value comes
+    from.
+    """
+
+    model: str
+    dtype: str
+    device: str
+    quantization: str | None
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_memory_bytes: int
+    num_blocks: int
+    block_size: int
+    enable_prefix_caching: bool
+    prefix_cache_ttl_s: float | None
+    enable_chunked_prefill: bool
+    batching: Batching
+    batch_wait_ms: float
+    attention_backend: str
+    num_threads: int
+    seed: int
+    spec: ModelSpec
+    derivations: dict[str, str]
+
+    def values(self) -> dict[str, Any]:
+        """The settings alone, for EngineInfo and `explain`."""
+        skipped = ("spec", "derivations")
+        names = (field.name for field in msgspec.structs.fields(self))
+        return {name: getattr(self, name) for name in names if name not in skipped}
+
+
+def resolve(settings: Settings) -> Resolved:
+    """Derive every value. Raises BadModel, BadInput, CannotRun, DoesNotFit."""
+    why: dict[str, str] = {}
+    device = _device(settings.device, why)
+    spec, dtype = _spec(settings, device, why)
+    max_model_len = _max_model_len(settings, spec, why)
+    max_num_seqs = _asked_or(settings, "max_num_seqs", MAX_NUM_SEQS, why)
+    block_size = _asked_or(settings, "block_size", BLOCK_SIZE, why)
+    budget = _kv_budget(settings, spec, device, max_model_len, max_num_seqs, block_size)
+    why |= {"kv_cache_memory_bytes": budget.why, "num_blocks": budget.num_blocks_why}
+    backend, reasons = choose_attention(
+        settings.attention_backend, Site.of(spec, device, dtype, block_size)
+    )
+    why["attention_backend"] = "; ".join(reasons)
+    return Resolved(
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=_max_num_batched_tokens(settings, device, why),
+        kv_cache_memory_bytes=budget.nbytes,
+        num_blocks=budget.num_blocks,
+        block_size=block_size,
+        attention_backend=backend,
+        num_threads=_num_threads(settings, why),
+        spec=spec,
+        derivations=why | _as_asked(settings, why),
+        **_unchanged(settings),
+    )
+
+
+_UNCHANGED = (
+    "model",
+    "quantization",
+    "enable_prefix_caching",
+    "prefix_cache_ttl_s",
+    "enable_chunked_prefill",
+    "batching",
+    "batch_wait_ms",
+    "seed",
+)
+
+
+def _unchanged(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in _UNCHANGED}
+
+
+def _as_asked(settings: Settings, why: Mapping[str, str]) -> dict[str, str]:
+    """Derivations of the settings that need none: the user's choice, or the documented default."""
+    default = Settings()
+    return {
+        name: "default" if getattr(settings, name) == getattr(default, name) else "asked for"
+        for name in _UNCHANGED
+        if name not in why
+    }
+
+
+def _asked_or(settings: Settings, name: str, default: int, why: dict[str, str]) -> int:
+    asked = getattr(settings, name)
+    why[name] = "default" if asked is None else "asked for"
+    return int(default if asked is None else asked)
+
+
+def _device(asked: str, why: dict[str, str]) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if asked == "auto":
+        why["device"] = "auto: a CUDA device is there" if has_cuda else "auto: no CUDA device here"
+        return torch.device("cuda" if has_cuda else "cpu")
+    why["device"] = "asked for"
+    try:
+        device = torch.device(asked)
+    except RuntimeError:
+        raise BadInput("unknown device", value=asked, limit="auto, cpu, cuda, cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise CannotRun("the device is not supported", value=asked, limit="cpu, cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise CannotRun(
+            "no such CUDA device", value=asked, limit=_visible(), fix="use --device cpu"
+        )
+    return device
+
+
+def _visible() -> str:
+    return f"{torch.cuda.device_count()} CUDA devices are visible to this PyTorch"
+
+
+def _spec(
+    settings: Settings, device: torch.device, why: dict[str, str]
+) -> tuple[ModelSpec, torch.dtype]:
+    """The spec as it will run, and the dtype to compute in."""
+    spec = load_spec(settings.model)
+    dtype, why["dtype"] = resolve_dtype(settings.dtype, spec.stored_dtype, device)
+    spec = with_dtype(spec, str(dtype).removeprefix("torch."))
+    if settings.quantization is not None:
+        spec = apply_quantization(spec, settings.quantization)
+    return spec, dtype
+
+
+def _max_model_len(settings: Settings, spec: ModelSpec, why: dict[str, str]) -> int:
+    asked = settings.max_model_len
+    if asked is None:
+        why["max_model_len"] = "the model's own limit"
+        return spec.max_positions
+    if asked > spec.max_positions:
+        raise BadInput(
+            "--max-model-len exceeds what the model was trained for",
+            value=asked,
+            limit=spec.max_positions,
+            fix=f"use --max-model-len {spec.max_positions} or less",
+        )
+    why["max_model_len"] = "asked for"
+    return asked
+
+
+def _max_num_batched_tokens(settings: Settings, device: torch.device, why: dict[str, str]) -> int:
+    default = MAX_NUM_BATCHED_TOKENS[device.type]
+    tokens = _asked_or(settings, "max_num_batched_tokens", default, why)
+    if settings.max_num_batched_tokens is None:
+        why["max_num_batched_tokens"] = (
+            f"default on {device.type}: a prefill chunk delays running answers by one such step"
+        )
+    return tokens
+
+
+def _num_threads(settings: Settings, why: dict[str, str]) -> int:
+    if settings.num_threads is not None:
+        why["num_threads"] = "asked for"
+        return settings.num_threads
+    usable = system.cores().usable
+    why["num_threads"] = f"{usable:g} cores usable (affinity and cgroup quota)"
+    return max(1, int(usable))
+
+
+def _kv_budget(
+    settings: Settings,
+    spec: ModelSpec,
+    device: torch.device,
+    max_model_len: int,
+    max_num_seqs: int,
+    block_size: int,
+) -> KvBudget:
+    total, available = _memory(device)
+    return kv_budget(
+        BudgetAsked(
+            weight_bytes=int(resident_weight_bytes(spec)),
+            kv_bytes_per_token=kv_bytes_per_token(spec),
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            block_size=block_size,
+            memory_bytes=total,
+            available_bytes=available,
+            device=device.type,
+            asked_bytes=settings.kv_cache_memory_bytes,
+        )
+    )
+
+
+def _memory(device: torch.device) -> tuple[int, int]:
+    """(bytes in all, bytes available now) where weights and cache will live."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total, free
+    found = system.memory()
+    return found.total_bytes, found.available_bytes

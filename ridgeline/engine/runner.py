@@ -1,0 +1,129 @@
+"""The torch runner: a StepPlan becomes tensors, the tensors become tokens.
+
+    plan ─▶ copies ─▶ Batch (one transfer) ─▶ decoder ─▶ rows ─▶ sampler ─▶ StepResult
+
+It keeps nothing between steps but the weights and the KV cache; whatever it needs is in the plan.
+
+Shape legend: T tokens of the step, S runs that sample, P prompt positions whose log-probabilities
+were asked for, C hidden_size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.attention.base import Attention
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.full import FullAttention
+from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.sampling import sample, token_logprobs
+from ridgeline.records import TokenLogprobs
+
+LOGIT_ROWS = 256  # prompt log-probabilities go through the head this many rows at a time
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The step on the device. `sampled_S`: rows after which a token is sampled; `end` > every
+    position."""
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    sampled_S: Tensor
+    end: int
+
+
+def make_batch(runs: Sequence[Run], device: torch.device) -> Batch:
+    """All of a step's token-level tensors, by one transfer of one list."""
+    tokens = list(chain.from_iterable(run.tokens for run in runs))
+    spans = [range(run.start, run.start + len(run.tokens)) for run in runs]
+    ends = accumulate(len(run.tokens) for run in runs)
+    sampled = [end - 1 for run, end in zip(runs, ends, strict=True) if run.sample is not None]
+    packed = torch.tensor([*tokens, *chain.from_iterable(spans), *sampled], device=device)
+    sizes = [len(tokens), len(tokens), len(sampled)]
+    tokens_T, positions_T, sampled_S = torch.split(packed, sizes)
+    return Batch(tokens_T, positions_T, sampled_S, max(span.stop for span in spans))
+
+
+class TorchRunner:
+    """Runs plans on one device; the `Runner` of the real engine."""
+
+    def __init__(self, decoder: Decoder, cache: KvCache, attention: Attention) -> None:
+        self.decoder, self.cache, self.attention = decoder, cache, attention
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute the plan: feed every run's tokens, sample where asked."""
+        self.cache.copy_blocks(plan.copies)
+        if not plan.runs:
+            return StepResult(())
+        batch = make_batch(plan.runs, self.decoder.device)
+        attend = self.attention.prepare(plan.runs)
+        x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
+        drawn = self._sample(plan.runs, x_TC, batch)
+        prompts = self._prompt_logprobs(plan.runs, x_TC)
+        return StepResult(tuple(map(_sampled, plan.runs, drawn, prompts)))
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """Float32 logits_TV of one sequence from its start, through the same weights, without the
+        cache.
+
+        For perplexity and divergence: memory grows with T·V, and attention scores with T² where
+        layers have windows or soft caps, so keep sequences to about a thousand tokens.
+        """
+        tokens_T = torch.tensor(tokens, device=self.decoder.device)
+        positions_T = torch.arange(len(tokens), device=self.decoder.device)
+        like = self.decoder.embed_VC
+        attend = FullAttention(self.decoder.spec, len(tokens), like)
+        x_TC = self.decoder.hidden(tokens_T, positions_T, len(tokens), attend)
+        return self.decoder.logits(x_TC)
+
+    def _sample(
+        self, runs: Sequence[Run], x_TC: Tensor, batch: Batch
+    ) -> list[tuple[int, TokenLogprobs | None] | None]:
+        """What each run drew, None where it does not sample."""
+        at = [run.sample for run in runs if run.sample is not None]
+        if not at:
+            return [None] * len(runs)
+        rows_SC = x_TC if len(at) == len(x_TC) else x_TC.index_select(0, batch.sampled_S)
+        drawn = iter(sample(self.decoder.logits(rows_SC), at))
+        return [None if run.sample is None else next(drawn) for run in runs]
+
+    def _prompt_logprobs(
+        self, runs: Sequence[Run], x_TC: Tensor
+    ) -> list[tuple[TokenLogprobs, ...]]:
+        firsts = accumulate((len(run.tokens) for run in runs), initial=0)
+        return [
+            () if run.prompt_logprobs is None else self._score_run(run, first, x_TC)
+            for run, first in zip(runs, firsts, strict=False)
+        ]
+
+    def _score_run(self, run: Run, first: int, x_TC: Tensor) -> tuple[TokenLogprobs, ...]:
+        """Log-probabilities of the prompt tokens that follow each of the run's positions."""
+        assert run.prompt_logprobs is not None
+        last = () if run.next_prompt_token is None else (run.next_prompt_token,)
+        targets = (*run.tokens[1:], *last)
+        scored: list[TokenLogprobs] = []
+        for at in range(0, len(targets), LOGIT_ROWS):
+            some = targets[at : at + LOGIT_ROWS]
+            x_PC = x_TC[first + at : first + at + len(some)]
+            scored += token_logprobs(self.decoder.logits(x_PC), some, run.prompt_logprobs)
+        return tuple(scored)
+
+
+def _sampled(
+    run: Run,
+    drawn: tuple[int, TokenLogprobs | None] | None,
+    prompt: tuple[TokenLogprobs, ...],
+) -> Sampled:
+    if drawn is None:
+        return Sampled(prompt_logprobs=prompt)
+    token, logprobs = drawn
+    return Sampled((token,), () if logprobs is None else (logprobs,), prompt)

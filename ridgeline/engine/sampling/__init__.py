@@ -1,0 +1,41 @@
+"""Choosing tokens. The registry names the samplers; none is imported until it is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ridgeline.engine.core.plan import SampleAt
+    from ridgeline.engine.sampling.base import Choice, Sampler
+    from ridgeline.records import TokenLogprobs
+
+SAMPLERS = {
+    "batched": "ridgeline.engine.sampling.batched:sample",
+    "reference": "ridgeline.engine.sampling.reference:sample",
+}
+
+
+def load_sampler(name: str) -> Sampler:
+    """The sampler of that name."""
+    module, _, attribute = SAMPLERS[name].partition(":")
+    return cast("Sampler", getattr(import_module(module), attribute))
+
+
+def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
+    """Choose one token per row with the engine's sampler (`batched`)."""
+    from ridgeline.engine.sampling.batched import sample as batched
+
+    return batched(logits_SV, at)
+
+
+def token_logprobs(
+    logits_PV: Tensor, tokens: Sequence[int] | Tensor, k: int
+) -> list[TokenLogprobs]:
+    """Raw log-probabilities of `tokens`, position by position (see `logprobs.py`)."""
+    from ridgeline.engine.sampling.logprobs import token_logprobs as of_tokens
+
+    return of_tokens(logits_PV, tokens, k)

@@ -1,0 +1,108 @@
+"""The sampler that the engine uses: every row of a step at once, in vector operations.
+
+What: rows that are greedy and ask for nothing else cost one argmax for all of them. The others go
+through the stages of `base.py` together, each stage touching only the rows that asked for it. The
+uniform numbers are made on the host (`uniform.py`): a few integer operations per row, and no device
+generator to keep in step.
+
+Invariant: token for token the choice of `reference.py`, up to float32 rounding at the boundary of a
+draw.
+When it loses: nothing here is fused, so that a large vocabulary on a GPU takes about ten small
+kernels.
+
+Shapes: S rows, G greedy rows, R rows drawn at random, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.core.plan import SampleAt
+from ridgeline.engine.sampling.base import Choice
+from ridgeline.engine.sampling.edits import edited, is_plain
+from ridgeline.engine.sampling.logprobs import token_logprobs
+from ridgeline.engine.sampling.restrict import restricted
+from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.records import TokenLogprobs
+
+_COLDEST = 1e-30  # what float32 can still divide by; anything colder is greedy long before
+
+
+def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
+    """See `ridgeline.engine.sampling.base.Sampler`."""
+    if all(map(_needs_only_argmax, at)):
+        return [(token, None) for token in _greedy(logits_SV)]
+    tokens = _tokens(edited(logits_SV.float(), at), at)
+    return list(zip(tokens, _logprobs(logits_SV, at, tokens), strict=True))
+
+
+def _needs_only_argmax(at: SampleAt) -> bool:
+    return at.sampling.greedy and at.sampling.logprobs is None and is_plain(at)
+
+
+def _tokens(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[int]:
+    greedy = [row for row, a in enumerate(at) if a.sampling.greedy]
+    drawn = [row for row, a in enumerate(at) if not a.sampling.greedy]
+    chosen: dict[int, int] = {}
+    if greedy:
+        chosen |= zip(greedy, _greedy(_rows(logits_SV, greedy)), strict=True)
+    if drawn:
+        chosen |= zip(drawn, _draw(_rows(logits_SV, drawn), [at[r] for r in drawn]), strict=True)
+    return [chosen[row] for row in range(len(at))]
+
+
+def _rows(logits_SV: Tensor, rows: Sequence[int]) -> Tensor:
+    if len(rows) == len(logits_SV):
+        return logits_SV
+    return logits_SV[torch.tensor(rows, device=logits_SV.device)]
+
+
+def _greedy(logits_GV: Tensor) -> list[int]:
+    """`max` gives the first of equal maxima: the lowest token id."""
+    largest_G, token_G = logits_GV.max(1)
+    _check(largest_G)
+    return list(token_G.tolist())
+
+
+def _draw(logits_RV: Tensor, at: Sequence[SampleAt]) -> list[int]:
+    largest_R1 = logits_RV.max(1, keepdim=True).values
+    _check(largest_R1)
+    device = logits_RV.device
+    temperatures = [max(a.sampling.temperature, _COLDEST) for a in at]
+    temperature_R1 = torch.tensor(temperatures, device=device).unsqueeze(1)
+    scaled_RV = (logits_RV - largest_R1) / temperature_R1
+    weight_RV = restricted(scaled_RV, [a.sampling for a in at]).exp()
+    cumulative_RV = weight_RV.cumsum(1, dtype=torch.float64)
+    numbers = [uniform(a.seed, a.index) for a in at]
+    number_R1 = torch.tensor(numbers, dtype=torch.float64, device=device).unsqueeze(1)
+    target_R1 = number_R1 * cumulative_RV[:, -1:]
+    return list(torch.searchsorted(cumulative_RV, target_R1, right=True).flatten().tolist())
+
+
+def _check(largest_S: Tensor) -> None:
+    finite_S = largest_S.flatten().isfinite().tolist()
+    if not all(finite_S):
+        raise ArithmeticError(
+            f"row {finite_S.index(False)}: no token can be chosen from these logits"
+        )
+
+
+def _logprobs(
+    logits_SV: Tensor, at: Sequence[SampleAt], tokens: Sequence[int]
+) -> list[TokenLogprobs | None]:
+    rows = [row for row, a in enumerate(at) if a.sampling.logprobs is not None]
+    if not rows:
+        return [None] * len(at)
+    most = max(at[row].sampling.logprobs or 0 for row in rows)
+    found = token_logprobs(_rows(logits_SV, rows), [tokens[row] for row in rows], most)
+    by_row = dict(zip(rows, found, strict=True))
+    return [_trimmed(by_row.get(row), a.sampling.logprobs) for row, a in enumerate(at)]
+
+
+def _trimmed(found: TokenLogprobs | None, k: int | None) -> TokenLogprobs | None:
+    if found is None or len(found.top) == k:
+        return found
+    return TokenLogprobs(found.token, found.logprob, found.rank, found.top[:k])

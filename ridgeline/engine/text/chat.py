@@ -1,0 +1,142 @@
+"""Chat templates: Jinja text from the model's directory, rendered in a sandbox.
+
+A template is code that someone else wrote. It runs in jinja2's ImmutableSandboxedEnvironment: no
+attribute that begins with an underscore, no change to what it is given, nothing imported. The names
+it may use are those that Hugging Face's templates expect.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ridgeline.errors import BadInput, BadModel
+from ridgeline.spec.load import read_json
+
+if TYPE_CHECKING:
+    import jinja2
+
+_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+_MAX_TEMPLATE_BYTES = 1_000_000
+
+
+class ChatTemplate(Protocol):
+    """A conversation as the text that the model was trained on."""
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
+    ) -> str: ...
+
+
+class NoChatTemplate:
+    """The model directory has none."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+        raise BadInput("the model has no chat template", fix="use text completion instead of chat")
+
+
+class JinjaTemplate:
+    """`source` is compiled on first use: a broken one does not keep text completion away."""
+
+    def __init__(self, source: str, names: Mapping[str, str]) -> None:
+        self._source, self._names = source, dict(names)
+        self._compiled: jinja2.Template | None = None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+        from jinja2.exceptions import TemplateError
+
+        self._compiled = self._compiled or _compile(self._source)
+        try:
+            return self._compiled.render(
+                messages=list(messages),
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._names,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+            raise BadInput(
+                "the model's chat template does not take this conversation",
+                limit=str(error) or type(error).__name__,
+                fix="check the roles, their order and the contents of the messages",
+            ) from None
+
+
+def load_chat_template(path: Path) -> ChatTemplate:
+    """From `chat_template.jinja`, else tokenizer_config.json ("default" where it has several)."""
+    config = _config(path)
+    source = _source(path, config)
+    if source is None:
+        return NoChatTemplate()
+    named = {name: _content(config.get(name)) for name in _TOKENS}
+    return JinjaTemplate(source, {name: text for name, text in named.items() if text is not None})
+
+
+def _config(path: Path) -> dict[str, Any]:
+    file = path / "tokenizer_config.json"
+    return read_json(file) if file.is_file() else {}
+
+
+def _source(path: Path, config: Mapping[str, Any]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        if file.stat().st_size > _MAX_TEMPLATE_BYTES:
+            raise BadModel("the chat template is too large", value=str(file))
+        return file.read_text(encoding="utf-8")
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        named = {entry.get("name"): entry.get("template") for entry in found}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _content(token: object) -> str | None:
+    """A special token is a string, or an object with its content."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _compile(source: str) -> jinja2.Template:
+    from jinja2 import nodes
+    from jinja2.exceptions import TemplateSyntaxError
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks what to train on; for inference it is its body."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
+    try:
+        return environment.from_string(source)
+    except TemplateSyntaxError as error:
+        raise BadModel("the model's chat template is not valid Jinja", fix=str(error)) from None
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    """Without jinja's escaping for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise(message: str) -> None:
+    from jinja2.exceptions import TemplateError
+
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)

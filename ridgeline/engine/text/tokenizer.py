@@ -1,0 +1,138 @@
+"""The tokenizer of a model directory: `tokenizer.json`, read by the `tokenizers` library.
+
+No code of the model's directory is ever run: its chat template is rendered in a sandbox
+(`chat.py`). A model without a tokenizer (random weights) takes and gives token ids only;
+`NoTokenizer` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ridgeline.engine.text.chat import ChatTemplate, load_chat_template
+from ridgeline.engine.text.detokenize import (
+    ByteDetokenizer,
+    ByteTable,
+    Detokenizer,
+    NoText,
+    PrefixDetokenizer,
+)
+from ridgeline.errors import BadInput, BadModel
+from ridgeline.spec.load import read_json
+from ridgeline.spec.locate import is_dummy, model_path
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. BadInput where there is no tokenizer or the text is not Unicode."""
+        ...
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation. BadInput where the model has no template or it objects."""
+        ...
+
+    def detokenizer(
+        self, prompt: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> Detokenizer:
+        """Decode an answer to `prompt` token by token."""
+        ...
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """The tokenizer of a model directory or of "demo"; NoTokenizer where there is none."""
+    if is_dummy(model):
+        return NoTokenizer(model)
+    path = model_path(model)
+    if not (path / "tokenizer.json").is_file():
+        return NoTokenizer(model)
+    return HfTokenizer(_read(path / "tokenizer.json"), load_chat_template(path))
+
+
+def _read(file: Path) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    read_json(file)  # missing, oversized and malformed files have their own errors
+    try:
+        inner = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise BadModel("tokenizer.json cannot be read", value=str(file), fix=str(error)) from None
+    inner.no_truncation()
+    inner.no_padding()
+    return inner
+
+
+class HfTokenizer:
+    """See `Tokenizer`. `inner` is the library's object."""
+
+    def __init__(self, inner: tokenizers.Tokenizer, template: ChatTemplate) -> None:
+        self.inner, self._template = inner, template
+        self._table = ByteTable(inner) if _is_byte_level(inner) else None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise BadInput(
+                "the prompt is not valid Unicode (lone surrogates)", fix="send text that is UTF-8"
+            ) from None
+        return list(self.inner.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return str(self.inner.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_special_tokens=False)  # the template writes its own
+
+    def detokenizer(
+        self, prompt: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> Detokenizer:
+        if self._table is not None:
+            return ByteDetokenizer(self._table, skip_special_tokens=skip_special_tokens)
+
+        def decode(tokens: Sequence[int]) -> str:
+            return self.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+        return PrefixDetokenizer(decode, prompt)
+
+
+def _is_byte_level(inner: tokenizers.Tokenizer) -> bool:
+    return type(inner.decoder).__name__ == "ByteLevel"
+
+
+class NoTokenizer:
+    """A model that speaks token ids only."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise BadInput(
+            f"{self._model} has no tokenizer", fix="send the prompt as a list of token ids"
+        )
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return ""
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        return self.encode("")
+
+    def detokenizer(
+        self, prompt: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> Detokenizer:
+        return NoText()

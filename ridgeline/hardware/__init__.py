@@ -1,0 +1,1 @@
+"""What computers can do: a catalogue of accelerators, and a probe of this machine."""

@@ -1,0 +1,163 @@
+"""The catalogue of accelerators: dense peaks, memory, bandwidth, prices, with source and date.
+
+The usual mistake of such lists is a peak with structured sparsity passed off as a dense one,
+which halves every utilisation computed from it; a row marked `sparse = true` is refused here, and
+so is one without a source or a date. Prices age fastest: read `as_of`, and override them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from datetime import date
+from importlib.resources import files
+
+import msgspec
+
+from ridgeline.errors import BadInput
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """USD per hour and device, under the terms and on the date that its source says."""
+
+    usd_per_hour: float
+    terms: str
+    source: str
+    as_of: str
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row as the file writes it."""
+
+    name: str
+    vendor: str
+    kind: str
+    dense_tflops: dict[str, float]
+    memory_gb: float
+    bandwidth_tb_s: float
+    source: str = ""
+    as_of: str = ""
+    sparse: bool = False
+    device_names: tuple[str, ...] = ()
+    link_gb_s: float | None = None
+    tdp_w: float | None = None
+    achievable: float | None = None
+    note: str = ""
+    price: tuple[Price, ...] = ()
+
+
+class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
+    """One device. `peak_flops` are DENSE operations per second by dtype; a multiply-add counts 2.
+
+    `link_bytes_s` is one direction to its peers; `achievable` the measured share of the bfloat16
+    peak that plain matrix products reach; `device_names` what a driver calls it.
+    """
+
+    name: str
+    vendor: str
+    kind: str
+    peak_flops: dict[str, float]
+    memory_bytes: int
+    bandwidth_bytes_s: float
+    source: str
+    as_of: str
+    device_names: tuple[str, ...] = ()
+    link_bytes_s: float | None = None
+    tdp_w: float | None = None
+    achievable: float | None = None
+    note: str = ""
+    prices: tuple[Price, ...] = ()
+
+    def peak(self, dtype: str) -> float:
+        """Dense peak of `dtype` in operations/s; float16 and bfloat16 stand for each other."""
+        twin = {"float16": "bfloat16", "bfloat16": "float16"}.get(dtype, dtype)
+        found = self.peak_flops.get(dtype, self.peak_flops.get(twin))
+        if found is None:
+            known = ", ".join(self.peak_flops) or "none"
+            raise BadInput(f"no dense peak of {self.name} is known", value=dtype, limit=known)
+        return found
+
+
+def load_catalogue(text: str | None = None) -> dict[str, Accelerator]:
+    """Every accelerator by name. `text` replaces the catalogue that comes with Ridgeline.
+
+    Raises BadInput for a row without source or date, marked sparse, or physically absurd.
+    """
+    if text is None:
+        home = files("ridgeline.hardware").joinpath("catalogue.toml")
+        text = home.read_text(encoding="utf-8")
+    try:
+        document = tomllib.loads(text)
+        rows = msgspec.convert(document.get("accelerator", []), list[_Row])
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise BadInput("the accelerator catalogue is malformed", fix=str(error)) from None
+    found: dict[str, Accelerator] = {}
+    for row in rows:
+        _check(row)
+        if row.name in found:
+            raise BadInput("the catalogue has two rows of one name", value=row.name)
+        found[row.name] = _accelerator(row)
+    return found
+
+
+def _check(row: _Row) -> None:
+    _check_origin(row.name, row.source, row.as_of)
+    for price in row.price:
+        _check_origin(row.name, price.source, price.as_of)
+    if row.sparse:
+        raise BadInput(
+            "a catalogue row holds rates with structured sparsity",
+            value=row.name,
+            fix="write the dense rates (usually half) and sparse = false",
+        )
+    numbers = [row.memory_gb, row.bandwidth_tb_s, *row.dense_tflops.values()]
+    numbers += [price.usd_per_hour for price in row.price]
+    if not all(0 < number < 1e6 for number in numbers):
+        raise BadInput("a catalogue row has a number out of range", value=row.name)
+
+
+def _check_origin(name: str, source: str, as_of: str) -> None:
+    """A source, and a month (2026-08) or a day (2026-08-31)."""
+    if not source.strip():
+        raise BadInput("a catalogue row has no source", value=name, fix="say where it is from")
+    try:
+        date.fromisoformat(as_of if len(as_of) == 10 else f"{as_of}-01")
+    except ValueError:
+        raise BadInput(
+            "a catalogue row has no date", value=f"{name}: {as_of!r}", fix='write as_of = "2026-08"'
+        ) from None
+
+
+def _accelerator(row: _Row) -> Accelerator:
+    return Accelerator(
+        name=row.name,
+        vendor=row.vendor,
+        kind=row.kind,
+        peak_flops={dtype: tflops * 1e12 for dtype, tflops in row.dense_tflops.items()},
+        memory_bytes=int(row.memory_gb * 1e9),
+        bandwidth_bytes_s=row.bandwidth_tb_s * 1e12,
+        source=row.source,
+        as_of=row.as_of,
+        device_names=row.device_names,
+        link_bytes_s=None if row.link_gb_s is None else row.link_gb_s * 1e9,
+        tdp_w=row.tdp_w,
+        achievable=row.achievable,
+        note=row.note,
+        prices=row.price,
+    )
+
+
+def find_accelerator(name: str, catalogue: dict[str, Accelerator] | None = None) -> Accelerator:
+    """By catalogue name or by the driver's device name. A name that fits several rows is an error.
+
+    ("h100" alone could be a card of 2.0, 3.35 or 3.9 TB/s, so it is not accepted.)
+    """
+    rows = load_catalogue() if catalogue is None else catalogue
+    wanted = name.strip().lower()
+    for row in rows.values():
+        if wanted in (row.name, *(device.lower() for device in row.device_names)):
+            return row
+    several = [row for row in rows if row.startswith(f"{wanted}-")]
+    near = several or difflib.get_close_matches(wanted, rows, n=5, cutoff=0.4) or list(rows)
+    what = "the name fits several accelerators" if several else "unknown accelerator"
+    raise BadInput(what, value=name, limit=", ".join(near))

@@ -1,0 +1,202 @@
+"""Measuring this machine in a few seconds: native probes for memory and arithmetic, torch for GEMM.
+
+Memory: every thread streams its own part of a buffer with the widest loads that the CPU has. A
+figure is the best of several medians: a median shrugs off one disturbed repetition, the best of
+them a disturbed second. The CPU share tells whether other processes had the cores meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from ridgeline.errors import CannotRun
+from ridgeline.hardware.machine import CpuCache, Gpu
+
+MIB = 1024**2
+CACHE_SIZES = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+_GROUPS, _REPETITIONS, _MIN_S = 3, 3, 0.008
+_GEMM_ROWS, _GEMM_SIZE, _GEMM_S = 256, 2048, 0.35
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Best of medians per second, and the CPU share of the best group."""
+
+    per_s: float
+    cpu_share: float
+
+
+def native() -> Any:
+    """The native module; CannotRun where it is missing."""
+    try:
+        from ridgeline import _native
+    except ImportError as error:
+        raise CannotRun(
+            "Ridgeline's native module cannot be loaded",
+            value=str(error),
+            fix="install Ridgeline again with a C++17 compiler (make install)",
+        ) from None
+    return _native
+
+
+def best_of_medians(sample: Callable[[], list[tuple[float, float]]]) -> Measured:
+    """`sample` gives (rate, CPU share) per repetition; take the group with the best median rate."""
+    groups = [sample() for _ in range(_GROUPS)]
+    best = max(groups, key=lambda group: median(rate for rate, _ in group))
+    return Measured(median(rate for rate, _ in best), median(share for _, share in best))
+
+
+def read_bandwidth(total_bytes: int, num_threads: int) -> Measured:
+    """Bytes per second of streaming reads, all threads together."""
+    module = native()
+    return best_of_medians(
+        lambda: module.read_rates(total_bytes, num_threads, _REPETITIONS, _MIN_S)
+    )
+
+
+def multiply_peaks(num_threads: int) -> dict[str, Measured]:
+    """Operations per second in registers, by dtype: the arithmetic peak of the cores."""
+    module = native()
+    return {kind: _multiply_peak(module, kind, num_threads) for kind in module.multiply_kinds()}
+
+
+def _multiply_peak(module: Any, kind: str, num_threads: int) -> Measured:
+    return best_of_medians(lambda: module.multiply_rates(kind, num_threads, _REPETITIONS, _MIN_S))
+
+
+def memory_buffer_bytes(caches: tuple[CpuCache, ...], available_bytes: int) -> int:
+    """Far larger than the caches, but a small part of the free memory."""
+    last_level = max((cache.total_bytes for cache in caches), default=0)
+    wanted = max(256 * MIB, min(4 * last_level, 1024 * MIB))
+    return max(16 * MIB, min(wanted, available_bytes // 8))
+
+
+def thread_counts(num_threads: int) -> list[int]:
+    """1, 2, 4, … and all."""
+    counts = [1]
+    while counts[-1] * 2 < num_threads:
+        counts.append(counts[-1] * 2)
+    return counts if num_threads == 1 else [*counts, num_threads]
+
+
+def gemm_flops(num_threads: int) -> dict[str, float]:
+    """Operations per second of torch's matrix products on the CPU, by dtype; absent: no path."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        return {
+            dtype: rate
+            for dtype, product in _products(torch).items()
+            if (rate := _gemm_rate(product)) is not None
+        }
+    finally:
+        torch.set_num_threads(before)
+
+
+def _products(torch: Any) -> dict[str, Callable[[], object]]:
+    """One product [rows, size] x [size, size] for each dtype."""
+    x = torch.rand(_GEMM_ROWS, _GEMM_SIZE)
+    w = torch.rand(_GEMM_SIZE, _GEMM_SIZE)
+    xb, wb = x.bfloat16(), w.bfloat16()
+    return {
+        "float32": lambda: torch.nn.functional.linear(x, w),
+        "bfloat16": lambda: torch.nn.functional.linear(xb, wb),
+        "int8": _int8_product(torch),
+    }
+
+
+def _int8_product(torch: Any) -> Callable[[], object]:
+    """oneDNN's int8 linear, unsigned activations: torch's fast path. (`torch._int_mm` takes
+    seconds.)
+
+    The values are small, because without VNNI the kernel adds pairs in 16 bits and saturates.
+    """
+    x = torch.randint(0, 64, (_GEMM_ROWS, _GEMM_SIZE), dtype=torch.uint8)
+    w = torch.randint(-64, 64, (_GEMM_SIZE, _GEMM_SIZE), dtype=torch.int8)
+    scales = torch.ones(_GEMM_SIZE)
+    zeros = torch.zeros(_GEMM_SIZE, dtype=torch.int64)
+    onednn = torch.ops.onednn
+    try:
+        packed = onednn.qlinear_prepack(w, list(x.shape))
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return _no_path
+    return lambda: onednn.qlinear_pointwise(
+        x, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+
+
+def _no_path() -> object:
+    raise RuntimeError("torch has no path for this product")
+
+
+def _gemm_rate(product: Callable[[], object]) -> float | None:
+    """Best rate within the time given; None where torch cannot do it."""
+    try:
+        product()
+    except (RuntimeError, NotImplementedError):
+        return None
+    best, deadline = float("inf"), time.perf_counter() + _GEMM_S
+    while time.perf_counter() < deadline:
+        start = time.perf_counter()
+        product()
+        best = min(best, time.perf_counter() - start)
+    return 2 * _GEMM_ROWS * _GEMM_SIZE**2 / best
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """Every CUDA device that torch sees, measured for a moment."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    return tuple(_gpu(torch, index) for index in range(torch.cuda.device_count()))
+
+
+def _gpu(torch: Any, index: int) -> Gpu:
+    properties = torch.cuda.get_device_properties(index)
+    read_bytes_s, gemm = None, {}
+    with torch.cuda.device(index), contextlib.suppress(RuntimeError):  # full: someone uses it
+        read_bytes_s = _gpu_read(torch, min(2**30, properties.total_memory // 8))
+        gemm = {name: _gpu_gemm(torch, getattr(torch, name)) for name in _GPU_DTYPES}
+    return Gpu(
+        name=properties.name,
+        memory_bytes=properties.total_memory,
+        capability=f"{properties.major}.{properties.minor}",
+        read_bandwidth_bytes_s=read_bytes_s,
+        gemm_flops=gemm,
+    )
+
+
+_GPU_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def _gpu_read(torch: Any, num_bytes: int) -> float:
+    words = torch.zeros(num_bytes // 4, device="cuda")
+    return float(words.numel() * 4 / _gpu_seconds(torch, lambda: words.sum()))
+
+
+def _gpu_gemm(torch: Any, dtype: Any, size: int = 4096) -> float:
+    a = torch.randn(size, size, device="cuda").to(dtype)
+    return float(2 * size**3 / _gpu_seconds(torch, lambda: a @ a))
+
+
+def _gpu_seconds(torch: Any, work: Callable[[], object], times: int = 10) -> float:
+    """Best of several runs, by the device's own events."""
+    work()
+    best = float("inf")
+    for _ in range(times):
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end) / 1000)
+    return best

@@ -1,0 +1,16 @@
+"""Load, observation and metrics: what was asked of a server, what happened, and what that means.
+
+    workload/     what is asked: prompts x output lengths             → LoadRequest
+    arrivals.py   when: closed loop, constant, Poisson, gamma
+    target.py     of whom: the Protocol, and the recorder of one request
+      inprocess.py   an engine in this process
+      http.py        any OpenAI-compatible server (sse.py, chunks.py)
+    client.py     brings the three together                           → RunTrace
+    metrics.py · goodput.py · steps.py · summary.py   pure functions over a RunTrace
+    log.py        a RunTrace on disk, losslessly
+    search.py     the largest load that keeps the SLO
+    compare.py    A against B, with a confidence interval
+    bench.py      one bench run from its options; vllm_result.py its result in vLLM's keys
+
+The definitions are in docs/metrics.md. Nothing here imports an engine.
+"""

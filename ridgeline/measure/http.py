@@ -1,0 +1,232 @@
+"""Any OpenAI-compatible server as a target: streaming /v1/completions and /v1/chat/completions.
+
+A conversation goes to the chat endpoint, text and token ids to the completions endpoint, so that
+one workload may mix both. The stream is read with our own parser (sse.py), its chunks are judged
+by our own rules (chunks.py), and the final usage chunk decides how many tokens there were. A
+stream is complete when a finish_reason or [DONE] came; one that just stops is a failure, with the
+tokens it had.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import httpx
+import msgspec
+
+from ridgeline.errors import BadInput
+from ridgeline.measure.chunks import Chunk, Piece, Usage, counted, decode_chunk, error_of, piece_of
+from ridgeline.measure.sse import ServerEvent, SseParser
+from ridgeline.measure.target import Now, Recorder
+from ridgeline.measure.workload.base import Chat, LoadRequest, plain_chat
+from ridgeline.records import EngineInfo, StepStat
+
+Endpoint = Literal["auto", "chat", "completions"]
+MAX_ERROR_CHARS = 300
+CONNECT_TIMEOUT_S = 10.0
+
+
+class HttpTarget:
+    """One server and one model on it. Timeouts belong to the load client; here only connecting
+    has one.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        endpoint: Endpoint = "auto",
+        api_key: str | None = None,
+        extra_body: dict[str, object] | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._url, self._model, self._endpoint = base_url(url), model, endpoint
+        self._extra_body = extra_body or {}
+        self._client = _client(api_key, transport)
+
+    @property
+    def name(self) -> str:
+        return f"{self._url} ({self._model})"
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return None
+
+    async def send(self, request: LoadRequest, record: Recorder) -> None:
+        path, body = self._request(request)
+        reading = _Reading(record)
+        try:
+            async with self._client.stream("POST", self._url + path, json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    record.failed(await _refusal(response))
+                    return
+                await _read(response, reading)
+                reading.conclude()
+        except httpx.HTTPError as error:
+            record.failed(f"{type(error).__name__}: {error}".rstrip(": "))
+        finally:
+            reading.settle()  # what came before a timeout or a broken connection is kept too
+
+    def drain_steps(self, now: Now) -> tuple[StepStat, ...]:
+        return ()
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _request(self, request: LoadRequest) -> tuple[str, dict[str, object]]:
+        body: dict[str, object] = {
+            "model": self._model,
+            "max_tokens": request.max_tokens,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if request.ignore_eos:
+            body["ignore_eos"] = True
+        path, prompt = _addressed(request, self._endpoint)
+        return path, body | prompt | self._extra_body
+
+
+def base_url(url: str) -> str:
+    """The server's root: no trailing slash, no /v1; BadInput where it is not an HTTP address."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise BadInput("not a URL", value=url, fix=f"write http://HOST:PORT ({error})") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise BadInput("not an HTTP address", value=url, fix="write http://HOST:PORT")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+async def first_model(
+    url: str, *, api_key: str | None = None, transport: httpx.AsyncBaseTransport | None = None
+) -> str:
+    """The name of the first model that a server lists; BadInput where no server answers."""
+    root = base_url(url)
+    async with _client(api_key, transport) as client:
+        try:
+            response = await client.get(root + "/v1/models", timeout=CONNECT_TIMEOUT_S)
+            response.raise_for_status()
+            listed = msgspec.json.decode(response.content, type=dict[str, Any])["data"]
+            return str(listed[0]["id"])
+        except (httpx.HTTPError, msgspec.MsgspecError, LookupError, TypeError) as error:
+            raise BadInput(
+                "no OpenAI-compatible server answers /v1/models",
+                value=root,
+                fix=f"start the server or correct the URL ({type(error).__name__}: {error})",
+            ) from None
+
+
+def _client(api_key: str | None, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        transport=transport,
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+        # the load client alone limits concurrency: a hidden queue here would be charged to the
+        # server
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        trust_env=False,
+    )
+
+
+def _addressed(request: LoadRequest, endpoint: Endpoint) -> tuple[str, dict[str, object]]:
+    prompt = request.prompt
+    if isinstance(prompt, Chat) and endpoint != "completions":
+        return "/v1/chat/completions", {"messages": msgspec.to_builtins(prompt.messages)}
+    if isinstance(prompt, Chat):
+        return "/v1/completions", {"prompt": plain_chat(prompt)}
+    if endpoint != "chat":
+        return "/v1/completions", {"prompt": prompt}
+    if isinstance(prompt, str):
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}]}
+    raise BadInput(
+        "the chat endpoint takes no token ids", value=request.id, fix="use the completions endpoint"
+    )
+
+
+async def _refusal(response: httpx.Response) -> str:
+    body = (await response.aread()).decode("utf-8", "replace").strip()
+    return f"HTTP {response.status_code}: {body[:MAX_ERROR_CHARS]}".rstrip(": ")
+
+
+async def _read(response: httpx.Response, reading: _Reading) -> None:
+    parser = SseParser()
+    async for received in response.aiter_bytes():
+        for event in parser.feed(received):
+            reading.take(event)
+    for event in parser.close():
+        reading.take(event)
+
+
+class _Reading:
+    """One stream as it comes in; `settle` writes its pieces into the record."""
+
+    def __init__(self, record: Recorder) -> None:
+        self._record = record
+        self._pieces: list[Piece] = []
+        self._running_total = 0
+        self._usage: Usage | None = None
+        self._reason: str | None = None
+        self._done = False
+
+    def take(self, event: ServerEvent) -> None:
+        if event.data == b"[DONE]":
+            self._done = True
+            return
+        try:
+            chunk = decode_chunk(event.data)
+        except msgspec.MsgspecError as error:
+            self._record.failed(f"the server sent a malformed chunk: {error}")
+            return
+        failure = error_of(chunk)
+        if failure is not None or event.kind == "error":
+            self._record.failed(failure or event.data.decode("utf-8", "replace")[:MAX_ERROR_CHARS])
+            return
+        self._take_chunk(chunk)
+
+    def _take_chunk(self, chunk: Chunk) -> None:
+        now_s = self._record.now()
+        for choice in chunk.choices or ():
+            piece = piece_of(choice, now_s)
+            if piece is not None:
+                self._pieces.append(self._with_growth(piece, chunk.usage))
+            self._reason = choice.finish_reason or self._reason
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+
+    def _with_growth(self, piece: Piece, usage: Usage | None) -> Piece:
+        """Where the server keeps a running count, its growth is the number of tokens of this
+        chunk.
+        """
+        total = usage.completion_tokens if usage is not None else None
+        if not total:
+            return piece
+        grown, self._running_total = total - self._running_total, total
+        if piece.count is not None or grown < 1:
+            return piece
+        return msgspec.structs.replace(piece, count=grown, doubtful=False)
+
+    def conclude(self) -> None:
+        """The stream is over: was it complete?"""
+        usage, record = self._usage, self._record
+        if not (self._done or self._reason):
+            record.failed("the stream ended before its finish_reason")
+        if record.ended:
+            return
+        record.finished(
+            self._reason,
+            prompt_tokens=usage.prompt_tokens if usage is not None else 0,
+            output_tokens=self._total,
+            cached_tokens=usage.cached_tokens if usage is not None else 0,
+        )
+
+    def settle(self) -> None:
+        """Write the pieces down, now that the server's own count (if any) is known."""
+        for at_s, count in counted(self._pieces, self._total):
+            self._record.chunk("", count, at_s=at_s)
+        self._record.tail("".join(piece.text for piece in self._pieces))
+
+    @property
+    def _total(self) -> int | None:
+        return self._usage.completion_tokens if self._usage is not None else None

@@ -1,0 +1,117 @@
+"""A RunTrace on disk: JSONL, one header line, one line per request, one per engine step.
+
+The header says how many lines follow, so that a truncated file is noticed. Floats are written so
+that they read back exactly. A file is written whole beside its place and then renamed: a full
+disk or an interruption leaves what was there before, and nothing half-written.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.errors import BadInput
+from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
+
+VERSION = 1
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
+    version: int
+    num_requests: int
+    num_steps: int
+    target: str
+    workload: str
+    arrivals: str
+    seed: int
+    started_unix_s: float
+    duration_s: float
+    info: EngineInfo | None
+    client_cpu_share: float | None
+    send_lag_p99_s: float | None
+
+
+class RequestLine(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
+    request: RequestTrace
+
+
+class StepLine(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    step: StepStat
+
+
+Line = Header | RequestLine | StepLine
+
+_SHARED = [name for name in Header.__struct_fields__ if name in RunTrace.__struct_fields__]
+_DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+def write_run(run: RunTrace, path: Path) -> None:
+    """Write the whole run, or nothing; BadInput names the file where the disk refuses."""
+    write_whole(path, (msgspec.json.encode(line) + b"\n" for line in _lines(run)))
+
+
+def read_run(path: Path) -> RunTrace:
+    """The run that `write_run` wrote, field for field."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise BadInput("cannot read the event log", value=str(path), fix=str(error)) from None
+    rows = [_decode(path, i, line) for i, line in enumerate(lines, 1) if line]
+    header = rows[0] if rows else None
+    if not isinstance(header, Header):
+        raise BadInput("not an event log: no header line", value=str(path))
+    if header.version != VERSION:
+        raise BadInput("event log of another version", value=header.version, limit=VERSION)
+    requests = tuple(row.request for row in rows if isinstance(row, RequestLine))
+    steps = tuple(row.step for row in rows if isinstance(row, StepLine))
+    if (len(requests), len(steps)) != (header.num_requests, header.num_steps):
+        raise BadInput(
+            "the event log is truncated",
+            value=f"{len(requests)} requests, {len(steps)} steps",
+            limit=f"{header.num_requests} requests, {header.num_steps} steps",
+        )
+    shared = {name: getattr(header, name) for name in _SHARED}
+    return RunTrace(requests=requests, steps=steps, **shared)
+
+
+def _lines(run: RunTrace) -> Iterable[Line]:
+    yield Header(
+        version=VERSION,
+        num_requests=len(run.requests),
+        num_steps=len(run.steps),
+        **{name: getattr(run, name) for name in _SHARED},
+    )
+    yield from (RequestLine(request=request) for request in run.requests)
+    yield from (StepLine(step=step) for step in run.steps)
+
+
+def _decode(path: Path, number: int, line: bytes) -> Line:
+    try:
+        return _DECODER.decode(line)
+    except msgspec.MsgspecError as error:
+        raise BadInput(f"{path}:{number}: not a line of an event log ({error})") from None
+
+
+def write_whole(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file completely or not at all: beside its place, to disk, then renamed over it."""
+    temporary: Path | None = None
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise BadInput(
+            "cannot write the file", value=str(path), fix=error.strerror or str(error)
+        ) from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,56 @@
+"""Server-sent events, read byte by byte as the standard says and as real servers write them.
+
+Lines end at \\n alone (a \\r before it is dropped): str.splitlines would also break at U+2028,
+U+2029 and U+0085, which are legal inside a JSON string. `:` begins a comment (a keep-alive ping);
+`data:` may or may not be followed by a space; several data lines of one event join with \\n; an
+empty line ends the event. One read may carry several events, or a part of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+
+class ServerEvent(msgspec.Struct, frozen=True):
+    """One event: its `data`, and its `event` field ("" where the server sent none)."""
+
+    data: bytes
+    kind: str = ""
+
+
+class SseParser:
+    """Feed it what the socket gave; it yields the events that this completed."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._kind = ""
+
+    def feed(self, received: bytes) -> Iterator[ServerEvent]:
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        for line in lines:
+            event = self._line(line.removesuffix(b"\r"))
+            if event is not None:
+                yield event
+
+    def close(self) -> Iterator[ServerEvent]:
+        """The stream ended: an event whose empty line never came still counts."""
+        yield from self.feed(b"\n\n" if self._rest else b"\n")
+
+    def _line(self, line: bytes) -> ServerEvent | None:
+        if not line:
+            return self._dispatch()
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+        elif name == b"event":
+            self._kind = value.decode("utf-8", "replace")
+        return None  # a comment has the empty name; id and retry mean nothing here
+
+    def _dispatch(self) -> ServerEvent | None:
+        data, kind = self._data, self._kind
+        self._data, self._kind = [], ""
+        return ServerEvent(b"\n".join(data), kind) if data else None

@@ -1,0 +1,63 @@
+"""The workloads by name. `parse_workload` reads what a user writes after --workload."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import cast
+
+from ridgeline.errors import BadInput
+from ridgeline.measure.workload.base import (
+    Chat,
+    LoadRequest,
+    Message,
+    Prompt,
+    Workload,
+    plain_chat,
+)
+
+__all__ = [
+    "REGISTRY",
+    "Chat",
+    "LoadRequest",
+    "Message",
+    "Prompt",
+    "Workload",
+    "parse_workload",
+    "plain_chat",
+]
+
+# name → "module:function"; the function takes what follows the name's colon ("" where nothing does)
+REGISTRY: Mapping[str, str] = MappingProxyType(
+    {
+        "chat-and-code": "ridgeline.measure.workload.embedded:chat_and_code",
+        "chat": "ridgeline.measure.workload.embedded:chat",
+        "code": "ridgeline.measure.workload.embedded:code",
+        "synthetic": "ridgeline.measure.workload.synthetic:parse",
+    }
+)
+
+_FORMS = (
+    "chat-and-code, chat, code, synthetic:input=256,output=128[,cv=0.5][,prefix=64], FILE.jsonl"
+)
+
+
+def parse_workload(text: str) -> Workload:
+    """A workload from its name, its `name:options`, or the path of a JSONL file."""
+    name, _, options = text.partition(":")
+    if name in REGISTRY:
+        module, _, function = REGISTRY[name].partition(":")
+        return cast(Workload, getattr(import_module(module), function)(options))
+    if text.endswith(".jsonl") or Path(text).is_file():
+        from ridgeline.measure.workload.jsonl import read_workload
+
+        return read_workload(Path(text))
+    raise BadInput("no such workload", value=text, limit=_FORMS, fix=_closest(name))
+
+
+def _closest(name: str) -> str:
+    near = difflib.get_close_matches(name, list(REGISTRY), n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else "name an embedded workload or an existing file"

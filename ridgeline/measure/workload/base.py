@@ -1,0 +1,86 @@
+"""What a load asks for: `LoadRequest`, and the contract of everything that produces them.
+
+Invariants of a workload:
+- `sample(n, seed)` is a pure function of its arguments: the same n and seed give the same
+  requests, and another seed gives other prompt bodies (a shared prefix stays shared: it belongs
+  to the workload).
+- Output lengths are fixed per request and the end-of-sequence token is ignored, so that two
+  configurations of an engine carry the same load whatever tokens they choose.
+- Ids are unique within one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import msgspec
+
+from ridgeline.errors import BadInput
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a conversation; `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+class Chat(msgspec.Struct, frozen=True):
+    """A conversation that the target turns into a prompt with its model's chat template."""
+
+    messages: tuple[Message, ...]
+
+
+Prompt = str | tuple[int, ...] | Chat
+
+
+class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a load: text, token ids or a conversation, and how much to generate."""
+
+    id: str
+    kind: str
+    prompt: Prompt
+    max_tokens: int
+    ignore_eos: bool = True
+    tenant: str = ""
+
+    def __post_init__(self) -> None:
+        empty = not (self.prompt.messages if isinstance(self.prompt, Chat) else self.prompt)
+        if empty:
+            raise BadInput("a request's prompt is empty", value=self.id, fix="give it some text")
+        if self.max_tokens < 1:
+            raise BadInput(
+                "a request asks for no output", value=self.max_tokens, limit=">= 1 token"
+            )
+
+
+class Workload(Protocol):
+    """A source of requests. `name` is the string that names it again on a command line."""
+
+    @property
+    def name(self) -> str: ...
+
+    def sample(self, n: int, seed: int) -> Iterator[LoadRequest]:
+        """The first `n` requests of this seed, lazily."""
+        ...
+
+
+def plain_chat(chat: Chat) -> str:
+    """A conversation as plain text, for a model that has no chat template."""
+    lines = [f"{message.role.capitalize()}: {message.content}" for message in chat.messages]
+    return "\n\n".join([*lines, "Assistant:"])
+
+
+class StopsEarly(msgspec.Struct, frozen=True):
+    """Another workload whose answers may end with the end-of-sequence token (--no-ignore-eos)."""
+
+    of: Workload
+
+    @property
+    def name(self) -> str:
+        return f"{self.of.name} (stops early)"
+
+    def sample(self, n: int, seed: int) -> Iterator[LoadRequest]:
+        for request in self.of.sample(n, seed):
+            yield msgspec.structs.replace(request, ignore_eos=False)

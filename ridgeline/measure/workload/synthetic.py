@@ -1,0 +1,110 @@
+"""`synthetic:input=256,output=128`: random token ids of chosen lengths.
+
+For speed alone: the tokens mean nothing, and no tokenizer stands between the length asked and the
+length served. `cv` is the coefficient of variation (standard deviation / mean) of both lengths,
+drawn from a log-normal whose mean is the length asked; 0 fixes them. `prefix` tokens of every
+prompt are the same, to exercise a prefix cache; they count as part of `input`. Ids lie in [16,
+vocab): low ids are often special. It misleads where the text matters: speculation, n-gram
+drafting and expert routing see noise.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+
+import msgspec
+
+from ridgeline.errors import BadInput
+from ridgeline.measure.workload.base import LoadRequest
+
+FIRST_ID = 16
+_FIX = "write e.g. synthetic:input=256,output=128,cv=0.5,prefix=64"
+
+
+class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
+    """Lengths in tokens; `cv` without unit; token ids below `vocab`."""
+
+    input: int = 256
+    output: int = 128
+    cv: float = 0.0
+    prefix: int = 0
+    vocab: int = 2048
+
+    def __post_init__(self) -> None:
+        limits = (
+            ("input", self.input, 1),
+            ("output", self.output, 1),
+            ("prefix", self.prefix, 0),
+            ("vocab", self.vocab, FIRST_ID + 1),
+        )
+        for name, value, low in limits:
+            if value < low:
+                raise BadInput(f"synthetic: {name} is too small", value=value, limit=f">= {low}")
+        if self.prefix > self.input:
+            raise BadInput(
+                "synthetic: prefix is longer than input",
+                value=self.prefix,
+                limit=self.input,
+                fix=_FIX,
+            )
+        if not (math.isfinite(self.cv) and self.cv >= 0):
+            raise BadInput("synthetic: cv is out of range", value=self.cv, limit=">= 0", fix=_FIX)
+
+    @property
+    def name(self) -> str:
+        default = Synthetic()
+        given = [f"input={self.input}", f"output={self.output}"]
+        for field in ("cv", "prefix", "vocab"):
+            if getattr(self, field) != getattr(default, field):
+                given.append(f"{field}={getattr(self, field)}")
+        return "synthetic:" + ",".join(given)
+
+    def sample(self, n: int, seed: int) -> Iterator[LoadRequest]:
+        shared = tuple(self._ids(random.Random(f"{self.name}/prefix"), self.prefix))
+        rng = random.Random(f"{self.name}/{seed}")
+        for index in range(n):
+            num_input = max(_length(rng, self.input, self.cv), self.prefix)
+            body = self._ids(rng, num_input - self.prefix)
+            yield LoadRequest(
+                id=f"synthetic-{seed}-{index}",
+                kind="synthetic",
+                prompt=(*shared, *body),
+                max_tokens=_length(rng, self.output, self.cv),
+            )
+
+    def _ids(self, rng: random.Random, count: int) -> list[int]:
+        return rng.choices(range(FIRST_ID, self.vocab), k=count)
+
+
+def _length(rng: random.Random, mean: int, cv: float) -> int:
+    """A log-normal draw with this mean and cv, at least 1: sigma² = ln(1 + cv²), mu = ln(mean) -
+    sigma²/2.
+    """
+    if cv == 0:
+        return mean
+    variance = math.log1p(cv * cv)
+    return max(1, round(rng.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))))
+
+
+def parse(options: str) -> Synthetic:
+    """`input=256,output=128,…`; every part is optional."""
+    values: dict[str, int | float] = {}
+    for part in filter(None, options.split(",")):
+        name, equals, raw = part.partition("=")
+        if not equals or name not in Synthetic.__struct_fields__:
+            known = ", ".join(Synthetic.__struct_fields__)
+            raise BadInput("synthetic: unknown option", value=part, limit=known, fix=_FIX)
+        if name in values:
+            raise BadInput(f"synthetic: {name} is given twice", value=options, fix=_FIX)
+        values[name] = _number(part, raw, whole=name != "cv")
+    return msgspec.convert(values, Synthetic)
+
+
+def _number(part: str, raw: str, *, whole: bool) -> int | float:
+    try:
+        return int(raw) if whole else float(raw)
+    except ValueError:
+        kind = "a whole number" if whole else "a number"
+        raise BadInput(f"synthetic: the value is not {kind}", value=part, fix=_FIX) from None

@@ -1,0 +1,276 @@
+"""From what was measured to the records of the result: verdicts, standings, next steps."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+import ridgeline
+from ridgeline.diagnose import (
+    Finding,
+    Point,
+    Shares,
+    advise,
+    attribute,
+    facts_of,
+    place,
+    verdict,
+)
+from ridgeline.diagnose.conditions import Value
+from ridgeline.errors import UserError
+from ridgeline.optimize.cost import cost_of
+from ridgeline.optimize.duel import Duel
+from ridgeline.optimize.job import Contender, Job
+from ridgeline.optimize.objective import Reading, pooled, samples
+from ridgeline.optimize.predict import Forecast
+from ridgeline.optimize.quality import Quality
+from ridgeline.optimize.result import (
+    Ended,
+    Exactness,
+    LadderResult,
+    NotTried,
+    Prediction,
+    Provenance,
+    Standing,
+    Trial,
+    Verdict,
+)
+from ridgeline.optimize.stats import WORTHWHILE, Interval
+from ridgeline.optimize.subject import Lab
+from ridgeline.records import EngineInfo, RunTrace, Slo, StepStat
+from ridgeline.settings import Settings, changed
+
+
+class Evidence:
+    """What one trial gathers while it runs."""
+
+    def __init__(self, forecast: Forecast, begun_s: float) -> None:
+        self.forecast, self.begun_s = forecast, begun_s
+        self.exactness: Exactness | None = None
+        self.duel: Duel | None = None
+        self.quality: Quality | None = None
+        self.failure: tuple[Verdict, str] | None = None
+
+    def failed(self, error: BaseException, reason: str) -> None:
+        self.failure = ("cannot run" if isinstance(error, UserError) else "crashed", reason)
+
+
+def measured_trial(evidence: Evidence, lab: Lab, job: Job, now_s: float) -> Trial:
+    """One row of the ladder, with its verdict and the reason."""
+    candidate, found = evidence.forecast.candidate, evidence.duel
+    decided, reason = judged(evidence)
+    predicted = evidence.forecast.predicted or Prediction(gain=1.0, low=1.0, high=1.0)
+    return Trial(
+        rung=candidate.rung.id,
+        label=candidate.label,
+        technique=candidate.rung.technique,
+        honesty=candidate.rung.honesty,
+        changes=candidate.changes,
+        settings=changed(candidate.settings),
+        verdict=decided,
+        reason=reason,
+        predicted=predicted,
+        before=pooled(found.before, job.slo) if found and found.before else None,
+        after=pooled(found.after, job.slo) if found and found.after else None,
+        ratio=found.ratio if found else None,
+        log_ratios=found.log_ratios if found else (),
+        quality=evidence.quality,
+        exactness=evidence.exactness,
+        points=points_of(candidate.label, found.after, candidate.settings, lab) if found else (),
+        spent_s=now_s - evidence.begun_s,
+    )
+
+
+def judged(evidence: Evidence) -> tuple[Verdict, str]:
+    """The verdict and one sentence for it."""
+    if evidence.failure is not None:
+        return evidence.failure
+    if evidence.exactness is not None and not evidence.exactness.same:
+        return "not exact", f"claims the same tokens, but {evidence.exactness.detail}"
+    found = evidence.duel
+    if found is None or found.ratio is None:
+        rounds = len(found.log_ratios) if found else 0
+        return "cut short", f"the budget ended after {rounds} of the rounds that a verdict needs"
+    if found.outcome == "gain":
+        return _by_quality(found.ratio, evidence)
+    return _without_gain(found)
+
+
+def _without_gain(found: Duel) -> tuple[Verdict, str]:
+    assert found.ratio is not None
+    low, high = _percent(found.ratio.low), _percent(found.ratio.high)
+    if found.outcome == "loss":
+        return "worse", f"it loses: {low} to {high}"
+    if found.outcome == "nothing":
+        limit = f"{100 * WORTHWHILE:.0f}%"
+        return "no gain", f"between {low} and {high}: a gain beyond {limit} is excluded"
+    rounds = len(found.log_ratios)
+    return "inconclusive", f"between {low} and {high} after {rounds} rounds: the noise hides it"
+
+
+def _by_quality(ratio: Interval, evidence: Evidence) -> tuple[Verdict, str]:
+    gain = f"{ratio.mid:.2f}x, surely more than {_percent(ratio.low)}"
+    gate = evidence.quality
+    if evidence.forecast.candidate.rung.honesty == "exact":
+        return "kept", gain
+    if gate is None:
+        return "inconclusive", f"{gain}, but its quality was not measured"
+    if gate.verdict == "pass":
+        return "kept", f"{gain}; quality within every limit"
+    bad = [check for check in gate.checks if check.verdict == gate.verdict]
+    named = ", ".join(f"{c.name} {c.found.mid:.4g} (limit {c.limit:g})" for c in bad)
+    if gate.verdict == "fail":
+        return "quality failed", f"{gain}, but it breaks the quality gate: {named}"
+    return "inconclusive", f"{gain}, but the held-out text is too short to clear it: {named}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.0f}%" if ratio < 100 else "beyond measure"
+
+
+# ---- where a configuration stands --------------------------------------------------------------
+
+
+def steps_of(readings: Sequence[Reading]) -> list[StepStat]:
+    return [step for reading in readings for step in reading.run.steps]
+
+
+def points_of(
+    name: str, readings: Sequence[Reading], settings: Settings, lab: Lab
+) -> tuple[Point, ...]:
+    """Prefill, decode and mixed steps of these runs on this machine's roofline."""
+    ceilings = lab.ceilings_of(settings)
+    if ceilings is None:
+        return ()
+    return place(name, steps_of(readings), lab.work_of(settings), ceilings)
+
+
+def shares_of(run: RunTrace, settings: Settings, lab: Lab) -> Shares | None:
+    ceilings = lab.ceilings_of(settings)
+    if ceilings is None or not run.steps:
+        return None
+    return attribute(run.steps, run.duration_s, lab.work_of(settings), ceilings)
+
+
+def facts_for(
+    info: EngineInfo, readings: Sequence[Reading], settings: Settings, lab: Lab, slo: Slo
+) -> dict[str, Value]:
+    """What rungs and rules may ask for: machine, model, workload, this run, these settings."""
+    facts = dict(lab.facts)
+    if readings:
+        run = readings[-1].run
+        facts.update(facts_of(run, slo, shares_of(run, settings, lab)))
+    facts.update(msgspec.structs.asdict(settings))
+    plain = (bool, int, float, str)
+    facts.update({k: v for k, v in info.settings.items() if v is None or isinstance(v, plain)})
+    return facts
+
+
+def standing(
+    label: str, contender: Contender, readings: Sequence[Reading], lab: Lab, job: Job
+) -> Standing:
+    """Figures, place and diagnosis of one configuration."""
+    settings = contender.settings
+    found = pooled(readings, job.slo)
+    facts = facts_for(contender.subject.info, readings, settings, lab, job.slo)
+    return Standing(
+        label=label,
+        settings=changed(settings),
+        measured=found,
+        cost=cost_of(job.price, found.good_output_tok_s, found.good_input_tok_s),
+        samples=samples(readings),
+        points=points_of(label, readings, settings, lab),
+        finding=_finding(facts),
+        advice=advise(facts),
+    )
+
+
+def _finding(facts: dict[str, Value]) -> Finding:
+    """What bounds the run; without the load's own idle time, which the search chose."""
+    return verdict({name: value for name, value in facts.items() if name != "idle_share"})
+
+
+# ---- the whole ---------------------------------------------------------------------------------
+
+PROTOCOL = (
+    "Every rung was measured beside the incumbent in alternating order (A B, B A, …), both under "
+    "the same prompts and arrivals in a round and new ones in the next, in runs of {window:.1f} s. "
+    "Each side's load follows its own staircase around the largest load that keeps the SLO. The "
+    "ratio is the mean over rounds of log(after / before) with Student's 95% interval; looks "
+    "before the last round ask for 99%. Goodput is the offered rate times the share of requests that met "
+    "the SLO, failures included, latencies counted from the scheduled arrival."
+)
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """What a climb has to show at its end."""
+
+    ended: Ended
+    spent_s: float
+    window_s: float
+    trials: tuple[Trial, ...]
+    not_tried: tuple[NotTried, ...]
+    total: Interval | None
+    slo_holds: bool
+
+
+def finish(
+    job: Job, lab: Lab, account: Account, baseline: Standing, final: Standing
+) -> LadderResult:
+    """The whole result."""
+    result = LadderResult(
+        provenance=_provenance(job, lab, account.spent_s, account.window_s),
+        ended=account.ended,
+        price=job.price,
+        baseline=baseline,
+        final=final,
+        trials=account.trials,
+        not_tried=account.not_tried,
+        ceilings=lab.ceilings_of(job.settings),
+        total=account.total,
+        slo_holds=account.slo_holds,
+    )
+    return msgspec.structs.replace(result, next_steps=_next_steps(result))
+
+
+def _provenance(job: Job, lab: Lab, spent_s: float, window_s: float) -> Provenance:
+    return Provenance(
+        version=ridgeline.__version__,
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        model=job.settings.model,
+        workload=job.workload,
+        slo=str(job.slo),
+        objective=job.objective,
+        seed=job.seed,
+        budget_s=job.budget_s,
+        spent_s=spent_s,
+        machine=_plain(lab.facts, "machine"),
+        model_facts=_plain(lab.facts, "model"),
+        protocol=PROTOCOL.format(window=window_s),
+    )
+
+
+def _plain(facts: dict[str, Value], prefix: str) -> dict[str, Any]:
+    """The facts about one thing: `machine_cores` under machine as `cores`."""
+    start = prefix + "_"
+    return {k.removeprefix(start): v for k, v in facts.items() if k.startswith(start)}
+
+
+def _next_steps(result: LadderResult) -> tuple[str, ...]:
+    model, workload = result.provenance.model, result.provenance.workload
+    steps = [f"ridgeline serve --config ridgeline.toml      # what was found, serving {model}"]
+    waiting = [left for left in result.not_tried if "the budget ended" in left.reason]
+    noisy = [trial for trial in result.trials if trial.verdict in ("inconclusive", "cut short")]
+    if waiting or noisy:
+        minutes = max(2, round(2 * result.provenance.budget_s / 60))
+        why = f"{len(waiting)} rung(s) were not reached, {len(noisy)} stayed inconclusive"
+        steps.append(
+            f"ridgeline optimize {model} --workload {workload} --budget {minutes}m      # {why}"
+        )
+    steps.append(
+        f"ridgeline bench --config ridgeline.toml --workload {workload}      # check it again"
+    )
+    return tuple(steps)

@@ -1,0 +1,84 @@
+"""Time as the currency of a climb: what is left, what a run costs, and how long runs may be.
+
+The budget covers everything from the first baseline run to the last closing round. Every step
+asks before it begins whether its cost still fits beside what is kept back for the closing
+measurement, without which the rest would be worth little. Costs are learnt: a run costs what the
+runs before it cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Clock = Callable[[], float]
+
+MIN_ROUNDS = 3
+MAX_ROUNDS = 6
+CLOSING_ROUNDS = 8  # at most; whatever time is left makes the headline more certain
+RUNS_IN_BUDGET = 100  # about how many runs a whole climb makes
+MIN_WINDOW_S = 1.5
+MAX_WINDOW_S = 60.0
+ANSWERS_PER_WINDOW = 4  # a window shorter than a few answers shows no steady state
+REPORT_S = 2.0
+
+
+class Budget:
+    """A deadline that several parts share."""
+
+    def __init__(self, total_s: float, clock: Clock) -> None:
+        self.total_s, self._clock = total_s, clock
+        self._begun_s = clock()
+        self._run_costs_s: list[float] = []
+        self._open_cost_s = 0.0
+        self.window_s = MIN_WINDOW_S
+
+    @property
+    def spent_s(self) -> float:
+        return self._clock() - self._begun_s
+
+    @property
+    def left_s(self) -> float:
+        return self.total_s - self.spent_s
+
+    def choose_window(self, answer_s: float) -> None:
+        """Settle the length of runs, once, from the budget and the time of one lone answer."""
+        wanted = max(self.total_s / RUNS_IN_BUDGET, ANSWERS_PER_WINDOW * answer_s)
+        self.window_s = min(max(wanted, MIN_WINDOW_S), MAX_WINDOW_S)
+
+    def note_run(self, seconds: float) -> None:
+        self._run_costs_s.append(seconds)
+
+    def note_open(self, seconds: float) -> None:
+        self._open_cost_s = max(self._open_cost_s, seconds)
+
+    @property
+    def run_cost_s(self) -> float:
+        """What the next run is likely to cost: the costliest of the last few."""
+        return max([self.window_s, *self._run_costs_s[-6:]])
+
+    @property
+    def closing_cost_s(self) -> float:
+        """Kept back: reopening the baseline and the closing rounds, at the least number of them."""
+        return self._open_cost_s + 2 * MIN_ROUNDS * self.run_cost_s + REPORT_S
+
+    @property
+    def trial_cost_s(self) -> float:
+        """The least that a trial needs to be worth starting."""
+        return 1.5 * self._open_cost_s + (2 * MIN_ROUNDS + 1) * self.run_cost_s
+
+    @property
+    def smallest_s(self) -> float:
+        """The least budget with which anything can be said: a baseline, one trial, the closing."""
+        return 4 * self.run_cost_s + self.trial_cost_s + self.closing_cost_s
+
+    def affords_trial(self) -> bool:
+        return self.left_s >= self.trial_cost_s + self.closing_cost_s
+
+    def affords_runs(self, count: int, *, closing: bool = False) -> bool:
+        """Whether `count` more runs fit; `closing`: the closing itself may use what was kept."""
+        kept = REPORT_S if closing else self.closing_cost_s
+        return self.left_s >= count * self.run_cost_s + kept
+
+    def grace_s(self, wanted_s: float) -> float:
+        """How long a run may wait for its last answers without overrunning the budget."""
+        return max(0.0, min(wanted_s, self.left_s - self.window_s - REPORT_S / 2))

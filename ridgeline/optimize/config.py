@@ -1,0 +1,80 @@
+"""ridgeline.toml: the settings that were found, each with where it came from.
+
+Only the `[engine]` table means anything to `ridgeline serve --config`; `[provenance]` says under
+what the settings were found, for whoever opens the file in a year.
+"""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from ridgeline.optimize import words
+from ridgeline.optimize.result import LadderResult
+from ridgeline.settings import NAIVE, Settings, changed, settings_from
+
+
+def final_settings(result: LadderResult) -> Settings:
+    return settings_from(result.final.settings, where="result")
+
+
+def ridgeline_toml(result: LadderResult) -> str:
+    """The whole file."""
+    told = result.provenance
+    lines = [
+        f"# Found by `ridgeline optimize` {told.version} on {told.started}.",
+        f"# {_headline(result)}",
+        "# ridgeline serve --config ridgeline.toml",
+        "",
+        "[engine]",
+        *_engine_lines(result),
+        "",
+        "[provenance]",
+        *(f"{name} = {_value(value)}" for name, value in _provenance(result).items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _headline(result: LadderResult) -> str:
+    if result.total is None:
+        return f"{len(result.kept)} rung(s) kept; ended: {result.ended}."
+    return f"{result.provenance.objective}: {words.ratio(result.total)} of the baseline's."
+
+
+def _engine_lines(result: LadderResult) -> list[str]:
+    """What differs from the defaults, and whatever a naive deployment would have set otherwise."""
+    settings = final_settings(result)
+    why = {name: trial.label for trial in result.kept for name in trial.changes}
+    shown = {**{name: getattr(settings, name) for name in NAIVE}, **changed(settings)}
+    named = {"model": settings.model, **shown}
+    return [
+        f"{name} = {_value(value)}" + (f"  # {why[name]}" if name in why else "")
+        for name, value in named.items()
+        if value is not None
+    ]
+
+
+def _provenance(result: LadderResult) -> dict[str, object]:
+    told = result.provenance
+    return {
+        "workload": told.workload,
+        "slo": told.slo,
+        "objective": told.objective,
+        "goodput_before_req_s": round(result.baseline.measured.goodput_req_s, 4),
+        "goodput_after_req_s": round(result.final.measured.goodput_req_s, 4),
+        "seed": told.seed,
+        "started": told.started,
+    }
+
+
+def _value(value: object) -> str:
+    """TOML of a plain value: its strings, numbers and booleans are written as JSON writes them."""
+    if isinstance(value, float) and value == int(value):
+        return f"{value:.1f}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def ladder_json(result: LadderResult) -> str:
+    """Everything, for machines."""
+    return msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"

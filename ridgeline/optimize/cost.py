@@ -1,0 +1,38 @@
+"""Dollars per million tokens at the SLO: what a machine costs per hour over what it does in it.
+
+Only tokens of requests that kept the promise count: tokens that came too late were paid for and not
+delivered. The price of the machine is the user's; without one, everything is quoted at a notional
+$1 per hour, which leaves every ratio right.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+NOTIONAL_PRICE = 1.0
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True):
+    """Dollars per machine-hour; `notional` where nobody named one."""
+
+    dollars_per_hour: float = NOTIONAL_PRICE
+    notional: bool = True
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Dollars per million tokens; None where nothing was delivered within the SLO."""
+
+    output_dollars_per_mtok: float | None
+    total_dollars_per_mtok: float | None
+
+
+def cost_of(price: Price, good_output_tok_s: float, good_input_tok_s: float) -> Cost:
+    """The whole bill divided by output tokens alone, and by input and output tokens together."""
+    return Cost(
+        output_dollars_per_mtok=_per_million(price, good_output_tok_s),
+        total_dollars_per_mtok=_per_million(price, good_output_tok_s + good_input_tok_s),
+    )
+
+
+def _per_million(price: Price, tok_s: float) -> float | None:
+    return price.dollars_per_hour / (tok_s * 3600) * 1e6 if tok_s > 0 else None

@@ -1,0 +1,172 @@
+"""Two configurations, measured in alternation until a difference is sure or the rounds are over.
+
+Each round runs both under the same seed, in the order A B, B A, A B, …: what the round has in
+common and a linear drift of the machine cancel in its ratio.
+
+Under which load? Goodput at one fixed load hides a difference (both carry it) or exaggerates it (one
+collapses). So each side first *approaches* its own knee, until one run has held the SLO and one has
+not, and then climbs a staircase around it, as psychophysics finds a threshold: a run that held
+raises that side's load, one that did not lowers it twice as far, by steps that shrink; it settles
+where two runs in three hold (Kaernbach's weighted up-down method, 1991). Below the knee two unequal
+configurations look alike, so nothing is decided before both sides have been on both sides of theirs.
+For the objective `latency` both stay at one common load instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from ridgeline.optimize.budget import MIN_ROUNDS
+from ridgeline.optimize.ground import Ground, OutOfTimeError
+from ridgeline.optimize.objective import Reading
+from ridgeline.optimize.stats import INTERIM_LEVEL, LEVEL, Interval, Outcome, judge, ratio_interval
+from ridgeline.optimize.subject import Subject
+
+FIRST_STEP = 0.10  # upwards, of the logarithm of the load
+LEAST_STEP = 0.03
+SHRINK = 0.8
+DOWN = 2.0  # a step down is this many steps up
+APPROACH = 1.2  # first factor of the approach; each next one is larger
+MAX_APPROACH = 6
+
+
+class Duel(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rounds gave. `ratio` is after/before, more is better; None under three rounds."""
+
+    before: tuple[Reading, ...]
+    after: tuple[Reading, ...]
+    log_ratios: tuple[float, ...]
+    ratio: Interval | None
+    outcome: Outcome
+    before_rate: float
+    after_rate: float
+
+
+class Staircase:
+    """One side's load: up after a run that held, down after one that did not."""
+
+    def __init__(self, rate: float, step: float = FIRST_STEP) -> None:
+        self.rate, self._step = rate, step
+
+    def learn(self, held: bool) -> None:
+        self.rate *= math.exp(self._step if held else -DOWN * self._step)
+        self._step = max(self._step * SHRINK, LEAST_STEP) if self._step else 0.0
+
+
+class Side:
+    """A contender: its subject, its staircase, its readings. `known`: it starts at its knee."""
+
+    def __init__(
+        self, name: str, subject: Subject, rate: float, *, known: bool, fixed: bool = False
+    ) -> None:
+        self.name, self.subject, self.known = name, subject, known
+        self.stairs = Staircase(rate, 0.0 if fixed else FIRST_STEP)
+        self.readings: list[Reading] = []
+        self.fixed = fixed
+
+    @property
+    def crossed(self) -> bool:
+        """Has been both below and above its knee since the rounds began."""
+        return self.fixed or len({reading.holds for reading in self.readings}) == 2
+
+    async def approach(self, ground: Ground, *, closing: bool) -> None:
+        """From wherever it starts to about its knee: up while runs hold, down while they do not."""
+        if self.known or self.fixed:
+            return
+        rates: dict[bool, float] = {}
+        rate, factor = self.stairs.rate, APPROACH
+        for _ in range(MAX_APPROACH):
+            doing = f"finding the load of the {self.name}"
+            seed = ground.fresh_seed()
+            reading = await ground.run(self.subject, rate, seed, doing, closing=closing)
+            rates[reading.holds] = rate
+            if len(rates) == 2:
+                break
+            rate = rate * factor if reading.holds else rate / factor
+            factor **= 1.5
+        self.stairs.rate = math.sqrt(rates[True] * rates[False]) if len(rates) == 2 else rate
+
+
+async def duel(
+    ground: Ground, before: Side, after: Side, *, max_rounds: int, closing: bool = False
+) -> Duel:
+    """Alternate two sides. Ends early only when sure (the closing never), or out of time."""
+    try:
+        await before.approach(ground, closing=closing)
+        await after.approach(ground, closing=closing)
+        for number in range(max_rounds):
+            order = (before, after) if number % 2 == 0 else (after, before)
+            await _round(ground, order, f"round {number + 1} of {max_rounds}", closing)
+            if number + 1 >= MIN_ROUNDS and not closing and _decided(before, after):
+                break
+    except OutOfTimeError:
+        pass  # whole rounds that were measured stand
+    return _conclude(before, after)
+
+
+async def _round(ground: Ground, order: tuple[Side, Side], doing: str, closing: bool) -> None:
+    """Both sides once under one seed; a round that is cut in its middle leaves no trace."""
+    if not ground.budget.affords_runs(2, closing=closing):
+        raise OutOfTimeError
+    seed = ground.fresh_seed()
+    readings = [
+        await ground.run(
+            side.subject, side.stairs.rate, seed, f"{doing}, {side.name}", closing=closing
+        )
+        for side in order
+    ]
+    for side, reading in zip(order, readings, strict=True):
+        side.readings.append(reading)
+        side.stairs.learn(reading.holds)
+
+
+def _logs(a: Side, b: Side) -> tuple[float, ...]:
+    pairs = zip(a.readings, b.readings, strict=True)
+    return tuple(math.log(after.score / before.score) for before, after in pairs)
+
+
+def _resolution(a: Side, b: Side) -> float:
+    """The least difference that rounds of this size can show: about one request in each run."""
+    pairs = zip(a.readings, b.readings, strict=True)
+    sizes = [math.hypot(before.resolution, after.resolution) for before, after in pairs]
+    return sum(sizes) / len(sizes)
+
+
+def _decided(a: Side, b: Side) -> bool:
+    """A difference at 99 %, or, at 95 %, no gain worth having: giving up early misleads nobody."""
+    if not (a.crossed and b.crossed):
+        return False
+    logs = _logs(a, b)
+    least_sd = _resolution(a, b)
+    interim = ratio_interval(logs, level=INTERIM_LEVEL, least_sd=least_sd)
+    if judge(interim) in ("gain", "loss"):
+        return True
+    return judge(ratio_interval(logs, level=LEVEL, least_sd=least_sd)) == "nothing"
+
+
+def _conclude(a: Side, b: Side) -> Duel:
+    logs = _logs(a, b)
+    enough = len(logs) >= MIN_ROUNDS
+    ratio = ratio_interval(logs, level=LEVEL, least_sd=_resolution(a, b)) if enough else None
+    return Duel(
+        before=tuple(a.readings),
+        after=tuple(b.readings),
+        log_ratios=logs,
+        ratio=ratio,
+        outcome=judge(ratio) if ratio else "unclear",
+        before_rate=_settled(a),
+        after_rate=_settled(b),
+    )
+
+
+def _settled(side: Side) -> float:
+    """The load that a side ended at: where the next duel of it begins."""
+    return _mean_rate(side.readings) if len(side.readings) >= MIN_ROUNDS else side.stairs.rate
+
+
+def _mean_rate(readings: Sequence[Reading]) -> float:
+    last = readings[-MIN_ROUNDS:]
+    return math.exp(sum(math.log(reading.rate) for reading in last) / len(last))

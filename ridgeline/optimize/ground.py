@@ -1,0 +1,125 @@
+"""Where configurations are measured: one place for load, seed, budget and the watcher.
+
+A fresh seed for every probe and every round: a prompt that was sent before would be found in the
+prefix cache, and the second configuration measured would look better than the first.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ridgeline.errors import UserError
+from ridgeline.measure.search import GoodputResult, find_goodput
+from ridgeline.optimize.budget import Budget
+from ridgeline.optimize.objective import Objective, Reading, read
+from ridgeline.optimize.observe import Observer, Progress
+from ridgeline.optimize.subject import Load, Subject
+from ridgeline.records import RunTrace, Slo
+
+LATEST_ANSWER_S = 30.0  # without a promise on the whole answer, no answer is waited for longer
+
+
+class OutOfTimeError(Exception):
+    """The budget ended in the middle of something; what was measured so far stands."""
+
+
+class Ground:
+    """Runs loads against subjects within the budget and tells the observer."""
+
+    def __init__(
+        self,
+        *,
+        slo: Slo,
+        objective: Objective,
+        budget: Budget,
+        observer: Observer,
+        seed: int,
+        longest_output: int,
+    ) -> None:
+        self.slo, self.objective, self.budget = slo, objective, budget
+        self._observer, self._seed = observer, seed
+        self._grace_s = _longest_good_answer_s(slo, longest_output)
+        self._stage = "start"
+
+    def stage(self, name: str, doing: str) -> None:
+        self._stage = name
+        self.tell(doing)
+
+    def tell(self, doing: str) -> None:
+        spent_s, total_s = self.budget.spent_s, self.budget.total_s
+        now = Progress(stage=self._stage, doing=doing, spent_s=spent_s, total_s=total_s)
+        self._observer.progress(now)
+
+    def fresh_seed(self) -> int:
+        self._seed += 1
+        return self._seed
+
+    def load(self, rate: float, seed: int) -> Load:
+        """A run of the settled length. What is unfinished after the grace has missed the SLO."""
+        grace_s = self.budget.grace_s(self._grace_s)
+        return Load(rate=rate, seed=seed, window_s=self.budget.window_s, grace_s=grace_s)
+
+    async def run(
+        self, subject: Subject, rate: float, seed: int, doing: str, *, closing: bool = False
+    ) -> Reading:
+        """One measured run. Raises OutOfTimeError rather than overrun the budget."""
+        if not self.budget.affords_runs(1, closing=closing):
+            raise OutOfTimeError
+        self.tell(f"{doing} at {rate:.3g} req/s")
+        begun_s = self.budget.spent_s
+        load = self.load(rate, seed)
+        run = await subject.run(load)
+        self.budget.note_run(self.budget.spent_s - begun_s)
+        return read(run, load, self.slo, self.objective)
+
+    async def search(
+        self, subject: Subject, low: float, max_probes: int, doing: str
+    ) -> tuple[GoodputResult, list[Reading]]:
+        """Roughly the largest load that holds, from `low` upwards; every probe as a reading."""
+        readings: list[Reading] = []
+
+        async def run_at(rate: float) -> RunTrace:
+            reading = await self.run(subject, rate, self.fresh_seed(), doing)
+            readings.append(reading)
+            return reading.run
+
+        found = await find_goodput(
+            run_at,
+            self.slo,
+            low,
+            64 * low,
+            self.budget.left_s,
+            tolerance=0.2,
+            max_probes=max_probes,
+            clock=lambda: self.budget.spent_s,
+        )
+        return found, readings
+
+
+def _longest_good_answer_s(slo: Slo, longest_output: int) -> float:
+    """After this long an answer has missed the SLO, whatever still comes of it."""
+    if slo.e2e_s is not None:
+        return min(slo.e2e_s, LATEST_ANSWER_S)
+    if slo.tpot_s is None:
+        return LATEST_ANSWER_S
+    first_s = slo.ttft_s if slo.ttft_s is not None else LATEST_ANSWER_S
+    return min(first_s + slo.tpot_s * longest_output, LATEST_ANSWER_S)
+
+
+def start_of(found: GoodputResult, low: float) -> float:
+    """Where to begin a staircase: the best load, nudged towards the failing one; or below `low`."""
+    if found.best is None:
+        return low / 1.5
+    failed = found.failed_load
+    return (
+        math.sqrt(found.best.load * min(failed, 1.5 * found.best.load))
+        if failed
+        else found.best.load
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """One line for the ladder, without a traceback."""
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

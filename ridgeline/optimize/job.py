@@ -1,0 +1,36 @@
+"""What was asked of a climb, and a configuration that is up."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import msgspec
+
+from ridgeline.optimize.cost import Price
+from ridgeline.optimize.objective import Objective, Reading
+from ridgeline.optimize.subject import Subject
+from ridgeline.records import Slo
+from ridgeline.settings import Settings
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for. `settings` is what every rung starts from (model, dtype, limits)."""
+
+    settings: Settings
+    workload: str
+    slo: Slo
+    objective: Objective
+    budget_s: float
+    price: Price
+    seed: int = 0
+
+
+class Contender(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration that is up. `stack` closes it; `rate` is its best load so far."""
+
+    label: str
+    settings: Settings
+    subject: Subject
+    stack: ExitStack
+    rate: float
+    readings: tuple[Reading, ...]

@@ -1,0 +1,132 @@
+"""The rungs, as data (ladder.toml), and what each would make of the incumbent.
+
+Nothing in here or in the loop knows a rung by name. A row says which settings it changes, what it
+needs and how honest it is; the prediction comes from the simulator with the rewritten settings,
+the verdict from the measurement. So a later technique joins the ladder by adding its row.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from typing import Any, Literal
+
+import msgspec
+
+from ridgeline.diagnose.conditions import Condition, Facts, parse
+from ridgeline.errors import BadInput
+from ridgeline.settings import Settings, settings_from
+
+Honesty = Literal["exact", "lossy"]
+
+
+class Rung(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the ladder; see the head of ladder.toml for the meaning of each field."""
+
+    id: str
+    title: str
+    technique: str
+    honesty: Honesty
+    term: str
+    why: str
+    hurts_when: str
+    risk: int
+    complexity: int
+    changes: dict[str, Any] = {}
+    variants: tuple[dict[str, Any], ...] = ()
+    needs: tuple[Condition, ...] = ()
+
+
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
+    """How much predicted gain one level of risk or complexity must bring on top."""
+
+    risk: float
+    complexity: float
+
+    def discount(self, rung: Rung) -> float:
+        return 1 + self.risk * rung.risk + self.complexity * rung.complexity
+
+
+class Ladder(msgspec.Struct, frozen=True):
+    rungs: tuple[Rung, ...]
+    weights: Weights
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A rung applied to an incumbent: the settings to try, and what differs."""
+
+    rung: Rung
+    label: str
+    changes: dict[str, Any]
+    settings: Settings
+
+
+def shipped() -> Ladder:
+    """The ladder of this package."""
+    return read(files("ridgeline.optimize").joinpath("ladder.toml").read_text(encoding="utf-8"))
+
+
+def read(text: str) -> Ladder:
+    """A ladder from TOML; an unknown key, or a setting that does not exist, is an error."""
+    document = tomllib.loads(text)
+    rungs = tuple(_rung(row) for row in document.get("rung", ()))
+    ids = [rung.id for rung in rungs]
+    if len(set(ids)) < len(ids):
+        raise BadInput("two rungs of the ladder have the same id", value=sorted(ids))
+    return Ladder(rungs, msgspec.convert(document["weights"], Weights))
+
+
+def _rung(row: dict[str, Any]) -> Rung:
+    if unknown := sorted(set(row) - set(Rung.__struct_fields__)):
+        raise BadInput(f"rung {row.get('id')!r} has an unknown key", value=unknown[0])
+    needs = tuple(parse(text) for text in row.get("needs", ()))
+    try:
+        rung = msgspec.convert({**row, "needs": ()}, Rung)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"rung {row.get('id')!r}: {error}") from None
+    known = set(Settings.__struct_fields__)
+    for changes in (rung.changes, *rung.variants):
+        if unknown := sorted(set(changes) - known):
+            raise BadInput(f"rung {rung.id!r} changes no setting of this name", value=unknown[0])
+    return msgspec.structs.replace(rung, needs=needs)
+
+
+def unmet(rung: Rung, facts: Facts) -> str | None:
+    """Why the rung is not for this incumbent, or None. What is not known forbids nothing."""
+    failed = [need.explain(facts) for need in rung.needs if need.holds(facts) is False]
+    return "needs " + "; ".join(failed) if failed else None
+
+
+def candidates(
+    rung: Rung, incumbent: Settings, resolved: Mapping[str, object]
+) -> Iterator[Candidate]:
+    """Every variant of a rung that would change something. `resolved`: the values really in use."""
+    for variant in rung.variants or ({},):
+        changes = {
+            name: _value(change, resolved.get(name, getattr(incumbent, name)))
+            for name, change in {**rung.changes, **variant}.items()
+        }
+        changes = {k: v for k, v in changes.items() if v != resolved.get(k, getattr(incumbent, k))}
+        if changes:
+            settings = settings_from({**msgspec.to_builtins(incumbent), **changes})
+            label = _label(rung, variant, changes)
+            yield Candidate(rung=rung, label=label, changes=changes, settings=settings)
+
+
+def _value(change: object, current: object) -> object:
+    """What a change makes of the current value."""
+    if not isinstance(change, dict):
+        return change
+    if change.get("unset"):
+        return None
+    if isinstance(current, bool) or not isinstance(current, int | float):
+        return current  # a multiple of nothing changes nothing; `needs` should have said so
+    value = current * change["times"]
+    value = min(max(value, change.get("min", value)), change.get("max", value))
+    return round(value) if isinstance(current, int) else value
+
+
+def _label(rung: Rung, variant: dict[str, Any], changes: dict[str, Any]) -> str:
+    told = [f"{name}={changes[name]}" for name in variant if name in changes]
+    return f"{rung.title} ({', '.join(told)})" if told else rung.title

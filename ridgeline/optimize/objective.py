@@ -1,0 +1,150 @@
+"""What is to be made better, as one number per run where more is better.
+
+    goodput   requests per second that met the SLO
+    cost      output tokens per second that met the SLO: its inverse is dollars per token
+    latency   1 / mean end-to-end latency, at a load that both configurations carry
+
+Goodput at an offered rate is the rate times the share that met the SLO: counted over the offered
+window, so that how many requests happened to arrive in it cancels. A queue that a short run leaves
+behind would look like capacity, so a run that took longer to drain than one answer takes is
+stretched by what it took beyond that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from ridgeline.measure.goodput import goodput, meets
+from ridgeline.measure.metrics import (
+    distribution,
+    e2e_s,
+    percentile,
+    succeeded,
+    tpot_s,
+    ttft_s,
+)
+from ridgeline.measure.search import saturated
+from ridgeline.optimize.result import Distribution, Measured
+from ridgeline.optimize.subject import Load
+from ridgeline.records import RequestTrace, RunTrace, Slo
+
+Objective = Literal["goodput", "latency", "cost"]
+LEAST_MET = 0.5  # a run in which nothing met the SLO still has a logarithm
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, judged. `resolution`: the least relative difference that it can show."""
+
+    rate: float
+    holds: bool
+    score: float
+    resolution: float
+    num_met: int
+    run: RunTrace
+
+
+def read(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> Reading:
+    """Judge a run that was offered this load."""
+    judged = goodput(run, slo)
+    return Reading(
+        rate=load.rate,
+        holds=judged.holds and not saturated(run),
+        score=_score(run, load, slo, objective),
+        resolution=0.5 / max(1, judged.num_requests),
+        num_met=judged.num_met,
+        run=run,
+    )
+
+
+def _score(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> float:
+    if objective == "latency":
+        return 1 / _mean_e2e_s(run)
+    good = [request for request in run.requests if meets(request, slo)]
+    worth = float(len(good))
+    if objective == "cost":
+        worth = float(sum(request.output_tokens for request in good))
+    per_request = max(worth, LEAST_MET) / max(1, len(run.requests))
+    return load.rate * per_request / _stretch(run, load.window_s)
+
+
+def _stretch(run: RunTrace, window_s: float) -> float:
+    """How much longer than the window the run took, one typical answer apart; 1 if not at all.
+
+    Typical is the median answer of the first third, which met the shortest queue.
+    """
+    done = sorted(succeeded(run.requests), key=lambda request: request.scheduled_s)
+    early = [e2e_s(request) or 0.0 for request in done[: max(1, len(done) // 3)]]
+    if not early:
+        return 1.0
+    last_s = max(request.token_s[-1] for request in done if request.token_s)
+    return max(1.0, (last_s - percentile(early, 50)) / window_s)
+
+
+def _mean_e2e_s(run: RunTrace) -> float:
+    """A request that never ended counts with the whole run: failing is not fast."""
+    waited = [
+        end if (end := e2e_s(request)) is not None and request.error is None else run.duration_s
+        for request in run.requests
+    ]
+    return math.fsum(waited) / len(waited) if waited else run.duration_s or 1.0
+
+
+def pooled(readings: Sequence[Reading], slo: Slo) -> Measured:
+    """Several runs of one configuration as one record: means of rates, percentiles of requests."""
+    requests = [request for reading in readings for request in reading.run.requests]
+    done = [request for request in requests if request.error is None and request.token_s]
+    good = [request for request in requests if meets(request, slo)]
+    seen = max(1, len(requests))
+    rate = _geometric([reading.rate for reading in readings])
+    window_s = seen / rate
+    scores = [reading.score for reading in readings]
+    return Measured(
+        load=f"{rate:.3g} req/s",
+        score=_geometric(scores),
+        goodput_req_s=rate * len(good) / seen,
+        good_output_tok_s=sum(request.output_tokens for request in good) / window_s,
+        good_input_tok_s=sum(request.prompt_tokens for request in good) / window_s,
+        output_tok_s=sum(request.output_tokens for request in done) / window_s,
+        attainment_share=len(good) / seen,
+        failed_share=sum(1 for request in requests if request.error is not None) / seen,
+        num_requests=len(requests),
+        num_runs=len(readings),
+        preemptions=sum(s.num_preempted for reading in readings for s in reading.run.steps),
+        spread=_spread(scores),
+        **_latencies(done),
+    )
+
+
+def _latencies(done: Sequence[RequestTrace]) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for name, of in (("ttft", ttft_s), ("tpot", tpot_s), ("e2e", e2e_s)):
+        values = distribution(of(request) for request in done)
+        for q in (50, 95):
+            found[f"{name}_p{q}_s"] = values.p(q) if values else None
+    return found
+
+
+def samples(readings: Sequence[Reading]) -> Distribution:
+    """Every request's TTFT and TPOT, for the pictures."""
+    done = [r for reading in readings for r in reading.run.requests if r.token_s]
+    return Distribution(
+        ttft_s=tuple(value for value in map(ttft_s, done) if value is not None),
+        tpot_s=tuple(value for value in map(tpot_s, done) if value is not None),
+    )
+
+
+def _geometric(values: Sequence[float]) -> float:
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    """Relative standard deviation from run to run."""
+    if len(values) < 2:
+        return None
+    mean = math.fsum(values) / len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return math.sqrt(variance) / mean

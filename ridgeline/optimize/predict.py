@@ -1,0 +1,148 @@
+"""What each rung promises, before anything is measured.
+
+The simulator runs the engine's own scheduler on a virtual clock with step times learnt from the
+incumbent's measured steps; a rung's settings (and through them the spec's bytes and FLOPs) go in,
+the objective comes out. The promise is the ratio candidate / incumbent, both simulated: what the
+model gets wrong about both cancels.
+
+A prediction carries its error. At first that is a guess (`FIRST_ERROR`); afterwards it is what
+the tried rungs showed, and a rung's own measured shortfall is remembered for its other variants.
+A rung is worth measuring while the *upper* end of its prediction promises something: saying from
+arithmetic alone that INT8 will not pay is cheaper than a trial, and saying so wrongly is dearer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ridgeline.errors import UserError
+from ridgeline.optimize.ladder import Candidate, Rung, Weights
+from ridgeline.optimize.objective import Objective, Reading, read
+from ridgeline.optimize.result import Prediction
+from ridgeline.optimize.stats import LEAST_GAIN
+from ridgeline.optimize.subject import Load, Oracle
+from ridgeline.records import Slo, StepStat
+from ridgeline.settings import Settings
+
+FIRST_ERROR = 0.20  # standard error of log(measured / predicted) before anything is known
+LEAST_ERROR = 0.05
+SEARCH_STEP = 1.5
+MAX_PROBES = 6
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate with its promise; `problem` instead where the simulator says it cannot run."""
+
+    candidate: Candidate
+    predicted: Prediction | None
+    problem: str = ""
+
+    @property
+    def worth(self) -> float:
+        """Predicted gain, discounted by risk and complexity: what candidates are ranked by."""
+        return self.predicted.gain if self.predicted else 0.0
+
+
+class Predictor:
+    """Ranks candidates with a simulator that it trusts as far as it has been right."""
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        slo: Slo,
+        objective: Objective,
+        weights: Weights,
+        make_load: Callable[[float], Load],
+    ) -> None:
+        self._oracle, self._slo, self._objective = oracle, slo, objective
+        self._weights, self._make_load = weights, make_load
+        self._misses: list[float] = []
+        self._of_rung: dict[str, float] = {}
+        self._known: dict[Settings, float | str] = {}
+
+    def learn_steps(self, settings: Settings, steps: Sequence[StepStat]) -> None:
+        """Refit: everything that was simulated before is forgotten."""
+        if steps:
+            self._oracle.learn(settings, steps)
+            self._known.clear()
+
+    def learn_trial(self, rung: str, predicted: Prediction, measured: float) -> None:
+        """How wrong a promise was."""
+        miss = math.log(measured / predicted.gain)
+        self._misses.append(miss)
+        self._of_rung[rung] = self._of_rung.get(rung, 0.0) + miss
+
+    @property
+    def error(self) -> float:
+        """Root mean square of what was missed so far; the first guess counts as two trials."""
+        squares = [FIRST_ERROR**2] * 2 + [miss**2 for miss in self._misses]
+        return max(LEAST_ERROR, math.sqrt(sum(squares) / len(squares)))
+
+    def forecast(self, incumbent: Settings, candidate: Candidate, rate: float) -> Forecast:
+        """Simulate both near the incumbent's best load."""
+        before, after = self._score(incumbent, rate), self._score(candidate.settings, rate)
+        if isinstance(before, str) or isinstance(after, str):
+            problem = after if isinstance(after, str) else str(before)
+            return Forecast(candidate=candidate, predicted=None, problem=problem)
+        gain = after / before * math.exp(self._of_rung.get(candidate.rung.id, 0.0))
+        spread = math.exp(self.error)
+        predicted = Prediction(gain=gain, low=gain / spread, high=gain * spread)
+        return Forecast(candidate=candidate, predicted=predicted)
+
+    def promises(self, forecast: Forecast) -> bool:
+        """Whether the upper end of the prediction pays for the rung's risk and complexity."""
+        if forecast.predicted is None:
+            return False
+        discount = self._weights.discount(forecast.candidate.rung)
+        return forecast.predicted.high / discount > 1 + LEAST_GAIN
+
+    def rank_key(self, forecast: Forecast) -> tuple[bool, float]:
+        """Real promises by size; then what may be worth a look, rungs not yet measured first."""
+        worth = forecast.worth / self._weights.discount(forecast.candidate.rung)
+        return worth > 1 + LEAST_GAIN or forecast.candidate.rung.id not in self._of_rung, worth
+
+    def why_not(self, forecast: Forecast) -> str:
+        """The reason for leaving a rung out, with the arithmetic."""
+        if forecast.predicted is None:
+            return f"cannot run here: {forecast.problem}"
+        rung, predicted = forecast.candidate.rung, forecast.predicted
+        needed = self._weights.discount(rung) * (1 + LEAST_GAIN)
+        return (
+            f"predicted {predicted.gain:.2f}x (at best {predicted.high:.2f}x), "
+            f"and {_price(rung)} asks for {needed:.2f}x"
+        )
+
+    def _score(self, settings: Settings, rate: float) -> float | str:
+        """The objective in simulation, or why it cannot be had."""
+        if settings not in self._known:
+            try:
+                self._known[settings] = self._search(settings, rate)
+            except UserError as error:
+                self._known[settings] = str(error)
+        return self._known[settings]
+
+    def _search(self, settings: Settings, rate: float) -> float:
+        """The best score over loads in steps of `SEARCH_STEP`, then once between the best two."""
+        if self._objective == "latency":
+            return self._probe(settings, rate).score
+        first = self._probe(settings, rate)
+        step = SEARCH_STEP if first.holds else 1 / SEARCH_STEP
+        readings, held = [first], first.holds
+        while len(readings) < MAX_PROBES and readings[-1].holds == held:
+            rate *= step
+            readings.append(self._probe(settings, rate))
+        middle = math.sqrt(readings[-1].rate * readings[-min(2, len(readings))].rate)
+        readings.append(self._probe(settings, middle))
+        return max(reading.score for reading in readings)
+
+    def _probe(self, settings: Settings, rate: float) -> Reading:
+        load = self._make_load(rate)
+        return read(self._oracle.run(settings, load), load, self._slo, self._objective)
+
+
+def _price(rung: Rung) -> str:
+    levels = ("no", "low", "some", "high")
+    return f"{levels[rung.risk]} risk and {levels[rung.complexity]} complexity"

@@ -1,0 +1,145 @@
+"""Before and after, line by line: functional, performance, cost, stability."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ridgeline.optimize import words
+from ridgeline.optimize.result import LadderResult, Measured, Standing
+
+STEADY = 0.25  # run-to-run spread of the objective beyond which a configuration is called unsteady
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line; `css` is good, flat or bad."""
+
+    group: str
+    what: str
+    before: str
+    after: str
+    says: str
+    css: str
+
+
+def checklist(result: LadderResult) -> tuple[Line, ...]:
+    """Every line of the list."""
+    old, new = result.baseline, result.final
+    return (
+        *_functional(result),
+        _higher("Performance", "goodput (req/s)", old, new, "goodput_req_s"),
+        _higher("", "output tokens/s", old, new, "output_tok_s"),
+        _promise(result, "time to first token, p95", "ttft_p95_s"),
+        _promise(result, "time per output token, p95", "tpot_p95_s"),
+        _cost(result),
+        *_stability(old.measured, new.measured),
+    )
+
+
+def _functional(result: LadderResult) -> tuple[Line, ...]:
+    lossy = [trial for trial in result.kept if trial.honesty == "lossy"]
+    exact = [trial for trial in result.kept if trial.exactness is not None]
+    tokens = sum(t.exactness.num_tokens for t in exact if t.exactness is not None)
+    lines = [
+        Line(
+            group="Functional",
+            what="same greedy tokens (exact rungs)",
+            before="reference",
+            after=f"{len(exact)} rung(s), {tokens} tokens compared",
+            says="same" if exact else "nothing to compare",
+            css="good" if exact else "flat",
+        )
+    ]
+    for trial in lossy:
+        found = trial.quality
+        lines.append(
+            Line(
+                group="",
+                what=f"held-out perplexity ({trial.label})",
+                before=f"{found.perplexity_before:.4g}" if found else words.DASH,
+                after=f"{found.perplexity_after:.4g}" if found else words.DASH,
+                says="within limits" if found and found.verdict == "pass" else "not cleared",
+                css="good" if found and found.verdict == "pass" else "bad",
+            )
+        )
+    return tuple(lines)
+
+
+def _higher(group: str, what: str, old: Standing, new: Standing, field: str) -> Line:
+    before, after = getattr(old.measured, field), getattr(new.measured, field)
+    times = after / before if before else None
+    says = f"×{times:.2f}" if times else "from nothing" if after else "none"
+    return Line(
+        group=group,
+        what=what,
+        before=words.rate(before),
+        after=words.rate(after),
+        says=says,
+        css="flat" if times and 0.97 < times < 1.03 else "good" if after > before else "bad",
+    )
+
+
+def _promise(result: LadderResult, what: str, field: str) -> Line:
+    """Latency at each one's own load: it need not fall, it must keep the promise."""
+    before, after = (getattr(s.measured, field) for s in (result.baseline, result.final))
+    limit = _limit(result, field)
+    kept = after is not None and (limit is None or after <= limit)
+    says = "no promise" if limit is None else "kept" if kept else "broken"
+    return Line(
+        group="",
+        what=what + (f" (promise {words.duration(limit)})" if limit else ""),
+        before=words.duration(before),
+        after=words.duration(after),
+        says=says,
+        css="flat" if limit is None else "good" if kept else "bad",
+    )
+
+
+def _limit(result: LadderResult, field: str) -> float | None:
+    from ridgeline.records import Slo
+
+    slo = Slo.parse(result.provenance.slo)
+    return slo.ttft_s if field.startswith("ttft") else slo.tpot_s
+
+
+def _cost(result: LadderResult) -> Line:
+    before = result.baseline.cost.output_dollars_per_mtok
+    after = result.final.cost.output_dollars_per_mtok
+    both = before is not None and after is not None
+    return Line(
+        group="Cost",
+        what="$ per 1M output tokens",
+        before=words.dollars(before),
+        after=words.dollars(after),
+        says=f"×{after / before:.2f}" if both and before and after else words.DASH,
+        css="good" if both and before and after and after < 0.97 * before else "flat",
+    )
+
+
+def _stability(old: Measured, new: Measured) -> tuple[Line, ...]:
+    steady = new.spread is None or new.spread < STEADY
+    return (
+        Line(
+            group="Stability",
+            what="failed or cut requests",
+            before=words.share(old.failed_share),
+            after=words.share(new.failed_share),
+            says="none" if not new.failed_share else "some",
+            css="good" if new.failed_share <= old.failed_share else "bad",
+        ),
+        Line(
+            group="",
+            what="preemptions",
+            before=str(old.preemptions),
+            after=str(new.preemptions),
+            says="none" if not new.preemptions else "some",
+            css="good" if not new.preemptions else "flat",
+        ),
+        Line(
+            group="",
+            what="spread from run to run",
+            before=words.share(old.spread),
+            after=words.share(new.spread),
+            says="steady" if steady else "unsteady",
+            css="good" if steady else "flat",
+        ),
+    )

@@ -1,0 +1,167 @@
+"""What an optimisation found, as frozen records: the content of ladder.json.
+
+Everything that the report, the terminal and the configuration file show is in `LadderResult` and
+nowhere else, so that an interrupted run, a re-rendered report and a test all start from the same
+thing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from ridgeline.diagnose import Advice, Ceilings, Finding, Point
+from ridgeline.optimize.cost import Cost, Price
+from ridgeline.optimize.quality import Quality
+from ridgeline.optimize.stats import Interval
+
+Verdict = Literal[
+    "kept",
+    "no gain",
+    "worse",
+    "inconclusive",
+    "quality failed",
+    "not exact",
+    "cannot run",
+    "crashed",
+    "cut short",
+]
+Ended = Literal[
+    "nothing promises more", "budget spent", "interrupted", "every rung was tried", "failed"
+]
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration under its best load: means over its runs, percentiles over all its
+    requests.
+
+    `score` is the objective, more is better. Rates are per second of offered load; `good_*` count
+    only requests that met the SLO.
+    """
+
+    load: str
+    score: float
+    goodput_req_s: float
+    good_output_tok_s: float
+    good_input_tok_s: float
+    output_tok_s: float
+    attainment_share: float
+    failed_share: float
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+    tpot_p50_s: float | None
+    tpot_p95_s: float | None
+    e2e_p50_s: float | None
+    e2e_p95_s: float | None
+    num_requests: int
+    num_runs: int
+    preemptions: int
+    spread: float | None = None
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What the simulator promised: `gain` new/old, between `low` and `high` by its error so far."""
+
+    gain: float
+    low: float
+    high: float
+    note: str = ""
+
+
+class Exactness(msgspec.Struct, frozen=True, kw_only=True):
+    """Greedy outputs against the incumbent's. `near_ties`: parted where the top two were equal."""
+
+    num_prompts: int
+    num_tokens: int
+    same: bool
+    near_ties: int = 0
+    detail: str = ""
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One rung that was tried, whatever came of it."""
+
+    rung: str
+    label: str
+    technique: str
+    honesty: str
+    changes: dict[str, Any]
+    settings: dict[str, Any]
+    verdict: Verdict
+    reason: str
+    predicted: Prediction
+    before: Measured | None = None
+    after: Measured | None = None
+    ratio: Interval | None = None
+    log_ratios: tuple[float, ...] = ()
+    quality: Quality | None = None
+    exactness: Exactness | None = None
+    points: tuple[Point, ...] = ()
+    spent_s: float = 0.0
+
+
+class NotTried(msgspec.Struct, frozen=True, kw_only=True):
+    """A rung that was left out, and why."""
+
+    rung: str
+    label: str
+    reason: str
+    predicted: Prediction | None = None
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples per request, for the pictures: seconds."""
+
+    ttft_s: tuple[float, ...]
+    tpot_s: tuple[float, ...]
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration at the end of the run: settings, figures, roofline, diagnosis."""
+
+    label: str
+    settings: dict[str, Any]
+    measured: Measured
+    cost: Cost
+    samples: Distribution
+    points: tuple[Point, ...]
+    finding: Finding
+    advice: tuple[Advice, ...] = ()
+
+
+class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+    """Under what the figures were taken."""
+
+    version: str
+    started: str
+    model: str
+    workload: str
+    slo: str
+    objective: str
+    seed: int
+    budget_s: float
+    spent_s: float
+    machine: dict[str, Any]
+    model_facts: dict[str, Any]
+    protocol: str
+
+
+class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole climb. `total` is measured at the end, baseline against final, interleaved."""
+
+    provenance: Provenance
+    ended: Ended
+    price: Price
+    baseline: Standing
+    final: Standing
+    trials: tuple[Trial, ...]
+    not_tried: tuple[NotTried, ...]
+    ceilings: Ceilings | None = None
+    total: Interval | None = None
+    slo_holds: bool = False
+    next_steps: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> tuple[Trial, ...]:
+        return tuple(trial for trial in self.trials if trial.verdict == "kept")

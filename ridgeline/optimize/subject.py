@@ -1,0 +1,84 @@
+"""What the loop needs of a configuration that is up, and of the place where it opens one.
+
+The loop knows no engine. `Subject` is one configuration being served; `Lab` opens them and holds
+what the spec, the probe and the simulator know. The command line builds a Lab around the real
+engine (`ridgeline.cli.optimize`); a test builds one on a virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import msgspec
+
+from ridgeline.diagnose import Ceilings, WorkOf
+from ridgeline.diagnose.conditions import Value
+from ridgeline.optimize.quality import Array
+from ridgeline.records import EngineInfo, RunTrace, StepStat
+from ridgeline.settings import Settings
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: `rate` requests/s for `window_s`, then up to `grace_s` for what is still in flight.
+
+    Equal seeds are equal prompts, and equal gaps up to the rate.
+    """
+
+    rate: float
+    seed: int
+    window_s: float
+    grace_s: float
+
+
+class Subject(Protocol):
+    """One configuration, up and ready to be loaded."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    async def run(self, load: Load) -> RunTrace:
+        """Measure one run; returns at most a moment after window_s + grace_s."""
+        ...
+
+    async def greedy(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int
+    ) -> list[tuple[int, ...]]:
+        """Greedy continuations, all prompts at once (so that they share batches)."""
+        ...
+
+    def logprobs_of(self, tokens: Sequence[int]) -> Array:
+        """[T, V] log-softmax after each position of `tokens`."""
+        ...
+
+
+class Oracle(Protocol):
+    """The simulator: the engine's own scheduler on a virtual clock, its step times learnt."""
+
+    def learn(self, settings: Settings, steps: Sequence[StepStat]) -> None:
+        """Take in measured steps of a configuration."""
+        ...
+
+    def run(self, settings: Settings, load: Load) -> RunTrace:
+        """What a run under this load would give. Raises UserError where settings cannot run."""
+        ...
+
+
+class Lab(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that comes in from outside.
+
+    `facts` are named numbers of machine, model and workload that rungs may ask for; `heldout` the
+    windows of the quality gate, `check_prompts` those of the exactness check; `longest_output` the
+    most tokens that one request of the workload asks for.
+    """
+
+    open: Callable[[Settings], AbstractContextManager[Subject]]
+    oracle: Oracle
+    work_of: Callable[[Settings], WorkOf]
+    ceilings_of: Callable[[Settings], Ceilings | None]
+    facts: dict[str, Value]
+    heldout: tuple[tuple[int, ...], ...]
+    check_prompts: tuple[tuple[int, ...], ...]
+    longest_output: int
+    vocab_size: int

@@ -1,0 +1,87 @@
+"""The same settings as a `vllm serve` command line, and what has no equivalent there.
+
+The names agree by construction (`ridgeline.settings` follows vLLM). What differs is said, not
+dropped: a flag that would be silently ignored is worse than a note.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+import msgspec
+
+from ridgeline.settings import Settings
+
+_VALUE_FLAGS = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory_bytes",
+    "block_size",
+)
+_SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
+
+
+class Command(msgspec.Struct, frozen=True):
+    """A command line and what the reader must know about it."""
+
+    text: str
+    notes: tuple[str, ...]
+
+
+def serve_command(settings: Settings) -> Command:
+    """`vllm serve …` for these settings."""
+    words = ["vllm", "serve", settings.model]
+    if settings.dtype != "auto":
+        words += ["--dtype", settings.dtype]
+    for name in _VALUE_FLAGS:
+        if (value := getattr(settings, name)) is not None:
+            words += [_flag(name), str(value)]
+    words += [_flag(name if getattr(settings, name) else f"no_{name}") for name in _SWITCHES]
+    if settings.seed:
+        words += ["--seed", str(settings.seed)]
+    notes = tuple(note for when, note in _NOTES if when(settings))
+    return Command(shlex.join(words), notes)
+
+
+def ridgeline_command(config: str) -> str:
+    """`ridgeline serve` with the configuration file that was written."""
+    return shlex.join(["ridgeline", "serve", "--config", config])
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+_NOTES: tuple[tuple[Callable[[Settings], bool], str], ...] = (
+    (
+        lambda s: s.model == "demo" or s.model.startswith("dummy:"),
+        "The model is one of Ridgeline's own names: give vLLM a model directory or a Hub id.",
+    ),
+    (
+        lambda s: s.quantization == "int8",
+        "quantization=int8: vLLM reads INT8 W8A8 from a checkpoint that was quantised before "
+        "(llm-compressor writes one); it does not quantise to INT8 while loading.",
+    ),
+    (
+        lambda s: s.batching != "continuous",
+        "batching: vLLM always batches continuously; static and dynamic have no equivalent.",
+    ),
+    (
+        lambda s: s.batching == "continuous" and not s.enable_chunked_prefill,
+        "Without chunked prefill vLLM wants --max-num-batched-tokens of at least --max-model-len.",
+    ),
+    (
+        lambda s: s.prefix_cache_ttl_s is not None,
+        "prefix_cache_ttl_s: vLLM evicts by recency alone; a time to live has no equivalent.",
+    ),
+    (
+        lambda s: s.num_threads is not None,
+        "num_threads: on a CPU set VLLM_CPU_OMP_THREADS_BIND instead.",
+    ),
+    (
+        lambda s: s.attention_backend != "auto",
+        "attention_backend: vLLM has other names for its own kernels; left to its choice.",
+    ),
+)

@@ -1,0 +1,95 @@
+"""Numbers in words: the same few formats in the terminal and in the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ridgeline.diagnose.conditions import seconds
+from ridgeline.optimize.cost import Cost
+from ridgeline.optimize.quality import Quality
+from ridgeline.optimize.result import Exactness, Measured, Trial
+from ridgeline.optimize.stats import Interval
+
+DASH = "–"
+
+
+def duration(value: float | None) -> str:
+    return DASH if value is None else seconds(value)
+
+
+def rate(value: float | None) -> str:
+    """Three figures of a rate."""
+    return DASH if value is None else f"{value:.3g}"
+
+
+def share(value: float | None) -> str:
+    return DASH if value is None else f"{100 * value:.3g}%"
+
+
+def dollars(value: float | None) -> str:
+    if value is None:
+        return "nothing delivered"
+    return f"${value:.3g}" if value < 100 else f"${value:,.0f}"
+
+
+def cost(value: Cost) -> str:
+    return dollars(value.output_dollars_per_mtok)
+
+
+def ratio(interval: Interval | None) -> str:
+    """1.42x [1.30, 1.55]."""
+    if interval is None:
+        return DASH
+    return f"{interval.mid:.2f}x {bounds(interval)}"
+
+
+def bounds(interval: Interval) -> str:
+    high = f"{interval.high:.2f}" if interval.high < 1000 else "∞"
+    return f"[{interval.low:.2f}, {high}]"
+
+
+def change(before: Measured | None, after: Measured | None) -> str:
+    if before is None or after is None:
+        return DASH
+    return f"{rate(before.goodput_req_s)} → {rate(after.goodput_req_s)}"
+
+
+def quality(trial: Trial) -> str:
+    """One cell: what was found about the tokens."""
+    if trial.quality is not None:
+        return quality_line(trial.quality)
+    if trial.exactness is not None:
+        return exactness_line(trial.exactness)
+    return "exact by design" if trial.honesty == "exact" else "not measured"
+
+
+def quality_line(found: Quality) -> str:
+    checks = {check.name: check for check in found.checks}
+    perplexity = checks["perplexity ratio"].found.mid
+    agreement = checks["greedy agreement"].found.mid
+    kl = checks["KL mean (nats)"].found.mid
+    return (
+        f"{found.verdict}: perplexity {100 * (perplexity - 1):+.2f}%, KL {kl:.2g}, "
+        f"agreement {100 * agreement:.1f}%"
+    )
+
+
+def exactness_line(found: Exactness) -> str:
+    if not found.same:
+        return f"NOT exact: {found.detail}"
+    ties = f", {found.near_ties} near tie(s)" if found.near_ties else ""
+    return f"same tokens ({found.num_prompts} prompts, {found.num_tokens} tokens{ties})"
+
+
+def settings_line(changes: dict[str, Any]) -> str:
+    """--max-num-seqs 16 --enable-prefix-caching, as a user would type it."""
+    return " ".join(_flag(name, value) for name, value in changes.items())
+
+
+def _flag(name: str, value: object) -> str:
+    flag = name.replace("_", "-")
+    if value is True:
+        return f"--{flag}"
+    if value is False:
+        return f"--no-{flag}"
+    return f"--{flag} {value}"

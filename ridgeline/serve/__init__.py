@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: HTTP into asks, events into HTTP. It decides nothing."""

@@ -1,0 +1,90 @@
+"""The voice of `/v1/completions`: how updates and finished choices read in its JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ridgeline.records import TokenLogprobs
+from ridgeline.serve.asks import Job, Update
+from ridgeline.serve.choices import Choice, Tally
+from ridgeline.serve.contract import Tokenizer
+from ridgeline.serve.logprobs import completion_logprobs, prompt_logprobs, trimmed
+from ridgeline.serve.requests import CompletionRequest
+
+OBJECT = "text_completion"
+PromptLogprobs = tuple[TokenLogprobs | None, ...]
+
+
+class CompletionVoice:
+    """Renders one completion job. With `echo`, every choice opens with its prompt."""
+
+    chunk_object = answer_object = OBJECT
+
+    def __init__(self, request: CompletionRequest, job: Job, tokenizer: Tokenizer) -> None:
+        self._request, self._job, self._tokenizer = request, job, tokenizer
+        self._sent_chars: dict[int, int] = {}
+        self._prompt_logprobs: dict[int, PromptLogprobs] = {}
+
+    def chunks(self, update: Update) -> list[dict[str, Any]]:
+        """The `choices` entries of the chunk for this update (always one)."""
+        choice = Choice()
+        choice.add(update)
+        self._learn(update)
+        opens = update.choice not in self._sent_chars
+        return [self._render(update.choice, choice, opens=opens)]
+
+    def choices(self, tally: Tally) -> list[dict[str, Any]]:
+        """The `choices` of a whole answer."""
+        for index, choice in enumerate(tally.choices):
+            if choice.prompt_logprobs:
+                self._prompt_logprobs[self._prompt_of(index)] = choice.prompt_logprobs
+        rendered = []
+        for index, choice in enumerate(tally.choices):
+            entry = self._render(index, choice, opens=True)
+            if self._request.prompt_logprobs is not None:
+                known = self._prompt_logprobs.get(self._prompt_of(index), ())
+                num_top = self._request.prompt_logprobs
+                cut = [trimmed(at, num_top) for at in known]
+                entry["prompt_logprobs"] = prompt_logprobs(cut, self._tokenizer)
+            rendered.append(entry)
+        return rendered
+
+    def extras(self, _tally: Tally) -> dict[str, Any]:
+        """Fields of the answer beside `choices` and `usage`: none."""
+        return {}
+
+    def _render(self, index: int, choice: Choice, *, opens: bool) -> dict[str, Any]:
+        echo = (
+            self._job.prompts[self._prompt_of(index)].text if opens and self._request.echo else ""
+        )
+        text = echo + ("" if self._job.scores_only else choice.text)
+        logprobs = self._logprobs(index, choice, with_prompt=bool(echo))
+        self._sent_chars[index] = self._sent_chars.get(index, 0) + len(text)
+        ending = choice.ending
+        if self._job.scores_only and choice.finished:
+            ending = {"finish_reason": "length", "stop_reason": None}
+        return {"index": index, "text": text, "logprobs": logprobs, **ending}
+
+    def _logprobs(self, index: int, choice: Choice, *, with_prompt: bool) -> dict[str, Any] | None:
+        if self._request.logprobs is None:
+            return None
+        tokens: list[int] = []
+        positions: list[TokenLogprobs | None] = []
+        prompt = self._prompt_of(index)
+        if with_prompt and prompt in self._prompt_logprobs:
+            tokens += self._job.prompts[prompt].tokens
+            num_top = self._request.logprobs
+            positions += [trimmed(at, num_top) for at in self._prompt_logprobs[prompt]]
+        if not self._job.scores_only:
+            tokens += [event.token for event in choice.tokens]
+            positions += [event.logprobs for event in choice.tokens]
+        offset = self._sent_chars.get(index, 0)
+        return completion_logprobs(positions, tokens, self._tokenizer, offset)
+
+    def _learn(self, update: Update) -> None:
+        if update.token and update.token.prompt_logprobs:
+            prompt = self._prompt_of(update.choice)
+            self._prompt_logprobs[prompt] = update.token.prompt_logprobs
+
+    def _prompt_of(self, index: int) -> int:
+        return index // self._job.sampling.n

@@ -1,0 +1,58 @@
+"""What the server needs of an engine, in words a fake can keep.
+
+`ridgeline.engine.engine.Engine` has this shape; the tests hand in a scripted one. Invariants:
+
+- `stream` yields the events of one ask in order; every choice ends in exactly one `Finished`,
+  unless a `Failed` ends the whole ask. A `UserError` (prompt too long, …) is raised before the
+  first event.
+- `abort` may be called at any time, from the event loop, for an ask that is unknown or has ended.
+- `counters` only ever grow where they count; `healthy` is True while the engine makes progress.
+- None of these blocks the event loop for longer than a lock's hand-over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from ridgeline.records import EngineInfo, Event, Sampling
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of the conversation; UserError where the model directory has no template."""
+        ...
+
+
+class ServedEngine(Protocol):
+    """The engine as the server sees it."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling,
+        *,
+        ask_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> AsyncIterator[Event]: ...
+
+    def abort(self, ask_id: str) -> None: ...
+
+    def counters(self) -> Mapping[str, float]: ...
+
+    def healthy(self) -> bool: ...

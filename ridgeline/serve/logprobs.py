@@ -1,0 +1,97 @@
+"""Log-probabilities in the API's three shapes: completions, chat, vLLM's `prompt_logprobs`.
+
+All are the raw log-softmax before temperature and penalties. The chosen token is always among the
+listed ones, even where it is not among the top k. Minus infinity, which JSON cannot say, is sent
+as -9999.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ridgeline.records import TokenLogprobs
+from ridgeline.serve.contract import Tokenizer
+
+LOWEST = -9999.0
+Positions = Sequence[TokenLogprobs | None]
+
+
+def completion_logprobs(
+    positions: Positions, tokens: Sequence[int], tokenizer: Tokenizer, offset: int = 0
+) -> dict[str, Any]:
+    """`{tokens, token_logprobs, top_logprobs, text_offset}`; `offset` is the text that went before.
+
+    A None position (the first token of a prompt, which nothing predicts) gives nulls.
+    """
+    texts = [_text(token, tokenizer) for token in tokens]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [None if at is None else _number(at.logprob) for at in positions],
+        "top_logprobs": [None if at is None else _as_map(at, tokenizer) for at in positions],
+        "text_offset": offsets,
+    }
+
+
+def chat_logprobs(positions: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> dict[str, Any]:
+    """`{content: [{token, logprob, bytes, top_logprobs}]}`."""
+    content = [
+        {
+            **_entry(at.token, at.logprob, tokenizer),
+            "top_logprobs": [_entry(token, value, tokenizer) for token, value in at.top],
+        }
+        for at in positions
+    ]
+    return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(positions: Positions, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
+    """vLLM's form: per prompt token a map of token id to `{logprob, rank, decoded_token}`."""
+    return [None if at is None else _ranked(at, tokenizer) for at in positions]
+
+
+def trimmed(at: TokenLogprobs | None, num_top: int) -> TokenLogprobs | None:
+    """The position with only its `num_top` most likely tokens."""
+    if at is None or len(at.top) <= num_top:
+        return at
+    return TokenLogprobs(at.token, at.logprob, at.rank, at.top[:num_top])
+
+
+def _ranked(at: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
+    listed = [(token, value, rank) for rank, (token, value) in enumerate(at.top, 1)]
+    if at.token not in {token for token, _ in at.top}:
+        listed.insert(0, (at.token, at.logprob, at.rank))
+    return {
+        str(token): {
+            "logprob": _number(value),
+            "rank": rank,
+            "decoded_token": _text(token, tokenizer),
+        }
+        for token, value, rank in listed
+    }
+
+
+def _as_map(at: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
+    """Text → log-probability. Of two ids with the same text the likelier one stands."""
+    best: dict[str, float] = {}
+    for token, value in ((at.token, at.logprob), *at.top):
+        text = _text(token, tokenizer)
+        best[text] = max(best.get(text, LOWEST), _number(value))
+    return best
+
+
+def _entry(token: int, value: float, tokenizer: Tokenizer) -> dict[str, Any]:
+    text = _text(token, tokenizer)
+    return {"token": text, "logprob": _number(value), "bytes": list(text.encode("utf-8"))}
+
+
+def _text(token: int, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _number(value: float) -> float:
+    return max(value, LOWEST)

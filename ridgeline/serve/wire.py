@@ -1,0 +1,109 @@
+"""Bytes on the connection: server-sent events, and noticing that the client has hung up.
+
+Starlette runs a plain handler to its end even when nobody is left to read the answer. Here every
+wait on the engine races the client's `http.disconnect`, for streams and for plain answers alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ridgeline.serve.errors import ApiError, ClientGone, as_api_error, body
+
+Result = TypeVar("Result")
+log = logging.getLogger("ridgeline.serve")
+
+MAX_BODY_BYTES = 64 << 20
+DONE = b"data: [DONE]\n\n"
+
+
+def encode(payload: object) -> bytes:
+    """JSON bytes of plain builtins."""
+    return msgspec.json.encode(payload)
+
+
+def sse(payload: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode(payload) + b"\n\n"
+
+
+async def read_body(request: Request) -> bytes:
+    """The request's body; ApiError 413 beyond MAX_BODY_BYTES, before it is in memory."""
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > MAX_BODY_BYTES:
+            raise ApiError(413, f"the request body is too large; limit: {MAX_BODY_BYTES} bytes")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`; if the client hangs up first, `work` is cancelled: ClientGone.
+
+    The body must have been read: from then on `receive` answers only with the disconnect.
+    """
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if worker.done():
+            return worker.result()
+        raise ClientGone
+    finally:
+        watcher.cancel()
+        worker.cancel()
+        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+class EventStream(Response):
+    """A stream of server-sent events; whatever happens, `events` is closed when it ends.
+
+    An error after the headers are out becomes a `data:` error object, as vLLM's clients expect.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+        super().__init__(headers={**headers, "cache-control": "no-cache"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(ClientGone, OSError):
+            await unless_gone(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async with contextlib.aclosing(_guarded(self._events)) as chunks:
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _guarded(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The events, a closing error object where they break, and [DONE]."""
+    async with contextlib.aclosing(events):
+        try:
+            async for event in events:
+                yield event
+        except Exception as error:
+            told = as_api_error(error)
+            if told.status == 500:
+                log.exception("a stream failed")
+            yield sse(body(told))
+    yield DONE
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,1 @@
+"""Model arithmetic: from a config to parameters, FLOPs and bytes. Imports no torch."""

@@ -1,0 +1,159 @@
+"""Reading a config.json with no guessing: typed access to each field, and a strict check of the
+names.
+
+A field is *understood* (a family gives it a default and a meaning), *harmless* (it cannot change
+what a forward pass computes), or *fixed* (harmless only at the listed values). Everything else is
+an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ridgeline.errors import BadModel
+
+HARMLESS = frozenset(
+    # training, bookkeeping and output switches of transformers' configs, of any version
+    """
+    _attn_implementation_autoset _commit_hash _name_or_path architectures attention_dropout
+    attn_implementation cache_implementation chunk_size_feed_forward dtype embd_pdrop id2label
+    initializer_range is_llama_config label2id model_type name_or_path num_labels
+    output_attentions output_hidden_states output_router_logits pad_token_id pretraining_tp
+    problem_type resid_pdrop return_dict router_aux_loss_coef router_jitter_noise
+    task_specific_params tokenizer_class torch_dtype torchscript transformers.js_config
+    transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache
+    """.split()  # noqa: SIM905
+    # generation parameters that older versions saved beside the shapes
+    + """
+    bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample
+    early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty
+    forced_bos_token_id forced_eos_token_id length_penalty max_length max_new_tokens min_length
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores prefix
+    remove_invalid_values repetition_penalty return_dict_in_generate sep_token_id suppress_tokens
+    temperature top_k top_p typical_p
+    """.split()  # noqa: SIM905
+)
+
+FIXED: dict[str, tuple[object, ...]] = {
+    "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+    "finetuning_task": (None,),
+    "is_decoder": (False, True),
+    "is_encoder_decoder": (False,),
+    "pruned_heads": ({},),
+    "rope_interleaved": (False,),
+    "quantization_config": (None,),
+    "tf_legacy_loss": (False,),
+    "tie_encoder_decoder": (False,),
+    "tie_word_embeddings": (False, True),
+    "use_bidirectional_attention": (None, False),
+    "use_mrope": (False,),
+}
+
+_REASONS = {
+    "auto_map": "the model wants to run code of its own (auto_map); Ridgeline never does",
+    "quantization_config": "the checkpoint is already quantised (quantization_config), "
+    "which this version cannot load",
+}
+_FIXES = {
+    "auto_map": "if its model_type is one that Ridgeline knows, remove auto_map from config.json",
+    "quantization_config": "use the unquantised checkpoint, and --quantization int8",
+}
+
+
+class Values:
+    """The fields of one config.json over a family's defaults; a wrong type is an error."""
+
+    def __init__(
+        self, config: Mapping[str, Any], defaults: Mapping[str, Any], *, where: str
+    ) -> None:
+        self._values = {**defaults, **config}
+        self.where = where
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def raw(self, key: str) -> Any:
+        return self._values.get(key)
+
+    def bad(self, key: str, limit: str) -> BadModel:
+        return bad_field(self.where, key, self.raw(key), limit)
+
+    def count(self, key: str) -> int:
+        """A positive integer."""
+        value = self.raw(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.bad(key, "a positive integer")
+        return value
+
+    def opt_count(self, key: str) -> int | None:
+        return None if self.raw(key) is None else self.count(key)
+
+    def number(self, key: str) -> float:
+        """A positive finite number."""
+        value = self.raw(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e300:
+            raise self.bad(key, "a positive number")
+        return float(value)
+
+    def opt_number(self, key: str) -> float | None:
+        return None if self.raw(key) is None else self.number(key)
+
+    def flag(self, key: str) -> bool:
+        value = self.raw(key)
+        if not isinstance(value, bool):
+            raise self.bad(key, "true or false")
+        return value
+
+    def choice(self, key: str, known: Mapping[str, str]) -> str:
+        """The meaning of a name in a table of known names."""
+        value = self.raw(key)
+        if not isinstance(value, str) or value not in known:
+            raise self.bad(key, f"supported: {', '.join(known)}")
+        return known[value]
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """A token id, a list of them, or null."""
+        value = self.raw(key)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+            raise self.bad(key, "a token id, a list of token ids, or null")
+        return tuple(ids)
+
+
+def bad_field(where: str, key: str, value: object, limit: str) -> BadModel:
+    return BadModel(f"{where}: the field {key} cannot be used", value=value, limit=limit)
+
+
+def check_names(
+    config: Mapping[str, Any],
+    understood: frozenset[str],
+    fixed: Mapping[str, tuple[object, ...]],
+    *,
+    where: str,
+) -> None:
+    """Raise BadModel for the first field that is not understood, harmless, or at a fixed value."""
+    allowed = {**FIXED, **fixed}
+    for key, value in config.items():
+        if key in allowed:
+            if value not in allowed[key]:
+                raise _refusal(where, key, value, f"supported: {_or(allowed[key])}")
+        elif key not in understood and key not in HARMLESS:
+            raise _refusal(where, key, value, None)
+
+
+def _refusal(where: str, key: str, value: object, limit: str | None) -> BadModel:
+    if key in _REASONS:
+        return BadModel(f"{where}: {_REASONS[key]}", fix=_FIXES[key])
+    if limit is not None:
+        return bad_field(where, key, value, limit)
+    return BadModel(
+        f"{where}: the field {key} is not understood, and leaving it out could change the result",
+        value=str(value)[:80],
+        fix=f"remove {key} from config.json if it has no effect on inference",
+    )
+
+
+def _or(values: tuple[object, ...]) -> str:
+    return " or ".join("null" if value is None else str(value).lower() for value in values)

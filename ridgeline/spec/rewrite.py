@@ -1,0 +1,159 @@
+"""Techniques as rewrites of the spec: the prediction and the run then move together.
+
+Paths of linears: `layers.N.attention.q|k|v|o`, `layers.N.mlp.gate|up|down` (of every expert),
+`layers.N.router`, `lm_head`. The router has a path of its own because its rounding decides *which*
+experts run: a pattern for the MLP must not catch it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+
+import msgspec
+from msgspec.structs import replace
+
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.spec.format import INT8, Format, dense
+from ridgeline.spec.model import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec
+
+OnLinear = Callable[[str, LinearSpec], LinearSpec]
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+class Quantization(msgspec.Struct, frozen=True, kw_only=True):
+    """A named way to store weights: which linears (globs), in which format, and what for."""
+
+    patterns: tuple[str, ...]
+    format: Format
+    why: str
+
+
+QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
+    {
+        "int8": Quantization(
+            patterns=("layers.*.attention.*", "layers.*.mlp.*"),
+            format=INT8,
+            why="weights at one byte, one scale per row; products of int8 activations",
+        ),
+    }
+)
+
+
+def rewrite_linears(spec: ModelSpec, pattern: str, format: Format, why: str) -> ModelSpec:
+    """Store every linear whose path matches the glob `pattern` in `format`.
+
+    Raises CannotRun where no linear matches: a rewrite that changes nothing is a mistake.
+    """
+    matched: list[str] = []
+
+    def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
+        if not fnmatchcase(path, pattern):
+            return linear
+        matched.append(path)
+        return replace(linear, format=format)
+
+    out = map_linears(spec, on_linear)
+    if not matched:
+        raise CannotRun(
+            f"no weight of {spec.name} matches the pattern",
+            value=pattern,
+            limit="layers.N.attention.q|k|v|o, layers.N.mlp.gate|up|down, layers.N.router, lm_head",
+        )
+    return _recorded(out, f"{pattern} -> {format.kind}{format.bits:g}: {why}")
+
+
+def apply_quantization(spec: ModelSpec, name: str) -> ModelSpec:
+    """Apply a named quantisation (`QUANTIZATIONS`). The LM head and embeddings stay as they are."""
+    if name not in QUANTIZATIONS:
+        raise BadInput(
+            "unknown quantisation", value=name, limit=f"known: {', '.join(QUANTIZATIONS)}"
+        )
+    chosen = QUANTIZATIONS[name]
+    for pattern in chosen.patterns:
+        spec = rewrite_linears(spec, pattern, chosen.format, chosen.why)
+    return spec
+
+
+def with_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
+    """Run in `dtype`: embeddings, norms, activations, dense weights, and the KV cache with them.
+
+    Quantised weights keep their format. A KV cache that already differs from the spec's dtype was
+    chosen by someone and stays.
+    """
+    _check_dtype(dtype, "dtype")
+    fmt = dense(dtype)
+
+    def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
+        return replace(linear, format=fmt) if linear.format.kind == "dense" else linear
+
+    kv_dtype = dtype if spec.kv_dtype == spec.dtype else spec.kv_dtype
+    out = replace(map_linears(spec, on_linear), dtype=dtype, kv_dtype=kv_dtype)
+    changed = dtype != spec.dtype
+    return _recorded(out, f"* -> {dtype}: stored as {spec.stored_dtype}") if changed else out
+
+
+def with_kv_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
+    """Keep keys and values in `dtype`."""
+    _check_dtype(dtype, "KV cache dtype")
+    return _recorded(replace(spec, kv_dtype=dtype), f"kv -> {dtype}: asked for")
+
+
+def _check_dtype(dtype: str, what: str) -> None:
+    if dtype not in _DTYPES:
+        raise BadInput(f"unknown {what}", value=dtype, limit=", ".join(_DTYPES))
+
+
+def _recorded(spec: ModelSpec, line: str) -> ModelSpec:
+    return replace(spec, rewrites=(*spec.rewrites, line))
+
+
+def linears(spec: ModelSpec) -> dict[str, LinearSpec]:
+    """Every linear by its path (one expert stands for all of its layer)."""
+    found: dict[str, LinearSpec] = {}
+
+    def note(path: str, linear: LinearSpec) -> LinearSpec:
+        found[path] = linear
+        return linear
+
+    map_linears(spec, note)
+    return found
+
+
+def map_linears(spec: ModelSpec, on_linear: OnLinear) -> ModelSpec:
+    """The spec with each linear replaced by `on_linear(path, linear)`; equal layers stay shared."""
+    same: dict[LayerSpec, LayerSpec] = {}
+    layers = []
+    for i, layer in enumerate(spec.layers):
+        new = _map_layer(layer, f"layers.{i}", on_linear)
+        layers.append(same.setdefault(new, new))
+    return replace(spec, layers=tuple(layers), lm_head=on_linear("lm_head", spec.lm_head))
+
+
+def _map_layer(layer: LayerSpec, path: str, on_linear: OnLinear) -> LayerSpec:
+    return replace(
+        layer,
+        attention=_map_attention(layer.attention, f"{path}.attention", on_linear),
+        mlp=_map_mlp(layer.mlp, path, on_linear),
+    )
+
+
+def _map_attention(attention: AttentionSpec, path: str, on_linear: OnLinear) -> AttentionSpec:
+    return replace(
+        attention,
+        q=on_linear(f"{path}.q", attention.q),
+        k=on_linear(f"{path}.k", attention.k),
+        v=on_linear(f"{path}.v", attention.v),
+        o=on_linear(f"{path}.o", attention.o),
+    )
+
+
+def _map_mlp(mlp: MlpSpec, path: str, on_linear: OnLinear) -> MlpSpec:
+    return replace(
+        mlp,
+        gate=on_linear(f"{path}.mlp.gate", mlp.gate),
+        up=on_linear(f"{path}.mlp.up", mlp.up),
+        down=on_linear(f"{path}.mlp.down", mlp.down),
+        router=on_linear(f"{path}.router", mlp.router) if mlp.router else None,
+    )

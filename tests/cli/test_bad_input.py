@@ -1,0 +1,100 @@
+"""Bad models, prompts and numbers on the command line: one line, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.main import main
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A directory that a test may turn into a bad model."""
+    return tmp_path / "model"
+
+
+def refused(capsys: pytest.CaptureFixture[str], args: Sequence[str], *named: str) -> None:
+    code = main(args)
+    out, err = capsys.readouterr()
+    assert code == 2, err
+    lines = [line for line in err.splitlines() if not line.startswith("loading ")]
+    assert "Traceback" not in err and len(lines) == 1, err
+    assert all(word in err for word in named), err
+    assert out == ""
+
+
+COMMANDS = [["inspect"], ["generate", "--max-tokens", "4"], ["serve", "--port", "0"]]
+
+
+def with_model(command: Sequence[str], model: object) -> list[str]:
+    extra = ["x"] if command[0] == "generate" else []
+    return [command[0], str(model), *extra, *command[1:]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_missing_directory(
+    capsys: pytest.CaptureFixture[str], model: Path, command: list[str]
+) -> None:
+    refused(capsys, with_model(command, model), "no such model", "fix:")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_not_a_model(capsys: pytest.CaptureFixture[str], model: Path, command: list[str]) -> None:
+    model.mkdir()
+    (model / "notes.txt").write_text("hello")
+    refused(capsys, with_model(command, model), "config.json")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_an_unsupported_architecture(
+    capsys: pytest.CaptureFixture[str], model: Path, command: list[str]
+) -> None:
+    model.mkdir()
+    config = {"architectures": ["BertForMaskedLM"], "model_type": "bert"}
+    (model / "config.json").write_text(json.dumps(config))
+    refused(capsys, with_model(command, model), "ert")
+
+
+def test_a_file_is_not_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    refused(capsys, ["inspect", str(file)], "GGUF")
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--max-tokens", "0"], "max_tokens"),
+        (["--temperature", "nan"], "temperature"),
+        (["--temperature", "-1"], "temperature"),
+        (["--top-p", "2"], "top_p"),
+        (["--stop", ""], "stop"),
+    ],
+)
+def test_bad_sampling(capsys: pytest.CaptureFixture[str], args: list[str], named: str) -> None:
+    refused(capsys, ["generate", "demo", "x", *args], named)
+
+
+def test_an_empty_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, ["generate", "demo", ""], "prompt", "empty")
+
+
+def test_a_prompt_beyond_the_context(capsys: pytest.CaptureFixture[str]) -> None:
+    refused(capsys, ["generate", "demo", "x = 1\n" * 3000], "2048")
+
+
+def test_a_kv_budget_for_less_than_one_sequence() -> None:
+    """Says where the memory goes, as a table, and what would do."""
+    args = ["generate", "demo", "x", "--kv-cache-memory-bytes", "64KiB"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ridgeline", *args], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "KV per token" in done.stderr and "fix:" in done.stderr

@@ -1,0 +1,127 @@
+"""Every family gives the logits and greedy tokens of transformers, however it is cut and
+batched."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conformance.tiny_models import (
+    FAMILIES,
+    VOCAB,
+    Loaded,
+    Story,
+    advance,
+    load_ours,
+    make_model,
+)
+
+ABS_TOL = 1e-4  # of log-probabilities; typically 1e-6 is reached
+TIE_GAP = 1e-4  # greedy tokens may differ only where the two best are nearer than this
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: Any, tmp_path_factory: Any) -> tuple[Any, Loaded, Path]:
+    """(transformers' model, ours) of one family."""
+    directory = tmp_path_factory.mktemp(request.param)
+    model = make_model(request.param, directory)
+    return model, load_ours(directory), directory
+
+
+def reference_logits(model: Any, tokens: list[int]) -> Tensor:
+    """transformers' logits_TV, one token at a time beyond 16: as a growing sequence sees them."""
+    with torch.inference_mode():
+        if model.config.rope_parameters.get("rope_type") != "dynamic":
+            return model(torch.tensor([tokens]), use_cache=False).logits[0].float()
+        out = model(torch.tensor([tokens[:16]]), use_cache=True)
+        rows, cache = [out.logits[0]], out.past_key_values
+        for token in tokens[16:]:
+            out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+            rows.append(out.logits[0])
+        return torch.cat(rows)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    return torch.log_softmax(logits.double(), dim=-1)
+
+
+def scattered(rng: random.Random, count: int, num_blocks: int) -> tuple[int, ...]:
+    return tuple(rng.sample(range(num_blocks), count))
+
+
+def cut(rng: random.Random, total: int) -> list[int]:
+    sizes = []
+    while total:
+        sizes.append(rng.randint(1, min(total, 17)))
+        total -= sizes[-1]
+    return sizes
+
+
+def check_greedy(name: str, reference: Tensor, story: Story) -> None:
+    """Every sampled token is the reference's best; a flip must be a near tie, and is printed."""
+    best = torch.topk(reference, 2, dim=-1)
+    for position in range(story.num_prompt, len(story.tokens)):
+        values, tokens = best.values[position - 1], best.indices[position - 1].tolist()
+        if story.tokens[position] == tokens[0]:
+            continue
+        gap = float(values[0] - values[1])
+        print(f"{name}: token {position} is {story.tokens[position]}, best {tokens}, gap {gap:.2e}")
+        assert story.tokens[position] == tokens[1] and gap < TIE_GAP
+
+
+def test_logits_equal_transformers(pair: tuple[Any, Loaded, Path]) -> None:
+    model, ours, directory = pair
+    rng = random.Random(directory.name)
+    tokens = [rng.randrange(VOCAB) for _ in range(61)]
+    reference = log_softmax(reference_logits(model, tokens))
+    assert float(reference.std()) > 0.5, "the model says nothing; the test would pass on anything"
+    for chunks in ([61], [60, 1], cut(rng, 61), [1] * 61):
+        got = ours.paged_logits(tokens, chunks, scattered(rng, 13, ours.num_blocks))
+        assert float((log_softmax(got) - reference).abs().max()) < ABS_TOL, chunks
+    whole = log_softmax(ours.runner.logits(tokens))
+    assert float((whole - reference).abs().max()) < ABS_TOL
+
+
+def test_greedy_tokens_in_mixed_plans(pair: tuple[Any, Loaded, Path]) -> None:
+    """Three prompts of odd lengths, chunked differently, started at different steps, decoded
+    together."""
+    model, ours, directory = pair
+    rng = random.Random(directory.name)
+    pool = scattered(rng, 45, ours.num_blocks)
+    # longrope: beyond the trained length of 32, where transformers too uses the long factors
+    lengths = (33, 37, 45) if "longrope" in directory.name else (5, 14, 31)
+    stories = [
+        Story(i, [rng.randrange(VOCAB) for _ in range(length)], pool[15 * i : 15 * i + 15], length)
+        for i, length in enumerate(lengths)
+    ]
+    step = 0
+    while any(len(story.tokens) < story.num_prompt + 24 for story in stories):
+        running = [s for i, s in enumerate(stories) if step >= 3 * i]
+        running = [s for s in running if len(s.tokens) < s.num_prompt + 24]
+        advance(ours, running, [rng.choice((1, 4, 7, 40)) for _ in running])
+        step += 1
+    for story in stories:
+        reference = log_softmax(reference_logits(model, story.tokens))
+        check_greedy(directory.name, reference, story)
+        assert story.logprobs is not None
+        for offset, got in enumerate(story.logprobs):
+            row = reference[story.num_prompt + offset - 1]
+            assert got.token == story.tokens[story.num_prompt + offset]
+            assert abs(got.logprob - float(row[got.token])) < ABS_TOL
+
+
+@pytest.mark.parametrize("context", [32, 96])
+def test_longrope_factors_follow_the_engines_context(tmp_path: Path, context: int) -> None:
+    """Short factors for a context within the trained length, long ones beyond, as transformers does
+    for a sequence of that length."""
+    model = make_model("phi3-longrope", tmp_path)
+    ours = load_ours(tmp_path, max_model_len=context)
+    tokens = [random.Random(7).randrange(VOCAB) for _ in range(context)]
+    got = log_softmax(ours.runner.logits(tokens))
+    reference = log_softmax(reference_logits(model, tokens))
+    assert float((got - reference).abs().max()) < ABS_TOL

@@ -1,0 +1,214 @@
+"""A tiny random model of every family, made and saved by transformers, loaded by Ridgeline.
+
+transformers initialises norms to their neutral value and biases to zero, which would hide most
+mistakes: every parameter is drawn afresh here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.attention import build_attention
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.core.plan import Run, SampleAt, StepPlan
+from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.runner import TorchRunner
+from ridgeline.records import Sampling, TokenLogprobs
+from ridgeline.spec.load import load_spec
+
+VOCAB = 67
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+
+
+def _rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **fields}}
+
+
+_LONG = {"short_factor": [1.0, 1.3, 1.1], "long_factor": [1.5, 2.0, 4.0]}
+_GEMMA = {"head_dim": 8, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+_GEMMA_WINDOWS = {**_GEMMA, "sliding_window": 9, "query_pre_attn_scalar": 10}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied-mha": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama-bias": ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 10}),
+    "llama-linear": ("llama", _rope("linear", factor=2.5)),
+    "llama-dynamic": ("llama", {**_rope("dynamic", factor=3.0), "max_position_embeddings": 24}),
+    "llama-llama3": (
+        "llama",
+        _rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+    ),
+    "llama-yarn": ("llama", _rope("yarn", factor=4.0, original_max_position_embeddings=24)),
+    "mistral": ("mistral", {"sliding_window": 7, "num_key_value_heads": 1}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 8}),
+    "gemma": ("gemma", {**_GEMMA, "hidden_act": "gelu_pytorch_tanh"}),
+    "gemma2": (
+        "gemma2",
+        {**_GEMMA_WINDOWS, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {**_GEMMA_WINDOWS, "num_hidden_layers": 4, "sliding_window_pattern": 3},
+    ),
+    "phi3": ("phi3", {"sliding_window": 11}),
+    "phi3-longrope": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 32,
+            **_rope("longrope", **_LONG, original_max_position_embeddings=32),
+        },
+    ),
+    "mixtral": (
+        "mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {
+            "head_dim": 8,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+}
+
+
+def make_model(name: str, directory: Path, **changes: Any) -> Any:
+    """The transformers model of `FAMILIES[name]` with random parameters, saved in `directory`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, fields = FAMILIES[name]
+    config = AutoConfig.for_model(model_type, **{**BASE, **fields, **changes})
+    torch.manual_seed(1234)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    randomise(model)
+    model.save_pretrained(directory)
+    return model
+
+
+def randomise(model: Any) -> None:
+    """Draw every parameter: gains around their neutral value, biases and matrices of useful
+    size."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter)
+            if name.endswith("norm.weight"):
+                parameter.add_(0.3 * noise)
+            elif parameter.dim() == 1:
+                parameter.copy_(0.3 * noise)
+            else:
+                parameter.copy_(noise * (1.5 / parameter.shape[-1] ** 0.5))
+
+
+@dataclass
+class Loaded:
+    """Our side of a comparison: decoder, cache and runner over `num_blocks` scattered blocks."""
+
+    runner: TorchRunner
+    num_blocks: int
+    block_size: int
+
+    def paged_logits(
+        self, tokens: Sequence[int], chunks: Sequence[int], blocks: Sequence[int]
+    ) -> Tensor:
+        """Logits of every position, fed through the paged cache in pieces of the given sizes."""
+        runner, start, rows = self.runner, 0, []
+        for size in chunks:
+            piece = tuple(tokens[start : start + size])
+            run = Run(0, start, piece, tuple(blocks), None)
+            with torch.inference_mode():
+                x_TC = runner.decoder.hidden(
+                    torch.tensor(piece),
+                    torch.arange(start, start + len(piece)),
+                    start + len(piece),
+                    runner.attention.prepare([run]),
+                )
+                rows.append(runner.decoder.logits(x_TC))
+            start += size
+        return torch.cat(rows)
+
+
+def load_ours(
+    directory: Path,
+    *,
+    attention: str = "torch",
+    num_blocks: int = 64,
+    block_size: int = 5,
+    max_model_len: int | None = None,
+) -> Loaded:
+    """Load `directory` in float32 with a small paged cache."""
+    spec = load_spec(str(directory))
+    decoder = load_decoder(
+        str(directory),
+        spec,
+        device="cpu",
+        compute_dtype=torch.float32,
+        max_model_len=max_model_len,
+    )
+    cache = KvCache.allocate(spec, num_blocks, block_size, torch.float32, "cpu")
+    runner = TorchRunner(decoder, cache, build_attention(attention, spec, cache))
+    return Loaded(runner, num_blocks, block_size)
+
+
+GREEDY = Sampling(temperature=0.0, max_tokens=None, logprobs=0)
+
+
+@dataclass
+class Story:
+    """A sequence that a test drives by hand: known tokens, how many are computed, its blocks."""
+
+    seq_id: int
+    tokens: list[int]
+    blocks: tuple[int, ...]
+    num_prompt: int
+    computed: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+
+    def run(self, limit: int) -> Run:
+        """The next share: at most `limit` of the tokens that are known and not computed."""
+        piece = tuple(self.tokens[self.computed : self.computed + limit])
+        last = self.computed + len(piece) == len(self.tokens)
+        index = len(self.tokens) - self.num_prompt
+        at = SampleAt(GREEDY, 0, index, self.num_prompt) if last else None
+        return Run(self.seq_id, self.computed, piece, self.blocks, at)
+
+
+def advance(loaded: Loaded, stories: Sequence[Story], limits: Sequence[int]) -> None:
+    """One step of all stories together, each with its own limit of tokens."""
+    runs = [story.run(limit) for story, limit in zip(stories, limits, strict=True)]
+    result = loaded.runner.run(StepPlan(0, tuple(runs)))
+    for story, run, sampled in zip(stories, runs, result.sampled, strict=True):
+        story.computed += len(run.tokens)
+        story.tokens.extend(sampled.tokens)
+        story.logprobs = [*(story.logprobs or []), *sampled.logprobs]

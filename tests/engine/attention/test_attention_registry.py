@@ -1,0 +1,48 @@
+"""Choosing a backend: automatic, by name, and refused with reasons."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import ridgeline.engine.attention as family
+from ridgeline.engine.attention.base import Site
+from ridgeline.errors import BadInput, CannotRun
+
+SITE = Site(torch.device("cpu"), torch.float32, block_size=16, head_dims=(64,))
+
+
+def test_auto_takes_the_best_that_runs() -> None:
+    runs = [name for name in family.AUTO if not family.attention_kind(name).why_not(SITE)]
+    name, reasons = family.choose("auto", SITE)
+    assert name == runs[0] and name in reasons[-1]
+
+
+def test_reference_only_when_asked() -> None:
+    assert family.choose("reference", SITE)[0] == "reference"
+    assert "reference" not in family.AUTO
+
+
+def test_unknown_name_lists_the_known() -> None:
+    with pytest.raises(BadInput, match=r"flash9.*auto, .*torch, reference"):
+        family.choose("flash9", SITE)
+
+
+def test_a_backend_that_cannot_run_is_refused_by_name_and_skipped_by_auto(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kinds = {
+        "torch": SimpleNamespace(why_not=lambda site: ("needs CUDA", "needs head_dim 128")),
+        "other": SimpleNamespace(why_not=lambda site: ()),
+    }
+    monkeypatch.setattr(family, "attention_kind", lambda name: kinds[name])
+    monkeypatch.setattr(family, "AUTO", ("torch", "other"))
+    with pytest.raises(CannotRun, match="needs CUDA; needs head_dim 128"):
+        family.choose("torch", SITE)
+    name, reasons = family.choose("auto", SITE)
+    assert name == "other" and "needs CUDA" in reasons[0]
+    monkeypatch.setattr(family, "AUTO", ("torch",))
+    with pytest.raises(CannotRun, match="needs CUDA"):
+        family.choose("auto", SITE)

@@ -1,0 +1,137 @@
+"""TorchRunner: plans in, tokens and log-probabilities out, aligned with the runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from ridgeline.engine import runner as runner_module
+from ridgeline.engine.core.plan import Run, SampleAt, StepPlan
+from ridgeline.engine.runner import make_batch
+from ridgeline.records import Sampling
+from tests.conformance.tiny_models import GREEDY, VOCAB, Loaded, load_ours, make_model
+
+PROMPT = tuple((7 * i + 3) % VOCAB for i in range(23))
+AT = SampleAt(GREEDY, 0, 0, len(PROMPT))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: Any) -> Path:
+    path: Path = tmp_path_factory.mktemp("qwen3")
+    make_model("qwen3", path)
+    return path
+
+
+@pytest.fixture
+def ours(directory: Path) -> Loaded:
+    return load_ours(directory)
+
+
+def whole(blocks: tuple[int, ...], **changes: Any) -> Run:
+    return replace(Run(0, 0, PROMPT, blocks, AT), **changes)
+
+
+def truth(ours: Loaded, tokens: tuple[int, ...] = PROMPT) -> Tensor:
+    return torch.log_softmax(ours.runner.logits(tokens), dim=-1)
+
+
+def test_the_batch_is_flat_and_exact() -> None:
+    runs = [
+        Run(0, 4, (10, 11), (0, 1), AT),
+        Run(1, 0, (20, 21, 22), (2,), None),
+        Run(2, 9, (30,), (3, 4, 5), AT),
+    ]
+    batch = make_batch(runs, torch.device("cpu"))
+    assert batch.tokens_T.tolist() == [10, 11, 20, 21, 22, 30]
+    assert batch.positions_T.tolist() == [4, 5, 0, 1, 2, 9]
+    assert batch.sampled_S.tolist() == [1, 5]
+    assert batch.end == 10
+
+
+def test_an_empty_plan_gives_an_empty_result(ours: Loaded) -> None:
+    assert ours.runner.run(StepPlan(0, ())).sampled == ()
+
+
+def test_results_stand_beside_their_runs(ours: Loaded) -> None:
+    other = Run(1, 0, PROMPT[:9], (20, 21), None)
+    plan = StepPlan(0, (other, whole((4, 9, 1, 7, 3))))
+    silent, drawn = ours.runner.run(plan).sampled
+    assert silent.tokens == () and silent.logprobs == ()
+    assert drawn.tokens == (int(truth(ours)[-1].argmax()),)
+
+
+def test_greedy_takes_the_best_and_reports_it(ours: Loaded) -> None:
+    (drawn,) = ours.runner.run(StepPlan(0, (whole((4, 9, 1, 7, 3)),))).sampled
+    row = truth(ours)[-1]
+    assert drawn.tokens[0] == int(row.argmax()) == drawn.logprobs[0].token
+    assert drawn.logprobs[0].logprob == pytest.approx(float(row.max()), abs=1e-5)
+
+
+@pytest.mark.parametrize("cuts", [(23,), (1, 22), (5, 9, 9), (1,) * 23])
+@pytest.mark.parametrize("rows_at_a_time", [256, 4])
+def test_prompt_logprobs_are_those_of_the_next_prompt_token(
+    ours: Loaded, monkeypatch: pytest.MonkeyPatch, cuts: tuple[int, ...], rows_at_a_time: int
+) -> None:
+    monkeypatch.setattr(runner_module, "LOGIT_ROWS", rows_at_a_time)
+    expected, got, start = truth(ours), [], 0
+    for size in cuts:
+        end = start + size
+        run = whole(
+            (4, 9, 1, 7, 3),
+            start=start,
+            tokens=PROMPT[start:end],
+            sample=AT if end == len(PROMPT) else None,
+            prompt_logprobs=2,
+            next_prompt_token=PROMPT[end] if end < len(PROMPT) else None,
+        )
+        bystander = Run(1, start, PROMPT[start:end], (20, 21, 22, 23, 24), None)
+        (_, result) = ours.runner.run(StepPlan(0, (bystander, run))).sampled
+        got += result.prompt_logprobs
+        start = end
+    assert [entry.token for entry in got] == list(PROMPT[1:])
+    for row, entry in zip(expected, got, strict=False):
+        assert entry.logprob == pytest.approx(float(row[entry.token]), abs=1e-5)
+        assert len(entry.top) == 2 and entry.top[0][0] == int(row.argmax())
+
+
+def test_copies_come_first(ours: Loaded) -> None:
+    """Fork a sequence in the middle of a block: the copy must be made before the fork writes to it."""
+    first = whole((4, 9, 1, 7, 3), tokens=PROMPT[:22], sample=None)
+    ours.runner.run(StepPlan(0, (first,)))
+    original = Run(0, 22, (PROMPT[22],), (4, 9, 1, 7, 3), AT)
+    fork = Run(1, 22, (50,), (4, 9, 1, 7, 8), AT)
+    result = ours.runner.run(StepPlan(1, (original, fork), copies=((3, 8),))).sampled
+    assert result[0].tokens[0] == int(truth(ours)[-1].argmax())
+    assert result[1].tokens[0] == int(truth(ours, (*PROMPT[:22], 50))[-1].argmax())
+
+
+def test_several_copies_in_every_layer(ours: Loaded) -> None:
+    cache = ours.runner.cache
+    for layer in cache.layers:
+        layer.copy_(torch.randn_like(layer))
+    before = [layer.clone() for layer in cache.layers]
+    cache.copy_blocks([(3, 8), (3, 9), (5, 1)])
+    for old, new in zip(before, cache.layers, strict=True):
+        assert torch.equal(new[8], old[3]) and torch.equal(new[9], old[3])
+        assert torch.equal(new[1], old[5]) and torch.equal(new[5], old[5])
+        assert torch.equal(new[[0, 2, 3, 4, 6]], old[[0, 2, 3, 4, 6]])
+
+
+def test_seeded_sampling_does_not_depend_on_company(ours: Loaded) -> None:
+    warm = SampleAt(Sampling(temperature=1.0, top_p=0.9), 77, 0, len(PROMPT))
+    alone = ours.runner.run(StepPlan(0, (whole((4, 9, 1, 7, 3), sample=warm),))).sampled[0]
+    company = [Run(i, 0, PROMPT[: 5 + i], (20 + 3 * i, 21 + 3 * i), AT) for i in range(1, 4)]
+    plan = StepPlan(0, (*company, whole((30, 31, 32, 33, 34), sample=warm)))
+    assert ours.runner.run(plan).sampled[-1].tokens == alone.tokens
+
+
+def test_scoring_a_text_leaves_the_cache_alone(ours: Loaded) -> None:
+    before = [layer.clone() for layer in ours.runner.cache.layers]
+    logits_TV = ours.runner.logits(PROMPT)
+    assert logits_TV.shape == (len(PROMPT), VOCAB) and logits_TV.dtype == torch.float32
+    assert all(map(torch.equal, before, ours.runner.cache.layers))

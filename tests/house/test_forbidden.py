@@ -1,0 +1,88 @@
+"""What no file contains: code that loads code, and traces of the machine it grew on."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.code import ROOT, files, imports, name_of, tracked, tree
+
+FOLDERS = ("ridgeline", "scripts", "benchmarks")
+MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+CALLS = {"torch.load", "torch.hub.load", "os.system", "os.popen"}
+KEYWORDS = {"trust_remote_code", "allow_pickle", "shell"}
+
+# put together here so that this file does not accuse itself
+_PLACES = ("/" + "work/", "/" + "root/", "/" + r"home/\w", "/" + r"Users/\w", "/" + r"tmp/bash")
+ASSETS = ROOT / "ridgeline" / "assets"  # texts of others, who write of their own machines
+MACHINE_PATH = re.compile("|".join(rf"(?<![\w/.-]){place}" for place in _PLACES))
+TEXT = {".py", ".md", ".toml", ".txt", ".cpp", ".h", ".json", ".yml", ".yaml", ".sh", ".html", ""}
+
+
+def offences(path: Path) -> Iterator[str]:
+    where = name_of(path)
+    for module, line in imports(path):
+        if module.partition(".")[0] in MODULES:
+            yield f"{where}:{line}: imports {module}"
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call):
+            yield from (f"{where}:{node.lineno}: {what}" for what in _bad_call(node))
+
+
+def _bad_call(call: ast.Call) -> Iterator[str]:
+    name = ast.unparse(call.func)
+    if name in BUILTINS or name in CALLS:
+        yield f"calls {name}"
+    for keyword in call.keywords:
+        value = keyword.value
+        is_false = isinstance(value, ast.Constant) and value.value is False
+        if keyword.arg in KEYWORDS and not is_false:
+            yield f"passes {keyword.arg}={ast.unparse(value)}"
+
+
+def test_nothing_forbidden() -> None:
+    found = [offence for path in files(*FOLDERS) for offence in offences(path)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from dill import x",
+        "eval('1')",
+        "torch.load(p)",
+        "f(trust_remote_code=True)",
+    ],
+)
+def test_an_offence_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr("tests.house.code.ROOT", tmp_path)
+    bad = tmp_path / "bad.py"
+    bad.write_text(source)
+    assert len(list(offences(bad))) == 1
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        name_of(path)
+        for path in files("ridgeline", "scripts", "tests")
+        if path.stat().st_size and not ast.get_docstring(tree(path))
+    ]
+    assert not silent, "\n".join(silent)
+
+
+def test_no_machine_paths() -> None:
+    found = []
+    for path in tracked():
+        if path.suffix not in TEXT or ASSETS in path.parents:
+            continue
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        for number, line in enumerate(text.splitlines(), 1):
+            if MACHINE_PATH.search(line):
+                found.append(f"{name_of(path)}:{number}: {line.strip()[:80]}")
+    assert not found, "\n".join(found)

@@ -1,0 +1,99 @@
+"""Who may import whom. The table is the design's; a violation is named with its file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.house.code import ROOT, files, imports, module_of, name_of
+
+FLOOR = {"errors", "records", "settings", "spec", "hardware"}
+LAW: dict[str, set[str]] = {
+    "errors": set(),
+    "records": {"errors"},
+    "settings": {"errors", "records"},
+    "spec": {"errors", "records"},
+    "hardware": {"errors", "records", "_native"},
+    "engine.core": FLOOR,
+    "engine": FLOOR | {"engine.core", "_native"},
+    "serve": {"errors", "records", "settings", "engine.engine"},
+    "measure": {"errors", "records"},
+    "diagnose": {"errors", "records", "spec", "hardware"},
+    "optimize": FLOOR | {"measure", "diagnose"},
+    "cli": FLOOR | {"engine.core", "engine", "serve", "measure", "diagnose", "optimize"},
+}
+"""Part → the other parts of ridgeline that it may import."""
+
+FORBIDDEN: dict[str, set[str]] = {
+    "errors": {"torch", "numpy"},
+    "records": {"torch", "numpy"},
+    "settings": {"torch", "numpy"},
+    "spec": {"torch", "transformers"},
+    "engine.core": {
+        "torch",
+        "numpy",
+        "time",
+        "datetime",
+        "random",
+        "secrets",
+        "asyncio",
+        "threading",
+    },
+    "serve": {"torch", "numpy", "transformers"},
+    "measure": {"torch", "transformers"},
+    "diagnose": {"torch"},
+    "optimize": {"torch"},
+    "cli": {"transformers"},
+}
+"""Part → outside modules that it must not import, not even inside a function."""
+
+
+TOP = [ROOT / "ridgeline" / name for name in ("__init__.py", "__main__.py")]
+"""They name the parts that they open on first use."""
+
+
+def part_of(module: str, parts: set[str]) -> str | None:
+    """The longest part that holds the module: ridgeline.engine.core.plan → engine.core."""
+    inner = module.removeprefix("ridgeline.")
+    fitting = [part for part in parts if inner == part or inner.startswith(part + ".")]
+    return max(fitting, key=len, default=None)
+
+
+def violations(path: Path) -> list[str]:
+    part = part_of(module_of(path), set(LAW))
+    if part is None:
+        return [f"{name_of(path)}: belongs to no part of the law's table"]
+    allowed = LAW[part] | {part}
+    found = []
+    for module, line in imports(path):
+        outside = module.partition(".")[0]
+        if outside != "ridgeline":
+            if outside in FORBIDDEN.get(part, set()):
+                found.append(f"{name_of(path)}:{line}: {part} must not import {outside}")
+        elif module != "ridgeline" and not module.startswith("ridgeline.__"):
+            target = part_of(module, set(LAW) | allowed)
+            if target not in allowed:
+                found.append(f"{name_of(path)}:{line}: {part} must not import {module}")
+    return found
+
+
+def test_the_law() -> None:
+    inner = [path for path in files("ridgeline") if path not in TOP]
+    found = [violation for path in inner for violation in violations(path)]
+    assert not found, "\n".join(found)
+
+
+def test_the_law_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.house.code.ROOT", tmp_path)
+    bad = tmp_path / "ridgeline" / "engine" / "core" / "bad.py"
+    bad.parent.mkdir(parents=True)
+    bad.write_text(
+        '"""x"""\nimport torch\n\ndef f():\n    from ridgeline.engine import runner\n'
+        "    from ..quant import x\n    from ridgeline.records import Ask\n"
+    )
+    assert violations(bad) == [
+        "ridgeline/engine/core/bad.py:2: engine.core must not import torch",
+        "ridgeline/engine/core/bad.py:5: engine.core must not import ridgeline.engine.runner",
+        "ridgeline/engine/core/bad.py:6: engine.core must not import ridgeline.engine.quant.x",
+    ]

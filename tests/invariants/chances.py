@@ -1,0 +1,58 @@
+"""Random operations on a `World`, for hypothesis and for plain generators alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ridgeline.engine.core.sequence import Sequence
+from ridgeline.records import Sampling
+from tests.invariants.world import World
+
+
+def add_random(world: World, pick: Callable[[int, int], int]) -> None:
+    """Add an ask that fits; `pick(low, high)` chooses, both ends included. Few prompts, so that
+    beginnings are often shared; half of them are a longer version of another."""
+    places = world.setup.num_blocks * world.setup.block_size
+    num_prompt = pick(1, min(places - 1, 16))
+    stem = pick(0, 1)
+    sampling = Sampling(
+        n=max(1, pick(-2, 4)),
+        max_tokens=pick(1, min(places - num_prompt, 14)),
+        min_tokens=0,
+        seed=pick(0, 2),
+        ignore_eos=pick(0, 1) == 1,
+        prompt_logprobs=None if pick(0, 4) else 1,
+    )
+    world.add(
+        tuple(1 + (stem + i) % 3 for i in range(num_prompt)),
+        sampling,
+        priority=pick(-1, 1),
+        tenant="ab"[pick(0, 1)],
+        deadline_s=None if pick(0, 7) else world.now_s + pick(1, 8),
+    )
+
+
+def forkable(world: World) -> list[Sequence]:
+    """Running choices that could be forked now."""
+    return [seq for seq in world.running if seq.pending == 1 and seq.num_output]
+
+
+def end_random(world: World, pick: Callable[[int, int], int]) -> None:
+    """Cancel, fail or finish somebody."""
+    unfinished = world.unfinished()
+    if not unfinished:
+        return
+    ask_id, index = unfinished[pick(0, len(unfinished) - 1)]
+    how = pick(0, 2)
+    if how == 0:
+        world.cancel(ask_id)
+    elif how == 1:
+        world.fail(ask_id)
+    else:
+        world.finish(ask_id, index)
+
+
+def fork_random(world: World, pick: Callable[[int, int], int]) -> None:
+    found = forkable(world)
+    if found:
+        world.fork(found[pick(0, len(found) - 1)])

@@ -1,0 +1,123 @@
+"""What must hold in a `World`, after every operation and after every plan."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ridgeline.engine.core.plan import StepPlan
+from ridgeline.engine.core.prefix import PrefixCache, block_digest, root_digest
+from ridgeline.engine.core.sequence import State
+
+if TYPE_CHECKING:
+    from tests.invariants.world import World
+
+
+def check_always(world: World) -> None:
+    """After every operation."""
+    check_roster(world)
+    check_pool(world)
+    if isinstance(world.scheduler.cache, PrefixCache):
+        check_cache(world, world.scheduler.cache)
+
+
+class Before:
+    """What a plan begins with."""
+
+    def __init__(self, world: World) -> None:
+        roster = world.scheduler._roster
+        self.first = world.running[0] if world.running else None
+        self.fresh = list(roster.fresh._live.values())
+        self.back = list(roster.returning._live.values())
+        expired = [
+            choices
+            for choices in roster.asks.values()
+            if choices.started and (choices.ask.deadline_s or math.inf) <= world.now_s
+        ]
+        self.num_started = roster.num_started - sum(choices.num_unfinished for choices in expired)
+
+
+def check_roster(world: World) -> None:
+    roster, running = world.scheduler._roster, world.running
+    assert len(running) <= world.setup.max_num_seqs
+    assert [seq.key for seq in running] == sorted(seq.key for seq in running)
+    assert {seq.ask.id for seq in running} <= set(roster.asks)
+    live = [seq for choices in roster.asks.values() for seq in choices.live.values()]
+    assert sum(c.num_unfinished for c in roster.asks.values()) == roster.num_unfinished
+    started = [c.num_unfinished for c in roster.asks.values() if c.started]
+    assert sum(started) == roster.num_started
+    assert Counter(seq.state is State.RUNNING for seq in live)[True] == len(running)
+    assert len(live) == len(running) + len(roster.fresh) + len(roster.returning)
+    for seq in live:
+        assert 0 <= seq.computed < seq.known
+        assert seq.state is State.RUNNING or not (seq.blocks or seq.computed)
+
+
+def check_pool(world: World) -> None:
+    pool, running = world.scheduler.pool, world.running
+    assert pool.num_owned + pool.num_free + pool.num_cached == pool.num_blocks
+    idle = pool.idle_blocks()
+    assert len(idle) == len(set(idle)) == pool.num_idle
+    assert sum(pool.is_published(block) for block in idle) == pool.num_cached
+    owners = Counter(block for seq in running for block in seq.blocks)
+    assert [pool.refs(b) for b in range(pool.num_blocks)] == [
+        owners[b] for b in range(pool.num_blocks)
+    ], "references are not the number of owners"
+    places: dict[int, tuple[str, int]] = {}
+    for seq in running:
+        assert len(set(seq.blocks)) == len(seq.blocks) >= pool.blocks_for(seq.computed)
+        for place, block in enumerate(seq.blocks):
+            assert places.setdefault(block, (seq.ask.tenant, place)) == (seq.ask.tenant, place)
+
+
+def check_cache(world: World, cache: PrefixCache) -> None:
+    pool = world.scheduler.pool
+    published = {b for b in range(pool.num_blocks) if pool.is_published(b)}
+    assert published == set(cache._digest_of) == set(cache._block_of.values())
+    for digest, block in cache._block_of.items():
+        text = world.slots[block][-1]
+        assert text is not None, "a block is published before it is full"
+        tenant, tokens = text
+        assert digest == _digest(tenant, tokens, pool.block_size), "published under a wrong name"
+
+
+def check_plan(world: World, plan: StepPlan, before: Before) -> None:
+    ids = [run.seq_id for run in plan.runs]
+    assert len(set(ids)) == len(ids) <= world.setup.max_num_seqs
+    if before.first is not None and before.first.state is not State.FINISHED:
+        assert before.first.id in ids, "the first in order was preempted or left out"
+    prompts = [len(run.tokens) for run in plan.runs if len(run.tokens) > 1]
+    num_tokens = sum(len(run.tokens) for run in plan.runs)
+    excess = 0 if world.setup.chunked or not prompts else prompts[0]
+    assert num_tokens <= world.setup.max_num_batched_tokens + excess
+    if not world.setup.chunked:
+        assert all(run.sample for run in plan.runs), "a prompt was split"
+    view = world.scheduler.view()
+    assert view.num_running == len(world.running)
+    assert view.num_running + view.num_waiting == world.scheduler._roster.num_unfinished
+
+
+def check_joined(world: World, before: Before) -> None:
+    """Who joined came before all who still wait in the same queue."""
+    roster, seated = world.scheduler._roster, {seq.id for seq in world.running}
+    for queue, was_waiting in ((roster.fresh, before.fresh), (roster.returning, before.back)):
+        joined = [seq.key for seq in was_waiting if seq.id in seated]
+        waiting = [seq.key for seq in was_waiting if seq.id in queue._live]
+        assert not joined or not waiting or max(joined) < min(waiting), "somebody was overtaken"
+        if joined and queue is roster.fresh and world.setup.policy != "continuous":
+            assert before.num_started == 0, "somebody joined a batch that had started"
+
+
+def check_time_to_live(world: World) -> None:
+    pool = world.scheduler.pool
+    for block in pool.idle_blocks():
+        if pool.is_published(block) and world.setup.ttl_s is not None:
+            assert world.now_s - world.used_s[block] <= world.setup.ttl_s, "cached for too long"
+
+
+def _digest(tenant: str, tokens: tuple[int, ...], size: int) -> bytes:
+    digest = root_digest(tenant)
+    for i in range(0, len(tokens), size):
+        digest = block_digest(digest, tokens[i : i + size])
+    return digest

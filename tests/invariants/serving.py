@@ -1,0 +1,207 @@
+"""Serve asks with a real model under any schedule, step by step in this thread.
+
+`alone` is the truth: one ask, one choice, the whole prompt in one step, nothing shared. `check`
+compares any other schedule with it, token for token. Where they part, the difference must be one
+that rounding can make: the other token is within `SLACK` of being chosen from the true logits. It
+is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from unittest import mock
+
+import msgspec
+import numpy as np
+import torch
+
+from ridgeline.engine.attention import build_attention
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.core import (
+    BlockPool,
+    Limits,
+    NoPrefixCache,
+    PrefixCache,
+    Scheduler,
+    make_policy,
+)
+from ridgeline.engine.core.plan import SampleAt
+from ridgeline.engine.core.stopping import derive_seed
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.runner import TorchRunner
+from ridgeline.engine.sampling.reference import distribution
+from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.records import Ask, Event, Failed, Token
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.rewrite import apply_quantization, with_dtype
+
+SLACK = 1e-4
+CONTEXT = 96
+Answers = dict[tuple[str, int], list[int]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """Weights in float32, loaded once and shared by every schedule."""
+
+    spec: ModelSpec
+    decoder: Decoder
+    attention: str
+    truths: dict[bytes, list[int]] = field(default_factory=dict)
+
+    @staticmethod
+    def load(name: str, attention: str = "torch", quantization: str | None = None) -> Model:
+        spec = with_dtype(load_spec(name), "float32")
+        spec = apply_quantization(spec, quantization) if quantization else spec
+        decoder = load_decoder(name, spec, device="cpu", compute_dtype=torch.float32)
+        return Model(spec, decoder, attention)
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """float64 [V]: after the last of `tokens`, without cache, batch or chunks."""
+        runner = TorchRunner(self.decoder, mock.Mock(), mock.Mock())
+        return runner.logits(tokens)[-1].float().numpy().astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How asks are served. `arrives[i]`: the step before which ask i comes (missing: the first)."""
+
+    num_blocks: int = 200
+    block_size: int = 4
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 512
+    chunked: bool = True
+    policy: str = "continuous"
+    prefix: bool = False
+    arrives: tuple[int, ...] = ()
+    rounds: int = 1
+
+
+@dataclass
+class Served:
+    """What came out, and what it took."""
+
+    answers: Answers = field(default_factory=dict)
+    num_preempted: int = 0
+    hit_tokens: int = 0
+    num_forked: int = 0
+
+
+def serve(model: Model, asks: Sequence[Ask], schedule: Schedule) -> list[Served]:
+    """All asks in one engine, `rounds` times over; the clock ticks once per step."""
+    scheduler, runner = _build(model, schedule)
+    return [
+        _round(scheduler, runner, [_named(ask, turn) for ask in asks], schedule)
+        for turn in range(schedule.rounds)
+    ]
+
+
+def _named(ask: Ask, turn: int) -> Ask:
+    return msgspec.structs.replace(ask, id=f"{ask.id}/{turn}") if turn else ask
+
+
+def _build(model: Model, schedule: Schedule) -> tuple[Scheduler, TorchRunner]:
+    pool = BlockPool(schedule.num_blocks, schedule.block_size)
+    limits = Limits(
+        max_num_seqs=schedule.max_num_seqs,
+        max_num_batched_tokens=schedule.max_num_batched_tokens,
+        max_model_len=CONTEXT,
+        chunked_prefill=schedule.chunked,
+    )
+    cache = PrefixCache(pool) if schedule.prefix else NoPrefixCache()
+    policy = make_policy(schedule.policy, wait_s=2.0)
+    kv = KvCache.allocate(
+        model.spec, schedule.num_blocks, schedule.block_size, torch.float32, "cpu"
+    )
+    runner = TorchRunner(model.decoder, kv, build_attention(model.attention, model.spec, kv))
+    scheduler = Scheduler(limits, policy, pool, cache, eos_token_ids=model.spec.eos_token_ids)
+    return scheduler, runner
+
+
+def _round(
+    scheduler: Scheduler, runner: TorchRunner, asks: Sequence[Ask], schedule: Schedule
+) -> Served:
+    before = msgspec.structs.replace(scheduler.totals)
+    hits = scheduler.cache.hit_tokens
+    waiting = dict(enumerate(asks))
+    served = Served({(a.id.split("/")[0], i): [] for a in asks for i in range(a.sampling.n)})
+    step = 0
+    while waiting or scheduler.has_work:
+        due = [
+            i for i in waiting if (schedule.arrives[i] if i < len(schedule.arrives) else 0) <= step
+        ]
+        for i in due:
+            scheduler.add(msgspec.structs.replace(waiting.pop(i), arrival_s=float(step)))
+        plan = scheduler.plan(float(step))
+        _note(scheduler.commit(plan, runner.run(plan), step + 0.5), served)
+        step += 1
+        assert step < 5000, "the schedule does not end"
+    served.num_preempted = scheduler.totals.num_preempted - before.num_preempted
+    served.num_forked = scheduler.totals.num_forked - before.num_forked
+    served.hit_tokens = scheduler.cache.hit_tokens - hits
+    return served
+
+
+def _note(events: Sequence[Event], served: Served) -> None:
+    for event in events:
+        assert not isinstance(event, Failed), event
+        if isinstance(event, Token):
+            served.answers[event.ask_id.split("/")[0], event.index].append(event.token)
+
+
+def alone(model: Model, ask: Ask, index: int = 0) -> list[int]:
+    """The answer of choice `index`, computed by itself: one choice with the seed derived for it."""
+    key = msgspec.json.encode((ask.prompt, ask.sampling, index))
+    if key not in model.truths:
+        model.truths[key] = _alone(model, ask, index)
+    return model.truths[key]
+
+
+def _alone(model: Model, ask: Ask, index: int) -> list[int]:
+    single = msgspec.structs.replace(ask.sampling, n=1)
+    with mock.patch(
+        "ridgeline.engine.core.roster.derive_seed", lambda base, _: derive_seed(base, index)
+    ):
+        [served] = serve(model, [msgspec.structs.replace(ask, sampling=single)], Schedule())
+    return served.answers[ask.id, 0]
+
+
+def check(model: Model, asks: Sequence[Ask], served: Served) -> None:
+    """Every answer equals the truth, up to flips that rounding explains."""
+    for ask in asks:
+        for index in range(ask.sampling.n):
+            _compare(model, ask, index, served.answers[ask.id, index])
+
+
+def _compare(model: Model, ask: Ask, index: int, found: list[int]) -> None:
+    expected = alone(model, ask, index)
+    if found == expected:
+        return
+    pairs = enumerate(zip(expected, found, strict=False))
+    place = next((i for i, (a, b) in pairs if a != b), None)
+    assert place is not None, f"{ask.id}[{index}]: {len(found)} tokens, not {len(expected)}"
+    distance = _distance(model, ask, index, expected[:place], found[place])
+    told = f"{ask.id}[{index}] at {place}: {found[place]} for {expected[place]}, {distance:.1e} off"
+    assert distance < SLACK, told
+    print(f"flip that rounding explains: {told}")
+
+
+def _distance(model: Model, ask: Ask, index: int, output: list[int], token: int) -> float:
+    """How far the true logits are from giving `token`: in logits if greedy, else in probability."""
+    at = SampleAt(
+        sampling=ask.sampling,
+        seed=derive_seed(ask.sampling.seed or 0, index),
+        index=len(output),
+        num_prompt=len(ask.prompt),
+        history=(*ask.prompt, *output) if ask.sampling.has_penalties else (),
+    )
+    logits_V = model.logits((*ask.prompt, *output))
+    probs_V = distribution(logits_V, at)
+    if ask.sampling.greedy:
+        return float(logits_V[probs_V.argmax()] - logits_V[token])
+    upper = probs_V.cumsum()[token]
+    number = uniform(at.seed, at.index)
+    return float(max(upper - probs_V[token] - number, number - upper, 0.0))

@@ -1,0 +1,181 @@
+"""The same tokens whatever a request is batched with and however it is computed.
+
+alone = batched = chunked by 1..N = prefix cache cold = warm = preempted and resumed = forked by
+copy-on-write, greedy and seeded, token for token, on a random Llama and on the demo model. A flip
+is allowed only where rounding explains it (`serving.py`); it is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ridgeline.records import Ask, Sampling
+from tests.conformance.tiny_models import make_model
+from tests.invariants.serving import CONTEXT, Model, Schedule, alone, check, serve
+
+GREEDY = Sampling(temperature=0.0, max_tokens=10, ignore_eos=True)
+SEEDED = Sampling(temperature=0.9, top_p=0.95, seed=7, max_tokens=10, ignore_eos=True)
+PENALISED = Sampling(
+    temperature=0.7,
+    top_k=40,
+    min_p=0.01,
+    seed=3,
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    frequency_penalty=0.2,
+    max_tokens=10,
+    ignore_eos=True,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small products: more threads than one only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=["llama", "llama-native", "demo", "demo-int8"])
+def model(one_thread: None, request: pytest.FixtureRequest, tmp_path_factory: Any) -> Model:
+    kind = request.param
+    if kind.startswith("demo"):
+        return Model.load("demo", "native", "int8" if kind == "demo-int8" else None)
+    path = tmp_path_factory.mktemp("llama")
+    make_model("llama", path, max_position_embeddings=CONTEXT)
+    return Model.load(str(path), "native" if kind == "llama-native" else "torch")
+
+
+def ask(name: str, prompt: list[int], sampling: Sampling) -> Ask:
+    return Ask(id=name, prompt=tuple(prompt), sampling=sampling, arrival_s=0.0)
+
+
+def tokens(count: int, salt: int = 0) -> list[int]:
+    return [(i * i * 7 + 11 * i + 13 * salt) % 60 + 3 for i in range(count)]
+
+
+def some_asks(shared: int = 12) -> list[Ask]:
+    """Different lengths and ways of sampling; the first `shared` tokens are common to all."""
+    samplings = [GREEDY, SEEDED, PENALISED, GREEDY, SEEDED]
+    lengths = [1, 25, 9, 14, 3]
+    head = tokens(shared)
+    return [
+        ask(f"ask{i}", head + tokens(length, salt=i), sampling)
+        for i, (length, sampling) in enumerate(zip(lengths, samplings, strict=True))
+    ]
+
+
+def test_batched_is_alone(model: Model) -> None:
+    asks = some_asks()
+    [served] = serve(model, asks, Schedule(arrives=(0, 2, 2, 5, 9)))
+    check(model, asks, served)
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 16])
+def test_chunked_is_alone(model: Model, tokens_per_step: int) -> None:
+    asks = some_asks()
+    [served] = serve(model, asks, Schedule(max_num_batched_tokens=tokens_per_step))
+    check(model, asks, served)
+
+
+@pytest.mark.parametrize("policy", ["static", "dynamic"])
+def test_other_policies_are_alone(model: Model, policy: str) -> None:
+    asks = some_asks()
+    schedule = Schedule(policy=policy, chunked=False, max_num_seqs=2, arrives=(0, 0, 1, 4, 4))
+    check(model, asks, serve(model, asks, schedule)[0])
+
+
+def test_a_warm_prefix_cache_is_a_cold_one(model: Model) -> None:
+    asks = some_asks(shared=17)
+    cold, warm = serve(model, asks, Schedule(prefix=True, rounds=2, arrives=(0, 3, 6, 9, 12)))
+    assert 0 < cold.hit_tokens < warm.hit_tokens
+    check(model, asks, cold)
+    check(model, asks, warm)
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_preempted_and_resumed_is_alone(model: Model, prefix: bool) -> None:
+    asks = some_asks()
+    [served] = serve(model, asks, Schedule(num_blocks=13, block_size=4, prefix=prefix))
+    assert served.num_preempted
+    check(model, asks, served)
+
+
+@pytest.mark.parametrize("num_blocks", [200, 16])
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED])
+def test_forked_choices_are_single_asks(model: Model, sampling: Sampling, num_blocks: int) -> None:
+    """13 prompt tokens in blocks of 4: the last block is shared half full, then copied on write."""
+    many = Sampling(
+        **{name: getattr(sampling, name) for name in sampling.__struct_fields__} | {"n": 4}
+    )
+    asks = [ask("forked", tokens(13), many), ask("other", tokens(6, salt=5), GREEDY)]
+    [served] = serve(model, asks, Schedule(num_blocks=num_blocks))
+    assert served.num_forked >= 1
+    check(model, asks, served)
+    if sampling.greedy:
+        assert len({tuple(served.answers["forked", i]) for i in range(4)}) == 1
+    else:
+        assert len({tuple(served.answers["forked", i]) for i in range(4)}) > 1
+
+
+def test_the_truth_itself_depends_on_seed_and_prompt(model: Model) -> None:
+    """Else all of the above would hold for a model that always says the same."""
+    one = alone(model, ask("a", tokens(13), SEEDED))
+    assert one == alone(model, ask("b", tokens(13), SEEDED))
+    assert one != alone(model, ask("a", tokens(13), SEEDED), index=1)
+    assert one != alone(model, ask("a", tokens(13, salt=1), SEEDED))
+    assert len(one) == 10
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> tuple[list[Ask], Schedule]:
+    """Asks that partly share beginnings, and a schedule under which they can be served."""
+    head = tokens(draw(st.integers(0, 20)))
+    asks = []
+    for i in range(draw(st.integers(1, 5))):
+        tail = tokens(draw(st.integers(1, 20)), salt=draw(st.integers(0, 2)))
+        base = draw(st.sampled_from([GREEDY, SEEDED, PENALISED]))
+        changes = {"n": draw(st.sampled_from([1, 1, 1, 3])), "seed": draw(st.integers(0, 3))}
+        changes["max_tokens"] = draw(st.integers(1, 9))
+        fields = {name: getattr(base, name) for name in base.__struct_fields__}
+        asks.append(
+            ask(
+                f"ask{i}",
+                head + tail if draw(st.booleans()) else tail,
+                Sampling(**fields | changes),
+            )
+        )
+    block_size = draw(st.sampled_from([1, 3, 4, 16]))
+    longest = max(len(each.prompt) + 9 for each in asks)
+    schedule = Schedule(
+        num_blocks=draw(st.integers(-(-longest // block_size) + 1, 200 // block_size + 2)),
+        block_size=block_size,
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_num_batched_tokens=draw(st.sampled_from([1, 2, 5, 13, 40, 500])),
+        chunked=draw(st.booleans()),
+        policy=draw(st.sampled_from(["continuous", "continuous", "static", "dynamic"])),
+        prefix=draw(st.booleans()),
+        arrives=tuple(draw(st.lists(st.integers(0, 12), max_size=5))),
+        rounds=draw(st.sampled_from([1, 2])),
+    )
+    return asks, schedule
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(scenes())
+def test_any_schedule_is_alone(model: Model, scene: tuple[list[Ask], Schedule]) -> None:
+    asks, schedule = scene
+    for served in serve(model, asks, schedule):
+        check(model, asks, served)

@@ -1,0 +1,339 @@
+"""A world around the scheduler in which every lie shows: its own tokens, its own KV memory.
+
+`World` drives a Scheduler with a scripted runner and keeps, from events alone, the tokens that
+every choice should have. The runner's memory holds in each slot the whole text that it stands for
+(tenant and tokens up to that position), so that reading a wrong, stale, unwritten or foreign slot
+is seen at once. What the runner samples depends on the seed, the output index and the entire text:
+any order of steps must end in the same answers as each ask served alone (`Answer.expected`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from ridgeline.engine.core import (
+    BlockPool,
+    Limits,
+    NoPrefixCache,
+    PrefixCache,
+    Scheduler,
+    make_policy,
+)
+from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult
+from ridgeline.engine.core.sequence import Sequence
+from ridgeline.engine.core.stopping import derive_seed
+from ridgeline.records import (
+    Ask,
+    Event,
+    Failed,
+    Finished,
+    Preempted,
+    Sampling,
+    Started,
+    Token,
+    TokenLogprobs,
+)
+from tests.invariants.checks import (
+    Before,
+    check_always,
+    check_joined,
+    check_plan,
+    check_time_to_live,
+)
+
+EOS = 0
+VOCAB = 12
+Text = tuple[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A scheduler to be built."""
+
+    num_blocks: int = 9
+    block_size: int = 4
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 8
+    chunked: bool = True
+    policy: str = "continuous"
+    wait_s: float = 2.0
+    prefix: bool = True
+    ttl_s: float | None = None
+    aging_s: float = 5.0
+
+    def build(self) -> Scheduler:
+        pool = BlockPool(self.num_blocks, self.block_size)
+        limits = Limits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.num_blocks * self.block_size,
+            chunked_prefill=self.chunked,
+            aging_s=self.aging_s,
+        )
+        cache = PrefixCache(pool, self.ttl_s) if self.prefix else NoPrefixCache()
+        policy = make_policy(self.policy, wait_s=self.wait_s)
+        return Scheduler(limits, policy, pool, cache, eos_token_ids=(EOS,))
+
+
+def sample(seed: int, text: tuple[int, ...], index: int, banned: tuple[int, ...]) -> int:
+    """The scripted model: a token that depends on everything it may depend on."""
+    digest = blake2b(repr((seed, text, index)).encode(), digest_size=8).digest()
+    token = int.from_bytes(digest, "little") % VOCAB
+    while token in banned:
+        token = (token + 1) % VOCAB
+    return token
+
+
+@dataclass
+class Answer:
+    """One choice as the world sees it; `expected` is what it must be in the end, served alone."""
+
+    ask: Ask
+    seed: int
+    tokens: list[int]
+    expected: list[int] = field(default_factory=list)
+    reason: str | None = None
+
+    def __post_init__(self) -> None:
+        self.expected = list(self.tokens)
+        while self.expected_reason is None:
+            self.expected.append(self.next_token(self.expected))
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.ask.prompt)
+
+    @property
+    def expected_reason(self) -> str | None:
+        sampling, num_output = self.ask.sampling, len(self.expected) - self.num_prompt
+        if num_output and self.expected[-1] == EOS and not sampling.ignore_eos:
+            return "stop"
+        return "length" if num_output == sampling.max_tokens else None
+
+    def next_token(self, tokens: list[int]) -> int:
+        index = len(tokens) - self.num_prompt
+        banned = (EOS,) if index < self.ask.sampling.min_tokens else ()
+        return sample(self.seed, tuple(tokens), index, banned)
+
+
+class World:
+    """A scheduler, its runner's memory, and what everybody has been told so far."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.scheduler, self.now_s = setup, setup.build(), 0.0
+        self.slots: list[list[Text | None]] = [
+            [None] * setup.block_size for _ in range(setup.num_blocks)
+        ]
+        self.answers: dict[tuple[str, int], Answer] = {}
+        self.started: set[str] = set()
+        self.num_asks = self.num_steps = self.num_preempted = self.num_copies = 0
+        self.patience = 0  # steps that everything added so far may take
+        self.used_s: dict[int, float] = {}  # block -> when it last had an owner
+
+    # -- what may happen, in any order
+
+    def add(
+        self,
+        prompt: tuple[int, ...],
+        sampling: Sampling,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        deadline_s: float | None = None,
+    ) -> None:
+        ask = Ask(
+            id=f"ask{self.num_asks}",
+            prompt=prompt,
+            sampling=sampling,
+            arrival_s=self.now_s,
+            priority=priority,
+            tenant=tenant,
+            deadline_s=deadline_s,
+        )
+        self.scheduler.add(ask)
+        assert sampling.seed is not None
+        for index in range(sampling.n):
+            self._answer(ask, index, list(prompt))
+        self.num_asks += 1
+        self.check()
+
+    def cancel(self, ask_id: str) -> None:
+        self._note_use()
+        self._tell(self.scheduler.cancel(ask_id, self.now_s))
+        assert not self.unfinished(ask_id)
+        self.check()
+
+    def fail(self, ask_id: str) -> None:
+        self._note_use()
+        self._tell(self.scheduler.fail(ask_id, "for a reason", self.now_s))
+        assert not self.unfinished(ask_id)
+        self.check()
+
+    def finish(self, ask_id: str, index: int) -> None:
+        self._note_use()
+        self._tell(self.scheduler.finish(ask_id, index, stop_reason="x", now_s=self.now_s))
+        self.check()
+
+    def fork(self, seq: Sequence) -> None:
+        source = self.answers[seq.ask.id, seq.index]
+        index = self.scheduler.fork(seq.ask.id, seq.index)
+        self._answer(source.ask, index, list(source.tokens))
+        self.check()
+
+    def step(self) -> bool:
+        """Plan, run, commit; False if there was nothing to run."""
+        scheduler, before = self.scheduler, Before(self)
+        self._note_use()
+        plan = scheduler.plan(self.now_s)
+        self.check()
+        check_plan(self, plan, before)
+        check_joined(self, before)
+        check_time_to_live(self)
+        result = self._run(plan)
+        self.now_s += 0.125
+        self._note_use()
+        self._tell(scheduler.commit(plan, result, self.now_s))
+        self.check()
+        self.num_steps += 1
+        return bool(plan.runs)
+
+    def drain(self) -> None:
+        """Step until everybody is served, within the bound that the head of scheduler.py argues."""
+        for _ in range(self.patience):
+            if not self.scheduler.has_work:
+                break
+            if not self.step() and self.scheduler.has_work:
+                wake_s = self.scheduler.next_wake_s(self.now_s)
+                assert wake_s is not None, "asks wait, and nothing will ever happen"
+                self.now_s = max(self.now_s, wake_s)
+        assert not self.scheduler.has_work, "somebody starves"
+        assert self.scheduler.pool.num_owned == 0
+        assert all(answer.reason for answer in self.answers.values())
+
+    # -- what may be looked at
+
+    @property
+    def running(self) -> list[Sequence]:
+        return self.scheduler._roster.running
+
+    def unfinished(self, ask_id: str | None = None) -> list[tuple[str, int]]:
+        return [
+            key
+            for key, answer in self.answers.items()
+            if answer.reason is None and ask_id in (None, key[0])
+        ]
+
+    # -- the runner
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        self._copy(plan)
+        return StepResult(tuple([self._compute(run) for run in plan.runs]))
+
+    def _copy(self, plan: StepPlan) -> None:
+        """All at once, as a device would."""
+        origins, targets = [a for a, _ in plan.copies], [b for _, b in plan.copies]
+        assert not set(origins) & set(targets), "a block is both read and written by copies"
+        assert len(set(targets)) == len(targets)
+        self.num_copies += len(plan.copies)
+        for target, content in zip(targets, [list(self.slots[a]) for a in origins], strict=True):
+            self.slots[target] = content
+
+    def _compute(self, run: Run) -> Sampled:
+        seq = self.scheduler._roster.running_by_id(run.seq_id)
+        assert seq is not None
+        answer = self.answers[seq.ask.id, seq.index]
+        end = run.start + len(run.tokens)
+        assert list(run.tokens) == answer.tokens[run.start : end], "tokens lost or duplicated"
+        for position in range(run.start):
+            assert self._slot(run, position) == _text(answer, position), (
+                "attention reads a wrong slot"
+            )
+        for position in range(run.start, end):
+            self._write(run, position, _text(answer, position))
+        if run.sample is None:
+            assert end < len(answer.tokens)
+            return Sampled(prompt_logprobs=self._prompt_logprobs(run))
+        assert end == len(answer.tokens) and run.sample.seed == answer.seed
+        assert run.sample.index == end - answer.num_prompt
+        token = sample(answer.seed, tuple(answer.tokens), run.sample.index, run.sample.banned)
+        return Sampled((token,), prompt_logprobs=self._prompt_logprobs(run))
+
+    def _slot(self, run: Run, position: int) -> Text | None:
+        size = self.setup.block_size
+        return self.slots[run.blocks[position // size]][position % size]
+
+    def _write(self, run: Run, position: int, text: Text) -> None:
+        block = run.blocks[position // self.setup.block_size]
+        pool = self.scheduler.pool
+        assert pool.refs(block) == 1, "a shared block is written"
+        assert not pool.is_published(block), "a published block is written"
+        self.slots[block][position % self.setup.block_size] = text
+
+    def _prompt_logprobs(self, run: Run) -> tuple[TokenLogprobs, ...]:
+        if run.prompt_logprobs is None:
+            return ()
+        last = () if run.next_prompt_token is None else (run.next_prompt_token,)
+        return tuple(TokenLogprobs(token, -1.0, 1, ()) for token in (*run.tokens[1:], *last))
+
+    # -- what everybody is told
+
+    def _answer(self, ask: Ask, index: int, tokens: list[int]) -> None:
+        answer = Answer(ask, derive_seed(ask.sampling.seed or 0, index), tokens)
+        self.answers[ask.id, index] = answer
+        self.patience += len(answer.expected) + 2
+
+    def _tell(self, events: list[Event]) -> None:
+        for event in events:
+            assert event.at_s <= self.now_s
+            if isinstance(event, Started):
+                self._hear_started(event)
+            elif isinstance(event, Token):
+                self._hear_token(event)
+            elif isinstance(event, Finished):
+                self._hear_finished(event)
+            elif isinstance(event, Failed):
+                for key in self.unfinished(event.ask_id):
+                    self.answers[key].reason = "failed"
+            else:
+                assert isinstance(event, Preempted)
+                self.num_preempted += 1
+
+    def _hear_started(self, event: Started) -> None:
+        assert event.ask_id not in self.started, "started twice"
+        self.started.add(event.ask_id)
+
+    def _hear_token(self, event: Token) -> None:
+        answer = self.answers[event.ask_id, event.index]
+        assert answer.reason is None and event.ask_id in self.started
+        first = len(answer.tokens) == answer.num_prompt
+        if first and not event.index and answer.ask.sampling.prompt_logprobs is not None:
+            assert event.prompt_logprobs is not None and event.prompt_logprobs[0] is None
+            told = [entry.token for entry in event.prompt_logprobs[1:] if entry is not None]
+            assert told == list(answer.ask.prompt[1:])
+        else:
+            assert event.prompt_logprobs is None
+        answer.tokens.append(event.token)
+
+    def _hear_finished(self, event: Finished) -> None:
+        answer = self.answers[event.ask_id, event.index]
+        assert answer.reason is None, "finished twice"
+        assert event.usage.completion_tokens == len(answer.tokens) - answer.num_prompt
+        assert event.usage.prompt_tokens == answer.num_prompt > event.usage.cached_tokens
+        assert answer.tokens == answer.expected[: len(answer.tokens)], "not as if served alone"
+        if event.reason != "abort" and event.stop_reason is None:
+            assert answer.tokens == answer.expected and event.reason == answer.expected_reason
+        answer.reason = event.reason
+
+    def check(self) -> None:
+        self._note_use()
+        check_always(self)
+
+    def _note_use(self) -> None:
+        pool = self.scheduler.pool
+        owned = (block for block in range(pool.num_blocks) if pool.refs(block))
+        self.used_s.update(dict.fromkeys(owned, self.now_s))
+
+
+def _text(answer: Answer, position: int) -> Text:
+    return answer.ask.tenant, tuple(answer.tokens[: position + 1])

@@ -1,0 +1,277 @@
+"""The HTTP target against scripted servers: in virtual time without a socket, and once over a
+real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from ridgeline.errors import BadInput
+from ridgeline.measure.arrivals import Closed, burst
+from ridgeline.measure.client import LoadOptions, run_load
+from ridgeline.measure.http import HttpTarget, base_url, first_model
+from ridgeline.measure.metrics import itl_s, outcome, tpot_s, ttft_s
+from ridgeline.measure.target import Recorder
+from ridgeline.measure.workload import Chat, LoadRequest, Message
+
+DONE = b"data: [DONE]\n\n"
+
+
+def sse(**body):
+    return b"data: " + json.dumps(body, ensure_ascii=False).encode() + b"\n\n"
+
+
+def chat_chunk(delta, finish=None, **more):
+    return sse(choices=[{"index": 0, "delta": delta, "finish_reason": finish}], **more)
+
+
+def text_chunk(text, finish=None, **more):
+    return sse(choices=[{"index": 0, "text": text, "finish_reason": finish}], **more)
+
+
+def usage(completion, prompt=12, cached=4):
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+class Script(httpx.AsyncBaseTransport):
+    """Answers every POST with parts at given instants after the request."""
+
+    def __init__(self, *parts, status=200, error=None):
+        self.parts, self.status, self.error, self.bodies = parts, status, error, []
+
+    async def handle_async_request(self, request):
+        if self.error is not None:
+            raise self.error
+        self.bodies.append((request.url.path, json.loads(await request.aread())))
+        return httpx.Response(self.status, stream=_Timed(self.parts))
+
+
+class _Timed(httpx.AsyncByteStream):
+    def __init__(self, parts):
+        self._parts = parts
+
+    async def __aiter__(self):
+        at_s = 0.0
+        for due_s, part in self._parts:
+            await asyncio.sleep(due_s - at_s)
+            at_s = due_s
+            if isinstance(part, Exception):
+                raise part
+            yield part
+
+
+CHAT = LoadRequest(id="r", kind="chat", prompt=Chat((Message("user", "hi"),)), max_tokens=4)
+TEXT = LoadRequest(id="r", kind="text", prompt="hi", max_tokens=4)
+
+
+def send(in_virtual_time, script, request, **target):
+    async def main():
+        async with asyncio.timeout(100):
+            http = HttpTarget("http://host:1/v1/", "m", transport=script, **target)
+            loop = asyncio.get_running_loop()
+            origin = loop.time()
+            record = Recorder(lambda: loop.time() - origin)
+            await http.send(request, record)
+            await http.close()
+            return record.trace(request, 0.0, 0.0)
+
+    return in_virtual_time(main())
+
+
+def test_a_chat_stream_with_every_oddity(in_virtual_time):
+    script = Script(
+        (0.1, chat_chunk({"role": "assistant", "content": ""})),  # metadata
+        (0.2, b": keep-alive\n\n"),
+        (0.5, chat_chunk({"content": "a\u2028"})),  # the first token
+        (0.6, chat_chunk({"content": ""})),  # a token that decodes to nothing
+        (0.9, chat_chunk({"content": "bcdefg"}) + chat_chunk({}, "length")),
+        (2.0, sse(choices=[], usage=usage(4)) + DONE),
+    )
+    found = send(in_virtual_time, script, CHAT)
+    assert outcome(found) == "ok"
+    assert ttft_s(found) == pytest.approx(0.5)
+    assert found.token_s == pytest.approx((0.5, 0.6, 0.9))
+    assert found.token_counts == (1, 1, 2)  # four tokens in three chunks: the long one held two
+    assert itl_s(found) == pytest.approx([0.1, 0.15, 0.15])
+    assert tpot_s(found) == pytest.approx(0.4 / 3)
+    assert (found.prompt_tokens, found.cached_tokens, found.output_tokens) == (12, 4, 4)
+    assert found.finish_reason == "length"
+    assert found.text == "a\u2028bcdefg"
+    path, body = script.bodies[0]
+    assert path == "/v1/chat/completions"
+    assert body["messages"] == [{"role": "user", "content": "hi"}]
+    assert body["stream_options"] == {"include_usage": True}
+    assert (body["max_tokens"], body["ignore_eos"], body["temperature"]) == (4, True, 0.0)
+
+
+def test_a_completions_stream_split_at_odd_places(in_virtual_time):
+    stream = text_chunk("é") + text_chunk("b") + text_chunk("", "length") + DONE
+    script = Script(*[(0.1 * (i + 1), stream[i : i + 9]) for i in range(0, len(stream), 9)])
+    found = send(in_virtual_time, script, TEXT)
+    assert found.text == "éb"
+    assert found.token_counts == (1, 1)
+    assert script.bodies[0][0] == "/v1/completions"
+
+
+def test_a_running_usage_tells_the_tokens_of_each_chunk(in_virtual_time):
+    script = Script(
+        (0.1, text_chunk("a", usage=usage(1))),
+        (0.2, text_chunk("b", usage=usage(4))),
+        (0.3, text_chunk("", "length", usage=usage(6)) + DONE),
+    )
+    found = send(in_virtual_time, script, TEXT)
+    assert found.token_counts == (1, 3, 2)
+    assert found.output_tokens == 6
+
+
+def test_without_usage_the_chunks_are_counted(in_virtual_time):
+    script = Script((0.1, text_chunk("a")), (0.2, text_chunk("b", "stop")), (0.3, DONE))
+    found = send(in_virtual_time, script, TEXT)
+    assert (found.output_tokens, found.prompt_tokens) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("tail", "words"),
+    [
+        (sse(error={"message": "out of blocks"}), "out of blocks"),
+        (b'event: error\ndata: {"detail": "x"}\n\n', '{"detail": "x"}'),
+        (b"data: {half\n\n", "malformed chunk"),
+        (b"", "ended before its finish_reason"),
+        (httpx.ReadError("reset"), "ReadError: reset"),
+    ],
+)
+def test_a_stream_that_breaks_keeps_its_tokens(in_virtual_time, tail, words):
+    script = Script((0.1, text_chunk("a")), (0.2, text_chunk("b")), (0.3, tail))
+    found = send(in_virtual_time, script, TEXT)
+    assert outcome(found) == "failed"
+    assert words in found.error
+    assert found.token_s == pytest.approx((0.1, 0.2))
+    assert found.output_tokens == 2
+
+
+def test_refusals_and_connection_errors_are_kept_in_the_servers_words(in_virtual_time):
+    refused = send(in_virtual_time, Script((0.0, b"queue is full\n"), status=503), TEXT)
+    assert refused.error == "HTTP 503: queue is full"
+    gone = send(in_virtual_time, Script(error=httpx.ConnectError("nobody there")), TEXT)
+    assert gone.error == "ConnectError: nobody there"
+
+
+def test_a_timeout_keeps_what_had_come(in_virtual_time):
+    script = Script((0.1, text_chunk("a")), (9.0, DONE))
+
+    async def main():
+        target = HttpTarget("http://host", "m", transport=script)
+        options = LoadOptions(num_requests=1, timeout_s=0.5)
+        workload = _One(TEXT)
+        run = await run_load(target, workload, burst(), options)
+        await target.close()
+        return run.requests[0]
+
+    found = in_virtual_time(main())
+    assert outcome(found) == "timeout"
+    assert found.token_s == pytest.approx((0.1,))
+    assert found.text == "a"
+
+
+class _One:
+    name = "one"
+
+    def __init__(self, request):
+        self._request = request
+
+    def sample(self, n, seed):
+        for i in range(n):
+            yield LoadRequest(
+                id=f"{seed}-{i}", kind="text", prompt=self._request.prompt, max_tokens=4
+            )
+
+
+def test_endpoints(in_virtual_time):
+    ids = LoadRequest(id="r", kind="ids", prompt=(5, 6), max_tokens=1, ignore_eos=False)
+    script = Script((0.0, text_chunk("a", "length") + DONE))
+    send(in_virtual_time, script, ids)
+    send(in_virtual_time, script, TEXT, endpoint="chat")
+    send(in_virtual_time, script, CHAT, endpoint="completions", extra_body={"min_tokens": 4})
+    (first, a), (second, b), (third, c) = script.bodies
+    assert (first, a["prompt"], "ignore_eos" in a) == ("/v1/completions", [5, 6], False)
+    assert (second, b["messages"][0]["content"]) == ("/v1/chat/completions", "hi")
+    assert (third, c["prompt"], c["min_tokens"]) == ("/v1/completions", "User: hi\n\nAssistant:", 4)
+    with pytest.raises(BadInput, match="takes no token ids"):
+        send(in_virtual_time, script, ids, endpoint="chat")
+
+
+@pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://", "", "http://[::1"])
+def test_what_is_no_http_address_is_refused(url):
+    with pytest.raises(BadInput):
+        base_url(url)
+
+
+def test_urls_lose_their_tail():
+    assert base_url("http://h:1/v1/") == base_url("http://h:1/") == "http://h:1"
+    assert base_url("http://h/gateway/v1") == "http://h/gateway"
+
+
+async def test_a_server_without_models_is_named():
+    def answer(request):
+        return httpx.Response(200, json={"data": []})
+
+    with pytest.raises(BadInput, match="no OpenAI-compatible server"):
+        await first_model("http://h", transport=httpx.MockTransport(answer))
+
+
+async def _serve(reader, writer):
+    """A server of three tokens, written by hand: one connection, one request, chunked encoding."""
+    request = await reader.readuntil(b"\r\n\r\n")
+    if request.startswith(b"GET"):
+        body = b'{"data": [{"id": "tiny"}]}'
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    else:
+        length = next(
+            int(line.split(b":")[1])
+            for line in request.lower().split(b"\r\n")
+            if line.startswith(b"content-length:")
+        )
+        await reader.readexactly(length)
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
+        tail = text_chunk("", "length") + sse(choices=[], usage=usage(3)) + DONE
+        for part in (text_chunk("a"), text_chunk("\u2028") + text_chunk("c"), tail):
+            writer.write(b"%x\r\n%s\r\n" % (len(part), part))
+            await writer.drain()
+            await asyncio.sleep(0.005)
+        writer.write(b"0\r\n\r\n")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_over_a_real_socket():
+    server = await asyncio.start_server(_serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    async with server:
+        target = HttpTarget(url, await first_model(url))
+        options = LoadOptions(num_requests=6, timeout_s=20)
+        run = await run_load(target, _One(TEXT), Closed(3), options)
+        await target.close()
+    assert run.target == f"{url} (tiny)"
+    assert [r.error for r in run.requests] == [None] * 6
+    assert {r.text for r in run.requests} == {"a\u2028c"}
+    assert {r.output_tokens for r in run.requests} == {3}
+    assert all(0 < ttft_s(r) < 5 for r in run.requests)
+
+
+async def test_a_closed_port_is_a_clear_error():
+    server = await asyncio.start_server(_serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    with pytest.raises(BadInput, match="start the server"):
+        await first_model(f"http://127.0.0.1:{port}")

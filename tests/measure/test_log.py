@@ -1,0 +1,149 @@
+"""The event log: lossless, whole or not at all, and honest about what it cannot read."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.errors import BadInput
+from ridgeline.measure import log
+from ridgeline.measure.log import read_run, write_run, write_whole
+from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
+
+INFO = EngineInfo(
+    model="tiny",
+    settings={"batching": "static", "max_num_seqs": 4, "dtype": None},
+    derivations={"max_num_seqs": "asked"},
+    max_model_len=64,
+    num_blocks=4,
+    block_size=16,
+    weight_bytes=1,
+    kv_bytes_per_token=1,
+    device="cpu",
+    compute_dtype="float32",
+)
+
+
+@pytest.fixture
+def run(request_trace, run_trace, step_stat):
+    requests = [
+        request_trace(id="a", text="line\u2028break\n", token_s=(0.1 + 0.2, 1 / 3)),
+        request_trace(id="b", error="timeout: late", finish_reason=None, token_s=()),
+    ]
+    return run_trace(
+        requests,
+        steps=[step_stat([(3, 0), (1, 7)])],
+        info=INFO,
+        client_cpu_share=0.25,
+        send_lag_p99_s=0.001,
+    )
+
+
+def test_a_run_reads_back_as_it_was(tmp_path, run):
+    path = tmp_path / "run.jsonl"
+    write_run(run, path)
+    assert read_run(path) == run
+    assert len(path.read_bytes().split(b"\n")) == 1 + 2 + 1 + 1
+    assert [p.name for p in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+number = st.floats(allow_nan=False, allow_infinity=False)
+count = st.integers(0, 2**40)
+requests = st.builds(
+    RequestTrace,
+    id=st.text(),
+    kind=st.text(),
+    scheduled_s=number,
+    sent_s=number,
+    started_s=st.none() | number,
+    token_s=st.lists(number, max_size=3).map(tuple),
+    token_counts=st.lists(count, max_size=3).map(tuple),
+    finished_s=st.none() | number,
+    prompt_tokens=count,
+    cached_tokens=count,
+    output_tokens=count,
+    asked_tokens=st.none() | count,
+    finish_reason=st.none() | st.text(),
+    error=st.none() | st.text(),
+    text=st.text(),
+)
+
+
+@given(st.lists(requests, max_size=3), number, st.none() | number)
+def test_any_record_reads_back(tmp_path_factory, made, duration_s, share):
+    run = RunTrace(
+        target="t",
+        workload="w",
+        arrivals="burst",
+        seed=3,
+        started_unix_s=1.0,
+        duration_s=duration_s,
+        requests=tuple(made),
+        client_cpu_share=share,
+    )
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    write_run(run, path)
+    assert read_run(path) == run
+
+
+def test_every_field_of_a_run_is_kept():
+    told = set(log.Header.__struct_fields__) | {"requests", "steps"}
+    assert set(RunTrace.__struct_fields__) <= told
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path, run, monkeypatch):
+    path = tmp_path / "run.jsonl"
+    path.write_text("before")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(log.os, "fsync", full)
+    with pytest.raises(BadInput, match="No space left on device"):
+        write_run(run, path)
+    assert path.read_text() == "before"
+    assert [p.name for p in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_place_that_cannot_be_written(run):
+    with pytest.raises(BadInput, match="cannot write"):
+        write_run(run, Path("/nowhere/at/all/run.jsonl"))
+
+
+def test_a_writer_that_fails_half_way_leaves_nothing(tmp_path):
+    def parts():
+        yield b"half"
+        raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError):
+        write_whole(tmp_path / "out", parts())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_whole_log_is_refused(tmp_path, run):
+    path = tmp_path / "run.jsonl"
+    write_run(run, path)
+    lines = path.read_bytes().split(b"\n")
+    for kept, words in (
+        (lines[:2], "truncated"),
+        (lines[1:], "no header"),
+        ([lines[0], b"{half"], r"run\.jsonl:2"),
+        ([lines[0].replace(b'"version":1', b'"version":9')], "another version"),
+        ([], "no header"),
+    ):
+        path.write_bytes(b"\n".join(kept))
+        with pytest.raises(BadInput, match=words):
+            read_run(path)
+    with pytest.raises(BadInput, match="cannot read"):
+        read_run(tmp_path / "missing.jsonl")
+
+
+def test_steps_are_kept(tmp_path, run_trace, step_stat):
+    step: StepStat = step_stat([(1, 2)], num_preempted=1, hit_tokens=3, queried_tokens=4)
+    write_run(run_trace([], steps=[step]), tmp_path / "s.jsonl")
+    assert read_run(tmp_path / "s.jsonl").steps == (step,)

@@ -1,0 +1,45 @@
+"""A fake engine behind the app: in process (httpx over ASGI), or on a loopback port."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+import uvicorn
+
+from ridgeline.serve.app import create_app
+from tests.serve.fake_engine import FakeEngine
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+async def http(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=create_app(engine), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://ridgeline") as client:
+        yield client
+
+
+@pytest.fixture
+def served(engine: FakeEngine) -> Iterator[str]:
+    """The URL of a real uvicorn server over the fake engine."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(create_app(engine), log_level="error", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(timeout=10)
+    listener.close()
+    assert not thread.is_alive()

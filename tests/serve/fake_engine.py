@@ -1,0 +1,148 @@
+"""A scripted engine: answers at once or on demand, so that the server is tested and nothing else.
+
+Its tokenizer has one token per character (id = code point). The answer to a prompt is a fixed text;
+a prompt may order misbehaviour: `!slow`, `!fail`, `!crash`, `!stuck`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from ridgeline.errors import BadInput
+from ridgeline.records import (
+    EngineInfo,
+    Event,
+    Failed,
+    Finished,
+    Sampling,
+    Started,
+    Token,
+    TokenLogprobs,
+    Usage,
+)
+
+ANSWER = "Hello, wörld! This is a longer answer."
+MAX_MODEL_LEN = 256
+
+
+class CharTokenizer:
+    """One token per character; the template writes `<role>content`, and `<assistant>` last."""
+
+    def __init__(self, *, has_template: bool = True) -> None:
+        self._has_template = has_template
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(character) for character in text]
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(chr(token) for token in tokens)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        if not self._has_template:
+            raise BadInput("the model has no chat template", fix="use /v1/completions")
+        text = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        return self.encode(text + ("<assistant>" if add_generation_prompt else ""))
+
+
+class FakeEngine:
+    """Keeps the contract of `ridgeline.serve.contract.ServedEngine`."""
+
+    def __init__(self, *, has_template: bool = True) -> None:
+        self.tokenizer = CharTokenizer(has_template=has_template)
+        self.info = EngineInfo(
+            model="fake",
+            settings={"enable_prefix_caching": True},
+            derivations={},
+            max_model_len=MAX_MODEL_LEN,
+            num_blocks=10,
+            block_size=16,
+            weight_bytes=1,
+            kv_bytes_per_token=1,
+            device="cpu",
+            compute_dtype="float32",
+        )
+        self.alive = True
+        self.asks: dict[str, tuple[tuple[int, ...], Sampling, int, str]] = {}
+        self.aborted: list[str] = []
+        self.ended: list[str] = []
+        self.numbers = {"num_requests_running": 1.0, "prefix_cache_hits": 7.0}
+
+    def counters(self) -> Mapping[str, float]:
+        return self.numbers
+
+    def healthy(self) -> bool:
+        return self.alive
+
+    def abort(self, ask_id: str) -> None:
+        self.aborted.append(ask_id)
+
+    async def stream(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling,
+        *,
+        ask_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> AsyncIterator[Event]:
+        assert ask_id is not None and not isinstance(prompt, str)
+        tokens = tuple(prompt)
+        if len(tokens) >= MAX_MODEL_LEN:
+            raise BadInput("the prompt is too long", value=len(tokens), limit=MAX_MODEL_LEN - 1)
+        self.asks[ask_id] = (tokens, sampling, priority, tenant)
+        async for event in self._script(tokens, sampling, ask_id):
+            yield event
+        self.ended.append(ask_id)
+
+    async def _script(
+        self, tokens: tuple[int, ...], sampling: Sampling, ask_id: str
+    ) -> AsyncIterator[Event]:
+        order = "".join(map(chr, tokens))
+        if "!crash" in order:
+            raise RuntimeError("bug at /srv/app/secret.py 0x7fffdeadbeef")
+        yield Started(ask_id=ask_id, at_s=0.0, cached_tokens=3)
+        if "!stuck" in order:
+            await asyncio.sleep(3600)
+        length = min(sampling.max_tokens or MAX_MODEL_LEN, len(ANSWER))
+        for position in range(length):
+            if "!fail" in order and position == 2:
+                yield Failed(
+                    ask_id=ask_id, at_s=0.0, error="lost /var/lib/model/x at 0x7fffdeadbeef"
+                )
+                return
+            for index in range(sampling.n):
+                yield _token(ask_id, index, position, tokens, sampling)
+            await asyncio.sleep(0.02 if "!slow" in order else 0)
+        reason = "stop" if length == len(ANSWER) else "length"
+        usage = Usage(prompt_tokens=len(tokens), cached_tokens=3, completion_tokens=length)
+        for index in range(sampling.n):
+            yield Finished(ask_id=ask_id, index=index, reason=reason, at_s=0.0, usage=usage)
+
+
+def _token(
+    ask_id: str, index: int, position: int, prompt: tuple[int, ...], sampling: Sampling
+) -> Token:
+    token = ord(ANSWER[position])
+    top = ((token, -0.5), (ord("?"), -math.inf))
+    logprobs = prompt_logprobs = None
+    if sampling.logprobs is not None:
+        logprobs = TokenLogprobs(token, -0.5, 1, top[: sampling.logprobs])
+    if sampling.prompt_logprobs is not None and position == 0:
+        told = (
+            TokenLogprobs(known, -1.0, 2, top[: sampling.prompt_logprobs]) for known in prompt[1:]
+        )
+        prompt_logprobs = (None, *told)
+    return Token(
+        ask_id=ask_id,
+        index=index,
+        token=token,
+        text=chr(token),
+        at_s=0.0,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )

@@ -1,0 +1,191 @@
+"""Every bad request is a 4xx with the API's error body, naming field, value and limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from ridgeline.serve.answer import IGNORED_HEADER
+from tests.serve.fake_engine import MAX_MODEL_LEN, FakeEngine
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+async def refused(
+    http: httpx.AsyncClient, path: str, body: Any, status: int = 400
+) -> dict[str, Any]:
+    raw = body if isinstance(body, bytes) else None
+    reply = await http.post(path, content=raw, json=None if raw is not None else body)
+    assert reply.status_code == status, reply.text
+    error = dict(reply.json()["error"])
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == status
+    return error
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 10**30}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "NaN"}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": "two"}, "n"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"seed": 2**70}, "seed"),
+        ({"min_tokens": 20, "max_tokens": 2}, "min_tokens"),
+        ({"best_of": 4}, "best_of"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [""]}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": {"text": "x"}}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": ["x"] * 100, "n": 100}, "prompt"),
+    ],
+)
+async def test_out_of_range(http: httpx.AsyncClient, fields: dict[str, Any], named: str) -> None:
+    error = await refused(http, COMPLETIONS, {"prompt": "x", **fields})
+    assert error["type"] == "BadRequestError"
+    assert named in error["message"]
+    assert (error["param"] or "").startswith(named)
+
+
+async def test_json_nan_is_refused(http: httpx.AsyncClient) -> None:
+    error = await refused(http, COMPLETIONS, b'{"prompt": "x", "temperature": NaN}')
+    assert "temperature" in error["message"]
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000])
+async def test_not_a_json_object(http: httpx.AsyncClient, raw: bytes) -> None:
+    assert "JSON" in (await refused(http, COMPLETIONS, raw))["message"]
+
+
+async def test_empty_stop_string(http: httpx.AsyncClient) -> None:
+    assert "stop" in (await refused(http, COMPLETIONS, {"prompt": "x", "stop": ""}))["message"]
+
+
+async def test_prompt_too_long_names_the_limit(http: httpx.AsyncClient) -> None:
+    for stream in (False, True):
+        body = {"prompt": "x" * 1000, "stream": stream}
+        message = (await refused(http, COMPLETIONS, body))["message"]
+        assert "1000" in message and str(MAX_MODEL_LEN - 1) in message
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {}}}),
+        (CHAT, {"response_format": {"type": "json_object"}}),
+        (CHAT, {"guided_json": {"type": "object"}}),
+        (COMPLETIONS, {"suffix": "tail"}),
+        (COMPLETIONS, {"use_beam_search": True}),
+        (COMPLETIONS, {"bad_words": ["x"]}),
+        (COMPLETIONS, {"truncate_prompt_tokens": 5}),
+    ],
+)
+async def test_what_would_change_the_answer_is_refused(
+    http: httpx.AsyncClient, engine: FakeEngine, path: str, fields: dict[str, Any]
+) -> None:
+    base = HELLO if path == CHAT else {"prompt": "x"}
+    (name,) = fields
+    error = await refused(http, path, {**base, **fields})
+    assert error["param"] == name and name in error["message"]
+    assert not engine.asks
+
+
+async def test_harmless_values_of_refused_fields_pass(http: httpx.AsyncClient) -> None:
+    fields = {
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "audio": None,
+    }
+    reply = await http.post(CHAT, json={**HELLO, **fields})
+    assert reply.status_code == 200 and IGNORED_HEADER not in reply.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_unknown_fields_are_named(http: httpx.AsyncClient, stream: bool) -> None:
+    fields = {"user": "u1", "wild_idea": 1, "stream": stream}
+    reply = await http.post(COMPLETIONS, json={"prompt": "x", **fields})
+    assert reply.status_code == 200
+    assert reply.headers[IGNORED_HEADER] == "user,wild_idea"
+
+
+async def test_hostile_field_names_cannot_split_headers(http: httpx.AsyncClient) -> None:
+    reply = await http.post(
+        COMPLETIONS, json={"prompt": "x", "a\r\nset-cookie: b": 1, "ü" * 9999: 2}
+    )
+    assert reply.status_code == 200 and "set-cookie" not in reply.headers
+    assert len(reply.headers[IGNORED_HEADER]) <= 1000
+
+
+async def test_top_logprobs_needs_logprobs(http: httpx.AsyncClient) -> None:
+    assert (await refused(http, CHAT, {**HELLO, "top_logprobs": 2}))["param"] == "top_logprobs"
+
+
+@pytest.mark.parametrize("messages", [[], "hi", [{"role": "tool", "content": "x"}], [{}]])
+async def test_malformed_messages(http: httpx.AsyncClient, messages: Any) -> None:
+    error = await refused(http, CHAT, {"messages": messages})
+    assert error["param"].startswith("messages")
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_unknown_model_is_404(http: httpx.AsyncClient, path: str) -> None:
+    error = await refused(http, path, {**HELLO, "prompt": "x", "model": "gpt-9"}, 404)
+    assert error["type"] == "NotFoundError" and "gpt-9" in error["message"]
+    assert "fake" in error["message"]
+
+
+async def test_unknown_route_and_method(http: httpx.AsyncClient) -> None:
+    await refused(http, "/v1/nothing", {}, 404)
+    assert (await http.get(COMPLETIONS)).status_code == 405
+
+
+async def test_a_crash_tells_the_client_nothing_about_this_machine(
+    http: httpx.AsyncClient,
+) -> None:
+    error = await refused(http, COMPLETIONS, {"prompt": "!crash"}, 500)
+    assert error["type"] == "InternalServerError"
+    assert "/srv" not in str(error) and "0x" not in str(error)
+
+
+async def test_a_failure_before_the_first_token(http: httpx.AsyncClient) -> None:
+    error = await refused(http, COMPLETIONS, {"prompt": "!fail"}, 500)
+    assert error["message"] == "lost <path> at <address>"
+
+
+async def test_a_failure_within_a_stream_is_an_error_event(http: httpx.AsyncClient) -> None:
+    reply = await http.post(COMPLETIONS, json={"prompt": "!fail", "stream": True})
+    lines = reply.text.strip().split("\n\n")
+    assert reply.status_code == 200 and lines[-1] == "data: [DONE]"
+    assert '"error"' in lines[-2] and "InternalServerError" in lines[-2]
+
+
+async def test_one_bad_prompt_of_a_list_stops_the_others(
+    http: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    await refused(http, COMPLETIONS, {"prompt": ["!stuck", "x" * 1000]})
+    assert len(engine.aborted) == 2 and not engine.ended

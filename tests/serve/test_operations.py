@@ -1,0 +1,136 @@
+"""Health, metrics, keys: what an operator's tools read."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+
+import httpx
+import pytest
+
+import ridgeline
+from ridgeline.serve.app import create_app
+from ridgeline.serve.metrics import ENGINE_COUNTERS
+from tests.serve.fake_engine import ANSWER, FakeEngine
+
+Numbers = dict[str, float]
+
+
+async def scrape(http: httpx.AsyncClient) -> Numbers:
+    """Every sample of /metrics, by name alone where the model is its only label."""
+    reply = await http.get("/metrics")
+    assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/plain")
+    found = {}
+    for line in reply.text.splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            found[name.replace('{model_name="fake"}', "")] = float(value)
+    return found
+
+
+async def test_health_follows_the_engine(http: httpx.AsyncClient, engine: FakeEngine) -> None:
+    assert (await http.get("/health")).status_code == 200
+    engine.alive = False
+    reply = await http.get("/health")
+    assert reply.status_code == 503
+    assert reply.json()["error"]["type"] == "ServiceUnavailableError"
+
+
+async def test_version(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/version")).json() == {"version": ridgeline.__version__}
+
+
+async def test_health_answers_while_requests_run(served: str) -> None:
+    async with httpx.AsyncClient(base_url=served) as http:
+        body = {"prompt": ["!slow"] * 20, "max_tokens": 20}
+        running = asyncio.create_task(http.post("/v1/completions", json=body))
+        await asyncio.sleep(0.05)
+        took = []
+        for _ in range(10):
+            start = time.perf_counter()
+            assert (await http.get("/health")).status_code == 200
+            took.append(time.perf_counter() - start)
+        assert sorted(took)[5] < 0.2  # typically a few ms; generous for a loaded machine
+        assert (await running).status_code == 200
+
+
+async def test_metrics_count_what_was_served(http: httpx.AsyncClient) -> None:
+    await http.post("/v1/completions", json={"prompt": "abcd", "max_tokens": 5})
+    await http.post("/v1/completions", json={"prompt": ["a", "b"], "n": 2, "max_tokens": 1000})
+    numbers = await scrape(http)
+    tokens = 5 + 4 * len(ANSWER)
+    assert numbers["vllm:prompt_tokens_total"] == 6
+    assert numbers["vllm:generation_tokens_total"] == tokens
+    assert numbers["vllm:time_to_first_token_seconds_count"] == 5
+    assert numbers["vllm:inter_token_latency_seconds_count"] == tokens - 5
+    assert numbers["vllm:request_time_per_output_token_seconds_count"] == 5
+    assert numbers["vllm:e2e_request_latency_seconds_count"] == 5
+    assert numbers["vllm:request_queue_time_seconds_count"] == 3
+    assert numbers["vllm:request_generation_tokens_sum"] == tokens
+    by_reason = 'vllm:request_success_total{finished_reason="%s",model_name="fake"}'
+    assert numbers[by_reason % "length"] == 1 and numbers[by_reason % "stop"] == 4
+    assert numbers[by_reason % "abort"] == 0
+
+
+async def test_a_failed_request_counts_as_aborted(http: httpx.AsyncClient) -> None:
+    await http.post("/v1/completions", json={"prompt": "!fail"})
+    numbers = await scrape(http)
+    assert numbers['vllm:request_success_total{finished_reason="abort",model_name="fake"}'] == 1
+    assert numbers["vllm:e2e_request_latency_seconds_count"] == 0
+
+
+async def test_engine_numbers_and_their_monotony(
+    http: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    numbers = await scrape(http)
+    assert numbers["vllm:num_requests_running"] == 1 and numbers["vllm:num_requests_waiting"] == 0
+    assert numbers["vllm:prefix_cache_hits_total"] == 7
+    engine.numbers = dict.fromkeys(ENGINE_COUNTERS, -1.0)
+    numbers = await scrape(http)
+    assert numbers["vllm:prefix_cache_hits_total"] == 7
+    assert all(value >= 0 for value in numbers.values())
+
+
+async def test_names_are_those_that_dashboards_know(http: httpx.AsyncClient) -> None:
+    text = (await http.get("/metrics")).text
+    families = set(re.findall(r"# TYPE (\S+) ", text))
+    assert {
+        "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+        "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
+        "vllm:num_preemptions_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
+        "vllm:request_success_total", "vllm:time_to_first_token_seconds",
+        "vllm:inter_token_latency_seconds", "vllm:request_time_per_output_token_seconds",
+        "vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds",
+        "vllm:cache_config_info",
+    } <= families  # fmt: skip
+    assert 'block_size="16"' in text and 'num_gpu_blocks="10"' in text
+
+
+async def test_two_apps_do_not_share_numbers(http: httpx.AsyncClient) -> None:
+    await http.post("/v1/completions", json={"prompt": "a"})
+    other = httpx.ASGITransport(app=create_app(FakeEngine()))
+    async with httpx.AsyncClient(transport=other, base_url="http://ridgeline") as fresh:
+        assert (await scrape(fresh))["vllm:prompt_tokens_total"] == 0
+
+
+@pytest.mark.parametrize("given", [None, "Bearer wrong", "Basic sesame", "Bearer sesame "])
+async def test_api_key_guards_everything_but_the_open_routes(given: str | None) -> None:
+    transport = httpx.ASGITransport(app=create_app(FakeEngine(), api_key="sesame"))
+    headers = {"authorization": given} if given else {}
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        for path in ("/v1/models", "/v1/completions", "/openapi.json", "/nothing"):
+            reply = await http.post(path, json={}, headers=headers)
+            assert reply.status_code == 401, path
+            assert reply.json()["error"]["type"] == "AuthenticationError"
+        assert (await http.get("/health")).status_code == 200
+        right = {"authorization": "Bearer sesame"}
+        assert (await http.get("/v1/models", headers=right)).status_code == 200
+
+
+async def test_served_model_name() -> None:
+    transport = httpx.ASGITransport(app=create_app(FakeEngine(), served_model_name="mine"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        assert (await http.get("/v1/models")).json()["data"][0]["id"] == "mine"
+        reply = await http.post("/v1/completions", json={"prompt": "a", "model": "mine"})
+        assert reply.json()["model"] == "mine"

@@ -1,0 +1,106 @@
+"""The server process: addresses, options, and a stop that keeps its word."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+from ridgeline.errors import BadInput
+from ridgeline.serve.run import ServerOptions, listen, options_from, url_of
+from tests.serve.fake_engine import ANSWER
+
+SERVER = """
+import sys
+from ridgeline.serve.app import create_app
+from ridgeline.serve.run import ServerOptions, listen, run, url_of
+from tests.serve.fake_engine import FakeEngine
+options = ServerOptions(port=0, shutdown_timeout_s=int(sys.argv[1]))
+listener = listen(options)
+run(create_app(FakeEngine()), listener, options, ready=lambda: print(url_of(listener), flush=True))
+print("ended", flush=True)
+"""
+
+
+def start(shutdown_timeout_s: int) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(shutdown_timeout_s)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},  # noqa: PTH109
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def stop(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str, float]:
+    began = time.monotonic()
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+    return process.returncode, out, time.monotonic() - began
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_exits_normally(number: signal.Signals) -> None:
+    process, url = start(shutdown_timeout_s=20)
+    replies: list[httpx.Response] = []
+    body = {"prompt": "!slow", "max_tokens": 30}
+    ask = threading.Thread(
+        target=lambda: replies.append(httpx.post(f"{url}/v1/completions", json=body))
+    )
+    ask.start()
+    time.sleep(0.2)
+    code, out, _ = stop(process, number)
+    ask.join()
+    assert (code, out) == (0, "ended\n")
+    assert replies[0].json()["choices"][0]["text"] == ANSWER[:30]
+
+
+def test_what_does_not_end_in_time_is_cut_off() -> None:
+    process, url = start(shutdown_timeout_s=1)
+
+    def ask() -> None:
+        with pytest.raises(httpx.HTTPError):
+            httpx.post(f"{url}/v1/completions", json={"prompt": "!stuck"}).raise_for_status()
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    time.sleep(0.2)
+    code, _, took_s = stop(process, signal.SIGTERM)
+    asker.join()
+    assert code == 0 and took_s < 10
+
+
+def test_a_taken_port_names_the_fix() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(BadInput, match="--port") as caught:
+            listen(ServerOptions(port=taken.getsockname()[1]))
+        assert str(taken.getsockname()[1]) in str(caught.value)
+
+
+def test_an_unresolvable_host_is_the_users_mistake() -> None:
+    with pytest.raises(BadInput, match="--host"):
+        listen(ServerOptions(host="no.such.host.invalid"))
+
+
+def test_flags_override_the_file() -> None:
+    options = options_from({"port": 1, "host": "0.0.0.0"}, {"port": 2, "host": None})
+    assert (options.port, options.host) == (2, "0.0.0.0")
+
+
+@pytest.mark.parametrize("table", [{"port": "x"}, {"prot": 1}, {"port": 70000}])
+def test_a_bad_server_table_is_named(table: dict[str, object]) -> None:
+    with pytest.raises(BadInput):
+        options_from(table, {})
+
+
+def test_port_zero_takes_any() -> None:
+    with listen(ServerOptions(port=0)) as listener:
+        assert url_of(listener).startswith("http://127.0.0.1:")

@@ -1,0 +1,174 @@
+"""The server over the real engine and the demo model: neither hinders the other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from ridgeline.engine.engine import Engine
+from ridgeline.records import Sampling
+from ridgeline.serve.app import create_app
+from ridgeline.serve.run import ServerOptions, listen, url_of
+
+PROMPTS = ["import os\n", "def add(a, b):\n", "class Point:\n", "for i in range("]
+GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.open("demo", max_num_seqs=8, kv_cache_memory_bytes=32 << 20) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def url(engine: Engine) -> Iterator[str]:
+    with listen(ServerOptions(port=0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(create_app(engine), log_level="error", ws="none"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield url_of(listener)
+        server.should_exit = True
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def expected(engine: Engine) -> list[str]:
+    return [each.text for each in engine.generate(PROMPTS, Sampling(**GREEDY))]
+
+
+def test_whole_answers_are_the_engines(engine: Engine, client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="demo", prompt=PROMPTS, temperature=0, max_tokens=12, extra_body={"ignore_eos": True}
+    )
+    assert [choice.text for choice in answer.choices] == expected(engine)
+    assert answer.usage is not None and answer.usage.completion_tokens == 12 * len(PROMPTS)
+
+
+def test_streams_are_the_engines_and_end_with_their_last_token(
+    engine: Engine, client: openai.OpenAI
+) -> None:
+    stream = client.completions.create(
+        model="demo",
+        prompt=PROMPTS,
+        temperature=0,
+        max_tokens=12,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    texts, chunks = [""] * len(PROMPTS), 0
+    for chunk in stream:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+        chunks += 1
+    assert texts == expected(engine)
+    assert chunks == 12 * len(PROMPTS)  # one per token: the end comes with the last
+
+
+def test_logprobs_with_echo_score_the_prompt(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="demo", prompt="import os\nimport sys\n", max_tokens=1, echo=True, logprobs=2
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.tokens is not None
+    assert logprobs.token_logprobs is not None and logprobs.top_logprobs is not None
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs)
+    assert logprobs.token_logprobs[0] is None
+    assert all(value is not None and value <= 0 for value in logprobs.token_logprobs[1:])
+    assert "".join(logprobs.tokens).startswith("import os\nimport sys\n")
+
+
+def test_a_seed_repeats_and_n_differs(client: openai.OpenAI) -> None:
+    def ask() -> list[str]:
+        answer = client.completions.create(
+            model="demo", prompt="import ", max_tokens=16, n=3, seed=5, temperature=1.5
+        )
+        return [choice.text for choice in answer.choices]
+
+    first = ask()
+    assert first == ask() and len(set(first)) > 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "x " * 5000},
+        {"prompt": [10**6]},
+        {"prompt": "x", "logit_bias": {"1000000": 1}},
+        {"prompt": "x", "stop_token_ids": [1000000]},
+        {"prompt": "x", "max_tokens": 0},
+        {"prompt": "x", "temperature": "NaN"},
+    ],
+)
+def test_what_the_engine_refuses_is_400(url: str, fields: dict[str, object]) -> None:
+    for stream in (False, True):
+        reply = httpx.post(f"{url}/v1/completions", json={**fields, "stream": stream})
+        assert reply.status_code == 400, reply.text
+        assert len(reply.json()["error"]["message"]) < 500
+
+
+async def test_health_stays_quick_while_the_engine_computes(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        body = {"prompt": PROMPTS * 2, "max_tokens": 100, "ignore_eos": True}
+        load = asyncio.create_task(http.post("/v1/completions", json=body))
+        await asyncio.sleep(0.1)
+        took = []
+        while not load.done() and len(took) < 20:
+            began = time.perf_counter()
+            assert (await http.get("/health")).status_code == 200
+            took.append(time.perf_counter() - began)
+            await asyncio.sleep(0.02)
+        assert (await load).status_code == 200
+    assert sorted(took)[len(took) // 2] < 0.25  # a few ms on a quiet machine
+
+
+async def test_hanging_up_gives_the_blocks_back(url: str, engine: Engine) -> None:
+    for stream in (False, True):
+        body = {"prompt": PROMPTS, "max_tokens": 500, "ignore_eos": True, "stream": stream}
+        async with httpx.AsyncClient(base_url=url) as http:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(http.post("/v1/completions", json=body), 0.3)
+        async with asyncio.timeout(10):
+            while engine.counters()["num_requests_running"]:
+                await asyncio.sleep(0.01)
+    assert engine.counters()["kv_cache_usage_perc"] == 0
+    assert engine.healthy()
+
+
+def test_metrics_of_the_engine(url: str) -> None:
+    httpx.post(f"{url}/v1/completions", json={"prompt": PROMPTS[0] * 20, "max_tokens": 2})
+    httpx.post(f"{url}/v1/completions", json={"prompt": PROMPTS[0] * 20, "max_tokens": 2})
+    text = httpx.get(f"{url}/metrics").text
+    numbers = dict(
+        line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("vllm:prefix")
+    )
+    hits = float(numbers['vllm:prefix_cache_hits_total{model_name="demo"}'])
+    queries = float(numbers['vllm:prefix_cache_queries_total{model_name="demo"}'])
+    assert 0 < hits <= queries
+
+
+def test_what_load_generators_send(url: str) -> None:
+    """The body of `vllm bench serve`: its last chunk must hold the usage."""
+    body = {
+        "model": "demo", "prompt": "import", "temperature": 0.0, "repetition_penalty": 1.0,
+        "max_tokens": 4, "logprobs": None, "stream": True, "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    reply = httpx.post(f"{url}/v1/completions", json=body)
+    lines = [line for line in reply.text.split("\n\n") if line]
+    assert json.loads(lines[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 4
+    assert "x-ridgeline-ignored-fields" not in reply.headers
