@@ -205,7 +205,8 @@ pipeline_tag: text-generation
 
 Llama (`LlamaForCausalLM`), {params:,} parameters ({embedding:,} of them in the tied embedding):
 {layers} layers, hidden size {hidden}, {heads} heads and {kv_heads} key/value heads of
-{head_dim}, feed-forward size {ffn}, RoPE (theta {theta:g}), at most {max_positions} positions.
+{head_dim} dimensions, feed-forward size {ffn}, RoPE (theta {theta:g}), at most
+{max_positions} positions.
 Weights are stored as bfloat16; all figures below were measured after that rounding, computing
 in fp32. Byte-level BPE tokenizer with {vocab} tokens, trained on the same text.
 
@@ -214,26 +215,29 @@ in fp32. Byte-level BPE tokenizer with {vocab} tokens, trained on the same text.
 - {tokens:,} tokens seen in {steps} steps of {batch} tokens; {minutes:.1f} minutes on two cores
   of an x86-64 server CPU (AVX2), fp32, shared with other jobs.
 - {recipe}
-- Data: {source} ({train_bytes:,} bytes, {train_tokens:,} tokens): source, a capped share of its
-  tests, the manual's reST, and chat pairs mined from docstrings, function source and manual
-  entries ({chat_share:.0%} of the bytes). Every file with its SHA-256 and split is in
-  `{manifest_path}`.
+- Data: {source}
+  ({train_bytes:,} bytes, {train_tokens:,} tokens, of which this run saw {epochs:.2f} epochs):
+  source, a capped share of its tests, the manual's reST, and chat pairs mined from docstrings,
+  function source and manual entries ({chat_share:.0%} of the bytes). Every file with its SHA-256
+  and split is in `{manifest_path}`.
 - Sequences of 512 tokens, then 1024 and 2048 for the last 13 % of the time.
 - The learning rate warms up over 2 % and falls linearly to zero, by share of the time budget;
   `loss.csv` records progress, tokens and multiplier of each logged step. `--tokens {tokens}`
-  repeats the run by token count instead of by clock (same data order, slightly other schedule).
-
+  runs the same recipe by token count instead of by clock. That is repeatable, but it is not this
+  run bit for bit: phases and multipliers then follow tokens, not the clock of a shared machine.
+{note}
 {curve}
 
 ## Held-out quality
 
 Whole modules were kept out of training together with their tests, manual pages and chat pairs:
-{heldout}. Windows of {window} tokens, no overlap, each token scored once. {overlap:.1%} of the
+{heldout}.
+Windows of {window} tokens, no overlap, each token scored once. {overlap:.1%} of the
 held-out code's long lines (40 characters or more) occur verbatim elsewhere in the training text.
 
 {table}
 
-Perplexity by position in the window (all positions were trained):
+Perplexity by position in the window:
 
 {positions}
 {extra}
@@ -245,11 +249,14 @@ At most 96 new tokens, first try, nothing picked or cut.
 
 ## Limitations
 
-A model of this size trained for an hour completes Python *recognisably*: syntax, indentation and
-idiom are mostly right, meaning is mostly not. It repeats itself under greedy decoding, invents
-functions, and its answers in chat imitate the tone of the Python manual without its accuracy. It
-is meant as a real, trained workload for tests, demonstrations and quality gates of an inference
-engine, not for use as an assistant. English and Python only; no safety tuning of any kind.
+Badly under-trained: {tokens_per_param:.1f} tokens per parameter, where about 20 are usual. What is
+recognisable is the surface of Python (indentation, definitions, call syntax, docstring style);
+the code is mostly meaningless and often not valid. Under greedy decoding it falls into loops, see
+the completions. The chat template works (it answers in turn, ends the turn, fences code), but
+answers imitate the tone of the Python manual and rarely concern what was asked. It is meant as a
+small trained workload for tests and demonstrations of an inference engine, not as an assistant;
+loops make greedy output easy to predict, so speed measured on it with speculative decoding says
+little about other models. English and Python only; no safety tuning of any kind.
 
 ## Licence
 
@@ -272,7 +279,8 @@ LEADS = {
         "tenth of the parameters.",
         "Muon on the matrices, AdamW on embeddings and norms; next-token cross-entropy for the\n"
         "  first 30 % of the time, then distillation: cross-entropy against the demo model's\n"
-        "  distribution. Embeddings start from the leading principal components of the demo's.",
+        "  distribution (the loss below is then against that distribution, not against the text).\n"
+        "  Embeddings start from the leading principal components of the demo's.",
     ),
 }
 
@@ -290,17 +298,20 @@ def agreement_section(result: dict | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def card(size: str, folder: Path, data: dict, training: dict, model: TinyLlama, ev: dict) -> str:
-    """Fill the template."""
+def card(size: str, folder: Path, data: dict, run: dict, model: TinyLlama, ev: dict) -> str:
+    """Fill the template; ``run`` holds the counters and a note on anything out of the ordinary."""
     title, lead, recipe = LEADS[size]
     s = model.shape
+    params = sum(p.numel() for p in model.parameters())
     return CARD.format(
         title=title, lead=lead, recipe=recipe, source=data["source"], window=WINDOW,
-        params=sum(p.numel() for p in model.parameters()), embedding=s.vocab * s.hidden,
+        params=params, tokens_per_param=run["tokens"] / params,
+        epochs=run["tokens"] / data["train_tokens"],
+        note=f"- {run['note']}\n" if run.get("note") else "", embedding=s.vocab * s.hidden,
         layers=s.layers, hidden=s.hidden, heads=s.heads, kv_heads=s.kv_heads, ffn=s.ffn,
         head_dim=s.head_dim, theta=s.theta, max_positions=s.max_positions, vocab=s.vocab,
-        tokens=training["tokens"], steps=training["step"], minutes=training["seconds"] / 60,
-        batch=round(training["tokens"] / training["step"]), train_bytes=data["train_bytes"],
+        tokens=run["tokens"], steps=run["step"], minutes=run["seconds"] / 60,
+        batch=round(run["tokens"] / run["step"]), train_bytes=data["train_bytes"],
         train_tokens=data["train_tokens"], overlap=data["heldout_line_overlap"],
         chat_share=data["train_chat_bytes"] / data["train_bytes"],
         heldout=", ".join(f"`{m}`" for m in sorted(HELDOUT)),

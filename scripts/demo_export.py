@@ -124,7 +124,7 @@ def update_manifest(folder: Path, extra: dict) -> dict:
     return manifest
 
 
-def write_card(work: Path, assets: Path, size: str) -> None:
+def write_card(work: Path, assets: Path, size: str, note: str) -> None:
     """Evaluate one exported model and write its README and figures."""
     demo_folder, folder = assets / TARGETS["demo"], assets / TARGETS[size]
     model = load_exported(folder)
@@ -137,7 +137,6 @@ def write_card(work: Path, assets: Path, size: str) -> None:
     print(json.dumps(results, indent=1), flush=True)
     manifest = json.loads((folder / "manifest.json").read_text())
     data = json.loads((work / "manifest.json").read_text())
-    (folder / "README.md").write_text(
-        card(size, folder, data, manifest["training"], model, results)
-    )
-    update_manifest(folder, {"evaluation": results})
+    run = manifest["training"] | {"note": note}
+    (folder / "README.md").write_text(card(size, folder, data, run, model, results))
+    update_manifest(folder, {"training": run, "evaluation": results})

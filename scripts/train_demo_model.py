@@ -2,12 +2,12 @@
 
 Stages: data -> train -> export (checks itself against transformers) -> card.  For example:
 
-    python scripts/train_demo_model.py data   --work /tmp/demo
-    python scripts/train_demo_model.py train  --work /tmp/demo --size demo  --minutes 55
-    python scripts/train_demo_model.py export --work /tmp/demo --size demo
-    python scripts/train_demo_model.py train  --work /tmp/demo --size draft --minutes 10 --distil
-    python scripts/train_demo_model.py export --work /tmp/demo --size draft
-    python scripts/train_demo_model.py card   --work /tmp/demo --size demo   (then --size draft)
+    python scripts/train_demo_model.py data   --work build/demo
+    python scripts/train_demo_model.py train  --work build/demo --size demo  --minutes 55
+    python scripts/train_demo_model.py export --work build/demo --size demo
+    python scripts/train_demo_model.py train  --work build/demo --size draft --minutes 10 --distil
+    python scripts/train_demo_model.py export --work build/demo --size draft
+    python scripts/train_demo_model.py card   --work build/demo --size demo   (then --size draft)
 
 The learning-rate schedule follows the clock (``--minutes``) because the speed of a shared machine
 drifts; the loss record keeps progress, tokens and multiplier of each logged step.  ``--tokens``
@@ -265,6 +265,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=0, help="token budget instead of time")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     parser.add_argument("--distil", action="store_true", help="learn from the demo model")
+    parser.add_argument("--note", default="", help="card: what was out of the ordinary")
     parser.add_argument("--lr", type=float, default=0.0, help="rate of the matrices (Muon)")
     parser.add_argument("--lr-rest", type=float, default=0.0, help="rate of the rest (AdamW)")
     parser.add_argument("--seed", type=int, default=1)
@@ -292,7 +293,7 @@ def main() -> None:
         model, clock = load_trained(args, args.size)
         export(model, asdict(clock), args.work, args.assets, args.size)
     else:
-        write_card(args.work, args.assets, args.size)
+        write_card(args.work, args.assets, args.size, args.note)
 
 
 if __name__ == "__main__":

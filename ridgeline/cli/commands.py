@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ridgeline.cli.flags import EngineFlags, takes_engine_flags
+from ridgeline.cli.bench_flags import WORKLOADS, takes_load_flags
+from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
+from ridgeline.cli.quantities import duration_of, one_of
+from ridgeline.settings import NAIVE
+
+if TYPE_CHECKING:
+    from ridgeline.measure.http import Endpoint
+    from ridgeline.optimize.objective import Objective
 
 app = typer.Typer(
     name="ridgeline",
@@ -19,6 +27,10 @@ app = typer.Typer(
 
 _MODEL = "A Hugging Face model directory, 'demo', or 'dummy:SHAPE' (random weights)."
 Model = Annotated[str, typer.Argument(help=_MODEL, show_default=False)]
+_ENDPOINT = one_of("--endpoint", ("auto", "completions", "chat"))
+_OBJECTIVE = one_of("--objective", ("goodput", "latency", "cost"))
+_BUDGET = duration_of("--budget")
+_SET_BY_THE_LADDER = ["--" + name.replace("_", "-") for name in NAIVE]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AnyModel = Annotated[str | None, typer.Argument(help=_MODEL, show_default="demo")]
 
@@ -77,6 +89,15 @@ def inspect(model: Model, json: Json = False) -> None:
 
 @app.command()
 @takes_engine_flags
+def explain(model: AnyModel = None, json: Json = False, *, engine: EngineFlags) -> None:
+    """Print every engine setting as it would be used, and how each default was derived."""
+    from ridgeline.cli.explain import command
+
+    _end(command(engine.settings(model), json))
+
+
+@app.command()
+@takes_engine_flags
 def serve(
     model: AnyModel = None,
     host: Annotated[str | None, typer.Option(help="Address (default: 127.0.0.1).")] = None,
@@ -131,3 +152,91 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=tuple(stop or ())
     )
     _end(command(engine.settings(model), prompt, sampling, chat=chat))
+
+
+@app.command()
+@takes_engine_flags
+@takes_load_flags
+def bench(
+    model: AnyModel = None,
+    url: Annotated[
+        str | None, typer.Option(help="Measure the OpenAI-compatible server at this address.")
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="With --url: the model to ask for (default: its first).")
+    ] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="With --url: auto, completions or chat.", parser=_ENDPOINT),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="RIDGELINE_API_KEY", help="With --url: the server's key.")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the result, under vLLM's keys.", metavar="FILE")
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Write every request and step.", metavar="FILE")
+    ] = None,
+    *,
+    load: dict[str, Any],
+    engine: EngineFlags,
+) -> None:
+    """Measure an engine here, or a server anywhere, and say what bounds it."""
+    from ridgeline.cli.bench import Outputs, Remote, command
+    from ridgeline.measure.bench import BenchOptions
+
+    amount = {"num_prompts": None} if "duration_s" in load else {}  # time ends it, not a number
+    options = BenchOptions(**{**amount, **load}, seed=engine.seed)
+    outputs = Outputs(json=json, log=log)
+    if url is None:
+        asked = {"--served-model-name": served_model_name, "--endpoint": endpoint}
+        refuse([flag for flag, value in asked.items() if value], "without --url")
+        _end(command(options, engine.settings(model), outputs))
+    else:
+        idle = [flag for flag in engine.given if flag != "--seed"]
+        refuse([*idle, *([model] if model else [])], "with --url")
+        where = cast("Endpoint", endpoint or "auto")
+        server = Remote(url=url, model=served_model_name, endpoint=where, api_key=api_key)
+        _end(command(options, server, outputs))
+
+
+@app.command()
+@takes_engine_flags
+def optimize(
+    model: AnyModel = None,
+    workload: Annotated[str, typer.Option(help=WORKLOADS)] = "chat-and-code",
+    slo: Annotated[
+        str | None,
+        typer.Option(help="'ttft:200 tpot:50 error:1%', in ms (default: one is derived)."),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="What to improve: goodput, latency or cost.", parser=_OBJECTIVE)
+    ] = "goodput",
+    budget: Annotated[
+        float, typer.Option(help="Time to spend (90s, 5m, 1h).", parser=_BUDGET, metavar="TIME")
+    ] = "5m",  # type: ignore[assignment]  # the parser reads the default too
+    price_per_hour: Annotated[
+        float | None, typer.Option(help="What this machine costs, in dollars.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the report and ridgeline.toml.")
+    ] = Path("ridgeline-out"),
+    *,
+    engine: EngineFlags,
+) -> None:
+    """Climb the ladder: measure, diagnose, apply, verify; keep only what is proven here."""
+    idle = [flag for flag in engine.given if flag in _SET_BY_THE_LADDER]
+    refuse(idle, "here: the ladder sets it")
+    from ridgeline.cli.optimize import OptimizeOptions, command
+
+    options = OptimizeOptions(
+        workload=workload,
+        slo=slo,
+        objective=cast("Objective", objective),
+        budget_s=budget,
+        dollars_per_hour=price_per_hour,
+        output=output,
+        seed=engine.seed,
+    )
+    _end(command(engine.settings(model), options))

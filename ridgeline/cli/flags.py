@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -19,6 +19,7 @@ import msgspec
 import typer
 
 from ridgeline.cli.quantities import count_of, one_of, size_of
+from ridgeline.errors import BadInput
 from ridgeline.settings import Settings, changed, load_settings, settings_from
 
 HELP = {
@@ -54,6 +55,17 @@ class EngineFlags:
     def __init__(self, given: dict[str, Any], config: Path | None) -> None:
         self._given, self._config = given, config
 
+    @property
+    def seed(self) -> int:
+        """The seed as given, for loads as well as for draws."""
+        return int(self._given.get("seed", 0))
+
+    @property
+    def given(self) -> list[str]:
+        """The flags that were given, as written."""
+        names = [*self._given, *(["config"] if self._config else [])]
+        return ["--" + name.replace("_", "-") for name in names]
+
     def resolve(self, model: str | None) -> tuple[Settings, dict[str, Any]]:
         """Settings (file first, flags over it), and the file's `[server]` table."""
         base, server = load_settings(self._config) if self._config else (Settings(), {})
@@ -65,29 +77,52 @@ class EngineFlags:
         return self.resolve(model)[0]
 
 
+def refuse(flags: Sequence[str], when: str) -> None:
+    """BadInput for the first flag that would change nothing: no flag is ever dropped in silence."""
+    idle = list(flags)
+    if idle:
+        raise BadInput(f"{idle[0]} has no effect {when}", fix=f"leave {idle[0]} out")
+
+
 def takes_engine_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """`command` with one option per engine setting in place of its parameter `engine`."""
+    fields = [field for field in msgspec.structs.fields(Settings) if field.name in HELP]
+    return expand(command, "engine", [_config(), *map(_parameter, fields)], _gather)
+
+
+def expand(
+    command: Callable[..., Any],
+    name: str,
+    flags: Sequence[inspect.Parameter],
+    gather: Callable[[dict[str, Any]], Any],
+) -> Callable[..., Any]:
+    """`command` with many options in place of its parameter `name`.
+
+    What was given of them (an option left out is None) goes through `gather` and becomes `name`.
+    """
     signature = inspect.signature(command, eval_str=True)
-    flags = [_parameter(field) for field in msgspec.structs.fields(Settings) if field.name in HELP]
 
     @functools.wraps(command)
     def wrapped(**values: Any) -> Any:
         asked = {flag.name: values.pop(flag.name) for flag in flags}
-        given = {name: value for name, value in asked.items() if value is not None}
-        engine = EngineFlags(given, values.pop("config"))
-        return command(**values, engine=engine)
+        given = {each: value for each, value in asked.items() if value is not None}
+        return command(**values, **{name: gather(given)})
 
-    own = [each for each in signature.parameters.values() if each.name != "engine"]
-    parameters = [*own, _config(), *flags]
-    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
+    own = [each for each in signature.parameters.values() if each.name != name]
+    free = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *flags)]
+    wrapped.__signature__ = signature.replace(parameters=free)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {each.name: each.annotation for each in free}
     return wrapped
+
+
+def _gather(given: dict[str, Any]) -> EngineFlags:
+    return EngineFlags(given, given.pop("config", None))
 
 
 def _config() -> inspect.Parameter:
     text = "A ridgeline.toml; flags override it."
     option = typer.Option("--config", help=text, rich_help_panel=_PANEL, metavar="FILE")
-    return _keyword("config", Annotated[Path | None, option])
+    return optional("config", Annotated[Path | None, option])
 
 
 def _parameter(field: msgspec.structs.FieldInfo) -> inspect.Parameter:
@@ -108,7 +143,7 @@ def _parameter(field: msgspec.structs.FieldInfo) -> inspect.Parameter:
         kind = str
     else:
         option = typer.Option(flag, **shown)
-    return _keyword(field.name, Annotated[kind | None, option])
+    return optional(field.name, Annotated[kind | None, option])
 
 
 def _help(field: msgspec.structs.FieldInfo) -> str:
@@ -127,6 +162,7 @@ def _bare(kind: Any) -> Any:
     return kind
 
 
-def _keyword(name: str, annotation: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+def optional(name: str, annotation: Any) -> inspect.Parameter:
+    """A parameter that is None unless its option is given."""
+    kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=None, annotation=annotation)

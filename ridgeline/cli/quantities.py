@@ -1,4 +1,4 @@
-"""Counts and sizes as people write them: `8k`, `4G`, `512MiB`.
+"""Counts, sizes and times as people write them: `8k`, `4G`, `512MiB`, `4m30s`.
 
 A suffix means what vLLM means by it: small k, m, g, t are powers of 1000, capital K, M, G, T
 powers of 1024. With a B it is a size in bytes: kB, MB, GB, TB decimal, KiB, MiB, GiB, TiB binary.
@@ -19,6 +19,9 @@ _SCALES = {
 }  # fmt: skip
 _FORM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_TIME = re.compile(rf"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s?)?")
+
 
 def count_of(flag: str) -> Callable[[str], int]:
     """A parser for `flag` that reads 4096, 4k (4000) and 4K (4096)."""
@@ -28,6 +31,20 @@ def count_of(flag: str) -> Callable[[str], int]:
 def size_of(flag: str) -> Callable[[str], int]:
     """A parser for `flag` that reads bytes: 1073741824, 1G, 1GiB, 512MiB."""
     return lambda text: _read(flag, text, "bytes, or a number with KiB, MiB, GiB, MB or GB")
+
+
+def duration_of(flag: str) -> Callable[[str], float]:
+    """A parser for `flag` that reads seconds: 90, 90s, 5m, 4m30s, 1h."""
+
+    def read(text: str) -> float:
+        found = _TIME.fullmatch(text.strip())
+        parts = [float(part) if part else 0.0 for part in found.groups()] if found else []
+        seconds = sum(part * scale for part, scale in zip(parts, (3600, 60, 1), strict=False))
+        if seconds <= 0:
+            raise BadInput(f"{flag} is not a time", value=text, limit="e.g. 90s, 5m, 4m30s, 1h")
+        return seconds
+
+    return read
 
 
 def one_of(flag: str, choices: tuple[str, ...]) -> Callable[[str], str]:

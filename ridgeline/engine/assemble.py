@@ -33,8 +33,12 @@ class Parts:
 
 
 def assemble(resolved: Resolved) -> Parts:
-    """Load weights and tokenizer and build the parts. Raises BadModel, CannotRun."""
-    tokenizer = load_tokenizer(resolved.model)  # first: it fails faster than the weights load
+    """Load weights and tokenizer and build the parts. Raises BadModel, BadInput, CannotRun.
+
+    What can be refused cheaply comes before the weights.
+    """
+    scheduler = make_scheduler(resolved)
+    tokenizer = load_tokenizer(resolved.model)
     device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
     decoder = load_decoder(
         resolved.model,
@@ -47,7 +51,7 @@ def assemble(resolved: Resolved) -> Parts:
     kv = KvCache.allocate(resolved.spec, resolved.num_blocks, resolved.block_size, dtype, device)
     attention = build_attention(resolved.attention_backend, resolved.spec, kv)
     runner = TorchRunner(decoder, kv, attention)
-    return Parts(tokenizer, make_scheduler(resolved), runner, decoder.nbytes)
+    return Parts(tokenizer, scheduler, runner, decoder.nbytes)
 
 
 def make_scheduler(resolved: Resolved) -> Scheduler:

@@ -131,9 +131,8 @@ class Engine:
         """
         ask = self._ask(prompt, sampling, ask_id, priority, tenant, deadline_s)
         inboxes = self._inboxes_here()
-        queue, num_unfinished = inboxes.open(ask.id), sampling.n
+        queue, num_unfinished = self._submit(ask, inboxes), sampling.n
         try:
-            self._loop.submit(ask, inboxes)
             while num_unfinished:
                 event = await queue.get()
                 num_unfinished -= isinstance(event, Finished)
@@ -217,6 +216,15 @@ class Engine:
             deadline_s=deadline_s,
             tenant=tenant,
         )
+
+    def _submit(self, ask: Ask, inboxes: AsyncInboxes) -> asyncio.Queue[Event]:
+        queue = inboxes.open(ask.id)
+        try:
+            self._loop.submit(ask, inboxes)
+        except BaseException:
+            inboxes.close(ask.id)
+            raise
+        return queue
 
     def _inboxes_here(self) -> AsyncInboxes:
         loop = asyncio.get_running_loop()

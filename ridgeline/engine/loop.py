@@ -29,7 +29,8 @@ from ridgeline.engine.core.scheduler import Scheduler
 from ridgeline.engine.stats import AskCounts, StepLog
 from ridgeline.engine.text.events import EventTexts
 from ridgeline.engine.text.tokenizer import Tokenizer
-from ridgeline.errors import BadInput, EngineUnavailable
+from ridgeline.engine.validate import id_in_use
+from ridgeline.errors import EngineUnavailable
 from ridgeline.records import Ask, Event, Failed, Finished
 
 _LOG = logging.getLogger(__name__)
@@ -85,9 +86,7 @@ class EngineLoop:
         check_ask(ask, self.scheduler.limits, self.scheduler.pool)
         with self._wake:
             if ask.id in self._ids:
-                raise BadInput(
-                    "an ask with this id is being served", value=ask.id, fix="use a new id"
-                )
+                raise id_in_use(ask.id)
             self._send(partial(self._add, ask, subscriber))
             self._ids.add(ask.id)
 

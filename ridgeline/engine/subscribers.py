@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 
+from ridgeline.engine.validate import id_in_use
 from ridgeline.records import Event
 
 
@@ -37,7 +38,9 @@ class AsyncInboxes:
         self._queues: dict[str, asyncio.Queue[Event]] = {}
 
     def open(self, ask_id: str) -> asyncio.Queue[Event]:
-        """On the loop: where the ask's events will come."""
+        """On the loop: where the ask's events will come. BadInput where its id is in use."""
+        if ask_id in self._queues:
+            raise id_in_use(ask_id)
         queue = self._queues[ask_id] = asyncio.Queue()
         return queue
 

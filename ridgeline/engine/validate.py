@@ -8,6 +8,11 @@ from ridgeline.errors import BadInput
 from ridgeline.records import Sampling
 
 
+def id_in_use(ask_id: str) -> BadInput:
+    """The error for a second ask of the same name."""
+    return BadInput("an ask with this id is being served", value=ask_id, fix="use a new id")
+
+
 def check_tokens(tokens: Iterable[int], vocab_size: int, what: str = "the prompt") -> None:
     """BadInput names the first id outside the vocabulary."""
     for place, token in enumerate(tokens):

@@ -24,7 +24,7 @@ from ridgeline.errors import UserError
 from ridgeline.optimize.cost import cost_of
 from ridgeline.optimize.duel import Duel
 from ridgeline.optimize.job import Contender, Job
-from ridgeline.optimize.objective import Reading, pooled, samples
+from ridgeline.optimize.objective import Reading, pooled, samples, typical
 from ridgeline.optimize.predict import Forecast
 from ridgeline.optimize.quality import Quality
 from ridgeline.optimize.result import (
@@ -73,8 +73,8 @@ def measured_trial(evidence: Evidence, lab: Lab, job: Job, now_s: float) -> Tria
         verdict=decided,
         reason=reason,
         predicted=predicted,
-        before=pooled(found.before, job.slo) if found and found.before else None,
-        after=pooled(found.after, job.slo) if found and found.after else None,
+        before=pooled(typical(found.before), job.slo) if found and found.before else None,
+        after=pooled(typical(found.after), job.slo) if found and found.after else None,
         ratio=found.ratio if found else None,
         log_ratios=found.log_ratios if found else (),
         quality=evidence.quality,
@@ -174,14 +174,14 @@ def standing(
 ) -> Standing:
     """Figures, place and diagnosis of one configuration."""
     settings = contender.settings
-    found = pooled(readings, job.slo)
+    found = pooled(typical(readings), job.slo)
     facts = facts_for(contender.subject.info, readings, settings, lab, job.slo)
     return Standing(
         label=label,
         settings=changed(settings),
         measured=found,
         cost=cost_of(job.price, found.good_output_tok_s, found.good_input_tok_s),
-        samples=samples(readings),
+        samples=samples(typical(readings)),
         points=points_of(label, readings, settings, lab),
         finding=_finding(facts),
         advice=advise(facts),

@@ -15,11 +15,13 @@ Clock = Callable[[], float]
 MIN_ROUNDS = 3
 MAX_ROUNDS = 6
 CLOSING_ROUNDS = 8  # at most; whatever time is left makes the headline more certain
-RUNS_IN_BUDGET = 100  # about how many runs a whole climb makes
+RUNS_IN_BUDGET = 110  # about how many runs a whole climb makes
 MIN_WINDOW_S = 1.5
 MAX_WINDOW_S = 60.0
 ANSWERS_PER_WINDOW = 4  # a window shorter than a few answers shows no steady state
 REPORT_S = 2.0
+LEAST_REQUESTS = 6  # of a run; a slow configuration gets a longer window for them
+MOST_STRETCH = 2.5  # of the window
 
 
 class Budget:
@@ -45,6 +47,10 @@ class Budget:
         wanted = max(self.total_s / RUNS_IN_BUDGET, ANSWERS_PER_WINDOW * answer_s)
         self.window_s = min(max(wanted, MIN_WINDOW_S), MAX_WINDOW_S)
 
+    def window_for(self, rate: float) -> float:
+        """The length of a run at `rate` requests per second."""
+        return min(max(self.window_s, LEAST_REQUESTS / rate), MOST_STRETCH * self.window_s)
+
     def note_run(self, seconds: float) -> None:
         self._run_costs_s.append(seconds)
 
@@ -64,7 +70,7 @@ class Budget:
     @property
     def trial_cost_s(self) -> float:
         """The least that a trial needs to be worth starting."""
-        return 1.5 * self._open_cost_s + (2 * MIN_ROUNDS + 1) * self.run_cost_s
+        return 1.5 * self._open_cost_s + (2 * MIN_ROUNDS + 4) * self.run_cost_s
 
     @property
     def smallest_s(self) -> float:
@@ -79,6 +85,6 @@ class Budget:
         kept = REPORT_S if closing else self.closing_cost_s
         return self.left_s >= count * self.run_cost_s + kept
 
-    def grace_s(self, wanted_s: float) -> float:
+    def grace_s(self, wanted_s: float, window_s: float) -> float:
         """How long a run may wait for its last answers without overrunning the budget."""
-        return max(0.0, min(wanted_s, self.left_s - self.window_s - REPORT_S / 2))
+        return max(0.0, min(wanted_s, self.left_s - window_s - REPORT_S / 2))

@@ -56,8 +56,9 @@ class Ground:
 
     def load(self, rate: float, seed: int) -> Load:
         """A run of the settled length. What is unfinished after the grace has missed the SLO."""
-        grace_s = self.budget.grace_s(self._grace_s)
-        return Load(rate=rate, seed=seed, window_s=self.budget.window_s, grace_s=grace_s)
+        window_s = self.budget.window_for(rate)
+        grace_s = self.budget.grace_s(self._grace_s, window_s)
+        return Load(rate=rate, seed=seed, window_s=window_s, grace_s=grace_s)
 
     async def run(
         self, subject: Subject, rate: float, seed: int, doing: str, *, closing: bool = False

@@ -26,7 +26,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contender(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration that is up. `stack` closes it; `rate` is its best load so far."""
+    """A configuration that is up. `stack` closes it; `rate` is its best load so far.
+
+    `settled`: that load comes from a staircase, not from a search in wide steps.
+    """
 
     label: str
     settings: Settings
@@ -34,3 +37,4 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
     stack: ExitStack
     rate: float
     readings: tuple[Reading, ...]
+    settled: bool = False

@@ -256,8 +256,14 @@ class Climb:
         start = incumbent.rate * (1.0 if fixed else max(1.0, evidence.forecast.worth))
         evidence.duel = found = await duel(
             self._ground,
-            Side("incumbent", incumbent.subject, incumbent.rate, known=True, fixed=fixed),
-            Side("candidate", subject, start, known=False, fixed=fixed),
+            Side(
+                "incumbent",
+                incumbent.subject,
+                incumbent.rate,
+                fixed=fixed,
+                settled=incumbent.settled,
+            ),
+            Side("candidate", subject, start, fixed=fixed),
             max_rounds=MAX_ROUNDS,
         )
         if not exact and found.ratio is not None:
@@ -270,6 +276,7 @@ class Climb:
             stack=stack,
             rate=found.after_rate,
             readings=found.after,
+            settled=True,
         )
 
     def _promote(self, contender: Contender) -> None:
@@ -287,6 +294,7 @@ class Climb:
                 self._the_incumbent,
                 rate=evidence.duel.before_rate,
                 readings=evidence.duel.before,
+                settled=True,
             )
             self._learn_from(self._trials[-1])
 
@@ -309,8 +317,8 @@ class Climb:
         fixed = self._job.objective == "latency"
         return await duel(
             self._ground,
-            Side("baseline", subject, baseline.rate, known=True, fixed=fixed),
-            Side("final", final.subject, final.rate, known=True, fixed=fixed),
+            Side("baseline", subject, baseline.rate, fixed=fixed, settled=True),
+            Side("final", final.subject, final.rate, fixed=fixed, settled=True),
             max_rounds=CLOSING_ROUNDS,
             closing=True,
         )

@@ -7,7 +7,9 @@
 Goodput at an offered rate is the rate times the share that met the SLO: counted over the offered
 window, so that how many requests happened to arrive in it cancels. A queue that a short run leaves
 behind would look like capacity, so a run that took longer to drain than one answer takes is
-stretched by what it took beyond that.
+stretched by what it took beyond that. Beyond the knee goodput collapses within a few percent of
+load; how far says little about where the knee is, so a score loses at most `MOST_LOST` of the rate
+(the figures shown to the reader, `pooled`, lose what they lost).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from ridgeline.records import RequestTrace, RunTrace, Slo
 
 Objective = Literal["goodput", "latency", "cost"]
 LEAST_MET = 0.5  # a run in which nothing met the SLO still has a logarithm
+MOST_LOST = 0.18  # the score of a run beyond the knee: about one step of a staircase down
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +71,18 @@ def _score(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> float:
     if objective == "cost":
         worth = float(sum(request.output_tokens for request in good))
     per_request = max(worth, LEAST_MET) / max(1, len(run.requests))
-    return load.rate * per_request / _stretch(run, load.window_s)
+    return max(
+        load.rate * per_request / _stretch(run, load.window_s),
+        load.rate * _most(run, objective) * (1 - MOST_LOST),
+    )
+
+
+def _most(run: RunTrace, objective: Objective) -> float:
+    """What a request would be worth if every one of them had met the SLO."""
+    if objective != "cost":
+        return 1.0
+    asked = [float(r.asked_tokens or r.output_tokens) for r in run.requests]
+    return math.fsum(asked) / max(1, len(asked))
 
 
 def _stretch(run: RunTrace, window_s: float) -> float:
@@ -91,6 +105,11 @@ def _mean_e2e_s(run: RunTrace) -> float:
         for request in run.requests
     ]
     return math.fsum(waited) / len(waited) if waited else run.duration_s or 1.0
+
+
+def typical(readings: Sequence[Reading]) -> Sequence[Reading]:
+    """The runs that held: a staircase also probes loads that nobody would choose."""
+    return [reading for reading in readings if reading.holds] or readings
 
 
 def pooled(readings: Sequence[Reading], slo: Slo) -> Measured:

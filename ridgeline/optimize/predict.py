@@ -30,7 +30,8 @@ from ridgeline.settings import Settings
 FIRST_ERROR = 0.20  # standard error of log(measured / predicted) before anything is known
 LEAST_ERROR = 0.05
 SEARCH_STEP = 1.5
-MAX_PROBES = 6
+MAX_PROBES = 8
+BISECTIONS = 2
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,11 +94,15 @@ class Predictor:
         return Forecast(candidate=candidate, predicted=predicted)
 
     def promises(self, forecast: Forecast) -> bool:
-        """Whether the upper end of the prediction pays for the rung's risk and complexity."""
+        """Whether the upper end of the prediction pays for the rung's risk and complexity.
+
+        A rung of which one variant was measured has had the benefit of the doubt already.
+        """
         if forecast.predicted is None:
             return False
-        discount = self._weights.discount(forecast.candidate.rung)
-        return forecast.predicted.high / discount > 1 + LEAST_GAIN
+        rung, predicted = forecast.candidate.rung, forecast.predicted
+        best = predicted.gain if rung.id in self._of_rung else predicted.high
+        return best / self._weights.discount(rung) > 1 + LEAST_GAIN
 
     def rank_key(self, forecast: Forecast) -> tuple[bool, float]:
         """Real promises by size; then what may be worth a look, rungs not yet measured first."""
@@ -125,17 +130,18 @@ class Predictor:
         return self._known[settings]
 
     def _search(self, settings: Settings, rate: float) -> float:
-        """The best score over loads in steps of `SEARCH_STEP`, then once between the best two."""
+        """The best score over loads: steps of `SEARCH_STEP` until one flips, then bisected."""
         if self._objective == "latency":
             return self._probe(settings, rate).score
-        first = self._probe(settings, rate)
-        step = SEARCH_STEP if first.holds else 1 / SEARCH_STEP
-        readings, held = [first], first.holds
-        while len(readings) < MAX_PROBES and readings[-1].holds == held:
+        readings = [self._probe(settings, rate)]
+        step = SEARCH_STEP if readings[0].holds else 1 / SEARCH_STEP
+        while len(readings) < MAX_PROBES and readings[-1].holds == readings[0].holds:
             rate *= step
             readings.append(self._probe(settings, rate))
-        middle = math.sqrt(readings[-1].rate * readings[-min(2, len(readings))].rate)
-        readings.append(self._probe(settings, middle))
+        for _ in range(BISECTIONS):
+            held = max((r.rate for r in readings if r.holds), default=rate / SEARCH_STEP)
+            failed = min((r.rate for r in readings if not r.holds), default=rate * SEARCH_STEP)
+            readings.append(self._probe(settings, math.sqrt(held * failed)))
         return max(reading.score for reading in readings)
 
     def _probe(self, settings: Settings, rate: float) -> Reading:

@@ -45,23 +45,30 @@ def student_t(level: float, num_samples: int) -> float:
 
 
 def mean_interval(
-    samples: Sequence[float], *, level: float = LEVEL, least_sd: float = 0.0
+    samples: Sequence[float], *, level: float = LEVEL, least_sd: float = 0.0, widen: float = 1.0
 ) -> Interval:
-    """Student's interval of a mean. `least_sd`: what the instrument cannot resolve."""
+    """Student's interval of a mean. `least_sd`: what the instrument cannot resolve.
+
+    `widen` multiplies the half-width, for samples that are not quite independent.
+    """
     count = len(samples)
     mean = math.fsum(samples) / count
     if count < 2:
         return Interval(low=-math.inf, mid=mean, high=math.inf, level=level)
     variance = math.fsum((x - mean) ** 2 for x in samples) / (count - 1)
-    half = student_t(level, count) * math.sqrt(max(variance, least_sd**2) / count)
+    half = widen * student_t(level, count) * math.sqrt(max(variance, least_sd**2) / count)
     return Interval(low=mean - half, mid=mean, high=mean + half, level=level)
 
 
 def ratio_interval(
-    log_ratios: Sequence[float], *, level: float = LEVEL, least_sd: float = 0.0
+    log_ratios: Sequence[float],
+    *,
+    level: float = LEVEL,
+    least_sd: float = 0.0,
+    widen: float = 1.0,
 ) -> Interval:
     """Interval of a ratio from the logarithms of the rounds' ratios."""
-    logs = mean_interval(log_ratios, level=level, least_sd=least_sd)
+    logs = mean_interval(log_ratios, level=level, least_sd=least_sd, widen=widen)
     return Interval(
         low=math.exp(logs.low),
         mid=math.exp(logs.mid),

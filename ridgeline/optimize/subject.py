@@ -7,6 +7,7 @@ engine (`ridgeline.cli.optimize`); a test builds one on a virtual clock.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -30,6 +31,17 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     window_s: float
     grace_s: float
+
+
+def dues_s(load: Load) -> tuple[float, ...]:
+    """When the requests of a run are due: a Poisson process, given how many arrive in its window.
+
+    The number is rate x window exactly, and given the number, Poisson arrivals are uniform. In a
+    short run the luck of how many arrive would otherwise drown every difference worth finding.
+    """
+    rng = random.Random(f"{load.seed}/arrivals")
+    count = max(1, round(load.rate * load.window_s))
+    return tuple(sorted(rng.uniform(0.0, load.window_s) for _ in range(count)))
 
 
 class Subject(Protocol):

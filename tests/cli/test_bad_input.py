@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,12 +87,8 @@ def test_a_prompt_beyond_the_context(capsys: pytest.CaptureFixture[str]) -> None
     refused(capsys, ["generate", "demo", "x = 1\n" * 3000], "2048")
 
 
-def test_a_kv_budget_for_less_than_one_sequence() -> None:
+def test_a_kv_budget_for_less_than_one_sequence(capsys: pytest.CaptureFixture[str]) -> None:
     """Says where the memory goes, as a table, and what would do."""
-    args = ["generate", "demo", "x", "--kv-cache-memory-bytes", "64KiB"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ridgeline", *args], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "KV per token" in done.stderr and "fix:" in done.stderr
+    assert main(["generate", "demo", "x", "--kv-cache-memory-bytes", "64KiB"]) == 2
+    err = capsys.readouterr().err
+    assert "KV per token" in err and "fix:" in err and "Traceback" not in err

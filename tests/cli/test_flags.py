@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 from ridgeline.cli import commands
 from ridgeline.cli.flags import HELP, EngineFlags, takes_engine_flags
 from ridgeline.cli.main import main
-from ridgeline.cli.quantities import count_of, size_of
+from ridgeline.cli.quantities import count_of, duration_of, size_of
 from ridgeline.errors import BadInput
 from ridgeline.settings import Settings
 
@@ -135,3 +136,26 @@ def test_bad_flags_are_one_line(
     assert main(["serve", "demo", *args]) == 2
     err = capsys.readouterr().err
     assert named in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("4m30s", 270), ("1.5h", 5400)]
+)
+def test_times(text: str, seconds: float) -> None:
+    assert duration_of("--x")(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5x", "0", "-5m", "m5", "nan"])
+def test_bad_times_name_the_flag(text: str) -> None:
+    with pytest.raises(BadInput, match="--x"):
+        duration_of("--x")(text)
+
+
+def test_explain_tells_each_default_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "demo", "--max-num-seqs", "3", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["settings"]["max_num_seqs"] == 3
+    assert told["derivations"]["max_num_seqs"] == "asked for"
+    assert set(HELP) <= set(told["settings"])
+    assert main(["explain", "demo", "--quantization", "int8"]) == 0
+    assert "int8" in capsys.readouterr().out

@@ -20,8 +20,9 @@ LAW: dict[str, set[str]] = {
     "serve": {"errors", "records", "settings", "engine.engine"},
     "measure": {"errors", "records"},
     "diagnose": {"errors", "records", "spec", "hardware"},
-    "optimize": FLOOR | {"measure", "diagnose"},
-    "cli": FLOOR | {"engine.core", "engine", "serve", "measure", "diagnose", "optimize"},
+    "plan": FLOOR | {"engine.core"},
+    "optimize": FLOOR | {"measure", "diagnose", "plan"},
+    "cli": FLOOR | {"engine.core", "engine", "serve", "measure", "diagnose", "plan", "optimize"},
 }
 """Part → the other parts of ridgeline that it may import."""
 
@@ -43,6 +44,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "serve": {"torch", "numpy", "transformers"},
     "measure": {"torch", "transformers"},
     "diagnose": {"torch"},
+    "plan": {"torch", "time", "random"},
     "optimize": {"torch"},
     "cli": {"transformers"},
 }

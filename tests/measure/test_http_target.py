@@ -17,28 +17,11 @@ from ridgeline.measure.http import HttpTarget, base_url, first_model
 from ridgeline.measure.metrics import itl_s, outcome, tpot_s, ttft_s
 from ridgeline.measure.target import Recorder
 from ridgeline.measure.workload import Chat, LoadRequest, Message
-
-DONE = b"data: [DONE]\n\n"
-
-
-def sse(**body):
-    return b"data: " + json.dumps(body, ensure_ascii=False).encode() + b"\n\n"
+from tests.measure.sse_server import DONE, SseServer, sse, text_chunk, usage
 
 
 def chat_chunk(delta, finish=None, **more):
     return sse(choices=[{"index": 0, "delta": delta, "finish_reason": finish}], **more)
-
-
-def text_chunk(text, finish=None, **more):
-    return sse(choices=[{"index": 0, "text": text, "finish_reason": finish}], **more)
-
-
-def usage(completion, prompt=12, cached=4):
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
 
 
 class Script(httpx.AsyncBaseTransport):
@@ -227,36 +210,10 @@ async def test_a_server_without_models_is_named():
         await first_model("http://h", transport=httpx.MockTransport(answer))
 
 
-async def _serve(reader, writer):
-    """A server of three tokens, written by hand: one connection, one request, chunked encoding."""
-    request = await reader.readuntil(b"\r\n\r\n")
-    if request.startswith(b"GET"):
-        body = b'{"data": [{"id": "tiny"}]}'
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-    else:
-        length = next(
-            int(line.split(b":")[1])
-            for line in request.lower().split(b"\r\n")
-            if line.startswith(b"content-length:")
-        )
-        await reader.readexactly(length)
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
-        tail = text_chunk("", "length") + sse(choices=[], usage=usage(3)) + DONE
-        for part in (text_chunk("a"), text_chunk("\u2028") + text_chunk("c"), tail):
-            writer.write(b"%x\r\n%s\r\n" % (len(part), part))
-            await writer.drain()
-            await asyncio.sleep(0.005)
-        writer.write(b"0\r\n\r\n")
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
-
-
 async def test_over_a_real_socket():
-    server = await asyncio.start_server(_serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    async with server:
+    scripted = SseServer()
+    async with await scripted.start():
+        url = scripted.url
         target = HttpTarget(url, await first_model(url))
         options = LoadOptions(num_requests=6, timeout_s=20)
         run = await run_load(target, _One(TEXT), Closed(3), options)
@@ -269,9 +226,8 @@ async def test_over_a_real_socket():
 
 
 async def test_a_closed_port_is_a_clear_error():
-    server = await asyncio.start_server(_serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
+    scripted = SseServer()
+    async with await scripted.start():
+        pass
     with pytest.raises(BadInput, match="start the server"):
-        await first_model(f"http://127.0.0.1:{port}")
+        await first_model(scripted.url)

@@ -184,3 +184,12 @@ def test_conversations_go_through_the_chat_template(in_virtual_time):
     measure(in_virtual_time, engine, prompt=chat)
     measure(in_virtual_time, engine, prompt=chat, render_chat=lambda chat: [1, 2])
     assert [call[0] for call in engine.calls] == ["User: hello\n\nAssistant:", [1, 2]]
+
+
+def test_an_event_that_is_delivered_late_keeps_the_engines_instant(in_virtual_time):
+    def begun(ask_id, at_s):
+        return Started(ask_id=ask_id, at_s=at_s - 0.15, cached_tokens=0)
+
+    engine = ScriptedEngine([(0.2, begun), (0.1, token()), (0.0, finished(output=1))])
+    run = measure(in_virtual_time, engine)
+    assert run.requests[0].started_s == approx(0.05)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from ridgeline.diagnose import Ceilings, StepCost
-from ridgeline.optimize.subject import Lab, Load, Subject
+from ridgeline.optimize.subject import Lab, Load, Subject, dues_s
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 from ridgeline.settings import Settings
 
@@ -185,10 +185,7 @@ def simulate(physics: Physics, settings: Settings, load: Load, speed: float) -> 
     """One run: Poisson arrivals, then steps until everything is done or the grace is over."""
     if settings.quantization == "int8":
         speed *= physics.int8_speed
-    rng = random.Random(f"{load.seed}/arrivals")
-    count = max(1, round(load.rate * load.window_s))
-    dues = sorted(rng.uniform(0, load.window_s) for _ in range(count))
-    waiting = [_Job(f"r{i}", due_s, physics.output) for i, due_s in enumerate(dues)]
+    waiting = [_Job(f"r{i}", due_s, physics.output) for i, due_s in enumerate(dues_s(load))]
     jobs, running, steps, now_s = list(waiting), [], [], 0.0
     seats = settings.max_num_seqs or 8
     stop_s = load.window_s + load.grace_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +11,7 @@ import pytest
 import uvicorn
 
 from ridgeline.serve.app import create_app
+from ridgeline.serve.run import ServerOptions, listen, url_of
 from tests.serve.fake_engine import FakeEngine
 
 
@@ -30,7 +30,7 @@ async def http(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 def served(engine: FakeEngine) -> Iterator[str]:
     """The URL of a real uvicorn server over the fake engine."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen(ServerOptions(port=0))
     config = uvicorn.Config(create_app(engine), log_level="error", ws="none")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -38,7 +38,7 @@ def served(engine: FakeEngine) -> Iterator[str]:
     deadline = time.monotonic() + 10
     while not server.started and time.monotonic() < deadline:
         time.sleep(0.01)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    yield url_of(listener)
     server.should_exit = True
     thread.join(timeout=10)
     listener.close()

@@ -101,6 +101,15 @@ def test_a_bad_server_table_is_named(table: dict[str, object]) -> None:
         options_from(table, {})
 
 
+def test_tokens_leave_at_once() -> None:
+    with (
+        listen(ServerOptions(port=0)) as listener,
+        socket.create_connection(listener.getsockname()[:2]),
+        listener.accept()[0] as served,
+    ):
+        assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_port_zero_takes_any() -> None:
     with listen(ServerOptions(port=0)) as listener:
         assert url_of(listener).startswith("http://127.0.0.1:")

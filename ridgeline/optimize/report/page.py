@@ -108,8 +108,8 @@ def _tile(name: str, old: str, new: str, unit: str) -> str:
 def _climb(result: LadderResult) -> str:
     return _section(
         "The climb",
-        "What each rung did to the objective, in the order in which they were tried. Whiskers are 95% "
-        "intervals; hollow marks are rungs that were taken back.",
+        "What each rung did to the objective, in the order in which they were tried. Whiskers are "
+        "95% intervals; hollow marks are rungs that were taken back.",
         f'<div class="figure">{climb(result)}</div>',
     )
 
@@ -124,8 +124,9 @@ def _roofline(result: LadderResult) -> str:
     )
     return _section(
         "The roofline",
-        "How fast each phase computed against what this machine can do. Left of the ridge, bytes are "
-        "the limit; right of it, arithmetic is. The distance down to a mark is overhead." + source,
+        "How fast each phase computed against what this machine can do. Left of the ridge, bytes "
+        "are the limit; right of it, arithmetic is. The distance down to a mark is overhead."
+        + source,
         f'<div class="figure">{roofline(result, result.ceilings)}</div><ul>{findings}</ul>',
     )
 
@@ -143,8 +144,8 @@ def _latency(result: LadderResult) -> str:
     each = distribution("time per output token", old.tpot_s, new.tpot_s, slo.tpot_s)
     return _section(
         "Latency, before and after",
-        "Each configuration at its own best load: the promise is what both have to keep, the final one "
-        "for more requests.",
+        "Each configuration at its own best load: the promise is what both have to keep, the "
+        "final one for more requests.",
         f'{legend}<div class="pair"><div class="figure">{first}</div>'
         f'<div class="figure">{each}</div></div>',
     )
@@ -167,8 +168,8 @@ def _ladder(result: LadderResult) -> str:
     )
     return _section(
         "The ladder",
-        "Every rung that was measured, also those that gained nothing. The hollow diamond is what the "
-        "simulator had promised.",
+        "Every rung that was measured, also those that gained nothing. The hollow diamond is what "
+        "the simulator had promised.",
         f'<div class="scroll"><table>{head}{rows}</table></div>',
     )
 
@@ -213,8 +214,8 @@ def _cost(result: LadderResult) -> str:
     )
     return _section(
         "Cost",
-        f"{quoted}. Only tokens of requests that kept the SLO are counted: late ones were paid for, "
-        "not delivered.",
+        f"{quoted}. Only tokens of requests that kept the SLO are counted: late ones were paid "
+        "for, not delivered.",
         f'<div class="scroll"><table>{head}{rows}</table></div>',
     )
 

@@ -1,0 +1,44 @@
+"""The load flags of `ridgeline bench`, under the names of `vllm bench serve`.
+
+Each row is a field of `ridgeline.measure.bench.BenchOptions`, which also holds the defaults; what
+is not given is left to it. (`--seed` is an engine flag, and seeds the load too.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from ridgeline.cli.flags import expand, optional
+
+WORKLOADS = "chat-and-code, chat, code, synthetic:input=256,output=128, or a .jsonl file."
+ROWS: tuple[tuple[str, type, str], ...] = (
+    ("workload", str, f"{WORKLOADS} (default: chat-and-code)"),
+    ("num_prompts", int, "Requests to send. (default: 100)"),
+    ("duration_s", float, "Seconds of load, instead of a number of requests."),
+    ("request_rate", float, "Requests per second, Poisson; inf: no schedule. (default: inf)"),
+    ("burstiness", float, "1 Poisson, below 1 burstier, above more even. (default: 1)"),
+    ("max_concurrency", int, "Most requests in flight."),
+    ("random_input_len", int, "Random prompts of so many tokens, in place of a workload."),
+    ("random_output_len", int, "Tokens of their answers."),
+    ("random_prefix_len", int, "Tokens that they have in common. (default: 0)"),
+    ("ignore_eos", bool, "Every answer is as long as the workload asks. (default: on)"),
+    ("goodput", str, "The promise in milliseconds: 'ttft:200 tpot:50'."),
+    ("percentile_metrics", str, "Metrics to show. (default: ttft,tpot,itl,e2e)"),
+    ("metric_percentiles", str, "Percentiles to show. (default: 50,90,95,99)"),
+    ("num_warmups", int, "Requests before the measurement. (default: 4)"),
+    ("timeout_s", float, "Longest wait for one answer. (default: 600)"),
+)
+
+
+def takes_load_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`command` with the load flags in place of its parameter `load`, a dict of those given."""
+    flags = []
+    for name, kind, text in ROWS:
+        flag = "--" + name.replace("_", "-")
+        declared = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
+        option = typer.Option(declared, help=text)
+        flags.append(optional(name, Annotated[kind | None, option]))
+    return expand(command, "load", flags, dict)

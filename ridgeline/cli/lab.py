@@ -1,0 +1,304 @@
+"""The real laboratory of `ridgeline optimize`: engines in this process, the probe, the simulator.
+
+Two engines may be up at once, but only one is loaded at a time. Prompts are tokenised before a
+run, so that the load client, which shares the process with the engine, costs it as little as
+possible.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ridgeline.cli.oracle import Costs, SimulatedEngine
+from ridgeline.diagnose import Ceilings, StepCost, WorkOf
+from ridgeline.diagnose.conditions import Value
+from ridgeline.engine.assemble import make_scheduler
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.resolve import Resolved, resolve
+from ridgeline.engine.text import Tokenizer, load_tokenizer
+from ridgeline.errors import BadInput
+from ridgeline.hardware.machine import Machine
+from ridgeline.measure.arrivals import Due
+from ridgeline.measure.client import LoadOptions, run_load
+from ridgeline.measure.inprocess import InProcessTarget
+from ridgeline.measure.workload import Chat, LoadRequest, Workload, plain_chat
+from ridgeline.optimize import quality
+from ridgeline.optimize.quality import Array
+from ridgeline.optimize.subject import Lab, Load, Subject, dues_s
+from ridgeline.plan.step_time import Roof
+from ridgeline.records import EngineInfo, RunTrace, Sampling, Token
+from ridgeline.settings import Settings
+from ridgeline.spec.cost import CostModel, cost_model, kv_bytes_per_token, num_params, step_work
+
+SAMPLE = 64  # requests that the workload's facts are taken from
+NUM_CHECKS = 4
+CHECK_PROMPT_TOKENS = 160
+BLOCK = 16
+
+
+def build(settings: Settings, workload: Workload, machine: Machine) -> Lab:
+    """Everything that the loop needs, for one model on this machine."""
+    tokenizer = load_tokenizer(settings.model)
+    tokenised = Tokenised(workload, tokenizer)
+    numbers = Numbers(machine)
+    sample = list(tokenised.sample(SAMPLE, 0))
+    _refuse_long_prompts(sample, numbers.resolved(settings))
+    spec = numbers.resolved(settings).spec
+    return Lab(
+        open=lambda chosen: _open(chosen, tokenised),
+        oracle=SimulatedEngine(numbers.costs, numbers.scheduler, tokenised.requests),
+        work_of=numbers.work,
+        ceilings_of=numbers.ceilings,
+        facts={**_machine_facts(machine), **numbers.model_facts(settings), **_load_facts(sample)},
+        heldout=_heldout(tokenizer, settings),
+        check_prompts=tuple(_prompt(r)[-CHECK_PROMPT_TOKENS:] for r in sample[:NUM_CHECKS]),
+        longest_output=max(request.max_tokens for request in sample),
+        vocab_size=spec.vocab_size,
+    )
+
+
+# ---- the workload ------------------------------------------------------------------------------
+
+
+class Tokenised:
+    """A workload whose prompts are token ids already. Samples are remembered by their seed."""
+
+    def __init__(self, workload: Workload, tokenizer: Tokenizer) -> None:
+        self._workload, self._tokenizer = workload, tokenizer
+        self.requests = cache(self._requests)
+
+    @property
+    def name(self) -> str:
+        return self._workload.name
+
+    def sample(self, n: int, seed: int) -> Iterator[LoadRequest]:
+        return iter(self.requests(n, seed))
+
+    def _requests(self, n: int, seed: int) -> tuple[LoadRequest, ...]:
+        return tuple(
+            msgspec.structs.replace(request, prompt=tuple(self._tokens(request)))
+            for request in self._workload.sample(n, seed)
+        )
+
+    def _tokens(self, request: LoadRequest) -> Sequence[int]:
+        if isinstance(request.prompt, tuple):
+            return request.prompt
+        if isinstance(request.prompt, str):
+            return self._tokenizer.encode(request.prompt)
+        return self._chat(request.prompt)
+
+    def _chat(self, chat: Chat) -> Sequence[int]:
+        """By the model's template; as plain text where it has none."""
+        messages = [{"role": m.role, "content": m.content} for m in chat.messages]
+        try:
+            return self._tokenizer.apply_chat_template(messages)
+        except BadInput:
+            return self._tokenizer.encode(plain_chat(chat))
+
+
+def _prompt(request: LoadRequest) -> tuple[int, ...]:
+    assert isinstance(request.prompt, tuple)
+    return request.prompt
+
+
+def _refuse_long_prompts(sample: Sequence[LoadRequest], resolved: Resolved) -> None:
+    longest = max(len(_prompt(request)) + request.max_tokens for request in sample)
+    if longest > resolved.max_model_len:
+        raise BadInput(
+            "a request of the workload does not fit the context",
+            value=f"{longest} tokens",
+            limit=f"--max-model-len {resolved.max_model_len}",
+            fix="choose a workload with shorter prompts or a model with a longer context",
+        )
+
+
+def _load_facts(sample: Sequence[LoadRequest]) -> dict[str, Value]:
+    """How long prompts are, and how much of them repeats the head of an earlier one."""
+    seen: set[tuple[int, ...]] = set()
+    shared = total = 0
+    for request in sample:
+        tokens = _prompt(request)
+        heads = [tokens[:end] for end in range(BLOCK, len(tokens), BLOCK)]
+        shared += BLOCK * sum(head in seen for head in heads)
+        total += len(tokens)
+        seen.update(heads)
+    return {
+        "shared_prompt_share": shared / total,
+        "mean_prompt_tokens": total / len(sample),
+        "mean_output_tokens": sum(request.max_tokens for request in sample) / len(sample),
+    }
+
+
+def _heldout(tokenizer: Tokenizer, settings: Settings) -> tuple[tuple[int, ...], ...]:
+    """Windows of the held-out text, code and prose alike; none for a model without a tokenizer."""
+    _, size = quality.shipped()
+    folder = files("ridgeline") / "assets" / "heldout"
+    try:
+        texts = [(folder / name).read_text(encoding="utf-8") for name in ("code.txt", "docs.txt")]
+        tokens = [tokenizer.encode(text[:200_000]) for text in texts]
+    except BadInput:
+        vocab_size = resolve(settings).spec.vocab_size
+        rng = np.random.default_rng(settings.seed)
+        tokens = [rng.integers(0, vocab_size, size.num_windows * size.window_tokens).tolist()]
+    half = msgspec.structs.replace(size, num_windows=size.num_windows // len(tokens))
+    pieces = [quality.windows(each, half) for each in tokens]
+    return tuple(window for group in zip(*pieces, strict=False) for window in group)
+
+
+# ---- the arithmetic ----------------------------------------------------------------------------
+
+
+class Numbers:
+    """What the spec and the probe say about a configuration; each is worked out once."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.resolved = cache(resolve)
+        self._model = cache(self._cost_model)
+        self.ceilings = cache(self._ceilings)
+
+    def _cost_model(self, settings: Settings) -> CostModel:
+        return cost_model(self.resolved(settings).spec)
+
+    def scheduler(self, settings: Settings) -> Any:
+        return make_scheduler(self.resolved(settings))
+
+    def work(self, settings: Settings) -> WorkOf:
+        model = self._model(settings)
+
+        def of(step: Any) -> StepCost:
+            work = step_work(model, step.shapes, step.num_sampled)
+            return StepCost(flops=work.flops, nbytes=work.bytes)
+
+        return of
+
+    def costs(self, settings: Settings) -> Costs:
+        ceilings = self.ceilings(settings)
+        roof = Roof(bandwidth_bytes_s=ceilings.bandwidth_bytes_s, peak_flop_s=ceilings.peak_flop_s)
+        return Costs(model=self._model(settings), roof=roof)
+
+    def _ceilings(self, settings: Settings) -> Ceilings:
+        """What this machine can do for this configuration's working set and arithmetic."""
+        resolved, machine = self.resolved(settings), self._machine
+        nbytes = self._model(settings).fixed_weight_bytes + self._model(settings).head_weight_bytes
+        rates = _rates(machine, resolved)
+        dtype = "int8" if resolved.quantization == "int8" and "int8" in rates else resolved.dtype
+        return Ceilings(
+            bandwidth_bytes_s=_bandwidth(machine, resolved, nbytes),
+            compute_flop_s=rates,
+            dtype=dtype,
+            source=f"measured on this machine, reading {nbytes / 1e6:.0f} MB over and over",
+        )
+
+    def model_facts(self, settings: Settings) -> dict[str, Value]:
+        resolved = self.resolved(settings)
+        return {
+            "model_name": resolved.spec.name,
+            "model_params": num_params(resolved.spec),
+            "model_compute_dtype": resolved.dtype,
+            "model_kv_bytes_per_token": kv_bytes_per_token(resolved.spec),
+        }
+
+
+def _rates(machine: Machine, resolved: Resolved) -> dict[str, float]:
+    """FLOP/s by dtype that this configuration's matrix products could reach."""
+    if resolved.device.startswith("cuda") and machine.gpus:
+        rates = dict(machine.gpus[0].gemm_flops)
+    else:
+        names = (resolved.dtype, "int8")
+        found = {name: machine.peak_flops(name) for name in names}
+        rates = {name: rate for name, rate in found.items() if rate is not None}
+    if resolved.dtype not in rates:
+        raise BadInput("the probe measured no rate for this dtype", value=resolved.dtype)
+    return rates
+
+
+def _bandwidth(machine: Machine, resolved: Resolved, nbytes: float) -> float:
+    if resolved.device.startswith("cuda") and machine.gpus:
+        return machine.gpus[0].read_bandwidth_bytes_s or machine.best_bandwidth_bytes_s
+    return float(machine.bandwidth(nbytes))
+
+
+def _machine_facts(machine: Machine) -> dict[str, Value]:
+    facts: dict[str, Value] = {
+        "machine_cpu": machine.cpu_model,
+        "machine_usable_cores": machine.usable_cores,
+        "machine_memory_gb": round(machine.memory_bytes / 1e9, 1),
+        "machine_memory_bandwidth_gb_s": round(machine.best_bandwidth_bytes_s / 1e9, 1),
+        "machine_disturbed_while_probed": machine.disturbed,
+    }
+    for index, gpu in enumerate(machine.gpus):
+        facts[f"machine_gpu_{index}"] = gpu.name
+    return facts
+
+
+# ---- engines -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _open(settings: Settings, workload: Tokenised) -> Iterator[Subject]:
+    with Engine.from_settings(settings) as engine:
+        yield EngineSubject(engine, workload)
+
+
+class Scheduled:
+    """Arrivals at instants that are known before."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+
+    @property
+    def rate(self) -> float | None:
+        return self._load.rate
+
+    @property
+    def label(self) -> str:
+        return f"poisson:{self._load.rate!r}"
+
+    def start(self, seed: int) -> Due:
+        return _ScheduledDue(dues_s(self._load))
+
+
+class _ScheduledDue:
+    def __init__(self, dues: Sequence[float]) -> None:
+        self._left = iter(dues)
+
+    def next(self, now_s: float, num_in_flight: int) -> float | None:
+        return next(self._left, None)
+
+
+class EngineSubject:
+    """A real engine as the loop sees it."""
+
+    def __init__(self, engine: Engine, workload: Tokenised) -> None:
+        self._engine, self._workload = engine, workload
+        self._target = InProcessTarget(engine)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    async def run(self, load: Load) -> RunTrace:
+        options = LoadOptions(num_requests=len(dues_s(load)), grace_s=load.grace_s, seed=load.seed)
+        return await run_load(self._target, self._workload, Scheduled(load), options)
+
+    async def greedy(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int
+    ) -> list[tuple[int, ...]]:
+        sampling = Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        return await asyncio.gather(*(self._tokens(prompt, sampling) for prompt in prompts))
+
+    def logprobs_of(self, tokens: Sequence[int]) -> Array:
+        return self._engine.logprobs_of(tokens)
+
+    async def _tokens(self, prompt: Sequence[int], sampling: Sampling) -> tuple[int, ...]:
+        events = self._engine.stream(prompt, sampling)
+        return tuple([event.token async for event in events if isinstance(event, Token)])

@@ -1,0 +1,63 @@
+"""`ridgeline bench`: its flags are those of its options, and none is dropped in silence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ridgeline.cli.bench_flags import ROWS
+from ridgeline.cli.main import main
+from ridgeline.measure.bench import BenchOptions
+
+
+def test_every_option_has_a_flag_of_its_type_and_default() -> None:
+    fields = {field.name: field for field in msgspec.structs.fields(BenchOptions)}
+    assert {name for name, _, _ in ROWS} == set(fields) - {"seed"}
+    for name, _, text in ROWS:
+        default = fields[name].default
+        if default is None:
+            assert "(default" not in text
+        else:
+            shown = "on" if default is True else str(default)
+            assert f"(default: {shown.removesuffix('.0')})" in text, name
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--url", "http://127.0.0.1:9", "--dtype", "float32"], "--dtype"),
+        (["demo", "--url", "http://127.0.0.1:9"], "demo"),
+        (["--endpoint", "chat"], "--endpoint"),
+        (["--served-model-name", "x"], "--served-model-name"),
+        (["--endpoint", "smoke", "--url", "http://127.0.0.1:9"], "--endpoint"),
+        (["--workload", "nonsense"], "nonsense"),
+        (["--workload", "synthetic:input=x"], "synthetic"),
+        (["--goodput", "ttft=200"], "ttft=200"),
+        (["--goodput", "ttft:nan"], "ttft:nan"),
+        (["--percentile-metrics", "speed"], "speed"),
+        (["--metric-percentiles", "101"], "101"),
+        (["--request-rate", "0"], "rate"),
+        (["--num-prompts", "0"], "0"),
+        (["--json", "no/such/folder/x.json"], "no/such/folder"),
+    ],
+)
+def test_bad_flags(capsys: pytest.CaptureFixture[str], args: list[str], named: str) -> None:
+    assert main(["bench", *args]) == 2
+    err = capsys.readouterr().err
+    assert named in err and len(err.splitlines()) == 1, err
+
+
+def test_a_small_run_writes_the_keys_of_vllm(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    args = ["bench", "demo", "--num-prompts", "3", "--num-warmups", "1", "--max-concurrency", "2"]
+    load = ["--random-input-len", "8", "--random-output-len", "4"]
+    file = tmp_path / "result.json"
+    memory = ["--kv-cache-memory-bytes", "32MiB"]
+    assert main([*args, *load, *memory, "--json", str(file)]) == 0
+    assert "ttft" in capsys.readouterr().out
+    result = json.loads(file.read_text())
+    assert result["completed"] == 3 and result["total_output_tokens"] == 12

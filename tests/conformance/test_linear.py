@@ -1,0 +1,122 @@
+"""Every kind of linear keeps the invariants of `engine/quant/base.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from ridgeline.engine.quant import KINDS, build_linear
+from ridgeline.engine.quant.base import Linear
+from ridgeline.errors import CannotRun
+from ridgeline.spec.format import INT8, Format, dense
+from ridgeline.spec.model import LinearSpec
+
+CPU = torch.device("cpu")
+SIZES = [(1, 1), (5, 7), (64, 48), (130, 257)]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A format, and how far from the float product it may be: ‖out - ref‖ / ‖ref‖."""
+
+    format: Format
+    tolerance: float
+
+
+CASES = {
+    "dense": Kind(dense("float32"), 1e-6),
+    "int8": Kind(INT8, 0.02),
+}
+
+
+@pytest.fixture(params=CASES)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return CASES[request.param]
+
+
+def make(
+    kind: Kind, size: tuple[int, int], *, bias: bool = False, dtype: torch.dtype = torch.float32
+) -> tuple[Linear, torch.Tensor, torch.Tensor | None]:
+    num_out, num_in = size
+    spec = LinearSpec(num_out=num_out, num_in=num_in, format=kind.format, bias=bias)
+    weight_OI, bias_O = torch.randn(size), torch.randn(num_out) if bias else None
+    return build_linear(spec, weight_OI.clone(), bias_O, CPU, dtype), weight_OI, bias_O
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def test_every_kind_is_in_the_suite() -> None:
+    assert set(CASES) == set(KINDS)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("num_rows", [1, 2, 33])
+def test_close_to_the_float_product(
+    kind: Kind, size: tuple[int, int], num_rows: int, bias: bool
+) -> None:
+    linear, weight_OI, bias_O = make(kind, size, bias=bias)
+    x_TI = torch.randn(num_rows, size[1])
+    expected = torch.nn.functional.linear(x_TI.double(), weight_OI.double())
+    expected = expected if bias_O is None else expected + bias_O
+    y_TO = linear(x_TI)
+    assert y_TO.shape == (num_rows, size[0]) and y_TO.dtype == torch.float32
+    assert relative(y_TO, expected) < kind.tolerance
+
+
+def test_rows_do_not_touch_each_other(kind: Kind) -> None:
+    linear, _, _ = make(kind, (96, 80))
+    x_TI = torch.randn(17, 80)
+    x_TI[5] *= 1e4
+    alone = torch.cat([linear(row.unsqueeze(0)) for row in x_TI])
+    each = (linear(x_TI) - alone).norm(dim=1) / alone.norm(dim=1)
+    assert each.max() < 1e-5
+
+
+def test_the_result_is_the_callers_to_write(kind: Kind) -> None:
+    linear, _, _ = make(kind, (8, 16), bias=True)
+    x_TI = torch.randn(4, 16)
+    before, first = x_TI.clone(), linear(x_TI)
+    kept = first.clone()
+    first.add_(1)
+    assert torch.equal(linear(x_TI), kept)
+    assert torch.equal(x_TI, before)
+
+
+def test_no_rows_and_rows_of_zeros(kind: Kind) -> None:
+    linear, _, bias_O = make(kind, (8, 16), bias=True)
+    assert linear(torch.zeros(0, 16)).shape == (0, 8)
+    assert torch.allclose(linear(torch.zeros(2, 16)), bias_O.expand(2, 8), atol=1e-6)
+
+
+def test_inputs_that_are_views(kind: Kind) -> None:
+    linear, _, _ = make(kind, (8, 16))
+    wide = torch.randn(5, 40)
+    for view in (wide[:, 3:19], wide[::2, :16], torch.randn(16, 5).t()):
+        assert torch.allclose(linear(view), linear(view.contiguous()), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_compute_dtype_goes_in_and_out(kind: Kind, dtype: torch.dtype) -> None:
+    linear, weight_OI, _ = make(kind, (64, 48), dtype=dtype)
+    x_TI = torch.randn(3, 48)
+    y_TO = linear(x_TI.to(dtype))
+    assert y_TO.dtype is dtype
+    assert relative(y_TO, x_TI.double() @ weight_OI.double().T) < kind.tolerance + 0.01
+
+
+def test_bytes_are_those_of_the_format(kind: Kind) -> None:
+    """What is kept is what the arithmetic says: else prediction and run part."""
+    linear, _, _ = make(kind, (64, 48), bias=True)
+    spec = LinearSpec(num_out=64, num_in=48, format=kind.format, bias=True)
+    assert linear.nbytes == pytest.approx(spec.nbytes, rel=0.05)
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    spec = LinearSpec(num_out=1, num_in=1, format=Format(kind="int3"))
+    with pytest.raises(CannotRun, match="dense"):
+        build_linear(spec, torch.ones(1, 1), None, CPU, torch.float32)

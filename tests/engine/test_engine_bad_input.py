@@ -1,0 +1,132 @@
+"""Bad input: an error that names the value, the limit and the fix, before anything runs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from ridgeline import Engine, Sampling
+from ridgeline.errors import BadInput, BadModel, CannotRun, DoesNotFit, UserError
+
+GREEDY = Sampling(temperature=0.0, max_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    small = {"kv_cache_memory_bytes": 2 << 20, "max_model_len": 128, "num_threads": 1}
+    with Engine.open("demo", **small) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("prompt", ["", []])
+def test_an_empty_prompt(engine: Engine, prompt: object) -> None:
+    with pytest.raises(BadInput, match=r"the prompt is empty.*fix"):
+        engine.generate([prompt], GREEDY)
+
+
+def test_a_prompt_longer_than_the_context(engine: Engine) -> None:
+    with pytest.raises(BadInput, match=r"got '128 tokens'; limit: 127 tokens; fix"):
+        engine.generate([[5] * 128], GREEDY)
+    assert len(engine.generate([[5] * 127], GREEDY)[0].tokens) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 0},
+        {"temperature": math.nan},
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"n": 0},
+        {"min_tokens": 9, "max_tokens": 3},
+    ],
+)
+def test_sampling_out_of_range(fields: dict) -> None:
+    with pytest.raises(BadInput):
+        Sampling(**fields)
+
+
+@pytest.mark.parametrize("token", [-1, 4096, 1.5, "a", None, True])
+def test_what_is_no_token_id(engine: Engine, token: object) -> None:
+    with pytest.raises(BadInput, match=r"place 1.*0\.\.4095"):
+        engine.generate([[5, token]], GREEDY)
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(logit_bias={4096: 1.0}), Sampling(stop_token_ids=(-3,))]
+)
+def test_token_ids_in_sampling(engine: Engine, sampling: Sampling) -> None:
+    with pytest.raises(BadInput, match=r"0\.\.4095"):
+        engine.generate([[5]], sampling)
+
+
+def test_one_bad_prompt_stops_the_batch_before_it_runs(engine: Engine) -> None:
+    before = engine.counters()["num_steps"]
+    with pytest.raises(BadInput):
+        engine.generate(["fine", ""], GREEDY)
+    assert engine.counters()["num_steps"] == before
+
+
+async def test_streams_raise_before_the_first_event(engine: Engine) -> None:
+    for prompt in ("", [5] * 500):
+        with pytest.raises(BadInput):
+            await anext(engine.stream(prompt, GREEDY))
+
+
+async def test_an_id_in_use(engine: Engine) -> None:
+    first = engine.stream("a", Sampling(max_tokens=100, ignore_eos=True), ask_id="same")
+    await anext(first)
+    with pytest.raises(BadInput, match="being served"):
+        await anext(engine.stream("b", GREEDY, ask_id="same"))
+    assert len([event async for event in first]) > 10  # the first one does not suffer
+    await asyncio.sleep(0)
+    assert [event async for event in engine.stream("b", GREEDY, ask_id="same")]
+
+
+def test_an_unreasonable_priority(engine: Engine) -> None:
+    with pytest.raises(BadInput, match="priority"):
+        asyncio.run(anext(engine.stream("a", GREEDY, priority=10**9)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"model": "/nowhere"}, BadModel, "no such model directory"),
+        ({"max_model_len": 4096}, BadInput, "2048"),
+        ({"max_num_seqs": 0}, BadInput, "--max-num-seqs"),
+        ({"dtype": "int3"}, BadInput, "dtype"),
+        ({"no_such": 1}, BadInput, "no_such"),
+        ({"device": "tpu9"}, UserError, "device"),
+        ({"attention_backend": "magic"}, BadInput, "attention backend"),
+        ({"batching": "none"}, BadInput, "batching"),
+        ({"prefix_cache_ttl_s": -1.0}, BadInput, "time to live"),
+    ],
+)
+def test_bad_settings(settings: dict, error: type[UserError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Engine.open(**settings)
+
+
+def test_a_kv_budget_too_small_for_one_sequence() -> None:
+    """The budget table, and one change that really mends it."""
+    with pytest.raises(DoesNotFit) as caught:
+        Engine.open("demo", kv_cache_memory_bytes=1 << 20)
+    text = str(caught.value)
+    for words in ("weights", "KV per token", "KV of one sequence", "holds 160 tokens"):
+        assert words in text
+    flag, value = str(caught.value.fix).removeprefix("use --").split()
+    assert text.count("use --") == 1
+    with Engine.open("demo", **{flag.replace("-", "_"): int(value)}) as engine:
+        assert engine.generate([[5] * 2047], GREEDY)[0].usage.completion_tokens == 1
+
+
+def test_cuda_where_there_is_none() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(CannotRun, match="--device cpu"):
+        Engine.open("demo", device="cuda")

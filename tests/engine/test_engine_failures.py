@@ -1,0 +1,142 @@
+"""When the runner or the scheduler fails: who is told, and who goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ridgeline import Engine, Sampling
+from ridgeline.engine.assemble import Parts, assemble
+from ridgeline.engine.core.plan import StepPlan, StepResult
+from ridgeline.engine.resolve import resolve
+from ridgeline.errors import EngineUnavailable
+from ridgeline.records import Event, Failed, Finished
+from ridgeline.settings import Settings
+
+GREEDY = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
+POISON = 77
+RESOLVED = resolve(Settings(kv_cache_memory_bytes=32 << 20, num_threads=1))
+
+
+class Faulty:
+    """The real runner, with a fault before each step."""
+
+    def __init__(self, inner: object, fault: Callable[[StepPlan], None]) -> None:
+        self._inner, self._fault = inner, fault
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._fault(plan)
+        return self._inner.run(plan)
+
+
+def engine_with(fault: Callable[[StepPlan], None]) -> Engine:
+    parts = assemble(RESOLVED)
+    runner = Faulty(parts.runner, fault)
+    return Engine(RESOLVED, Parts(parts.tokenizer, parts.scheduler, runner, parts.weight_bytes))
+
+
+def poisoned(plan: StepPlan) -> None:
+    if any(POISON in run.tokens for run in plan.runs):
+        raise RuntimeError("the device caught fire")
+
+
+async def collect(engine: Engine, prompt: list[int]) -> list[Event]:
+    return [event async for event in engine.stream(prompt, GREEDY)]
+
+
+async def test_only_the_ask_that_fails_fails() -> None:
+    """Three in one step, one of them poisoned; the others answer as without it."""
+    with engine_with(poisoned) as engine:
+        alone = [(await collect(engine, prompt))[1:] for prompt in ([5, 6, 7], [8, 9])]
+        prompts = [[5, 6, 7], [5, POISON, 9], [8, 9]]
+        good, bad, other = await asyncio.gather(*(collect(engine, prompt) for prompt in prompts))
+        assert isinstance(bad[-1], Failed) and "caught fire" in bad[-1].error
+        for found, expected in zip((good, other), alone, strict=True):
+            assert [e.token for e in found[1:-1]] == [e.token for e in expected[:-1]]
+            assert isinstance(found[-1], Finished)
+        assert engine.healthy()
+        assert engine.counters()["request_failed"] == 1
+        assert engine.counters()["kv_cache_usage_perc"] == 0
+
+
+def test_a_batch_call_raises_and_the_rest_is_aborted() -> None:
+    with engine_with(poisoned) as engine:
+        with pytest.raises(EngineUnavailable, match="caught fire"):
+            engine.generate([[5, 6], [POISON]], GREEDY)
+        assert engine.generate([[5, 6]], GREEDY)[0].tokens
+
+
+def always(plan: StepPlan) -> None:
+    if plan.runs:
+        raise MemoryError("no memory left")
+
+
+async def test_an_engine_that_fails_every_step_is_not_healthy() -> None:
+    with engine_with(always) as engine:
+        assert engine.healthy()
+        for _ in range(3):
+            assert isinstance((await collect(engine, [5, 6]))[-1], Failed)
+        assert not engine.healthy()
+
+
+async def test_when_the_scheduler_fails_everybody_is_told() -> None:
+    with engine_with(lambda plan: None) as engine:
+
+        def broken(now_s: float) -> StepPlan:
+            raise AssertionError("invariant violated")
+
+        streams = [asyncio.create_task(collect(engine, [5, 6, i])) for i in range(3, 6)]
+        await asyncio.sleep(0)
+        engine._loop.scheduler.plan = broken
+        for events in await asyncio.wait_for(asyncio.gather(*streams), 10):
+            assert isinstance(events[-1], Failed | Finished)
+        with pytest.raises(EngineUnavailable, match="invariant violated"):
+            for _ in range(100):
+                await collect(engine, [5])
+        assert not engine.healthy()
+
+
+async def test_health_is_progress_not_existence() -> None:
+    gate = threading.Event()
+
+    def hang(plan: StepPlan) -> None:
+        if plan.runs:
+            assert gate.wait(20)
+
+    with engine_with(hang) as engine:
+        await asyncio.sleep(0.05)
+        assert engine.healthy(stall_s=0.02), "idle is healthy, however long"
+        asked = asyncio.create_task(collect(engine, [5, 6]))
+        await asyncio.sleep(0.1)
+        assert not engine.healthy(stall_s=0.02) and engine.healthy(stall_s=20)
+        gate.set()
+        assert isinstance((await asked)[-1], Finished)
+        assert engine.healthy(stall_s=20)
+
+
+def test_asks_that_come_while_closing_are_answered_or_refused() -> None:
+    """Nobody may wait for ever: every ask ends, whichever moment it came in."""
+    for pause_s in (0.0, 0.001, 0.005):
+        engine = engine_with(lambda plan: None)
+        ended: list[object] = []
+
+        def ask(engine: Engine = engine, ended: list[object] = ended) -> None:
+            try:
+                while True:
+                    ended.append(engine.generate([[5, 6]], GREEDY)[0].answers[0].finish_reason)
+            except EngineUnavailable as error:
+                ended.append(error)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(pause_s)
+        engine.close()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        assert sum(isinstance(end, EngineUnavailable) for end in ended) == 4

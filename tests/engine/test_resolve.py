@@ -1,0 +1,120 @@
+"""Settings as used: every value explicit, with its derivation; the KV budget and its refusals."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from ridgeline.engine.kv_budget import GIB, BudgetAsked, kv_budget, size
+from ridgeline.engine.resolve import resolve
+from ridgeline.errors import BadInput, DoesNotFit
+from ridgeline.settings import Settings
+
+ASKED = BudgetAsked(
+    weight_bytes=1 * GIB,
+    kv_bytes_per_token=1 << 16,
+    max_model_len=1000,
+    max_num_seqs=4,
+    block_size=16,
+    memory_bytes=16 * GIB,
+    available_bytes=5 * GIB,
+    device="cpu",
+    asked_bytes=None,
+)
+BLOCK_BYTES = 16 << 16
+
+
+def test_every_setting_has_a_value_and_a_derivation() -> None:
+    resolved = resolve(Settings())
+    values = resolved.values()
+    assert set(values) == set(resolved.derivations)
+    assert not any(
+        value is None
+        for name, value in values.items()
+        if "ttl" not in name and name != "quantization"
+    )
+    assert set(Settings.__struct_fields__) <= set(values)
+
+
+def test_what_is_asked_for_is_used() -> None:
+    asked = {
+        "max_model_len": 100,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 64,
+        "block_size": 32,
+        "kv_cache_memory_bytes": 8 << 20,
+        "num_threads": 2,
+        "attention_backend": "torch",
+        "batching": "static",
+        "seed": 9,
+    }
+    resolved = resolve(Settings(**asked))
+    for name, value in asked.items():
+        assert getattr(resolved, name) == value
+        assert "asked for" in resolved.derivations[name]
+    assert resolved.num_blocks == (8 << 20) // (32 * 6144)
+
+
+def test_quantisation_rewrites_the_spec() -> None:
+    plain, int8 = resolve(Settings()), resolve(Settings(quantization="int8"))
+    assert plain.spec.layers[0].mlp.gate.format.kind == "dense"
+    assert int8.spec.layers[0].mlp.gate.format.kind == "int8"
+    assert int8.spec.lm_head.format.kind == "dense"
+
+
+def test_the_context_may_be_cut_but_not_stretched() -> None:
+    assert resolve(Settings(max_model_len=10)).max_model_len == 10
+    with pytest.raises(BadInput, match=r"4096; limit: 2048; fix: use --max-model-len 2048"):
+        resolve(Settings(max_model_len=4096))
+
+
+@pytest.mark.parametrize(
+    ("changes", "nbytes", "why"),
+    [
+        ({}, 4 * 63 * BLOCK_BYTES, "4 sequences"),
+        ({"max_num_seqs": 1000}, 2 * GIB, "50% of the 4.0 GiB"),
+        ({"max_num_seqs": 1000, "available_bytes": 15 * GIB}, 4 * GIB, "ceiling on cpu"),
+        ({"asked_bytes": 1 * GIB}, 1 * GIB, "asked for"),
+        (
+            {"device": "cuda", "max_num_seqs": 1000, "available_bytes": 13 * GIB},
+            9 * GIB,
+            "90% of the 10.0 GiB",
+        ),
+    ],
+)
+def test_the_default_budget_is_the_least_of_its_bounds(
+    changes: dict, nbytes: int, why: str
+) -> None:
+    budget = kv_budget(replace(ASKED, **changes))
+    assert budget.nbytes == pytest.approx(nbytes) and why in budget.why
+    assert budget.num_blocks == budget.nbytes // BLOCK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({"asked_bytes": BLOCK_BYTES * 62}, f"use --kv-cache-memory-bytes {BLOCK_BYTES * 63}"),
+        ({"asked_bytes": 40 * GIB}, f"use --kv-cache-memory-bytes {2 * GIB}"),
+        ({"available_bytes": 1 * GIB + BLOCK_BYTES * 20}, "use --max-model-len 160"),
+        ({"available_bytes": 1 * GIB}, "free 1.0 GiB of memory, or use a smaller model"),
+    ],
+)
+def test_too_little_is_refused_with_one_change_that_mends_it(changes: dict, fix: str) -> None:
+    asked = replace(ASKED, **changes)
+    with pytest.raises(DoesNotFit) as caught:
+        kv_budget(asked)
+    assert caught.value.fix == fix
+    for words in ("memory available", "weights", "KV per token", "64.0 KiB", "KV cache"):
+        assert words in str(caught.value)
+    if fix.startswith("use --kv"):
+        assert kv_budget(replace(asked, asked_bytes=int(fix.split()[-1]))).num_blocks >= 63
+    elif fix.startswith("use --max"):
+        assert kv_budget(replace(asked, max_model_len=int(fix.split()[-1]))).num_blocks >= 10
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (GIB, "1.0 GiB"), (3e15, "2728.5 TiB")],
+)
+def test_sizes_for_people(nbytes: float, text: str) -> None:
+    assert size(nbytes) == text

@@ -1,0 +1,233 @@
+"""`ridgeline bench`: options, the result under vLLM's keys, the tables, and the command end to
+end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from ridgeline.cli.bench import Outputs, Remote, command, diagnosis
+from ridgeline.cli.bench_table import Physics, render
+from ridgeline.diagnose import Ceilings
+from ridgeline.errors import BadInput, EngineUnavailable
+from ridgeline.measure.bench import (
+    BenchOptions,
+    arrivals_of,
+    check,
+    load_of,
+    run_bench,
+    workload_of,
+)
+from ridgeline.measure.log import read_run
+from ridgeline.measure.steps import Peaks
+from ridgeline.measure.summary import summarise
+from ridgeline.measure.vllm_result import vllm_result
+from tests.measure.sse_server import SseServer
+
+VLLM_KEYS = {
+    "date",
+    "backend",
+    "model_id",
+    "tokenizer_id",
+    "num_prompts",
+    "request_rate",
+    "burstiness",
+    "max_concurrency",
+    "duration",
+    "completed",
+    "failed",
+    "total_input_tokens",
+    "total_output_tokens",
+    "request_throughput",
+    "request_goodput",
+    "output_throughput",
+    "total_token_throughput",
+    "input_lens",
+    "output_lens",
+    "ttfts",
+    "itls",
+    "generated_texts",
+    "errors",
+}
+
+
+def test_flags_become_workload_arrivals_and_load():
+    options = BenchOptions(request_rate=4.0, burstiness=0.5, max_concurrency=8, num_prompts=7)
+    assert arrivals_of(options).label == "gamma:4.0:0.5"
+    assert (load_of(options).max_concurrency, load_of(options).num_requests) == (8, 7)
+    closed = BenchOptions(max_concurrency=8)
+    assert arrivals_of(closed).label == "closed:8"
+    assert load_of(closed).max_concurrency is None  # the process itself is the cap
+    random = BenchOptions(random_input_len=64, random_output_len=16, random_prefix_len=8)
+    assert workload_of(random).name == "synthetic:input=64,output=16,prefix=8"
+    assert workload_of(BenchOptions(random_input_len=64)).name == "synthetic:input=64,output=128"
+    assert workload_of(BenchOptions()).name == "chat-and-code"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"goodput": "ttft"},
+        {"goodput": "ttft:abc"},
+        {"percentile_metrics": "ttft,latency"},
+        {"metric_percentiles": "50,101"},
+        {"metric_percentiles": "p50"},
+        {"workload": "chatty"},
+        {"request_rate": 0.0},
+        {"request_rate": math.nan},
+        {"burstiness": -1.0, "request_rate": 1.0},
+        {"max_concurrency": 0},
+        {"num_prompts": 0},
+        {"num_prompts": None},
+        {"random_input_len": 0},
+        {"timeout_s": -1.0},
+    ],
+)
+def test_every_wrong_option_is_found_before_anything_is_loaded(wrong):
+    with pytest.raises(BadInput):
+        check(BenchOptions(**wrong))
+
+
+@pytest.fixture
+def run(in_virtual_time, scripted):
+    async def main():
+        options = BenchOptions(
+            random_input_len=8, random_output_len=3, num_prompts=6, max_concurrency=2
+        )
+        return await run_bench(scripted(), options)
+
+    return in_virtual_time(main())
+
+
+def test_ignore_eos_is_passed_on(in_virtual_time, scripted):
+    async def main():
+        target = scripted()
+        options = BenchOptions(num_prompts=2, num_warmups=0, ignore_eos=False)
+        return target, await run_bench(target, options)
+
+    target, run = in_virtual_time(main())
+    assert not any(request.ignore_eos for request in target.served)
+    assert run.workload == "chat-and-code (stops early)"
+
+
+def test_vllms_keys_are_there_with_vllms_meaning(run):
+    found = vllm_result(run, summarise(run), percentiles=(50, 99.9))
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        for figure in ("mean", "median", "std", "p50", "p99.9"):
+            assert f"{figure}_{name}_ms" in found
+    assert set(found) >= VLLM_KEYS
+    assert (found["completed"], found["failed"], found["num_prompts"]) == (6, 0, 6)
+    assert (found["request_rate"], found["max_concurrency"]) == ("inf", 2)
+    assert found["mean_ttft_ms"] == pytest.approx(100.0)
+    assert found["mean_tpot_ms"] == pytest.approx(10.0)
+    assert found["mean_e2el_ms"] == pytest.approx(120.0)
+    assert found["total_output_tokens"] == 18
+    assert found["output_throughput"] == pytest.approx(18 / run.duration_s)
+    json.dumps(found, allow_nan=False)
+
+
+def test_vllms_latencies_count_from_the_send(in_virtual_time, scripted):
+    async def main():
+        options = BenchOptions(
+            random_output_len=3,
+            num_prompts=8,
+            request_rate=1000.0,
+            max_concurrency=1,
+            num_warmups=0,
+        )
+        return await run_bench(scripted(), options)
+
+    run = in_virtual_time(main())
+    found = vllm_result(run, summarise(run))
+    assert found["mean_e2el_ms"] == pytest.approx(120.0)
+    assert found["ridgeline"]["p99_e2e_ms"] > 800
+    assert (found["request_rate"], found["max_concurrency"]) == (1000.0, 1)
+
+
+def shown(run, options, physics=None):
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    with console.file:
+        console.print(render(run, summarise(run, options.slo), options, physics))
+    return console.export_text()
+
+
+def test_the_tables_show_figures_bounds_and_what_went_wrong(request_trace, run_trace, step_stat):
+    requests = [
+        request_trace(kind="chat", sent_s=0.1),
+        request_trace(kind="code", token_s=(0.2,)),
+        request_trace(error="HTTP 503: full", token_s=()),
+        request_trace(error="timeout: late", token_s=()),
+    ]
+    steps = [step_stat([(10, 0)]), step_stat([(1, 10)])]
+    run = run_trace(requests, steps=steps, duration_s=1.0, client_cpu_share=0.99)
+    peaks = Peaks(flop_s=1e9, bytes_s=1e9)
+    ceilings = Ceilings(
+        bandwidth_bytes_s=1e9, compute_flop_s={"float32": 1e9}, dtype="float32", source="probe"
+    )
+    physics = Physics(work=lambda shapes, n: (2e6, 5e6), peaks=peaks, ceilings=ceilings)
+    options = BenchOptions(goodput="ttft:250", metric_percentiles="50,99.9")
+    text = shown(run, options, physics)
+    for part in (
+        "p99.9",
+        "5.00",  # the bound of TPOT: 5 MB at 1 GB/s
+        "… from the send",
+        "attainment 50%",
+        "2 ok, 1 failed, 1 timed out",
+        "chat",
+        "decode MFU, MBU",
+        "20.0%, 50.0%",
+        "1 x HTTP 503: full",
+        "invalid: the load client used 99% of a core",
+    ):
+        assert part in text, part
+    assert "-bound" in diagnosis(run, options, physics)
+
+
+def test_nothing_succeeded_is_no_diagnosis(request_trace, run_trace):
+    run = run_trace([request_trace(error="HTTP 500", token_s=())])
+    assert "No request succeeded" in diagnosis(run, BenchOptions(), None)
+    assert "1 x HTTP 500" in shown(run, BenchOptions())
+
+
+@pytest.fixture
+def server():
+    """The scripted server on a thread of its own, as the command has its own event loop."""
+    with SseServer.in_thread() as running:
+        yield running
+
+
+def bench(server, tmp_path, **options):
+    console = Console(width=120, record=True, quiet=False, file=(tmp_path / "out").open("w"))
+    outputs = Outputs(json=tmp_path / "result.json", log=tmp_path / "run.jsonl")
+    asked = BenchOptions(num_prompts=4, max_concurrency=2, num_warmups=1, **options)
+    with console.file:
+        code = command(asked, Remote(url=server.url), outputs, console)
+    return code, console.export_text()
+
+
+def test_the_command_measures_prints_and_writes(server, tmp_path):
+    code, text = bench(server, tmp_path, goodput="ttft:20000", random_output_len=3)
+    assert code == 0
+    assert "4 ok" in text
+    assert "attainment 100%" in text
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["completed"], result["total_output_tokens"]) == (4, 12)
+    assert len(read_run(tmp_path / "run.jsonl").requests) == 4
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "result.json", "run.jsonl"]
+
+
+def test_a_folder_that_is_missing_costs_no_run(server, tmp_path):
+    asked = BenchOptions(num_prompts=1)
+    with pytest.raises(BadInput, match="no such folder"):
+        command(asked, Remote(url=server.url), Outputs(json=tmp_path / "no" / "r.json"))
+    assert server.num_requests == 0
+
+
+def test_a_server_that_refuses_everything_is_said_before_the_run(server, tmp_path):
+    server.refuse = True
+    with pytest.raises(EngineUnavailable, match="HTTP 503: full"):
+        bench(server, tmp_path)
