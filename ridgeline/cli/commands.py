@@ -208,7 +208,7 @@ def optimize(
     workload: Annotated[str, typer.Option(help=WORKLOADS)] = "chat-and-code",
     slo: Annotated[
         str | None,
-        typer.Option(help="'ttft:200 tpot:50 error:1%', in ms (default: one is derived)."),
+        typer.Option(help="The promise, in ms (default: 'ttft:500 tpot:50 error:1%')."),
     ] = None,
     objective: Annotated[
         str, typer.Option(help="What to improve: goodput, latency or cost.", parser=_OBJECTIVE)
@@ -222,6 +222,7 @@ def optimize(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the report and ridgeline.toml.")
     ] = Path("ridgeline-out"),
+    ladder: Annotated[Path | None, typer.Option(help="A ladder.toml of your own rungs.")] = None,
     *,
     engine: EngineFlags,
 ) -> None:
@@ -238,5 +239,6 @@ def optimize(
         dollars_per_hour=price_per_hour,
         output=output,
         seed=engine.seed,
+        ladder=ladder,
     )
     _end(command(engine.settings(model), options))

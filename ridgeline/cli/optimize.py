@@ -1,4 +1,4 @@
-"""`ridgeline optimize`: the climb from the command line, its progress, and what it leaves behind."""
+"""`ridgeline optimize`: the climb from the command line, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 from rich.console import Console
@@ -22,7 +21,6 @@ from ridgeline.optimize.job import Job
 from ridgeline.optimize.objective import Objective
 from ridgeline.optimize.observe import Observer, PlainLines
 from ridgeline.optimize.result import LadderResult
-from ridgeline.optimize.units import parse_seconds
 from ridgeline.optimize.vllm import serve_command
 from ridgeline.optimize.write import check_writable, write_all
 from ridgeline.records import Slo
@@ -31,20 +29,23 @@ from ridgeline.settings import Settings
 INTERRUPTED = 130
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The command's own flags, as written. `price` is dollars per machine-hour."""
+DEFAULT_SLO = "ttft:500 tpot:50 error:1%"
+
+
+class OptimizeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The command's own flags. `dollars_per_hour`: what the machine costs; None: a notional $1."""
 
     workload: str = "chat-and-code"
-    slo: str = "ttft:500 tpot:50 error:1%"
-    objective: str = "goodput"
-    budget: str = "5m"
+    slo: str | None = None
+    objective: Objective = "goodput"
+    budget_s: float = 300.0
     output: Path = Path("ridgeline-out")
-    price: float | None = None
+    dollars_per_hour: float | None = None
     seed: int = 0
     ladder: Path | None = None
 
 
-def command(settings: Settings, options: Options) -> int:
+def command(settings: Settings, options: OptimizeOptions) -> int:
     """Climb, write the four files, print the ladder. 130 where it was interrupted."""
     begun_s = time.perf_counter()
     console = Console()
@@ -58,27 +59,23 @@ def command(settings: Settings, options: Options) -> int:
     return INTERRUPTED if result.ended == "interrupted" else 0
 
 
-def job_of(settings: Settings, options: Options) -> Job:
-    """Everything that was written, checked before anything is loaded."""
-    if options.objective not in get_args(Objective):
-        choices = ", ".join(get_args(Objective))
-        raise BadInput("no such --objective", value=options.objective, limit=choices)
-    if options.price is not None and not options.price > 0:
-        raise BadInput("--price must be positive", value=options.price, limit="> 0 $/hour")
-    notional = options.price is None
-    price = Price() if notional else Price(dollars_per_hour=options.price, notional=False)
+def job_of(settings: Settings, options: OptimizeOptions) -> Job:
+    """Everything that was asked, checked before anything is loaded."""
+    dollars = options.dollars_per_hour
+    if dollars is not None and not dollars > 0:
+        raise BadInput("--price-per-hour must be positive", value=dollars, limit="> 0 $/hour")
     return Job(
         settings=settings,
         workload=options.workload,
-        slo=Slo.parse(options.slo),
-        objective=msgspec.convert(options.objective, Objective),
-        budget_s=parse_seconds(options.budget),
-        price=price,
+        slo=Slo.parse(DEFAULT_SLO if options.slo is None else options.slo),
+        objective=options.objective,
+        budget_s=options.budget_s,
+        price=Price() if dollars is None else Price(dollars_per_hour=dollars, notional=False),
         seed=options.seed,
     )
 
 
-def ladder_of(options: Options) -> ladder.Ladder:
+def ladder_of(options: OptimizeOptions) -> ladder.Ladder:
     """The shipped ladder, or the user's own."""
     if options.ladder is None:
         return ladder.shipped()

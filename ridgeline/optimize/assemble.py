@@ -200,8 +200,8 @@ PROTOCOL = (
     "the same prompts and arrivals in a round and new ones in the next, in runs of {window:.1f} s. "
     "Each side's load follows its own staircase around the largest load that keeps the SLO. The "
     "ratio is the mean over rounds of log(after / before) with Student's 95% interval; looks "
-    "before the last round ask for 99%. Goodput is the offered rate times the share of requests that met "
-    "the SLO, failures included, latencies counted from the scheduled arrival."
+    "before the last round ask for 99%. Goodput is the offered rate times the share of requests "
+    "that met the SLO, failures included, latencies counted from the scheduled arrival."
 )
 
 

@@ -205,7 +205,7 @@ def _cost(result: LadderResult) -> str:
     price = result.price
     quoted = f"at ${price.dollars_per_hour:g} per machine-hour"
     if price.notional:
-        quoted += " (notional: give your own with --price)"
+        quoted += " (notional: give your own with --price-per-hour)"
     rows = "".join(_cost_row(standing) for standing in (result.baseline, result.final))
     head = (
         "<tr><th></th><th class='num'>$ per 1M output tokens</th>"
