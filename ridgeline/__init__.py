@@ -1,7 +1,7 @@
 """Ridgeline: makes LLM inference faster and cheaper, and proves it.
 
-Importing this package is cheap (no torch): `ridgeline.generate` and `ridgeline.Engine` are resolved on
-first use.
+Importing this package is cheap (no torch): `ridgeline.generate` and `ridgeline.Engine` are
+resolved on first use.
 """
 
 from __future__ import annotations

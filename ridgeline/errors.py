@@ -21,7 +21,8 @@ class RidgelineError(Exception):
 class UserError(RidgelineError):
     """A mistake that the caller can mend.
 
-    `what` says what is wrong, `value` what was given, `limit` what would be allowed, `fix` what to do.
+    `what` says what is wrong, `value` what was given, `limit` what would be allowed, `fix` what to
+    do.
     """
 
     def __init__(
@@ -33,7 +34,8 @@ class UserError(RidgelineError):
     def _render(self) -> str:
         parts = [self.what]
         if self.value is not None:
-            parts.append(f"got {self.value!r}" if isinstance(self.value, str) else f"got {self.value}")
+            shown = repr(self.value) if isinstance(self.value, str) else self.value
+            parts.append(f"got {shown}")
         if self.limit is not None:
             parts.append(f"limit: {self.limit}")
         if self.fix:

@@ -1,8 +1,8 @@
-"""What a user may ask of an engine: the flags of `ridgeline serve`, under vLLM's names where it has one.
+"""What a user may ask of an engine: the flags of `ridgeline serve`, under vLLM's names.
 
-`Settings` is stage one of configuration ("asked"): None means "derive it", and the engine's assembler
-resolves each into a plain value with its derivation (`ridgeline explain`). It is also the content of the
-`[engine]` table of a `ridgeline.toml`.
+`Settings` is stage one of configuration ("asked"): None means "derive it", and the engine's
+assembler resolves each into a plain value with its derivation (`ridgeline explain`). It is also the
+content of the `[engine]` table of a `ridgeline.toml`.
 """
 
 from __future__ import annotations
@@ -66,17 +66,23 @@ NAIVE = {
 
 
 def load_settings(path: Path) -> tuple[Settings, dict[str, Any]]:
-    """Read a `ridgeline.toml`: its `[engine]` table as Settings, and its `[server]` table as it stands."""
+    """Read a `ridgeline.toml`: its `[engine]` table as Settings, its `[server]` as it stands."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadInput("cannot read the configuration file", value=str(path), fix=str(error)) from None
+        raise BadInput(
+            "cannot read the configuration file", value=str(path), fix=str(error)
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput("the configuration is not valid TOML", value=str(path), fix=str(error)) from None
+        raise BadInput(
+            "the configuration is not valid TOML", value=str(path), fix=str(error)
+        ) from None
     unknown = sorted(set(document) - {"engine", "server", "provenance"})
     if unknown:
         raise BadInput(
-            "unknown table in the configuration", value=unknown[0], limit="engine, server, provenance"
+            "unknown table in the configuration",
+            value=unknown[0],
+            limit="engine, server, provenance",
         )
     return settings_from(document.get("engine", {}), where=str(path)), document.get("server", {})
 

@@ -117,8 +117,11 @@ def _rates(summary: Summary, found: Bounds) -> Table:
         good = summary.goodput
         share = f"{good.attainment:.0%} [{good.attainment_low:.0%}, {good.attainment_high:.0%}]"
         table.add_row("goodput req/s", f"{good.goodput_req_s:.3g}", f"attainment {share}")
-    counts = (("failed", summary.num_failed), ("timed out", summary.num_timeout))
-    counts += (("cancelled", summary.num_cancelled),)
+    counts = (
+        ("failed", summary.num_failed),
+        ("timed out", summary.num_timeout),
+        ("cancelled", summary.num_cancelled),
+    )
     lost = "".join(f", {count} {name}" for name, count in counts if count)
     table.add_row(
         "requests", f"{summary.num_ok} ok{lost}", f"peak {summary.peak_concurrency} at once"

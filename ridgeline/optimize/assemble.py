@@ -73,8 +73,12 @@ def measured_trial(evidence: Evidence, lab: Lab, job: Job, now_s: float) -> Tria
         verdict=decided,
         reason=reason,
         predicted=predicted,
-        before=pooled(typical(found.before), job.slo) if found and found.before else None,
-        after=pooled(typical(found.after), job.slo) if found and found.after else None,
+        before=pooled(typical(found.before), job.slo, job.objective)
+        if found and found.before
+        else None,
+        after=pooled(typical(found.after), job.slo, job.objective)
+        if found and found.after
+        else None,
         ratio=found.ratio if found else None,
         log_ratios=found.log_ratios if found else (),
         quality=evidence.quality,
@@ -174,7 +178,7 @@ def standing(
 ) -> Standing:
     """Figures, place and diagnosis of one configuration."""
     settings = contender.settings
-    found = pooled(typical(readings), job.slo)
+    found = pooled(typical(readings), job.slo, job.objective)
     facts = facts_for(contender.subject.info, readings, settings, lab, job.slo)
     return Standing(
         label=label,

@@ -112,7 +112,7 @@ def typical(readings: Sequence[Reading]) -> Sequence[Reading]:
     return [reading for reading in readings if reading.holds] or readings
 
 
-def pooled(readings: Sequence[Reading], slo: Slo) -> Measured:
+def pooled(readings: Sequence[Reading], slo: Slo, objective: Objective) -> Measured:
     """Several runs of one configuration as one record: means of rates, percentiles of requests."""
     requests = [request for reading in readings for request in reading.run.requests]
     done = [request for request in requests if request.error is None and request.token_s]
@@ -121,11 +121,16 @@ def pooled(readings: Sequence[Reading], slo: Slo) -> Measured:
     rate = _geometric([reading.rate for reading in readings])
     window_s = seen / rate
     scores = [reading.score for reading in readings]
+    delivered = {
+        "goodput": rate * len(good) / seen,
+        "cost": sum(request.output_tokens for request in good) / window_s,
+        "latency": _geometric(scores),
+    }
     return Measured(
         load=f"{rate:.3g} req/s",
-        score=_geometric(scores),
-        goodput_req_s=rate * len(good) / seen,
-        good_output_tok_s=sum(request.output_tokens for request in good) / window_s,
+        score=delivered[objective],
+        goodput_req_s=delivered["goodput"],
+        good_output_tok_s=delivered["cost"],
         good_input_tok_s=sum(request.prompt_tokens for request in good) / window_s,
         output_tok_s=sum(request.output_tokens for request in done) / window_s,
         attainment_share=len(good) / seen,

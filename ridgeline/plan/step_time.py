@@ -18,7 +18,7 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
-from scipy.optimize import nnls
+from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
 
 LEAST_STEPS = 8  # under which a fit says nothing
 

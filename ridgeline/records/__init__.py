@@ -1,4 +1,4 @@
-"""The records that every part of Ridgeline shares: what was asked, what happened, what was promised."""
+"""The records that every part shares: what was asked, what happened, what was promised."""
 
 from ridgeline.records.ask import Ask, Sampling
 from ridgeline.records.events import (

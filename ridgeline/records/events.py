@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts of one ask; `cached_tokens` is the part of the prompt read from the prefix cache."""
+    """Token counts of one ask; `cached_tokens`: the part of the prompt from the prefix cache."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -18,7 +18,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Raw log-softmax of one position: the chosen token's, its rank (1 = most likely), and the top k."""
+    """Raw log-softmax of one position: the chosen token's, its rank (1: likeliest), the top k."""
 
     token: int
     logprob: float
@@ -37,9 +37,9 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
 class Token(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
     """One output token of choice `index`.
 
-    `text` is what became certain with it: it may be empty (half a UTF-8 character, or text held back
-    because it may be the start of a stop string). `prompt_logprobs` comes with the first token only;
-    its first entry is None (nothing predicts the first token of a prompt).
+    `text` is what became certain with it: it may be empty (half a UTF-8 character, or text held
+    back because it may be the start of a stop string). `prompt_logprobs` comes with the first token
+    only; its first entry is None (nothing predicts the first token of a prompt).
     """
 
     ask_id: str
@@ -60,7 +60,7 @@ class Preempted(msgspec.Struct, frozen=True, kw_only=True, tag="preempted"):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
-    """Choice `index` ended. `text` is text held back until now; `stop_reason` the string or token id."""
+    """Choice `index` ended. `text` was held back until now; `stop_reason`: the string or token."""
 
     ask_id: str
     index: int

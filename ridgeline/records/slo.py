@@ -15,8 +15,8 @@ _FIX = "write e.g. 'ttft:200 tpot:50 error:1%' (milliseconds; error as a share)"
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
     """Limits per request in seconds (None: not promised), and the share of requests that may miss.
 
-    `error_rate` is the largest share of requests that may fail outright. `attainment` is the share of
-    requests that must meet every limit for the SLO to hold.
+    `error_rate` is the largest share of requests that may fail outright. `attainment` is the share
+    of requests that must meet every limit for the SLO to hold.
     """
 
     ttft_s: float | None = None
@@ -27,7 +27,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def parse(text: str) -> Slo:
-        """Read `ttft:MS tpot:MS e2e:MS error:SHARE attainment:SHARE`; every part is optional but one."""
+        """Read `ttft:MS tpot:MS e2e:MS error:SHARE attainment:SHARE`; one latency is needed."""
         found: dict[str, float] = {}
         for part in text.replace(",", " ").split():
             name, value = _parse_part(part)

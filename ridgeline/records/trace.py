@@ -9,11 +9,11 @@ import msgspec
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The life of one request; instants are seconds since the start of the run (None: never happened).
+    """The life of one request; instants are seconds since the run began (None: never happened).
 
-    `scheduled_s` is when the workload wanted it sent, `sent_s` when it was, `started_s` when the engine
-    first ran it (None where the server does not tell). `token_s[i]` is the instant of the i-th
-    output-bearing chunk and `token_counts[i]` how many tokens it carried.
+    `scheduled_s` is when the workload wanted it sent, `sent_s` when it was, `started_s` when the
+    engine first ran it (None where the server does not tell). `token_s[i]` is the instant of the
+    i-th output-bearing chunk and `token_counts[i]` how many tokens it carried.
     """
 
     id: str
@@ -57,7 +57,7 @@ class StepStat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is being served, resolved: the spec's name, every setting, and how each default was derived."""
+    """What is being served: the model, every resolved setting, how each default was derived."""
 
     model: str
     settings: dict[str, object]

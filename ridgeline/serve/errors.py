@@ -41,7 +41,7 @@ class ApiError(Exception):
         super().__init__(message)
 
 
-class ClientGone(Exception):  # noqa: N818 - an event, not a fault
+class ClientGone(Exception):  # an event, not a fault
     """The client hung up; there is nobody left to answer."""
 
 

@@ -100,7 +100,7 @@ def test_prompt_logprobs_are_those_of_the_next_prompt_token(
 
 
 def test_copies_come_first(ours: Loaded) -> None:
-    """Fork a sequence in the middle of a block: the copy must be made before the fork writes to it."""
+    """Fork a sequence inside a block: the copy must be made before the fork writes to it."""
     first = whole((4, 9, 1, 7, 3), tokens=PROMPT[:22], sample=None)
     ours.runner.run(StepPlan(0, (first,)))
     original = Run(0, 22, (PROMPT[22],), (4, 9, 1, 7, 3), AT)

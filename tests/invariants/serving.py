@@ -183,13 +183,13 @@ def _compare(model: Model, ask: Ask, index: int, found: list[int]) -> None:
     pairs = enumerate(zip(expected, found, strict=False))
     place = next((i for i, (a, b) in pairs if a != b), None)
     assert place is not None, f"{ask.id}[{index}]: {len(found)} tokens, not {len(expected)}"
-    distance = _distance(model, ask, index, expected[:place], found[place])
+    distance = distance_of(model, ask, index, expected[:place], found[place])
     told = f"{ask.id}[{index}] at {place}: {found[place]} for {expected[place]}, {distance:.1e} off"
     assert distance < SLACK, told
     print(f"flip that rounding explains: {told}")
 
 
-def _distance(model: Model, ask: Ask, index: int, output: list[int], token: int) -> float:
+def distance_of(model: Model, ask: Ask, index: int, output: list[int], token: int) -> float:
     """How far the true logits are from giving `token`: in logits if greedy, else in probability."""
     at = SampleAt(
         sampling=ask.sampling,

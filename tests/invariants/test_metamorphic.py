@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 
 from ridgeline.records import Ask, Sampling
 from tests.conformance.tiny_models import make_model
-from tests.invariants.serving import CONTEXT, Model, Schedule, alone, check, serve
+from tests.invariants.serving import (
+    CONTEXT,
+    SLACK,
+    Model,
+    Schedule,
+    alone,
+    check,
+    distance_of,
+    serve,
+)
 
 GREEDY = Sampling(temperature=0.0, max_tokens=10, ignore_eos=True)
 SEEDED = Sampling(temperature=0.9, top_p=0.95, seed=7, max_tokens=10, ignore_eos=True)
@@ -123,6 +132,14 @@ def test_forked_choices_are_single_asks(model: Model, sampling: Sampling, num_bl
         assert len({tuple(served.answers["forked", i]) for i in range(4)}) == 1
     else:
         assert len({tuple(served.answers["forked", i]) for i in range(4)}) > 1
+
+
+def test_the_truth_is_what_the_oracle_draws(model: Model) -> None:
+    """Each token of `alone` against full logits without a cache and the slow sampler."""
+    for each in some_asks():
+        answer = alone(model, each)
+        for place, token in enumerate(answer):
+            assert distance_of(model, each, 0, answer[:place], token) < SLACK, (each.id, place)
 
 
 def test_the_truth_itself_depends_on_seed_and_prompt(model: Model) -> None:

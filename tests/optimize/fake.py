@@ -1,7 +1,8 @@
 """A laboratory on a virtual clock: a small queueing model of a server instead of an engine.
 
-Step time = fixed + per sequence + per token; seats, batching, prefix reuse and quantisation follow the
-settings. `Quirks` make a candidate noisy, slow, wrong, or dead, so that every verdict can be provoked.
+Step time = fixed + per sequence + per token; seats, batching, prefix reuse and quantisation follow
+the settings. `Quirks` make a candidate noisy, slow, wrong, or dead, so that every verdict can be
+provoked.
 """
 
 from __future__ import annotations

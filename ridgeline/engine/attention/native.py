@@ -1,15 +1,16 @@
 """Paged attention by Ridgeline's own CPU kernel (native/attention_kernel.inc).
 
-What: one kernel for decode, chunks and prefill. It walks the block table tile by tile (64 keys), keeps an
-online softmax per query row, and lets the query heads of a group share each load of a key. A single long
-sequence is split over the context so that every core helps.
+What: one kernel for decode, chunks and prefill. It walks the block table tile by tile (64 keys),
+keeps an online softmax per query row, and lets the query heads of a group share each load of a key.
+A single long sequence is split over the context so that every core helps.
 
-Paper: FlashAttention (Dao et al. 2022, arXiv 2205.14135) for the online softmax; Flash-Decoding (Dao et
-al. 2023) for the split over the context; PagedAttention (Kwon et al. 2023, arXiv 2309.06180).
+Paper: FlashAttention (Dao et al. 2022, arXiv 2205.14135) for the online softmax; Flash-Decoding
+(Dao et al. 2023) for the split over the context; PagedAttention (Kwon et al. 2023, arXiv
+2309.06180).
 
-Invariant beyond the family's: a row's result is bitwise the same whatever it is batched with, however its
-prompt was chunked, and on any number of threads. The reduction order that guarantees it stands in
-native/attention.h.
+Invariant beyond the family's: a row's result is bitwise the same whatever it is batched with,
+however its prompt was chunked, and on any number of threads. The reduction order that guarantees it
+stands in native/attention.h.
 
 When it loses: it computes in float32 only, and a device other than the CPU has better kernels.
 
@@ -25,7 +26,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ridgeline import _native
+import ridgeline._native as _native
 from ridgeline.engine.attention.base import Site
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.core.plan import Run
@@ -78,13 +79,15 @@ class NativeStep:
         owner, attention, place = self.owner, self.owner.attentions[layer], self.owner.places[layer]
         _check(q_THD, self.plan.num_rows, attention.num_heads, attention.head_dim)
         _check(kv_T2KD, self.plan.num_rows, 2, attention.num_kv_heads, attention.head_dim)
-        _native.write_kv(self.plan, place, kv_T2KD.data_ptr(), *kv_T2KD.stride()[:3])
+        stride_row, stride_kind, stride_head, _ = kv_T2KD.stride()
+        _native.write_kv(self.plan, place, kv_T2KD.data_ptr(), stride_row, stride_kind, stride_head)
         out_THD = torch.empty(q_THD.shape, dtype=torch.float32)
         _native.attend(
             self.plan,
             place,
             q_THD.data_ptr(),
-            *q_THD.stride()[:2],
+            q_THD.stride(0),
+            q_THD.stride(1),
             attention.num_heads,
             out_THD.data_ptr(),
             attention.scale,

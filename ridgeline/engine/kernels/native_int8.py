@@ -18,7 +18,7 @@ import os
 import torch
 from torch import Tensor
 
-from ridgeline import _native
+import ridgeline._native as _native
 
 ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"  # forces a kernel variant: auto, portable, avx2, avx512
 

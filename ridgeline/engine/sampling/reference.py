@@ -45,7 +45,8 @@ def distribution(raw_V: Row, at: SampleAt) -> Row:
         return np.where(np.arange(len(raw_V)) == order[0], 1.0, 0.0)
     probs_V: Row = np.exp((logits_V - largest) / at.sampling.temperature)
     probs_V[~_kept(probs_V, order, at.sampling)] = 0
-    return probs_V / probs_V.sum()
+    shares_V: Row = probs_V / probs_V.sum()
+    return shares_V
 
 
 def _order(logits_V: Row) -> npt.NDArray[np.int64]:

@@ -1,3 +1,5 @@
+"""The block pool: counts, eviction order, sharing."""
+
 from __future__ import annotations
 
 import pytest

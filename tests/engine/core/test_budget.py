@@ -1,3 +1,5 @@
+"""The token budget: what each sequence is offered, chunked and whole."""
+
 from __future__ import annotations
 
 from ridgeline.engine.core.budget import ChunkedBudget, WholeBudget

@@ -1,3 +1,5 @@
+"""The prefix cache: what it finds, forgets and keeps apart."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""The order of waiting: priority, arrival, aging."""
+
 from __future__ import annotations
 
 import random

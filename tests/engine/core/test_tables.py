@@ -1,3 +1,5 @@
+"""Block tables: growing, sharing, copying before writing."""
+
 from __future__ import annotations
 
 from ridgeline.engine.core.blocks import BlockPool

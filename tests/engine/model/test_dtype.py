@@ -32,7 +32,7 @@ def test_resolution(
 
 
 def test_unknown_dtype_is_refused() -> None:
-    with pytest.raises(CannotRun, match="float8.*float32, bfloat16, float16"):
+    with pytest.raises(CannotRun, match=r"float8.*float32, bfloat16, float16"):
         resolve_dtype("float8", "float32", "cpu")
 
 

@@ -1,4 +1,4 @@
-"""Tables of cosines and sines: equal to the definition in `ridgeline.spec.rope`, position by position."""
+"""Tables of cosines and sines: equal to `ridgeline.spec.rope`, position by position."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def test_angles_follow_the_definition(rope: RopeSpec) -> None:
 
 @pytest.mark.parametrize(("context", "factors"), [(32, "short_factor"), (33, "long_factor")])
 def test_longrope_is_chosen_by_the_engines_context(context: int, factors: str) -> None:
-    want = torch.tensor([1.0 / getattr(LONGROPE, factors)[0], 500**-0.5 / getattr(LONGROPE, factors)[1]])
+    first, second = getattr(LONGROPE, factors)[:2]
+    want = torch.tensor([1.0 / first, 500**-0.5 / second])
     torch.testing.assert_close(angles(LONGROPE, 8, context)[3], 3 * want)
 
 

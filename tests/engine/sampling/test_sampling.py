@@ -35,7 +35,9 @@ def spots(draw: st.DrawFn, vocab: int) -> SampleAt:
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3, 0.5])),
         presence_penalty=draw(st.sampled_from([0.0, 0.0, 1.5, -2.0])),
         frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.7, -0.3])),
-        logit_bias=draw(st.dictionaries(token, st.floats(-100, 100, width=32), max_size=3)),
+        logit_bias=draw(
+            st.dictionaries(token, st.integers(-400, 400).map(lambda i: i / 4), max_size=3)
+        ),
         logprobs=draw(st.sampled_from([None, None, 0, 1, 5])),
     )
     history = tuple(draw(st.lists(token, max_size=12)))

@@ -1,0 +1,116 @@
+"""The protocol of comparison on a simulated server: right on average, honest about its error."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from ridgeline.optimize.budget import Budget
+from ridgeline.optimize.duel import Duel, Side, Staircase, duel
+from ridgeline.optimize.ground import Ground
+from ridgeline.optimize.observe import Silent
+from ridgeline.records import Slo
+from ridgeline.settings import Settings
+from tests.optimize.fake import Fake, FakeSubject, Quirks
+
+
+def ground(fake: Fake, seed: int, objective: str = "goodput", total_s: float = 1e9) -> Ground:
+    budget = Budget(total_s, fake.clock)
+    budget.window_s = 2.5
+    return Ground(
+        slo=Slo.parse("ttft:500 tpot:50"),
+        objective=objective,  # type: ignore[arg-type]
+        budget=budget,
+        observer=Silent(),
+        seed=1000 * seed,
+        longest_output=24,
+    )
+
+
+async def fight(
+    seed: int, speed: float, *, noise: float = 0.03, objective: str = "goodput", start: float = 1.0
+) -> Duel:
+    """A against B, which is `speed` times as fast."""
+    fake = Fake()
+    settings = Settings(batching="continuous", max_num_seqs=16)
+    other = Settings(batching="continuous", max_num_seqs=16, seed=1)
+    a = FakeSubject(fake, settings, Quirks(noise=noise))
+    b = FakeSubject(fake, other, Quirks(noise=noise, speed=speed))
+    sides = (
+        Side("a", a, 30.0, fixed=objective == "latency"),
+        Side("b", b, 30.0 * start, fixed=objective == "latency"),
+    )
+    return await duel(ground(fake, seed, objective), *sides, max_rounds=6)
+
+
+@pytest.mark.parametrize(("speed", "start"), [(1.0, 1.0), (1.2, 1.0), (1.5, 1.2)])
+async def test_the_ratio_is_unbiased_and_its_interval_covers_the_truth(
+    speed: float, start: float
+) -> None:
+    duels = [await fight(seed, speed, start=start) for seed in range(24)]
+    ratios = [found.ratio for found in duels if found.ratio is not None]
+    assert len(ratios) == 24
+    assert statistics.fmean(r.mid for r in ratios) == pytest.approx(speed, rel=0.04)
+    covered = sum(r.low <= speed <= r.high for r in ratios)
+    assert covered >= 19
+
+
+async def test_equal_servers_are_hardly_ever_called_unequal() -> None:
+    outcomes = [(await fight(seed, 1.0)).outcome for seed in range(40)]
+    assert sum(outcome in ("gain", "loss") for outcome in outcomes) <= 3
+
+
+async def test_a_clear_gain_is_found_in_few_rounds() -> None:
+    duels = [await fight(seed, 1.5) for seed in range(10)]
+    assert all(found.outcome == "gain" for found in duels)
+    assert statistics.fmean(len(found.log_ratios) for found in duels) < 5
+
+
+async def test_noise_is_called_noise() -> None:
+    outcomes = [(await fight(seed, 1.05, noise=0.3)).outcome for seed in range(8)]
+    assert outcomes.count("unclear") >= 6
+
+
+async def test_latency_is_compared_at_one_load() -> None:
+    found = await fight(1, 1.3, objective="latency")
+    assert {reading.rate for reading in (*found.before, *found.after)} == {30.0}
+    assert found.ratio is not None
+    assert found.ratio.low > 1.1
+
+
+async def test_rounds_alternate_and_share_their_seed() -> None:
+    fake, order = Fake(), []
+
+    class Watched(FakeSubject):
+        async def run(self, load):  # type: ignore[no-untyped-def]
+            order.append((self._settings.seed, load.seed))
+            return await super().run(load)
+
+    sides = [
+        Side(name, Watched(fake, Settings(seed=i), Quirks()), 5.0, settled=True)
+        for i, name in enumerate("ab")
+    ]
+    await duel(ground(fake, 0), sides[0], sides[1], max_rounds=4, closing=True)
+    assert [who for who, _ in order] == [0, 1, 1, 0, 0, 1, 1, 0]
+    seeds = [seed for _, seed in order]
+    assert seeds[::2] == seeds[1::2]
+    assert len(set(seeds)) == 4
+
+
+async def test_a_round_that_does_not_fit_the_budget_is_not_begun() -> None:
+    fake = Fake()
+    place = ground(fake, 0, total_s=60.0)
+    sides = [
+        Side(name, FakeSubject(fake, Settings(), Quirks()), 5.0, settled=True) for name in "ab"
+    ]
+    found = await duel(place, sides[0], sides[1], max_rounds=100)
+    assert len(found.before) == len(found.after) > 3
+    assert fake.clock.now_s < 60
+
+
+def test_a_staircase_falls_twice_as_far_as_it_climbs() -> None:
+    up, down = Staircase(10.0), Staircase(10.0)
+    up.learn(True)
+    down.learn(False)
+    assert (up.rate / 10) ** 2 == pytest.approx(10 / down.rate)

@@ -1,0 +1,92 @@
+"""The rungs as data: what a row becomes, when it is possible, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from ridgeline.errors import BadInput
+from ridgeline.optimize.ladder import Rung, candidates, read, shipped, unmet
+from ridgeline.settings import NAIVE, Settings, settings_from
+
+HEAD = "[weights]\nrisk = 0.1\ncomplexity = 0.05\n"
+ROW = """
+[[rung]]
+id = "x"
+title = "X"
+technique = "t"
+honesty = "exact"
+term = "bytes"
+risk = 1
+complexity = 2
+why = "because"
+hurts_when = "never"
+"""
+
+
+def rung(more: str) -> Rung:
+    return read(HEAD + ROW + more).rungs[0]
+
+
+def naive() -> Settings:
+    return settings_from(dict(NAIVE))
+
+
+def test_the_shipped_ladder_starts_from_the_naive_deployment() -> None:
+    facts = {"shared_prompt_share": 0.5, **{name: getattr(naive(), name) for name in NAIVE}}
+    possible = {r.id for r in shipped().rungs if unmet(r, {**facts, "quantization": None}) is None}
+    assert {"static-batching", "dynamic-batching", "continuous-batching", "int8"} <= possible
+    assert "batch-limit" not in possible
+    assert "chunked-prefill" not in possible
+
+
+def test_a_value_a_multiple_and_back_to_the_default() -> None:
+    row = rung(
+        "changes = { batching = 'continuous', max_model_len = { unset = true } }\n"
+        "variants = [{ max_num_seqs = { times = 2, max = 24 } }, { max_num_seqs = { times = 0.5 } }]\n"
+    )
+    incumbent = Settings(batching="static", max_model_len=512)
+    found = list(candidates(row, incumbent, {"max_num_seqs": 16, "batching": "static"}))
+    assert [c.settings.max_num_seqs for c in found] == [24, 8]
+    assert all(c.settings.batching == "continuous" for c in found)
+    assert all(c.settings.max_model_len is None for c in found)
+    assert found[0].label == "X (max_num_seqs=24)"
+
+
+def test_a_variant_that_changes_nothing_is_no_candidate() -> None:
+    row = rung("changes = { batching = 'continuous' }\n")
+    assert not list(candidates(row, Settings(batching="continuous"), {"batching": "continuous"}))
+
+
+def test_an_unmet_need_is_explained_and_an_unknown_one_forbids_nothing() -> None:
+    row = rung("needs = ['max_num_seqs > 1', 'tokens_per_moon > 3']\n")
+    assert unmet(row, {"max_num_seqs": 1}) == "needs max_num_seqs > 1 (found 1)"
+    assert unmet(row, {"max_num_seqs": 2}) is None
+
+
+def test_risk_and_complexity_must_be_paid_for() -> None:
+    ladder = read(HEAD + ROW)
+    assert ladder.weights.discount(ladder.rungs[0]) == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "colour = 'red'\n",
+        "changes = { max_num_sequences = 3 }\n",
+        "variants = [{ speed = 11 }]\n",
+    ],
+)
+def test_a_key_or_setting_that_does_not_exist_is_named(more: str) -> None:
+    with pytest.raises(BadInput, match="colour|max_num_sequences|speed"):
+        rung(more)
+
+
+def test_two_rows_with_one_id_are_refused() -> None:
+    with pytest.raises(BadInput, match="same id"):
+        read(HEAD + ROW + ROW)
+
+
+def test_every_variant_of_the_shipped_ladder_makes_valid_settings() -> None:
+    resolved = {"max_num_seqs": 16, "max_num_batched_tokens": 256}
+    for row in shipped().rungs:
+        assert list(candidates(row, naive(), resolved)), row.id
