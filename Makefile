@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# OpenMP threads that wait must sleep, not spin: tests and servers share the cores (ridgeline/cli/main.py).
+export GOMP_SPINCOUNT ?= 1000
 # The editable install lists the modules it knows and compiles native/: the stamp's name changes with both.
 SOURCES := $(shell (find ridgeline -name '*.py' | sort; cat pyproject.toml native/*) | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.installed-$(SOURCES)

@@ -8,16 +8,24 @@ subcommand.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 
 from ridgeline.errors import RidgelineError, UserError
 
 MENDABLE, BROKEN, INTERRUPTED = 2, 1, 130
+SPINS = (
+    "1000"  # turns of a waiting OpenMP thread before it sleeps; libgomp's own default is 300,000
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    # A thread that spins at a barrier takes the core from the one it waits for, whenever anything
+    # else runs: the event loop of this very process, or a neighbour. libgomp reads this when torch
+    # is imported, hence here. Measured in docs/tried.md.
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     given = list(sys.argv[1:] if argv is None else argv)
     args, debug = _without_debug(given)
     try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -123,7 +123,7 @@ class Engine:
         priority: int = 0,
         tenant: str = "",
         deadline_s: float | None = None,
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """The events of one ask, to its end. Closing the generator aborts the ask.
 
         `deadline_s`: instant on the engine's clock after which the answer is of no use. Raises

@@ -30,7 +30,7 @@ from ridgeline.engine.stats import AskCounts, StepLog
 from ridgeline.engine.text.events import EventTexts
 from ridgeline.engine.text.tokenizer import Tokenizer
 from ridgeline.engine.validate import id_in_use
-from ridgeline.errors import EngineUnavailable
+from ridgeline.errors import EngineUnavailable, RidgelineError
 from ridgeline.records import Ask, Event, Failed, Finished
 
 _LOG = logging.getLogger(__name__)
@@ -146,10 +146,11 @@ class EngineLoop:
         view, planned_s = self.scheduler.view(), self.clock()
         result = self._compute(plan)
         done_s = self.clock()
-        self._tell(self.scheduler.commit(plan, result, done_s))
+        events = self.scheduler.commit(plan, result, done_s)
         if plan.runs:
             self.steps.note(plan, view, began_s, planned_s, done_s)
             self._due_since_s = done_s if self.scheduler.has_work else None
+        self._tell(events)
 
     def _take_in(self) -> bool:
         """Wait for something to do and carry out what was sent; False once the engine is closed."""
@@ -172,7 +173,10 @@ class EngineLoop:
         self._listeners[ask.id] = _Listener(subscriber, ask.sampling.n)
         self._texts.begin(ask)
         self.counts.asked(ask)
-        self.scheduler.add(ask)
+        try:
+            self.scheduler.add(ask)
+        except RidgelineError as error:  # `submit` has checked it: this should not happen
+            return [Failed(ask_id=ask.id, at_s=self.clock(), error=str(error))]
         return ()
 
     def _stop_at_string(self, ask_id: str, index: int, stop: str) -> list[Event]:

@@ -20,12 +20,13 @@ from ridgeline.engine.attention import choose as choose_attention
 from ridgeline.engine.attention.base import Site
 from ridgeline.engine.kv_budget import BudgetAsked, KvBudget, kv_budget
 from ridgeline.engine.model.dtype import resolve_dtype
+from ridgeline.engine.quant import linear_kind
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import system
 from ridgeline.settings import Batching, Settings
 from ridgeline.spec.cost import kv_bytes_per_token, resident_weight_bytes
 from ridgeline.spec.load import load_spec
-from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.model import LinearSpec, ModelSpec
 from ridgeline.spec.rewrite import apply_quantization, with_dtype
 
 BLOCK_SIZE = 16
@@ -163,7 +164,14 @@ def _spec(
     spec = with_dtype(spec, str(dtype).removeprefix("torch."))
     if settings.quantization is not None:
         spec = apply_quantization(spec, settings.quantization)
+        why["quantization"] = f"asked for: {_kernel(spec.layers[-1].mlp.gate, device)}"
     return spec, dtype
+
+
+def _kernel(linear: LinearSpec, device: torch.device) -> str:
+    """How a linear of this kind will be computed, where its kind has a choice. Raises CannotRun."""
+    describe = getattr(linear_kind(linear.format.kind), "describe", None)
+    return linear.format.kind if describe is None else str(describe(linear, device))
 
 
 def _max_model_len(settings: Settings, spec: ModelSpec, why: dict[str, str]) -> int:

@@ -93,3 +93,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serv"]) == 2
     assert "serve" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        command = [sys.executable, "-m", "ridgeline", "version"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "disk is full" in done.stderr and len(done.stderr.splitlines()) == 1

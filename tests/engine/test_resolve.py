@@ -60,6 +60,7 @@ def test_quantisation_rewrites_the_spec() -> None:
     assert plain.spec.layers[0].mlp.gate.format.kind == "dense"
     assert int8.spec.layers[0].mlp.gate.format.kind == "int8"
     assert int8.spec.lm_head.format.kind == "dense"
+    assert "weights" in int8.derivations["quantization"]  # which kernel, and why
 
 
 def test_the_context_may_be_cut_but_not_stretched() -> None:

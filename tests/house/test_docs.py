@@ -47,6 +47,13 @@ def test_links_lead_somewhere() -> None:
     assert not broken, "\n".join(broken)
 
 
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    names = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]]
+    missing = [name for name in names if f"({name})" not in index]
+    assert set(missing) <= {"README.md"}, missing
+
+
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     shown = {word for words in parsed("make") for word in words}

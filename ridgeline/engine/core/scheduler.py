@@ -232,8 +232,7 @@ class Scheduler:
             pass
 
     def _candidate(self, step: Step) -> Sequence | None:
-        """The next in order for whom there is a seat; a fresh ask needs the policy's leave as
-        well."""
+        """The next in order for whom there is a seat; a fresh ask needs the policy's leave too."""
         roster = self._roster
         if len(roster.running) >= self.limits.max_num_seqs:
             return None

@@ -84,12 +84,23 @@ def test_rows_of_zeros_and_no_rows() -> None:
     assert build(torch.zeros(8, 16))(torch.randn(2, 16)).eq(0).all()
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
+@pytest.mark.parametrize("name", choose.GEMMS)
+def test_a_row_does_not_depend_on_its_neighbours(name: str) -> None:
     """Bit for bit: the scale is the row's own, and whole numbers add up in any order."""
-    linear, x_TI = build(torch.randn(96, 200)), torch.randn(17, 200)
+    q_OI, scale_O = quantise(torch.randn(96, 200), "pair_safe")
+    gemm, x_TI = choose.gemm_kind(name).pack(q_OI, scale_O), torch.randn(17, 200)
     x_TI[3] *= 1000
-    alone = torch.cat([linear(row.unsqueeze(0)) for row in x_TI])
-    assert torch.equal(linear(x_TI), alone)
+    alone = torch.cat([gemm(row.unsqueeze(0)) for row in x_TI])
+    assert torch.equal(gemm(x_TI), alone)
+
+
+@pytest.mark.parametrize("name", choose.GEMMS)
+def test_every_kernel_rounds_alike(name: str) -> None:
+    q_OI, scale_O = quantise(torch.randn(96, 200), "pair_safe")
+    x_TI = torch.randn(17, 200) * torch.logspace(-6, 6, 17).unsqueeze(1)
+    found, expected = choose.gemm_kind(name).pack(q_OI, scale_O)(x_TI), ReferenceGemm(q_OI, scale_O)
+    each = (found - expected(x_TI)).norm(dim=1) / expected(x_TI).norm(dim=1)
+    assert each.max() < 2e-3  # halves may round either way
 
 
 def test_the_contract_of_linears() -> None:

@@ -63,7 +63,7 @@ def steps(draw: st.DrawFn) -> tuple[torch.Tensor, list[SampleAt]]:
     return torch.tensor(logits, dtype=torch.float32), [draw(spots(vocab)) for _ in range(rows)]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(steps())
 def test_batched_chooses_what_the_oracle_chooses(step: tuple[torch.Tensor, list[SampleAt]]) -> None:
     logits_SV, spots_S = step
@@ -90,7 +90,7 @@ def _same_logprobs(found: object, expected: object) -> None:
     assert [v for _, v in found.top] == pytest.approx([v for _, v in expected.top], abs=1e-4)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(steps())
 def test_a_row_chooses_the_same_alone_and_batched(
     step: tuple[torch.Tensor, list[SampleAt]],

@@ -50,6 +50,11 @@ class Int8Linear:
         bias_O = None if bias_O is None else bias_O.to(device)
         return Int8Linear(weight_ON.to(device), bias_O, chosen, compute_dtype)
 
+    @staticmethod
+    def describe(spec: LinearSpec, device: torch.device) -> str:
+        """Which kernel will compute this linear on this machine, and why. Raises CannotRun."""
+        return choose(device, spec.num_out, spec.num_in).reason
+
     def __call__(self, x_TI: Tensor) -> Tensor:
         if not len(x_TI):
             return x_TI.new_empty(0, self.num_out, dtype=self._dtype)
