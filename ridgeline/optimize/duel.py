@@ -12,8 +12,11 @@ unequal configurations look alike, so nothing is decided before both sides have 
 of theirs. Beyond it goodput collapses within a few percent of load, so a run that missed counts as
 at most the step down that it causes. For the objective `latency` both stay at one common load.
 
-The rounds of a staircase are not independent. In simulations of unequal and equal servers Student's
-interval was a quarter too narrow; `WIDEN` makes up for it (tests/optimize/test_duel.py).
+The rounds of a staircase are not independent: in simulations of equal and unequal servers
+Student's interval was a quarter too narrow, which `WIDEN` makes up for. And a staircase locks
+onto whatever its first runs found, so that a machine whose speed wanders from run to run would be
+taken for a difference; how much it wandered is read off the step times (`noise.py`) and added to
+the interval. tests/optimize/test_duel.py holds both to the truth.
 """
 
 from __future__ import annotations
@@ -26,7 +29,16 @@ import msgspec
 from ridgeline.optimize.budget import MIN_ROUNDS
 from ridgeline.optimize.ground import Ground, OutOfTimeError
 from ridgeline.optimize.objective import Reading
-from ridgeline.optimize.stats import INTERIM_LEVEL, LEVEL, Interval, Outcome, judge, ratio_interval
+from ridgeline.optimize.noise import machine_noise
+from ridgeline.optimize.stats import (
+    INTERIM_LEVEL,
+    LEVEL,
+    Interval,
+    Outcome,
+    judge,
+    ratio_interval,
+    widened,
+)
 from ridgeline.optimize.subject import Subject
 
 FIRST_STEP = 0.10  # upwards, of the logarithm of the load
@@ -36,6 +48,7 @@ DOWN = 2.0  # a step down is this many steps up
 APPROACH = 1.2  # first factor of the approach; each next one is larger
 MAX_APPROACH = 6
 WIDEN = 1.3
+KNEE_RUNS = 3.0  # that decide where a staircase settles
 
 
 class Duel(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +92,7 @@ class Side:
         self.name, self.subject, self.settled = name, subject, settled or fixed
         self.stairs = Staircase(rate, 0.0 if fixed else FIRST_STEP)
         self.readings: list[Reading] = []
+        self.approached: list[Reading] = []
         self.fixed = fixed
 
     @property
@@ -96,6 +110,7 @@ class Side:
             doing = f"finding the load of the {self.name}"
             seed = ground.fresh_seed()
             reading = await ground.run(self.subject, rate, seed, doing, closing=closing)
+            self.approached.append(reading)
             rates[reading.holds] = rate
             if len(rates) == 2:
                 break
@@ -149,24 +164,30 @@ def _resolution(a: Side, b: Side) -> float:
     return sum(sizes) / len(sizes)
 
 
+def _interval(a: Side, b: Side, level: float) -> Interval:
+    """The ratio b/a from the rounds, widened by what the machine itself wandered."""
+    rounds = ratio_interval(_logs(a, b), level=level, least_sd=_resolution(a, b), widen=WIDEN)
+    return widened(rounds, math.hypot(_wander(a), _wander(b)))
+
+
+def _wander(side: Side) -> float:
+    """Standard error of a knee that `KNEE_RUNS` runs decide, on a machine that is not steady."""
+    runs = [reading.run for reading in (*side.approached, *side.readings)]
+    return machine_noise(runs) / math.sqrt(KNEE_RUNS)
+
+
 def _decided(a: Side, b: Side) -> bool:
     """A difference at 99 %, or, at 95 %, no gain worth having: giving up early misleads nobody."""
     if not (a.crossed and b.crossed):
         return False
-    logs = _logs(a, b)
-    least_sd = _resolution(a, b)
-    interim = ratio_interval(logs, level=INTERIM_LEVEL, least_sd=least_sd, widen=WIDEN)
-    if judge(interim) in ("gain", "loss"):
+    if judge(_interval(a, b, INTERIM_LEVEL)) in ("gain", "loss"):
         return True
-    final = ratio_interval(logs, level=LEVEL, least_sd=least_sd, widen=WIDEN)
-    return judge(final) == "nothing"
+    return judge(_interval(a, b, LEVEL)) == "nothing"
 
 
 def _conclude(a: Side, b: Side) -> Duel:
     logs = _logs(a, b)
-    ratio = None
-    if len(logs) >= MIN_ROUNDS:
-        ratio = ratio_interval(logs, level=LEVEL, least_sd=_resolution(a, b), widen=WIDEN)
+    ratio = _interval(a, b, LEVEL) if len(logs) >= MIN_ROUNDS else None
     return Duel(
         before=tuple(a.readings),
         after=tuple(b.readings),

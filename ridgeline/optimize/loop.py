@@ -1,11 +1,12 @@
 """The climb: measure, name the bound, rank, try the best, keep it or take it back, again.
 
-    baseline      what a naive deployment does, at its own best load rank          every rung's
-    promise, simulated from the incumbent's measured steps try           open the candidate beside
-    the incumbent, check its tokens, measure both in alternation,
-                  gate its quality if it is lossy
-    keep or not   with the reason, either way close         baseline against final, in
-    alternation: the headline is measured, never multiplied up
+    baseline      what a naive deployment does, at its own best load
+    rank          every rung's promise, simulated from the incumbent's measured steps
+    try           open the candidate beside the incumbent, check its tokens, measure both in
+                  alternation, gate its quality if it is lossy
+    keep or not   with the reason, either way
+    close         baseline against final, in alternation: the headline is measured, never
+                  multiplied up
 
 Nothing here knows a technique, an engine or a clock: rungs are rows, subjects and time come in
 from outside (`ridgeline.optimize.subject.Lab`). A candidate that cannot run, crashes or runs out

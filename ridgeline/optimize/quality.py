@@ -1,12 +1,16 @@
 """Does a lossy rung still say the same? Paired, statistical, with "inconclusive" as an answer.
 
 Both configurations read the same held-out text and their next-token distributions are compared
-position by position: perplexity   exp(mean change of the true token's negative log-probability) KL
-KL(baseline || candidate), mean and 99.9th percentile: the whole distribution, not only the token
-that happened to come next agreement    share of positions with the same most likely token: how
-soon greedy outputs part Tokens of one piece of text are not independent, so the interval is over
-windows, not over tokens. The pairing does the work: perplexity itself varies by tens of percent
-between windows, its *change* hardly.
+position by position:
+
+    perplexity   exp(mean change of the true token's negative log-probability)
+    KL           KL(baseline || candidate), mean and 99.9th percentile: the whole distribution, not
+                 only the token that happened to come next
+    agreement    share of positions with the same most likely token: how soon greedy outputs part
+
+Tokens of one piece of text are not independent, so the interval is over windows, not over tokens.
+The pairing does the work: perplexity itself varies by tens of percent between windows, its *change*
+hardly.
 
 Legend: T positions, V vocabulary.
 """

@@ -77,6 +77,21 @@ def ratio_interval(
     )
 
 
+def widened(ratio: Interval, standard_error: float) -> Interval:
+    """A ratio's interval with an independent error of its logarithm added."""
+    from scipy.special import ndtri
+
+    more = float(ndtri((1 + ratio.level) / 2)) * standard_error
+    down = math.hypot(math.log(ratio.mid / ratio.low), more)
+    up = math.hypot(math.log(ratio.high / ratio.mid), more)
+    return Interval(
+        low=ratio.mid * math.exp(-down),
+        mid=ratio.mid,
+        high=ratio.mid * math.exp(up) if up < 700 else math.inf,
+        level=ratio.level,
+    )
+
+
 def judge(ratio: Interval) -> Outcome:
     """What an interval of new/old (more is better) lets one say."""
     if ratio.low > 1 and ratio.mid > 1 + LEAST_GAIN:

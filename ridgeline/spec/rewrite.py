@@ -61,7 +61,7 @@ def rewrite_linears(spec: ModelSpec, pattern: str, format: Format, why: str) -> 
             value=pattern,
             limit="layers.N.attention.q|k|v|o, layers.N.mlp.gate|up|down, layers.N.router, lm_head",
         )
-    return _recorded(out, f"{pattern} -> {format.kind}{format.bits:g}: {why}")
+    return _recorded(out, f"{pattern} -> {format.kind}: {why}")
 
 
 def apply_quantization(spec: ModelSpec, name: str) -> ModelSpec:

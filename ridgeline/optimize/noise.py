@@ -1,0 +1,54 @@
+"""How steady was the machine? From the step times of several runs of one configuration.
+
+Steps differ because they carry different work; runs of one configuration should not differ beyond
+that. So step time is fitted to what a step carried (a constant, its sequences, its new tokens,
+the tokens it looks back on), and each run is summed up as measured over fitted time. What is left
+from run to run is the machine: a neighbour, a clock, a throttle. A staircase cannot see it (it
+locks onto whatever the first runs found), so the interval of a duel takes it in from here.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from ridgeline.records import RunTrace, StepStat
+
+LEAST_STEPS = 20  # of a run, to say how fast it was
+
+
+def machine_noise(runs: Sequence[RunTrace]) -> float:
+    """Standard deviation, from run to run, of the logarithm of speed at equal work.
+
+    Zero where nothing can be told: fewer than two runs with step records.
+    """
+    told = [[step for step in run.steps if step.shapes and step.run_s > 0] for run in runs]
+    told = [steps for steps in told if len(steps) >= LEAST_STEPS]
+    if len(told) < 2:
+        return 0.0
+    fitted = _fit([step for steps in told for step in steps])
+    slowness = [
+        math.log(sum(step.run_s for step in steps) / max(1e-12, float(_rows(steps) @ fitted)))
+        for steps in map(tuple, told)
+    ]
+    return statistics.stdev(slowness)
+
+
+def _features(step: StepStat) -> tuple[float, float, float, float]:
+    return 1.0, len(step.shapes), step.num_tokens, sum(cached for _, cached in step.shapes)
+
+
+def _rows(steps: Sequence[StepStat]) -> np.ndarray:
+    return np.array([_features(step) for step in steps]).sum(0)
+
+
+def _fit(steps: Sequence[StepStat]) -> np.ndarray:
+    """Least squares on relative errors; the four prices of a step."""
+    times = np.array([step.run_s for step in steps])
+    rows = np.array([_features(step) for step in steps]) / times[:, None]
+    scale = np.abs(rows).max(0)
+    found, *_ = np.linalg.lstsq(rows / scale, np.ones(len(times)), rcond=None)
+    return np.asarray(found / scale)

@@ -1,0 +1,114 @@
+"""The simulator against sums by hand, and the fit of step times against a known truth."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ridgeline.engine.core.admission import Limits
+from ridgeline.engine.core.batching import make_policy
+from ridgeline.engine.core.blocks import BlockPool
+from ridgeline.engine.core.prefix import NoPrefixCache, PrefixCache
+from ridgeline.engine.core.scheduler import Scheduler
+from ridgeline.errors import BadInput
+from ridgeline.plan.simulate import Arrival, simulate
+from ridgeline.plan.step_time import StepSample, fit_step_time
+
+STEP_S = 0.01
+
+
+def scheduler(*, seats: int = 4, batching: str = "continuous", reuse: bool = False) -> Scheduler:
+    pool = BlockPool(200, 16)
+    limits = Limits(
+        max_num_seqs=seats, max_num_batched_tokens=256, max_model_len=512, chunked_prefill=True
+    )
+    cache = PrefixCache(pool, None) if reuse else NoPrefixCache()
+    return Scheduler(limits, make_policy(batching), pool, cache)
+
+
+def every_step(shapes: object, num_sampled: int) -> float:
+    return STEP_S
+
+
+def arrivals(count: int, gap_s: float = 0.0, prompt: int = 40, output: int = 5) -> list[Arrival]:
+    rng = random.Random(3)
+    return [
+        Arrival(
+            at_s=i * gap_s,
+            prompt=tuple(rng.randrange(100) for _ in range(prompt)),
+            num_output=output,
+        )
+        for i in range(count)
+    ]
+
+
+def test_one_request_takes_its_steps() -> None:
+    found = simulate(scheduler(), arrivals(1), every_step, end_s=10)
+    (request,) = found.requests
+    assert request.token_s == pytest.approx([STEP_S * (i + 1) for i in range(5)])
+    assert request.error is None and request.output_tokens == 5 and len(found.steps) == 5
+
+
+def test_one_seat_serves_one_after_the_other_and_four_at_once() -> None:
+    alone = simulate(scheduler(seats=1, batching="static"), arrivals(4), every_step, end_s=10)
+    together = simulate(scheduler(seats=4), arrivals(4), every_step, end_s=10)
+    assert alone.duration_s == pytest.approx(4 * 5 * STEP_S)
+    assert together.duration_s == pytest.approx(5 * STEP_S)
+
+
+def test_idle_time_is_leapt_over() -> None:
+    found = simulate(scheduler(), arrivals(2, gap_s=100.0), every_step, end_s=1000)
+    assert found.requests[1].token_s[0] == pytest.approx(100.0 + STEP_S)
+    assert len(found.steps) == 10
+
+
+def test_the_prefix_cache_is_the_real_one() -> None:
+    asked = arrivals(1, prompt=64) * 2
+    later = Arrival(at_s=1.0, prompt=asked[0].prompt, num_output=5)
+    found = simulate(scheduler(reuse=True), [asked[0], later], every_step, end_s=10)
+    assert [request.cached_tokens for request in found.requests] == [0, 48]
+
+
+def test_what_is_unfinished_at_the_end_has_failed() -> None:
+    found = simulate(scheduler(seats=1), arrivals(3), every_step, end_s=0.06)
+    assert [request.error is None for request in found.requests] == [True, False, False]
+
+
+def test_a_request_that_can_never_be_served_is_refused() -> None:
+    with pytest.raises(BadInput):
+        simulate(scheduler(), arrivals(1, prompt=600), every_step, end_s=1)
+
+
+def samples(noise: float, seed: int = 0) -> list[StepSample]:
+    rng = random.Random(seed)
+    made = []
+    for _ in range(200):
+        bound_s, runs = rng.uniform(1e-4, 1e-2), rng.randrange(1, 32)
+        tokens = runs + rng.choice((0, 0, 128))
+        truth = 1.5 * bound_s + 2e-3 + 1e-4 * runs + 1e-5 * tokens
+        made.append(StepSample(bound_s, runs, tokens, truth * (1 + rng.gauss(0, noise))))
+    return made
+
+
+def test_the_fit_finds_the_terms() -> None:
+    found = fit_step_time(samples(0.0))
+    assert found is not None
+    assert found.alpha == pytest.approx(1.5, rel=1e-3)
+    assert found.step_s == pytest.approx(2e-3, rel=1e-3)
+    assert found.run_s == pytest.approx(1e-4, rel=1e-2)
+    assert found.token_s == pytest.approx(1e-5, rel=1e-2)
+
+
+def test_the_fit_predicts_through_noise_and_outliers() -> None:
+    noisy = samples(0.1)
+    noisy[::50] = [StepSample(s.bound_s, s.num_runs, s.num_tokens, 1.0) for s in noisy[::50]]
+    found = fit_step_time(noisy)
+    assert found is not None
+    for truth in samples(0.0, seed=1):
+        predicted = found.seconds(truth.bound_s, truth.num_runs, truth.num_tokens)
+        assert predicted == pytest.approx(truth.seconds, rel=0.15)
+
+
+def test_too_few_steps_say_nothing() -> None:
+    assert fit_step_time(samples(0.0)[:7]) is None
