@@ -59,8 +59,10 @@ class Budget:
 
     @property
     def run_cost_s(self) -> float:
-        """What the next run is likely to cost: the costliest of the last few."""
-        return max([self.window_s, *self._run_costs_s[-6:]])
+        """What the next run is likely to cost: the mean of the last few. (Overrunning is not at
+        stake: `grace_s` ends every run in time.)"""
+        recent = self._run_costs_s[-6:] or [self.window_s]
+        return max(self.window_s, sum(recent) / len(recent))
 
     @property
     def closing_cost_s(self) -> float:

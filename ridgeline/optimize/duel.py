@@ -28,8 +28,8 @@ import msgspec
 
 from ridgeline.optimize.budget import MIN_ROUNDS
 from ridgeline.optimize.ground import Ground, OutOfTimeError
-from ridgeline.optimize.objective import Reading
 from ridgeline.optimize.noise import machine_noise
+from ridgeline.optimize.objective import Reading
 from ridgeline.optimize.stats import (
     INTERIM_LEVEL,
     LEVEL,

@@ -237,6 +237,7 @@ class Climb:
         trial = measured_trial(evidence, self._lab, self._job, self._budget.spent_s)
         self._trials.append(trial)
         self._observer.tried(trial)
+        self._know_the_baseline(evidence)
         if trial.verdict == "kept" and contender is not None:
             self._promote(contender)
         else:
@@ -279,6 +280,16 @@ class Climb:
             readings=found.after,
             settled=True,
         )
+
+    def _know_the_baseline(self, evidence: Evidence) -> None:
+        """Rounds show the baseline at its knee, many times: better than the search's last probe."""
+        found, baseline = evidence.duel, self._the_baseline
+        if found is None or found.ratio is None:
+            return
+        if self._the_incumbent.settings == baseline.settings:
+            self._baseline = msgspec.structs.replace(
+                baseline, rate=found.before_rate, readings=found.before, settled=True
+            )
 
     def _promote(self, contender: Contender) -> None:
         """The candidate is the incumbent now; the old one is shut."""

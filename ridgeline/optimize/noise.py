@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ridgeline.optimize.quality import Array
 from ridgeline.records import RunTrace, StepStat
 
 LEAST_STEPS = 20  # of a run, to say how fast it was
@@ -41,11 +42,12 @@ def _features(step: StepStat) -> tuple[float, float, float, float]:
     return 1.0, len(step.shapes), step.num_tokens, sum(cached for _, cached in step.shapes)
 
 
-def _rows(steps: Sequence[StepStat]) -> np.ndarray:
-    return np.array([_features(step) for step in steps]).sum(0)
+def _rows(steps: Sequence[StepStat]) -> Array:
+    total: Array = np.array([_features(step) for step in steps]).sum(0)
+    return total
 
 
-def _fit(steps: Sequence[StepStat]) -> np.ndarray:
+def _fit(steps: Sequence[StepStat]) -> Array:
     """Least squares on relative errors; the four prices of a step."""
     times = np.array([step.run_s for step in steps])
     rows = np.array([_features(step) for step in steps]) / times[:, None]

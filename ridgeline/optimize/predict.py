@@ -142,7 +142,8 @@ class Predictor:
             held = max((r.rate for r in readings if r.holds), default=rate / SEARCH_STEP)
             failed = min((r.rate for r in readings if not r.holds), default=rate * SEARCH_STEP)
             readings.append(self._probe(settings, math.sqrt(held * failed)))
-        return max(reading.score for reading in readings)
+        held_scores = [reading.score for reading in readings if reading.holds]
+        return max(held_scores, default=min(reading.score for reading in readings))
 
     def _probe(self, settings: Settings, rate: float) -> Reading:
         load = self._make_load(rate)

@@ -5,16 +5,21 @@
 The scheduler, the block pool, the prefix cache and the batching policies are the very classes that
 serve; only the runner is a model (`step_time`). So batching, chunking, caching, preemption and
 admission cannot drift from what the engine does. Answers have the length that was asked for.
+
+Two kinds of load: open (a request is sent when it is due, whatever the engine is doing) and closed
+(`concurrency` clients, each of which sends its next request when it has the answer to its last).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult
 from ridgeline.engine.core.scheduler import Scheduler
+from ridgeline.errors import BadInput
 from ridgeline.records import Ask, Event, Finished, RequestTrace, Sampling, Started, StepStat, Token
 
 Shapes = Sequence[tuple[int, int]]
@@ -47,6 +52,7 @@ class _Life:
 
     def __init__(self, arrival: Arrival) -> None:
         self.arrival = arrival
+        self.sent_s = arrival.at_s
         self.started_s: float | None = None
         self.cached_tokens = 0
         self.token_s: list[float] = []
@@ -66,8 +72,8 @@ class _Life:
         return RequestTrace(
             id=name,
             kind=self.arrival.kind,
-            scheduled_s=self.arrival.at_s,
-            sent_s=self.arrival.at_s,
+            scheduled_s=self.sent_s,
+            sent_s=self.sent_s,
             started_s=self.started_s,
             token_s=tuple(self.token_s),
             token_counts=(1,) * len(self.token_s),
@@ -82,13 +88,22 @@ class _Life:
 
 
 def simulate(
-    scheduler: Scheduler, arrivals: Sequence[Arrival], seconds: StepSeconds, *, end_s: float
+    scheduler: Scheduler,
+    arrivals: Sequence[Arrival],
+    seconds: StepSeconds,
+    *,
+    end_s: float,
+    concurrency: int | None = None,
 ) -> Simulated:
     """Run `arrivals` (ascending) through a fresh scheduler until all are served or `end_s` comes.
 
-    Raises what `Scheduler.add` raises for a request that could never be served.
+    With a `concurrency` the loop is closed: that many requests are in flight at most, and the next
+    one is sent when one ends, not before its own `at_s`. Raises what `Scheduler.add` raises for a
+    request that could never be served, and BadInput for a concurrency below one.
     """
-    world = _World(scheduler, arrivals, seconds)
+    if concurrency is not None and concurrency < 1:
+        raise BadInput("the concurrency must be positive", value=concurrency, limit=">= 1")
+    world = _World(scheduler, arrivals, seconds, concurrency)
     while world.now_s < end_s and world.advance():
         pass
     return world.result()
@@ -98,18 +113,23 @@ class _World:
     """The virtual clock and everything that moves on it."""
 
     def __init__(
-        self, scheduler: Scheduler, arrivals: Sequence[Arrival], seconds: StepSeconds
+        self,
+        scheduler: Scheduler,
+        arrivals: Sequence[Arrival],
+        seconds: StepSeconds,
+        concurrency: int | None,
     ) -> None:
         self.scheduler, self.seconds, self.now_s = scheduler, seconds, 0.0
+        self.closed, self.num_free = concurrency is not None, concurrency or math.inf
         self.lives = {str(i): _Life(arrival) for i, arrival in enumerate(arrivals)}
         self.due = list(reversed(self.lives.items()))
         self.steps: list[StepStat] = []
 
     def advance(self) -> bool:
         """One step, or a leap to the next instant at which there is one; False at the end."""
-        while self.due and self.due[-1][1].arrival.at_s <= self.now_s:
+        while self._next_due_s <= self.now_s:
             self._add(*self.due.pop())
-        wakes = [self.due[-1][1].arrival.at_s] if self.due else []
+        wakes = [self._next_due_s] if self._next_due_s < math.inf else []
         wake_s = self.scheduler.next_wake_s(self.now_s)
         if wake_s is not None:
             wakes.append(wake_s)
@@ -121,15 +141,23 @@ class _World:
             self._step()
         return True
 
+    @property
+    def _next_due_s(self) -> float:
+        """When the next request may be sent; never, while every client awaits an answer."""
+        return self.due[-1][1].arrival.at_s if self.due and self.num_free else math.inf
+
     def _add(self, name: str, life: _Life) -> None:
         arrival = life.arrival
+        self.num_free -= 1
+        if self.closed:
+            life.sent_s = self.now_s
         sampling = Sampling(temperature=0.0, max_tokens=arrival.num_output, ignore_eos=True)
         self.scheduler.add(
             Ask(
                 id=name,
                 prompt=arrival.prompt,
                 sampling=sampling,
-                arrival_s=arrival.at_s,
+                arrival_s=life.sent_s,
                 tenant=arrival.tenant,
             )
         )
@@ -144,6 +172,7 @@ class _World:
         self.now_s += took_s
         for event in self.scheduler.commit(plan, _filled(plan), self.now_s):
             self.lives[event.ask_id].note(event)
+            self.num_free += isinstance(event, Finished)
         if shapes:
             self.steps.append(
                 StepStat(
@@ -158,7 +187,12 @@ class _World:
             )
 
     def result(self) -> Simulated:
-        seen = [(n, life) for n, life in self.lives.items() if life.arrival.at_s <= self.now_s]
+        waiting = {name for name, _ in self.due} if self.closed else set()
+        seen = [
+            (name, life)
+            for name, life in self.lives.items()
+            if life.arrival.at_s <= self.now_s and name not in waiting
+        ]
         traces = tuple(life.trace(name, self.now_s) for name, life in seen)
         return Simulated(requests=traces, steps=tuple(self.steps), duration_s=self.now_s)
 

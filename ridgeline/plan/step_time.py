@@ -79,8 +79,14 @@ def fit_step_time(samples: Sequence[StepSample]) -> StepTime | None:
     taken_s = np.array([s.seconds for s in samples])
     per_work = taken_s / (typical @ np.array([1.0, 1e-4, 1e-5, 1e-6]))
     kept = per_work <= np.quantile(per_work, 0.95)
-    rows, seconds = typical[kept] / taken_s[kept, None], np.ones(int(kept.sum()))
+    chosen = typical[kept]
+    # With the same number of runs in every step (a server of one request at a time) the cost of a
+    # run cannot be told from that of a step; a guess would forbid batching before it was tried.
+    told_apart = np.array([True, True, bool(np.ptp(chosen[:, 2]) > 0), True])
+    rows, seconds = (chosen / taken_s[kept, None])[:, told_apart], np.ones(int(kept.sum()))
     scale = np.abs(rows).max(axis=0)
     found, _ = nnls(rows / scale, seconds)
-    alpha, step_s, run_s, token_s = (found / scale).tolist()
+    terms = np.zeros(4)
+    terms[told_apart] = found / scale
+    alpha, step_s, run_s, token_s = terms.tolist()
     return StepTime(alpha=alpha, step_s=step_s, run_s=run_s, token_s=token_s)

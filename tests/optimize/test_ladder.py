@@ -42,7 +42,8 @@ def test_the_shipped_ladder_starts_from_the_naive_deployment() -> None:
 def test_a_value_a_multiple_and_back_to_the_default() -> None:
     row = rung(
         "changes = { batching = 'continuous', max_model_len = { unset = true } }\n"
-        "variants = [{ max_num_seqs = { times = 2, max = 24 } }, { max_num_seqs = { times = 0.5 } }]\n"
+        "variants = [{ max_num_seqs = { times = 2, max = 24 } },"
+        " { max_num_seqs = { times = 0.5 } }]\n"
     )
     incumbent = Settings(batching="static", max_model_len=512)
     found = list(candidates(row, incumbent, {"max_num_seqs": 16, "batching": "static"}))
@@ -77,7 +78,7 @@ def test_risk_and_complexity_must_be_paid_for() -> None:
     ],
 )
 def test_a_key_or_setting_that_does_not_exist_is_named(more: str) -> None:
-    with pytest.raises(BadInput, match="colour|max_num_sequences|speed"):
+    with pytest.raises(BadInput, match=r"colour|max_num_sequences|speed"):
         rung(more)
 
 

@@ -1,4 +1,4 @@
-"""The quality gate: its sums by hand, its verdicts on models that are the same, close, and broken."""
+"""The quality gate: its sums by hand, its verdicts on equal, close and broken models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VOCAB = 50
 
 
 def model(noise: float, sharpness: float = 4.0) -> Callable[[tuple[int, ...]], np.ndarray]:
-    """Log-probabilities of a made-up language in which token + 1 follows; `noise` disturbs logits."""
+    """Log-probabilities of a language in which token + 1 follows; `noise` disturbs the logits."""
 
     def logprobs_of(tokens: tuple[int, ...]) -> np.ndarray:
         logits = np.random.default_rng(tokens[0]).normal(size=(len(tokens), VOCAB))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from ridgeline.engine.core.admission import Limits
@@ -57,6 +58,22 @@ def test_one_seat_serves_one_after_the_other_and_four_at_once() -> None:
     assert together.duration_s == pytest.approx(5 * STEP_S)
 
 
+def test_in_a_closed_loop_the_next_is_sent_when_one_has_its_answer() -> None:
+    found = simulate(scheduler(), arrivals(6), every_step, end_s=10, concurrency=2)
+    assert [r.sent_s for r in found.requests] == pytest.approx(
+        [5 * STEP_S * (i // 2) for i in range(6)]
+    )
+    assert all(r.scheduled_s == r.sent_s and r.error is None for r in found.requests)
+    assert max(step.num_running + step.num_waiting for step in found.steps) == 2
+
+
+def test_in_a_closed_loop_who_was_never_sent_is_not_told() -> None:
+    found = simulate(scheduler(), arrivals(6), every_step, end_s=0.06, concurrency=2)
+    assert [r.error is None for r in found.requests] == [True, True, False, False]
+    with pytest.raises(BadInput, match="concurrency"):
+        simulate(scheduler(), arrivals(6), every_step, end_s=1, concurrency=0)
+
+
 def test_idle_time_is_leapt_over() -> None:
     found = simulate(scheduler(), arrivals(2, gap_s=100.0), every_step, end_s=1000)
     assert found.requests[1].token_s[0] == pytest.approx(100.0 + STEP_S)
@@ -108,6 +125,12 @@ def test_the_fit_predicts_through_noise_and_outliers() -> None:
     for truth in samples(0.0, seed=1):
         predicted = found.seconds(truth.bound_s, truth.num_runs, truth.num_tokens)
         assert predicted == pytest.approx(truth.seconds, rel=0.15)
+
+
+def test_one_request_at_a_time_says_nothing_about_the_cost_of_a_run() -> None:
+    found = fit_step_time([msgspec.structs.replace(s, num_runs=1) for s in samples(0.0)])
+    assert found is not None
+    assert found.run_s == 0.0 and found.step_s > 0
 
 
 def test_too_few_steps_say_nothing() -> None:

@@ -68,6 +68,10 @@ class BlockPool:
     def is_published(self, block: int) -> bool:
         return bool(self._published[block])
 
+    def is_private(self, block: int) -> bool:
+        """One owner, and nobody can hit it: it may be written."""
+        return self._refs[block] == 1 and not self._published[block]
+
     def blocks_for(self, num_tokens: int) -> int:
         """How many blocks `num_tokens` positions take."""
         return -(-num_tokens // self.block_size)

@@ -149,6 +149,7 @@ class Roster:
             key=order_key(choices.ask, self._aging_s, choices.serial, index),
             tokens=tokens,
             num_prompt=len(choices.ask.prompt),
+            num_prompt_logprobs=None if index else choices.ask.sampling.prompt_logprobs,
         )
         self._num_sequences += 1
         choices.live[index] = seq

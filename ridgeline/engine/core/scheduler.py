@@ -325,7 +325,8 @@ class Scheduler:
         self.cache.publish(seq, self._now_s)
         if not sampled.tokens:
             return []
-        self._fork_unforked(seq)
+        if seq.choices.unforked:
+            self._fork_unforked(seq)
         return self._extend(seq, sampled)
 
     def _extend(self, seq: Sequence, sampled: Sampled) -> list[Event]:
@@ -352,9 +353,9 @@ class Scheduler:
 
     def _fork_unforked(self, leader: Sequence) -> None:
         """The prompt is computed: the other choices begin from it."""
-        for index in leader.choices.unforked:
+        unforked, leader.choices.unforked = leader.choices.unforked, []
+        for index in unforked:
             self._fork(leader, index, leader.num_prompt)
-        leader.choices.unforked.clear()
 
     def _fork(self, source: Sequence, index: int, num_known: int) -> None:
         """A choice that shares the blocks of `source`; without a free seat it waits for one."""

@@ -21,12 +21,12 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Known tokens (prompt and output), and how many of them are computed, that is, in the KV
-    cache.
+    """Known tokens (prompt and output); the first `computed` of them are in the KV cache.
 
     `key` orders sequences: lower goes first (see `queue.py`). `blocks` is the block table: position
     p lives in blocks[p // block_size]. `digests` is the hash chain over full blocks as far as it
     has been needed, and the first `num_published` blocks have been offered to the prefix cache.
+    `num_prompt_logprobs`: how many alternatives per prompt position are still wanted (None: none).
     """
 
     id: int
@@ -41,6 +41,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     num_published: int = 0
+    num_prompt_logprobs: int | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
@@ -64,20 +65,13 @@ class Sequence:
     def sampling(self) -> Sampling:
         return self.choices.ask.sampling
 
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        """How many alternatives per prompt position are still wanted from this sequence (None:
-        none)."""
-        if self.index or self.num_output:
-            return None
-        return self.sampling.prompt_logprobs
-
     def take_prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
         """Those of the whole prompt, for the first token; nothing predicts the prompt's first
         token."""
         if self.num_prompt_logprobs is None:
             return None
         taken, self.prompt_logprobs = (None, *self.prompt_logprobs), []
+        self.num_prompt_logprobs = None
         return taken
 
     def forget_computed(self) -> None:

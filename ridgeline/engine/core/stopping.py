@@ -31,13 +31,13 @@ class StopRule:
 
     def stop(self, seq: Sequence) -> Stop | None:
         """(finish reason, stop reason) if the sequence ends with its last token, else None."""
-        sampling, token = seq.sampling, seq.tokens[-1]
-        if seq.num_output > sampling.min_tokens:
+        sampling, token, num_output = seq.sampling, seq.tokens[-1], seq.num_output
+        if num_output > sampling.min_tokens:
             if token in self._eos and not sampling.ignore_eos:
                 return "stop", None
             if token in sampling.stop_token_ids:
                 return "stop", token
-        if seq.num_output == sampling.max_tokens or seq.known >= self._max_model_len:
+        if num_output == sampling.max_tokens or seq.known >= self._max_model_len:
             return "length", None
         return None
 

@@ -49,6 +49,8 @@ class BlockTables:
     def reserve(self, seq: Sequence, num_tokens: int) -> bool:
         """Make the next `num_tokens` positions writable: all of them, or nothing is changed."""
         pool, blocks = self._pool, seq.blocks
+        if num_tokens == 1 and self._has_place(seq):  # nearly always
+            return True
         num_blocks = pool.blocks_for(seq.computed + num_tokens)
         num_more = num_blocks - len(blocks)
         shared = self._shared(seq, num_blocks)
@@ -59,6 +61,11 @@ class BlockTables:
         for _ in range(num_more):
             blocks.append(pool.alloc())
         return True
+
+    def _has_place(self, seq: Sequence) -> bool:
+        """Is the next position in a block that only `seq` can see?"""
+        place = seq.computed // self._pool.block_size
+        return place < len(seq.blocks) and self._pool.is_private(seq.blocks[place])
 
     def release(self, seq: Sequence, now_s: float) -> None:
         """Give every block back."""

@@ -1,0 +1,226 @@
+"""The whole climb on a virtual clock: every verdict, the budget, interruption, and a new rung."""
+
+from __future__ import annotations
+
+import pytest
+
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.optimize import ladder
+from ridgeline.optimize.cost import Price
+from ridgeline.optimize.job import Job
+from ridgeline.optimize.loop import InterruptedEarlyError, optimize
+from ridgeline.optimize.observe import PlainLines
+from ridgeline.optimize.result import LadderResult, Trial
+from ridgeline.records import Slo
+from ridgeline.settings import Settings, settings_from
+from tests.optimize.fake import Fake, Physics, Quirks
+
+INT8 = ("quantization", "int8")
+
+
+def job(budget_s: float = 270.0, objective: str = "goodput") -> Job:
+    return Job(
+        settings=Settings(model="demo"),
+        workload="chat-and-code",
+        slo=Slo.parse("ttft:500 tpot:50"),
+        objective=objective,  # type: ignore[arg-type]
+        budget_s=budget_s,
+        price=Price(dollars_per_hour=2.0, notional=False),
+    )
+
+
+async def climb(
+    fake: Fake, *, rungs: ladder.Ladder | None = None, budget_s: float = 270.0, **more: str
+) -> LadderResult:
+    found = await optimize(
+        job(budget_s, **more), fake.lab(), rungs or ladder.shipped(), clock=fake.clock
+    )
+    assert fake.num_open == 0, "an engine was left open"
+    assert fake.most_open <= 2
+    return found
+
+
+def only(*ids: str) -> ladder.Ladder:
+    shipped = ladder.shipped()
+    return ladder.Ladder(tuple(r for r in shipped.rungs if r.id in ids), shipped.weights)
+
+
+def trial_of(result: LadderResult, rung: str) -> Trial:
+    return next(trial for trial in result.trials if trial.rung == rung)
+
+
+async def test_the_climb_finds_what_helps_and_ends_within_its_budget() -> None:
+    fake = Fake()
+    result = await climb(fake)
+    assert fake.clock.now_s <= 270
+    assert result.provenance.spent_s <= 270
+    assert {"continuous-batching", "prefix-caching"} <= {trial.rung for trial in result.kept}
+    assert result.total is not None
+    assert result.total.low > 4
+    assert result.slo_holds
+    final = settings_from(result.final.settings)
+    assert final.batching == "continuous"
+    assert final.enable_prefix_caching
+    assert result.final.cost.output_dollars_per_mtok is not None
+    assert result.baseline.cost.output_dollars_per_mtok is not None
+    assert result.final.cost.output_dollars_per_mtok < result.baseline.cost.output_dollars_per_mtok
+
+
+async def test_a_rung_that_gains_nothing_is_reported_as_such() -> None:
+    fake = Fake(quirks={INT8: Quirks(speed=0.8)})
+    result = await climb(fake, rungs=only("continuous-batching", "int8"))
+    trial = trial_of(result, "int8")
+    assert trial.verdict in ("worse", "no gain")
+    assert "%" in trial.reason
+    assert trial.quality is not None, "a lossy rung carries its quality, kept or not"
+    assert settings_from(result.final.settings).quantization is None
+
+
+async def test_a_fast_rung_that_breaks_quality_is_taken_back() -> None:
+    fake = Fake(Physics(int8_speed=1.6), quirks={INT8: Quirks(logit_noise=2.0)})
+    result = await climb(fake, rungs=only("continuous-batching", "int8"))
+    trial = trial_of(result, "int8")
+    assert trial.verdict == "quality failed"
+    assert trial.ratio is not None
+    assert trial.ratio.low > 1
+    assert "limit" in trial.reason
+    assert settings_from(result.final.settings).quantization is None
+
+
+async def test_a_fast_rung_of_good_quality_is_kept() -> None:
+    result = await climb(Fake(Physics(int8_speed=1.6)), rungs=only("continuous-batching", "int8"))
+    assert trial_of(result, "int8").verdict == "kept"
+    assert settings_from(result.final.settings).quantization == "int8"
+
+
+async def test_noise_without_a_gain_is_inconclusive() -> None:
+    fake = Fake(quirks={INT8: Quirks(noise=0.25), ("batching", "continuous"): Quirks(noise=0.25)})
+    result = await climb(fake, rungs=only("continuous-batching", "int8"))
+    trial = trial_of(result, "int8")
+    assert trial.verdict == "inconclusive"
+    assert settings_from(result.final.settings).quantization is None
+
+
+async def test_an_exact_rung_with_other_tokens_is_refused_before_it_is_measured() -> None:
+    fake = Fake(quirks={("batching", "continuous"): Quirks(wrong_tokens=True)})
+    result = await climb(fake, rungs=only("continuous-batching"))
+    assert {trial.verdict for trial in result.trials} == {"not exact"}
+    assert all(trial.ratio is None for trial in result.trials)
+    assert result.total is None
+
+
+@pytest.mark.parametrize(
+    ("quirks", "verdict", "reason"),
+    [
+        (Quirks(open_error=CannotRun("no INT8 here", fix="buy one")), "cannot run", "no INT8"),
+        (Quirks(open_error=MemoryError()), "crashed", "MemoryError"),
+        (Quirks(run_error=RuntimeError("out of memory")), "crashed", "out of memory"),
+    ],
+)
+async def test_a_crash_is_an_outcome(quirks: Quirks, verdict: str, reason: str) -> None:
+    fake = Fake(Physics(int8_speed=1.6), quirks={INT8: quirks})
+    result = await climb(fake, rungs=only("continuous-batching", "int8"))
+    trial = trial_of(result, "int8")
+    assert trial.verdict == verdict
+    assert reason in trial.reason
+    assert result.total is not None
+
+
+async def test_what_does_not_fit_the_budget_is_left_out_with_the_arithmetic() -> None:
+    fake = Fake()
+    result = await climb(fake, budget_s=110.0)
+    assert fake.clock.now_s <= 110
+    assert result.ended == "budget spent"
+    assert any("the budget ended" in left.reason for left in result.not_tried)
+    assert result.total is not None
+
+
+async def test_a_hopeless_budget_is_refused_with_the_one_that_would_do() -> None:
+    with pytest.raises(BadInput, match=r"budget is too small.*--budget \d+"):
+        await climb(Fake(), budget_s=15.0)
+
+
+async def test_an_interruption_leaves_a_valid_result() -> None:
+    whole = await climb(Fake())
+    fake = Fake(interrupt_at_s=60.0)
+    result = await climb(fake)
+    assert result.ended == "interrupted"
+    assert result.total is None
+    assert 0 < len(result.trials) < len(whole.trials)
+    assert result.final.measured.num_requests > 0
+
+
+async def test_an_interruption_before_the_baseline_has_nothing_to_report() -> None:
+    with pytest.raises(InterruptedEarlyError):
+        await climb(Fake(interrupt_at_s=3.0))
+
+
+async def test_adding_a_row_is_all_that_a_new_rung_needs(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """A rung that no code has heard of: it is ranked, tried and kept."""
+    row = """
+        [weights]
+        risk = 0.02
+        complexity = 0.01
+        [[rung]]
+        id = "eight-seats-at-once"
+        title = "Eight seats at once"
+        technique = "continuous-batching"
+        changes = { batching = "continuous", max_num_seqs = 8 }
+        needs = ["batching == 'static'"]
+        honesty = "exact"
+        term = "weight bytes per token"
+        risk = 0
+        complexity = 0
+        why = "a test wants it"
+        hurts_when = "never in this test"
+    """
+    file = tmp_path / "ladder.toml"
+    file.write_text(row)
+    result = await climb(Fake(), rungs=ladder.read(file.read_text()))
+    assert [trial.rung for trial in result.kept] == ["eight-seats-at-once"]
+    assert result.kept[0].predicted.gain > 1.5
+
+
+async def test_a_rung_that_the_simulator_sees_no_gain_in_is_not_tried_and_says_why() -> None:
+    fake = Fake(believed=Physics(int8_speed=0.4))
+    result = await climb(fake, rungs=only("continuous-batching", "int8"))
+    assert all(trial.rung != "int8" for trial in result.trials)
+    left = next(left for left in result.not_tried if left.rung == "int8")
+    assert "predicted" in left.reason
+    assert left.predicted is not None
+    assert left.predicted.gain < 0.7
+
+
+async def test_the_loss_of_a_rung_is_remembered_for_its_next_variant() -> None:
+    fake = Fake(quirks={("max_num_seqs", n): Quirks(speed=0.5) for n in (64, 128)})
+    result = await climb(fake, rungs=only("continuous-batching", "batch-limit"))
+    assert [trial.rung for trial in result.trials].count("batch-limit") <= 2
+
+
+@pytest.mark.parametrize("objective", ["latency", "cost"])
+async def test_other_objectives_climb_too(objective: str) -> None:
+    result = await climb(Fake(), objective=objective)
+    assert result.kept
+    assert result.total is not None
+    assert result.total.low > 1
+
+
+async def test_when_nothing_helps_the_baseline_stays() -> None:
+    fake = Fake(quirks={("batching", "continuous"): Quirks(speed=0.1)})
+    result = await climb(fake, rungs=only("continuous-batching"))
+    assert not result.kept
+    assert result.final.settings == result.baseline.settings
+    assert result.total is None
+
+
+async def test_plain_lines_tell_stages_and_verdicts() -> None:
+    fake, lines = Fake(), []
+    await optimize(
+        job(120.0),
+        fake.lab(),
+        only("continuous-batching"),
+        clock=fake.clock,
+        observer=PlainLines(lines.append),
+    )
+    assert any("Baseline" in line for line in lines)
+    assert any(line.strip().startswith("kept:") for line in lines)
