@@ -27,7 +27,7 @@ from ridgeline.engine.text import Tokenizer, load_tokenizer
 from ridgeline.errors import BadInput
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.arrivals import Due
-from ridgeline.measure.client import LoadOptions, run_load
+from ridgeline.measure.client import LoadOptions, OnFinish, run_load
 from ridgeline.measure.inprocess import InProcessTarget
 from ridgeline.measure.workload import Chat, LoadRequest, Workload, plain_chat
 from ridgeline.optimize import quality
@@ -286,9 +286,11 @@ class EngineSubject:
     def info(self) -> EngineInfo:
         return self._engine.info
 
-    async def run(self, load: Load) -> RunTrace:
+    async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         options = LoadOptions(num_requests=len(dues_s(load)), grace_s=load.grace_s, seed=load.seed)
-        return await run_load(self._target, self._workload, Scheduled(load), options)
+        return await run_load(
+            self._target, self._workload, Scheduled(load), options, on_finish=on_finish
+        )
 
     async def greedy(
         self, prompts: Sequence[Sequence[int]], max_tokens: int

@@ -165,7 +165,7 @@ def facts_for(
     """What rungs and rules may ask for: machine, model, workload, this run, these settings."""
     facts = dict(lab.facts)
     if readings:
-        run = readings[-1].run
+        run = typical(readings)[-1].run
         facts.update(facts_of(run, slo, shares_of(run, settings, lab)))
     facts.update(msgspec.structs.asdict(settings))
     plain = (bool, int, float, str)

@@ -100,6 +100,12 @@ class Side:
         """Has been both below and above its knee since the rounds began."""
         return self.fixed or len({reading.holds for reading in self.readings}) == 2
 
+    @property
+    def bracketed(self) -> bool:
+        """Has been both below and above its knee at all."""
+        seen = {reading.holds for reading in (*self.approached, *self.readings)}
+        return self.settled or len(seen) == 2
+
     async def approach(self, ground: Ground, *, closing: bool) -> None:
         """From wherever it starts to about its knee: up while runs hold, down while they do not."""
         if self.settled:
@@ -178,11 +184,9 @@ def _wander(side: Side) -> float:
 
 def _decided(a: Side, b: Side) -> bool:
     """A difference at 99 %, or, at 95 %, no gain worth having: giving up early misleads nobody."""
-    if not (a.crossed and b.crossed):
-        return False
-    if judge(_interval(a, b, INTERIM_LEVEL)) in ("gain", "loss"):
+    if a.bracketed and b.bracketed and judge(_interval(a, b, INTERIM_LEVEL)) in ("gain", "loss"):
         return True
-    return judge(_interval(a, b, LEVEL)) == "nothing"
+    return a.crossed and b.crossed and judge(_interval(a, b, LEVEL)) == "nothing"
 
 
 def _conclude(a: Side, b: Side) -> Duel:

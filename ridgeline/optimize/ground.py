@@ -11,7 +11,7 @@ import math
 from ridgeline.errors import UserError
 from ridgeline.measure.search import GoodputResult, find_goodput
 from ridgeline.optimize.budget import Budget
-from ridgeline.optimize.objective import Objective, Reading, read
+from ridgeline.optimize.objective import GiveUp, Objective, Reading, read
 from ridgeline.optimize.observe import Observer, Progress
 from ridgeline.optimize.subject import Load, Subject
 from ridgeline.records import RunTrace, Slo
@@ -69,7 +69,8 @@ class Ground:
         self.tell(f"{doing} at {rate:.3g} req/s")
         begun_s = self.budget.spent_s
         load = self.load(rate, seed)
-        run = await subject.run(load)
+        give_up = None if self.objective == "latency" else GiveUp(load, self.slo)
+        run = await subject.run(load, give_up)
         self.budget.note_run(self.budget.spent_s - begun_s)
         return read(run, load, self.slo, self.objective)
 

@@ -136,6 +136,7 @@ class Climb:
             stack=stack,
             rate=rate,
             readings=_near(readings, rate),
+            settled=found.best is not None and found.failed_load is not None,
         )
         self._tried.add(settings)
         self._predictor.learn_steps(settings, [s for r in readings for s in r.run.steps])

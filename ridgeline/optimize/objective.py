@@ -31,12 +31,12 @@ from ridgeline.measure.metrics import (
 )
 from ridgeline.measure.search import saturated
 from ridgeline.optimize.result import Distribution, Measured
-from ridgeline.optimize.subject import Load
+from ridgeline.optimize.subject import Load, dues_s
 from ridgeline.records import RequestTrace, RunTrace, Slo
 
 Objective = Literal["goodput", "latency", "cost"]
 LEAST_MET = 0.5  # a run in which nothing met the SLO still has a logarithm
-MOST_LOST = 0.18  # the score of a run beyond the knee: about one step of a staircase down
+MOST_LOST = 0.18  # of the score of a run beyond the knee: about one step of a staircase down
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +61,21 @@ def read(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> Reading:
         num_met=judged.num_met,
         run=run,
     )
+
+
+class GiveUp:
+    """Ends a run of `load` as soon as its score is certain to be the least: `MOST_LOST` was lost.
+
+    Exact for the score, and it spares the runs that take longest: those far beyond the knee.
+    """
+
+    def __init__(self, load: Load, slo: Slo) -> None:
+        self._slo, self._missed = slo, 0
+        self._allowed = MOST_LOST * len(dues_s(load))
+
+    def __call__(self, request: RequestTrace) -> str | None:
+        self._missed += not meets(request, self._slo)
+        return "more was lost than the score can tell" if self._missed > self._allowed else None
 
 
 def _score(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> float:

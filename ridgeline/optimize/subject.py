@@ -16,6 +16,7 @@ import msgspec
 
 from ridgeline.diagnose import Ceilings, WorkOf
 from ridgeline.diagnose.conditions import Value
+from ridgeline.measure.client import OnFinish
 from ridgeline.optimize.quality import Array
 from ridgeline.records import EngineInfo, RunTrace, StepStat
 from ridgeline.settings import Settings
@@ -50,8 +51,11 @@ class Subject(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    async def run(self, load: Load) -> RunTrace:
-        """Measure one run; returns at most a moment after window_s + grace_s."""
+    async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
+        """Measure one run; returns at most a moment after window_s + grace_s.
+
+        `on_finish` sees every request as it ends; a reason from it may end the run early.
+        """
         ...
 
     async def greedy(

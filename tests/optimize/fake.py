@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from ridgeline.diagnose import Ceilings, StepCost
+from ridgeline.measure.client import OnFinish
 from ridgeline.optimize.subject import Lab, Load, Subject, dues_s
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 from ridgeline.settings import Settings
@@ -130,7 +131,7 @@ class FakeSubject:
             compute_dtype="float32",
         )
 
-    async def run(self, load: Load) -> RunTrace:
+    async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         if self._quirks.run_error is not None:
             raise self._quirks.run_error
         rng = random.Random(f"{load.seed}/{self._settings}")

@@ -88,9 +88,9 @@ async def test_rounds_alternate_and_share_their_seed() -> None:
     fake, order = Fake(), []
 
     class Watched(FakeSubject):
-        async def run(self, load):  # type: ignore[no-untyped-def]
+        async def run(self, load, on_finish=None):  # type: ignore[no-untyped-def]
             order.append((self._settings.seed, load.seed))
-            return await super().run(load)
+            return await super().run(load, on_finish)
 
     sides = [
         Side(name, Watched(fake, Settings(seed=i), Quirks()), 5.0, settled=True)

@@ -31,6 +31,7 @@ from ridgeline.engine.core.admission import Limits, check_ask
 from ridgeline.engine.core.batching.base import BatchingPolicy, QueueView
 from ridgeline.engine.core.blocks import BlockPool
 from ridgeline.engine.core.deadlines import Deadlines
+from ridgeline.engine.core.outcome import aborted_events, finished_event, token_event
 from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult
 from ridgeline.engine.core.prefix import Cache
 from ridgeline.engine.core.roster import Roster
@@ -46,7 +47,6 @@ from ridgeline.records import (
     FinishReason,
     Preempted,
     Started,
-    Token,
 )
 
 
@@ -92,14 +92,10 @@ class Scheduler:
         choices = self._roster.asks.get(ask_id)
         if choices is None:
             return []
-        ended = [(i, choices.usage(seq.num_output)) for i, seq in choices.live.items()]
-        ended += [(i, choices.usage(0)) for i in choices.unforked]
         at_s = self._at(now_s)
+        events = aborted_events(choices, at_s)
         self._drop(choices, at_s)
-        return [
-            Finished(ask_id=ask_id, index=i, reason="abort", at_s=at_s, usage=usage)
-            for i, usage in sorted(ended, key=lambda pair: pair[0])
-        ]
+        return events
 
     def fail(self, ask_id: str, error: str, now_s: float | None = None) -> list[Event]:
         """As cancel, for an ask that cannot be served any further: one Failed event."""
@@ -333,17 +329,7 @@ class Scheduler:
         """Sampled tokens become known, up to the one that ends the sequence."""
         events: list[Event] = []
         for i, token in enumerate(sampled.tokens):
-            events.append(
-                Token(
-                    ask_id=seq.ask.id,
-                    index=seq.index,
-                    token=token,
-                    text="",
-                    at_s=self._now_s,
-                    logprobs=sampled.logprobs[i] if sampled.logprobs else None,
-                    prompt_logprobs=seq.take_prompt_logprobs(),
-                )
-            )
+            events.append(token_event(seq, sampled, i, self._now_s))
             seq.tokens.append(token)
             self.totals.num_sampled += 1
             stop = self._rule.stop(seq)
@@ -376,14 +362,7 @@ class Scheduler:
         self._tables.release(seq, at_s)
         self._roster.leave(seq)
         self.totals.num_finished += 1
-        return Finished(
-            ask_id=seq.ask.id,
-            index=seq.index,
-            reason=reason,
-            at_s=at_s,
-            usage=seq.choices.usage(seq.num_output),
-            stop_reason=stop_reason,
-        )
+        return finished_event(seq, reason, stop_reason, at_s)
 
     def _drop(self, choices: Choices, at_s: float) -> None:
         for seq in choices.live.values():
