@@ -41,6 +41,13 @@ struct Int8Weight {
   size_t nbytes() const { return packed.size() + 4 * (scales.size() + bias.size()); }
 };
 
+// Waking a sleeping thread costs as much as about a million multiply-adds: small products stay on one.
+int worthwhile_threads(const Int8Weight& weight, int num_rows, int num_threads) {
+  const int64_t macs = static_cast<int64_t>(weight.num_out) * weight.num_in * num_rows;
+  const int64_t worth = (macs >> 20) + 1;
+  return worth < num_threads ? static_cast<int>(worth) : num_threads;
+}
+
 void linear_int8(const Int8Weight& weight, uintptr_t x, int64_t x_stride, int num_rows, uintptr_t out,
                  float row_scale, int num_threads, const std::string& isa) {
   require(num_rows >= 0 && num_threads > 0 && row_scale >= 0, "num_rows, row_scale or num_threads out of range");
@@ -49,7 +56,8 @@ void linear_int8(const Int8Weight& weight, uintptr_t x, int64_t x_stride, int nu
   require(x_stride >= weight.num_in || num_rows == 1, "rows of x overlap");
   const Int8Args args = {reinterpret_cast<const float*>(x), x_stride, weight.packed.data(), weight.scales.data(),
                          weight.bias.empty() ? nullptr : weight.bias.data(), reinterpret_cast<float*>(out),
-                         row_scale, num_rows, weight.num_out, weight.num_in, num_threads};
+                         row_scale, num_rows, weight.num_out, weight.num_in,
+                         worthwhile_threads(weight, num_rows, num_threads)};
   const Isa chosen = isa_from(isa);
   nb::gil_scoped_release release;
 #if defined(__x86_64__)
