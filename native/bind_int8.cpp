@@ -41,10 +41,10 @@ struct Int8Weight {
   size_t nbytes() const { return packed.size() + 4 * (scales.size() + bias.size()); }
 };
 
-// Waking a sleeping thread costs as much as about a million multiply-adds: small products stay on one.
+// Waking a sleeping thread costs as much as some million multiply-adds: small products stay on one.
 int worthwhile_threads(const Int8Weight& weight, int num_rows, int num_threads) {
   const int64_t macs = static_cast<int64_t>(weight.num_out) * weight.num_in * num_rows;
-  const int64_t worth = (macs >> 20) + 1;
+  const int64_t worth = (macs >> 22) + 1;
   return worth < num_threads ? static_cast<int>(worth) : num_threads;
 }
 
