@@ -29,6 +29,7 @@ from ridgeline.settings import Settings
 
 FIRST_ERROR = 0.20  # standard error of log(measured / predicted) before anything is known
 LEAST_ERROR = 0.05
+CLEAR_GAIN = 0.10  # a promise beyond this goes before a rung that was not measured yet
 SEARCH_STEP = 1.5
 MAX_PROBES = 8
 BISECTIONS = 2
@@ -104,10 +105,13 @@ class Predictor:
         best = predicted.gain if rung.id in self._of_rung else predicted.high
         return best / self._weights.discount(rung) > 1 + LEAST_GAIN
 
-    def rank_key(self, forecast: Forecast) -> tuple[bool, float]:
-        """Real promises by size; then what may be worth a look, rungs not yet measured first."""
-        worth = forecast.worth / self._weights.discount(forecast.candidate.rung)
-        return worth > 1 + LEAST_GAIN or forecast.candidate.rung.id not in self._of_rung, worth
+    def rank_key(self, forecast: Forecast) -> tuple[int, float]:
+        """Clear promises by size; then rungs not measured yet; then more of the same rungs."""
+        rung = forecast.candidate.rung
+        worth = forecast.worth / self._weights.discount(rung)
+        if worth > 1 + CLEAR_GAIN:
+            return 2, worth
+        return int(rung.id not in self._of_rung), worth
 
     def why_not(self, forecast: Forecast) -> str:
         """The reason for leaving a rung out, with the arithmetic."""

@@ -80,7 +80,7 @@ def _ceiling_lines(x: Scale, y: Scale, ceilings: Ceilings) -> str:
     parts.append(svg.path([(x(a), y(b)) for a, b in ends], "roof"))
     at = (start * ends[1][0]) ** 0.5
     words_ = f"read bandwidth {bandwidth:.3g} GB/s"
-    parts.append(svg.text(x(at) - 10, y(at * bandwidth) - 8, words_, "roof-label", "end"))
+    parts.append(svg.text(x(at) + 12, y(at * bandwidth) + 16, words_, "roof-label"))
     return "".join(parts)
 
 

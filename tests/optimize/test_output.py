@@ -1,0 +1,197 @@
+"""What a climb leaves behind: every file valid, self-contained, and written whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import re
+import shutil
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ridgeline.errors import BadInput
+from ridgeline.optimize.config import final_settings, ladder_json, ridgeline_toml
+from ridgeline.optimize.report.page import headline, report
+from ridgeline.optimize.report.svg import Scale, log_ticks, nice_ticks
+from ridgeline.optimize.result import LadderResult
+from ridgeline.optimize.vllm import serve_command
+from ridgeline.optimize.write import check_writable, write_all
+from ridgeline.settings import Settings, load_settings
+from tests.optimize.fake import Fake, Physics, Quirks
+from tests.optimize.test_loop import INT8, climb, only
+
+
+@pytest.fixture(scope="module")
+def result() -> LadderResult:
+    """A climb with a kept rung, one that broke quality, and one that crashed."""
+    fake = Fake(
+        Physics(int8_speed=1.6),
+        quirks={
+            INT8: Quirks(logit_noise=2.0),
+            ("enable_chunked_prefill", True): Quirks(open_error=MemoryError("<b>&")),
+        },
+    )
+    rungs = only("continuous-batching", "int8", "chunked-prefill")
+    return asyncio.run(climb(fake, rungs=rungs))
+
+
+def page(result: LadderResult) -> str:
+    return report(result, ridgeline_toml(result), serve_command(final_settings(result)))
+
+
+class Checker(HTMLParser):
+    """Balanced tags, and every address that the page would fetch."""
+
+    VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [v for k, v in attrs if k in ("src", "href", "xlink:href") and v]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [v for k, v in attrs if k in ("src", "href", "xlink:href") and v]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_report_is_one_well_formed_page_that_fetches_nothing(result: LadderResult) -> None:
+    html = page(result)
+    checker = Checker()
+    checker.feed(html)
+    assert not checker.open
+    assert not checker.fetched
+    assert "url(" not in html
+    assert "<script" not in html
+    assert len(html) < 500_000
+
+
+def test_the_report_shows_every_rung_and_its_verdict(result: LadderResult) -> None:
+    html = page(result)
+    assert {"kept", "quality failed", "crashed"} <= {trial.verdict for trial in result.trials}
+    for trial in result.trials:
+        assert trial.label in html
+        assert f">{trial.verdict}</span>" in html
+    for name in ("The climb", "The roofline", "Latency", "Cost", "Before and after"):
+        assert f"<h2>{name}" in html
+    assert not re.search(r"\b(nan|inf|None)\b", re.sub(r"<style>.*?</style>", "", html))
+    assert headline(result) in html
+
+
+def test_what_came_from_outside_is_escaped(result: LadderResult) -> None:
+    assert "<b>&" not in page(result)
+    assert "&lt;b&gt;&amp;" in page(result)
+
+
+def test_the_configuration_is_one_that_serve_accepts(result: LadderResult, tmp_path: Path) -> None:
+    file = tmp_path / "ridgeline.toml"
+    file.write_text(ridgeline_toml(result))
+    settings, server = load_settings(file)
+    assert settings == final_settings(result)
+    assert server == {}
+    assert tomllib.loads(file.read_text())["provenance"]["workload"] == "chat-and-code"
+
+
+def test_the_ladder_is_json_that_reads_back(result: LadderResult) -> None:
+    text = ladder_json(result)
+    assert msgspec.json.decode(text, type=LadderResult) == result
+    assert json.loads(text)["trials"][0]["rung"] == result.trials[0].rung
+
+
+def test_a_climb_without_gain_makes_a_report_too(result: LadderResult) -> None:
+    empty = msgspec.structs.replace(
+        result, trials=(), total=None, ceilings=None, final=result.baseline
+    )
+    html = page(empty)
+    assert "Nothing beat the baseline" in html
+    assert "No rung was tried" in html
+
+
+def test_the_vllm_command_has_vllms_names_and_says_what_is_missing() -> None:
+    settings = Settings(
+        model="/models/my llama",
+        batching="static",
+        quantization="int8",
+        max_num_seqs=8,
+        enable_prefix_caching=False,
+        num_threads=2,
+    )
+    command = serve_command(settings)
+    assert command.text == (
+        "vllm serve '/models/my llama' --max-num-seqs 8 "
+        "--no-enable-prefix-caching --enable-chunked-prefill"
+    )
+    notes = " ".join(command.notes)
+    assert "quantization=int8" in notes
+    assert "static" in notes
+    assert "VLLM_CPU_OMP_THREADS_BIND" in notes
+
+
+# ---- writing -----------------------------------------------------------------------------------
+
+
+def test_all_files_are_written_and_older_ones_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    check_writable(folder)
+    (folder / "x").write_text("old")
+    assert write_all(folder, {"x": "new", "y": "other"}) == (folder / "x", folder / "y")
+    assert (folder / "x").read_text() == "new"
+    assert sorted(path.name for path in folder.iterdir()) == ["x", "y"]
+
+
+def test_a_disk_that_fills_up_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_all(tmp_path, {"x": "old"})
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("ridgeline.optimize.write.os.fsync", full)
+    with pytest.raises(BadInput, match="No space left"):
+        write_all(tmp_path, {"x": "new", "y": "other"})
+    assert (tmp_path / "x").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_nearly_full_disk_is_found_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
+    monkeypatch.setattr("ridgeline.optimize.write.shutil.disk_usage", lambda folder: usage)
+    with pytest.raises(BadInput, match="nearly full"):
+        check_writable(tmp_path)
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    place.write_text("")
+    with pytest.raises(BadInput, match="cannot write"):
+        check_writable(place)
+
+
+# ---- axes --------------------------------------------------------------------------------------
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert nice_ticks(0, 10) == (0, 2, 4, 6, 8, 10)
+    assert nice_ticks(0, 0.33) == pytest.approx((0, 0.1, 0.2, 0.3))
+    assert log_ticks(0.5, 50) == pytest.approx((0.5, 1, 2, 5, 10, 20, 50))
+    assert log_ticks(1, 1e5) == pytest.approx((1, 10, 100, 1000, 1e4, 1e5))
+
+
+def test_a_scale_maps_its_ends_and_clips_beyond() -> None:
+    scale = Scale(low=1, high=100, start=0, end=200, log=True)
+    assert scale(10) == pytest.approx(100)
+    assert scale(1e9) <= 204

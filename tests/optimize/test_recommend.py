@@ -1,0 +1,42 @@
+"""`ridgeline explain`'s advice: arithmetic that can be checked by hand, without an engine."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ridgeline.cli.recommend import Here, recommendations
+from ridgeline.diagnose import Ceilings
+from ridgeline.settings import Settings
+from ridgeline.spec.cost import decode_work
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.rewrite import apply_quantization
+
+CEILINGS = Ceilings(bandwidth_bytes_s=1e10, compute_flop_s={"float32": 1e15}, dtype="float32")
+
+
+def price(settings: Settings) -> Here:
+    """A machine of endless arithmetic: every bound is bytes."""
+    spec = load_spec("dummy:llama-3.2-1b")
+    if settings.quantization:
+        spec = apply_quantization(spec, settings.quantization)
+    values = msgspec.structs.asdict(settings)
+    values["max_num_seqs"] = settings.max_num_seqs or 4
+    values["max_num_batched_tokens"] = settings.max_num_batched_tokens or 512
+    return Here(values=values, spec=spec, ceilings=CEILINGS)
+
+
+def test_what_is_in_use_what_is_not_possible_and_what_moves_the_bound() -> None:
+    told = {each.rung: each for each in recommendations(Settings(), price)}
+    assert told["continuous-batching"].verdict == "in use"
+    assert told["static-batching"].verdict == "not now"
+    assert "found continuous" in told["static-batching"].reason
+    assert told["int8"].verdict == "moves the bound"
+    assert told["batch-limit"].verdict == "moves the bound"
+    assert all(each.hurts_when for each in told.values())
+
+
+def test_the_bound_is_the_specs_bytes_over_the_bandwidth() -> None:
+    here = price(Settings())
+    expected = decode_work(here.spec, 4, 512).bytes / 1e10 / 4
+    assert here.bounds.decode_token_s == pytest.approx(expected)
