@@ -218,12 +218,14 @@ class MissBudget:
 
     def __init__(self, slo: Slo, num_requests: int) -> None:
         self._slo = slo
-        self._allowed = num_requests - math.ceil(slo.attainment * num_requests - 1e-9)
+        self._num_requests = num_requests
         self._missed = 0
 
     def __call__(self, request: RequestTrace) -> str | None:
         self._missed += not meets(request, self._slo)
-        if self._missed <= self._allowed:
+        # the very comparison that `goodput` makes, so that rounding cannot part the two
+        best_possible = (self._num_requests - self._missed) / self._num_requests
+        if best_possible >= self._slo.attainment:
             return None
         return f"the SLO is lost: {self._missed} requests have missed it"
 

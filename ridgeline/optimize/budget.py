@@ -13,9 +13,9 @@ from collections.abc import Callable
 Clock = Callable[[], float]
 
 MIN_ROUNDS = 3
-MAX_ROUNDS = 6
+MAX_ROUNDS = 5
 CLOSING_ROUNDS = 8  # at most; whatever time is left makes the headline more certain
-RUNS_IN_BUDGET = 110  # about how many runs a whole climb makes
+RUNS_IN_BUDGET = 160  # about how many runs a whole climb makes
 MIN_WINDOW_S = 1.5
 MAX_WINDOW_S = 60.0
 ANSWERS_PER_WINDOW = 4  # a window shorter than a few answers shows no steady state
@@ -72,7 +72,7 @@ class Budget:
     @property
     def trial_cost_s(self) -> float:
         """The least that a trial needs to be worth starting."""
-        return 1.5 * self._open_cost_s + (2 * MIN_ROUNDS + 4) * self.run_cost_s
+        return 1.5 * self._open_cost_s + (2 * MIN_ROUNDS + 3) * self.run_cost_s
 
     @property
     def smallest_s(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ridgeline.errors import BadInput
@@ -153,6 +153,7 @@ def test_giving_up_saves_time_and_never_changes_the_verdict(in_virtual_time, scr
 @given(
     st.integers(1, 200), st.floats(0.5, 1.0), st.lists(st.booleans(), min_size=200, max_size=200)
 )
+@example(6, 0.5000000000000001, [True] * 3 + [False] * 197)  # a hair above a reachable share
 def test_the_miss_budget_is_exact(request_trace, run_trace, total, attainment, kept):
     slo = Slo(ttft_s=0.25, attainment=attainment, error_rate=1.0)
     requests = [request_trace(token_s=(0.2 if ok else 0.3, 0.4)) for ok in kept[:total]]
