@@ -1,0 +1,128 @@
+"""The optimiser's oracle: what it has learnt is what it predicts, and it predicts nothing else."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Sequence
+
+import pytest
+
+from ridgeline.cli.oracle import PRIOR_PER_RUN, Costs, SimulatedEngine
+from ridgeline.engine.core.admission import Limits
+from ridgeline.engine.core.batching import make_policy
+from ridgeline.engine.core.blocks import BlockPool
+from ridgeline.engine.core.prefix import NoPrefixCache
+from ridgeline.engine.core.scheduler import Scheduler
+from ridgeline.errors import CannotRun
+from ridgeline.measure.metrics import tpot_s
+from ridgeline.measure.workload import LoadRequest
+from ridgeline.optimize.subject import Load
+from ridgeline.plan.step_time import Roof
+from ridgeline.records import StepStat
+from ridgeline.settings import Settings
+from ridgeline.spec.cost import cost_model
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.rewrite import apply_quantization
+
+SPEC = load_spec("dummy:llama-3.2-1b")
+ROOF = Roof(bandwidth_bytes_s=20e9, peak_flop_s=100e9)
+LOAD = Load(rate=0.5, seed=1, window_s=60.0, grace_s=60.0)
+STEP_S, RUN_S = 0.004, 0.0015
+
+
+def costs_of(settings: Settings) -> Costs:
+    spec = SPEC if settings.quantization is None else apply_quantization(SPEC, "int8")
+    return Costs(model=cost_model(spec), roof=ROOF)
+
+
+def scheduler_of(settings: Settings) -> Scheduler:
+    seats = settings.max_num_seqs or 8
+    limits = Limits(
+        max_num_seqs=seats, max_num_batched_tokens=512, max_model_len=2048, chunked_prefill=True
+    )
+    pool = BlockPool(2_000, 16)
+    return Scheduler(limits, make_policy("continuous"), pool, NoPrefixCache())
+
+
+def requests(count: int, seed: int) -> Sequence[LoadRequest]:
+    rng = random.Random(seed)
+    return [
+        LoadRequest(id=f"r{i}", kind="chat", prompt=(rng.randrange(1000),) * 64, max_tokens=16)
+        for i in range(count)
+    ]
+
+
+def engine() -> SimulatedEngine:
+    return SimulatedEngine(costs_of, scheduler_of, requests)
+
+
+PLAIN = Settings()
+
+
+def truth_s(shapes: Sequence[tuple[int, int]], settings: Settings = PLAIN) -> float:
+    """Twice the roof, and overhead per step and per run."""
+    return 2.0 * costs_of(settings).bound_s(shapes, len(shapes)) + STEP_S + RUN_S * len(shapes)
+
+
+def steps(batches: Sequence[int], seed: int = 0) -> list[StepStat]:
+    rng = random.Random(seed)
+    found = []
+    for index, batch in enumerate(batches):
+        shapes = tuple((rng.choice((1, 1, 1, 48)), rng.randrange(400)) for _ in range(batch))
+        found.append(
+            StepStat(
+                index=index, at_s=0.0, plan_s=0.0, run_s=truth_s(shapes), shapes=shapes,
+                num_sampled=batch, num_running=batch, num_waiting=0, used_blocks=0,
+                num_blocks=2_000, max_num_seqs=8,
+            )
+        )  # fmt: skip
+    return found
+
+
+def median_tpot_s(oracle: SimulatedEngine, settings: Settings, load: Load = LOAD) -> float:
+    found = [tpot_s(request) for request in oracle.run(settings, load).requests]
+    return statistics.median(value for value in found if value is not None)
+
+
+def test_nothing_is_predicted_before_anything_was_learnt() -> None:
+    oracle = engine()
+    oracle.learn(Settings(), steps([1, 1, 1]))
+    with pytest.raises(CannotRun, match="too few steps"):
+        oracle.run(Settings(), LOAD)
+
+
+def test_what_was_learnt_is_what_is_predicted() -> None:
+    oracle = engine()
+    oracle.learn(Settings(), steps([1 + i % 8 for i in range(200)]))
+    alone = Settings(max_num_seqs=1)
+    assert median_tpot_s(oracle, alone) == pytest.approx(truth_s([(1, 72)]), rel=0.03)
+    crowd = Load(rate=40.0, seed=1, window_s=10.0, grace_s=60.0)
+    full = statistics.median(
+        step.run_s for step in oracle.run(Settings(), crowd).steps if len(step.shapes) == 8
+    )
+    assert full == pytest.approx(truth_s([(1, 72)] * 8), rel=0.1)
+
+
+def test_smaller_weights_move_the_roof_and_leave_the_overhead() -> None:
+    oracle = engine()
+    oracle.learn(Settings(), steps([1 + i % 8 for i in range(200)]))
+    small = Settings(max_num_seqs=1, quantization="int8")
+    assert median_tpot_s(oracle, small) == pytest.approx(truth_s([(1, 72)], small), rel=0.03)
+
+
+def test_lone_steps_leave_batching_cheap_until_a_batch_was_measured() -> None:
+    """One request at a time says nothing about a second; a guess must not forbid the trial."""
+    oracle = engine()
+    oracle.learn(Settings(), steps([1] * 60))
+    crowd = Load(rate=40.0, seed=1, window_s=10.0, grace_s=60.0)
+
+    def full_step_s() -> float:
+        done = oracle.run(Settings(), crowd)
+        return statistics.median(step.run_s for step in done.steps if len(step.shapes) == 8)
+
+    lone_s = truth_s([(1, 72)])
+    guessed_s = full_step_s()
+    assert guessed_s < lone_s * (1 + 4 * PRIOR_PER_RUN * 7)
+    oracle.learn(Settings(), steps([8] * 200, seed=2))
+    assert abs(full_step_s() - truth_s([(1, 72)] * 8)) < abs(guessed_s - truth_s([(1, 72)] * 8))
