@@ -25,10 +25,10 @@ from ridgeline.spec.cost import cost_model
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.rewrite import apply_quantization
 
-SPEC = load_spec("dummy:llama-3.2-1b")
+SPEC = load_spec("demo")
 ROOF = Roof(bandwidth_bytes_s=20e9, peak_flop_s=100e9)
 LOAD = Load(rate=0.5, seed=1, window_s=60.0, grace_s=60.0)
-STEP_S, RUN_S = 0.004, 0.0015
+STEP_S, RUN_S = 0.0005, 0.0004
 
 
 def costs_of(settings: Settings) -> Costs:
