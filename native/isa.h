@@ -30,13 +30,15 @@ inline const char* isa_name(Isa isa) {
 inline Isa isa_from(const std::string& name) {
   const Isa best = best_isa();
   if (name == "auto") return best;
+  // The variants with byte products (linear_isa.h) are of these families for every other kernel.
+  const std::string family = name == "avxvnni" ? "avx2" : name == "avx512vnni" ? "avx512" : name;
   for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
-    if (name != isa_name(isa)) continue;
+    if (family != isa_name(isa)) continue;
     if (static_cast<int>(isa) > static_cast<int>(best))
       throw std::invalid_argument("this CPU lacks " + name + "; best here: " + isa_name(best));
     return isa;
   }
-  throw std::invalid_argument("unknown ISA " + name + "; known: auto, portable, avx2, avx512");
+  throw std::invalid_argument("unknown ISA " + name + "; known: auto, portable, avx2, avxvnni, avx512, avx512vnni");
 }
 
 inline void require(bool ok, const char* what) {

@@ -32,12 +32,42 @@ class AttentionPlan:
     @property
     def num_rows(self) -> int: ...
 
-class Int8Weight:
-    """A packed INT8 weight with its scales and bias."""
+class LinearWeight:
+    """A packed weight; borrows memory that the caller keeps alive (native/linear.h)."""
 
-    def __init__(self, weight: int, scales: int, bias: int, num_out: int, num_in: int) -> None: ...
+    def __init__(
+        self,
+        kind: str,
+        num_out: int,
+        num_in: int,
+        group: int,
+        lines: int,
+        num_bytes: int,
+        scales: int,
+        num_scales: int,
+        zeros: int,
+        factors: int,
+        num_factors: int,
+        bias: int,
+        num_bias: int,
+    ) -> None: ...
+
+class QuantRows:
+    """Rows of int8 with a scale per row and group, ready for every linear of that group."""
+
+    def __init__(self, num_rows: int, num_in: int, group: int) -> None: ...
     @property
-    def nbytes(self) -> int: ...
+    def num_rows(self) -> int: ...
+    @property
+    def num_in(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def values(self) -> int: ...
+    @property
+    def scales(self) -> int: ...
+    @property
+    def sums(self) -> int: ...
 
 def best_isa() -> str: ...
 def write_kv(
@@ -62,16 +92,38 @@ def attend(
     num_threads: int,
     isa: str,
 ) -> None: ...
-def linear_int8(
-    weight: Int8Weight,
+def linear_isa(isa: str) -> str: ...
+def linear_isas() -> str: ...
+def packed_bytes(kind: str, num_out: int, num_in: int, group: int) -> int: ...
+def pack_lines(
+    kind: str, q: int, num_out: int, num_in: int, group: int, lines: int, num_bytes: int
+) -> None: ...
+def quantise_rows(
+    x: int,
+    x_stride: int,
+    num_rows: int,
+    num_in: int,
+    group: int,
+    row_scale: float,
+    num_threads: int,
+    isa: str,
+) -> QuantRows: ...
+def linear_quantised(
+    weight: LinearWeight, rows: QuantRows, out: int, out_stride: int, num_threads: int, isa: str
+) -> None: ...
+def linear(
+    weight: LinearWeight,
     x: int,
     x_stride: int,
     num_rows: int,
     out: int,
+    out_stride: int,
     row_scale: float,
     num_threads: int,
     isa: str,
 ) -> None: ...
+def unpack_rows(weight: LinearWeight, rows: int, num_rows: int, out: int) -> None: ...
+def advise_huge(data: int, num_bytes: int) -> None: ...
 def read_rates(
     total_bytes: int, num_threads: int, repetitions: int, min_s: float
 ) -> list[tuple[float, float]]: ...

@@ -28,8 +28,12 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     activations: str = "float32"
 
     def nbytes(self, num_out: int, num_in: int) -> int:
-        """Bytes of an [num_out, num_in] weight with its scales and zero-points."""
+        """Bytes of an [num_out, num_in] weight with its scales and zero-points.
+
+        The last group of a row is stored whole.
+        """
         groups = -(-num_in // self.group_size) if self.group_size else 1
+        num_in = groups * self.group_size if self.group_size else num_in
         scales = (
             num_out * groups * (self.scale_bytes + self.zero_bits / 8) if self.scale_bytes else 0
         )
@@ -42,3 +46,19 @@ def dense(dtype: str) -> Format:
 
 
 INT8 = Format(kind="int8", bits=8, scale_bytes=4, activations="int8")
+BF16 = Format(kind="bf16", bits=16, activations="float32")
+
+
+def int4(group_size: int = 128, *, zeros: bool = False) -> Format:
+    """4-bit weights with an fp16 scale (and, with `zeros`, a zero-point) per group of inputs."""
+    return Format(
+        kind="int4",
+        bits=4,
+        group_size=group_size,
+        scale_bytes=2,
+        zero_bits=8 if zeros else 0,
+        activations="int8",
+    )
+
+
+INT4 = int4()

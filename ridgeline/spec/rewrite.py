@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.spec.format import INT8, Format, dense
+from ridgeline.spec.format import BF16, INT4, INT8, Format, dense
 from ridgeline.spec.model import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec
 
 OnLinear = Callable[[str, LinearSpec], LinearSpec]
@@ -36,6 +36,16 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
             patterns=("layers.*.attention.*", "layers.*.mlp.*"),
             format=INT8,
             why="weights at one byte, one scale per row; products of int8 activations",
+        ),
+        "int4": Quantization(
+            patterns=("layers.*.attention.*", "layers.*.mlp.*"),
+            format=INT4,
+            why="weights at half a byte in groups of 128; products of int8 activations",
+        ),
+        "bf16": Quantization(
+            patterns=("*",),
+            format=BF16,
+            why="weights as the checkpoint stores them; float32 arithmetic, nothing lost",
         ),
     }
 )

@@ -10,7 +10,7 @@ import torch
 from ridgeline.engine.quant import KINDS, build_linear
 from ridgeline.engine.quant.base import Linear
 from ridgeline.errors import CannotRun
-from ridgeline.spec.format import INT8, Format, dense
+from ridgeline.spec.format import BF16, INT4, INT8, Format, dense, int4
 from ridgeline.spec.model import LinearSpec
 
 CPU = torch.device("cpu")
@@ -28,6 +28,10 @@ class Kind:
 CASES = {
     "dense": Kind(dense("float32"), 1e-6),
     "int8": Kind(INT8, 0.02),
+    "int4": Kind(INT4, 0.13),
+    "int4, groups of 32": Kind(int4(32), 0.13),
+    "int4, zero-points": Kind(int4(64, zeros=True), 0.13),
+    "bf16": Kind(BF16, 1e-6),
 }
 
 
@@ -42,6 +46,7 @@ def make(
     num_out, num_in = size
     spec = LinearSpec(num_out=num_out, num_in=num_in, format=kind.format, bias=bias)
     weight_OI, bias_O = torch.randn(size), torch.randn(num_out) if bias else None
+    weight_OI = weight_OI.bfloat16().float()  # bf16 refuses weights that it would round
     return build_linear(spec, weight_OI.clone(), bias_O, CPU, dtype), weight_OI, bias_O
 
 
@@ -50,7 +55,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def test_every_kind_is_in_the_suite() -> None:
-    assert set(CASES) == set(KINDS)
+    assert {case.format.kind for case in CASES.values()} == set(KINDS)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -111,8 +116,8 @@ def test_the_compute_dtype_goes_in_and_out(kind: Kind, dtype: torch.dtype) -> No
 
 def test_bytes_are_those_of_the_format(kind: Kind) -> None:
     """What is kept is what the arithmetic says: else prediction and run part."""
-    linear, _, _ = make(kind, (64, 48), bias=True)
-    spec = LinearSpec(num_out=64, num_in=48, format=kind.format, bias=True)
+    linear, _, _ = make(kind, (64, 256), bias=True)
+    spec = LinearSpec(num_out=64, num_in=256, format=kind.format, bias=True)
     assert linear.nbytes == pytest.approx(spec.nbytes, rel=0.05)
 
 

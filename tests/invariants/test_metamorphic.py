@@ -52,11 +52,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["llama", "llama-native", "demo", "demo-int8"])
+@pytest.fixture(scope="module", params=["llama", "llama-native", "demo", "demo-int8", "demo-int4"])
 def model(one_thread: None, request: pytest.FixtureRequest, tmp_path_factory: Any) -> Model:
     kind = request.param
     if kind.startswith("demo"):
-        return Model.load("demo", "native", "int8" if kind == "demo-int8" else None)
+        return Model.load("demo", "native", kind.removeprefix("demo").removeprefix("-") or None)
     path = tmp_path_factory.mktemp("llama")
     make_model("llama", path, max_position_embeddings=CONTEXT)
     return Model.load(str(path), "native" if kind == "llama-native" else "torch")
@@ -135,11 +135,16 @@ def test_forked_choices_are_single_asks(model: Model, sampling: Sampling, num_bl
 
 
 def test_the_truth_is_what_the_oracle_draws(model: Model) -> None:
-    """Each token of `alone` against full logits without a cache and the slow sampler."""
+    """Each token of `alone` against full logits without a cache and the slow sampler.
+
+    The oracle's attention rounds differently; where activations are rounded to 8 bits per group, a
+    last bit there now and then becomes a step here, which no other test of this file allows.
+    """
+    slack = 0.02 if model.spec.layers[0].mlp.gate.format.kind == "int4" else SLACK
     for each in some_asks():
         answer = alone(model, each)
         for place, token in enumerate(answer):
-            assert distance_of(model, each, 0, answer[:place], token) < SLACK, (each.id, place)
+            assert distance_of(model, each, 0, answer[:place], token) < slack, (each.id, place)
 
 
 def test_the_truth_itself_depends_on_seed_and_prompt(model: Model) -> None:

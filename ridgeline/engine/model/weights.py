@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.engine.model.names import (
     IGNORED,
     LAYOUTS,
@@ -132,7 +133,10 @@ class DummyWeights:
     def __init__(self, spec: ModelSpec, seed: int) -> None:
         self.seed, self.norm = seed, 0.0 if spec.norm_plus_one else 1.0
         generator = torch.Generator().manual_seed(seed)
-        self.block = torch.randn(self.BLOCK, generator=generator) * 0.02
+        normal = torch.randn(self.BLOCK, generator=generator) * 0.02
+        self.block = normal.to(
+            DTYPES[spec.stored_dtype]
+        ).float()  # numbers that the file could hold
 
     def get(self, part: Part) -> Tensor:
         if part.key.endswith("norm"):

@@ -22,6 +22,8 @@ KINDS = MappingProxyType(
     {
         "dense": "ridgeline.engine.quant.dense:DenseLinear",
         "int8": "ridgeline.engine.quant.int8:Int8Linear",
+        "int4": "ridgeline.engine.quant.int4:Int4Linear",
+        "bf16": "ridgeline.engine.quant.bf16:Bf16Linear",
     }
 )
 

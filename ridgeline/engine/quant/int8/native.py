@@ -1,6 +1,6 @@
-"""Ridgeline's own kernel: scales, rounding and product in one call (native/int8_linear.h).
+"""Ridgeline's own kernel: scales, rounding and product in one call (native/linear.h).
 
-What: activations are rounded to int16 and multiplied with `pmaddwd`, which adds pairs in 32 bits:
+What: without VNNI, bytes are widened and multiplied with `pmaddwd`, which adds pairs in 32 bits:
 exact with full-range weights on every x86, with nothing element-wise left to PyTorch.
 
 When it loses: many rows on a CPU with VNNI or AMX, whose byte products it does not use.

@@ -1,0 +1,198 @@
+// Python face of the linears: packed weights that borrow checked memory, quantised rows, and the products.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "isa.h"
+#include "linear.h"
+#include "linear_isa.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace nb = nanobind;
+
+namespace ridgeline {
+namespace {
+
+WeightKind kind_of(const std::string& name) {
+  if (name == "int4") return WeightKind::kInt4;
+  if (name == "int8") return WeightKind::kInt8;
+  if (name == "bf16") return WeightKind::kBf16;
+  throw std::invalid_argument("unknown kind " + name + "; known: int4, int8, bf16");
+}
+
+PackedWeight shape_of(const std::string& kind, int num_out, int num_in, int group) {
+  require(num_out > 0 && num_in > 0 && num_in <= kMaxInputs, "num_out or num_in out of range");
+  PackedWeight w = {};
+  w.kind = kind_of(kind);
+  w.num_out = num_out;
+  w.num_in = num_in;
+  w.group = w.kind == WeightKind::kInt4 ? group : static_cast<int>(round_up(num_in, kBlock));
+  require(w.group > 0 && w.group % kBlock == 0, "the group must be a multiple of 32");
+  require(w.kind != WeightKind::kInt4 || w.group <= 128, "the group of int4 must be at most 128");
+  return w;
+}
+
+int64_t packed_bytes(const std::string& kind, int num_out, int num_in, int group) {
+  const PackedWeight w = shape_of(kind, num_out, num_in, group);
+  return w.num_panels() * w.panel_bytes();
+}
+
+void pack(const std::string& kind, uintptr_t q, int num_out, int num_in, int group, uintptr_t lines,
+          int64_t num_bytes) {
+  const PackedWeight w = shape_of(kind, num_out, num_in, group);
+  require(q && lines && num_bytes == w.num_panels() * w.panel_bytes(), "q and lines need memory of their sizes");
+  nb::gil_scoped_release release;
+  pack_lines(w, reinterpret_cast<const void*>(q), reinterpret_cast<uint8_t*>(lines));
+}
+
+// Borrows lines, scales, zeros, factors and bias: Python keeps them alive. num_*: their sizes in elements.
+struct Weight {
+  PackedWeight w;
+
+  Weight(const std::string& kind, int num_out, int num_in, int group, uintptr_t lines, int64_t num_bytes,
+         uintptr_t scales, int64_t num_scales, uintptr_t zeros, uintptr_t factors, int64_t num_factors,
+         uintptr_t bias, int64_t num_bias)
+      : w(shape_of(kind, num_out, num_in, group)) {
+    const int64_t panels = w.num_panels(), each = panels * w.num_groups() * kPanel;
+    require(lines && lines % kLineBytes == 0, "lines must be aligned to 64 bytes");
+    require(num_bytes == panels * w.panel_bytes(), "lines have another size than the shape says");
+    require((w.kind == WeightKind::kInt4) == (scales != 0), "int4 has scales, the other kinds have none");
+    require(!scales || num_scales == each, "scales have another size than the shape says");
+    require(!zeros || w.kind == WeightKind::kInt4, "only int4 has zeros");
+    require((w.kind == WeightKind::kBf16) == (factors == 0), "int4 and int8 have factors, bf16 none");
+    require(!factors || num_factors == panels * kPanel, "factors have another size than the shape says");
+    require(!bias || num_bias == w.num_out, "the bias has another size than the shape says");
+    w.lines = reinterpret_cast<const uint8_t*>(lines);
+    w.scales = reinterpret_cast<const uint16_t*>(scales);
+    w.zeros = reinterpret_cast<const uint8_t*>(zeros);
+    w.factors = reinterpret_cast<const float*>(factors);
+    w.bias = reinterpret_cast<const float*>(bias);
+  }
+};
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+
+// Rows of int8 with their scales: owns its memory; see QuantRows.
+struct Rows {
+  QuantRows rows;
+  std::unique_ptr<void, Free> values;
+  std::vector<float> scales;
+  std::vector<int32_t> sums;
+
+  Rows(int num_rows, int num_in, int group) : rows{nullptr, nullptr, nullptr, num_rows, num_in, group} {
+    require(num_rows >= 0 && num_in > 0 && num_in <= kMaxInputs, "num_rows or num_in out of range");
+    require(group > 0 && group % kBlock == 0, "the group must be a multiple of 32");
+    const int64_t bytes = static_cast<int64_t>(num_rows) * rows.padded_in();
+    values.reset(std::aligned_alloc(64, static_cast<size_t>(round_up(bytes + 1, 64))));
+    if (!values) throw std::bad_alloc();
+    scales.resize(static_cast<size_t>(num_rows) * rows.num_groups());
+    sums.resize(scales.size());
+    rows.values = static_cast<int8_t*>(values.get());
+    rows.scales = scales.data();
+    rows.sums = sums.data();
+  }
+};
+
+std::unique_ptr<Rows> quantise(uintptr_t x, int64_t x_stride, int num_rows, int num_in, int group, float row_scale,
+                               int num_threads, const std::string& isa) {
+  auto out = std::make_unique<Rows>(num_rows, num_in, group);
+  require(num_threads > 0 && row_scale >= 0, "num_threads or row_scale out of range");
+  if (num_rows == 0) return out;
+  require(x && (x_stride >= num_in || num_rows == 1), "x needs memory, and rows that do not overlap");
+  const LinearOps& ops = linear_ops(isa);
+  nb::gil_scoped_release release;
+  quantise_rows(ops, reinterpret_cast<const float*>(x), x_stride, row_scale, out->rows, num_threads);
+  return out;
+}
+
+void multiply(const Weight& weight, const Rows& rows, uintptr_t out, int64_t out_stride, int num_threads,
+              const std::string& isa) {
+  require(weight.w.kind != WeightKind::kBf16, "bf16 weights take rows of floats");
+  require(rows.rows.num_in == weight.w.num_in && rows.rows.group == weight.w.group,
+          "rows were quantised for another num_in or group");
+  require(num_threads > 0, "num_threads must be positive");
+  if (rows.rows.num_rows == 0) return;
+  require(out && out_stride >= weight.w.num_out, "out needs memory, and rows that do not overlap");
+  const LinearOps& ops = linear_ops(isa);
+  nb::gil_scoped_release release;
+  linear_quantised(ops, weight.w, rows.rows, reinterpret_cast<float*>(out), out_stride, num_threads);
+}
+
+// x as floats: quantised here first, except for bf16.
+void linear(const Weight& weight, uintptr_t x, int64_t x_stride, int num_rows, uintptr_t out, int64_t out_stride,
+            float row_scale, int num_threads, const std::string& isa) {
+  const PackedWeight& w = weight.w;
+  if (w.kind != WeightKind::kBf16) {
+    const auto rows = quantise(x, x_stride, num_rows, w.num_in, w.group, row_scale, num_threads, isa);
+    return multiply(weight, *rows, out, out_stride, num_threads, isa);
+  }
+  require(num_rows >= 0 && num_threads > 0, "num_rows or num_threads out of range");
+  if (num_rows == 0) return;
+  require(x && (x_stride >= w.num_in || num_rows == 1), "x needs memory, and rows that do not overlap");
+  require(out && out_stride >= w.num_out, "out needs memory, and rows that do not overlap");
+  const LinearOps& ops = linear_ops(isa);
+  nb::gil_scoped_release release;
+  linear_float(ops, w, reinterpret_cast<const float*>(x), x_stride, num_rows, reinterpret_cast<float*>(out),
+               out_stride, num_threads);
+}
+
+void unpack_rows(const Weight& weight, uintptr_t rows, int num_rows, uintptr_t out) {
+  require(num_rows >= 0 && (num_rows == 0 || (rows && out)), "rows and out need memory");
+  const int64_t* ids = reinterpret_cast<const int64_t*>(rows);
+  for (int i = 0; i < num_rows; ++i) require(ids[i] >= 0 && ids[i] < weight.w.num_out, "no such row");
+  float* to = reinterpret_cast<float*>(out);
+  for (int i = 0; i < num_rows; ++i) unpack_row(weight.w, static_cast<int>(ids[i]), to + static_cast<int64_t>(i) * weight.w.num_in);
+}
+
+// Ask for 2 MB pages before the memory is first touched: fewer page walks while streaming.
+void advise_huge(uintptr_t data, int64_t num_bytes) {
+#if defined(__linux__)
+  const uintptr_t page = 4096, first = (data + page - 1) / page * page, end = (data + num_bytes) / page * page;
+  if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+#endif
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m) {
+  nb::class_<Weight>(m, "LinearWeight")
+      .def(nb::init<const std::string&, int, int, int, uintptr_t, int64_t, uintptr_t, int64_t, uintptr_t, uintptr_t,
+                    int64_t, uintptr_t, int64_t>(),
+           nb::arg("kind"), nb::arg("num_out"), nb::arg("num_in"), nb::arg("group"), nb::arg("lines"),
+           nb::arg("num_bytes"), nb::arg("scales"), nb::arg("num_scales"), nb::arg("zeros"), nb::arg("factors"),
+           nb::arg("num_factors"), nb::arg("bias"), nb::arg("num_bias"));
+  nb::class_<Rows>(m, "QuantRows")
+      .def(nb::init<int, int, int>(), nb::arg("num_rows"), nb::arg("num_in"), nb::arg("group"))
+      .def_prop_ro("num_rows", [](const Rows& r) { return r.rows.num_rows; })
+      .def_prop_ro("num_in", [](const Rows& r) { return r.rows.num_in; })
+      .def_prop_ro("group", [](const Rows& r) { return r.rows.group; })
+      .def_prop_ro("values", [](const Rows& r) { return reinterpret_cast<uintptr_t>(r.rows.values); })
+      .def_prop_ro("scales", [](const Rows& r) { return reinterpret_cast<uintptr_t>(r.rows.scales); })
+      .def_prop_ro("sums", [](const Rows& r) { return reinterpret_cast<uintptr_t>(r.rows.sums); });
+  m.def("linear_isa", [](const std::string& isa) { return std::string(linear_ops(isa).isa); }, nb::arg("isa"),
+        "The variant of the linear kernels that `isa` chooses here; 'auto' is the best one.");
+  m.def("linear_isas", &linear_isas, "The variants that this CPU runs, best first, comma-separated.");
+  m.def("packed_bytes", &packed_bytes, nb::arg("kind"), nb::arg("num_out"), nb::arg("num_in"), nb::arg("group"));
+  m.def("pack_lines", &pack, nb::arg("kind"), nb::arg("q"), nb::arg("num_out"), nb::arg("num_in"), nb::arg("group"),
+        nb::arg("lines"), nb::arg("num_bytes"));
+  m.def("quantise_rows", &quantise, nb::arg("x"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("num_in"),
+        nb::arg("group"), nb::arg("row_scale"), nb::arg("num_threads"), nb::arg("isa"));
+  m.def("linear_quantised", &multiply, nb::arg("weight"), nb::arg("rows"), nb::arg("out"), nb::arg("out_stride"),
+        nb::arg("num_threads"), nb::arg("isa"));
+  m.def("linear", &linear, nb::arg("weight"), nb::arg("x"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("out"),
+        nb::arg("out_stride"), nb::arg("row_scale"), nb::arg("num_threads"), nb::arg("isa"));
+  m.def("unpack_rows", &unpack_rows, nb::arg("weight"), nb::arg("rows"), nb::arg("num_rows"), nb::arg("out"));
+  m.def("advise_huge", &advise_huge, nb::arg("data"), nb::arg("num_bytes"));
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,151 @@
+// Around the linear kernels: packing, and dividing a product among threads.
+#include "linear.h"
+
+#include <string.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+namespace ridgeline {
+namespace {
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+using Buffer = std::unique_ptr<void, Free>;
+
+Buffer buffer(int64_t bytes) {
+  Buffer out(std::aligned_alloc(64, static_cast<size_t>(round_up(bytes, 64))));
+  if (!out) throw std::bad_alloc();
+  return out;
+}
+
+// Waking a sleeping thread costs as much as some million multiply-adds: small products stay on one.
+int worthwhile_threads(const PackedWeight& weight, int num_rows, int num_threads) {
+  const int64_t macs = static_cast<int64_t>(weight.num_out) * weight.num_in * num_rows;
+  return static_cast<int>(std::min<int64_t>((macs >> 22) + 1, num_threads));
+}
+
+int worthwhile_threads(int64_t elements, int num_threads) {
+  return static_cast<int>(std::min<int64_t>((elements >> 18) + 1, num_threads));
+}
+
+// Tiles of panels in even, contiguous shares: each thread streams through its own piece of the weight.
+void multiply_all(const LinearOps& ops, const LinearArgs& args, int num_threads) {
+  const int panels = args.weight.num_panels(), per = ops.panels_per_tile;
+  const int tiles = (panels + per - 1) / per;
+  const int threads = std::min(worthwhile_threads(args.weight, args.num_rows, num_threads), tiles);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int t = 0; t < threads; ++t) {
+    const int first = static_cast<int>(static_cast<int64_t>(tiles) * t / threads) * per;
+    const int end = static_cast<int>(static_cast<int64_t>(tiles) * (t + 1) / threads) * per;
+    ops.multiply(args, first, std::min(end, panels));
+  }
+}
+
+float half_to_float(uint16_t h) {
+  const uint32_t sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
+  if (exponent == 0) return (sign ? -1.0f : 1.0f) * static_cast<float>(mantissa) * 0x1p-24f;
+  const uint32_t bits = sign | (exponent == 31 ? 255u : exponent + 112) << 23 | mantissa << 13;
+  float out;
+  memcpy(&out, &bits, sizeof out);
+  return out;
+}
+
+// Where input k of output n lies.
+struct Place {
+  int64_t byte;
+  bool high;  // int4: in the upper nibble
+};
+
+Place place(const PackedWeight& w, int n, int k) {
+  const int per_line = kLineBytes * 8 / w.bits() / kPanel;  // inputs of one line: 8, 4 or 2
+  const int64_t line = n / kPanel * w.panel_bytes() + static_cast<int64_t>(k / per_line) * kLineBytes;
+  const int o = n % kPanel, j = k % per_line;
+  if (w.kind == WeightKind::kInt4) return {line + 4 * o + j % 4, j >= 4};
+  if (w.kind == WeightKind::kInt8) return {line + 4 * o + j, false};
+  return {line + 4 * o + 2 * j, false};
+}
+
+void pack_row(const PackedWeight& w, int n, const void* q, uint8_t* lines) {
+  const int64_t row = static_cast<int64_t>(n) * w.num_in;
+  for (int k = 0; k < w.num_in; ++k) {
+    const Place at = place(w, n, k);
+    if (w.kind == WeightKind::kInt4) {
+      const uint8_t nibble = static_cast<const uint8_t*>(q)[row + k] & 15;
+      lines[at.byte] |= static_cast<uint8_t>(at.high ? nibble << 4 : nibble);
+    } else if (w.kind == WeightKind::kInt8) {
+      lines[at.byte] = static_cast<uint8_t>(static_cast<const int8_t*>(q)[row + k] + 128);
+    } else {
+      memcpy(lines + at.byte, static_cast<const uint16_t*>(q) + row + k, 2);
+    }
+  }
+}
+
+}  // namespace
+
+void quantise_rows(const LinearOps& ops, const float* x, int64_t x_stride, float row_scale, const QuantRows& to,
+                   int num_threads) {
+  const int threads = worthwhile_threads(static_cast<int64_t>(to.num_rows) * to.num_in, num_threads);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int row = 0; row < to.num_rows; ++row) ops.quantise(x + row * x_stride, row_scale, to, row);
+}
+
+void linear_quantised(const LinearOps& ops, const PackedWeight& weight, const QuantRows& rows, float* out,
+                      int64_t out_stride, int num_threads) {
+  LinearArgs args = {weight, rows.values, rows.scales, rows.sums, out, out_stride, rows.num_rows};
+  Buffer wide;
+  if (ops.x_bytes(weight.kind) == 2) {
+    const int64_t elements = static_cast<int64_t>(rows.num_rows) * rows.padded_in();
+    wide = buffer(2 * elements);
+    int16_t* to = static_cast<int16_t*>(wide.get());
+    const int threads = worthwhile_threads(elements, num_threads);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int row = 0; row < rows.num_rows; ++row) ops.widen(rows, row, to);
+    args.x = to;
+  }
+  multiply_all(ops, args, num_threads);
+}
+
+void linear_float(const LinearOps& ops, const PackedWeight& weight, const float* x, int64_t x_stride, int num_rows,
+                  float* out, int64_t out_stride, int num_threads) {
+  const int64_t elements = static_cast<int64_t>(num_rows) * weight.padded_in();
+  Buffer blocks = buffer(4 * elements);
+  float* to = static_cast<float*>(blocks.get());
+  const int threads = worthwhile_threads(elements, num_threads);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int row = 0; row < num_rows; ++row) ops.arrange(x + row * x_stride, weight.num_in, row, num_rows, to);
+  multiply_all(ops, {weight, to, nullptr, nullptr, out, out_stride, num_rows}, num_threads);
+}
+
+void pack_lines(const PackedWeight& shape, const void* q, uint8_t* lines) {
+  const int panels = shape.num_panels();
+  const int pad = shape.kind == WeightKind::kInt8 ? 128 : 0;
+#pragma omp parallel for schedule(static)
+  for (int p = 0; p < panels; ++p) {
+    memset(lines + p * shape.panel_bytes(), pad, static_cast<size_t>(shape.panel_bytes()));
+    for (int n = p * kPanel; n < std::min((p + 1) * kPanel, shape.num_out); ++n) pack_row(shape, n, q, lines);
+  }
+}
+
+void unpack_row(const PackedWeight& w, int row, float* to) {
+  const float factor = w.factors ? w.factors[row] : 1.0f;
+  for (int k = 0; k < w.num_in; ++k) {
+    const Place at = place(w, row, k);
+    if (w.kind == WeightKind::kInt4) {
+      const int64_t s = (static_cast<int64_t>(row / kPanel) * w.num_groups() + k / w.group) * kPanel + row % kPanel;
+      const int q = at.high ? w.lines[at.byte] >> 4 : w.lines[at.byte] & 15;
+      to[k] = static_cast<float>(q - (w.zeros ? w.zeros[s] : 8)) * half_to_float(w.scales[s]) * factor;
+    } else if (w.kind == WeightKind::kInt8) {
+      to[k] = static_cast<float>(w.lines[at.byte] - 128) * factor;
+    } else {
+      uint32_t bits = 0;
+      memcpy(reinterpret_cast<char*>(&bits) + 2, w.lines + at.byte, 2);
+      memcpy(to + k, &bits, 4);
+    }
+  }
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,184 @@
+"""Linears by Ridgeline's own CPU kernels: packed weights of 4, 8 or 16 bits, on every ISA.
+
+What: the layouts, the kernels and the reduction order stand in native/linear.h. A `Packed` weight
+is a few flat tensors (they may be mapped from a file); a `NativeLinear` multiplies with it. Rows
+are quantised on the way in, or beforehand by `quantise_rows`, once for all linears that read them.
+
+Invariant: a row's result is bitwise the same in any batch, at any place in it, on any number of
+threads and on every ISA variant.
+
+When it loses: devices other than the CPU; models so small that a call costs more than its product.
+
+Shape legend: T rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+import ridgeline._native as _native
+
+ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"
+"""Forces a variant: auto, portable, avx2, avxvnni, avx512, avx512vnni."""
+PANEL, BLOCK = 16, 32
+
+Kind = Literal["int4", "int8", "bf16"]
+
+
+def isa() -> str:
+    """The variant that the environment asks for, "auto" where it asks for none."""
+    return os.environ.get(ISA_VARIABLE, "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight [num_out, num_in] as the kernels read it; see native/linear.h.
+
+    `scales` (fp16) and `zeros` (uint8, None: 8 everywhere) are [panels, groups, 16], int4 only;
+    `factors` are per output, padded to whole panels; `group` is that of the activations' scales.
+    """
+
+    kind: Kind
+    num_out: int
+    num_in: int
+    group: int
+    lines: Tensor
+    scales: Tensor | None = None
+    zeros: Tensor | None = None
+    factors: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        kept = (self.lines, self.scales, self.zeros, self.factors)
+        return sum(tensor.nbytes for tensor in kept if tensor is not None)
+
+
+def row_group(kind: Kind, num_in: int, group: int) -> int:
+    """How many inputs of a row share one activation scale: int4's group, else all of them."""
+    return group if kind == "int4" else -(-num_in // BLOCK) * BLOCK
+
+
+def empty_lines(kind: Kind, num_out: int, num_in: int, group: int) -> Tensor:
+    """Memory for the lines, in large pages where the system has them."""
+    num_bytes = _native.packed_bytes(kind, num_out, num_in, group)
+    lines = torch.empty(num_bytes, dtype=torch.uint8)
+    _native.advise_huge(lines.data_ptr(), num_bytes)
+    return lines
+
+
+def pack_lines(kind: Kind, q_OI: Tensor, group: int) -> Tensor:
+    """The lines of whole numbers: 0..15 (uint8) for int4, int8, or bfloat16 weights."""
+    dtype = {"int4": torch.uint8, "int8": torch.int8, "bf16": torch.bfloat16}[kind]
+    assert q_OI.dtype == dtype, (kind, q_OI.dtype)
+    q_OI = q_OI.contiguous()
+    num_out, num_in = q_OI.shape
+    lines = empty_lines(kind, num_out, num_in, group)
+    address = lines.data_ptr()
+    _native.pack_lines(kind, q_OI.data_ptr(), num_out, num_in, group, address, lines.nbytes)
+    return lines
+
+
+def in_panels(values_OG: Tensor) -> Tensor:
+    """Per-output values [O, G] (or [O]) in the kernels' order [panels, G, 16] (or [panels·16])."""
+    missing = -len(values_OG) % PANEL
+    if values_OG.dim() == 1:
+        return torch.nn.functional.pad(values_OG, (0, missing)).contiguous()
+    padded = torch.nn.functional.pad(values_OG, (0, 0, 0, missing)).contiguous()
+    num_groups = values_OG.shape[1]
+    return padded.view(-1, PANEL, num_groups).transpose(1, 2).contiguous()
+
+
+def _address(tensor: Tensor | None, dtype: torch.dtype) -> int:
+    if tensor is None:
+        return 0
+    assert tensor.dtype == dtype and tensor.is_contiguous() and tensor.device.type == "cpu"
+    return tensor.data_ptr()
+
+
+class NativeLinear:
+    """y_TO = x_TI @ W.T (+ bias_O), float32 in and out."""
+
+    __slots__ = ("_isa", "_num_threads", "_weight", "bias_O", "group", "packed")
+
+    def __init__(self, packed: Packed, bias_O: Tensor | None = None) -> None:
+        self.packed = packed
+        self.bias_O = None if bias_O is None else bias_O.to(torch.float32).contiguous()
+        self.group = row_group(packed.kind, packed.num_in, packed.group)
+        zeros, scales, factors = packed.zeros, packed.scales, packed.factors
+        assert zeros is None or (scales is not None and zeros.shape == scales.shape)
+        self._weight = _native.LinearWeight(
+            packed.kind,
+            packed.num_out,
+            packed.num_in,
+            packed.group,
+            _address(packed.lines, torch.uint8),
+            packed.lines.nbytes,
+            _address(scales, torch.float16),
+            0 if scales is None else scales.numel(),
+            _address(zeros, torch.uint8),
+            _address(factors, torch.float32),
+            0 if factors is None else factors.numel(),
+            _address(self.bias_O, torch.float32),
+            0 if self.bias_O is None else self.bias_O.numel(),
+        )
+        self._isa = isa()
+        self._num_threads = torch.get_num_threads()
+
+    def __call__(self, x_TI: Tensor, row_scale: float = 0.0) -> Tensor:
+        """y_TO; `row_scale` fixes the scale of activations (0: each row and group has its own)."""
+        assert x_TI.dtype == torch.float32 and x_TI.shape[-1] == self.packed.num_in
+        if x_TI.stride(-1) != 1:
+            x_TI = x_TI.contiguous()
+        out_TO = torch.empty((len(x_TI), self.packed.num_out), dtype=torch.float32)
+        _native.linear(
+            self._weight,
+            x_TI.data_ptr(),
+            x_TI.stride(0),
+            len(x_TI),
+            out_TO.data_ptr(),
+            self.packed.num_out,
+            row_scale,
+            self._num_threads,
+            self._isa,
+        )
+        return out_TO
+
+    def of_quantised(self, rows: _native.QuantRows) -> Tensor:
+        """y_TO of rows that are quantised already, by this linear's `group`."""
+        out_TO = torch.empty((rows.num_rows, self.packed.num_out), dtype=torch.float32)
+        _native.linear_quantised(
+            self._weight,
+            rows,
+            out_TO.data_ptr(),
+            self.packed.num_out,
+            self._num_threads,
+            self._isa,
+        )
+        return out_TO
+
+    def rows(self, ids_T: Tensor) -> Tensor:
+        """The weight's rows `ids_T` as floats [T, num_in]: an embedding lookup."""
+        ids_T = ids_T.to(torch.int64).contiguous()
+        out_TI = torch.empty((len(ids_T), self.packed.num_in), dtype=torch.float32)
+        _native.unpack_rows(self._weight, ids_T.data_ptr(), len(ids_T), out_TI.data_ptr())
+        return out_TI
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes + (0 if self.bias_O is None else self.bias_O.nbytes)
+
+
+def quantise_rows(x_TI: Tensor, group: int, num_threads: int = 1) -> _native.QuantRows:
+    """Rows as int8 with a scale per row and group of inputs; |value| <= 127."""
+    assert x_TI.dtype == torch.float32
+    x_TI = x_TI if x_TI.stride(-1) == 1 else x_TI.contiguous()
+    num_rows, num_in = x_TI.shape
+    stride = x_TI.stride(0)
+    return _native.quantise_rows(
+        x_TI.data_ptr(), stride, num_rows, num_in, group, 0.0, num_threads, isa()
+    )
