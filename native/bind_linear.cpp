@@ -1,6 +1,7 @@
 // Python face of the linears: packed weights that borrow checked memory, quantised rows, and the products.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 
 #include <cstdlib>
 #include <memory>

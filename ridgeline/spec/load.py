@@ -12,6 +12,7 @@ from ridgeline.errors import BadModel
 from ridgeline.spec.families import spec_from_config
 from ridgeline.spec.locate import dummy_shape, is_dummy, model_path
 from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.packed import KEY, formats_of, with_formats
 from ridgeline.spec.shapes import shape_config
 
 _MAX_JSON_BYTES = 50_000_000
@@ -30,8 +31,12 @@ def load_spec(model: str) -> ModelSpec:
     config = read_json(path / "config.json")
     if config.get("dtype") is None and config.get("torch_dtype") is None:
         config["dtype"] = _dtype_of_weights(path)
+    formats = formats_of(config, model)
+    if formats is not None:
+        del config[KEY]
     spec = spec_from_config(config, name=model)
-    return msgspec.structs.replace(spec, eos_token_ids=_all_eos(spec, path))
+    spec = msgspec.structs.replace(spec, eos_token_ids=_all_eos(spec, path))
+    return spec if formats is None else with_formats(spec, formats, model)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -74,6 +74,20 @@ def rewrite_linears(spec: ModelSpec, pattern: str, format: Format, why: str) -> 
     return _recorded(out, f"{pattern} -> {format.kind}: {why}")
 
 
+def apply_formats(spec: ModelSpec, formats: Mapping[str, Format], why: str) -> ModelSpec:
+    """`rewrite_linears` for several patterns. Raises CannotRun where weights are packed already."""
+    packed = [path for path, linear in linears(spec).items() if linear.format.kind != "dense"]
+    if packed:
+        raise CannotRun(
+            f"{spec.name} is quantised already",
+            value=packed[0],
+            fix="name the checkpoint that it was made from, or ask for no other format",
+        )
+    for pattern, format in formats.items():
+        spec = rewrite_linears(spec, pattern, format, why)
+    return spec
+
+
 def apply_quantization(spec: ModelSpec, name: str) -> ModelSpec:
     """Apply a named quantisation (`QUANTIZATIONS`). The LM head and embeddings stay as they are."""
     if name not in QUANTIZATIONS:
@@ -81,9 +95,7 @@ def apply_quantization(spec: ModelSpec, name: str) -> ModelSpec:
             "unknown quantisation", value=name, limit=f"known: {', '.join(QUANTIZATIONS)}"
         )
     chosen = QUANTIZATIONS[name]
-    for pattern in chosen.patterns:
-        spec = rewrite_linears(spec, pattern, chosen.format, chosen.why)
-    return spec
+    return apply_formats(spec, dict.fromkeys(chosen.patterns, chosen.format), chosen.why)
 
 
 def with_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:

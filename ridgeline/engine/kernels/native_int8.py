@@ -17,14 +17,17 @@ from torch import Tensor
 from ridgeline.engine.kernels.native_linear import NativeLinear, Packed, in_panels, pack_lines
 
 
+def pack(q_OI: Tensor, scale_O: Tensor) -> Packed:
+    """In the kernels' layout: q_OI int8 in [-127, 127]."""
+    num_out, num_in = q_OI.shape
+    factors = in_panels(scale_O.to(torch.float32))
+    return Packed("int8", num_out, num_in, 0, pack_lines("int8", q_OI, 0), factors=factors)
+
+
 class NativeInt8(NativeLinear):
     """y_TO = x_TI @ (q_OI · scale_O).T + bias_O, x quantised per row; the weight is packed once."""
 
     __slots__ = ()
 
     def __init__(self, q_OI: Tensor, scale_O: Tensor, bias_O: Tensor | None) -> None:
-        assert q_OI.dtype == torch.int8
-        num_out, num_in = q_OI.shape
-        lines, factors = pack_lines("int8", q_OI, 0), in_panels(scale_O.to(torch.float32))
-        packed = Packed("int8", num_out, num_in, 0, lines, factors=factors)
-        super().__init__(packed, bias_O)
+        super().__init__(pack(q_OI, scale_O), bias_O)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -20,12 +20,15 @@ from ridgeline.engine.model.layers import (
 )
 from ridgeline.engine.model.moe import MoeMlp
 from ridgeline.engine.model.names import Part
+from ridgeline.engine.model.packed_file import PackedWeights
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.model.weights import CheckpointWeights, DummyWeights, Weights
 from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.base import Linear
+from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec, RopeSpec
+from ridgeline.spec.packed import PACKED_FILE
 
 
 def load_decoder(
@@ -43,14 +46,18 @@ def load_decoder(
     sequence that will be run; it decides which factors a longrope model uses. Raises BadModel,
     CannotRun.
     """
-    source = (
-        nullcontext(DummyWeights(spec, seed))
-        if is_dummy(model)
-        else CheckpointWeights(model_path(model), spec)
-    )
-    with torch.inference_mode(), source as weights:
+    with torch.inference_mode(), _source(model, spec, seed) as weights:
         builder = _Builder(spec, weights, torch.device(device), compute_dtype)
         return builder.decoder(max_model_len or spec.max_positions)
+
+
+def _source(model: str, spec: ModelSpec, seed: int) -> AbstractContextManager[Weights]:
+    if is_dummy(model):
+        return nullcontext(DummyWeights(spec, seed))
+    path = model_path(model)
+    if (path / PACKED_FILE).is_file():
+        return PackedWeights(path)
+    return CheckpointWeights(path, spec)
 
 
 class _Builder:
@@ -84,7 +91,8 @@ class _Builder:
     def _lm_head(self, embed_VC: Tensor) -> Linear:
         if not self.spec.tied_embeddings:
             return self._linear(["lm_head"], [self.spec.lm_head], None)
-        head = build_linear(self.spec.lm_head, embed_VC, None, self.device, self.dtype)
+        ready = self._ready([self.spec.lm_head], ["lm_head"], [None], None, None)
+        head = ready or build_linear(self.spec.lm_head, embed_VC, None, self.device, self.dtype)
         shared = self.spec.lm_head.format.kind == "dense"
         self.nbytes += 0 if shared else head.nbytes
         return head
@@ -145,17 +153,36 @@ class _Builder:
         self, keys: list[str], specs: list[LinearSpec], layer: int | None, expert: int | None = None
     ) -> Linear:
         """One product for all `keys` where their formats agree, else one each, joined."""
-        weights = [
-            self._tensor(key, (spec.num_out, spec.num_in), layer, expert)
-            for key, spec in zip(keys, specs, strict=True)
-        ]
         biases = [
             self._tensor(f"{key}.bias", (spec.num_out,), layer, expert) if spec.bias else None
             for key, spec in zip(keys, specs, strict=True)
         ]
-        linear = _fuse(specs, weights, biases, self.device, self.dtype)
+        linear = self._ready(specs, keys, biases, layer, expert)
+        if linear is None:
+            weights = [
+                self._tensor(key, (spec.num_out, spec.num_in), layer, expert)
+                for key, spec in zip(keys, specs, strict=True)
+            ]
+            linear = fuse(specs, weights, biases, self.device, self.dtype)
         self.nbytes += linear.nbytes
         return linear
+
+    def _ready(
+        self,
+        specs: list[LinearSpec],
+        keys: list[str],
+        biases: list[Tensor | None],
+        layer: int | None,
+        expert: int | None,
+    ) -> Linear | None:
+        """The product as its source has packed it; None where it holds plain weights."""
+        if len({(spec.num_in, spec.format, spec.bias) for spec in specs}) > 1:
+            return None
+        if self.device.type != "cpu":
+            return None
+        whole = whole_of(specs)
+        packed = self.weights.packed(whole, keys, layer, expert)
+        return None if packed is None else PackedLinear(packed, joined(biases), self.dtype)
 
     def _tensor(
         self, key: str, shape: tuple[int, ...], layer: int | None = None, expert: int | None = None
@@ -163,24 +190,34 @@ class _Builder:
         return self.weights.get(Part(key, shape, layer, expert)).to(self.device)
 
 
-def _fuse(
+def fuse(
     specs: list[LinearSpec],
     weights: list[Tensor],
     biases: list[Tensor | None],
     device: torch.device,
     dtype: torch.dtype,
 ) -> Linear:
+    """One linear for weights of the same input, side by side; `Joined` where formats differ."""
     alike = {(spec.num_in, spec.format, spec.bias) for spec in specs}
     if len(alike) > 1:
         each = zip(specs, weights, biases, strict=True)
         return Joined([build_linear(s, w, b, device, dtype) for s, w, b in each])
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    return build_linear(whole_of(specs), weight, joined(biases), device, dtype)
+
+
+def whole_of(specs: list[LinearSpec]) -> LinearSpec:
+    """Linears of one input as one, outputs side by side."""
     first = specs[0]
-    whole = LinearSpec(
+    return LinearSpec(
         num_out=sum(spec.num_out for spec in specs),
         num_in=first.num_in,
         format=first.format,
         bias=first.bias,
     )
+
+
+def joined(biases: list[Tensor | None]) -> Tensor | None:
+    """The biases side by side; None where there are none."""
     kept = [bias for bias in biases if bias is not None]
-    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    return build_linear(whole, weight, torch.cat(kept) if kept else None, device, dtype)
+    return torch.cat(kept) if kept else None

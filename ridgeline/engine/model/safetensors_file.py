@@ -54,14 +54,15 @@ def read_header(file: Path) -> dict[str, Entry]:
                 fix=_AGAIN,
             )
         raw = stream.read(length)
-    header = _parse(file, raw)
+    header = parse_header(file, raw)
     header.pop("__metadata__", None)
     entries = {name: _entry(file, name, entry) for name, entry in header.items()}
-    _check_extents(file, header, size - 8 - length)
+    check_extents(file, header, size - 8 - length)
     return entries
 
 
-def _parse(file: Path, raw: bytes) -> dict[str, Any]:
+def parse_header(file: Path, raw: bytes) -> dict[str, Any]:
+    """The header as an object; BadModel where it is none."""
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError):
@@ -97,7 +98,7 @@ def _entry(file: Path, name: str, entry: Any) -> Entry:
     return Entry(file, shape, dtype)
 
 
-def _check_extents(file: Path, header: dict[str, Any], num_bytes: int) -> None:
+def check_extents(file: Path, header: dict[str, Any], num_bytes: int) -> None:
     """The tensors lie one after another and end where the file ends."""
     at = 0
     for begin, end in sorted(tuple(entry["data_offsets"]) for entry in header.values()):

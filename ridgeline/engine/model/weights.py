@@ -7,7 +7,7 @@ shape that the spec asks for.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.engine.model.names import (
     IGNORED,
@@ -28,8 +29,9 @@ from ridgeline.engine.model.names import (
     row_sizes,
 )
 from ridgeline.engine.model.safetensors_file import Entry, entries_of
+from ridgeline.engine.quant.packed import random_packed
 from ridgeline.errors import BadModel
-from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.model import LinearSpec, ModelSpec
 
 
 class Weights(Protocol):
@@ -37,6 +39,15 @@ class Weights(Protocol):
 
     def get(self, part: Part) -> Tensor:
         """The part, on the CPU, in the source's dtype."""
+        ...
+
+    def packed(
+        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
+    ) -> Packed | None:
+        """The product of `keys` side by side, ready-made in the format of `spec`.
+
+        None where the source holds plain weights.
+        """
         ...
 
 
@@ -72,6 +83,12 @@ class CheckpointWeights:
         rows = at.rows or slice(None)
         piece: Tensor = view[rows] if at.expert is None else view[at.expert, rows]
         return piece.clone()
+
+    def packed(
+        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
+    ) -> Packed | None:
+        """None: a checkpoint of plain weights."""
+        return None
 
 
 def match(spec: ModelSpec, entries: Mapping[str, Entry]) -> dict[Part, Located]:
@@ -152,3 +169,10 @@ class DummyWeights:
             out[at : at + len(piece)] = piece
             at, start = at + len(piece), 0
         return out.view(part.shape)
+
+    def packed(
+        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
+    ) -> Packed | None:
+        """Random packed weights, of about the size of the dense ones; None for other formats."""
+        seed = zlib.crc32(f"{self.seed} {keys} {layer} {expert}".encode())
+        return random_packed(spec, torch.Generator().manual_seed(seed))

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 import ridgeline._native as _native
-from ridgeline.engine.kernels.native_linear import NativeLinear, Packed
+from ridgeline.engine.kernels.native_linear import PANEL, Kind, NativeLinear, Packed, empty_lines
 from ridgeline.errors import CannotRun
 from ridgeline.spec.model import LinearSpec
+
+_BLOCK = 1_048_573  # bytes of randomness that random weights repeat: prime, so that no row recurs
 
 
 class PackedLinear:
@@ -52,3 +54,35 @@ def needs_cpu(spec: LinearSpec, device: torch.device) -> None:
             limit="cpu",
             fix="use --device cpu",
         )
+
+
+def random_packed(spec: LinearSpec, generator: torch.Generator) -> Packed | None:
+    """A random weight in the kernels' layout, made at the speed of memory; None if it has none.
+
+    Values have a standard deviation of about 0.02, as the weights of dummy models do.
+    """
+    format, num_out, num_in = spec.format, spec.num_out, spec.num_in
+    if format.kind not in ("int4", "int8"):
+        return None
+    group = format.group_size or 0
+    kind: Kind = "int4" if group else "int8"
+    lines = empty_lines(kind, num_out, num_in, group)
+    block = torch.empty(_BLOCK, dtype=torch.uint8).random_(generator=generator)
+    for at in range(0, len(lines), _BLOCK):
+        lines[at : at + _BLOCK] = block[: len(lines) - at]
+    panels = -(-num_out // PANEL)
+    if kind == "int8":
+        lines.clamp_(min=1)  # q = -128 is not among INT8's values
+        factors = torch.full((panels * PANEL,), 0.02 / 74)  # of -127..127
+        return Packed("int8", num_out, num_in, 0, lines, factors=factors)
+    table = (panels, -(-num_in // group), PANEL)
+    return Packed(
+        "int4",
+        num_out,
+        num_in,
+        group,
+        lines,
+        torch.full(table, 0.02 / 4.6, dtype=torch.float16),  # of -8..7
+        torch.full(table, 8, dtype=torch.uint8) if format.zero_bits else None,
+        torch.ones(panels * PANEL),
+    )

@@ -8,9 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ridgeline.engine.kernels.native_int8 import pack
+from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.int8.base import Gemm
 from ridgeline.engine.quant.int8.choose import Chosen, choose
 from ridgeline.engine.quant.int8.quantise import quantise
+from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.errors import CannotRun
 from ridgeline.spec.model import LinearSpec
 
@@ -41,13 +44,16 @@ class Int8Linear:
         bias_O: Tensor | None,
         device: torch.device,
         compute_dtype: torch.dtype,
-    ) -> Int8Linear:
+    ) -> Linear:
         if spec.format.group_size is not None or spec.format.bits != 8:
             raise CannotRun(
                 "int8 linears have 8 bits and one scale per output row", value=spec.format
             )
         chosen = choose(device, spec.num_out, spec.num_in)
         bias_O = None if bias_O is None else bias_O.to(device)
+        if chosen.name == "native":
+            q_OI, scale_O = quantise(weight_ON, chosen.weight_range)
+            return PackedLinear(pack(q_OI, scale_O), bias_O, compute_dtype)
         return Int8Linear(weight_ON.to(device), bias_O, chosen, compute_dtype)
 
     @staticmethod

@@ -1,0 +1,218 @@
+// Conformance of the linear kernels without Python: every variant that this build holds against plain
+// loops in double, and bit for bit against the portable one. Built by `make check-native` (sanitizers,
+// what this CPU runs) and `make check-isa` (AVX-512 and VNNI emulated by SIMDe).
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <random>
+#include <vector>
+
+#include "../linear.h"
+
+using namespace ridgeline;
+
+namespace {
+
+std::mt19937 rng(1);
+int failures = 0;
+
+int pick(int low, int high) { return std::uniform_int_distribution<int>(low, high)(rng); }
+float normal() { return std::normal_distribution<float>(0, 1)(rng); }
+
+template <class T>
+T* aligned(std::vector<T>& memory, size_t count) {
+  memory.assign(count + 64, T{});
+  const uintptr_t at = (reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64;
+  return reinterpret_cast<T*>(at);
+}
+
+struct Case {
+  WeightKind kind;
+  int num_out, num_in, group;
+  bool zeros, bias, extreme;
+};
+
+struct Made {
+  PackedWeight w = {};
+  std::vector<uint8_t> memory, zeros;
+  std::vector<uint16_t> scales;
+  std::vector<float> factors, bias;
+  std::vector<double> dense;  // [N, K]
+};
+
+float half_value(uint16_t h) {
+  const int exponent = (h >> 10) & 31, mantissa = h & 1023;
+  const float size = exponent ? ldexpf(1024 + mantissa, exponent - 25) : ldexpf(mantissa, -24);
+  return h & 0x8000 ? -size : size;
+}
+
+void fill(const Case& c, Made& m) {
+  PackedWeight& w = m.w;
+  w.kind = c.kind;
+  w.num_out = c.num_out;
+  w.num_in = c.num_in;
+  w.group = c.kind == WeightKind::kInt4 ? c.group : static_cast<int>(round_up(c.num_in, kBlock));
+  uint8_t* lines = aligned(m.memory, static_cast<size_t>(w.num_panels() * w.panel_bytes()));
+  const size_t each = static_cast<size_t>(w.num_panels()) * w.num_groups() * kPanel;
+  m.scales.resize(each);
+  m.zeros.resize(each);
+  m.factors.resize(static_cast<size_t>(w.num_panels()) * kPanel);
+  m.bias.resize(c.num_out);
+  for (uint16_t& s : m.scales) s = static_cast<uint16_t>(pick(0, 0x7BFF) | pick(0, 1) << 15);
+  for (uint8_t& z : m.zeros) z = static_cast<uint8_t>(pick(0, 15));
+  for (float& f : m.factors) f = ldexpf(1, pick(-6, 2));
+  for (float& b : m.bias) b = normal();
+  m.dense.resize(static_cast<size_t>(c.num_out) * c.num_in);
+  const size_t count = m.dense.size();
+  std::vector<uint8_t> q(count * 2);
+  for (size_t i = 0; i < count; ++i) {
+    if (c.kind == WeightKind::kInt4) q[i] = static_cast<uint8_t>(c.extreme ? 15 * pick(0, 1) : pick(0, 15));
+    if (c.kind == WeightKind::kInt8)
+      q[i] = static_cast<uint8_t>(static_cast<int8_t>(c.extreme ? (pick(0, 1) ? 127 : -127) : pick(-127, 127)));
+    if (c.kind == WeightKind::kBf16) {
+      const float x = normal();
+      memcpy(&q[2 * i], reinterpret_cast<const char*>(&x) + 2, 2);
+    }
+  }
+  pack_lines(w, q.data(), lines);
+  w.lines = lines;
+  if (c.kind == WeightKind::kInt4) w.scales = m.scales.data();
+  if (c.zeros) w.zeros = m.zeros.data();
+  if (c.kind != WeightKind::kBf16) w.factors = m.factors.data();
+  if (c.bias) w.bias = m.bias.data();
+  std::vector<float> row(c.num_in);
+  for (int n = 0; n < c.num_out; ++n) {
+    unpack_row(w, n, row.data());
+    for (int k = 0; k < c.num_in; ++k) {
+      const size_t i = static_cast<size_t>(n) * c.num_in + k;
+      m.dense[i] = row[k];
+      double expected = row[k];
+      if (c.kind == WeightKind::kInt4) {
+        const size_t s = (static_cast<size_t>(n / kPanel) * w.num_groups() + k / w.group) * kPanel + n % kPanel;
+        expected = (q[i] - (c.zeros ? m.zeros[s] : 8)) * static_cast<double>(half_value(m.scales[s])) * m.factors[n];
+      } else if (c.kind == WeightKind::kInt8) {
+        expected = static_cast<int8_t>(q[i]) * static_cast<double>(m.factors[n]);
+      }
+      if (fabs(expected - row[k]) > 1e-6 * fabs(expected)) {
+        printf("unpack_row is wrong at %d, %d: %g instead of %g\n", n, k, row[k], expected);
+        ++failures;
+        return;
+      }
+    }
+  }
+}
+
+std::vector<float> product(const LinearOps& ops, const Made& m, const std::vector<float>& x, int num_rows,
+                           int num_threads, std::vector<double>* rounded) {
+  const PackedWeight& w = m.w;
+  std::vector<float> out(static_cast<size_t>(num_rows) * w.num_out, NAN);
+  if (w.kind == WeightKind::kBf16) {
+    linear_float(ops, w, x.data(), w.num_in, num_rows, out.data(), w.num_out, num_threads);
+    rounded->assign(x.begin(), x.end());
+    return out;
+  }
+  QuantRows rows = {nullptr, nullptr, nullptr, num_rows, w.num_in, w.group};
+  std::vector<int8_t> values(static_cast<size_t>(num_rows) * rows.padded_in());
+  std::vector<float> scales(static_cast<size_t>(num_rows) * rows.num_groups());
+  std::vector<int32_t> sums(scales.size());
+  rows.values = values.data();
+  rows.scales = scales.data();
+  rows.sums = sums.data();
+  quantise_rows(ops, x.data(), w.num_in, 0, rows, num_threads);
+  linear_quantised(ops, w, rows, out.data(), w.num_out, num_threads);
+  rounded->resize(x.size());
+  for (int r = 0; r < num_rows; ++r)
+    for (int k = 0; k < w.num_in; ++k)
+      (*rounded)[static_cast<size_t>(r) * w.num_in + k] =
+          static_cast<double>(values[(static_cast<size_t>(k / kBlock) * num_rows + r) * kBlock + k % kBlock]) *
+          scales[static_cast<size_t>(k / w.group) * num_rows + r];
+  return out;
+}
+
+void check(const Case& c, const std::vector<const LinearOps*>& variants, int num_rows) {
+  Made m;
+  fill(c, m);
+  std::vector<float> x(static_cast<size_t>(num_rows) * c.num_in);
+  for (float& v : x) v = c.extreme ? (pick(0, 1) ? 1.0f : -1.0f) : normal();
+  for (int r = 0; r < num_rows; r += 3)  // a row of zeros, and one far larger than its neighbours
+    for (int k = 0; k < c.num_in; ++k) x[static_cast<size_t>(r) * c.num_in + k] *= r % 2 ? 1e6f : 0.0f;
+  std::vector<double> rounded;
+  const std::vector<float> truth = product(*variants[0], m, x, num_rows, 1, &rounded);
+  for (int r = 0; r < num_rows; ++r) {
+    for (int n = 0; n < c.num_out; ++n) {
+      double y = 0, size = 1e-30;
+      for (int k = 0; k < c.num_in; ++k) {
+        const double term = rounded[static_cast<size_t>(r) * c.num_in + k] * m.dense[static_cast<size_t>(n) * c.num_in + k];
+        y += term;
+        size += fabs(term);
+      }
+      if (m.w.bias) y += m.w.bias[n];
+      const float found = truth[static_cast<size_t>(r) * c.num_out + n];
+      if (!(fabs(found - y) <= 2e-6 * size + 1e-6)) {
+        if (++failures < 10) printf("%s kind %d: row %d output %d: %g, expected %g\n", variants[0]->isa, static_cast<int>(c.kind), r, n, found, y);
+      }
+    }
+  }
+  for (const LinearOps* ops : variants) {
+    const std::vector<float> y = product(*ops, m, x, num_rows, 2, &rounded);
+    if (memcmp(y.data(), truth.data(), y.size() * sizeof(float))) {
+      printf("%s differs from %s: kind %d, %d x %d, group %d, %d rows\n", ops->isa, variants[0]->isa,
+             static_cast<int>(c.kind), c.num_out, c.num_in, c.group, num_rows);
+      ++failures;
+    }
+    for (int r = 0; r < num_rows; r += 5) {  // alone
+      const size_t at = static_cast<size_t>(r) * c.num_in;
+      const std::vector<float> one(x.begin() + static_cast<long>(at), x.begin() + static_cast<long>(at) + c.num_in);
+      const std::vector<float> alone = product(*ops, m, one, 1, 1, &rounded);
+      if (memcmp(alone.data(), truth.data() + static_cast<size_t>(r) * c.num_out, alone.size() * sizeof(float))) {
+        printf("%s: row %d of %d is not itself alone\n", ops->isa, r, num_rows);
+        ++failures;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  std::vector<const LinearOps*> variants = {&linear_ops_portable()};
+#if defined(RIDGELINE_SIMDE)
+  variants.push_back(&linear_ops_avx512());
+  variants.push_back(&linear_ops_avx512vnni());
+#elif defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    variants.push_back(&linear_ops_avx2());
+    if (__builtin_cpu_supports("avxvnni")) variants.push_back(&linear_ops_avxvnni());
+  }
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    variants.push_back(&linear_ops_avx512());
+    if (__builtin_cpu_supports("avx512vnni")) variants.push_back(&linear_ops_avx512vnni());
+  }
+#endif
+#if defined(RIDGELINE_SIMDE)  // a hundred times slower: fewer, but every path of the kernels
+  const int sizes[][2] = {{5, 7}, {48, 64}, {33, 257}};
+  const std::vector<int> rows = {1, 2, 4, 5, 13, 100};
+#else
+  const int sizes[][2] = {{1, 1}, {5, 7}, {16, 32}, {48, 64}, {33, 257}, {130, 129}, {64, 704}};
+  const std::vector<int> rows = {1, 2, 3, 4, 5, 7, 12, 13, 29, 100};
+#endif
+  int cases = 0;
+  for (const auto& size : sizes) {
+    for (int num_rows : rows) {
+      for (bool extreme : {false, true}) {
+        for (int group : {32, 64, 128})
+          for (bool zeros : {false, true})
+            check({WeightKind::kInt4, size[0], size[1], group, zeros, zeros, extreme}, variants, num_rows), ++cases;
+        check({WeightKind::kInt8, size[0], size[1], 0, false, extreme, extreme}, variants, num_rows), ++cases;
+        check({WeightKind::kBf16, size[0], size[1], 0, false, extreme, extreme}, variants, num_rows), ++cases;
+      }
+    }
+  }
+  printf("%d cases, variants:", cases);
+  for (const LinearOps* ops : variants) printf(" %s", ops->isa);
+  printf(", %d failures\n", failures);
+  return failures ? 1 : 0;
+}

@@ -1,0 +1,127 @@
+"""Write a model in the form that the engine multiplies with: packed once, mapped ever after.
+
+What `ridgeline quantize` does. Each product of the decoder (q, k and v together; gate and up
+together) is rounded and packed exactly as loading with the same formats would, and written part by
+part, so that one layer is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ridgeline.engine.kernels.native_linear import Packed
+from ridgeline.engine.model.load import fuse
+from ridgeline.engine.model.names import Part, parts
+from ridgeline.engine.model.packed_file import PackedWriter, packed_name
+from ridgeline.engine.model.weights import CheckpointWeights
+from ridgeline.engine.quant.packed import PackedLinear
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.spec.load import read_json
+from ridgeline.spec.locate import is_dummy, model_path
+from ridgeline.spec.model import LayerSpec, LinearSpec, ModelSpec
+from ridgeline.spec.packed import KEY, PACKED_FILE, config_of
+
+_KEPT = ("generation_config.json", "chat_template.jinja")
+
+
+class Product(NamedTuple):
+    """Linears of one input that are computed as one."""
+
+    keys: list[str]
+    specs: list[LinearSpec]
+    layer: int | None = None
+    expert: int | None = None
+
+
+def products(spec: ModelSpec) -> Iterator[Product]:
+    """Every product of the decoder, as `load_decoder` joins them."""
+    for index, layer in enumerate(spec.layers):
+        yield from _layer_products(layer, index)
+    yield Product(["lm_head"], [spec.lm_head])
+
+
+def _layer_products(layer: LayerSpec, index: int) -> Iterator[Product]:
+    attention, mlp = layer.attention, layer.mlp
+    yield Product(["q", "k", "v"], [attention.q, attention.k, attention.v], index)
+    yield Product(["o"], [attention.o], index)
+    if mlp.router is None:
+        yield Product(["gate", "up"], [mlp.gate, mlp.up], index)
+        yield Product(["down"], [mlp.down], index)
+        return
+    yield Product(["router"], [mlp.router], index)
+    for expert in range(mlp.num_experts):
+        yield Product(["expert_gate", "expert_up"], [mlp.gate, mlp.up], index, expert)
+        yield Product(["expert_down"], [mlp.down], index, expert)
+
+
+def pack_model(model: str, spec: ModelSpec, directory: Path) -> int:
+    """Write `model`, in the formats of `spec`, to `directory`; the bytes of its weights.
+
+    Raises BadInput where the directory is not empty, CannotRun where there is nothing to pack.
+    """
+    if is_dummy(model):
+        raise CannotRun("a dummy model has no weights to pack", value=model)
+    source = model_path(model)
+    if (source / PACKED_FILE).is_file():
+        raise CannotRun("the model is packed already", value=model, fix="name the original")
+    if directory.exists() and any(directory.iterdir()):
+        raise BadInput("the output directory is not empty", value=str(directory))
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_config(source, spec, directory)
+    target = directory / PACKED_FILE
+    with torch.inference_mode(), CheckpointWeights(source, spec) as weights:
+        _write_weights(spec, weights, target)
+    return target.stat().st_size
+
+
+def _write_config(source: Path, spec: ModelSpec, directory: Path) -> None:
+    config = {**read_json(source / "config.json"), KEY: config_of(spec)}
+    config.setdefault("dtype", spec.stored_dtype)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for file in source.iterdir():
+        if file.name in _KEPT or file.name.startswith(("tokenizer", "special_tokens")):
+            shutil.copy(file, directory / file.name)
+
+
+def _write_weights(spec: ModelSpec, weights: CheckpointWeights, target: Path) -> None:
+    packed_keys = set()
+    partial = target.with_suffix(".partial")
+    writer = PackedWriter(partial, most_tensors=9 * len(list(parts(spec))) + 9)
+    for product in products(spec):
+        if product.specs[0].format.kind == "dense":
+            continue
+        writer.add_packed(
+            packed_name(product.keys, product.layer, product.expert),
+            _packed(spec, product, weights),
+        )
+        packed_keys |= {(key, product.layer, product.expert) for key in product.keys}
+    for part in parts(spec):
+        if (part.key, part.layer, part.expert) not in packed_keys:
+            writer.add(str(part), weights.get(part))
+    writer.close()
+    partial.rename(target)  # a file of this name is always whole
+
+
+def _packed(spec: ModelSpec, product: Product, weights: CheckpointWeights) -> Packed:
+    tied = product.keys == ["lm_head"] and spec.tied_embeddings
+    keys = ["embed"] if tied else product.keys
+    dense = [
+        weights.get(Part(key, (linear.num_out, linear.num_in), product.layer, product.expert))
+        for key, linear in zip(keys, product.specs, strict=True)
+    ]
+    bare = [LinearSpec(num_out=s.num_out, num_in=s.num_in, format=s.format) for s in product.specs]
+    linear = fuse(bare, dense, [None] * len(bare), torch.device("cpu"), torch.float32)
+    if not isinstance(linear, PackedLinear):
+        raise CannotRun(
+            "these weights are computed together and must share one packed format",
+            value=" + ".join(
+                f"{k}: {s.format.kind}" for k, s in zip(product.keys, product.specs, strict=True)
+            ),
+        )
+    return linear.native.packed

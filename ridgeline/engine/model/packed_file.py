@@ -1,0 +1,184 @@
+"""Packed weights on disk: mapped into memory, multiplied with where they lie.
+
+One safetensors file, written so that lines start at multiples of 64 bytes (a pad tensor fills
+each gap: the format allows none). Nothing is repacked or copied when it is opened but the few dense
+tensors; the page cache is shared by every engine on the machine.
+
+    layers.3.q+k+v.lines   uint8           layers.3.q+k+v.scales   fp16 [panels, groups, 16]
+    layers.3.q+k+v.zeros   uint8, or none  layers.3.q+k+v.factors  float32 [panels · 16]
+    attention_norm of layer 3              every other tensor, under its part's name
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.kernels.native_linear import PANEL, Packed
+from ridgeline.engine.model.names import Part
+from ridgeline.engine.model.safetensors_file import check_extents, parse_header
+from ridgeline.errors import BadModel
+from ridgeline.spec.model import LinearSpec
+from ridgeline.spec.packed import PACKED_FILE
+
+_ALIGNMENT = 64
+_MAX_HEADER_BYTES = 100_000_000
+_DTYPES = {
+    "U8": torch.uint8,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_AGAIN = "pack the checkpoint again with ridgeline quantize"
+
+
+def packed_name(keys: Sequence[str], layer: int | None, expert: int | None) -> str:
+    """What the product of `keys` is called in the file."""
+    where = "" if layer is None else f"layers.{layer}."
+    return where + ("" if expert is None else f"experts.{expert}.") + "+".join(keys)
+
+
+class PackedWriter:
+    """Writes tensors one after another, and the header into the room left for it at the end."""
+
+    def __init__(self, path: Path, most_tensors: int) -> None:
+        self._file: BinaryIO = path.open("wb")
+        self._room = -(-(most_tensors + 1) * 256 // _ALIGNMENT) * _ALIGNMENT - 8
+        self._file.seek(8 + self._room)
+        self._at = 0
+        self._header: dict[str, Any] = {}
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Append `tensor` at the next multiple of 64 bytes."""
+        gap = -self._at % _ALIGNMENT
+        if gap:
+            self._append(f"pad.{len(self._header)}", torch.zeros(gap, dtype=torch.uint8))
+        self._append(name, tensor)
+
+    def _append(self, name: str, tensor: Tensor) -> None:
+        assert name not in self._header, name
+        tensor = tensor.contiguous()
+        end = self._at + tensor.nbytes
+        self._header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [self._at, end],
+        }
+        self._file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        self._at = end
+
+    def close(self) -> None:
+        """Write the header; only now is the file one."""
+        text = json.dumps(self._header, separators=(",", ":")).encode()
+        assert len(text) <= self._room, "the names are longer than the room left for them"
+        self._file.seek(0)
+        self._file.write(self._room.to_bytes(8, "little") + text.ljust(self._room))
+        self._file.close()
+
+    def add_packed(self, name: str, packed: Packed) -> None:
+        """The tensors of a packed weight."""
+        for field in ("lines", "scales", "zeros", "factors"):
+            tensor = getattr(packed, field)
+            if tensor is not None:
+                self.add(f"{name}.{field}", tensor)
+
+
+class _Entry(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    begin: int
+
+
+class PackedWeights:
+    """The tensors of a packed model directory, mapped; a source of `engine.model.weights`.
+
+    A context manager like its siblings; what it gave stays valid after it is left. Raises BadModel
+    for a malformed file and for tensors that are missing or misshapen.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / PACKED_FILE
+        try:
+            with self._path.open("rb") as stream:
+                # Copy on write: torch wants memory that it could write to, and nobody does.
+                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            raise BadModel("cannot map the packed weights", value=str(error), fix=_AGAIN) from None
+        self._entries = self._read()
+
+    def __enter__(self) -> PackedWeights:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The map lives as long as the tensors that point into it."""
+
+    def get(self, part: Part) -> Tensor:
+        """A dense part. It points into the map: to be read or converted, not written."""
+        return self._tensor(str(part), part.shape)
+
+    def packed(
+        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
+    ) -> Packed | None:
+        """The product of `keys` side by side, of `spec`'s format; None where it is dense."""
+        kind = spec.format.kind
+        if kind == "dense":
+            return None
+        assert kind in ("int4", "int8", "bf16"), kind
+        name = packed_name(keys, layer, expert)
+        panels, group = -(-spec.num_out // PANEL), spec.format.group_size or 0
+        table = (panels, -(-spec.num_in // group), PANEL) if group else ()
+        return Packed(
+            kind,  # type: ignore[arg-type]
+            spec.num_out,
+            spec.num_in,
+            group,
+            self._tensor(f"{name}.lines", None),  # its size is checked by the kernel's weight
+            self._tensor(f"{name}.scales", table) if group else None,
+            self._tensor(f"{name}.zeros", table) if spec.format.zero_bits else None,
+            None if kind == "bf16" else self._tensor(f"{name}.factors", (panels * PANEL,)),
+        )
+
+    def _tensor(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise BadModel(f"{self._path.name}: there is no tensor {name}", fix=_AGAIN)
+        if shape is not None and entry.shape != shape:
+            raise BadModel(
+                f"{self._path.name}: tensor {name} has another shape than the config says",
+                value=list(entry.shape),
+                limit=list(shape),
+                fix=_AGAIN,
+            )
+        count = math.prod(entry.shape)
+        flat = torch.frombuffer(self._map, dtype=entry.dtype, count=count, offset=entry.begin)
+        return flat.view(entry.shape)
+
+    def _read(self) -> dict[str, _Entry]:
+        length = int.from_bytes(self._map[:8], "little")
+        if len(self._map) < 8 or length > min(_MAX_HEADER_BYTES, len(self._map) - 8):
+            raise BadModel(f"{self._path.name}: the header exceeds the file", fix=_AGAIN)
+        header = parse_header(self._path, self._map[8 : 8 + length])
+        entries = {name: self._entry(name, at, 8 + length) for name, at in header.items()}
+        check_extents(self._path, header, len(self._map) - 8 - length)
+        return entries
+
+    def _entry(self, name: str, entry: Any, start: int) -> _Entry:
+        try:
+            shape, dtype = tuple(entry["shape"]), _DTYPES[entry["dtype"]]
+            begin, end = entry["data_offsets"]
+            num_bytes = math.prod(shape) * dtype.itemsize
+            whole = all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
+            sane = whole and end - begin == num_bytes and (start + begin) % dtype.itemsize == 0
+        except (TypeError, KeyError, ValueError):
+            sane = False
+        if not sane:
+            raise BadModel(f"{self._path.name}: the entry of {name} is malformed", fix=_AGAIN)
+        return _Entry(shape, dtype, start + begin)

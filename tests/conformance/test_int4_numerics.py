@@ -1,0 +1,65 @@
+"""What INT4 costs beyond its weights: the same rounded weights in float32 must say the same.
+
+Perplexity of the demo model on held-out text, native kernels with int8 activations against dense
+float32 products of the very weights that the packed numbers mean.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ridgeline.engine.model import load
+from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.model.names import Part
+from ridgeline.engine.model.weights import CheckpointWeights
+from ridgeline.engine.quant.int4.quantise import quantise
+from ridgeline.engine.runner import TorchRunner
+from ridgeline.engine.text import load_tokenizer
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.locate import model_path
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.rewrite import apply_quantization, with_dtype
+
+GROUP_SIZE = 128  # of INT4, the format that --quantization int4 chooses
+QUANTISED = {"q", "k", "v", "o", "gate", "up", "down"}
+
+
+class Rounded(CheckpointWeights):
+    """Dense float32 weights, rounded to INT4 as the packed ones are."""
+
+    def get(self, part: Part) -> torch.Tensor:
+        weight = super().get(part)
+        if part.key not in QUANTISED:
+            return weight
+        return quantise(weight, GROUP_SIZE, zeros=False).dense(GROUP_SIZE)
+
+
+def held_out(num_windows: int, window: int) -> list[list[int]]:
+    text = (model_path("demo").parent / "heldout" / "docs.txt").read_text(encoding="utf-8")
+    ids = load_tokenizer("demo").encode(text[: 8 * num_windows * window], add_special_tokens=False)
+    return [ids[i * window : (i + 1) * window] for i in range(num_windows)]
+
+
+def nats_per_token(spec: ModelSpec, windows: list[list[int]]) -> float:
+    decoder = load_decoder("demo", spec, device="cpu", compute_dtype=torch.float32)
+    runner = TorchRunner(decoder, None, None)  # type: ignore[arg-type]
+    losses = [
+        torch.nn.functional.cross_entropy(runner.logits(ids)[:-1], torch.tensor(ids[1:]))
+        for ids in windows
+    ]
+    return float(torch.stack(losses).mean())
+
+
+def test_int8_activations_cost_nothing_that_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = held_out(num_windows=12, window=256)
+    dense = with_dtype(load_spec("demo"), "float32")
+    packed = nats_per_token(apply_quantization(dense, "int4"), windows)
+    plain = nats_per_token(dense, windows)
+    source = model_path("demo")
+    monkeypatch.setattr(load, "_source", lambda model, spec, seed: Rounded(source, spec))
+    rounded = nats_per_token(dense, windows)
+    assert (
+        abs(packed / rounded - 1) < 1e-3 and abs(packed - rounded) < 1e-3
+    )  # < 0.1 % of perplexity
+    assert rounded != pytest.approx(plain, abs=1e-4)  # else nothing was rounded

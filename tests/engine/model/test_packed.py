@@ -1,0 +1,134 @@
+"""A model packed on disk is the model that was packed; and a damaged file says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.model.pack import pack_model
+from ridgeline.engine.model.packed_file import PackedWeights
+from ridgeline.engine.runner import TorchRunner
+from ridgeline.errors import BadInput, BadModel, CannotRun
+from ridgeline.spec.format import BF16, INT8, Format, int4
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.packed import PACKED_FILE
+from ridgeline.spec.rewrite import apply_formats, apply_quantization, linears, with_dtype
+from tests.conformance.tiny_models import make_model
+
+TOKENS = [(7 * i * i + 3) % 60 + 3 for i in range(40)]
+
+
+def spec_with(model: str, layers: Format, head: Format | None = None) -> ModelSpec:
+    formats = {"layers.*.attention.*": layers, "layers.*.mlp.*": layers}
+    formats |= {"lm_head": head} if head else {}
+    return apply_formats(with_dtype(load_spec(model), "float32"), formats, "test")
+
+
+def logits(model: str, spec: ModelSpec) -> torch.Tensor:
+    decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
+    return TorchRunner(decoder, None, None).logits(TOKENS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "phi3", "mixtral", "gemma3"])
+@pytest.mark.parametrize("layers", [int4(32), int4(64, zeros=True), INT8], ids=["4", "4z", "8"])
+def test_packed_is_quantised_while_loading(tmp_path: Path, kind: str, layers: Format) -> None:
+    source, packed = str(tmp_path / "source"), tmp_path / "packed"
+    make_model(kind, tmp_path / "source")
+    spec = spec_with(source, layers, INT8)
+    pack_model(source, spec, packed)
+    opened = with_dtype(load_spec(str(packed)), "float32")
+    assert {p: li.format for p, li in linears(opened).items()} == {
+        p: li.format for p, li in linears(spec).items()
+    }
+    assert torch.equal(logits(str(packed), opened), logits(source, spec))
+
+
+def test_the_demo_packed_with_its_head_as_stored(tmp_path: Path) -> None:
+    spec = spec_with("demo", int4(), BF16)
+    pack_model("demo", spec, tmp_path / "out")
+    opened = with_dtype(load_spec(str(tmp_path / "out")), "float32")
+    found = logits(str(tmp_path / "out"), opened)
+    assert torch.equal(found, logits("demo", spec))
+    plain = logits("demo", spec_with("demo", int4()))
+    assert (found - plain).abs().max() < 1e-3  # the same head, summed in another order
+    with pytest.raises(CannotRun, match="quantised already"):
+        apply_quantization(opened, "int8")
+
+
+def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CannotRun, match="dummy"):
+        pack_model("dummy:llama-1b-32k", load_spec("dummy:llama-1b-32k"), tmp_path / "a")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(BadInput, match="not empty"):
+        pack_model("demo", spec_with("demo", int4()), tmp_path / "full")
+
+
+@pytest.fixture(scope="module")
+def packed_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("packed") / "demo"
+    pack_model("demo", spec_with("demo", int4()), path)
+    return path
+
+
+def copy_of(packed: Path, target: Path) -> Path:
+    target.mkdir()
+    for file in packed.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1000])
+def test_a_truncated_file_is_told(packed_demo: Path, tmp_path: Path, keep: int) -> None:
+    path = copy_of(packed_demo, tmp_path / "cut")
+    data = (path / PACKED_FILE).read_bytes()
+    (path / PACKED_FILE).write_bytes(data[:keep] if keep else b"")
+    with pytest.raises(BadModel):
+        PackedWeights(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"group_size": 64}, {"kind": "int8", "bits": 8, "group_size": None}, {"zero_bits": 8}],
+)
+def test_a_config_of_another_packing_is_told(
+    packed_demo: Path, tmp_path: Path, change: dict[str, object]
+) -> None:
+    path = copy_of(packed_demo, tmp_path / "other")
+    config = json.loads((path / "config.json").read_text())
+    for fields in config["quantization_config"]["formats"].values():
+        fields.update(change)
+    (path / "config.json").write_text(json.dumps(config))
+    spec = with_dtype(load_spec(str(path)), "float32")
+    with pytest.raises((BadModel, ValueError)):
+        load_decoder(str(path), spec, device="cpu", compute_dtype=torch.float32)
+
+
+def test_another_version_and_a_stray_path_are_told(packed_demo: Path, tmp_path: Path) -> None:
+    path = copy_of(packed_demo, tmp_path / "new")
+    config = json.loads((path / "config.json").read_text())
+    told = config["quantization_config"]
+    for broken in (
+        {**told, "version": 2},
+        {**told, "formats": {"layers.99.mlp.up": {}}},
+        {**told, "formats": {"lm_head": {"bits": "many"}}},
+    ):
+        (path / "config.json").write_text(json.dumps({**config, "quantization_config": broken}))
+        with pytest.raises(BadModel):
+            load_spec(str(path))
+
+
+def test_dummy_weights_are_random_in_packed_formats_too() -> None:
+    spec = spec_with("dummy:llama-1b-32k", int4())
+    small = ModelSpec(
+        **{n: getattr(spec, n) for n in spec.__struct_fields__} | {"layers": spec.layers[:1]}
+    )
+    decoder = load_decoder("dummy:llama-1b-32k", small, device="cpu", compute_dtype=torch.float32)
+    down = decoder.blocks[0].mlp.down.native  # type: ignore[attr-defined]
+    weight = down.rows(torch.arange(64))
+    assert 0.015 < float(weight.std()) < 0.025 and len(torch.unique(weight[:, :64], dim=0)) == 64

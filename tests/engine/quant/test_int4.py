@@ -1,0 +1,226 @@
+"""INT4 and bf16 linears: the kernels against slow arithmetic, bit for bit against themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ridgeline._native as _native
+from ridgeline.engine.kernels.native_linear import (
+    ISA_VARIABLE,
+    NativeLinear,
+    Packed,
+    pack_lines,
+    quantise_rows,
+)
+from ridgeline.engine.quant import build_linear
+from ridgeline.engine.quant.int4.linear import pack
+from ridgeline.engine.quant.int4.quantise import Int4Weights, quantise
+from ridgeline.engine.quant.int4.reference import multiply
+from ridgeline.engine.quant.packed import random_packed
+from ridgeline.errors import CannotRun
+from ridgeline.spec.format import BF16, INT4, INT8, Format, int4
+from ridgeline.spec.model import LinearSpec
+
+CPU = torch.device("cpu")
+ISAS = _native.linear_isas().split(",")
+SIZES = [(1, 1), (7, 33), (64, 256), (65, 1023), (257, 64)]
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def native(weights: Int4Weights, group_size: int, isa: str = "auto") -> NativeLinear:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ISA_VARIABLE, isa)
+        return NativeLinear(pack(weights, group_size))
+
+
+def of_kind(kind: str, num_out: int, num_in: int) -> Packed:
+    """A random packed weight of any kind, its scales all different."""
+    if kind == "bf16":
+        weight_OI = torch.randn(num_out, num_in).bfloat16()
+        return Packed("bf16", num_out, num_in, 0, pack_lines("bf16", weight_OI, 0))
+    if kind == "int4":
+        return pack(quantise(torch.randn(num_out, num_in), 32, zeros=True), 32)
+    packed = random_packed(
+        LinearSpec(num_out=num_out, num_in=num_in, format=INT8), torch.Generator()
+    )
+    assert packed is not None and packed.factors is not None
+    packed.factors.uniform_(0.5, 2.0)
+    return packed
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("size", SIZES)
+def test_against_the_oracle(size: tuple[int, int], group_size: int, zeros: bool, isa: str) -> None:
+    weights = quantise(torch.randn(size), group_size, zeros=zeros)
+    linear = native(weights, group_size, isa)
+    for num_rows in (1, 3, 8, 50):
+        x_TI = torch.randn(num_rows, size[1]) * torch.logspace(-3, 3, num_rows).unsqueeze(1)
+        each = (linear(x_TI) - multiply(weights, x_TI, group_size)).norm(dim=1)
+        assert (each / multiply(weights, x_TI, group_size).norm(dim=1)).max() < 3e-3
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_sums_are_exact_where_every_product_is_largest(isa: str) -> None:
+    """All nibbles 15 or 0 against all activations at ±127: what 16-bit sums could lose."""
+    sign_OI = torch.where(torch.rand(48, 512) < 0.5, 0, 15).to(torch.uint8)
+    sign_OI[:16] = 15
+    one_OG = torch.ones(48, 4, dtype=torch.float16)
+    zero_OG = torch.zeros(48, 4, dtype=torch.uint8)
+    linear = native(Int4Weights(sign_OI, one_OG, zero_OG, torch.ones(48)), 128, isa)
+    x_TI = torch.where(torch.rand(9, 512) < 0.5, -127.0, 127.0)
+    x_TI[0] = 127
+    assert torch.equal(linear(x_TI).double(), x_TI.double() @ sign_OI.double().T)
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8", "bf16"])
+def test_the_same_bits_on_every_isa_in_any_batch_and_on_any_threads(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed, x_TI = of_kind(kind, 2050, 515), torch.randn(131, 515)
+    x_TI[5] *= 1e4
+    before, found = torch.get_num_threads(), []
+    try:
+        for isa in ISAS:
+            for num_threads in (1, 2):
+                monkeypatch.setenv(ISA_VARIABLE, isa)
+                torch.set_num_threads(num_threads)
+                found.append((isa, num_threads, NativeLinear(packed)))
+    finally:
+        torch.set_num_threads(before)
+    truth_TO = found[0][2](x_TI)
+    for isa, num_threads, linear in found:
+        for rows in (slice(None), slice(0, 1), slice(5, 6), slice(3, 10), slice(130, 131)):
+            assert torch.equal(linear(x_TI[rows]), truth_TO[rows]), (isa, num_threads, rows)
+    back = found[-1][2](x_TI.flip(0).contiguous()).flip(0)
+    assert torch.equal(back, truth_TO)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(["int4", "int8", "bf16"]),
+    st.integers(1, 70),
+    st.integers(1, 300),
+    st.integers(0, 40),
+    st.sampled_from(ISAS),
+)
+def test_a_row_is_itself_alone(
+    kind: str, num_out: int, num_in: int, num_rows: int, isa: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ISA_VARIABLE, isa)
+        linear = NativeLinear(of_kind(kind, num_out, num_in), torch.randn(num_out))
+    x_TI = torch.randn(num_rows, num_in)
+    y_TO = linear(x_TI)
+    assert y_TO.shape == (num_rows, num_out) and y_TO.isfinite().all()
+    for row in range(0, num_rows, 7):
+        assert torch.equal(linear(x_TI[row : row + 1])[0], y_TO[row])
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_rows_quantised_beforehand_give_the_same(kind: str) -> None:
+    linear = NativeLinear(of_kind(kind, 33, 200))
+    x_TI = torch.randn(6, 200)
+    rows = quantise_rows(x_TI, linear.group)
+    assert rows.num_rows == 6 and rows.group == linear.group
+    assert torch.equal(linear.of_quantised(rows), linear(x_TI))
+    other = quantise_rows(x_TI, 96)
+    with pytest.raises(ValueError, match="another num_in or group"):
+        linear.of_quantised(other)
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8", "bf16"])
+def test_rows_of_the_weight_are_an_embedding(kind: str) -> None:
+    packed = of_kind(kind, 50, 70)
+    linear, ids = NativeLinear(packed), torch.tensor([0, 49, 7, 7])
+    dense_OI = linear.rows(torch.arange(50))
+    assert torch.equal(linear.rows(ids), dense_OI[ids])
+    assert relative(linear(torch.eye(70)).T, dense_OI) < 1e-6
+    with pytest.raises(ValueError, match="no such row"):
+        linear.rows(torch.tensor([50]))
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("value", [1.0, -1.0, 1e-20, 1e20, 0.0])
+def test_constant_weights_at_the_extremes(value: float, zeros: bool) -> None:
+    weights = quantise(torch.full((20, 200), value), 64, zeros=zeros)
+    assert relative(weights.dense(64), torch.full((20, 200), value)) < 1e-3 or value == 0
+    y_TO = native(weights, 64)(torch.ones(2, 200))
+    assert torch.allclose(y_TO, torch.full((2, 20), 200 * value), rtol=1e-3, atol=0)
+
+
+def test_rounding_is_near_its_theory_and_the_search_and_zeros_help() -> None:
+    weight_OI = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
+    plain = {
+        g: relative(quantise(weight_OI, g, zeros=False).dense(g), weight_OI) for g in (32, 128)
+    }
+    zeros = {g: relative(quantise(weight_OI, g, zeros=True).dense(g), weight_OI) for g in (32, 128)}
+    naive = (weight_OI / (weight_OI.abs().amax(1, keepdim=True) / 7)).round()
+    assert 0.06 < plain[32] < plain[128] < 0.1
+    assert zeros[32] < plain[32] and zeros[128] < plain[128]
+    assert plain[128] < 0.7 * relative(naive * weight_OI.abs().amax(1, keepdim=True) / 7, weight_OI)
+
+
+def test_formats_and_devices_it_cannot_compute_are_refused() -> None:
+    weight_OI = torch.randn(8, 64)
+
+    def build(format: Format, device: torch.device = CPU) -> None:
+        spec = LinearSpec(num_out=8, num_in=64, format=format)
+        build_linear(spec, weight_OI, None, device, torch.float32)
+
+    with pytest.raises(CannotRun, match="groups of 32, 64 or 128"):
+        build(int4(16))
+    with pytest.raises(CannotRun, match="on the CPU only"):
+        build(INT4, torch.device("meta"))
+    with pytest.raises(CannotRun, match="would round"):
+        build(BF16)
+
+
+def test_an_isa_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = {"avx2", "avxvnni", "avx512", "avx512vnni"} - set(ISAS)
+    for isa, told in [("avx1024", "unknown ISA"), *((isa, "lacks") for isa in sorted(missing))]:
+        monkeypatch.setenv(ISA_VARIABLE, isa)
+        with pytest.raises(ValueError, match=told):
+            NativeLinear(of_kind("int4", 4, 40))(torch.ones(1, 40))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"num_bytes": 1},
+        {"num_scales": 3},
+        {"num_factors": 1},
+        {"group": 48},
+        {"num_out": 0},
+        {"lines": 8},
+        {"scales": 0},
+    ],
+)
+def test_memory_that_does_not_fit_the_shape_is_refused(broken: dict[str, int]) -> None:
+    packed = of_kind("int4", 16, 64)
+    assert packed.scales is not None and packed.factors is not None
+    fields = {
+        "kind": "int4",
+        "num_out": 16,
+        "num_in": 64,
+        "group": 32,
+        "lines": packed.lines.data_ptr(),
+        "num_bytes": packed.lines.nbytes,
+        "scales": packed.scales.data_ptr(),
+        "num_scales": packed.scales.numel(),
+        "zeros": 0,
+        "factors": packed.factors.data_ptr(),
+        "num_factors": packed.factors.numel(),
+        "bias": 0,
+        "num_bias": 0,
+    }
+    _native.LinearWeight(**fields)  # type: ignore[arg-type]
+    with pytest.raises(ValueError):
+        _native.LinearWeight(**fields | broken)  # type: ignore[arg-type]
