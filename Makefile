@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 # OpenMP threads that wait must sleep, not spin: tests and servers share the cores (ridgeline/cli/main.py).
 export GOMP_SPINCOUNT ?= 1000
 # The editable install lists the modules it knows and compiles native/: the stamp's name changes with both.
-SOURCES := $(shell (find ridgeline -name '*.py' | sort; cat pyproject.toml native/*) | sha256sum | cut -c1-16)
+SOURCES := $(shell (find ridgeline -name '*.py' | sort; cat pyproject.toml native/*.*) | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.installed-$(SOURCES)
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test lint bench clean check-native check-isa
 
 install: $(STAMP)
 
@@ -32,6 +32,13 @@ lint: install
 
 test: install lint
 	$(BIN)/python -m pytest -q
+
+# The linear kernels without Python: under sanitizers; and the AVX-512 variants emulated (needs SIMDe).
+check-native:
+	native/tests/check.sh sanitize
+
+check-isa:
+	native/tests/check.sh emulate
 
 clean:
 	rm -rf $(VENV) build dist ridgeline-out

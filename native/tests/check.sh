@@ -33,7 +33,7 @@ case "${1:-}" in
       echo "SIMDe is missing (apt install libsimde-dev): the AVX-512 variants were NOT checked" >&2
       exit 2
     fi
-    EXTRA="-O2 -DRIDGELINE_SIMDE -w"
+    EXTRA="-DRIDGELINE_SIMDE -w"
     for name in linear linear_portable linear_avx512 linear_avx512vnni tests/check_linear; do build $name; done
     $CXX -fopenmp "$OUT"/*.o -o "$OUT/check"
     ;;

@@ -17,6 +17,7 @@ namespace {
 
 std::mt19937 rng(1);
 int failures = 0;
+constexpr int kTold = 10;  // failures that are described
 
 int pick(int low, int high) { return std::uniform_int_distribution<int>(low, high)(rng); }
 float normal() { return std::normal_distribution<float>(0, 1)(rng); }
@@ -151,24 +152,23 @@ void check(const Case& c, const std::vector<const LinearOps*>& variants, int num
       if (m.w.bias) y += m.w.bias[n];
       const float found = truth[static_cast<size_t>(r) * c.num_out + n];
       if (!(fabs(found - y) <= 2e-6 * size + 1e-6)) {
-        if (++failures < 10) printf("%s kind %d: row %d output %d: %g, expected %g\n", variants[0]->isa, static_cast<int>(c.kind), r, n, found, y);
+        if (++failures < kTold) printf("%s kind %d: row %d output %d: %g, expected %g\n", variants[0]->isa, static_cast<int>(c.kind), r, n, found, y);
       }
     }
   }
   for (const LinearOps* ops : variants) {
     const std::vector<float> y = product(*ops, m, x, num_rows, 2, &rounded);
     if (memcmp(y.data(), truth.data(), y.size() * sizeof(float))) {
-      printf("%s differs from %s: kind %d, %d x %d, group %d, %d rows\n", ops->isa, variants[0]->isa,
-             static_cast<int>(c.kind), c.num_out, c.num_in, c.group, num_rows);
-      ++failures;
+      if (++failures < kTold)
+        printf("%s differs from %s: kind %d, %d x %d, group %d, %d rows\n", ops->isa, variants[0]->isa,
+               static_cast<int>(c.kind), c.num_out, c.num_in, c.group, num_rows);
     }
     for (int r = 0; r < num_rows; r += 5) {  // alone
       const size_t at = static_cast<size_t>(r) * c.num_in;
       const std::vector<float> one(x.begin() + static_cast<long>(at), x.begin() + static_cast<long>(at) + c.num_in);
       const std::vector<float> alone = product(*ops, m, one, 1, 1, &rounded);
       if (memcmp(alone.data(), truth.data() + static_cast<size_t>(r) * c.num_out, alone.size() * sizeof(float))) {
-        printf("%s: row %d of %d is not itself alone\n", ops->isa, r, num_rows);
-        ++failures;
+        if (++failures < kTold) printf("%s: row %d of %d is not itself alone\n", ops->isa, r, num_rows);
       }
     }
   }

@@ -1,4 +1,4 @@
-// AVX-512 instructions that SIMDe 0.7.4 does not emulate, lane by lane from Intel's description of each.
+// AVX-512 instructions that SIMDe 0.7.4 does not emulate, or rounds twice (fmadd), lane by lane.
 #pragma once
 #include <math.h>
 #include <string.h>
@@ -67,6 +67,19 @@ inline __m512i gap_cvtepu8_epi32(__m128i a) {
   return out;
 }
 
+inline __m512 gap_fmadd_ps(__m512 a, __m512 b, __m512 c) {
+  float x[16], y[16], z[16];
+  memcpy(x, &a, 64);
+  memcpy(y, &b, 64);
+  memcpy(z, &c, 64);
+  for (int i = 0; i < 16; ++i) z[i] = fmaf(x[i], y[i], z[i]);
+  __m512 out;
+  memcpy(&out, z, 64);
+  return out;
+}
+
+#undef _mm512_fmadd_ps
+#define _mm512_fmadd_ps gap_fmadd_ps
 #define _mm512_cvtepu8_epi32 gap_cvtepu8_epi32
 #define _mm512_cvtepi32_ps gap_cvtepi32_ps
 #define _mm512_cvtps_epi32 gap_cvtps_epi32

@@ -104,14 +104,14 @@ def test_every_kernel_rounds_alike(name: str) -> None:
 
 
 def test_the_contract_of_linears() -> None:
-    x_TI = torch.randn(3, 16)
+    x_TI = torch.randn(3, 32)
     before = x_TI.clone()
-    linear = build(torch.randn(8, 16), torch.randn(8), dtype=torch.bfloat16)
+    linear = build(torch.randn(16, 32), torch.randn(16), dtype=torch.bfloat16)
     y_TO = linear(x_TI.to(torch.bfloat16))
-    assert y_TO.dtype is torch.bfloat16 and y_TO.shape == (3, 8)
+    assert y_TO.dtype is torch.bfloat16 and y_TO.shape == (3, 16)
     linear(x_TI)
     assert torch.equal(x_TI, before)
-    assert linear.nbytes == 8 * 16 + 4 * 8 + 4 * 8
+    assert linear.nbytes == 16 * 32 + 4 * 16 + 4 * 16
 
 
 def test_formats_it_cannot_compute_are_refused() -> None:
