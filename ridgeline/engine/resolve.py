@@ -27,7 +27,7 @@ from ridgeline.settings import Batching, Settings
 from ridgeline.spec.cost import kv_bytes_per_token, resident_weight_bytes
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import LinearSpec, ModelSpec
-from ridgeline.spec.rewrite import apply_quantization, with_dtype
+from ridgeline.spec.rewrite import apply_lm_head, apply_quantization, with_dtype
 
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 64
@@ -45,6 +45,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     quantization: str | None
+    lm_head_quantization: str | None
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -103,6 +104,7 @@ def resolve(settings: Settings) -> Resolved:
 _UNCHANGED = (
     "model",
     "quantization",
+    "lm_head_quantization",
     "enable_prefix_caching",
     "prefix_cache_ttl_s",
     "enable_chunked_prefill",
@@ -165,7 +167,22 @@ def _spec(
     if settings.quantization is not None:
         spec = apply_quantization(spec, settings.quantization)
         why["quantization"] = f"asked for: {_kernel(spec.layers[-1].mlp.gate, device)}"
+    spec, why["lm_head_quantization"] = _lm_head(settings, spec, device)
     return spec, dtype
+
+
+def _lm_head(settings: Settings, spec: ModelSpec, device: torch.device) -> tuple[ModelSpec, str]:
+    """The head in the format asked for; beside quantised layers, in the checkpoint's own bits."""
+    asked, dense = settings.lm_head_quantization, spec.lm_head.format.kind == "dense"
+    if asked is not None:
+        spec = apply_lm_head(spec, asked)
+        return spec, f"asked for: {_kernel(spec.lm_head, device)}"
+    layers_are_dense = spec.layers[-1].mlp.gate.format.kind == "dense"
+    if not dense or layers_are_dense:
+        return spec, "as it is stored" if dense else _kernel(spec.lm_head, device)
+    if (spec.stored_dtype, spec.dtype, device.type) == ("bfloat16", "float32", "cpu"):
+        return apply_lm_head(spec, "bf16"), "bfloat16 as the checkpoint stores it: nothing lost"
+    return spec, "as it is stored"
 
 
 def _kernel(linear: LinearSpec, device: torch.device) -> str:

@@ -65,6 +65,15 @@ _NOTES: tuple[tuple[Callable[[Settings], bool], str], ...] = (
         "(llm-compressor writes one); it does not quantise to INT8 while loading.",
     ),
     (
+        lambda s: s.quantization == "int4",
+        "quantization=int4: vLLM reads INT4 from a checkpoint that was quantised before "
+        "(GPTQ, AWQ or compressed-tensors); it does not quantise to INT4 while loading.",
+    ),
+    (
+        lambda s: s.lm_head_quantization is not None,
+        "lm_head_quantization: vLLM keeps the LM head as the checkpoint stores it.",
+    ),
+    (
         lambda s: s.batching != "continuous",
         "batching: vLLM always batches continuously; static and dynamic have no equivalent.",
     ),

@@ -95,7 +95,37 @@ def apply_quantization(spec: ModelSpec, name: str) -> ModelSpec:
             "unknown quantisation", value=name, limit=f"known: {', '.join(QUANTIZATIONS)}"
         )
     chosen = QUANTIZATIONS[name]
+    _check_stored(spec, chosen.format)
     return apply_formats(spec, dict.fromkeys(chosen.patterns, chosen.format), chosen.why)
+
+
+def apply_lm_head(spec: ModelSpec, name: str) -> ModelSpec:
+    """Store the LM head in the format of a named quantisation; tied embeddings stay as they are.
+
+    Raises CannotRun where the head is packed already.
+    """
+    if name not in QUANTIZATIONS:
+        raise BadInput(
+            "unknown quantisation", value=name, limit=f"known: {', '.join(QUANTIZATIONS)}"
+        )
+    chosen = QUANTIZATIONS[name].format
+    _check_stored(spec, chosen)
+    if spec.lm_head.format.kind not in ("dense", chosen.kind):
+        raise CannotRun(
+            "the LM head is quantised already",
+            value=spec.lm_head.format.kind,
+            fix="leave out --lm-head-quantization",
+        )
+    return rewrite_linears(spec, "lm_head", chosen, "the head alone")
+
+
+def _check_stored(spec: ModelSpec, format: Format) -> None:
+    if format.kind == "bf16" and spec.stored_dtype != "bfloat16":
+        raise CannotRun(
+            "bf16 keeps what a bfloat16 checkpoint stores, and this one stores more",
+            value=spec.stored_dtype,
+            fix="leave bf16 out",
+        )
 
 
 def with_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:

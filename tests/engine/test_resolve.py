@@ -31,7 +31,7 @@ def test_every_setting_has_a_value_and_a_derivation() -> None:
     assert not any(
         value is None
         for name, value in values.items()
-        if "ttl" not in name and name != "quantization"
+        if "ttl" not in name and "quantization" not in name
     )
     assert set(Settings.__struct_fields__) <= set(values)
 
@@ -59,7 +59,7 @@ def test_quantisation_rewrites_the_spec() -> None:
     plain, int8 = resolve(Settings()), resolve(Settings(quantization="int8"))
     assert plain.spec.layers[0].mlp.gate.format.kind == "dense"
     assert int8.spec.layers[0].mlp.gate.format.kind == "int8"
-    assert int8.spec.lm_head.format.kind == "dense"
+    assert int8.spec.lm_head.format.kind == "bf16"  # as the demo's checkpoint stores it
     assert "weights" in int8.derivations["quantization"]  # which kernel, and why
 
 

@@ -1,0 +1,172 @@
+"""The linears against this machine's own limits, measured in the same run, variant by variant.
+
+    python benchmarks/bench_linear.py [--threads N] [--rows 1,4,16,512] [--kinds int4,int8]
+                                      [--isas auto] [--rounds 5] [--json FILE]
+
+For each kind of weight, ISA variant and number of rows: time of one product (median of rounds; few
+rows rotate through more weights than any cache holds), bytes of weights, GB/s against the measured
+read bandwidth, GOPS against the measured peak of the best exact sequence of instructions for that
+kind ("int4": bytes; "int8": bytes with VNNI, else words; "bf16", "fp32": fused multiply-adds).
+fbgemm and fp32 (torch) are there for comparison. `bound` is the larger of bytes / bandwidth and
+operations / peak: what a perfect kernel would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
+
+import torch
+from torch import Tensor
+
+import ridgeline._native as _native
+from ridgeline.engine.kernels.native_linear import (
+    ISA_VARIABLE,
+    NativeLinear,
+    Packed,
+    pack_lines,
+)
+from ridgeline.engine.quant.int8.fbgemm import FbgemmGemm
+from ridgeline.engine.quant.packed import random_packed
+from ridgeline.spec.format import BF16, INT4, INT8, Format, dense
+from ridgeline.spec.model import LinearSpec
+
+Product = Callable[[Tensor], Tensor]
+FORMATS: dict[str, Format] = {
+    "int4": INT4,
+    "int8": INT8,
+    "bf16": BF16,
+    "fp32": dense("float32"),
+    "fbgemm": INT8,
+}
+PEAK = {"int4": "int4", "int8": "int16", "bf16": "float32", "fp32": "float32", "fbgemm": "int8"}
+TORCH = ("fp32", "fbgemm")
+COLD_BYTES = 160e6  # weights that few rows rotate through: several times the largest cache
+
+
+def make(kind: str, num_out: int, num_in: int) -> Product:
+    """One random linear of `kind`."""
+    if kind == "fp32":
+        weight_OI = torch.randn(num_out, num_in)
+        return lambda x_TI: torch.nn.functional.linear(x_TI, weight_OI)
+    if kind == "fbgemm":
+        q_OI = torch.randint(-60, 61, (num_out, num_in), dtype=torch.int8)
+        return FbgemmGemm.pack(q_OI, torch.ones(num_out))
+    if kind == "bf16":
+        lines = pack_lines("bf16", torch.randn(num_out, num_in).bfloat16(), 0)
+        return NativeLinear(Packed("bf16", num_out, num_in, 0, lines))
+    spec = LinearSpec(num_out=num_out, num_in=num_in, format=FORMATS[kind])
+    packed = random_packed(spec, torch.Generator().manual_seed(0))
+    assert packed is not None
+    return NativeLinear(packed)
+
+
+def seconds(products: list[Product], x_TI: Tensor, rounds: int) -> float:
+    """Median time of one product, all of them in turn each round."""
+    products[0](x_TI)
+    spent = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        for product in products:
+            product(x_TI)
+        spent.append((time.perf_counter() - begun) / len(products))
+    return statistics.median(spent)
+
+
+def limits(num_threads: int, kinds: list[str]) -> tuple[float, dict[str, float]]:
+    """Read bandwidth, and the arithmetic peak of each kind, of this machine now."""
+    bandwidth = statistics.median(r for r, _ in _native.read_rates(256 << 20, num_threads, 5, 0.1))
+    peaks = {}
+    for kind in kinds:
+        rates = _native.multiply_rates(PEAK[kind], num_threads, 5, 0.05)
+        peaks[kind] = statistics.median(rate for rate, _ in rates)
+    return bandwidth, peaks
+
+
+def measure(
+    kind: str, isa: str, shape: tuple[int, int], rows: list[int], rounds: int
+) -> list[dict[str, object]]:
+    """One row of results per number of rows."""
+    os.environ[ISA_VARIABLE] = isa
+    num_out, num_in = shape
+    num_bytes = FORMATS[kind].nbytes(num_out, num_in)
+    products = [make(kind, *shape) for _ in range(max(2, int(COLD_BYTES / num_bytes)))]
+    found: list[dict[str, object]] = []
+    for num_rows in rows:
+        some = products if num_rows <= 32 else products[:2]
+        spent = seconds(some, torch.randn(num_rows, num_in), rounds)
+        found.append(
+            {
+                "kind": kind,
+                "isa": "torch" if kind in TORCH else _native.linear_isa(isa),
+                "rows": num_rows,
+                "us": spent * 1e6,
+                "bytes": num_bytes,
+                "gb_s": num_bytes / spent * 1e-9,
+                "gops": 2e-9 * num_rows * num_out * num_in / spent,
+            }
+        )
+    return found
+
+
+def with_bounds(
+    found: dict[str, object], bandwidth: float, peaks: dict[str, float]
+) -> dict[str, object]:
+    """The result against the larger of its two bounds."""
+    by_memory = float(found["bytes"]) / bandwidth  # type: ignore[arg-type]
+    share_of_peak = float(found["gops"]) * 1e9 / peaks[str(found["kind"])]  # type: ignore[arg-type]
+    spent = float(found["us"]) * 1e-6  # type: ignore[arg-type]
+    return found | {
+        "of_bandwidth": by_memory / spent,
+        "of_peak": share_of_peak,
+        "of_bound": max(by_memory / spent, share_of_peak),
+    }
+
+
+def show(found: dict[str, object]) -> str:
+    return (
+        f"{found['kind']:7} {found['isa']:11} {found['rows']:5} rows {found['us']:10.0f} us "
+        f"{found['gb_s']:6.1f} GB/s {found['of_bandwidth']:5.0%}   "
+        f"{found['gops']:6.0f} GOPS {found['of_peak']:5.0%}   of bound {found['of_bound']:5.0%}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rows", default="1,2,4,8,16,64,256,512,2048")
+    parser.add_argument("--kinds", default=",".join(FORMATS))
+    parser.add_argument("--isas", default="auto", help="comma-separated; all: every one here")
+    parser.add_argument("--shape", default="8192x2048", help="outputs x inputs")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    kinds, rows = args.kinds.split(","), [int(each) for each in args.rows.split(",")]
+    num_out, num_in = (int(each) for each in args.shape.split("x"))
+    isas = _native.linear_isas() if args.isas == "all" else args.isas
+    bandwidth, peaks = limits(args.threads, kinds)
+    print(f"{args.threads} thread(s), {num_out} outputs x {num_in} inputs")
+    print(f"reads: {bandwidth / 1e9:.1f} GB/s")
+    print("peaks, GOPS:", {kind: round(peak / 1e9) for kind, peak in peaks.items()})
+    results = []
+    with torch.inference_mode():
+        for kind in kinds:
+            for isa in ["auto"] if kind in TORCH else isas.split(","):
+                for found in measure(kind, isa, (num_out, num_in), rows, args.rounds):
+                    results.append(with_bounds(found, bandwidth, peaks))
+                    print(show(results[-1]), flush=True)
+    if args.json:
+        told = {"threads": args.threads, "read_gb_s": bandwidth / 1e9, "peaks": peaks}
+        args.json.write_text(json.dumps({**told, "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
