@@ -40,10 +40,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     required: bool = False
 
 
+_ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"
+
+
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """What the checks look at, gathered once, so that tests can hand in any machine.
 
     `machine` is None where it could not be probed; `native_error` or `torch_error` says why.
+    `native_isas`: the variants of the linear kernels that this CPU runs, best first.
     """
 
     python: tuple[int, int, int]
@@ -51,6 +55,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     torch_error: str
     machine: Machine | None
     native_error: str
+    native_isas: str = ""
     cores: system.Cores
     free_disk_bytes: int
     disk_path: str
@@ -73,6 +78,7 @@ def look_around(*, refresh: bool = False, cache_dir: Path | None = None) -> Surr
         torch_error=torch_error,
         machine=machine,
         native_error=native_error,
+        native_isas="" if native_error else native().linear_isas(),
         cores=system.cores(),
         free_disk_bytes=shutil.disk_usage(folder).free,
         disk_path=str(folder),
@@ -137,11 +143,21 @@ def _torch(around: Surroundings) -> Check:
 
 
 def _native_module(around: Surroundings) -> Check:
+    runs, forced = around.native_isas.split(","), around.environment.get(_ISA_VARIABLE, "auto")
+    if not around.native_error and forced not in ("auto", *runs):
+        return Check(
+            ok=False,
+            title="native module",
+            detail=f"{_ISA_VARIABLE}={forced}, which this CPU or build lacks",
+            remedy=f"unset it, or set one of {', '.join(runs)}",
+            required=True,
+        )
     good = not around.native_error
+    chosen = runs[0] if forced == "auto" else f"{forced}, by {_ISA_VARIABLE}"
     return Check(
         ok=good,
         title="native module",
-        detail="loads" if good else around.native_error,
+        detail=f"loads; linears run as {chosen}" if good else around.native_error,
         remedy="" if good else "run make install again; it needs a C++17 compiler",
         required=True,
     )

@@ -42,6 +42,7 @@ GOOD = Surroundings(
     torch_error="",
     machine=MACHINE,
     native_error="",
+    native_isas="avx2,portable",
     cores=Cores(logical=4, physical=4, affinity=4, quota=None),
     free_disk_bytes=50_000_000_000,
     disk_path="/cache",
@@ -77,6 +78,12 @@ def test_a_good_machine_has_nothing_to_mend(monkeypatch: Any) -> None:
         (around(torch_error="no libgomp", machine=None), "PyTorch", "no libgomp", True),
         (around(torch_version="2.4.0"), "PyTorch", "2.4.0", True),
         (around(native_error="no such file", machine=None), "native module", "no such file", True),
+        (
+            around(environment={"RIDGELINE_NATIVE_ISA": "avx512"}),
+            "native module",
+            "avx512, which this CPU",
+            True,
+        ),
         (around(cores=Cores(logical=4, physical=4, affinity=4, quota=1.5)), "cores", "1.5", False),
         (
             around(cores=Cores(logical=4, physical=2, affinity=2, quota=None)),

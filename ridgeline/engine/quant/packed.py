@@ -16,7 +16,7 @@ from ridgeline.engine.kernels.native_linear import PANEL, Kind, NativeLinear, Pa
 from ridgeline.errors import CannotRun
 from ridgeline.spec.model import LinearSpec
 
-_BLOCK = 1_048_573  # bytes of randomness that random weights repeat: prime, so that no row recurs
+_BLOCK = 1_048_573  # random numbers that random weights repeat: prime, so that no row recurs
 
 
 class PackedLinear:
@@ -62,14 +62,16 @@ def random_packed(spec: LinearSpec, generator: torch.Generator) -> Packed | None
     Values have a standard deviation of about 0.02, as the weights of dummy models do.
     """
     format, num_out, num_in = spec.format, spec.num_out, spec.num_in
-    if format.kind not in ("int4", "int8"):
+    if format.kind not in ("int4", "int8", "bf16"):
         return None
     group = format.group_size or 0
-    kind: Kind = "int4" if group else "int8"
+    kind: Kind = "int4" if group else "int8" if format.kind == "int8" else "bf16"
     lines = empty_lines(kind, num_out, num_in, group)
-    block = torch.empty(_BLOCK, dtype=torch.uint8).random_(generator=generator)
-    for at in range(0, len(lines), _BLOCK):
-        lines[at : at + _BLOCK] = block[: len(lines) - at]
+    if kind == "bf16":
+        normal = torch.randn(_BLOCK, generator=generator) * 0.02
+        _repeat(normal.to(torch.bfloat16), lines.view(torch.bfloat16))
+        return Packed("bf16", num_out, num_in, 0, lines)
+    _repeat(torch.empty(_BLOCK, dtype=torch.uint8).random_(generator=generator), lines)
     panels = -(-num_out // PANEL)
     if kind == "int8":
         lines.clamp_(min=1)  # q = -128 is not among INT8's values
@@ -86,3 +88,8 @@ def random_packed(spec: LinearSpec, generator: torch.Generator) -> Packed | None
         torch.full(table, 8, dtype=torch.uint8) if format.zero_bits else None,
         torch.ones(panels * PANEL),
     )
+
+
+def _repeat(block: Tensor, into: Tensor) -> None:
+    for at in range(0, len(into), len(block)):
+        into[at : at + len(block)] = block[: len(into) - at]
