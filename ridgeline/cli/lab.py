@@ -190,7 +190,8 @@ class Numbers:
         resolved, machine = self.resolved(settings), self._machine
         nbytes = self._model(settings).fixed_weight_bytes + self._model(settings).head_weight_bytes
         rates = _rates(machine, resolved)
-        dtype = "int8" if resolved.quantization == "int8" and "int8" in rates else resolved.dtype
+        by_bytes = resolved.quantization in ("int8", "int4") and "int8" in rates
+        dtype = "int8" if by_bytes else resolved.dtype
         return Ceilings(
             bandwidth_bytes_s=_bandwidth(machine, resolved, nbytes),
             compute_flop_s=rates,

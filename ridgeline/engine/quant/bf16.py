@@ -37,7 +37,7 @@ class Bf16Linear:
     ) -> PackedLinear:
         needs_cpu(spec, device)
         weight_OI = weight_ON.to(torch.bfloat16)
-        pieces = zip(weight_OI.split(_ROWS), weight_ON.split(_ROWS), strict=True)
+        pieces = zip(torch.split(weight_OI, _ROWS), torch.split(weight_ON, _ROWS), strict=True)
         if not all(torch.equal(kept.to(given.dtype), given) for kept, given in pieces):
             raise CannotRun(
                 "bf16 weights would round this checkpoint's",

@@ -5,18 +5,18 @@ always computes the same: a choice by stopwatch would change with its neighbours
 weights are tried before pair-safe ones. The memo holds facts about this machine, not state: the
 answer is the same for every layer of a shape.
 
-Microseconds of a 2048×2048 layer (and a 256×1408 one), AVX2 without VNNI (Zen 3), one thread, by
-rows:
+Microseconds of an 8192×2048 layer, AVX2 without VNNI (Zen 3), two threads, by rows (benchmarks/
+bench_linear.py; one run, medians of 5):
 
-               1            4            16            64           256
-    fp32     807  (71)   2174 (149)   3410 (265)   8358 (861)   27379 (2837)
-    native   283  (45)    378  (61)   1082 (162)   4108 (592)   18659 (2241)
-    fbgemm   430 (180)    631 (197)   1330 (280)   4154 (675)   16680 (2190)
-    onednn  1157 (262)   1389 (275)   2040 (350)   4803 (695)   16168 (1937)
-    int_mm    ×6           ×6           ×16          over ×20
+               1      4      8     16     64    512
+    native   648    747   1459   2478   8571  70491
+    fbgemm   915   1172   1944   2404   7232  63668
+    fp32    3941  13517  11829  13632  26825 158804
 
-With VNNI fbgemm and onednn multiply bytes in one instruction and are within 10 % of each other;
-with AMX only onednn uses the tiles.
+From 64 rows on fbgemm is 10 to 20 % faster here: its weights keep to the pair-safe range, which
+lets it add two products in 16 bits; ours keep all of their 8 bits. With VNNI the native kernel
+multiplies bytes in one instruction, as the others do (checked by emulation, not yet timed on such a
+CPU). With AMX only onednn uses the tiles.
 """
 
 from __future__ import annotations
@@ -66,8 +66,6 @@ def order(device: torch.device) -> tuple[str, ...]:
     """Kernels that may be chosen on `device`, the fastest first."""
     if device.type == "cpu" and torch.cpu._is_amx_tile_supported():
         return "onednn", "fbgemm", "native", "int_mm"
-    if device.type == "cpu" and torch.cpu._is_vnni_supported():
-        return "fbgemm", "onednn", "native", "int_mm"
     return "native", "fbgemm", "onednn", "int_mm"
 
 

@@ -1,9 +1,10 @@
 """Ridgeline's own kernel: scales, rounding and product in one call (native/linear.h).
 
-What: without VNNI, bytes are widened and multiplied with `pmaddwd`, which adds pairs in 32 bits:
-exact with full-range weights on every x86, with nothing element-wise left to PyTorch.
+What: bytes multiplied with `vpdpbusd` where the CPU has VNNI; elsewhere widened and multiplied with
+`pmaddwd`, which adds pairs in 32 bits. Exact with full-range weights on every x86, with nothing
+element-wise left to PyTorch.
 
-When it loses: many rows on a CPU with VNNI or AMX, whose byte products it does not use.
+When it loses: a CPU with AMX, whose tiles it does not use.
 """
 
 from __future__ import annotations

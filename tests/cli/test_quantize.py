@@ -1,0 +1,46 @@
+"""`ridgeline quantize`: what it writes opens, and what it cannot do it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.quantize import command, formats_for
+from ridgeline.engine.resolve import resolve
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.settings import Settings
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.rewrite import linears
+
+
+def test_the_demo_is_written_and_opens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "demo-int4"
+    assert command("demo", target, 4, 64, True, 8) == 0
+    assert str(target) in capsys.readouterr().out
+    kinds = {path: linear.format for path, linear in linears(load_spec(str(target))).items()}
+    assert (kinds["lm_head"].kind, kinds["layers.0.mlp.up"].group_size) == ("int8", 64)
+    assert kinds["layers.5.attention.o"].zero_bits == 8
+    resolved = resolve(Settings(model=str(target), max_model_len=64))
+    assert resolved.spec.layers[0].mlp.gate.format.kind == "int4"
+    with pytest.raises(CannotRun, match="already"):
+        resolve(Settings(model=str(target), quantization="int8"))
+    with pytest.raises(CannotRun, match="LM head is quantised already"):
+        resolve(Settings(model=str(target), lm_head_quantization="int4"))
+
+
+def test_the_head_stays_as_stored_unless_asked() -> None:
+    assert formats_for("demo", 4, None, False, None).lm_head.format.kind == "bf16"
+    assert formats_for("demo", 4, None, False, 4).lm_head.format.kind == "int4"
+    assert formats_for("demo", 8, None, False, None).layers[0].mlp.up.format.kind == "int8"
+    with pytest.raises(BadInput, match="for 4 bits"):
+        formats_for("demo", 8, 64, False, None)
+
+
+def test_the_head_can_be_quantised_while_loading() -> None:
+    asked = Settings(quantization="int4", lm_head_quantization="int8", max_model_len=64)
+    resolved = resolve(asked)
+    assert resolved.spec.lm_head.format.kind == "int8"
+    assert "asked for" in resolved.derivations["lm_head_quantization"]
+    lossless = resolve(Settings(quantization="bf16", max_model_len=64))
+    assert {linear.format.kind for linear in linears(lossless.spec).values()} == {"bf16"}
