@@ -35,6 +35,12 @@ CASES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Relative errors of a handful of numbers have a long tail: the same ones every time."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(params=CASES)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return CASES[request.param]

@@ -29,6 +29,12 @@ ISAS = _native.linear_isas().split(",")
 SIZES = [(1, 1), (7, 33), (64, 256), (65, 1023), (257, 64)]
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Relative errors of a handful of numbers have a long tail: the same ones every time."""
+    torch.manual_seed(0)
+
+
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
