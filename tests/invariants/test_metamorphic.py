@@ -52,14 +52,26 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["llama", "llama-native", "demo", "demo-int8"])
+KINDS = [
+    "llama",
+    "llama-native",
+    "demo",
+    "demo-int8",
+    "llama-kv-int8",
+    "llama-native-kv-bfloat16",
+    "demo-kv-int8",
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def model(one_thread: None, request: pytest.FixtureRequest, tmp_path_factory: Any) -> Model:
-    kind = request.param
+    kind, _, kv = request.param.partition("-kv-")
+    kv = kv or "float32"
     if kind.startswith("demo"):
-        return Model.load("demo", "native", "int8" if kind == "demo-int8" else None)
+        return Model.load("demo", "native", "int8" if kind == "demo-int8" else None, kv)
     path = tmp_path_factory.mktemp("llama")
     make_model("llama", path, max_position_embeddings=CONTEXT)
-    return Model.load(str(path), "native" if kind == "llama-native" else "torch")
+    return Model.load(str(path), "native" if kind == "llama-native" else "torch", None, kv)
 
 
 def ask(name: str, prompt: list[int], sampling: Sampling) -> Ask:
