@@ -81,7 +81,7 @@ class TorchRunner:
         tokens_T = torch.tensor(tokens, device=self.decoder.device)
         positions_T = torch.arange(len(tokens), device=self.decoder.device)
         like = self.decoder.embed_VC
-        attend = FullAttention(self.decoder.spec, len(tokens), like, self.cache.format)
+        attend = FullAttention(self.decoder.spec, len(tokens), like)
         x_TC = self.decoder.hidden(tokens_T, positions_T, len(tokens), attend)
         return self.decoder.logits(x_TC)
 

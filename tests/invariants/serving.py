@@ -68,8 +68,7 @@ class Model:
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """float64 [V]: after the last of `tokens`, without cache, batch or chunks."""
-        cache = mock.Mock(format=kv_format(self.spec.kv_dtype))
-        runner = TorchRunner(self.decoder, cache, mock.Mock())
+        runner = TorchRunner(self.decoder, mock.Mock(), mock.Mock())
         return runner.logits(tokens)[-1].float().numpy().astype(np.float64)
 
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 from torch import Tensor
 
 from ridgeline.engine.attention.dense import attend_prefill, causal_mask
-from ridgeline.engine.attention.kv_format import KvFormat
+from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.spec.model import ModelSpec
 
 
 class FullAttention:
     """The `Attend` of a single sequence that starts at position 0; keeps nothing.
 
-    Keys and values go through `format` and back, so that scores show what a lossy cache costs.
+    Keys and values go through the format of the model's cache and back, so that scores show
+    what a lossy cache costs.
     """
 
-    def __init__(self, spec: ModelSpec, num_tokens: int, like: Tensor, format: KvFormat) -> None:
-        self.format = format
+    def __init__(self, spec: ModelSpec, num_tokens: int, like: Tensor) -> None:
+        self.format = kv_format(spec.kv_dtype)
         self.attentions = tuple(layer.attention for layer in spec.layers)
         kinds = {(a.window, a.softcap is not None) for a in self.attentions}
         self.masks = {
