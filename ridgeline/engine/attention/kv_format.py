@@ -14,7 +14,8 @@ and KIVI (Liu et al. 2024, arXiv 2402.02750), at 8 bits, where keys need no chan
 Invariant: what a position holds depends on that token's key or value alone; writing it again gives
 the same bytes. Lossy, except where the format is the dtype of the computation.
 
-When it loses: short contexts, where weights and not the cache are what a step reads.
+When it loses: wherever memory is not short. Rows are widened before use, which costs more time than
+the bytes save (benchmarks/bench_attention.py; docs/tried.md has the figures).
 
 Shape legend: X any leading axes, D head_dim, W numbers of a stored row.
 """
