@@ -6,11 +6,20 @@
 
 namespace ridgeline {
 
+// How a row of the cache (one token's key or value of one head) is stored: D floats; D bfloat16; or D int8
+// codes and then one float, their scale (unaligned: D + 4 bytes).
+enum class KvKind { kFloat32, kBfloat16, kInt8 };
+
+inline int64_t row_bytes(KvKind kind, int head_dim) {
+  return kind == KvKind::kFloat32 ? 4 * head_dim : kind == KvKind::kBfloat16 ? 2 * head_dim : head_dim + 4;
+}
+
 struct AttentionArgs {
   const float* q;        // [T, H, D], rows contiguous in D
   float* out;            // [T, H, D], contiguous
-  const void* k;         // paged: element (block b, token t, head g, dim d) at
-  const void* v;         //   b*stride_block + t*stride_token + g*stride_head + d
+  const char* k;         // paged: the row of (block b, token t, head g) starts, in bytes, at
+  const char* v;         //   b*stride_block + t*stride_token + g*stride_head
+  KvKind kind;
   int64_t q_stride_row, q_stride_head;
   int64_t stride_block, stride_token, stride_head;
   const int32_t* row_start;    // [R + 1]: rows of run r are row_start[r] .. row_start[r+1]-1
@@ -33,10 +42,22 @@ constexpr int kChunk = 512;
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxRows = 32;  // query rows (token, head in group) that share one pass over the keys
 
+// Rows of one head to be stored: row i goes from `from + i*stride_from` floats to the address to[i].
+struct StoreArgs {
+  const float* from;
+  int64_t stride_from;
+  char* const* to;
+  int num_rows, head_dim;
+  KvKind kind;
+};
+
 void attend_portable(const AttentionArgs& args);
+void store_rows_portable(const StoreArgs& args);
 #if defined(__x86_64__)
 void attend_avx2(const AttentionArgs& args);
+void store_rows_avx2(const StoreArgs& args);
 void attend_avx512(const AttentionArgs& args);
+void store_rows_avx512(const StoreArgs& args);
 #endif
 
 }  // namespace ridgeline

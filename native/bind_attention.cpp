@@ -21,16 +21,25 @@ namespace {
 
 using Ints = std::vector<int32_t>;
 
-// Where one layer's K and V live, and how far its indices may reach.
+KvKind kind_from(const std::string& name) {
+  if (name == "float32") return KvKind::kFloat32;
+  if (name == "bfloat16") return KvKind::kBfloat16;
+  if (name == "int8") return KvKind::kInt8;
+  throw std::invalid_argument("unknown KV format " + name + "; known: float32, bfloat16, int8");
+}
+
+// Where one layer's K and V live, and how far its indices may reach. Strides and the end are in bytes.
 struct PagedKv {
-  float* k;
-  float* v;
+  char* k;
+  char* v;
+  KvKind kind;
   int num_blocks, block_size, num_kv_heads, head_dim;
   int64_t stride_block, stride_token, stride_head;
 
-  PagedKv(uintptr_t k, uintptr_t v, int num_blocks, int block_size, int num_kv_heads, int head_dim,
-          int64_t stride_block, int64_t stride_token, int64_t stride_head, int64_t num_elements)
-      : k(reinterpret_cast<float*>(k)), v(reinterpret_cast<float*>(v)),
+  PagedKv(uintptr_t k, uintptr_t v, const std::string& kind, int num_blocks, int block_size,
+          int num_kv_heads, int head_dim, int64_t stride_block, int64_t stride_token, int64_t stride_head,
+          int64_t num_bytes)
+      : k(reinterpret_cast<char*>(k)), v(reinterpret_cast<char*>(v)), kind(kind_from(kind)),
         num_blocks(num_blocks), block_size(block_size), num_kv_heads(num_kv_heads), head_dim(head_dim),
         stride_block(stride_block), stride_token(stride_token), stride_head(stride_head) {
     require(k && v, "the KV cache has no memory");
@@ -38,8 +47,8 @@ struct PagedKv {
     require(head_dim > 0 && head_dim <= kMaxHeadDim, "head_dim must be in 1..256");
     require(stride_block > 0 && stride_token > 0 && stride_head > 0, "KV cache strides must be positive");
     const int64_t last = (num_blocks - 1) * stride_block + (block_size - 1) * stride_token +
-                         (num_kv_heads - 1) * stride_head + head_dim;
-    require(last <= num_elements, "KV cache strides reach past its memory");
+                         (num_kv_heads - 1) * stride_head + row_bytes(this->kind, head_dim);
+    require(last <= num_bytes, "KV cache strides reach past its memory");
   }
 
   int64_t at(int32_t block, int position) const {
@@ -91,6 +100,7 @@ void attend(const AttentionPlan& plan, const PagedKv& kv, uintptr_t q, int64_t q
   a.out = reinterpret_cast<float*>(out);
   a.k = kv.k;
   a.v = kv.v;
+  a.kind = kv.kind;
   a.q_stride_row = q_stride_row;
   a.q_stride_head = q_stride_head;
   a.stride_block = kv.stride_block;
@@ -114,24 +124,37 @@ void attend(const AttentionPlan& plan, const PagedKv& kv, uintptr_t q, int64_t q
   dispatch(chosen, a);
 }
 
-// Copy the step's new keys and values [T, 2, G, D] (rows contiguous in D) to their places in the cache.
+void dispatch(Isa isa, const StoreArgs& args) {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return store_rows_avx512(args);
+  if (isa == Isa::kAvx2) return store_rows_avx2(args);
+#endif
+  store_rows_portable(args);
+}
+
+// Store the step's new keys and values [T, 2, G, D] (rows contiguous in D) in their places in the cache.
 void write_kv(const AttentionPlan& plan, const PagedKv& kv, uintptr_t new_kv, int64_t stride_row,
-              int64_t stride_kind, int64_t stride_head) {
+              int64_t stride_kind, int64_t stride_head, const std::string& isa) {
   require(new_kv != 0, "new_kv needs memory");
   require(plan.block_size == kv.block_size, "plan and cache disagree on the block size");
   const float* from = reinterpret_cast<const float*>(new_kv);
-  const size_t bytes = sizeof(float) * kv.head_dim;
+  const Isa chosen = isa_from(isa);
+  std::vector<char*> to(plan.num_rows);
   nb::gil_scoped_release release;
   for (size_t r = 0; r < plan.computed.size(); ++r) {
     const int32_t* table = plan.table.data() + plan.table_start[r];
-    for (int row = plan.row_start[r]; row < plan.row_start[r + 1]; ++row, from += stride_row) {
+    for (int row = plan.row_start[r]; row < plan.row_start[r + 1]; ++row) {
       const int position = plan.computed[r] + row - plan.row_start[r];
-      const int64_t to = kv.at(table[position / kv.block_size], position);
-      for (int g = 0; g < kv.num_kv_heads; ++g) {
-        std::memcpy(kv.k + to + g * kv.stride_head, from + g * stride_head, bytes);
-        std::memcpy(kv.v + to + g * kv.stride_head, from + stride_kind + g * stride_head, bytes);
-      }
+      to[row] = kv.k + kv.at(table[position / kv.block_size], position);
     }
+  }
+  const int64_t to_values = kv.v - kv.k;
+  for (int g = 0; g < kv.num_kv_heads; ++g) {
+    dispatch(chosen, {from + g * stride_head, stride_row, to.data(), plan.num_rows, kv.head_dim, kv.kind});
+    for (char*& row : to) row += to_values;
+    dispatch(chosen, {from + stride_kind + g * stride_head, stride_row, to.data(), plan.num_rows, kv.head_dim,
+                      kv.kind});
+    for (char*& row : to) row += kv.stride_head - to_values;
   }
 }
 
@@ -139,16 +162,17 @@ void write_kv(const AttentionPlan& plan, const PagedKv& kv, uintptr_t new_kv, in
 
 void bind_attention(nb::module_& m) {
   nb::class_<PagedKv>(m, "PagedKv")
-      .def(nb::init<uintptr_t, uintptr_t, int, int, int, int, int64_t, int64_t, int64_t, int64_t>(),
-           nb::arg("k"), nb::arg("v"), nb::arg("num_blocks"), nb::arg("block_size"),
+      .def(nb::init<uintptr_t, uintptr_t, const std::string&, int, int, int, int, int64_t, int64_t, int64_t,
+                    int64_t>(),
+           nb::arg("k"), nb::arg("v"), nb::arg("kind"), nb::arg("num_blocks"), nb::arg("block_size"),
            nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("stride_block"),
-           nb::arg("stride_token"), nb::arg("stride_head"), nb::arg("num_elements"));
+           nb::arg("stride_token"), nb::arg("stride_head"), nb::arg("num_bytes"));
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<Ints, Ints, Ints, Ints, int, int>(), nb::arg("row_start"), nb::arg("computed"),
            nb::arg("table_start"), nb::arg("table"), nb::arg("num_blocks"), nb::arg("block_size"))
       .def_ro("num_rows", &AttentionPlan::num_rows);
   m.def("write_kv", &write_kv, nb::arg("plan"), nb::arg("kv"), nb::arg("new_kv"),
-        nb::arg("stride_row"), nb::arg("stride_kind"), nb::arg("stride_head"));
+        nb::arg("stride_row"), nb::arg("stride_kind"), nb::arg("stride_head"), nb::arg("isa"));
   m.def("attend", &attend, nb::arg("plan"), nb::arg("kv"), nb::arg("q"), nb::arg("q_stride_row"),
         nb::arg("q_stride_head"), nb::arg("num_heads"), nb::arg("out"), nb::arg("scale"),
         nb::arg("window"), nb::arg("softcap"), nb::arg("num_threads"), nb::arg("isa"));

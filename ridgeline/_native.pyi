@@ -7,6 +7,7 @@ class PagedKv:
         self,
         k: int,
         v: int,
+        kind: str,
         num_blocks: int,
         block_size: int,
         num_kv_heads: int,
@@ -14,7 +15,7 @@ class PagedKv:
         stride_block: int,
         stride_token: int,
         stride_head: int,
-        num_elements: int,
+        num_bytes: int,
     ) -> None: ...
 
 class AttentionPlan:
@@ -77,6 +78,7 @@ def write_kv(
     stride_row: int,
     stride_kind: int,
     stride_head: int,
+    isa: str,
 ) -> None: ...
 def attend(
     plan: AttentionPlan,

@@ -30,6 +30,7 @@ HELP = {
     "max_model_len": "Longest prompt plus answer, in tokens (8k = 8000, 8K = 8192).",
     "max_num_seqs": "Most sequences that run at once.",
     "max_num_batched_tokens": "Token budget of one step.",
+    "kv_cache_dtype": "How keys and values are kept; auto: as computed. int8 is lossy.",
     "kv_cache_memory_bytes": "Memory of the KV cache (512MiB, 4G).",
     "block_size": "Tokens per KV block.",
     "enable_prefix_caching": "Reuse the KV cache of prompts that begin alike.",

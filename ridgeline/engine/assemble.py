@@ -10,6 +10,7 @@ import torch
 
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.core.admission import Limits
 from ridgeline.engine.core.batching import make_policy
 from ridgeline.engine.core.blocks import BlockPool
@@ -48,7 +49,14 @@ def assemble(resolved: Resolved) -> Parts:
         seed=resolved.seed,
         max_model_len=resolved.max_model_len,
     )
-    kv = KvCache.allocate(resolved.spec, resolved.num_blocks, resolved.block_size, dtype, device)
+    kv = KvCache.allocate(
+        resolved.spec,
+        resolved.num_blocks,
+        resolved.block_size,
+        dtype,
+        device,
+        kv_format(resolved.kv_cache_dtype),
+    )
     attention = build_attention(resolved.attention_backend, resolved.spec, kv)
     runner = TorchRunner(decoder, kv, attention)
     return Parts(tokenizer, scheduler, runner, decoder.nbytes)

@@ -27,7 +27,7 @@ from ridgeline.settings import Batching, Settings
 from ridgeline.spec.cost import kv_bytes_per_token, resident_weight_bytes
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import LinearSpec, ModelSpec
-from ridgeline.spec.rewrite import apply_lm_head, apply_quantization, with_dtype
+from ridgeline.spec.rewrite import apply_lm_head, apply_quantization, with_dtype, with_kv_dtype
 
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 64
@@ -49,6 +49,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    kv_cache_dtype: str
     kv_cache_memory_bytes: int
     num_blocks: int
     block_size: int
@@ -90,6 +91,7 @@ def resolve(settings: Settings) -> Resolved:
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=_max_num_batched_tokens(settings, device, why),
+        kv_cache_dtype=spec.kv_dtype,
         kv_cache_memory_bytes=budget.nbytes,
         num_blocks=budget.num_blocks,
         block_size=block_size,
@@ -168,6 +170,11 @@ def _spec(
         spec = apply_quantization(spec, settings.quantization)
         why["quantization"] = f"asked for: {_kernel(spec.layers[-1].mlp.gate, device)}"
     spec, why["lm_head_quantization"] = _lm_head(settings, spec, device)
+    if settings.kv_cache_dtype == "auto":
+        why["kv_cache_dtype"] = "the dtype of the computation"
+    else:
+        spec = with_kv_dtype(spec, settings.kv_cache_dtype)
+        why["kv_cache_dtype"] = "asked for"
     return spec, dtype
 
 

@@ -38,6 +38,8 @@ def serve_command(settings: Settings) -> Command:
     for name in _VALUE_FLAGS:
         if (value := getattr(settings, name)) is not None:
             words += [_flag(name), str(value)]
+    if settings.kv_cache_dtype == "bfloat16":
+        words += ["--kv-cache-dtype", "bfloat16"]
     words += [_flag(name if getattr(settings, name) else f"no_{name}") for name in _SWITCHES]
     if settings.seed:
         words += ["--seed", str(settings.seed)]
@@ -72,6 +74,11 @@ _NOTES: tuple[tuple[Callable[[Settings], bool], str], ...] = (
     (
         lambda s: s.lm_head_quantization is not None,
         "lm_head_quantization: vLLM keeps the LM head as the checkpoint stores it.",
+    ),
+    (
+        lambda s: s.kv_cache_dtype not in ("auto", "bfloat16"),
+        "kv_cache_dtype: vLLM's own value of this flag for 8 bits is fp8, a different format; "
+        "left to its choice.",
     ),
     (
         lambda s: s.batching != "continuous",

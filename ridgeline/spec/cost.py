@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.spec.format import BYTES_OF_DTYPE
+from ridgeline.spec.format import BYTES_OF_DTYPE, KV_SCALE_BYTES
 from ridgeline.spec.model import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec
 
 Shape = tuple[int, int]
@@ -168,7 +168,8 @@ def _expert_groups(layers: Counter[LayerSpec]) -> tuple[ExpertGroup, ...]:
 
 
 def _layer_kv_bytes(attention: AttentionSpec, kv_dtype: str) -> int:
-    return 2 * attention.num_kv_heads * attention.head_dim * BYTES_OF_DTYPE[kv_dtype]
+    row = attention.head_dim * BYTES_OF_DTYPE[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0)
+    return 2 * attention.num_kv_heads * row
 
 
 def attention_linears(attention: AttentionSpec) -> tuple[LinearSpec, ...]:

@@ -10,6 +10,9 @@ import msgspec
 
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
 
+KV_SCALE_BYTES = {"int8": 4}
+"""Beside each token's key, and each value, of one head in a quantised KV cache."""
+
 
 class Format(msgspec.Struct, frozen=True, kw_only=True):
     """Storage of a linear's weight.

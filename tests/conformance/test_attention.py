@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor
 from ridgeline.engine.attention import BACKENDS, attention_kind, build_attention
 from ridgeline.engine.attention.base import Site
 from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.core.plan import Run
 from ridgeline.spec.format import dense
 from ridgeline.spec.model import (
@@ -101,8 +103,13 @@ def make_scene(
     head_dim: int = 8,
     block_size: int = 4,
     dtype: torch.dtype = torch.float32,
+    kv: str | None = None,
+    size: float = 1.0,
 ) -> Scene:
-    """`shapes` are (computed tokens, new tokens) of each run."""
+    """`shapes` are (computed tokens, new tokens) of each run; `kv` a format, None: as computed.
+
+    `size` stretches keys and values.
+    """
     torch.manual_seed(rng.randrange(1 << 30))
     spec = spec_of(*heads, head_dim, KINDS)
     free = rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
@@ -115,27 +122,32 @@ def make_scene(
         spec,
         runs,
         torch.randn(total, heads[0], head_dim, dtype=dtype) * 1.5,
-        torch.randn(total, 2, heads[1], head_dim, dtype=dtype),
-        (_junk_cache(spec, block_size, dtype), _junk_cache(spec, block_size, dtype)),
+        torch.randn(total, 2, heads[1], head_dim, dtype=dtype) * size,
+        (_junk_cache(spec, block_size, dtype, kv), _junk_cache(spec, block_size, dtype, kv)),
     )
-    _write_context(scene)
+    _write_context(scene, size)
     return scene
 
 
-def _junk_cache(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> KvCache:
-    cache = KvCache.allocate(spec, NUM_BLOCKS, block_size, dtype, "cpu")
+def _junk_cache(
+    spec: ModelSpec, block_size: int, dtype: torch.dtype, kv: str | None = None
+) -> KvCache:
+    format = kv_format(kv) if kv else None
+    cache = KvCache.allocate(spec, NUM_BLOCKS, block_size, dtype, "cpu", format)
+    head_dim = spec.layers[0].attention.head_dim
     for layer in cache.layers:
-        layer.fill_(JUNK)
+        layer[:] = cache.format.encode(torch.full((*layer.shape[:-1], head_dim), JUNK))
     return cache
 
 
-def _write_context(scene: Scene) -> None:
+def _write_context(scene: Scene, size: float) -> None:
     for run in scene.runs:
         for position in range(run.start):
             for layer in range(len(scene.spec.layers)):
                 ours, theirs = (cache.layers[layer] for cache in scene.caches)
                 at = (run.blocks[position // ours.shape[3]], position % ours.shape[3])
-                ours[at[0], :, :, at[1]] = torch.randn_like(ours[0, :, :, 0])
+                shape = (*ours[0, :, :, 0].shape[:-1], scene.q_THD.shape[-1])
+                ours[at[0], :, :, at[1]] = scene.caches[0].format.encode(torch.randn(shape) * size)
                 theirs[at[0], :, :, at[1]] = ours[at[0], :, :, at[1]]
 
 
@@ -241,3 +253,117 @@ def test_backend_says_why_not_in_words(backend: str) -> None:
     assert all(
         isinstance(reason, str) and reason for reason in attention_kind(backend).why_not(site)
     )
+
+
+STORED = ["float32", "bfloat16", "float16", "int8"]
+
+
+def backends_of(kv: str, head_dim: int = 8) -> list[str]:
+    """The fast backends that read this format on this CPU; at least one always does."""
+    site = Site(torch.device("cpu"), torch.float32, 4, (head_dim,), kv_dtype=kv)
+    names = [name for name in FAST if not attention_kind(name).why_not(site)]
+    assert names
+    return names
+
+
+@pytest.mark.parametrize("kv", STORED)
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 1 << 30), data=st.data())
+def test_stored_formats(kv: str, seed: int, data: st.DataObject) -> None:
+    """Same bytes in the cache as the oracle's, bit for bit, and its attention over them."""
+    heads = data.draw(st.sampled_from([(4, 4), (4, 2), (6, 1), (8, 2)]))
+    head_dim = data.draw(st.sampled_from([2, 20, 64, 80, 96, 128, 256]))
+    block_size = data.draw(st.sampled_from([1, 3, 4, 16]))
+    shapes = data.draw(st.lists(st.tuples(st.integers(0, 11), st.integers(1, 5)), max_size=3))
+    shapes = [*(shapes if block_size > 1 else shapes[:1]), (7, 1)]
+    size = data.draw(st.sampled_from([1.0, 1e-3, 30.0]))
+    for backend in backends_of(kv, head_dim):
+        scene = make_scene(
+            random.Random(seed),
+            shapes,
+            heads=heads,
+            head_dim=head_dim,
+            block_size=block_size,
+            kv=kv,
+            size=size,
+        )
+        check(backend, scene, 5e-6 if size <= 1 else 1e-4)
+
+
+@pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("isa", ["portable", "auto"])
+def test_extreme_rows_stay_numbers(kv: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros, numbers without a reciprocal, huge ones, beside usual ones: no NaN, no infinity."""
+    monkeypatch.setenv("RIDGELINE_NATIVE_ISA", isa)
+    for backend in backends_of(kv):
+        scene = make_scene(random.Random(1), [(5, 6), (9, 1)], kv=kv)
+        scene.kv_T2KD[0] = 0.0
+        scene.kv_T2KD[1] = 1e-40
+        scene.kv_T2KD[2, 1] = 1e30
+        scene.kv_T2KD[3, 0] = -3e4
+        step = build_attention(backend, scene.spec, scene.caches[0]).prepare(scene.runs)
+        for layer in range(len(KINDS)):
+            assert torch.isfinite(step(scene.q_THD, scene.kv_T2KD, layer)).all()
+
+
+def native_rows(
+    scene: Scene, runs: list[Run], rows: list[range], num_threads: int, monkeypatch: Any
+) -> list[Tensor]:
+    """[layer]: out_THD of the native backend, the runs computed one step after another."""
+    native = build_attention("native", scene.spec, scene.caches[0])
+    monkeypatch.setattr(native, "num_threads", num_threads)
+    outs = [torch.zeros_like(scene.q_THD) for _ in KINDS]
+    for run, each in zip(runs, rows, strict=True):
+        step = native.prepare([run])
+        for layer, out_THD in enumerate(outs):
+            at = slice(each.start, each.stop)
+            out_THD[at] = step(scene.q_THD[at], scene.kv_T2KD[at], layer)
+    return outs
+
+
+@pytest.mark.skipif("native" not in backends_of("float32"), reason="no native kernels here")
+@pytest.mark.parametrize("isa", ["portable", "auto"])
+@pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
+def test_native_is_bit_identical_however_it_is_cut(
+    kv: str, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together = alone = chunked = any thread count, bit for bit; contexts of several chunks."""
+    monkeypatch.setenv("RIDGELINE_NATIVE_ISA", isa)
+    shapes = [(900, 70), (1100, 1), (0, 75), (530, 3)]
+    scene = make_scene(random.Random(17), shapes, head_dim=20, block_size=64, heads=(6, 2), kv=kv)
+    native = build_attention("native", scene.spec, scene.caches[0])
+    monkeypatch.setattr(native, "num_threads", 1)
+    step = native.prepare(scene.runs)
+    want = [step(scene.q_THD, scene.kv_T2KD, layer) for layer in range(len(KINDS))]
+    for size, num_threads in ((1000, 1), (1000, 4), (64, 2), (7, 3), (1, 2)):
+        runs, rows, row = [], [], 0
+        for run in scene.runs:
+            for first in range(0, len(run.tokens), size):
+                piece = run.tokens[first : first + size]
+                runs.append(Run(len(runs), run.start + first, piece, run.blocks, None))
+                rows.append(range(row, row + len(piece)))
+                row += len(piece)
+        got = native_rows(scene, runs, rows, num_threads, monkeypatch)
+        for layer, kind in enumerate(KINDS):
+            assert torch.equal(got[layer], want[layer]), (kind, size, num_threads)
+
+
+def test_int8_error_is_half_a_step() -> None:
+    """Each number within half of scale = max|x| / 127, and the scale travels in the row."""
+    x_XD = torch.randn(50, 64) * torch.logspace(-6, 6, 50).unsqueeze(1)
+    format = kv_format("int8")
+    stored_XW = format.encode(x_XD)
+    assert stored_XW.shape == (50, format.width(64)) and stored_XW.dtype == torch.int8
+    step_X1 = x_XD.abs().amax(dim=1, keepdim=True) / 127
+    error_XD = (format.decode(stored_XW, torch.float32) - x_XD).abs()
+    assert bool((error_XD <= 0.5001 * step_X1).all()) and bool(error_XD.any())
+
+
+@pytest.mark.parametrize("kv", STORED)
+def test_copied_blocks_carry_their_scales(kv: str) -> None:
+    cache = make_scene(random.Random(2), [(8, 4)], kv=kv).caches[0]
+    for layer in cache.layers:
+        layer[3] = cache.format.encode(torch.randn(2, 2, 4, 8) * 7)
+    cache.copy_blocks([(3, 5)])
+    for layer in cache.layers:
+        assert torch.equal(layer[5], layer[3]) and not torch.equal(layer[5], layer[4])

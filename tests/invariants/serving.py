@@ -18,6 +18,7 @@ import torch
 
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.core import (
     BlockPool,
     Limits,
@@ -36,7 +37,7 @@ from ridgeline.engine.sampling.uniform import uniform
 from ridgeline.records import Ask, Event, Failed, Token
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import apply_quantization, with_dtype
+from ridgeline.spec.rewrite import apply_quantization, with_dtype, with_kv_dtype
 
 SLACK = 1e-4
 CONTEXT = 96
@@ -53,9 +54,15 @@ class Model:
     truths: dict[bytes, list[int]] = field(default_factory=dict)
 
     @staticmethod
-    def load(name: str, attention: str = "torch", quantization: str | None = None) -> Model:
+    def load(
+        name: str,
+        attention: str = "torch",
+        quantization: str | None = None,
+        kv_dtype: str = "float32",
+    ) -> Model:
         spec = with_dtype(load_spec(name), "float32")
         spec = apply_quantization(spec, quantization) if quantization else spec
+        spec = with_kv_dtype(spec, kv_dtype)
         decoder = load_decoder(name, spec, device="cpu", compute_dtype=torch.float32)
         return Model(spec, decoder, attention)
 
@@ -114,7 +121,12 @@ def _build(model: Model, schedule: Schedule) -> tuple[Scheduler, TorchRunner]:
     cache = PrefixCache(pool) if schedule.prefix else NoPrefixCache()
     policy = make_policy(schedule.policy, wait_s=2.0)
     kv = KvCache.allocate(
-        model.spec, schedule.num_blocks, schedule.block_size, torch.float32, "cpu"
+        model.spec,
+        schedule.num_blocks,
+        schedule.block_size,
+        torch.float32,
+        "cpu",
+        kv_format(model.spec.kv_dtype),
     )
     runner = TorchRunner(model.decoder, kv, build_attention(model.attention, model.spec, kv))
     scheduler = Scheduler(limits, policy, pool, cache, eos_token_ids=model.spec.eos_token_ids)

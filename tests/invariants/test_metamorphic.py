@@ -52,14 +52,27 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=["llama", "llama-native", "demo", "demo-int8", "demo-int4"])
+KINDS = [
+    "llama",
+    "llama-native",
+    "demo",
+    "demo-int8",
+    "demo-int4",
+    "llama-native-kv-bfloat16",
+    "demo-kv-int8",
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def model(one_thread: None, request: pytest.FixtureRequest, tmp_path_factory: Any) -> Model:
-    kind = request.param
+    kind, _, kv = request.param.partition("-kv-")
+    kv = kv or "float32"
     if kind.startswith("demo"):
-        return Model.load("demo", "native", kind.removeprefix("demo").removeprefix("-") or None)
+        quantization = kind.removeprefix("demo").removeprefix("-") or None
+        return Model.load("demo", "native", quantization, kv)
     path = tmp_path_factory.mktemp("llama")
     make_model("llama", path, max_position_embeddings=CONTEXT)
-    return Model.load(str(path), "native" if kind == "llama-native" else "torch")
+    return Model.load(str(path), "native" if kind == "llama-native" else "torch", None, kv)
 
 
 def ask(name: str, prompt: list[int], sampling: Sampling) -> Ask:

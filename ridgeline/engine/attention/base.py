@@ -57,6 +57,7 @@ class Site:
     head_dims: tuple[int, ...]
     has_softcap: bool = False
     has_window: bool = False
+    kv_dtype: str = "float32"
 
     @staticmethod
     def of(spec: ModelSpec, device: torch.device, dtype: torch.dtype, block_size: int) -> Site:
@@ -69,6 +70,7 @@ class Site:
             head_dims=tuple(sorted({a.head_dim for a in attentions})),
             has_softcap=any(a.softcap is not None for a in attentions),
             has_window=any(a.window is not None for a in attentions),
+            kv_dtype=spec.kv_dtype,
         )
 
 

@@ -1,11 +1,13 @@
 """The paged KV cache: one tensor per layer, cut into blocks of `block_size` tokens.
 
-    layer ─▶ kv [ block, key|value, kv head, position in block, head_dim ]
-                 NB      2           K          B                  D
+    layer ─▶ kv [ block, key|value, kv head, position in block, stored row ]
+                 NB      2           K          B                  W
 
-One block of one head is one contiguous [B, D] tile, for keys and for values: a kernel reads tile
-after tile, and a gather of (block, head) rows lands in the [head, position, D] order that attention
-wants, so that collecting scattered blocks and transposing are a single copy.
+A row holds one head's key or value of one token, in the cache's format (`kv_format`): W = D
+numbers of a float dtype, or more bytes where it is quantised. One block of one head is one
+contiguous [B, W] tile, for keys and for values: a kernel reads tile after tile, and a gather of
+(block, head) rows lands in the [head, position, W] order that attention wants, so that collecting
+scattered blocks and transposing are a single copy.
 
 The cache knows nothing of sequences: the block manager owns the numbers, this owns the bytes.
 Memory starts as zeros (lazily, by the operating system), so that unused positions are always
@@ -21,14 +23,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ridgeline.engine.attention.kv_format import KvFormat, PlainKv
 from ridgeline.spec.model import ModelSpec
 
 
 class KvCache:
-    """Keys and values of every layer. `layers[i]` is kv_N2KBD of layer i."""
+    """Keys and values of every layer. `layers[i]` is kv_N2KBW of layer i, in `format`; attention
+    over them is computed in `dtype`.
+    """
 
-    def __init__(self, layers: Sequence[Tensor]) -> None:
-        self.layers = tuple(layers)
+    def __init__(self, layers: Sequence[Tensor], format: KvFormat, dtype: torch.dtype) -> None:
+        self.layers, self.format, self.dtype = tuple(layers), format, dtype
         self.num_blocks, _, _, self.block_size, _ = self.layers[0].shape
 
     @staticmethod
@@ -38,8 +43,13 @@ class KvCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        format: KvFormat | None = None,
     ) -> KvCache:
-        """A zeroed cache of `num_blocks` blocks for every layer of `spec`."""
+        """A zeroed cache of `num_blocks` blocks for every layer of `spec`.
+
+        Kept in `format`; None: as plain numbers of the compute dtype `dtype`.
+        """
+        format = PlainKv(dtype) if format is None else format
         return KvCache(
             [
                 _zeros(
@@ -48,13 +58,15 @@ class KvCache:
                         2,
                         layer.attention.num_kv_heads,
                         block_size,
-                        layer.attention.head_dim,
+                        format.width(layer.attention.head_dim),
                     ),
-                    dtype,
+                    format.dtype,
                     torch.device(device),
                 )
                 for layer in spec.layers
-            ]
+            ],
+            format,
+            dtype,
         )
 
     @property
@@ -67,8 +79,8 @@ class KvCache:
             return
         pairs = torch.tensor(copies, device=self.layers[0].device)
         sources, targets = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
-        for kv_N2KBD in self.layers:
-            kv_N2KBD.index_copy_(0, targets, kv_N2KBD.index_select(0, sources))
+        for kv_N2KBW in self.layers:
+            kv_N2KBW.index_copy_(0, targets, kv_N2KBW.index_select(0, sources))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

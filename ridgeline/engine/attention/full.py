@@ -9,13 +9,19 @@ from __future__ import annotations
 from torch import Tensor
 
 from ridgeline.engine.attention.dense import attend_prefill, causal_mask
+from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.spec.model import ModelSpec
 
 
 class FullAttention:
-    """The `Attend` of a single sequence that starts at position 0; keeps nothing."""
+    """The `Attend` of a single sequence that starts at position 0; keeps nothing.
+
+    Keys and values go through the format of the model's cache and back, so that scores show
+    what a lossy cache costs.
+    """
 
     def __init__(self, spec: ModelSpec, num_tokens: int, like: Tensor) -> None:
+        self.format = kv_format(spec.kv_dtype)
         self.attentions = tuple(layer.attention for layer in spec.layers)
         kinds = {(a.window, a.softcap is not None) for a in self.attentions}
         self.masks = {
@@ -25,7 +31,8 @@ class FullAttention:
 
     def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
         attention = self.attentions[layer]
-        k_KTD, v_KTD = kv_T2KD.permute(1, 2, 0, 3)
+        stored_T2KW = self.format.encode(kv_T2KD)
+        k_KTD, v_KTD = self.format.decode(stored_T2KW, kv_T2KD.dtype).permute(1, 2, 0, 3)
         num_groups = attention.num_heads // attention.num_kv_heads
         q_TKGD = q_THD.view(-1, attention.num_kv_heads, num_groups, attention.head_dim)
         mask_TT = self.masks[attention.window, attention.softcap is not None]

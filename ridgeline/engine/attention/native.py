@@ -14,7 +14,8 @@ stands in native/attention.h.
 
 When it loses: it computes in float32 only, and a device other than the CPU has better kernels.
 
-Shape legend: T new tokens, H query heads, K key heads, N blocks, B block_size, D head_dim.
+Shape legend: T new tokens, H query heads, K key heads, N blocks, B block_size, D head_dim,
+W numbers of a stored row.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ridgeline.engine.core.plan import Run
 from ridgeline.spec.model import ModelSpec
 
 MAX_HEAD_DIM = 256
+KV_FORMATS = ("float32", "bfloat16", "int8")
 ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"  # forces a kernel variant: auto, portable, avx2, avx512
 
 
@@ -42,7 +44,10 @@ class NativeAttention:
     def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
         self.attentions = tuple(layer.attention for layer in spec.layers)
         self.cache = cache
-        self.places = tuple(_place(kv_N2KBD) for kv_N2KBD in cache.layers)
+        self.places = tuple(
+            _place(kv_N2KBW, cache.format.name, attention.head_dim)
+            for kv_N2KBW, attention in zip(cache.layers, self.attentions, strict=True)
+        )
         self.isa = os.environ.get(ISA_VARIABLE, "auto")
         self.num_threads = torch.get_num_threads()
 
@@ -53,6 +58,8 @@ class NativeAttention:
             reasons.append(f"runs on the CPU only, not on {site.device.type}")
         if site.dtype != torch.float32:
             reasons.append(f"computes in float32 only, not in {site.dtype}")
+        if site.kv_dtype not in KV_FORMATS:
+            reasons.append(f"reads a KV cache of {', '.join(KV_FORMATS)}, not {site.kv_dtype}")
         if max(site.head_dims) > MAX_HEAD_DIM:
             reasons.append(f"head_dim {max(site.head_dims)} > {MAX_HEAD_DIM}")
         return tuple(reasons)
@@ -80,7 +87,9 @@ class NativeStep:
         _check(q_THD, self.plan.num_rows, attention.num_heads, attention.head_dim)
         _check(kv_T2KD, self.plan.num_rows, 2, attention.num_kv_heads, attention.head_dim)
         stride_row, stride_kind, stride_head, _ = kv_T2KD.stride()
-        _native.write_kv(self.plan, place, kv_T2KD.data_ptr(), stride_row, stride_kind, stride_head)
+        _native.write_kv(
+            self.plan, place, kv_T2KD.data_ptr(), stride_row, stride_kind, stride_head, owner.isa
+        )
         out_THD = torch.empty(q_THD.shape, dtype=torch.float32)
         _native.attend(
             self.plan,
@@ -99,14 +108,17 @@ class NativeStep:
         return out_THD
 
 
-def _place(kv_N2KBD: Tensor) -> _native.PagedKv:
+def _place(kv_N2KBW: Tensor, kind: str, head_dim: int) -> _native.PagedKv:
     """Where a layer's keys and values stand, checked against its memory."""
-    num_blocks, _, num_kv_heads, block_size, head_dim = kv_N2KBD.shape
-    stride_block, stride_kind, stride_head, stride_token, _ = kv_N2KBD.stride()
-    start = kv_N2KBD.data_ptr()
+    num_blocks, _, num_kv_heads, block_size, _ = kv_N2KBW.shape
+    size = kv_N2KBW.element_size()
+    strides = [stride * size for stride in kv_N2KBW.stride()]
+    stride_block, stride_kind, stride_head, stride_token, _ = strides
+    start = kv_N2KBW.data_ptr()
     return _native.PagedKv(
         k=start,
-        v=start + stride_kind * kv_N2KBD.element_size(),
+        v=start + stride_kind,
+        kind=kind,
         num_blocks=num_blocks,
         block_size=block_size,
         num_kv_heads=num_kv_heads,
@@ -114,7 +126,7 @@ def _place(kv_N2KBD: Tensor) -> _native.PagedKv:
         stride_block=stride_block,
         stride_token=stride_token,
         stride_head=stride_head,
-        num_elements=kv_N2KBD.numel() - stride_kind,
+        num_bytes=kv_N2KBW.nbytes - stride_kind,
     )
 
 

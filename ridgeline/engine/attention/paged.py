@@ -56,7 +56,8 @@ class PagedAttention:
 
     def __init__(self, spec: ModelSpec, cache: KvCache) -> None:
         self.attentions = tuple(layer.attention for layer in spec.layers)
-        self.layers = cache.layers
+        self.cache = cache
+        like = torch.empty(0, dtype=cache.dtype, device=cache.layers[0].device)
         self.kinds = tuple(LayerKind.of(attention) for attention in self.attentions)
         self.makers = {
             kind: IndexMaker(
@@ -64,7 +65,7 @@ class PagedAttention:
                 kind.num_kv_heads,
                 kind.window,
                 kind.open_scores,
-                cache.layers[0],
+                like,
             )
             for kind in self.kinds
         }
@@ -82,34 +83,44 @@ class PagedStep:
     """One step of `PagedAttention`; `indices[layer]` is shared by the layers of one kind."""
 
     def __init__(self, owner: PagedAttention, indices: tuple[StepIndices, ...]) -> None:
-        self.attentions, self.layers, self.indices = owner.attentions, owner.layers, indices
+        self.attentions, self.cache, self.indices = owner.attentions, owner.cache, indices
 
     def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
-        attention, kv_N2KBD = self.attentions[layer], self.layers[layer]
-        indices, head_dim = self.indices[layer], attention.head_dim
-        rows_RD = kv_T2KD.reshape(-1, head_dim)
-        kv_N2KBD.view(-1, head_dim).index_copy_(0, indices.slots_R, rows_RD)
+        attention, indices = self.attentions[layer], self.indices[layer]
+        kv = Pages(self.cache, layer)
+        kv.write(indices.slots_R, kv_T2KD.reshape(-1, attention.head_dim))
         if indices.whole is not None:
-            return _decode(q_THD, kv_N2KBD, indices.whole, attention)
+            return _decode(q_THD, kv, indices.whole, attention)
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
         for group in indices.groups:
-            o_SHD = _decode(q_THD.index_select(0, group.rows_S), kv_N2KBD, group, attention)
+            o_SHD = _decode(q_THD.index_select(0, group.rows_S), kv, group, attention)
             out_THD.index_copy_(0, group.rows_S, o_SHD)
         for stretch in indices.stretches:
-            _prefill(q_THD, kv_N2KBD, stretch, attention, out_THD)
+            _prefill(q_THD, kv, stretch, attention, out_THD)
         return out_THD
 
 
-def collect(kv_N2KBD: Tensor, tiles: Tensor, num_seqs: int) -> Tensor:
-    """kv_2SKLD: the tiles (block, key|value, head) in the order given, as one copy."""
-    _, _, num_heads, block_size, head_dim = kv_N2KBD.shape
-    picked = kv_N2KBD.view(-1, block_size * head_dim).index_select(0, tiles)
-    return picked.view(2, num_seqs, num_heads, -1, head_dim)
+class Pages:
+    """One layer of the cache: rows in, tiles out, both as numbers of the compute dtype."""
+
+    def __init__(self, cache: KvCache, layer: int) -> None:
+        self.kv_N2KBW, self.format, self.dtype = cache.layers[layer], cache.format, cache.dtype
+
+    def write(self, slots_R: Tensor, rows_RD: Tensor) -> None:
+        """Store rows at the slots (block, key|value, head, position)."""
+        width = self.kv_N2KBW.shape[-1]
+        self.kv_N2KBW.view(-1, width).index_copy_(0, slots_R, self.format.encode(rows_RD))
+
+    def collect(self, tiles: Tensor, num_seqs: int) -> Tensor:
+        """kv_2SKLD: the tiles (block, key|value, head) in the order given, as one copy."""
+        _, _, num_heads, block_size, width = self.kv_N2KBW.shape
+        picked = self.kv_N2KBW.view(-1, block_size * width).index_select(0, tiles)
+        return self.format.decode(picked.view(2, num_seqs, num_heads, -1, width), self.dtype)
 
 
-def _decode(q_SHD: Tensor, kv_N2KBD: Tensor, group: Group, attention: AttentionSpec) -> Tensor:
+def _decode(q_SHD: Tensor, kv: Pages, group: Group, attention: AttentionSpec) -> Tensor:
     num_seqs = q_SHD.shape[0]
-    kv_2SKLD = collect(kv_N2KBD, group.tiles, num_seqs)[:, :, :, group.first : group.end]
+    kv_2SKLD = kv.collect(group.tiles, num_seqs)[:, :, :, group.first : group.end]
     q_SKGD = q_SHD.reshape(num_seqs, attention.num_kv_heads, -1, attention.head_dim)
     o_SKGD = attend_decode(
         q_SKGD, kv_2SKLD[0], kv_2SKLD[1], group.mask_S11L, attention.scale, attention.softcap
@@ -118,9 +129,9 @@ def _decode(q_SHD: Tensor, kv_N2KBD: Tensor, group: Group, attention: AttentionS
 
 
 def _prefill(
-    q_THD: Tensor, kv_N2KBD: Tensor, stretch: Stretch, attention: AttentionSpec, out_THD: Tensor
+    q_THD: Tensor, kv: Pages, stretch: Stretch, attention: AttentionSpec, out_THD: Tensor
 ) -> None:
-    k_KLD, v_KLD = collect(kv_N2KBD, stretch.tiles, 1)[:, 0]
+    k_KLD, v_KLD = kv.collect(stretch.tiles, 1)[:, 0]
     num_kv_heads, num_groups = attention.num_kv_heads, attention.num_heads // attention.num_kv_heads
     for span in stretch.spans:
         q_TKGD = q_THD[span.rows].view(-1, num_kv_heads, num_groups, attention.head_dim)

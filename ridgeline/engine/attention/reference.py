@@ -38,16 +38,18 @@ class _ReferenceStep:
         self.spec, self.cache, self.runs = spec, cache, runs
 
     def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
-        attention, kv_N2KBD = self.spec.layers[layer].attention, self.cache.layers[layer]
+        attention, kv_N2KBW = self.spec.layers[layer].attention, self.cache.layers[layer]
+        stored_T2KW = self.cache.format.encode(kv_T2KD)
         rows = [(run, run.start + offset) for run in self.runs for offset in range(len(run.tokens))]
         for row, (run, position) in enumerate(rows):
             block, offset = self._place(run, position)
-            kv_N2KBD[block, :, :, offset] = kv_T2KD[row].to(kv_N2KBD.dtype)
+            kv_N2KBW[block, :, :, offset] = stored_T2KW[row]
         out_THD = torch.empty_like(q_THD)
         for row, (run, position) in enumerate(rows):
             first = 0 if attention.window is None else max(0, position - attention.window + 1)
             places = [self._place(run, seen) for seen in range(first, position + 1)]
-            kv_L2KD = torch.stack([kv_N2KBD[block, :, :, offset] for block, offset in places])
+            kv_L2KW = torch.stack([kv_N2KBW[block, :, :, offset] for block, offset in places])
+            kv_L2KD = self.cache.format.decode(kv_L2KW, torch.float32)
             out_THD[row] = attend_one(q_THD[row], kv_L2KD, attention)
         return out_THD
 

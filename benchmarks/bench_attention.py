@@ -1,0 +1,171 @@
+"""Attention over a KV cache of each format: time, bytes, and percent of the bandwidth bound.
+
+    python benchmarks/bench_attention.py [--threads N] [--rounds 5] [--model dummy:llama-1b-32k]
+    python benchmarks/bench_attention.py --quality
+
+One layer of the shape, native and torch interleaved, medians. The bound of a case is the larger of
+its bytes over the read rate and its multiplications over the fp32 rate, both measured in this run.
+`--quality` compares what the demo model says of its held-out text with float32 keys and values and
+with each narrower format, by the quality gate's own arithmetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from importlib.resources import files
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
+
+import torch
+
+from ridgeline import _native
+from ridgeline.engine.attention import build_attention
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.kv_format import kv_format
+from ridgeline.engine.core.plan import Run
+from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.runner import TorchRunner
+from ridgeline.engine.text.tokenizer import load_tokenizer
+from ridgeline.optimize import quality
+from ridgeline.spec.cost import kv_bytes_per_token
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.rewrite import with_dtype, with_kv_dtype
+
+Runs = list[tuple[int, int]]
+CASES: dict[str, Runs] = {
+    **{f"decode 1 at {n}": [(n, 1)] for n in (128, 1024, 8192)},
+    **{f"decode 16 at {n}": [(n, 1)] * 16 for n in (128, 1024)},
+    "prefill 512": [(0, 512)],
+    "prefill 2048": [(0, 2048)],
+    "chunk 256 on 8192": [(8192, 256)],
+}
+
+
+def seconds(call: Callable[[], object], least_s: float = 0.02) -> float:
+    begun, count = time.perf_counter(), 0
+    while (spent := time.perf_counter() - begun) < least_s or not count:
+        call()
+        count += 1
+    return spent / count
+
+
+def prepare(spec: ModelSpec, runs: Runs) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Native and torch over the same cache: blocks scattered over it."""
+    attention, blocks = spec.layers[0].attention, [-(-(done + new) // 16) for done, new in runs]
+    cache = KvCache.allocate(spec, sum(blocks), 16, torch.float32, "cpu", kv_format(spec.kv_dtype))
+    for layer in cache.layers:
+        layer[:] = cache.format.encode(torch.randn(*layer.shape[:-1], attention.head_dim))
+    order = iter(torch.randperm(sum(blocks)).tolist())
+    plan = [
+        Run(seq, done, (0,) * new, tuple(next(order) for _ in range(count)), None)
+        for seq, ((done, new), count) in enumerate(zip(runs, blocks, strict=True))
+    ]
+    rows = sum(new for _, new in runs)
+    q_THD = torch.randn(rows, attention.num_heads, attention.head_dim)
+    kv_T2KD = torch.randn(rows, 2, attention.num_kv_heads, attention.head_dim)
+    native, twin = (
+        build_attention(name, spec, cache).prepare(plan) for name in ("native", "torch")
+    )
+
+    def every_layer(attend: Callable[..., object]) -> Callable[[], object]:
+        return lambda: [attend(q_THD, kv_T2KD, layer) for layer in range(len(spec.layers))]
+
+    return every_layer(native), every_layer(twin)
+
+
+def case(spec: ModelSpec, name: str, rounds: int, rates: tuple[float, float]) -> dict[str, object]:
+    """Times are per layer."""
+    runs, attention, num_layers = CASES[name], spec.layers[0].attention, len(spec.layers)
+    native, twin = prepare(spec, runs)
+    with torch.inference_mode():
+        native(), twin()
+        pairs = [(seconds(native), seconds(twin)) for _ in range(rounds)]
+    mine, other = (statistics.median(side) / num_layers for side in zip(*pairs, strict=True))
+    per_token = kv_bytes_per_token(spec) // num_layers
+    nbytes = per_token * sum(done + new for done, new in runs)
+    seen = sum(new * done + new * (new + 1) // 2 for done, new in runs)
+    flops = 4 * seen * attention.num_heads * attention.head_dim
+    bound = max(nbytes / rates[0], flops / rates[1])
+    return {
+        "case": f"{name}, {spec.kv_dtype}",
+        "us": mine * 1e6,
+        "torch_us": other * 1e6,
+        "ratio": statistics.median(theirs / ours for ours, theirs in pairs),
+        "bytes": nbytes,
+        "bound": "bytes" if nbytes / rates[0] > flops / rates[1] else "flops",
+        "percent": 100 * bound / mine,
+    }
+
+
+def measured_rates(num_threads: int) -> tuple[float, float]:
+    """Bytes read and fp32 operations per second with this many threads: the best of the probe's."""
+    read = _native.read_rates(256 << 20, num_threads, 5, 0.05)
+    multiply = _native.multiply_rates("float32", num_threads, 5, 0.05)
+    return max(rate for rate, _ in read), max(rate for rate, _ in multiply)
+
+
+def speed(model: str, num_threads: int, rounds: int) -> None:
+    torch.set_num_threads(num_threads)
+    full = with_dtype(load_spec(model), "float32")
+    spec = type(full)(
+        **{name: getattr(full, name) for name in full.__struct_fields__}
+        | {"layers": full.layers[:4]}
+    )
+    rates = measured_rates(num_threads)
+    print(f"{num_threads} thread(s): {rates[0] / 1e9:.1f} GB/s, {rates[1] / 1e9:.0f} GFLOP/s")
+    for kv in ("float32", "bfloat16", "int8"):
+        for name in CASES:
+            row = case(with_kv_dtype(spec, kv), name, rounds, rates)
+            print(
+                f"{row['case']:30} {row['us']:10.0f} us {row['percent']:5.0f} % of {row['bound']}"
+                f"   {row['ratio']:6.2f}x torch   {json.dumps(row)}",
+                flush=True,
+            )
+
+
+def measure_quality() -> None:
+    """Perplexity, KL and agreement of each format on held-out text, beside float32."""
+    gate, size = quality.shipped()
+    folder, tokenizer = files("ridgeline") / "assets" / "heldout", load_tokenizer("demo")
+    texts = [(folder / name).read_text(encoding="utf-8") for name in ("code.txt", "docs.txt")]
+    pieces = [w for text in texts for w in quality.windows(tokenizer.encode(text[:200_000]), size)]
+    base = with_dtype(load_spec("demo"), "float32")
+
+    def logprobs(kv: str) -> Callable[..., quality.Array]:
+        decoder = load_decoder(
+            "demo", with_kv_dtype(base, kv), device="cpu", compute_dtype=torch.float32
+        )
+        cache = KvCache.allocate(decoder.spec, 1, 16, torch.float32, "cpu", kv_format(kv))
+        runner = TorchRunner(decoder, cache, build_attention("reference", decoder.spec, cache))
+        return lambda tokens: runner.logits(tokens).log_softmax(-1).numpy()
+
+    reference = logprobs("float32")
+    before = [reference(piece) for piece in pieces]
+    for kv in ("float16", "bfloat16", "int8"):
+        found = quality.judge(*quality.compare(pieces, before, logprobs(kv)), gate, size)
+        checks = {check.name: f"{check.found.mid:.6g} {check.verdict}" for check in found.checks}
+        print(kv, found.verdict, checks, found.perplexity_before, found.perplexity_after)
+        print(f"   {found.num_positions} positions in {found.num_windows} windows", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", default="dummy:llama-1b-32k")
+    parser.add_argument("--quality", action="store_true")
+    args = parser.parse_args()
+    if args.quality:
+        measure_quality()
+    else:
+        speed(args.model, args.threads, args.rounds)
+
+
+if __name__ == "__main__":
+    main()
