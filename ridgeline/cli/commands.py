@@ -242,3 +242,31 @@ def optimize(
         ladder=ladder,
     )
     _end(command(engine.settings(model), options))
+
+
+@app.command("mock-server")
+def mock_server(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
+    ttft_ms: Annotated[float, typer.Option(help="Model 'steady': time to first token.")] = 50.0,
+    itl_ms: Annotated[float, typer.Option(help="Model 'steady': time between tokens.")] = 10.0,
+    tokens_per_chunk: Annotated[int, typer.Option(help="Model 'steady': tokens per chunk.")] = 1,
+    seats: Annotated[
+        int | None, typer.Option(help="Most requests at once; the others queue.")
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="At the end, write when each token was sent.")
+    ] = None,
+    list_scripts: Annotated[bool, typer.Option("--list", help="Print the scripts.")] = False,
+) -> None:
+    """Serve scripted answers: ground truth for a load tool. The model's name chooses the script."""
+    from ridgeline.cli.mock_server import command, describe
+    from ridgeline.measure.mock.pace import Pace
+
+    if list_scripts:
+        _end(describe())
+        return
+    pace = Pace(
+        ttft_s=ttft_ms / 1000, itl_s=itl_ms / 1000, per_chunk=tokens_per_chunk, seats=seats
+    )
+    _end(command(host, port, pace, log))
