@@ -30,6 +30,7 @@ from ridgeline.measure.steps import Peaks, Work
 from ridgeline.measure.summary import summarise
 from ridgeline.measure.target import Target
 from ridgeline.measure.vllm_result import vllm_result
+from ridgeline.measure.window import window_of
 from ridgeline.measure.workload import Chat, plain_chat
 from ridgeline.records import RequestTrace, RunTrace
 from ridgeline.settings import Settings
@@ -67,7 +68,7 @@ def command(
     check(options)
     _check_writable(outputs)
     run, physics = _measure(options, on, console)
-    summary = summarise(run, options.slo)
+    summary = summarise(run, options.slo, window_of(run, options.warmup_s, options.cooldown_s))
     console.print(render(run, summary, options, physics))
     console.print(diagnosis(run, options, physics), markup=False)
     if outputs.json is not None:

@@ -13,7 +13,11 @@ import typer
 
 from ridgeline.cli.flags import expand, optional
 
-WORKLOADS = "chat-and-code, chat, code, synthetic:input=256,output=128, or a .jsonl file."
+WORKLOADS = (
+    "chat-and-code, chat, code, synthetic:input=256,output=128, synthetic-chat, rag, code-edit, "
+    "long-document, batch, a .jsonl file, or a recorded one: sharegpt:FILE, conversations:FILE, "
+    "azure:FILE, burstgpt:FILE, mooncake:FILE."
+)
 ROWS: tuple[tuple[str, type, str], ...] = (
     ("workload", str, f"{WORKLOADS} (default: chat-and-code)"),
     ("num_prompts", int, "Requests to send. (default: 100)"),
@@ -21,6 +25,10 @@ ROWS: tuple[tuple[str, type, str], ...] = (
     ("request_rate", float, "Requests per second, Poisson; inf: no schedule. (default: inf)"),
     ("burstiness", float, "1 Poisson, below 1 burstier, above more even. (default: 1)"),
     ("max_concurrency", int, "Most requests in flight."),
+    ("ramp_up_strategy", str, "linear or exponential: let the rate grow over the run."),
+    ("ramp_up_start_rps", float, "Requests per second at the start of the ramp."),
+    ("ramp_up_end_rps", float, "Requests per second at its end."),
+    ("replay_speed", float, "Keep the recorded workload's instants, so many times as fast."),
     ("random_input_len", int, "Random prompts of so many tokens, in place of a workload."),
     ("random_output_len", int, "Tokens of their answers."),
     ("random_prefix_len", int, "Tokens that they have in common. (default: 0)"),
@@ -29,6 +37,8 @@ ROWS: tuple[tuple[str, type, str], ...] = (
     ("percentile_metrics", str, "Metrics to show. (default: ttft,tpot,itl,e2e)"),
     ("metric_percentiles", str, "Percentiles to show. (default: 50,90,95,99)"),
     ("num_warmups", int, "Requests before the measurement. (default: 4)"),
+    ("warmup_s", float, "Leave out what arrives in the first seconds. (default: 0)"),
+    ("cooldown_s", float, "Leave out what arrives in the last seconds. (default: 0)"),
     ("timeout_s", float, "Longest wait for one answer. (default: 600)"),
 )
 

@@ -266,7 +266,5 @@ def mock_server(
     if list_scripts:
         _end(describe())
         return
-    pace = Pace(
-        ttft_s=ttft_ms / 1000, itl_s=itl_ms / 1000, per_chunk=tokens_per_chunk, seats=seats
-    )
+    pace = Pace(ttft_s=ttft_ms / 1000, itl_s=itl_ms / 1000, per_chunk=tokens_per_chunk, seats=seats)
     _end(command(host, port, pace, log))

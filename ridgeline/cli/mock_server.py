@@ -1,5 +1,4 @@
-"""`ridgeline mock-server`: the scripted server over TCP, for anybody's load tool to be held against.
-"""
+"""`ridgeline mock-server`: the scripted server over TCP, to hold any load tool against."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ class Recorder:
         "_usage",
         "cached_tokens",
         "counted_by",
+        "first_computed_s",
         "now",
         "prompt_tokens",
         "started_s",
@@ -44,6 +45,7 @@ class Recorder:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.counted_by: CountedBy = "server"
+        self.first_computed_s: float | None = None
         self._instants: list[float] = []
         self._counts: list[int] = []
         self._texts: list[str] = []
@@ -117,6 +119,7 @@ class Recorder:
             error=self._error,
             text="".join(self._texts),
             counted_by=self.counted_by,
+            first_computed_s=self.first_computed_s,
         )
 
 

@@ -19,6 +19,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     engine first ran it (None where the server does not tell). `token_s[i]` is the instant of the
     i-th output-bearing chunk and `token_counts[i]` how many tokens it carried. `counted_by`: the
     server, a tokenizer of ours, or nobody, so that each chunk stands for one token.
+    `first_computed_s`: when the engine had the first token.
     """
 
     id: str
@@ -37,6 +38,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     text: str = ""
     counted_by: CountedBy = "server"
+    first_computed_s: float | None = None
 
 
 class StepStat(msgspec.Struct, frozen=True, kw_only=True):

@@ -171,8 +171,8 @@ class _Connection(asyncio.Protocol):
             if due_s <= self._loop.time():
                 self._emit(parts, encode, served, ending)
             else:
-                call = (self._emit, parts, encode, served, ending)
-                self._timers.append(self._loop.call_at(due_s, *call))
+                timer = self._loop.call_at(due_s, self._emit, parts, encode, served, ending)
+                self._timers.append(timer)
 
     def _emit(
         self, parts: list[Part], encode: Encode, served: Served, ending: Ending | None
