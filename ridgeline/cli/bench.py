@@ -22,10 +22,11 @@ from ridgeline.diagnose import Ceilings, StepCost, attribute, facts_of, verdict
 from ridgeline.errors import BadInput, CannotRun, UserError
 from ridgeline.measure.bench import BenchOptions, check, run_bench, workload_of
 from ridgeline.measure.client import OnFinish
-from ridgeline.measure.http import Endpoint, HttpTarget, first_model
+from ridgeline.measure.http import Endpoint, HttpTarget, first_model, wire_to
 from ridgeline.measure.inprocess import InProcessTarget, RenderChat
 from ridgeline.measure.log import write_run, write_whole
 from ridgeline.measure.metrics import outcome
+from ridgeline.measure.server.scrape import Scraper
 from ridgeline.measure.steps import Peaks, Work
 from ridgeline.measure.summary import summarise
 from ridgeline.measure.target import Target
@@ -67,7 +68,7 @@ def command(
     outputs, console = outputs or Outputs(), console or Console(highlight=False)
     check(options)
     _check_writable(outputs)
-    run, physics = _measure(options, on, console)
+    run, physics = measure(options, on, console)
     summary = summarise(run, options.slo, window_of(run, options.warmup_s, options.cooldown_s))
     console.print(render(run, summary, options, physics))
     console.print(diagnosis(run, options, physics), markup=False)
@@ -86,11 +87,12 @@ def _check_writable(outputs: Outputs) -> None:
             raise BadInput("no such folder to write to", value=str(path), fix="create it first")
 
 
-def _measure(
+def measure(
     options: BenchOptions, on: Settings | Remote, console: Console
 ) -> tuple[RunTrace, Physics | None]:
+    """One bench run, and what it is to be held against where the engine is ours."""
     if isinstance(on, Remote):
-        return asyncio.run(_run_remote(options, on)), None
+        return asyncio.run(run_remote(options, on)), None
     from ridgeline.engine.engine import Engine
 
     Console(stderr=True).print(f"loading {on.model} …", style="dim", markup=False)
@@ -104,10 +106,16 @@ def _measure(
         return asyncio.run(_run(target, options)), physics
 
 
-async def _run_remote(options: BenchOptions, remote: Remote) -> RunTrace:
+async def run_remote(options: BenchOptions, remote: Remote) -> RunTrace:
     model = remote.model or await first_model(remote.url, api_key=remote.api_key)
     target = HttpTarget(remote.url, model, endpoint=remote.endpoint, api_key=remote.api_key)
     return await _run(target, options)
+
+
+def scraper_of(remote: Remote) -> Scraper:
+    """A watcher of the server's /metrics; use it around a run."""
+    wire, prefix = wire_to(remote.url, remote.api_key)
+    return Scraper(wire, f"{prefix}/metrics")
 
 
 async def _run(target: Target, options: BenchOptions) -> RunTrace:

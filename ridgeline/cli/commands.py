@@ -268,3 +268,66 @@ def mock_server(
         return
     pace = Pace(ttft_s=ttft_ms / 1000, itl_s=itl_ms / 1000, per_chunk=tokens_per_chunk, seats=seats)
     _end(command(host, port, pace, log))
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="A result file, or a folder of repeated runs.")],
+    b: Annotated[Path, typer.Argument(help="The other one.")],
+    threshold: Annotated[float, typer.Option(help="The change that matters, in percent.")] = 2.0,
+    json: Json = False,
+) -> None:
+    """Say what changed between two results; exit code 1 where something regressed, 3 unclear."""
+    from ridgeline.cli.compare import command
+
+    _end(command(a, b, threshold / 100, json))
+
+
+@app.command()
+@takes_engine_flags
+@takes_load_flags
+def diagnose(
+    model: AnyModel = None,
+    url: Annotated[str | None, typer.Option(help="Measure and judge the server here.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Judge a recorded run (bench --log).", metavar="FILE")
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="An earlier run of the same model here: was it faster?", metavar="FILE"),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="With --url: the model to ask for (default: its first).")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="RIDGELINE_API_KEY", help="With --url: the server's key.")
+    ] = None,
+    json: Json = False,
+    *,
+    load: dict[str, Any],
+    engine: EngineFlags,
+) -> None:
+    """Say what latency is lost to, ranked, with the flag that gives it back."""
+    from ridgeline.cli.bench import Remote
+    from ridgeline.cli.diagnose import command
+    from ridgeline.measure.bench import BenchOptions
+
+    amount = {"num_prompts": None} if "duration_s" in load else {}
+    options = BenchOptions(**{**amount, **load}, seed=engine.seed)
+    idle = [flag for flag in engine.given if flag != "--seed"]
+    if run is not None:
+        loads = ["--" + name.replace("_", "-") for name in load if name != "goodput"]
+        refuse(
+            [*idle, *loads, *(["--url"] if url else []), *([model] if model else [])], "with --run"
+        )
+        _end(command(options, run, baseline=baseline, as_json=json))
+    elif url is not None:
+        refuse(
+            [*idle, *(["--baseline"] if baseline else []), *([model] if model else [])],
+            "with --url",
+        )
+        server = Remote(url=url, model=served_model_name, api_key=api_key)
+        _end(command(options, server, as_json=json))
+    else:
+        refuse(["--served-model-name"] if served_model_name else [], "without --url")
+        _end(command(options, engine.settings(model), baseline=baseline, as_json=json))

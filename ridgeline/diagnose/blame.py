@@ -86,7 +86,7 @@ def blame(
     timeline = _Timeline(run, steps, expected, token_budget)
     rows = [_of_request(request, timeline, missed_prefix) for request in done]
     totals = [max(r.token_s[-1] - r.scheduled_s, 1e-9) for r in done]
-    return Blame(shares=_shares(rows, totals), num_requests=len(done), total_s=sum(totals))
+    return Blame(shares=shares_of(rows, totals), num_requests=len(done), total_s=sum(totals))
 
 
 class _Timeline:
@@ -227,7 +227,8 @@ def _split(line: _Timeline, i: int, over_s: float, lost: dict[str, float], usefu
     lost[useful] += max(0.0, over_s - host_s - slow_s)
 
 
-def _shares(rows: Sequence[dict[str, float]], totals: Sequence[float]) -> dict[str, Share]:
+def shares_of(rows: Sequence[dict[str, float]], totals: Sequence[float]) -> dict[str, Share]:
+    """Each loss over all latency, with its bootstrap interval over requests."""
     rng = random.Random(0)
     count = len(rows)
     draws = [[rng.randrange(count) for _ in range(count)] for _ in range(NUM_DRAWS)]

@@ -47,7 +47,7 @@ class HttpTarget:
         self._url, self._model, self._endpoint = base_url(url), model, endpoint
         self._extra_body = extra_body or {}
         self._count_tokens = count_tokens
-        self._wire, self._prefix = _wire(self._url, api_key, dial)
+        self._wire, self._prefix = wire_to(self._url, api_key, dial)
 
     @property
     def name(self) -> str:
@@ -107,7 +107,7 @@ def base_url(url: str) -> str:
 
 async def first_model(url: str, *, api_key: str | None = None, dial: Dial = dial) -> str:
     """The name of the first model that a server lists; BadInput where no server answers."""
-    wire, prefix = _wire(base_url(url), api_key, dial)
+    wire, prefix = wire_to(base_url(url), api_key, dial)
     try:
         reply = await wire.get(f"{prefix}/v1/models")
         if reply.status != OK:
@@ -123,9 +123,9 @@ async def first_model(url: str, *, api_key: str | None = None, dial: Dial = dial
         wire.close()
 
 
-def _wire(url: str, api_key: str | None, dial: Dial) -> tuple[Wire, str]:
+def wire_to(url: str, api_key: str | None, dial: Dial = dial) -> tuple[Wire, str]:
     """The connections to a server's root, and the path that its root has."""
-    parsed = urlsplit(url)
+    parsed = urlsplit(base_url(url))
     tls = parsed.scheme == "https"
     origin = Origin(parsed.hostname or "", parsed.port or (443 if tls else 80), tls)
     return Wire(
