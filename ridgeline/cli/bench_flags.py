@@ -7,11 +7,13 @@ is not given is left to it. (`--seed` is an engine flag, and seeds the load too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ridgeline.cli.flags import expand, optional
+from ridgeline.cli.quantities import one_of
 
 WORKLOADS = (
     "chat-and-code, chat, code, synthetic:input=256,output=128, synthetic-chat, rag, code-edit, "
@@ -43,11 +45,42 @@ ROWS: tuple[tuple[str, type, str], ...] = (
 )
 
 
+REPORTS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+    ("html", Path, {"help": "Write a page with pictures.", "metavar": "FILE"}),
+    ("trace", Path, {"help": "Write a Chrome trace, for Perfetto.", "metavar": "FILE"}),
+    (
+        "layout",
+        str,
+        {
+            "help": "The console's: ridgeline or vllm. (default: ridgeline)",
+            "parser": one_of("--layout", ("ridgeline", "vllm")),
+        },
+    ),
+    ("price_per_hour", float, {"help": "What the machine costs, in dollars."}),
+    ("num_runs", int, {"help": "Repeat, and give each figure an interval.", "min": 2}),
+    ("sweep", str, {"help": "One run at each of these rates: 1,2,4."}),
+    ("find_goodput", str, {"help": "Search LOW:HIGH for the largest rate that keeps --goodput."}),
+)
+
+
+def takes_report_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`command` with the flags of what to repeat and write in place of its parameter `report`."""
+    flags = [
+        optional(name, Annotated[kind | None, typer.Option(_flag(name), **shown)])
+        for name, kind, shown in REPORTS
+    ]
+    return expand(command, "report", flags, dict)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def takes_load_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """`command` with the load flags in place of its parameter `load`, a dict of those given."""
     flags = []
     for name, kind, text in ROWS:
-        flag = "--" + name.replace("_", "-")
+        flag = _flag(name)
         declared = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
         option = typer.Option(declared, help=text)
         flags.append(optional(name, Annotated[kind | None, option]))

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ridgeline.cli.bench_flags import WORKLOADS, takes_load_flags
+from ridgeline.cli.bench_flags import WORKLOADS, takes_load_flags, takes_report_flags
 from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
 from ridgeline.cli.quantities import duration_of, one_of
-from ridgeline.settings import NAIVE
+from ridgeline.settings import NAIVE, Settings
 
 if TYPE_CHECKING:
+    from ridgeline.cli.bench import Remote
     from ridgeline.measure.http import Endpoint
     from ridgeline.optimize.objective import Objective
 
@@ -157,6 +158,7 @@ def generate(
 @app.command()
 @takes_engine_flags
 @takes_load_flags
+@takes_report_flags
 def bench(
     model: AnyModel = None,
     url: Annotated[
@@ -180,25 +182,27 @@ def bench(
     ] = None,
     *,
     load: dict[str, Any],
+    report: dict[str, Any],
     engine: EngineFlags,
 ) -> None:
     """Measure an engine here, or a server anywhere, and say what bounds it."""
-    from ridgeline.cli.bench import Outputs, Remote, command
+    from ridgeline.cli.bench import Remote
+    from ridgeline.cli.bench_many import dispatch
     from ridgeline.measure.bench import BenchOptions
 
     amount = {"num_prompts": None} if "duration_s" in load else {}  # time ends it, not a number
     options = BenchOptions(**{**amount, **load}, seed=engine.seed)
-    outputs = Outputs(json=json, log=log)
+    on: Settings | Remote
     if url is None:
-        asked = {"--served-model-name": served_model_name, "--endpoint": endpoint}
-        refuse([flag for flag, value in asked.items() if value], "without --url")
-        _end(command(options, engine.settings(model), outputs))
+        only = {"--served-model-name": served_model_name, "--endpoint": endpoint}
+        refuse([flag for flag, value in only.items() if value], "without --url")
+        on = engine.settings(model)
     else:
         idle = [flag for flag in engine.given if flag != "--seed"]
         refuse([*idle, *([model] if model else [])], "with --url")
         where = cast("Endpoint", endpoint or "auto")
-        server = Remote(url=url, model=served_model_name, endpoint=where, api_key=api_key)
-        _end(command(options, server, outputs))
+        on = Remote(url=url, model=served_model_name, endpoint=where, api_key=api_key)
+    _end(dispatch(options, on, {**report, "json": json, "log": log}, "request_rate" in load))
 
 
 @app.command()
