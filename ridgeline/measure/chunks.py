@@ -147,8 +147,10 @@ def counted(pieces: Sequence[Piece], total: int | None) -> list[tuple[float, int
     sure = [piece for piece in pieces if not piece.doubtful]
     if total is None:
         return [(piece.at_s, piece.count or 1) for piece in sure]
-    if total - sum(piece.count or 1 for piece in sure) == len(pieces) - len(sure):
-        sure = list(pieces)  # just so many tokens are missing: the doubtful chunks were they
+    missing = total - sum(piece.count or 1 for piece in sure)
+    silent = any(piece.count is None for piece in sure)
+    if missing == len(pieces) - len(sure) or (missing > 0 and not silent):
+        sure = list(pieces)  # the doubtful chunks were they, or nobody else can have been
     counts = [piece.count or 1 for piece in sure]
     surplus = total - sum(counts)
     if surplus > 0:
