@@ -148,8 +148,8 @@ def counted(pieces: Sequence[Piece], total: int | None) -> list[tuple[float, int
     if total is None:
         return [(piece.at_s, piece.count or 1) for piece in sure]
     missing = total - sum(piece.count or 1 for piece in sure)
-    silent = any(piece.count is None for piece in sure)
-    if missing == len(pieces) - len(sure) or (missing > 0 and not silent):
+    some_silent = any(piece.count is None for piece in sure)
+    if missing == len(pieces) - len(sure) or (missing > 0 and not some_silent):
         sure = list(pieces)  # the doubtful chunks were they, or nobody else can have been
     counts = [piece.count or 1 for piece in sure]
     surplus = total - sum(counts)
