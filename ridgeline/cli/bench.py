@@ -8,10 +8,10 @@ knows the ceilings, `diagnose` names the bound. Here they meet.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from rich.console import Console
@@ -22,14 +22,20 @@ from ridgeline.diagnose import Ceilings, StepCost, attribute, facts_of, verdict
 from ridgeline.errors import BadInput, CannotRun, UserError
 from ridgeline.measure.bench import BenchOptions, check, run_bench, workload_of
 from ridgeline.measure.client import OnFinish
-from ridgeline.measure.http import Endpoint, HttpTarget, first_model
+from ridgeline.measure.cost import Cost, cost_of
+from ridgeline.measure.http import Endpoint, HttpTarget, first_model, wire_to
 from ridgeline.measure.inprocess import InProcessTarget, RenderChat
 from ridgeline.measure.log import write_run, write_whole
 from ridgeline.measure.metrics import outcome
+from ridgeline.measure.report.page import bench_page
+from ridgeline.measure.report.perfetto import chrome_trace
+from ridgeline.measure.report.vllm_block import vllm_block
+from ridgeline.measure.server.scrape import Scraper
 from ridgeline.measure.steps import Peaks, Work
-from ridgeline.measure.summary import summarise
+from ridgeline.measure.summary import Summary, summarise
 from ridgeline.measure.target import Target
 from ridgeline.measure.vllm_result import vllm_result
+from ridgeline.measure.window import window_of
 from ridgeline.measure.workload import Chat, plain_chat
 from ridgeline.records import RequestTrace, RunTrace
 from ridgeline.settings import Settings
@@ -38,6 +44,9 @@ if TYPE_CHECKING:
     from ridgeline.engine.engine import Engine
     from ridgeline.engine.resolve import Resolved
     from ridgeline.hardware.machine import Machine
+
+
+Layout = Literal["ridgeline", "vllm"]
 
 
 class Remote(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,10 +59,21 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Files to write: the result under vLLM's keys, and the event log."""
+    """Files to write: the result under vLLM's keys, the event log, an HTML page, a Chrome trace.
+
+    `layout` is that of the console; `dollars_per_hour` adds what it cost.
+    """
 
     json: Path | None = None
     log: Path | None = None
+    html: Path | None = None
+    trace: Path | None = None
+    layout: Layout = "ridgeline"
+    dollars_per_hour: float | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(p for p in (self.json, self.log, self.html, self.trace) if p is not None)
 
 
 def command(
@@ -65,31 +85,106 @@ def command(
     """Measure, print, write; the exit code: 1 where no request succeeded. Raises UserError."""
     outputs, console = outputs or Outputs(), console or Console(highlight=False)
     check(options)
-    _check_writable(outputs)
-    run, physics = _measure(options, on, console)
-    summary = summarise(run, options.slo)
-    console.print(render(run, summary, options, physics))
-    console.print(diagnosis(run, options, physics), markup=False)
-    if outputs.json is not None:
-        result = vllm_result(run, summary, percentiles=options.percentiles)
-        write_whole(outputs.json, [msgspec.json.encode(result), b"\n"])
-    if outputs.log is not None:
-        write_run(run, outputs.log)
+    check_writable(outputs)
+    run, physics = measure(options, on, console)
+    summary = summarise(run, options.slo, window_of(run, options.warmup_s, options.cooldown_s))
+    result = vllm_result(run, summary, percentiles=options.percentiles)
+    cost = cost_of_run(run, summary, outputs.dollars_per_hour)
+    if outputs.layout == "vllm":
+        console.print(vllm_block(result, options.metrics, options.percentiles), markup=False)
+    else:
+        console.print(render(run, summary, options, physics))
+        console.print(diagnosis(run, options, physics), markup=False)
+    if cost is not None:
+        console.print(cost_line(cost), markup=False)
+        result["ridgeline"]["cost"] = msgspec.to_builtins(cost)  # type: ignore[index]
+    write_outputs(outputs, run, result, lambda: bench_page(run, summary, options.slo, cost=cost))
     return 0 if summary.num_ok else 1
 
 
-def _check_writable(outputs: Outputs) -> None:
+def check_writable(outputs: Outputs) -> None:
     """Before anything is measured: a wrong folder must not cost the run."""
-    for path in (outputs.json, outputs.log):
-        if path is not None and not path.parent.is_dir():
+    for path in outputs.paths:
+        if not path.parent.is_dir():
             raise BadInput("no such folder to write to", value=str(path), fix="create it first")
 
 
-def _measure(
+def write_outputs(
+    outputs: Outputs, run: RunTrace, result: dict[str, object], page: Callable[[], str]
+) -> None:
+    """Every file that was asked for."""
+    if outputs.json is not None:
+        write_whole(outputs.json, [msgspec.json.encode(result), b"\n"])
+    if outputs.log is not None:
+        write_run(run, outputs.log)
+    if outputs.html is not None:
+        write_whole(outputs.html, [page().encode()])
+    if outputs.trace is not None:
+        write_whole(outputs.trace, [msgspec.json.encode(chrome_trace(run))])
+
+
+def cost_of_run(run: RunTrace, summary: Summary, dollars_per_hour: float | None) -> Cost | None:
+    if dollars_per_hour is None:
+        return None
+    return cost_of(
+        dollars_per_hour,
+        input_tok_s=summary.input_tok_s,
+        output_tok_s=summary.output_tok_s,
+        request_rate=summary.request_rate,
+        goodput_req_s=summary.goodput.goodput_req_s if summary.goodput else None,
+        prefill_share=prefill_share(run),
+    )
+
+
+def prefill_share(run: RunTrace) -> float | None:
+    """Of the time that requests were being served, the part until their first token."""
+    served = [r for r in run.requests if outcome(r) == "ok" and r.token_s]
+    starts = [r.started_s if r.started_s is not None else r.sent_s for r in served]
+    first = sum(r.token_s[0] - start for r, start in zip(served, starts, strict=True))
+    whole = sum(r.token_s[-1] - start for r, start in zip(served, starts, strict=True))
+    return first / whole if whole > 0 else None
+
+
+def cost_line(cost: Cost) -> str:
+    """One line for the console."""
+    parts = [
+        (cost.per_million_output, "1M output tokens"),
+        (cost.per_million_input_split, "1M input (by time in prefill)"),
+        (cost.per_request, "a request"),
+        (cost.per_good_request, "a request in time"),
+    ]
+    told = [f"${value:.4g} for {what}" for value, what in parts if value is not None]
+    return f"cost at ${cost.dollars_per_hour:g}/h: {', '.join(told) or 'nothing came out'}"
+
+
+RunOne = Callable[[BenchOptions], Awaitable[RunTrace]]
+
+
+def measure(
     options: BenchOptions, on: Settings | Remote, console: Console
 ) -> tuple[RunTrace, Physics | None]:
+    """One bench run, and what it is to be held against where the engine is ours."""
+    with session(options, on, console) as (run_one, physics):
+
+        async def main() -> RunTrace:
+            return await run_one(options)
+
+        return asyncio.run(main()), physics
+
+
+@contextmanager
+def session(
+    options: BenchOptions, on: Settings | Remote, console: Console
+) -> Iterator[tuple[RunOne, Physics | None]]:
+    """A way to make runs, all against the same engine or server."""
     if isinstance(on, Remote):
-        return asyncio.run(_run_remote(options, on)), None
+        remote = on
+
+        async def there(chosen: BenchOptions) -> RunTrace:
+            return await run_remote(chosen, remote)
+
+        yield there, None
+        return
     from ridgeline.engine.engine import Engine
 
     Console(stderr=True).print(f"loading {on.model} …", style="dim", markup=False)
@@ -98,15 +193,23 @@ def _measure(
         render_chat, note = chat_of(engine)
         if note:
             console.print(note, style="yellow", markup=False)
-        physics = physics_of(engine.resolved)
-        target = InProcessTarget(engine, render_chat=render_chat)
-        return asyncio.run(_run(target, options)), physics
+
+        async def here(chosen: BenchOptions) -> RunTrace:
+            return await _run(InProcessTarget(engine, render_chat=render_chat), chosen)
+
+        yield here, physics_of(engine.resolved)
 
 
-async def _run_remote(options: BenchOptions, remote: Remote) -> RunTrace:
+async def run_remote(options: BenchOptions, remote: Remote) -> RunTrace:
     model = remote.model or await first_model(remote.url, api_key=remote.api_key)
     target = HttpTarget(remote.url, model, endpoint=remote.endpoint, api_key=remote.api_key)
     return await _run(target, options)
+
+
+def scraper_of(remote: Remote) -> Scraper:
+    """A watcher of the server's /metrics; use it around a run."""
+    wire, prefix = wire_to(remote.url, remote.api_key)
+    return Scraper(wire, f"{prefix}/metrics")
 
 
 async def _run(target: Target, options: BenchOptions) -> RunTrace:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ridgeline.cli.bench_flags import WORKLOADS, takes_load_flags
+from ridgeline.cli.bench_flags import WORKLOADS, takes_load_flags, takes_report_flags
 from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
 from ridgeline.cli.quantities import duration_of, one_of
-from ridgeline.settings import NAIVE
+from ridgeline.settings import NAIVE, Settings
 
 if TYPE_CHECKING:
+    from ridgeline.cli.bench import Remote
     from ridgeline.measure.http import Endpoint
     from ridgeline.optimize.objective import Objective
 
@@ -196,6 +197,7 @@ def quantize(
 @app.command()
 @takes_engine_flags
 @takes_load_flags
+@takes_report_flags
 def bench(
     model: AnyModel = None,
     url: Annotated[
@@ -219,25 +221,27 @@ def bench(
     ] = None,
     *,
     load: dict[str, Any],
+    report: dict[str, Any],
     engine: EngineFlags,
 ) -> None:
     """Measure an engine here, or a server anywhere, and say what bounds it."""
-    from ridgeline.cli.bench import Outputs, Remote, command
+    from ridgeline.cli.bench import Remote
+    from ridgeline.cli.bench_many import dispatch
     from ridgeline.measure.bench import BenchOptions
 
     amount = {"num_prompts": None} if "duration_s" in load else {}  # time ends it, not a number
     options = BenchOptions(**{**amount, **load}, seed=engine.seed)
-    outputs = Outputs(json=json, log=log)
+    on: Settings | Remote
     if url is None:
-        asked = {"--served-model-name": served_model_name, "--endpoint": endpoint}
-        refuse([flag for flag, value in asked.items() if value], "without --url")
-        _end(command(options, engine.settings(model), outputs))
+        only = {"--served-model-name": served_model_name, "--endpoint": endpoint}
+        refuse([flag for flag, value in only.items() if value], "without --url")
+        on = engine.settings(model)
     else:
         idle = [flag for flag in engine.given if flag != "--seed"]
         refuse([*idle, *([model] if model else [])], "with --url")
         where = cast("Endpoint", endpoint or "auto")
-        server = Remote(url=url, model=served_model_name, endpoint=where, api_key=api_key)
-        _end(command(options, server, outputs))
+        on = Remote(url=url, model=served_model_name, endpoint=where, api_key=api_key)
+    _end(dispatch(options, on, {**report, "json": json, "log": log}, "request_rate" in load))
 
 
 @app.command()
@@ -281,3 +285,92 @@ def optimize(
         ladder=ladder,
     )
     _end(command(engine.settings(model), options))
+
+
+@app.command("mock-server")
+def mock_server(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8001,
+    ttft_ms: Annotated[float, typer.Option(help="Model 'steady': time to first token.")] = 50.0,
+    itl_ms: Annotated[float, typer.Option(help="Model 'steady': time between tokens.")] = 10.0,
+    tokens_per_chunk: Annotated[int, typer.Option(help="Model 'steady': tokens per chunk.")] = 1,
+    seats: Annotated[
+        int | None, typer.Option(help="Most requests at once; the others queue.")
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="At the end, write when each token was sent.")
+    ] = None,
+    list_scripts: Annotated[bool, typer.Option("--list", help="Print the scripts.")] = False,
+) -> None:
+    """Serve scripted answers: ground truth for a load tool. The model's name chooses the script."""
+    from ridgeline.cli.mock_server import command, describe
+    from ridgeline.measure.mock.pace import Pace
+
+    if list_scripts:
+        _end(describe())
+        return
+    pace = Pace(ttft_s=ttft_ms / 1000, itl_s=itl_ms / 1000, per_chunk=tokens_per_chunk, seats=seats)
+    _end(command(host, port, pace, log))
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="A result file, or a folder of repeated runs.")],
+    b: Annotated[Path, typer.Argument(help="The other one.")],
+    threshold: Annotated[float, typer.Option(help="The change that matters, in percent.")] = 2.0,
+    json: Json = False,
+) -> None:
+    """Say what changed between two results; exit code 1 where something regressed, 3 unclear."""
+    from ridgeline.cli.compare import command
+
+    _end(command(a, b, threshold / 100, json))
+
+
+@app.command()
+@takes_engine_flags
+@takes_load_flags
+def diagnose(
+    model: AnyModel = None,
+    url: Annotated[str | None, typer.Option(help="Measure and judge the server here.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Judge a recorded run (bench --log).", metavar="FILE")
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="An earlier run of the same model here: was it faster?", metavar="FILE"),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="With --url: the model to ask for (default: its first).")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="RIDGELINE_API_KEY", help="With --url: the server's key.")
+    ] = None,
+    json: Json = False,
+    *,
+    load: dict[str, Any],
+    engine: EngineFlags,
+) -> None:
+    """Say what latency is lost to, ranked, with the flag that gives it back."""
+    from ridgeline.cli.bench import Remote
+    from ridgeline.cli.diagnose import command
+    from ridgeline.measure.bench import BenchOptions
+
+    amount = {"num_prompts": None} if "duration_s" in load else {}
+    options = BenchOptions(**{**amount, **load}, seed=engine.seed)
+    idle = [flag for flag in engine.given if flag != "--seed"]
+    if run is not None:
+        loads = ["--" + name.replace("_", "-") for name in load if name != "goodput"]
+        refuse(
+            [*idle, *loads, *(["--url"] if url else []), *([model] if model else [])], "with --run"
+        )
+        _end(command(options, run, baseline=baseline, as_json=json))
+    elif url is not None:
+        refuse(
+            [*idle, *(["--baseline"] if baseline else []), *([model] if model else [])],
+            "with --url",
+        )
+        server = Remote(url=url, model=served_model_name, api_key=api_key)
+        _end(command(options, server, as_json=json))
+    else:
+        refuse(["--served-model-name"] if served_model_name else [], "without --url")
+        _end(command(options, engine.settings(model), baseline=baseline, as_json=json))

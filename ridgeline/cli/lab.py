@@ -26,7 +26,7 @@ from ridgeline.engine.resolve import Resolved, resolve
 from ridgeline.engine.text import Tokenizer, load_tokenizer
 from ridgeline.errors import BadInput
 from ridgeline.hardware.machine import Machine
-from ridgeline.measure.arrivals import Due
+from ridgeline.measure.arrivals import Instants
 from ridgeline.measure.client import LoadOptions, OnFinish, run_load
 from ridgeline.measure.inprocess import InProcessTarget
 from ridgeline.measure.workload import Chat, LoadRequest, Workload, plain_chat
@@ -250,32 +250,6 @@ def _open(settings: Settings, workload: Tokenised) -> Iterator[Subject]:
         yield EngineSubject(engine, workload)
 
 
-class Scheduled:
-    """Arrivals at instants that are known before."""
-
-    def __init__(self, load: Load) -> None:
-        self._load = load
-
-    @property
-    def rate(self) -> float | None:
-        return self._load.rate
-
-    @property
-    def label(self) -> str:
-        return f"poisson:{self._load.rate!r}"
-
-    def start(self, seed: int) -> Due:
-        return _ScheduledDue(dues_s(self._load))
-
-
-class _ScheduledDue:
-    def __init__(self, dues: Sequence[float]) -> None:
-        self._left = iter(dues)
-
-    def next(self, now_s: float, num_in_flight: int) -> float | None:
-        return next(self._left, None)
-
-
 class EngineSubject:
     """A real engine as the loop sees it."""
 
@@ -289,9 +263,8 @@ class EngineSubject:
 
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         options = LoadOptions(num_requests=len(dues_s(load)), grace_s=load.grace_s, seed=load.seed)
-        return await run_load(
-            self._target, self._workload, Scheduled(load), options, on_finish=on_finish
-        )
+        dues = Instants(at_s=tuple(dues_s(load)), label=f"poisson:{load.rate!r}", rate=load.rate)
+        return await run_load(self._target, self._workload, dues, options, on_finish=on_finish)
 
     async def greedy(
         self, prompts: Sequence[Sequence[int]], max_tokens: int

@@ -1,5 +1,7 @@
 """From a run's records to what bounds it and what would mend it. No torch, no clock."""
 
+from ridgeline.diagnose.blame import Blame, Share, blame
+from ridgeline.diagnose.causes import Ranked, findings
 from ridgeline.diagnose.facts import engine_facts, facts_of
 from ridgeline.diagnose.roofline import (
     Ceilings,
@@ -11,23 +13,31 @@ from ridgeline.diagnose.roofline import (
     place,
 )
 from ridgeline.diagnose.rules import Advice, Rule, advise
+from ridgeline.diagnose.step_facts import missed_prefix, step_facts
 from ridgeline.diagnose.verdict import Bound, Finding, verdict, verdict_of_point
 
 __all__ = [
     "Advice",
+    "Blame",
     "Bound",
     "Ceilings",
     "Finding",
     "Point",
+    "Ranked",
     "Rule",
+    "Share",
     "Shares",
     "StepCost",
     "WorkOf",
     "advise",
     "attribute",
+    "blame",
     "engine_facts",
     "facts_of",
+    "findings",
+    "missed_prefix",
     "place",
+    "step_facts",
     "verdict",
     "verdict_of_point",
 ]

@@ -4,9 +4,14 @@
     arrivals.py   when: closed loop, constant, Poisson, gamma
     target.py     of whom: the Protocol, and the recorder of one request
       inprocess.py   an engine in this process
-      http.py        any OpenAI-compatible server (sse.py, chunks.py)
+      http.py        any OpenAI-compatible server (wire.py, sse.py, chunks.py)
+      mock/          a server that keeps to a script: ground truth
+    server/       what a server tells of itself (/metrics), under one set of names
     client.py     brings the three together                           → RunTrace
     metrics.py · goodput.py · steps.py · summary.py   pure functions over a RunTrace
+    window.py     without warm-up and cool-down · cost.py   dollars
+    results/      result files of six tools, and judgements between two of them
+    report/       HTML page, Chrome trace, vLLM's console block
     log.py        a RunTrace on disk, losslessly
     search.py     the largest load that keeps the SLO
     compare.py    A against B, with a confidence interval

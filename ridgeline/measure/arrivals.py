@@ -4,7 +4,10 @@
     constant:4      open loop: 4 requests/s at equal distances
     poisson:4       open loop: 4 requests/s, exponential gaps (independent users)
     gamma:4:0.5     open loop: 4 requests/s, gamma gaps; burstiness 0.5 is burstier than Poisson
+    ramp:1:16:60    open loop: Poisson, from 1 to 16 requests/s in 60 s (linear), then 16
+    ramp-exp:1:16:60   the same, growing by equal factors
     burst           everything at once
+    replay          at the instants of a recorded trace, perhaps faster (`Instants`; not a label)
 
 An open loop does not slow down when the server does, as the world does not; a closed loop does,
 and therefore cannot show a queue. Gamma gaps have shape = burstiness and scale = 1 / (rate x
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -25,15 +28,15 @@ import msgspec
 
 from ridgeline.errors import BadInput
 
-_FORMS = "closed:8, constant:4, poisson:4, gamma:4:0.5, burst"
+_FORMS = "closed:8, constant:4, poisson:4, gamma:4:0.5, ramp:1:16:60, ramp-exp:1:16:60, burst"
 
 
 class Due(Protocol):
     """One run of a process; has state."""
 
     def next(self, now_s: float, num_in_flight: int) -> float | None:
-        """The instant at which the next request is due (perhaps past), or None: ask after one has
-        ended.
+        """The instant at which the next request is due (perhaps past; infinity: there is none), or
+        None: ask after one has ended.
         """
         ...
 
@@ -105,6 +108,97 @@ class Renewal(msgspec.Struct, frozen=True):
         return _RenewalDue(self, random.Random(f"{seed}/arrivals"))
 
 
+class Ramp(msgspec.Struct, frozen=True):
+    """A Poisson process whose rate grows from `low` to `high` in `over_s`, and stays there.
+
+    Exact, by turning unit exponentials through the inverse of the cumulative rate. Linear:
+    L(t) = low t + (high - low) t^2 / 2T; exponential: L(t) = low T / k (e^(k t/T) - 1), with
+    k = ln(high / low).
+    """
+
+    low: float
+    high: float
+    over_s: float
+    exponential: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high", "over_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise BadInput(f"the ramp's {name} must be positive", value=value, limit="> 0")
+
+    @property
+    def label(self) -> str:
+        name = "ramp-exp" if self.exponential else "ramp"
+        return f"{name}:{self.low!r}:{self.high!r}:{self.over_s!r}"
+
+    @property
+    def rate(self) -> float | None:
+        """The rate that it ends with."""
+        return self.high
+
+    @property
+    def expected(self) -> float:
+        """Requests while it ramps."""
+        if not self.exponential or self.low == self.high:
+            return (self.low + self.high) / 2 * self.over_s
+        return (self.high - self.low) * self.over_s / math.log(self.high / self.low)
+
+    def instant(self, count: float) -> float:
+        """When `count` requests are expected to have come."""
+        if count >= self.expected:
+            return self.over_s + (count - self.expected) / self.high
+        if self.low == self.high:
+            return count / self.low
+        if self.exponential:
+            k = math.log(self.high / self.low)
+            return self.over_s / k * math.log1p(k * count / (self.low * self.over_s))
+        slope = (self.high - self.low) / self.over_s
+        return (math.sqrt(self.low * self.low + 2 * slope * count) - self.low) / slope
+
+    def start(self, seed: int) -> Due:
+        return _RampDue(self, random.Random(f"{seed}/arrivals"))
+
+
+class Instants(msgspec.Struct, frozen=True):
+    """Arrivals at instants that are known before: a recorded trace, or another process's draw."""
+
+    at_s: tuple[float, ...]
+    label: str
+    rate: float | None = None
+
+    def start(self, seed: int) -> Due:
+        return _InstantsDue(self.at_s)
+
+
+def replay(at_s: Sequence[float], speed: float) -> Instants:
+    """A trace's instants, from its first, `speed` times as fast."""
+    if not (math.isfinite(speed) and speed > 0):
+        raise BadInput("the replay speed must be positive", value=speed, limit="> 0")
+    first = min(at_s)
+    shifted = tuple((at - first) / speed for at in sorted(at_s))
+    rate = (len(shifted) - 1) / shifted[-1] if shifted[-1] > 0 else None
+    return Instants(at_s=shifted, label=f"replay:{speed!r}", rate=rate)
+
+
+class _RampDue:
+    def __init__(self, ramp: Ramp, rng: random.Random) -> None:
+        self._ramp, self._rng, self._count = ramp, rng, 0.0
+
+    def next(self, now_s: float, num_in_flight: int) -> float | None:
+        at_s = self._ramp.instant(self._count)
+        self._count += self._rng.expovariate(1.0)
+        return at_s
+
+
+class _InstantsDue:
+    def __init__(self, at_s: Sequence[float]) -> None:
+        self._left = iter(at_s)
+
+    def next(self, now_s: float, num_in_flight: int) -> float | None:
+        return next(self._left, math.inf)
+
+
 class _ClosedDue:
     def __init__(self, concurrency: int) -> None:
         self._concurrency = concurrency
@@ -145,6 +239,10 @@ def burst() -> Renewal:
     return Renewal(math.inf)
 
 
+def ramp_exp(low: float, high: float, over_s: float) -> Ramp:
+    return Ramp(low, high, over_s, exponential=True)
+
+
 # name → (constructor, the types of its parts)
 REGISTRY: Mapping[str, tuple[Callable[..., Arrivals], tuple[type, ...]]] = MappingProxyType(
     {
@@ -152,6 +250,8 @@ REGISTRY: Mapping[str, tuple[Callable[..., Arrivals], tuple[type, ...]]] = Mappi
         "constant": (constant, (float,)),
         "poisson": (poisson, (float,)),
         "gamma": (gamma, (float, float)),
+        "ramp": (Ramp, (float, float, float)),
+        "ramp-exp": (ramp_exp, (float, float, float)),
         "burst": (burst, ()),
     }
 )

@@ -7,12 +7,20 @@ import math
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.arrivals import Arrivals, arrivals_from_flags
+from ridgeline.measure.arrivals import (
+    Arrivals,
+    Closed,
+    Instants,
+    Ramp,
+    arrivals_from_flags,
+    replay,
+)
 from ridgeline.measure.client import LoadOptions, OnFinish, run_load
 from ridgeline.measure.target import Target
 from ridgeline.measure.workload import Workload, parse_workload
 from ridgeline.measure.workload.base import StopsEarly
 from ridgeline.measure.workload.synthetic import Synthetic
+from ridgeline.measure.workload.traces import TraceWorkload
 from ridgeline.records import RunTrace, Slo
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
@@ -28,6 +36,10 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     request_rate: float = math.inf
     burstiness: float = 1.0
     max_concurrency: int | None = None
+    ramp_up_strategy: str | None = None
+    ramp_up_start_rps: float | None = None
+    ramp_up_end_rps: float | None = None
+    replay_speed: float | None = None
     random_input_len: int | None = None
     random_output_len: int | None = None
     random_prefix_len: int = 0
@@ -36,6 +48,8 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     percentile_metrics: str = "ttft,tpot,itl,e2e"
     metric_percentiles: str = "50,90,95,99"
     num_warmups: int = 4
+    warmup_s: float = 0.0
+    cooldown_s: float = 0.0
     timeout_s: float = 600.0
     seed: int = 0
 
@@ -93,18 +107,70 @@ def workload_of(options: BenchOptions) -> Workload:
 
 
 def arrivals_of(options: BenchOptions) -> Arrivals:
+    """Of the flags; at most one of a rate, a ramp and a replay."""
+    ramp = (options.ramp_up_strategy, options.ramp_up_start_rps, options.ramp_up_end_rps)
+    asked = [
+        name
+        for name, given in (
+            ("--request-rate", not math.isinf(options.request_rate)),
+            ("--ramp-up-…", any(each is not None for each in ramp)),
+            ("--replay-speed", options.replay_speed is not None),
+        )
+        if given
+    ]
+    if len(asked) > 1:
+        raise BadInput(f"{asked[0]} and {asked[1]} exclude each other", fix=f"drop {asked[1]}")
+    if "--ramp-up-…" in asked:
+        return _ramp(options)
+    if options.replay_speed is not None:
+        return _replay(options, options.replay_speed)
     return arrivals_from_flags(options.request_rate, options.burstiness, options.max_concurrency)
+
+
+def _ramp(options: BenchOptions) -> Ramp:
+    """vLLM's flags; the ramp takes the whole run."""
+    strategy, low, high = (
+        options.ramp_up_strategy,
+        options.ramp_up_start_rps,
+        options.ramp_up_end_rps,
+    )
+    if strategy not in ("linear", "exponential") or low is None or high is None:
+        raise BadInput(
+            "a ramp needs a strategy, a start and an end",
+            value=f"{strategy} {low} {high}",
+            limit="linear, exponential",
+            fix="--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 16",
+        )
+    ramp = Ramp(low, high, 1.0, exponential=strategy == "exponential")
+    over_s = options.duration_s or (options.num_prompts or 1) / ramp.expected
+    return msgspec.structs.replace(ramp, over_s=over_s)
+
+
+def _replay(options: BenchOptions, speed: float) -> Instants:
+    workload = workload_of(options)
+    if not isinstance(workload, TraceWorkload):
+        raise BadInput(
+            "--replay-speed needs a workload with instants",
+            value=options.workload,
+            limit="azure:FILE, burstgpt:FILE, mooncake:FILE",
+        )
+    return replay(workload.at_s, speed)
 
 
 def load_of(options: BenchOptions) -> LoadOptions:
     return LoadOptions(
         num_requests=options.num_prompts,
         duration_s=options.duration_s,
-        max_concurrency=None if math.isinf(options.request_rate) else options.max_concurrency,
+        max_concurrency=None if _closed(options) else options.max_concurrency,
         num_warmups=options.num_warmups,
         timeout_s=options.timeout_s,
         seed=options.seed,
     )
+
+
+def _closed(options: BenchOptions) -> bool:
+    """A concurrency without any schedule is a closed loop, and not a cap on an open one."""
+    return isinstance(arrivals_of(options), Closed)
 
 
 async def run_bench(

@@ -6,7 +6,7 @@ Servers disagree, and most published errors in TTFT and ITL come from here. The 
 - `delta: {role, content: ""}` is metadata: it does not stop the TTFT clock.
 - An empty text without a role is a token that decodes to nothing (half a UTF-8 character) …
 - … except beside a finish_reason, where it may be either: it counts only if the server's own count
-  says that a token is missing.
+  says that exactly so many tokens are missing (more are missing where chunks hold several).
 - A chunk without choices carries usage only and never moves the end of the output.
 - How many tokens a chunk holds: its token_ids or logprobs tell exactly; else the growth of a
   running usage count; else one, and the rest of the server's final count is spread over the
@@ -147,8 +147,10 @@ def counted(pieces: Sequence[Piece], total: int | None) -> list[tuple[float, int
     sure = [piece for piece in pieces if not piece.doubtful]
     if total is None:
         return [(piece.at_s, piece.count or 1) for piece in sure]
-    if sum(piece.count or 1 for piece in sure) < total:
-        sure = list(pieces)  # a token is missing: the doubtful chunk was one
+    missing = total - sum(piece.count or 1 for piece in sure)
+    some_silent = any(piece.count is None for piece in sure)
+    if missing == len(pieces) - len(sure) or (missing > 0 and not some_silent):
+        sure = list(pieces)  # the doubtful chunks were they, or nobody else can have been
     counts = [piece.count or 1 for piece in sure]
     surplus = total - sum(counts)
     if surplus > 0:

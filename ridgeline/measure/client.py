@@ -13,6 +13,7 @@ measures from the send alone hides exactly the queue that it was to show (coordi
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -190,7 +191,7 @@ class _Run:
                 if self._over(self.now()):
                     return None
                 continue
-            if self._over(due_s):
+            if math.isinf(due_s) or self._over(due_s):
                 return None
             await self._sleep_until(due_s)
             return None if self._stop else due_s
@@ -234,22 +235,40 @@ class _Run:
         self._tasks.add(task)
 
     async def _one(self, request: LoadRequest, due_s: float, sent_s: float) -> None:
+        """A request to its end; of a conversation, turn after turn."""
+        try:
+            turn: LoadRequest | None = request
+            while turn is not None:
+                trace = await self._turn(turn, due_s, sent_s)
+                turn = turn.next_turn(trace.text) if trace.error is None else None
+                if turn is not None:
+                    due_s = self.now() + turn.think_s
+                    await asyncio.sleep(turn.think_s)
+                    sent_s = self.now()
+                    self.lags_s.append(sent_s - due_s)
+        except asyncio.CancelledError:
+            pass  # while the user was thinking: no request was in flight
+        finally:
+            self._left()
+
+    async def _turn(self, request: LoadRequest, due_s: float, sent_s: float) -> RequestTrace:
         record = Recorder(self.now)
         try:
             await _serve(self._target, request, record, self._options.timeout_s)
         except asyncio.CancelledError:
             record.failed(f"{CANCELLED}: {self._stop}", reason="abort")
-        finally:
-            self._ended(record.trace(request, due_s, sent_s))
-
-    def _ended(self, trace: RequestTrace) -> None:
+        trace = record.trace(request, due_s, sent_s)
         self.traces.append(trace)
+        if self._on_finish is not None and self._stop is None:
+            self._stop = self._on_finish(trace)
+        self._changed.set()
+        return trace
+
+    def _left(self) -> None:
         self._last_end_s = self.now()
         task = asyncio.current_task()
         if task is not None:
             self._tasks.discard(task)
-        if self._on_finish is not None and self._stop is None:
-            self._stop = self._on_finish(trace)
         self._changed.set()
 
     async def _drain(self) -> None:

@@ -9,26 +9,28 @@ tokens it had.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.measure.chunks import Chunk, Piece, Usage, counted, decode_chunk, error_of, piece_of
 from ridgeline.measure.sse import ServerEvent, SseParser
 from ridgeline.measure.target import Now, Recorder
+from ridgeline.measure.wire import OK, Dial, Origin, Reply, Wire, WireError, dial
 from ridgeline.measure.workload.base import Chat, LoadRequest, plain_chat
 from ridgeline.records import EngineInfo, StepStat
 
 Endpoint = Literal["auto", "chat", "completions"]
 MAX_ERROR_CHARS = 300
-CONNECT_TIMEOUT_S = 10.0
+CountTokens = Callable[[str], int]
 
 
 class HttpTarget:
     """One server and one model on it. Timeouts belong to the load client; here only connecting
-    has one.
+    has one. `count_tokens` serves where the server does not count.
     """
 
     def __init__(
@@ -39,11 +41,13 @@ class HttpTarget:
         endpoint: Endpoint = "auto",
         api_key: str | None = None,
         extra_body: dict[str, object] | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
+        count_tokens: CountTokens | None = None,
+        dial: Dial = dial,
     ) -> None:
         self._url, self._model, self._endpoint = base_url(url), model, endpoint
         self._extra_body = extra_body or {}
-        self._client = _client(api_key, transport)
+        self._count_tokens = count_tokens
+        self._wire, self._prefix = wire_to(self._url, api_key, dial)
 
     @property
     def name(self) -> str:
@@ -55,16 +59,17 @@ class HttpTarget:
 
     async def send(self, request: LoadRequest, record: Recorder) -> None:
         path, body = self._request(request)
-        reading = _Reading(record)
+        reading = _Reading(record, self._count_tokens)
         try:
-            async with self._client.stream("POST", self._url + path, json=body) as response:
-                if response.status_code != httpx.codes.OK:
-                    record.failed(await _refusal(response))
-                    return
-                await _read(response, reading)
+            reply = await self._wire.post(
+                self._prefix + path, msgspec.json.encode(body), reading.feed
+            )
+            if reply.status != OK:
+                record.failed(_refusal(reply))
+            else:
                 reading.conclude()
-        except httpx.HTTPError as error:
-            record.failed(f"{type(error).__name__}: {error}".rstrip(": "))
+        except WireError as error:
+            record.failed(str(error))
         finally:
             reading.settle()  # what came before a timeout or a broken connection is kept too
 
@@ -72,7 +77,7 @@ class HttpTarget:
         return ()
 
     async def close(self) -> None:
-        await self._client.aclose()
+        self._wire.close()
 
     def _request(self, request: LoadRequest) -> tuple[str, dict[str, object]]:
         body: dict[str, object] = {
@@ -91,43 +96,41 @@ class HttpTarget:
 def base_url(url: str) -> str:
     """The server's root: no trailing slash, no /v1; BadInput where it is not an HTTP address."""
     try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
+        parsed = urlsplit(url)
+        _ = parsed.port
+    except ValueError as error:
         raise BadInput("not a URL", value=url, fix=f"write http://HOST:PORT ({error})") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not parsed.hostname:
         raise BadInput("not an HTTP address", value=url, fix="write http://HOST:PORT")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-async def first_model(
-    url: str, *, api_key: str | None = None, transport: httpx.AsyncBaseTransport | None = None
-) -> str:
+async def first_model(url: str, *, api_key: str | None = None, dial: Dial = dial) -> str:
     """The name of the first model that a server lists; BadInput where no server answers."""
-    root = base_url(url)
-    async with _client(api_key, transport) as client:
-        try:
-            response = await client.get(root + "/v1/models", timeout=CONNECT_TIMEOUT_S)
-            response.raise_for_status()
-            listed = msgspec.json.decode(response.content, type=dict[str, Any])["data"]
-            return str(listed[0]["id"])
-        except (httpx.HTTPError, msgspec.MsgspecError, LookupError, TypeError) as error:
-            raise BadInput(
-                "no OpenAI-compatible server answers /v1/models",
-                value=root,
-                fix=f"start the server or correct the URL ({type(error).__name__}: {error})",
-            ) from None
+    wire, prefix = wire_to(base_url(url), api_key, dial)
+    try:
+        reply = await wire.get(f"{prefix}/v1/models")
+        if reply.status != OK:
+            raise LookupError(f"HTTP {reply.status}")
+        return str(msgspec.json.decode(reply.body, type=dict[str, Any])["data"][0]["id"])
+    except (WireError, msgspec.MsgspecError, LookupError, TypeError) as error:
+        raise BadInput(
+            "no OpenAI-compatible server answers /v1/models",
+            value=base_url(url),
+            fix=f"start the server or correct the URL ({type(error).__name__}: {error})",
+        ) from None
+    finally:
+        wire.close()
 
 
-def _client(api_key: str | None, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        transport=transport,
-        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-        # the load client alone limits concurrency: a hidden queue here would be charged to the
-        # server
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        trust_env=False,
-    )
+def wire_to(url: str, api_key: str | None, dial: Dial = dial) -> tuple[Wire, str]:
+    """The connections to a server's root, and the path that its root has."""
+    parsed = urlsplit(base_url(url))
+    tls = parsed.scheme == "https"
+    origin = Origin(parsed.hostname or "", parsed.port or (443 if tls else 80), tls)
+    return Wire(
+        origin, {"Authorization": f"Bearer {api_key}"} if api_key else {}, dial
+    ), parsed.path
 
 
 def _addressed(request: LoadRequest, endpoint: Endpoint) -> tuple[str, dict[str, object]]:
@@ -145,30 +148,27 @@ def _addressed(request: LoadRequest, endpoint: Endpoint) -> tuple[str, dict[str,
     )
 
 
-async def _refusal(response: httpx.Response) -> str:
-    body = (await response.aread()).decode("utf-8", "replace").strip()
-    return f"HTTP {response.status_code}: {body[:MAX_ERROR_CHARS]}".rstrip(": ")
-
-
-async def _read(response: httpx.Response, reading: _Reading) -> None:
-    parser = SseParser()
-    async for received in response.aiter_bytes():
-        for event in parser.feed(received):
-            reading.take(event)
-    for event in parser.close():
-        reading.take(event)
+def _refusal(reply: Reply) -> str:
+    body = reply.body.decode("utf-8", "replace").strip()
+    return f"HTTP {reply.status}: {body[:MAX_ERROR_CHARS]}".rstrip(": ")
 
 
 class _Reading:
     """One stream as it comes in; `settle` writes its pieces into the record."""
 
-    def __init__(self, record: Recorder) -> None:
-        self._record = record
+    def __init__(self, record: Recorder, count_tokens: CountTokens | None) -> None:
+        self._record, self._count_tokens = record, count_tokens
+        self._parser = SseParser()
         self._pieces: list[Piece] = []
         self._running_total = 0
         self._usage: Usage | None = None
         self._reason: str | None = None
         self._done = False
+
+    def feed(self, received: bytes) -> None:
+        """What one read of the socket brought, in the turn in which it came."""
+        for event in self._parser.feed(received):
+            self.take(event)
 
     def take(self, event: ServerEvent) -> None:
         if event.data == b"[DONE]":
@@ -209,6 +209,8 @@ class _Reading:
 
     def conclude(self) -> None:
         """The stream is over: was it complete?"""
+        for event in self._parser.close():
+            self.take(event)
         usage, record = self._usage, self._record
         if not (self._done or self._reason):
             record.failed("the stream ended before its finish_reason")
@@ -223,9 +225,22 @@ class _Reading:
 
     def settle(self) -> None:
         """Write the pieces down, now that the server's own count (if any) is known."""
-        for at_s, count in counted(self._pieces, self._total):
+        total = self._total
+        text = "".join(piece.text for piece in self._pieces)
+        if total is None:
+            total = self._counted_here(text)
+        for at_s, count in counted(self._pieces, total):
             self._record.chunk("", count, at_s=at_s)
-        self._record.tail("".join(piece.text for piece in self._pieces))
+        self._record.tail(text)
+
+    def _counted_here(self, text: str) -> int | None:
+        """The server gave no count: ours, of a whole answer's text, and marked as such."""
+        whole = bool(self._done or self._reason)
+        if not (whole and self._pieces) or self._count_tokens is None:
+            self._record.counted_by = "chunks"
+            return None
+        self._record.counted_by = "tokenizer"
+        return self._count_tokens(text)
 
     @property
     def _total(self) -> int | None:

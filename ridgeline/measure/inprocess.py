@@ -109,6 +109,8 @@ class InProcessTarget:
                 record.more(event.text)
             case Token():
                 record.chunk(event.text)
+                if record.first_computed_s is None:
+                    record.first_computed_s = record.now() - (self._engine_clock() - event.at_s)
                 return event.at_s
             case Started():
                 age_s = self._engine_clock() - event.at_s

@@ -100,6 +100,15 @@ def queue_s(request: RequestTrace) -> float | None:
     return None if request.started_s is None else request.started_s - request.sent_s
 
 
+def publish_s(request: RequestTrace) -> float | None:
+    """From the step that computed the first token until the client saw it; None where the server
+    does not tell.
+    """
+    if request.first_computed_s is None or not request.token_s:
+        return None
+    return request.token_s[0] - request.first_computed_s
+
+
 def client_queue_s(request: RequestTrace) -> float:
     """From the scheduled arrival until the send: the wait under the client's own cap, and its
     lag.

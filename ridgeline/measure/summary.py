@@ -16,12 +16,14 @@ from ridgeline.measure.metrics import (
     itl_s,
     outcome,
     pooled,
+    publish_s,
     queue_s,
     succeeded,
     tpot_s,
     ttft_s,
 )
 from ridgeline.measure.steps import Occupancy, occupancy
+from ridgeline.measure.window import Window, arrived_in, flow
 from ridgeline.records import RequestTrace, RunTrace, Slo
 
 Metric = Literal["ttft", "tpot", "itl", "e2e"]
@@ -41,6 +43,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     num_failed: int
     num_cancelled: int
     num_timeout: int
+    num_uncounted: int
     duration_s: float
     input_tokens: int
     output_tokens: int
@@ -62,14 +65,29 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     e2e: Distribution | None
     e2e_from_send: Distribution | None
     queue: Distribution | None
+    publish: Distribution | None
     client_queue: Distribution | None
     goodput: Goodput | None
     occupancy: Occupancy | None
     validity: Validity
 
 
-def summarise(run: RunTrace, slo: Slo | None = None) -> Summary:
-    """All figures of a run; `goodput` only where an SLO is given."""
+def summarise(run: RunTrace, slo: Slo | None = None, window: Window | None = None) -> Summary:
+    """All figures of a run (of its window); `goodput` only where an SLO is given."""
+    if window is None:
+        return _summary(run, slo)
+    found = _summary(arrived_in(run, window), slo)
+    passed = flow(run, window)
+    return msgspec.structs.replace(
+        found,
+        request_rate=_rate(passed.completions, window.width_s),
+        input_tok_s=_rate(passed.input_tokens, window.width_s),
+        output_tok_s=_rate(passed.output_tokens, window.width_s),
+        peak_concurrency=peak_concurrency(run.requests),
+    )
+
+
+def _summary(run: RunTrace, slo: Slo | None) -> Summary:
     done = succeeded(run.requests)
     ends = [outcome(request) for request in run.requests]
     input_tokens = sum(request.prompt_tokens for request in done)
@@ -80,6 +98,7 @@ def summarise(run: RunTrace, slo: Slo | None = None) -> Summary:
         num_failed=ends.count("failed"),
         num_cancelled=ends.count("cancelled"),
         num_timeout=ends.count("timeout"),
+        num_uncounted=sum(request.counted_by != "server" for request in done),
         duration_s=run.duration_s,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
@@ -110,6 +129,7 @@ def _latencies(done: list[RequestTrace]) -> dict[str, Distribution | None]:
         "e2e": distribution(map(e2e_s, done)),
         "e2e_from_send": distribution(e2e_s(request, "sent") for request in done),
         "queue": distribution(map(queue_s, done)),
+        "publish": distribution(map(publish_s, done)),
         "client_queue": distribution(map(client_queue_s, done)),
     }
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ridgeline.measure.workload.base import LoadRequest
-from ridgeline.records import EngineInfo, RequestTrace, StepStat
+from ridgeline.records import CountedBy, EngineInfo, RequestTrace, StepStat
 
 Now = Callable[[], float]
 
@@ -32,6 +32,8 @@ class Recorder:
         "_texts",
         "_usage",
         "cached_tokens",
+        "counted_by",
+        "first_computed_s",
         "now",
         "prompt_tokens",
         "started_s",
@@ -42,6 +44,8 @@ class Recorder:
         self.started_s: float | None = None
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.counted_by: CountedBy = "server"
+        self.first_computed_s: float | None = None
         self._instants: list[float] = []
         self._counts: list[int] = []
         self._texts: list[str] = []
@@ -114,6 +118,8 @@ class Recorder:
             finish_reason=self._reason,
             error=self._error,
             text="".join(self._texts),
+            counted_by=self.counted_by,
+            first_computed_s=self.first_computed_s,
         )
 
 

@@ -60,8 +60,8 @@ def vllm_result(
 
 def _load(run: RunTrace) -> dict[str, object]:
     label, _, cap = run.arrivals.partition(" cap:")
-    process = parse_arrivals(label)
-    rate = process.rate_per_s if isinstance(process, Renewal) else math.inf
+    process = None if label.startswith("replay") else parse_arrivals(label)
+    rate = math.inf if process is None or process.rate is None else process.rate
     burstiness = process.burstiness if isinstance(process, Renewal) else 1.0
     most = process.concurrency if isinstance(process, Closed) else int(cap) if cap else None
     return {

@@ -13,10 +13,11 @@ from ridgeline.records.events import (
     Usage,
 )
 from ridgeline.records.slo import Slo
-from ridgeline.records.trace import EngineInfo, RequestTrace, RunTrace, StepStat
+from ridgeline.records.trace import CountedBy, EngineInfo, RequestTrace, RunTrace, StepStat
 
 __all__ = [
     "Ask",
+    "CountedBy",
     "EngineInfo",
     "Event",
     "Failed",

@@ -5,7 +5,11 @@ Every metric is a pure function over these records (`ridgeline.measure.metrics`)
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+CountedBy = Literal["server", "tokenizer", "chunks"]
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,7 +17,9 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     `scheduled_s` is when the workload wanted it sent, `sent_s` when it was, `started_s` when the
     engine first ran it (None where the server does not tell). `token_s[i]` is the instant of the
-    i-th output-bearing chunk and `token_counts[i]` how many tokens it carried.
+    i-th output-bearing chunk and `token_counts[i]` how many tokens it carried. `counted_by`: the
+    server, a tokenizer of ours, or nobody, so that each chunk stands for one token.
+    `first_computed_s`: when the engine had the first token.
     """
 
     id: str
@@ -31,6 +37,8 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     error: str | None = None
     text: str = ""
+    counted_by: CountedBy = "server"
+    first_computed_s: float | None = None
 
 
 class StepStat(msgspec.Struct, frozen=True, kw_only=True):

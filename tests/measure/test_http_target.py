@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import httpx
 import pytest
 
 from ridgeline.errors import BadInput
@@ -16,7 +15,9 @@ from ridgeline.measure.client import LoadOptions, run_load
 from ridgeline.measure.http import HttpTarget, base_url, first_model
 from ridgeline.measure.metrics import itl_s, outcome, tpot_s, ttft_s
 from ridgeline.measure.target import Recorder
+from ridgeline.measure.wire import WireError
 from ridgeline.measure.workload import Chat, LoadRequest, Message
+from tests.measure.memory import Answering, dial_to
 from tests.measure.sse_server import DONE, SseServer, sse, text_chunk, usage
 
 
@@ -24,31 +25,24 @@ def chat_chunk(delta, finish=None, **more):
     return sse(choices=[{"index": 0, "delta": delta, "finish_reason": finish}], **more)
 
 
-class Script(httpx.AsyncBaseTransport):
+class Script:
     """Answers every POST with parts at given instants after the request."""
 
     def __init__(self, *parts, status=200, error=None):
-        self.parts, self.status, self.error, self.bodies = parts, status, error, []
+        head = b"HTTP/1.1 %d .\r\n\r\n" % status
+        broken = any(isinstance(part, Exception) for _, part in parts)
+        end = [] if broken else [((parts[-1][0] if parts else 0.0) + 1e-6, None)]
+        self._parts = [(0.0, head), *parts, *end]
+        self._error, self.seen = error, []
 
-    async def handle_async_request(self, request):
-        if self.error is not None:
-            raise self.error
-        self.bodies.append((request.url.path, json.loads(await request.aread())))
-        return httpx.Response(self.status, stream=_Timed(self.parts))
+    @property
+    def bodies(self):
+        return [(head.split()[1].decode(), json.loads(body)) for head, body in self.seen]
 
-
-class _Timed(httpx.AsyncByteStream):
-    def __init__(self, parts):
-        self._parts = parts
-
-    async def __aiter__(self):
-        at_s = 0.0
-        for due_s, part in self._parts:
-            await asyncio.sleep(due_s - at_s)
-            at_s = due_s
-            if isinstance(part, Exception):
-                raise part
-            yield part
+    async def dial(self, origin, protocol):
+        if self._error is not None:
+            raise self._error
+        return await dial_to(lambda: Answering(self._parts, self.seen))(origin, protocol)
 
 
 CHAT = LoadRequest(id="r", kind="chat", prompt=Chat((Message("user", "hi"),)), max_tokens=4)
@@ -58,7 +52,7 @@ TEXT = LoadRequest(id="r", kind="text", prompt="hi", max_tokens=4)
 def send(in_virtual_time, script, request, **target):
     async def main():
         async with asyncio.timeout(100):
-            http = HttpTarget("http://host:1/v1/", "m", transport=script, **target)
+            http = HttpTarget("http://host:1/v1/", "m", dial=script.dial, **target)
             loop = asyncio.get_running_loop()
             origin = loop.time()
             record = Recorder(lambda: loop.time() - origin)
@@ -128,7 +122,7 @@ def test_without_usage_the_chunks_are_counted(in_virtual_time):
         (b'event: error\ndata: {"detail": "x"}\n\n', '{"detail": "x"}'),
         (b"data: {half\n\n", "malformed chunk"),
         (b"", "ended before its finish_reason"),
-        (httpx.ReadError("reset"), "ReadError: reset"),
+        (ConnectionResetError(), "ReadError: reset"),
     ],
 )
 def test_a_stream_that_breaks_keeps_its_tokens(in_virtual_time, tail, words):
@@ -143,7 +137,7 @@ def test_a_stream_that_breaks_keeps_its_tokens(in_virtual_time, tail, words):
 def test_refusals_and_connection_errors_are_kept_in_the_servers_words(in_virtual_time):
     refused = send(in_virtual_time, Script((0.0, b"queue is full\n"), status=503), TEXT)
     assert refused.error == "HTTP 503: queue is full"
-    gone = send(in_virtual_time, Script(error=httpx.ConnectError("nobody there")), TEXT)
+    gone = send(in_virtual_time, Script(error=WireError("ConnectError: nobody there")), TEXT)
     assert gone.error == "ConnectError: nobody there"
 
 
@@ -151,7 +145,7 @@ def test_a_timeout_keeps_what_had_come(in_virtual_time):
     script = Script((0.1, text_chunk("a")), (9.0, DONE))
 
     async def main():
-        target = HttpTarget("http://host", "m", transport=script)
+        target = HttpTarget("http://host", "m", dial=script.dial)
         options = LoadOptions(num_requests=1, timeout_s=0.5)
         workload = _One(TEXT)
         run = await run_load(target, workload, burst(), options)
@@ -203,11 +197,9 @@ def test_urls_lose_their_tail():
 
 
 async def test_a_server_without_models_is_named():
-    def answer(request):
-        return httpx.Response(200, json={"data": []})
-
+    empty = Script((0.0, b'{"data": []}'))
     with pytest.raises(BadInput, match="no OpenAI-compatible server"):
-        await first_model("http://h", transport=httpx.MockTransport(answer))
+        await first_model("http://h", dial=empty.dial)
 
 
 async def test_over_a_real_socket():

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from ridgeline.errors import BadInput
+from ridgeline.measure.report.svg import Scale, log_ticks, nice_ticks
 from ridgeline.optimize.config import final_settings, ladder_json, ridgeline_toml
 from ridgeline.optimize.report.page import headline, report
-from ridgeline.optimize.report.svg import Scale, log_ticks, nice_ticks
 from ridgeline.optimize.result import LadderResult
 from ridgeline.optimize.vllm import serve_command
 from ridgeline.optimize.write import check_writable, write_all

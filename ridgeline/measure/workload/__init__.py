@@ -15,6 +15,7 @@ from ridgeline.measure.workload.base import (
     LoadRequest,
     Message,
     Prompt,
+    Turn,
     Workload,
     plain_chat,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "LoadRequest",
     "Message",
     "Prompt",
+    "Turn",
     "Workload",
     "parse_workload",
     "plain_chat",
@@ -37,11 +39,23 @@ REGISTRY: Mapping[str, str] = MappingProxyType(
         "chat": "ridgeline.measure.workload.embedded:chat",
         "code": "ridgeline.measure.workload.embedded:code",
         "synthetic": "ridgeline.measure.workload.synthetic:parse",
+        "synthetic-chat": "ridgeline.measure.workload.presets:synthetic_chat",
+        "rag": "ridgeline.measure.workload.presets:rag",
+        "code-edit": "ridgeline.measure.workload.presets:code_edit",
+        "long-document": "ridgeline.measure.workload.presets:long_document",
+        "batch": "ridgeline.measure.workload.presets:batch",
+        "sharegpt": "ridgeline.measure.workload.sharegpt:sharegpt",
+        "conversations": "ridgeline.measure.workload.sharegpt:conversations",
+        "azure": "ridgeline.measure.workload.traces:azure",
+        "burstgpt": "ridgeline.measure.workload.traces:burstgpt",
+        "mooncake": "ridgeline.measure.workload.traces:mooncake",
     }
 )
 
 _FORMS = (
-    "chat-and-code, chat, code, synthetic:input=256,output=128[,cv=0.5][,prefix=64], FILE.jsonl"
+    "chat-and-code, chat, code, synthetic:input=256,output=128[,cv=0.5][,prefix=64][,groups=4], "
+    "synthetic-chat, rag, code-edit, long-document, batch, sharegpt:FILE, conversations:FILE, "
+    "azure:FILE, burstgpt:FILE, mooncake:FILE, FILE.jsonl"
 )
 
 

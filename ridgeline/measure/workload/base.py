@@ -35,8 +35,19 @@ class Chat(msgspec.Struct, frozen=True):
 Prompt = str | tuple[int, ...] | Chat
 
 
+class Turn(msgspec.Struct, frozen=True):
+    """What a user says later in a conversation, and how much is generated then."""
+
+    text: str
+    max_tokens: int
+
+
 class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a load: text, token ids or a conversation, and how much to generate."""
+    """One request of a load: text, token ids or a conversation, and how much to generate.
+
+    `turns` are what the user will say next, each `think_s` after the answer before: a request with
+    turns is the beginning of a conversation, whose history holds the answers that really came.
+    """
 
     id: str
     kind: str
@@ -44,6 +55,8 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     ignore_eos: bool = True
     tenant: str = ""
+    turns: tuple[Turn, ...] = ()
+    think_s: float = 0.0
 
     def __post_init__(self) -> None:
         empty = not (self.prompt.messages if isinstance(self.prompt, Chat) else self.prompt)
@@ -53,6 +66,28 @@ class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInput(
                 "a request asks for no output", value=self.max_tokens, limit=">= 1 token"
             )
+
+    def next_turn(self, answer: str) -> LoadRequest | None:
+        """The request that follows `answer`; None where the conversation is over."""
+        if not self.turns:
+            return None
+        turn, *rest = self.turns
+        before = self.prompt if isinstance(self.prompt, Chat) else Chat((_user(self.prompt),))
+        reply = Message("assistant", answer or " ")  # an answer may decode to nothing
+        name, _, number = self.id.partition("/turn-")
+        return msgspec.structs.replace(
+            self,
+            id=f"{name}/turn-{int(number or 1) + 1}",
+            prompt=Chat((*before.messages, reply, Message("user", turn.text))),
+            max_tokens=turn.max_tokens,
+            turns=tuple(rest),
+        )
+
+
+def _user(prompt: str | tuple[int, ...]) -> Message:
+    if isinstance(prompt, str):
+        return Message("user", prompt)
+    raise BadInput("a conversation cannot go on from token ids", fix="begin it with text")
 
 
 class Workload(Protocol):

@@ -3,8 +3,9 @@
 For speed alone: the tokens mean nothing, and no tokenizer stands between the length asked and the
 length served. `cv` is the coefficient of variation (standard deviation / mean) of both lengths,
 drawn from a log-normal whose mean is the length asked; 0 fixes them. `prefix` tokens of every
-prompt are the same, to exercise a prefix cache; they count as part of `input`. Ids lie in [16,
-vocab): low ids are often special. It misleads where the text matters: speculation, n-gram
+prompt are the same, to exercise a prefix cache; they count as part of `input`; with `groups` > 1
+there are so many different prefixes, drawn by Zipf's law. Ids lie in [16, vocab): low ids are often
+special. It misleads where the text matters: speculation, n-gram
 drafting and expert routing see noise.
 """
 
@@ -30,6 +31,7 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
     output: int = 128
     cv: float = 0.0
     prefix: int = 0
+    groups: int = 1
     vocab: int = 2048
 
     def __post_init__(self) -> None:
@@ -37,6 +39,7 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
             ("input", self.input, 1),
             ("output", self.output, 1),
             ("prefix", self.prefix, 0),
+            ("groups", self.groups, 1),
             ("vocab", self.vocab, FIRST_ID + 1),
         )
         for name, value, low in limits:
@@ -56,16 +59,21 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         default = Synthetic()
         given = [f"input={self.input}", f"output={self.output}"]
-        for field in ("cv", "prefix", "vocab"):
+        for field in ("cv", "prefix", "groups", "vocab"):
             if getattr(self, field) != getattr(default, field):
                 given.append(f"{field}={getattr(self, field)}")
         return "synthetic:" + ",".join(given)
 
     def sample(self, n: int, seed: int) -> Iterator[LoadRequest]:
-        shared = tuple(self._ids(random.Random(f"{self.name}/prefix"), self.prefix))
+        heads = [
+            tuple(self._ids(random.Random(f"{self.name}/prefix{group or ''}"), self.prefix))
+            for group in range(self.groups)
+        ]
+        zipf = [1 / rank for rank in range(1, self.groups + 1)]
         rng = random.Random(f"{self.name}/{seed}")
         for index in range(n):
             num_input = max(_length(rng, self.input, self.cv), self.prefix)
+            shared = rng.choices(heads, zipf)[0] if self.groups > 1 else heads[0]
             body = self._ids(rng, num_input - self.prefix)
             yield LoadRequest(
                 id=f"synthetic-{seed}-{index}",
@@ -90,6 +98,11 @@ def _length(rng: random.Random, mean: int, cv: float) -> int:
 
 def parse(options: str) -> Synthetic:
     """`input=256,output=128,…`; every part is optional."""
+    return msgspec.convert(options_of(options), Synthetic)
+
+
+def options_of(options: str) -> dict[str, int | float]:
+    """The fields that are given; BadInput names an unknown or malformed one."""
     values: dict[str, int | float] = {}
     for part in filter(None, options.split(",")):
         name, equals, raw = part.partition("=")
@@ -99,7 +112,7 @@ def parse(options: str) -> Synthetic:
         if name in values:
             raise BadInput(f"synthetic: {name} is given twice", value=options, fix=_FIX)
         values[name] = _number(part, raw, whole=name != "cv")
-    return msgspec.convert(values, Synthetic)
+    return values
 
 
 def _number(part: str, raw: str, *, whole: bool) -> int | float:

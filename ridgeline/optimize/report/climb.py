@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
+from ridgeline.measure.report import svg
+from ridgeline.measure.report.svg import Scale
 from ridgeline.optimize import words
-from ridgeline.optimize.report import svg
 from ridgeline.optimize.report.style import VERDICT_CSS
-from ridgeline.optimize.report.svg import Scale
 from ridgeline.optimize.result import LadderResult, Standing, Trial
 from ridgeline.optimize.stats import Interval
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ridgeline.measure.report import svg
+from ridgeline.measure.report.svg import Scale
 from ridgeline.optimize import words
-from ridgeline.optimize.report import svg
 from ridgeline.optimize.report.style import VERDICT_CSS
-from ridgeline.optimize.report.svg import Scale
 from ridgeline.optimize.result import Trial
 
 

@@ -10,8 +10,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from ridgeline.measure.report.cdf import distribution
 from ridgeline.optimize import words
-from ridgeline.optimize.report.cdf import distribution
 from ridgeline.optimize.report.checklist import checklist
 from ridgeline.optimize.report.climb import climb
 from ridgeline.optimize.report.forest import forest, forest_range
@@ -24,7 +24,7 @@ from ridgeline.records import Slo
 
 def report(result: LadderResult, config: str, command: Command) -> str:
     """The whole page. `config` is the text of ridgeline.toml, `command` the `vllm serve` line."""
-    style = files("ridgeline.optimize.report").joinpath("style.css").read_text(encoding="utf-8")
+    style = files("ridgeline.measure.report").joinpath("style.css").read_text(encoding="utf-8")
     body = "".join(
         (
             _header(result),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.diagnose import Ceilings, Point
-from ridgeline.optimize.report import svg
+from ridgeline.measure.report import svg
+from ridgeline.measure.report.svg import Scale
 from ridgeline.optimize.report.style import VERDICT_CSS
-from ridgeline.optimize.report.svg import Scale
 from ridgeline.optimize.result import LadderResult
 
 PHASE_SHAPE = {"decode": "circle", "prefill": "square", "mixed": "diamond"}

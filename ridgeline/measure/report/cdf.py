@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.optimize.report import svg
-from ridgeline.optimize.report.svg import Scale
+from ridgeline.measure.report import svg
+from ridgeline.measure.report.svg import Scale
 
 _CDF_WIDTH, _CDF_HEIGHT = 450, 290
 

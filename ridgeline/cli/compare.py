@@ -1,0 +1,74 @@
+"""`ridgeline compare A B`: what changed between two results, in one sentence per metric.
+
+Exit code 0: nothing regressed. 1: something did. 3: it cannot be said, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from ridgeline.errors import BadInput
+from ridgeline.measure.results.base import Result
+from ridgeline.measure.results.judge import Judgement, differences, judge
+from ridgeline.measure.results.readers import read_result
+
+REGRESSED, INCONCLUSIVE = 1, 3
+_STYLES = {"improved": "green", "regressed": "red", "inconclusive": "yellow", "unchanged": ""}
+
+
+def command(
+    a: Path, b: Path, threshold: float, as_json: bool, console: Console | None = None
+) -> int:
+    """Print the judgements; the exit code. Raises BadInput for what cannot be read."""
+    sides = [results(a), results(b)]
+    refused = differences(*sides)
+    found = () if refused else judge(*sides, threshold=threshold)
+    code = _code(found, refused)
+    if as_json:
+        body = {"refused": refused, "judgements": found, "exit_code": code}
+        print(msgspec.json.encode(body).decode())
+        return code
+    out = console or Console(highlight=False, soft_wrap=True)
+    for reason in refused:
+        out.print(f"inconclusive: {reason}", style="yellow", markup=False)
+    for each in found:
+        out.print(str(each), style=_STYLES[each.outcome], markup=False)
+    concluded = {each.outcome for each in found} - {"inconclusive"}
+    if concluded == {"unchanged"} and changes(*sides):
+        out.print(f"this change had no effect: {'; '.join(changes(*sides))}", style="yellow")
+    if not (found or refused):
+        out.print("inconclusive: the two have no metric in common", style="yellow")
+    return code
+
+
+def results(path: Path) -> list[Result]:
+    """The result of a file, or of every result file in a folder (repeated runs), by name."""
+    if not path.is_dir():
+        return [read_result(path)]
+    names = sorted(each for each in path.iterdir() if each.suffix in (".json", ".jsonl"))
+    if not names:
+        raise BadInput("no result file in the folder", value=str(path))
+    return [read_result(each) for each in names]
+
+
+def changes(a: Sequence[Result], b: Sequence[Result]) -> list[str]:
+    """Settings of the server that differ between the two sides."""
+    before, after = a[0].config, b[0].config
+    both = sorted(before.keys() & after.keys())
+    return [
+        f"{name} {before[name]} → {after[name]}" for name in both if before[name] != after[name]
+    ]
+
+
+def _code(found: Sequence[Judgement], refused: Sequence[str]) -> int:
+    outcomes = {each.outcome for each in found}
+    if refused or not found:
+        return INCONCLUSIVE
+    if "regressed" in outcomes:
+        return REGRESSED
+    decided = outcomes & {"improved", "unchanged"}
+    return 0 if decided else INCONCLUSIVE

@@ -1,0 +1,195 @@
+"""`ridgeline diagnose`: what latency is lost to, ranked, and what would give it back.
+
+Three sources, one judgement: an engine here or a server at a URL is measured first (the flags of
+`bench` say with what load), a recorded run is read. Own engines are judged by their steps, servers
+by their histograms and the client's instants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+from rich.console import Console
+
+from ridgeline.cli.bench import Remote, measure, scraper_of
+from ridgeline.diagnose import (
+    Blame,
+    Ranked,
+    blame,
+    facts_of,
+    findings,
+    missed_prefix,
+    step_facts,
+)
+from ridgeline.diagnose.baseline import learn
+from ridgeline.diagnose.causes import Server
+from ridgeline.diagnose.conditions import Value
+from ridgeline.diagnose.from_server import blame_server
+from ridgeline.errors import BadInput
+from ridgeline.measure.bench import BenchOptions, check, workload_of
+from ridgeline.measure.log import read_run
+from ridgeline.measure.server.scrape import ServerReport
+from ridgeline.measure.workload import Chat, LoadRequest, plain_chat
+from ridgeline.measure.workload.sharing import shared_prompt_share
+from ridgeline.records import RunTrace, Slo
+from ridgeline.settings import Settings
+
+SAMPLE = 200
+CHAR_BLOCK = 64  # characters that stand for a block of tokens, where nothing tokenizes
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """The findings, most worth first, and the losses that they rest on."""
+
+    target: str
+    server: str
+    findings: tuple[Ranked, ...]
+    blame: Blame | None
+    told: dict[str, float] = {}
+
+
+def command(
+    options: BenchOptions,
+    on: Settings | Remote | Path,
+    *,
+    baseline: Path | None = None,
+    as_json: bool = False,
+    console: Console | None = None,
+) -> int:
+    """Measure or read, judge, print; the exit code: 1 where nothing could be judged."""
+    out = console or Console(highlight=False, soft_wrap=True)
+    found = diagnose(options, on, baseline, out)
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        _print(found, out)
+    return 0 if found.blame is not None else 1
+
+
+def diagnose(
+    options: BenchOptions, on: Settings | Remote | Path, baseline: Path | None, out: Console
+) -> Diagnosis:
+    expected = learn(read_run(baseline).steps) if baseline is not None else None
+    if isinstance(on, Path):
+        run, report = read_run(on), None
+        shared = 0.0  # a log keeps no prompts
+    else:
+        check(options)
+        run, report = _measured(options, on, out)
+        shared = shared_of(list(workload_of(options).sample(SAMPLE, options.seed)))
+    missed = missed_prefix(run, shared)
+    if run.steps:
+        budget = run.info.settings.get("max_num_batched_tokens") if run.info else None
+        lost = blame(
+            run,
+            missed_prefix=missed,
+            expected=expected,
+            token_budget=budget if isinstance(budget, int) else None,
+        )
+    else:
+        lost = blame_server(run, told(report, run), missed if _tells_cached(run) else 0.0)
+    server = cast("Server", report.server if report else "ridgeline")
+    facts = {**_facts(run, options.slo, report), **step_facts(run, expected)}
+    facts["missed_prefix_share"] = missed
+    ranked = findings(lost, facts, server) if lost is not None else ()
+    return Diagnosis(
+        target=run.target, server=server, findings=ranked, blame=lost, told=told(report, run)
+    )
+
+
+def _measured(
+    options: BenchOptions, on: Settings | Remote, out: Console
+) -> tuple[RunTrace, ServerReport | None]:
+    if isinstance(on, Settings):
+        return measure(options, on, out)[0], None
+    return asyncio.run(_watched(options, on))
+
+
+async def _watched(options: BenchOptions, on: Remote) -> tuple[RunTrace, ServerReport | None]:
+    from ridgeline.cli.bench import run_remote
+
+    async with scraper_of(on) as scraper:
+        run = await run_remote(options, on)
+    return run, scraper.report()
+
+
+def told(report: ServerReport | None, run: RunTrace) -> dict[str, float]:
+    """A server's report as flat facts. A queue time that it does not tell follows from the number
+    that waited, by Little's law.
+    """
+    if report is None:
+        return {}
+    flat = {**report.counts, **report.mean_s, **report.means}
+    if "waiting" in flat and run.requests:
+        flat.setdefault("queue_s", flat["waiting"] * run.duration_s / len(run.requests))
+    return {**flat, **{f"{name}_p95": value for name, value in report.p95.items()}}
+
+
+def _facts(run: RunTrace, slo: Slo | None, report: ServerReport | None) -> dict[str, Value]:
+    """The client's facts; where there are no steps, the server's own words under the same names."""
+    facts = facts_of(run, slo)
+    if report is None:
+        return facts
+    words = told(report, run)
+    names = {
+        "kv_used_share": "kv_used_share_p95",
+        "mean_running": "running",
+        "mean_waiting": "waiting",
+        "preemptions": "preemptions",
+    }
+    more = {ours: words[theirs] for ours, theirs in names.items() if theirs in words}
+    return {**more, **facts}
+
+
+def _tells_cached(run: RunTrace) -> bool:
+    """Whether the server says what its prefix cache gave: silence is not a miss."""
+    return any(request.cached_tokens for request in run.requests)
+
+
+def shared_of(requests: Sequence[LoadRequest]) -> float:
+    """How much of the load repeats the head of an earlier prompt; of text, by characters."""
+    ids = [r.prompt for r in requests if isinstance(r.prompt, tuple)]
+    if ids:
+        return shared_prompt_share(ids)
+    texts = [plain_chat(r.prompt) if isinstance(r.prompt, Chat) else r.prompt for r in requests]
+    return shared_prompt_share(([ord(c) for c in str(t)] for t in texts), CHAR_BLOCK)
+
+
+def _print(found: Diagnosis, out: Console) -> None:
+    if found.blame is None:
+        raise BadInput(
+            "nothing to diagnose: no request was served", value=found.target, fix="look at bench"
+        )
+    out.print(f"{found.target}: {found.blame.num_requests} requests", style="bold", markup=False)
+    out.print(f"where latency went: {_shares(found.blame)}", style="dim", markup=False)
+    if not found.findings:
+        out.print("No finding: no cause takes enough of the latency to be worth mending.")
+    for number, each in enumerate(found.findings, 1):
+        out.print(f"\n{number}. {each.verdict}: {each.sentence}", markup=False)
+        for name, value in _lines(each).items():
+            out.print(f"   {name:<14}{value}", markup=False)
+
+
+def _lines(each: Ranked) -> Mapping[str, str]:
+    gain, more = each.gain, each.with_consequences - each.gain.mid
+    worth = f"up to {gain.mid:.0%} of latency [{gain.low:.0%}, {gain.high:.0%}]"
+    if more > 0.01:
+        worth += f", and {more:.0%} that follows from it"
+    evidence = ", ".join(f"{name} = {value:.4g}" for name, value in each.evidence.items())
+    return {
+        "fix": each.fix,
+        "flag": each.flag,
+        "gain": worth,
+        "trade-off": each.trade_off,
+        "will not help": each.not_help,
+        "evidence": evidence,
+    }
+
+
+def _shares(found: Blame) -> str:
+    rows = sorted(found.shares.items(), key=lambda item: -item[1].mid)
+    return ", ".join(f"{name} {share.mid:.0%}" for name, share in rows if share.mid >= 0.005)

@@ -1,0 +1,244 @@
+"""Where the latency of requests went: each request's seconds, told apart by what they were lost to.
+
+A request's life from its scheduled arrival to its last token is laid over the engine's steps:
+
+    scheduled ─ client_send ─▶ sent ─ wait ─▶ started ─ prefill ─▶ first token ─ decode ─▶ last
+                                       │                              │
+        by the state of the scheduler: seats · kv · policy ·        by the step it travelled in:
+        backlog; what no queue explains: front (tokenizer, …)    host · interference · slow · decode
+
+What is lost to a cause is an upper bound of what mending it can give (other causes may then show),
+which is why findings carry it as "up to". Its interval is a bootstrap over requests: another draw
+of the same load.
+
+It needs step records. A server that gives none is judged by its own histograms (`server_facts`).
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from ridgeline.diagnose.facts import percentile
+from ridgeline.diagnose.roofline import phase_of
+from ridgeline.records import RequestTrace, RunTrace, StepStat
+
+LOSSES = (
+    "client_send",
+    "client_read",
+    "front",
+    "seats",
+    "kv",
+    "policy",
+    "backlog",
+    "host",
+    "interference",
+    "slow",
+    "prefix_miss",
+    "prefill",
+    "decode",
+)
+NUM_DRAWS = 200
+LEAST_DECODE_STEPS = 8
+STALLED_STEPS = 4  # between two tokens of one request; three can be two and the jitter of a clock
+EXPECTED_NOISE = 1.15  # a step this much over its expectation is not called slow
+
+ExpectedSeconds = Callable[[StepStat], float]
+
+
+class Share(msgspec.Struct, frozen=True):
+    """A loss over all latency, with its 95% bootstrap interval over requests."""
+
+    mid: float
+    low: float
+    high: float
+
+
+class Blame(msgspec.Struct, frozen=True, kw_only=True):
+    """`shares` by loss; they sum to about one (the rest: waiting for a step to end)."""
+
+    shares: dict[str, Share]
+    num_requests: int
+    total_s: float
+
+
+def blame(
+    run: RunTrace,
+    *,
+    missed_prefix: float = 0.0,
+    expected: ExpectedSeconds | None = None,
+    token_budget: int | None = None,
+) -> Blame | None:
+    """None where the run has no steps or no request with tokens.
+
+    `missed_prefix`: share of the prompt tokens that repeat an earlier prompt and were computed
+    again. `expected`: what a step should take on this machine. `token_budget`: of one step.
+    """
+    done = [r for r in run.requests if r.error is None and r.token_s and r.started_s is not None]
+    steps = [step for step in run.steps if step.shapes]
+    if not done or not steps:
+        return None
+    timeline = _Timeline(run, steps, expected, token_budget)
+    rows = [_of_request(request, timeline, missed_prefix) for request in done]
+    totals = [max(r.token_s[-1] - r.scheduled_s, 1e-9) for r in done]
+    return Blame(shares=shares_of(rows, totals), num_requests=len(done), total_s=sum(totals))
+
+
+class _Timeline:
+    """The steps in order, with what each of them says about everybody in it."""
+
+    def __init__(
+        self,
+        run: RunTrace,
+        steps: Sequence[StepStat],
+        expected: ExpectedSeconds | None,
+        token_budget: int | None,
+    ) -> None:
+        self.steps = sorted(steps, key=lambda step: step.at_s)
+        self.begins = [step.at_s for step in self.steps]
+        ends = [step.at_s + step.plan_s + step.run_s for step in self.steps]
+        later = [*self.begins[1:], ends[-1]]
+        self.gaps = [max(0.0, after - end) for after, end in zip(later, ends, strict=True)]
+        self.slow = [_slow_s(step, expected) for step in self.steps]
+        self.decode_s = decode_step(self.steps)
+        self.preempts = any(step.num_preempted for step in self.steps)
+        self.phases = [phase_of(step) for step in self.steps]
+        self._block_tokens = run.info.block_size if run.info is not None else 16
+        prompts = [r.prompt_tokens for r in run.requests if r.prompt_tokens]
+        self._need = (sum(prompts) / len(prompts) if prompts else 0.0) / self._block_tokens
+        self._budget = token_budget
+
+    def between(self, begin_s: float, end_s: float) -> range:
+        """Indices of the steps that overlap with an interval."""
+        first = max(0, bisect_right(self.begins, begin_s) - 1)
+        return range(first, bisect_left(self.begins, end_s))
+
+    def overlap_s(self, i: int, begin_s: float, end_s: float) -> float:
+        """How much of an interval passed between this step's begin and the next one's."""
+        step = self.steps[i]
+        end_of_step = step.at_s + step.plan_s + step.run_s + self.gaps[i]
+        return max(0.0, min(end_s, end_of_step) - max(begin_s, step.at_s))
+
+    def reason(self, step: StepStat) -> str:
+        """Why somebody waited during this step."""
+        if step.num_running >= step.max_num_seqs:
+            return "seats"
+        free = step.num_blocks - step.used_blocks
+        if step.num_preempted or free < self._need + step.num_running + 1:
+            return "kv"
+        if self._budget is not None and step.num_tokens >= 0.9 * self._budget:
+            return "backlog"
+        return "policy"
+
+
+def _slow_s(step: StepStat, expected: ExpectedSeconds | None) -> float:
+    if expected is None:
+        return 0.0
+    expected_s = expected(step)
+    return step.run_s - expected_s if step.run_s > EXPECTED_NOISE * expected_s else 0.0
+
+
+def decode_step(steps: Sequence[StepStat]) -> Callable[[int], float]:
+    """Seconds of a step that decodes so many sequences and nothing else, from those that occurred.
+
+    A line through them where their sizes differ, else their median; where there are too few, the
+    first quartile of all steps.
+    """
+    pure = [step for step in steps if phase_of(step) == "decode"]
+    if len(pure) < LEAST_DECODE_STEPS:
+        quick_s = percentile([step.run_s for step in steps], 0.25)
+        return lambda num_runs: quick_s
+    sizes = [float(len(step.shapes)) for step in pure]
+    times = [step.run_s for step in pure]
+    if max(sizes) - min(sizes) < 2:
+        median_s = percentile(times, 0.5)
+        return lambda num_runs: median_s
+    slope, base_s = statistics.linear_regression(sizes, times)
+    return lambda num_runs: base_s + max(0.0, slope) * num_runs
+
+
+def _of_request(request: RequestTrace, line: _Timeline, missed_prefix: float) -> dict[str, float]:
+    lost = dict.fromkeys(LOSSES, 0.0)
+    computed_s = request.first_computed_s or request.token_s[0]
+    lag_s = max(0.0, request.token_s[0] - computed_s)
+    lost["client_send"] = request.sent_s - request.scheduled_s
+    lost["client_read"] = lag_s
+    _waiting(request, line, lost)
+    _prefill(request.started_s or 0.0, computed_s, line, lost)
+    _decode(request, lag_s, line, lost)
+    for loss in ("prefill", "interference"):  # both are prompts being computed, here or elsewhere
+        lost["prefix_miss"] += missed_prefix * lost[loss]
+        lost[loss] *= 1 - missed_prefix
+    return lost
+
+
+def _waiting(request: RequestTrace, line: _Timeline, lost: dict[str, float]) -> None:
+    begin_s, end_s = request.sent_s, request.started_s or request.sent_s
+    queued_s = longest_s = 0.0
+    for i in line.between(begin_s, end_s):
+        step, over_s = line.steps[i], line.overlap_s(i, begin_s, end_s)
+        longest_s = max(longest_s, over_s)
+        if step.num_waiting or step.num_preempted:
+            lost[line.reason(step)] += over_s
+            queued_s += over_s
+    lost["front"] = max(0.0, end_s - begin_s - queued_s - longest_s)
+
+
+def _prefill(begin_s: float, end_s: float, line: _Timeline, lost: dict[str, float]) -> None:
+    for i in line.between(begin_s, end_s):
+        _split(line, i, line.overlap_s(i, begin_s, end_s), lost, "prefill")
+
+
+def _decode(request: RequestTrace, lag_s: float, line: _Timeline, lost: dict[str, float]) -> None:
+    instants = [at_s - lag_s for at_s in request.token_s]
+    for begin_s, end_s in pairwise(instants):
+        inside = line.between(begin_s, end_s)
+        if line.preempts and len(inside) >= STALLED_STEPS:
+            lost["kv"] += end_s - begin_s  # steps went by without it: it had lost its blocks
+            continue
+        for i in inside:
+            _travelled(i, line.overlap_s(i, begin_s, end_s), line, lost)
+
+
+def _travelled(i: int, over_s: float, line: _Timeline, lost: dict[str, float]) -> None:
+    """A share of a step that a decoding request was in: with other people's prompts, or without."""
+    extra_s = 0.0
+    if line.phases[i] != "decode":
+        step = line.steps[i]
+        alone_s = line.decode_s(len(step.shapes)) + line.slow[i]
+        extra_s = min(over_s, max(0.0, step.run_s - alone_s))
+    lost["interference"] += extra_s
+    _split(line, i, over_s - extra_s, lost, "decode")
+
+
+def _split(line: _Timeline, i: int, over_s: float, lost: dict[str, float], useful: str) -> None:
+    """The host's part of a step's span, what it took beyond its expectation, and the rest."""
+    step = line.steps[i]
+    span_s = step.plan_s + step.run_s + line.gaps[i]
+    part = over_s / span_s if span_s > 0 else 0.0
+    host_s, slow_s = part * (step.plan_s + line.gaps[i]), part * line.slow[i]
+    lost["host"] += host_s
+    lost["slow"] += slow_s
+    lost[useful] += max(0.0, over_s - host_s - slow_s)
+
+
+def shares_of(rows: Sequence[dict[str, float]], totals: Sequence[float]) -> dict[str, Share]:
+    """Each loss over all latency, with its bootstrap interval over requests."""
+    rng = random.Random(0)
+    count = len(rows)
+    draws = [[rng.randrange(count) for _ in range(count)] for _ in range(NUM_DRAWS)]
+    over = [sum(totals[i] for i in draw) for draw in draws]
+    found = {}
+    for loss in LOSSES:
+        values = [row[loss] for row in rows]
+        drawn = [
+            sum(values[i] for i in draw) / total for draw, total in zip(draws, over, strict=True)
+        ]
+        mid = sum(values) / sum(totals)
+        found[loss] = Share(mid, percentile(drawn, 0.025), percentile(drawn, 0.975))
+    return found

@@ -1,0 +1,78 @@
+"""Further named numbers for the causes: how steps compare with each other and with expectation."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ridgeline.diagnose.blame import EXPECTED_NOISE, LEAST_DECODE_STEPS, ExpectedSeconds
+from ridgeline.diagnose.conditions import Value
+from ridgeline.diagnose.facts import percentile
+from ridgeline.diagnose.roofline import phase_of
+from ridgeline.records import RunTrace, StepStat
+
+
+def step_facts(run: RunTrace, expected: ExpectedSeconds | None = None) -> dict[str, Value]:
+    """What the steps can tell; a number that they cannot tell is absent."""
+    steps = [step for step in run.steps if step.shapes]
+    facts: dict[str, Value] = {}
+    published = [
+        r.token_s[0] - r.first_computed_s
+        for r in run.requests
+        if r.token_s and r.first_computed_s is not None
+    ]
+    if published:
+        facts["publish_p50_s"] = percentile(published, 0.5)
+    if not steps:
+        return facts
+    facts["plan_p50_s"] = percentile([step.plan_s for step in steps], 0.5)
+    gaps = [b.at_s - (a.at_s + a.plan_s + a.run_s) for a, b in pairwise(steps)]
+    busy = [gap for gap, step in zip(gaps, steps, strict=False) if step.num_running > 0]
+    facts["gap_p50_s"] = max(0.0, percentile(busy, 0.5)) if busy else 0.0
+    facts.update(_phases(steps))
+    if expected is not None:
+        facts.update(_against(steps, expected))
+    return facts
+
+
+def _phases(steps: Sequence[StepStat]) -> dict[str, Value]:
+    decode = [step for step in steps if phase_of(step) == "decode"]
+    others = [step.run_s for step in steps if phase_of(step) != "decode"]
+    facts: dict[str, Value] = {}
+    if others:
+        facts["mixed_p99_s"] = percentile(others, 0.99)
+    if len(decode) >= LEAST_DECODE_STEPS:
+        facts["decode_step_s"] = percentile([step.run_s for step in decode], 0.5)
+        facts.update(_slope(decode))
+    return facts
+
+
+def _slope(decode: Sequence[StepStat]) -> dict[str, Value]:
+    """How much of a typical decode step grows with the sequences in it (least squares)."""
+    sizes = [float(len(step.shapes)) for step in decode]
+    if max(sizes) - min(sizes) < 2:
+        return {}
+    times = [step.run_s for step in decode]
+    slope = statistics.linear_regression(sizes, times).slope
+    share = slope * statistics.fmean(sizes) / statistics.fmean(times)
+    return {"batch_slope_share": min(1.0, max(0.0, share))}
+
+
+def _against(steps: Sequence[StepStat], expected: ExpectedSeconds) -> dict[str, Value]:
+    pairs = [(step.run_s, expected(step)) for step in steps]
+    slow = sum(run_s > EXPECTED_NOISE * expected_s for run_s, expected_s in pairs)
+    total = sum(expected_s for _, expected_s in pairs)
+    return {
+        "slow_steps_share": slow / len(pairs),
+        "step_over_expected": sum(run_s for run_s, _ in pairs) / total if total > 0 else 0.0,
+    }
+
+
+def missed_prefix(run: RunTrace, shared_share: float) -> float:
+    """Share of the prompt tokens that repeat an earlier prompt (`shared_share` of them do) and were
+    computed all the same.
+    """
+    prompt = sum(request.prompt_tokens for request in run.requests)
+    cached = sum(request.cached_tokens for request in run.requests)
+    return max(0.0, shared_share - cached / prompt) if prompt else 0.0

@@ -1,0 +1,297 @@
+"""Readers of result files. Which one applies is seen from the file's own keys.
+
+    ridgeline        event log (`bench --log`): every request
+    vllm             `vllm bench serve --save-result [--save-detailed]`; `ridgeline bench --json`
+    guidellm         benchmarks[0].metrics.NAME.successful.{mean,median,percentiles}
+    aiperf           profile_export_aiperf.json: NAME.{avg,p50,unit}; profile_export.jsonl
+    inference-perf   *_lifecycle_metrics.json: successes.latency.NAME.{mean,median,p99}, seconds
+    llmperf          *_summary.json: results_NAME_quantiles_p99; *_individual_responses.json
+
+What the names mean differs by tool (docs/metrics.md): llmperf's inter-token latency includes the
+first token, GuideLLM's TPOT does too. Such figures have their own names (`tpot_incl_first`): they
+are never compared with ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ridgeline.measure.goodput import validity_of
+from ridgeline.measure.log import read_run
+from ridgeline.measure.metrics import e2e_s, itl_s, outcome, tpot_s, ttft_s
+from ridgeline.measure.results.base import NotThisFormat, Result, unreadable
+
+Json = dict[str, Any]
+_MS = 1e-3
+
+
+def read_result(path: Path) -> Result:
+    """The result in a file, whatever tool wrote it. Raises BadInput."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from None
+    if data.startswith(b'{"type":"run"'):
+        return _event_log(path)
+    first = data.partition(b"\n")[0]
+    try:
+        whole = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return _lines(path, data, first)
+    for reader in _READERS:
+        try:
+            return reader(str(path), whole)
+        except (NotThisFormat, KeyError, TypeError, IndexError, AttributeError):
+            continue
+    raise unreadable(path, "none of their keys is there")
+
+
+def _event_log(path: Path) -> Result:
+    run = read_run(path)
+    done = [request for request in run.requests if outcome(request) == "ok"]
+    columns: dict[str, list[float | None]] = {
+        "ttft": [ttft_s(r) for r in done],
+        "tpot": [tpot_s(r) for r in done],
+        "e2e": [e2e_s(r) for r in done],
+        "itl": [_mean(itl_s(r)) for r in done],
+    }
+    duration_s = run.duration_s or 1.0
+    return Result(
+        source=str(path),
+        tool="ridgeline",
+        samples={name: _defined(values) for name, values in columns.items()},
+        ids=tuple(r.id for r in done) if all(v is not None for v in columns["tpot"]) else (),
+        figures={
+            "output_tok_s": sum(r.output_tokens for r in done) / duration_s,
+            "request_rate": len(done) / duration_s,
+            "failed_share": 1 - len(done) / max(1, len(run.requests)),
+        },
+        load={
+            "workload": run.workload,
+            "arrivals": run.arrivals,
+            "num_requests": len(run.requests),
+            "output_tokens": sum(r.asked_tokens or 0 for r in run.requests),
+        },
+        config={k: str(v) for k, v in (run.info.settings if run.info else {}).items()},
+        invalid=validity_of(run).reasons,
+    )
+
+
+def _defined(values: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(value for value in values if value is not None)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _vllm(source: str, data: Json) -> Result:
+    if "request_throughput" not in data or "completed" not in data:
+        raise NotThisFormat
+    figures = _stats(data, {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"})
+    figures["output_tok_s"] = float(data["output_throughput"])
+    figures["request_rate"] = float(data["request_throughput"])
+    if data.get("request_goodput") is not None:
+        figures["goodput"] = float(data["request_goodput"])
+    ours = data.get("ridgeline") or {}
+    return Result(
+        source=source,
+        tool="vllm",
+        samples=_vllm_samples(data),
+        figures=figures,
+        load=_present(
+            num_requests=data.get("num_prompts"),
+            request_rate=data.get("request_rate"),
+            max_concurrency=data.get("max_concurrency"),
+            burstiness=data.get("burstiness"),
+            input_tokens=data.get("total_input_tokens"),
+            workload=ours.get("workload"),
+        ),
+        invalid=tuple(ours.get("invalid") or ()),
+    )
+
+
+def _vllm_samples(data: Json) -> dict[str, tuple[float, ...]]:
+    """Of --save-detailed; failed requests have an error and no place here."""
+    ttfts, itls = data.get("ttfts"), data.get("itls")
+    if not ttfts or not itls:
+        return {}
+    lens, errors = data.get("output_lens") or [], data.get("errors") or [""] * len(ttfts)
+    rows = [row for row in zip(ttfts, itls, lens, errors, strict=False) if not row[3]]
+    return {
+        "ttft": tuple(row[0] for row in rows),
+        "e2e": tuple(row[0] + sum(row[1]) for row in rows),
+        "tpot": tuple(sum(row[1]) / (row[2] - 1) for row in rows if row[2] > 1 and row[1]),
+    }
+
+
+def _stats(data: Json, names: Mapping[str, str]) -> dict[str, float]:
+    """`mean_ttft_ms`, `median_ttft_ms`, `p99_ttft_ms` in seconds under our names."""
+    found = {}
+    for theirs, ours in names.items():
+        for key, value in data.items():
+            statistic, _, rest = key.partition("_")
+            if rest == f"{theirs}_ms" and statistic != "std" and isinstance(value, int | float):
+                found[f"{ours}_{'p50' if statistic == 'median' else statistic}"] = value * _MS
+    return found
+
+
+def _guidellm(source: str, data: Json) -> Result:
+    bench = data["benchmarks"][0]
+    metrics = bench["metrics"]
+    figures: dict[str, float] = {}
+    for theirs, ours, unit in (
+        ("time_to_first_token_ms", "ttft", _MS),
+        ("time_per_output_token_ms", "tpot_incl_first", _MS),
+        ("inter_token_latency_ms", "itl", _MS),
+        ("request_latency", "e2e", 1.0),
+    ):
+        figures |= _summary(ours, (metrics.get(theirs) or {}).get("successful") or {}, unit)
+    for theirs, ours in (
+        ("output_tokens_per_second", "output_tok_s"),
+        ("requests_per_second", "request_rate"),
+    ):
+        mean = ((metrics.get(theirs) or {}).get("successful") or {}).get("mean")
+        if mean is not None:
+            figures[ours] = float(mean)
+    totals = metrics.get("request_totals") or {}
+    return Result(
+        source=source,
+        tool="guidellm",
+        figures=figures,
+        load=_present(num_requests=totals.get("total")),
+    )
+
+
+def _summary(name: str, row: Mapping[str, Any], unit: float) -> dict[str, float]:
+    """mean, median and percentiles, flat or under `percentiles`, as `name_statistic`."""
+    flat = {**row, **(row.get("percentiles") or {})}
+    found = {}
+    for key, value in flat.items():
+        label = {"median": "p50", "avg": "mean"}.get(key, key)
+        wanted = label == "mean" or (label[:1] == "p" and label[1:].replace(".", "").isdigit())
+        if wanted and isinstance(value, int | float):
+            found[f"{name}_{label}"] = value * unit
+    return found
+
+
+_AIPERF = (
+    ("time_to_first_token", "ttft"),
+    ("inter_token_latency", "tpot"),  # AIPerf's ITL is one value per request, without the first
+    ("request_latency", "e2e"),
+)
+_UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}
+
+
+def _aiperf(source: str, data: Json) -> Result:
+    figures: dict[str, float] = {}
+    for theirs, ours in _AIPERF:
+        row = data.get(theirs) or {}
+        figures |= _summary(ours, row, _UNITS[row["unit"]]) if row else {}
+    if not figures:
+        raise NotThisFormat
+    for theirs, ours in (
+        ("output_token_throughput", "output_tok_s"),
+        ("request_throughput", "request_rate"),
+        ("goodput", "goodput"),
+    ):
+        if data.get(theirs):
+            figures[ours] = float(data[theirs]["avg"])
+    count = (data.get("request_count") or {}).get("avg")
+    return Result(source=source, tool="aiperf", figures=figures, load=_present(num_requests=count))
+
+
+def _inference_perf(source: str, data: Json) -> Result:
+    latency = data["successes"]["latency"]
+    figures: dict[str, float] = {}
+    for theirs, ours in (
+        ("time_to_first_token", "ttft"),
+        ("time_per_output_token", "tpot"),
+        ("inter_token_latency", "itl"),
+        ("request_latency", "e2e"),
+    ):
+        figures |= _summary(ours, latency.get(theirs) or {}, 1.0)
+    rates = data["successes"].get("throughput") or {}
+    figures |= _present_numbers(
+        output_tok_s=rates.get("output_tokens_per_sec"), request_rate=rates.get("requests_per_sec")
+    )
+    load = data.get("load_summary") or {}
+    return Result(
+        source=source,
+        tool="inference-perf",
+        figures=figures,
+        load=_present(
+            num_requests=load.get("count"), request_rate=load.get("requested_rate") or None
+        ),
+    )
+
+
+def _llmperf(source: str, data: Any) -> Result:
+    if isinstance(data, list):
+        rows = [row for row in data if row.get("error_code") is None]
+        return Result(
+            source=source,
+            tool="llmperf",
+            samples={
+                "ttft": tuple(float(row["ttft_s"]) for row in rows),
+                "e2e": tuple(float(row["end_to_end_latency_s"]) for row in rows),
+            },
+            load={"num_requests": len(data)},
+        )
+    if "results_ttft_s_mean" not in data:
+        raise NotThisFormat
+    figures: dict[str, float] = {}
+    for theirs, ours in (("ttft_s", "ttft"), ("end_to_end_latency_s", "e2e")):
+        for statistic in ("mean", "quantiles_p50", "quantiles_p90", "quantiles_p99"):
+            value = data.get(f"results_{theirs}_{statistic}")
+            if value is not None:
+                figures[f"{ours}_{statistic.removeprefix('quantiles_')}"] = float(value)
+    return Result(
+        source=source,
+        tool="llmperf",
+        figures=figures
+        | _present_numbers(output_tok_s=data.get("results_mean_output_throughput_token_per_s")),
+        load=_present(
+            input_tokens=data.get("mean_input_tokens"),
+            max_concurrency=data.get("num_concurrent_requests"),
+        ),
+    )
+
+
+_READERS: tuple[Callable[[str, Any], Result], ...] = (
+    _vllm,
+    _guidellm,
+    _inference_perf,
+    _llmperf,
+    _aiperf,
+)
+
+
+def _lines(path: Path, data: bytes, first: bytes) -> Result:
+    """AIPerf's profile_export.jsonl: a request per line, {"metrics": {NAME: {"value", "unit"}}}."""
+    try:
+        rows = [msgspec.json.decode(line) for line in data.split(b"\n") if line.strip()]
+        kept = [row["metrics"] for row in rows if not row.get("error")]
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        raise unreadable(path, "it is neither JSON nor lines of it") from None
+    samples = {}
+    for theirs, ours in _AIPERF:
+        cells = [row[theirs] for row in kept if theirs in row]
+        samples[ours] = tuple(cell["value"] * _UNITS[cell["unit"]] for cell in cells)
+    if not samples["e2e"]:
+        raise unreadable(path, "its lines hold no request latencies")
+    return Result(
+        source=str(path), tool="aiperf", samples=samples, load={"num_requests": len(rows)}
+    )
+
+
+def _present(**facts: Any) -> dict[str, str | float]:
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _present_numbers(**facts: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in facts.items() if value is not None}

@@ -1,0 +1,169 @@
+"""Recorded loads: when requests came, and how long they and their answers were.
+
+    azure:FILE.csv         TIMESTAMP,ContextTokens,GeneratedTokens        (2023, 2024)
+    burstgpt:FILE.csv      Timestamp,…,Request tokens,Response tokens,…   (BurstGPT; a response of 0
+                           tokens is a failure there and left out)
+    mooncake:FILE.jsonl    {"timestamp": ms, "input_length", "output_length", "hash_ids"}
+
+Azure and BurstGPT tell lengths only: prompts are random token ids that share nothing. In a Mooncake
+trace each hash id stands for a block of 512 tokens, and equal ids for equal blocks, so the shared
+prefixes of the trace are shared here too.
+
+Requests keep the order of the file. With `--replay-speed k` they also keep its instants, k times as
+fast; without it the trace only gives the lengths. A sample longer than the file begins again, with
+other tokens.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ridgeline.errors import BadInput
+from ridgeline.measure.workload.base import LoadRequest
+from ridgeline.measure.workload.synthetic import FIRST_ID
+
+MOONCAKE_BLOCK = 512
+VOCAB = 2048
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One recorded request; `blocks` are ids of its prompt's blocks, () where unknown."""
+
+    at_s: float
+    num_input: int
+    num_output: int
+    blocks: tuple[int, ...] = ()
+
+
+class TraceWorkload(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of a file, by arrival; `name` reads it again."""
+
+    name: str
+    rows: tuple[Row, ...]
+
+    @property
+    def at_s(self) -> tuple[float, ...]:
+        """When each request came, in seconds on the trace's own clock."""
+        return tuple(row.at_s for row in self.rows)
+
+    def sample(self, n: int, seed: int) -> Iterator[LoadRequest]:
+        for index in range(n):
+            row = self.rows[index % len(self.rows)]
+            yield LoadRequest(
+                id=f"{seed}-{index}",
+                kind=self.name.partition(":")[0],
+                prompt=_tokens(row, f"{seed}/{index}", index // len(self.rows)),
+                max_tokens=row.num_output,
+            )
+
+
+def _tokens(row: Row, own: str, again: int) -> tuple[int, ...]:
+    """The blocks' tokens follow from their ids alone; the rest is the request's own."""
+    found: list[int] = []
+    for block in row.blocks:
+        found += _ids(f"block/{block}/{again}", MOONCAKE_BLOCK)
+    found = found[: row.num_input]
+    return (*found, *_ids(own, row.num_input - len(found)))
+
+
+def _ids(seed: str, count: int) -> list[int]:
+    return random.Random(seed).choices(range(FIRST_ID, VOCAB), k=count)
+
+
+def azure(path: str) -> TraceWorkload:
+    """Raises BadInput where a column is missing or a value is not a number."""
+    rows = [
+        Row(_instant(where, row["TIMESTAMP"]), *_counts(where, row, (_AZURE[1], _AZURE[2])))
+        for where, row in _csv(path, _AZURE)
+    ]
+    return _workload("azure", path, rows)
+
+
+def burstgpt(path: str) -> TraceWorkload:
+    rows = [
+        Row(_number(where, row["Timestamp"]), *_counts(where, row, (_BURSTGPT[1], _BURSTGPT[2])))
+        for where, row in _csv(path, _BURSTGPT)
+        if row["Response tokens"].strip() != "0"
+    ]
+    return _workload("burstgpt", path, rows)
+
+
+_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
+
+
+class _Mooncake(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int] = []
+
+
+def mooncake(path: str) -> TraceWorkload:
+    rows = []
+    for number, line in enumerate(_read(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            each = msgspec.json.decode(line, type=_Mooncake)
+        except msgspec.MsgspecError as error:
+            raise BadInput(f"{path}:{number}: not a line of a Mooncake trace ({error})") from None
+        lengths = (each.input_length, each.output_length)
+        rows.append(Row(each.timestamp / 1000, *lengths, tuple(each.hash_ids)))
+    return _workload("mooncake", path, rows)
+
+
+def _workload(kind: str, path: str, rows: Sequence[Row]) -> TraceWorkload:
+    served = [row for row in rows if row.num_input > 0 and row.num_output > 0]
+    if not served:
+        raise BadInput("the trace has no requests", value=path)
+    ordered = sorted(served, key=lambda row: row.at_s)
+    return TraceWorkload(name=f"{kind}:{path}", rows=tuple(ordered))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("cannot read the trace", value=path, fix=str(error)) from None
+
+
+def _csv(path: str, needed: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    reader = csv.DictReader(io.StringIO(_read(path)))
+    missing = [name for name in needed if name not in (reader.fieldnames or ())]
+    if missing:
+        raise BadInput(
+            "the trace lacks a column", value=path, limit=", ".join(needed), fix=f"add {missing[0]}"
+        )
+    for number, row in enumerate(reader, 2):
+        yield f"{path}:{number}", row
+
+
+def _counts(where: str, row: dict[str, Any], names: tuple[str, str]) -> tuple[int, int]:
+    num_input, num_output = (int(_number(where, row[name])) for name in names)
+    return num_input, num_output
+
+
+def _number(where: str, text: str | None) -> float:
+    try:
+        return float(text or "")
+    except ValueError:
+        raise BadInput(f"{where}: not a number", value=text) from None
+
+
+def _instant(where: str, text: str | None) -> float:
+    """Seconds; Azure writes seven digits of a second, one more than datetime reads."""
+    try:
+        whole, _, fraction = (text or "").partition(".")
+        digits = fraction.partition("+")[0]
+        return datetime.fromisoformat(whole).timestamp() + float(f"0.{digits or 0}")
+    except ValueError:
+        raise BadInput(f"{where}: not an instant", value=text) from None

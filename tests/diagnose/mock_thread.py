@@ -1,0 +1,34 @@
+"""The scripted server on an event loop and a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ridgeline.measure.mock.pace import Pace
+from ridgeline.measure.mock.server import MockServer
+
+
+@contextmanager
+def mock_server(**pace: float) -> Iterator[str]:
+    loop = asyncio.new_event_loop()
+    up, stop, urls = threading.Event(), asyncio.Event(), []
+
+    async def main() -> None:
+        listening = await MockServer(Pace(**pace)).listen("127.0.0.1", 0)
+        urls.append(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+        up.set()
+        await stop.wait()
+        listening.close()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
+    thread.start()
+    up.wait(10)
+    try:
+        yield urls[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()

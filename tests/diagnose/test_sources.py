@@ -1,0 +1,120 @@
+"""Judged without steps: a server's histograms; and against an earlier run of the same machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from ridgeline.cli.bench import Remote
+from ridgeline.cli.diagnose import command, diagnose
+from ridgeline.diagnose.baseline import learn
+from ridgeline.diagnose.causes import findings
+from ridgeline.diagnose.facts import facts_of
+from ridgeline.diagnose.from_server import blame_server
+from ridgeline.errors import BadInput
+from ridgeline.measure.bench import BenchOptions
+from ridgeline.measure.log import write_run
+from tests.diagnose.faults import LOADS, SLO, Engine, run
+
+
+def as_server(engine, load=LOADS[0]):
+    """A run as a client sees it over HTTP, and what the server's histograms would say."""
+    record, _ = run(engine, load)
+    done = [r for r in record.requests if r.token_s]
+    told = {
+        "queue_s": sum(r.started_s - r.sent_s for r in done) / len(done),
+        "kv_used_share_p95": max(s.used_blocks / s.num_blocks for s in record.steps),
+        "preemptions": float(sum(s.num_preempted for s in record.steps)),
+    }
+    blind = tuple(
+        msgspec.structs.replace(r, started_s=None, first_computed_s=None) for r in record.requests
+    )
+    return msgspec.structs.replace(record, requests=blind, steps=()), told
+
+
+def named(engine, load=LOADS[0]):
+    record, told = as_server(engine, load)
+    found = blame_server(record, told)
+    return [each.cause for each in findings(found, facts_of(record, SLO), "vllm")]
+
+
+def test_a_server_is_judged_by_its_histograms() -> None:
+    assert named(Engine()) == []
+    assert named(replace(Engine(), seats=2))[0] == "too-few-seats"
+    assert named(replace(Engine(), blocks=60))[0] == "kv-cache-too-small"
+    assert named(replace(Engine(), send_every_s=0.2))[0] == "client-sends-late"
+
+
+def test_without_any_word_of_the_server_no_queue_is_invented() -> None:
+    record, _ = as_server(replace(Engine(), seats=2))
+    found = blame_server(record, {})
+    assert found.shares["seats"].mid == 0
+    assert found.shares["prefill"].mid > 0.5
+
+
+def test_the_flag_is_that_of_the_server() -> None:
+    record, told = as_server(replace(Engine(), seats=2))
+    lost = blame_server(record, told)
+    flags = {
+        server: findings(lost, facts_of(record, SLO), server)[0].flag
+        for server in ("vllm", "sglang", "llama.cpp", "tgi")
+    }
+    assert flags["vllm"] == "--max-num-seqs" and flags["llama.cpp"] == "--parallel"
+    assert len(set(flags.values())) == 4
+
+
+def test_a_baseline_is_learnt_and_a_slower_machine_is_seen(tmp_path) -> None:
+    healthy, _ = run(Engine(), LOADS[1])
+    expected = learn(healthy.steps)
+    errors = [abs(expected(s) / s.run_s - 1) for s in healthy.steps]
+    assert sorted(errors)[len(errors) // 2] < 0.05
+    assert learn(healthy.steps[:5]) is None
+    slower, _ = run(replace(Engine(), slower=1.8), LOADS[1], seed=3)
+    for name, record in (("a.jsonl", healthy), ("b.jsonl", slower)):
+        write_run(record, tmp_path / name)
+    console = Console(record=True, width=300)
+    args = (BenchOptions(), tmp_path / "b.jsonl", tmp_path / "a.jsonl", console)
+    assert [each.cause for each in diagnose(*args).findings] == ["machine-slower-than-it-was"]
+    same = (BenchOptions(), tmp_path / "a.jsonl", tmp_path / "a.jsonl", console)
+    assert diagnose(*same).findings == ()
+    assert command(BenchOptions(), tmp_path / "b.jsonl", console=console) == 0
+
+
+def test_the_command_prints_everything_a_reader_needs(tmp_path, capsys) -> None:
+    record, _ = run(replace(Engine(), seats=2), LOADS[0])
+    write_run(record, tmp_path / "run.jsonl")
+    console = Console(record=True, width=300)
+    assert command(BenchOptions(), tmp_path / "run.jsonl", console=console) == 0
+    text = console.export_text()
+    for words in ("1. queue-bound", "fix", "--max-num-seqs", "trade-off", "will not help", "up to"):
+        assert words in text
+    capsys.readouterr()
+    assert command(BenchOptions(), tmp_path / "run.jsonl", as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["findings"][0]["cause"] == "too-few-seats"
+
+
+def test_a_run_without_a_served_request_is_refused(tmp_path) -> None:
+    record, _ = run(Engine(), LOADS[0])
+    empty = msgspec.structs.replace(record, requests=(), steps=())
+    write_run(empty, tmp_path / "run.jsonl")
+    with pytest.raises(BadInput, match="nothing to diagnose"):
+        command(BenchOptions(), tmp_path / "run.jsonl")
+
+
+def test_a_server_over_tcp_is_measured_watched_and_judged() -> None:
+    """The scripted server with one seat and a queue that its gauge tells."""
+    from tests.diagnose.mock_thread import mock_server
+
+    options = BenchOptions(
+        workload="synthetic:input=8,output=4", num_prompts=40, request_rate=200.0, num_warmups=0
+    )
+    with mock_server(seats=1, ttft_s=0.02, itl_s=0.001) as url:
+        found = diagnose(options, Remote(url=url), None, Console(record=True))
+    assert found.server == "vllm"
+    assert found.findings[0].cause == "too-few-seats"
+    assert found.told["waiting"] > 1

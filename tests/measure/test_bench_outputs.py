@@ -1,0 +1,106 @@
+"""What a run is shown as: vLLM's console block, the HTML page, the Chrome trace, several runs."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+from ridgeline.cli.bench import Outputs, Remote, command, prefill_share
+from ridgeline.cli.bench_many import Many, figures, interval, parse_range, parse_rates
+from ridgeline.cli.bench_many import command as many_command
+from ridgeline.errors import BadInput
+from ridgeline.measure.bench import BenchOptions
+from ridgeline.measure.report.page import bench_page
+from ridgeline.measure.report.perfetto import chrome_trace
+from ridgeline.measure.report.pictures import Point
+from ridgeline.measure.summary import summarise
+from ridgeline.records import Slo
+from tests.diagnose.mock_thread import mock_server
+
+LOAD = "synthetic:input=8,output=4"
+
+
+def test_one_run_in_every_form(tmp_path):
+    paths = {name: tmp_path / name for name in ("json", "log", "html", "trace")}
+    outputs = Outputs(**paths, layout="vllm", dollars_per_hour=2.0)
+    console = Console(record=True, width=120)
+    options = BenchOptions(workload=LOAD, num_prompts=12, num_warmups=0, max_concurrency=4)
+    with mock_server(ttft_s=0.01, itl_s=0.002) as url:
+        assert command(options, Remote(url=url), outputs, console) == 0
+    text = console.export_text()
+    assert "============ Serving Benchmark Result ============" in text
+    assert re.search(r"Successful requests: +12", text)
+    assert re.search(r"P99 TTFT \(ms\): +\d", text) and "cost at $2/h" in text
+    result = json.loads(paths["json"].read_text())
+    assert result["ridgeline"]["cost"]["per_million_output"] > 0
+    page = paths["html"].read_text()
+    assert "<svg" in page and "http://" not in page.replace(url, "") and "<script" not in page
+    events = json.loads(paths["trace"].read_text())["traceEvents"]
+    assert sum(event["name"] == "decode" for event in events) == 12
+
+
+def test_several_runs(tmp_path):
+    options = BenchOptions(
+        workload=LOAD, num_prompts=10, num_warmups=0, goodput="ttft:2000", request_rate=50.0
+    )
+    console = Console(record=True, width=120)
+    html = tmp_path / "page.html"
+    with mock_server(ttft_s=0.005, itl_s=0.001) as url:
+        server = Remote(url=url)
+        for many in (Many(num_runs=2), Many(rates=(40.0, 80.0)), Many(search=(40.0, 80.0))):
+            assert many_command(options, server, many, Outputs(html=html), console) == 0
+    text = console.export_text()
+    assert "over 2 runs" in text and text.count("knee") == 2
+    assert "Latency against rate" in html.read_text()
+
+
+def test_a_search_needs_a_promise():
+    with pytest.raises(BadInput, match="promise"):
+        many_command(BenchOptions(), Remote(url="http://h"), Many(search=(1.0, 2.0)), Outputs())
+
+
+def test_rates_and_ranges():
+    assert parse_rates("1,2.5") == (1.0, 2.5)
+    assert parse_range("1:8") == (1.0, 8.0)
+    for bad in ("", "0", "a", "1,-2", "inf"):
+        with pytest.raises(BadInput):
+            parse_rates(bad)
+    for bad in ("8:1", "3", "x:2"):
+        with pytest.raises(BadInput):
+            parse_range(bad)
+
+
+def test_intervals_are_students(request_trace, run_trace):
+    low, mean, high = interval([1.0, 2.0, 3.0])
+    assert (low, mean, high) == pytest.approx((2 - 2.4841, 2.0, 2 + 2.4841), abs=1e-3)
+    assert interval([4.0])[0] == float("-inf")
+    found = [summarise(run_trace([request_trace()])), summarise(run_trace([]))]
+    assert "ttft p50 (ms)" not in figures(found)
+
+
+def test_the_page_escapes_what_came_from_outside(request_trace, run_trace):
+    run = run_trace([request_trace(), request_trace(error="<b>no</b>")], target="<i>x</i>")
+    summary = summarise(run, Slo.parse("ttft:100"))
+    points = [Point(rate=float(r), summary=summary, holds=r < 2) for r in (1, 2, 3)]
+    page = bench_page(run, summary, Slo.parse("ttft:100"), points=points, knee=1.0)
+    assert "<b>no" not in page and "<i>x" not in page and "&lt;b&gt;no" in page
+    assert "knee 1/s" in page
+
+
+def test_the_trace_gives_each_moment_once(request_trace, run_trace, step_stat):
+    requests = [
+        request_trace(id="a", sent_s=0.05, started_s=0.1),
+        request_trace(id="b", scheduled_s=0.25, sent_s=0.25, token_s=(0.4, 0.5)),
+        request_trace(id="c", scheduled_s=0.35, sent_s=0.35, token_s=(0.6, 0.7)),
+    ]
+    run = run_trace(requests, steps=[step_stat([(4, 0)])])
+    events = chrome_trace(run)["traceEvents"]
+    rows = {e["name"]: e["tid"] for e in events if e["name"] in "abc"}
+    assert rows == {"a": 0, "b": 1, "c": 0}  # c begins when a has ended
+    spans = {e["name"]: e["dur"] for e in events if "dur" in e and e["pid"] == 1 and e["tid"] == 0}
+    assert spans["client queue"] == pytest.approx(5e4) and "queue" in spans
+    assert any(e["name"].startswith("step") for e in events)
+    assert prefill_share(run_trace([requests[1]])) == pytest.approx(0.15 / 0.25)

@@ -1,0 +1,47 @@
+"""Dollars per token and per request, against sums by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ridgeline.errors import BadInput
+from ridgeline.measure.cost import cost_of
+
+
+def test_by_hand():
+    """3.60 $/h is a tenth of a cent per second; 100 tok/s out, 400 in, 2 requests/s, 1.5 good."""
+    found = cost_of(
+        3.6,
+        input_tok_s=400,
+        output_tok_s=100,
+        request_rate=2.0,
+        goodput_req_s=1.5,
+        prefill_share=0.25,
+    )
+    assert found.per_million_output == pytest.approx(10.0)
+    assert found.per_million_input_split == pytest.approx(0.625)
+    assert found.per_million_output_split == pytest.approx(7.5)
+    assert found.per_request == pytest.approx(0.0005)
+    assert found.per_good_request == pytest.approx(0.001 / 1.5)
+    spent = 400 * found.per_million_input_split + 100 * found.per_million_output_split
+    assert spent / 1e6 == pytest.approx(0.001)  # the split charges the second once
+
+
+def test_nothing_came_out_and_nothing_is_known():
+    found = cost_of(
+        1.0, input_tok_s=0, output_tok_s=0, request_rate=0, goodput_req_s=None, prefill_share=None
+    )
+    assert (found.per_million_output, found.per_request, found.per_good_request) == (None,) * 3
+    assert found.per_million_output_split is None
+    for price in (-1.0, math.nan, math.inf):
+        with pytest.raises(BadInput):
+            cost_of(
+                price,
+                input_tok_s=1,
+                output_tok_s=1,
+                request_rate=1,
+                goodput_req_s=None,
+                prefill_share=None,
+            )

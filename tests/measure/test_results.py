@@ -1,0 +1,272 @@
+"""Result files of every tool are read, and two of them are judged: gains, losses, and refusals."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+
+import msgspec
+import pytest
+
+from ridgeline.cli.compare import command
+from ridgeline.errors import BadInput
+from ridgeline.measure.log import write_run
+from ridgeline.measure.results.base import Result
+from ridgeline.measure.results.judge import differences, judge
+from ridgeline.measure.results.readers import read_result
+
+VLLM = {
+    "num_prompts": 3,
+    "completed": 2,
+    "request_rate": "inf",
+    "max_concurrency": 4,
+    "total_input_tokens": 30,
+    "request_throughput": 2.0,
+    "output_throughput": 9.0,
+    "request_goodput": 1.5,
+    "mean_ttft_ms": 120.0,
+    "median_ttft_ms": 110.0,
+    "p99_ttft_ms": 200.0,
+    "std_ttft_ms": 9.0,
+    "p99_e2el_ms": 900.0,
+    "ttfts": [0.1, 0.2, 0.0],
+    "itls": [[0.02, 0.04], [], []],
+    "output_lens": [3, 1, 0],
+    "errors": ["", "", "gone"],
+}
+GUIDELLM = {
+    "benchmarks": [
+        {
+            "metrics": {
+                "request_totals": {"successful": 95, "errored": 5, "total": 100},
+                "time_to_first_token_ms": {
+                    "successful": {"mean": 40.0, "median": 30.0, "percentiles": {"p99": 70.0}}
+                },
+                "time_per_output_token_ms": {"successful": {"median": 12.0}},
+                "request_latency": {"successful": {"mean": 0.5, "p99": 1.0}},
+                "output_tokens_per_second": {"successful": {"mean": 150.5}},
+            }
+        }
+    ]
+}
+AIPERF = {
+    "request_throughput": {"unit": "requests/sec", "avg": 9.7},
+    "request_count": {"unit": "requests", "avg": 30.0},
+    "time_to_first_token": {"unit": "ms", "avg": 120.5, "p50": 110.0, "p99": 250.0, "std": 3.0},
+    "inter_token_latency": {"unit": "ms", "avg": 12.0, "p99": 20.0},
+    "request_latency": {"unit": "ms", "avg": 3200.0, "p50": 3100.0},
+}
+INFERENCE_PERF = {
+    "load_summary": {"count": 10, "requested_rate": 4.0},
+    "successes": {
+        "latency": {
+            "time_to_first_token": {"mean": 0.3, "median": 0.2, "p99": 0.9},
+            "request_latency": {"mean": 1.5, "p99.9": 3.0},
+        },
+        "throughput": {"requests_per_sec": 0.9, "output_tokens_per_sec": 69.5},
+    },
+}
+LLMPERF = {
+    "mean_input_tokens": 550,
+    "num_concurrent_requests": 8,
+    "results_ttft_s_mean": 0.4,
+    "results_ttft_s_quantiles_p99": 0.9,
+    "results_end_to_end_latency_s_quantiles_p50": 2.0,
+    "results_mean_output_throughput_token_per_s": 77.0,
+}
+LLMPERF_ROWS = [
+    {"error_code": None, "ttft_s": 0.1, "end_to_end_latency_s": 0.5},
+    {"error_code": 500, "ttft_s": 0, "end_to_end_latency_s": 0},
+]
+AIPERF_ROWS = [
+    {
+        "metrics": {
+            "time_to_first_token": {"value": 100.0, "unit": "ms"},
+            "request_latency": {"value": 500.0, "unit": "ms"},
+        },
+        "error": None,
+    },
+    {"metrics": {}, "error": {"code": 500}},
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "tool", "figures"),
+    [
+        (VLLM, "vllm", {"ttft_p50": 0.11, "e2e_p99": 0.9, "goodput": 1.5, "output_tok_s": 9.0}),
+        (GUIDELLM, "guidellm", {"ttft_p99": 0.07, "e2e_p99": 1.0, "tpot_incl_first_p50": 0.012}),
+        (AIPERF, "aiperf", {"ttft_mean": 0.1205, "tpot_p99": 0.02, "request_rate": 9.7}),
+        (INFERENCE_PERF, "inference-perf", {"ttft_p50": 0.2, "e2e_p99.9": 3.0}),
+        (LLMPERF, "llmperf", {"ttft_p99": 0.9, "e2e_p50": 2.0, "output_tok_s": 77.0}),
+    ],
+)
+def test_each_tools_summary(tmp_path, body, tool, figures):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(body, indent=2))
+    found = read_result(path)
+    assert found.tool == tool
+    for name, value in figures.items():
+        assert found.figures[name] == pytest.approx(value)
+    assert not any(name.endswith("std") for name in found.figures)
+
+
+def test_each_tools_requests(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(VLLM))
+    vllm = read_result(path).samples
+    assert vllm["ttft"] == (0.1, 0.2)
+    assert vllm["tpot"] == pytest.approx((0.03,))  # a one-token answer has none
+    assert vllm["e2e"] == pytest.approx((0.16, 0.2))
+    path.write_text(json.dumps(LLMPERF_ROWS))
+    assert read_result(path).samples == {"ttft": (0.1,), "e2e": (0.5,)}
+    path.write_text("\n".join(map(json.dumps, AIPERF_ROWS)))
+    assert read_result(path).samples["e2e"] == (0.5,)
+
+
+def test_our_event_log(tmp_path, request_trace, run_trace):
+    path = tmp_path / "run.jsonl"
+    write_run(run_trace([request_trace(id="a"), request_trace(id="b", error="no")]), path)
+    found = read_result(path)
+    assert (found.tool, found.ids) == ("ridgeline", ("a",))
+    assert found.samples["ttft"] == (0.2,)
+    assert found.load["num_requests"] == 2
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "[1]", "hello", '{"a": 1}\n{"a": 2}'])
+def test_what_is_no_result_is_refused(tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    if text == "[]":
+        return  # an llmperf run without requests
+    with pytest.raises(BadInput, match="not a result file"):
+        read_result(path)
+
+
+def side(factor=1.0, seed=0, count=200, noise=0.2, load=None, walk=0.0, ids=()):
+    rng = random.Random(seed)
+    values = tuple(
+        factor * (1 + walk * i / count) * rng.lognormvariate(0, noise) for i in range(count)
+    )
+    return Result(source="x", tool="t", samples={"ttft": values}, load=load or {}, ids=ids)
+
+
+def of(judgements, name):
+    return next(each for each in judgements if each.metric == name)
+
+
+@pytest.mark.parametrize(("factor", "outcome"), [(0.7, "improved"), (1.4, "regressed")])
+def test_a_change_is_seen(factor, outcome):
+    found = of(judge([side(seed=1)], [side(factor, seed=2)]), "ttft_mean")
+    assert found.outcome == outcome and found.p_value < 0.05
+    assert found.low < factor * 1.06 and found.high > factor * 0.94
+    assert outcome in str(found) and "→" in str(found)
+
+
+def test_no_change_is_not_called_one_and_noise_is_named():
+    quiet = [side(seed=s, noise=0.02) for s in (1, 2)]
+    assert of(judge(quiet[:1], quiet[1:]), "ttft_p50").outcome == "unchanged"
+    loud = [side(seed=s, noise=1.0) for s in (1, 2)]
+    found = of(judge(loud[:1], loud[1:]), "ttft_p99")
+    assert found.outcome == "inconclusive" and "noisy" in found.reason
+
+
+def test_false_alarms_are_as_rare_as_promised():
+    """Equal sides, 60 times: at 95 % some three are expected."""
+    alarms = 0
+    for seed in range(60):
+        pair = judge([side(seed=2 * seed, noise=0.1)], [side(seed=2 * seed + 1, noise=0.1)])
+        alarms += of(pair, "ttft_mean").outcome in ("improved", "regressed")
+    assert alarms <= 8
+
+
+def test_pairing_sees_what_hides_in_the_spread_of_requests():
+    ids = tuple(map(str, range(200)))
+    a = side(seed=1, noise=1.0, ids=ids)
+    b = msgspec.structs.replace(a, samples={"ttft": tuple(1.05 * v for v in a.samples["ttft"])})
+    assert of(judge([a], [b]), "ttft_mean").outcome == "regressed"
+    loose = msgspec.structs.replace(b, ids=())
+    assert of(judge([a], [loose]), "ttft_mean").outcome == "inconclusive"
+
+
+def test_drift_inside_a_run_is_refused():
+    found = of(judge([side(seed=1)], [side(1.15, seed=2, walk=1.5)]), "ttft_mean")
+    assert found.outcome in ("inconclusive", "regressed")
+    drifting = judge([side(seed=1, walk=2.0)], [side(1.2, seed=2, walk=2.0)])
+    assert "drift" in of(drifting, "ttft_mean").reason
+
+
+def test_runs_are_the_observations_where_there_are_several():
+    """Requests agree with each other within a run; runs do not: the interval must know."""
+    rng = random.Random(5)
+    factors = [rng.lognormvariate(0, 0.2) for _ in range(8)]
+    a = [side(f, seed=i, noise=0.01) for i, f in enumerate(factors[:4])]
+    b = [side(f, seed=9 + i, noise=0.01) for i, f in enumerate(factors[4:])]
+    found = of(judge(a, b), "ttft_mean")
+    logs = [statistics.fmean(r.samples["ttft"]) for r in (*a, *b)]
+    assert found.low < 1 < found.high and max(logs) / min(logs) > 1.2
+    assert found.outcome != "improved"
+    uneven = of(judge(a, b[:3]), "ttft_mean")
+    assert uneven.low < uneven.ratio < uneven.high
+
+
+def test_summaries_alone_conclude_nothing():
+    a = Result(source="a", tool="vllm", figures={"ttft_p50": 0.1})
+    b = Result(source="b", tool="vllm", figures={"ttft_p50": 0.05})
+    (found,) = judge([a], [b])
+    assert found.outcome == "inconclusive" and "one run without" in str(found)
+
+
+def test_another_load_is_refused():
+    a, b = side(load={"workload": "chat", "num_requests": 100}), side(load={"workload": "code"})
+    assert "workload chat and code" in differences([a], [b])[0]
+    near = side(load={"num_requests": 101})
+    assert differences([side(load={"num_requests": 100})], [near]) == ()
+    bad = Result(source="b", tool="t", invalid=("the client was slow",))
+    assert differences([a], [bad]) == ("b: the client was slow",)
+
+
+def test_the_commands_exit_code(tmp_path, request_trace, run_trace, capsys):
+    def log(name, factor, seed, workload="w"):
+        rng = random.Random(seed)
+        requests = []
+        for i in range(60):
+            ttft = factor * 0.2 * rng.lognormvariate(0, 0.05)
+            requests.append(
+                request_trace(id=str(i), scheduled_s=0.1 * i, token_s=(0.1 * i + ttft, 0.1 * i + 2))
+            )
+        path = tmp_path / name
+        write_run(run_trace(requests, workload=workload), path)
+        return path
+
+    a, worse = log("a.jsonl", 1.0, 1), log("b.jsonl", 2.0, 2)
+    assert command(a, worse, 0.02, False) == 1
+    assert command(a, a, 0.02, False) == 0
+    assert command(a, log("c.jsonl", 1.0, 1, "other"), 0.02, False) == 3
+    capsys.readouterr()
+    assert command(a, worse, 0.02, True) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["exit_code"] == 1 and told["judgements"]
+
+
+def test_a_flag_without_effect_is_found(tmp_path, request_trace, run_trace):
+    from rich.console import Console
+
+    from ridgeline.records import EngineInfo
+
+    def log(name, seats):
+        requests = [
+            request_trace(id=str(i), scheduled_s=i, token_s=(i + 0.2, i + 0.3)) for i in range(40)
+        ]
+        info = EngineInfo(
+            model="m", settings={"max_num_seqs": seats}, derivations={}, max_model_len=1,
+            num_blocks=1, block_size=1, weight_bytes=1, kv_bytes_per_token=1, device="cpu",
+            compute_dtype="float32",
+        )  # fmt: skip
+        path = tmp_path / name
+        write_run(run_trace(requests, info=info), path)
+        return path
+
+    console = Console(record=True, width=200)
+    assert command(log("a.jsonl", 4), log("b.jsonl", 8), 0.02, False, console) == 0
+    assert "no effect: max_num_seqs 4 → 8" in console.export_text()

@@ -1,0 +1,95 @@
+"""Pages of every server are read under one set of names."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ridgeline.measure.mock.pace import Pace
+from ridgeline.measure.mock.server import MockServer
+from ridgeline.measure.server.scrape import Scraper, dialects, parse_page, report_of, server_of
+from ridgeline.measure.wire import Origin, Wire, WireError
+from tests.measure.memory import dial_mock
+
+PAGES = {
+    "vllm": 'vllm:num_requests_running{model_name="m"} 3\n',
+    "ridgeline": 'vllm:num_requests_running 3\nvllm:cache_config_info{block_size="16"} 1\n',
+    "sglang": "sglang:num_running_reqs 3\n",
+    "tgi": "tgi_batch_current_size 3\n",
+    "tensorrt-llm": "trtllm_kv_cache_utilization 0.5\n",
+    "llama.cpp": "llamacpp:requests_processing 3\n",
+}
+
+
+@pytest.mark.parametrize("server", PAGES)
+def test_each_server_is_recognised(server):
+    sample = parse_page(PAGES[server])
+    assert server_of(sample) == server
+    found = report_of([sample, sample])
+    gauge, value = ("kv_used_share", 0.5) if server == "tensorrt-llm" else ("running", 3.0)
+    assert found.means[gauge] == value
+
+
+def test_all_names_are_known_ones():
+    known = {"sign", "running", "waiting", "kv_used_share", "hit_share", "preemptions"}
+    known |= {"hit_tokens", "queried_tokens", "prompt_tokens", "output_tokens"}
+    known |= {"queue_s", "prefill_s", "decode_s"}
+    for server, names in dialects().items():
+        assert set(names) <= known, server
+
+
+def test_the_text_format():
+    text = (
+        "# HELP x y\n# TYPE x gauge\n"
+        'x{a="1 {odd} value",b="2"} 1.5 1700000000\nx{a="3"} 2\ny 1e3\nz NaN\nbroken\n\n'
+    )
+    assert parse_page(text) == {"x": 3.5, "y": 1000.0}
+
+
+def test_counters_are_differences_and_a_restart_makes_them_unknown():
+    def page(queue_sum, count, hits):
+        return parse_page(
+            f"vllm:request_queue_time_seconds_sum {queue_sum}\n"
+            f"vllm:request_queue_time_seconds_count {count}\n"
+            f"vllm:prefix_cache_hits_total {hits}\n"
+        )
+
+    found = report_of([page(5.0, 10, 100), page(8.0, 16, 130)])
+    assert found.mean_s["queue_s"] == pytest.approx(0.5)
+    assert found.counts == {"hit_tokens": 30}
+    assert report_of([page(5.0, 10, 100), page(1.0, 2, 3)]).counts == {}
+    assert report_of([]) is None and report_of([{"other": 1.0}]) is None
+
+
+def test_a_run_is_watched(in_virtual_time):
+    server = MockServer(Pace(ttft_s=1.0, itl_s=1.0))
+    body = b'{"model": "steady", "max_tokens": 5, "stream": true, "prompt": [1, 2, 3]}'
+
+    async def main():
+        dial = dial_mock(server)
+        wire = Wire(Origin("mock", 1), {}, dial)
+        async with Scraper(wire, "/metrics") as scraper:
+            asked = Wire(Origin("mock", 1), {}, dial)
+            await asyncio.gather(
+                *(asked.post("/v1/completions", body, lambda data: None) for _ in range(2))
+            )
+            await asyncio.sleep(0.1)
+        return scraper.report()
+
+    found = in_virtual_time(main())
+    assert found.server == "vllm" and found.num_readings >= 10
+    assert found.p95["running"] == 2.0
+    assert found.counts == {"prompt_tokens": 6.0, "output_tokens": 10.0}
+
+
+def test_a_server_without_a_page_is_none(in_virtual_time):
+    async def refuse(origin, protocol):
+        raise WireError("nobody")
+
+    async def main():
+        async with Scraper(Wire(Origin("mock", 1), {}, refuse), "/metrics") as scraper:
+            await asyncio.sleep(5)
+        return scraper.report()
+
+    assert in_virtual_time(main()) is None
