@@ -13,6 +13,8 @@ void bind_probe(nb::module_& m);
 }
 
 NB_MODULE(_native, m) {
+  // An engine that is still open when the interpreter ends keeps its cache: nothing worth a warning.
+  nb::set_leak_warnings(false);
   m.doc() = "Ridgeline's native kernels and machine probes";
   m.def("best_isa", [] { return std::string(ridgeline::isa_name(ridgeline::best_isa())); },
         "The widest kernel variant that this CPU runs: avx512, avx2 or portable.");
