@@ -32,7 +32,7 @@ from ridgeline.measure.inprocess import InProcessTarget
 from ridgeline.measure.workload import Chat, LoadRequest, Workload, plain_chat
 from ridgeline.optimize import quality
 from ridgeline.optimize.quality import Array
-from ridgeline.optimize.subject import Lab, Load, Subject, dues_s
+from ridgeline.optimize.subject import Lab, Load, Subject, dues_s, margin_of
 from ridgeline.plan.step_time import Roof
 from ridgeline.records import EngineInfo, RunTrace, Sampling, Token
 from ridgeline.settings import Settings
@@ -271,6 +271,9 @@ class EngineSubject:
     ) -> list[tuple[int, ...]]:
         sampling = Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         return await asyncio.gather(*(self._tokens(prompt, sampling) for prompt in prompts))
+
+    def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
+        return margin_of(self.logprobs_of((*prompt, *output[:place])))
 
     def logprobs_of(self, tokens: Sequence[int]) -> Array:
         return self._engine.logprobs_of(tokens)

@@ -39,7 +39,7 @@ from ridgeline.optimize.result import (
     Verdict,
 )
 from ridgeline.optimize.stats import WORTHWHILE, Interval
-from ridgeline.optimize.subject import Lab
+from ridgeline.optimize.subject import Lab, NextSteps
 from ridgeline.records import EngineInfo, RunTrace, Slo, StepStat
 from ridgeline.settings import Settings, changed
 
@@ -237,7 +237,7 @@ def finish(
         total=account.total,
         slo_holds=account.slo_holds,
     )
-    return msgspec.structs.replace(result, next_steps=_next_steps(result))
+    return msgspec.structs.replace(result, next_steps=_next_steps(result, lab.next_steps))
 
 
 def _provenance(job: Job, lab: Lab, spent_s: float, window_s: float) -> Provenance:
@@ -263,18 +263,18 @@ def _plain(facts: dict[str, Value], prefix: str) -> dict[str, Any]:
     return {k.removeprefix(start): v for k, v in facts.items() if k.startswith(start)}
 
 
-def _next_steps(result: LadderResult) -> tuple[str, ...]:
-    model, workload = result.provenance.model, result.provenance.workload
-    steps = [f"ridgeline serve --config ridgeline.toml      # what was found, serving {model}"]
+def _next_steps(result: LadderResult, commands: NextSteps) -> tuple[str, ...]:
+    told = result.provenance
+
+    def filled(command: str) -> str:
+        return command.replace("{model}", told.model).replace("{workload}", told.workload)
+
+    steps = [f"{filled(commands.serve)}      # what was found, serving {told.model}"]
     waiting = [left for left in result.not_tried if "the budget ended" in left.reason]
     noisy = [trial for trial in result.trials if trial.verdict in ("inconclusive", "cut short")]
     if waiting or noisy:
-        minutes = max(2, round(2 * result.provenance.budget_s / 60))
+        minutes = max(2, round(2 * told.budget_s / 60))
         why = f"{len(waiting)} rung(s) were not reached, {len(noisy)} stayed inconclusive"
-        steps.append(
-            f"ridgeline optimize {model} --workload {workload} --budget {minutes}m      # {why}"
-        )
-    steps.append(
-        f"ridgeline bench --config ridgeline.toml --workload {workload}      # check it again"
-    )
+        steps.append(f"{filled(commands.optimize)} --budget {minutes}m      # {why}")
+    steps.append(f"{filled(commands.bench)}      # check it again")
     return tuple(steps)

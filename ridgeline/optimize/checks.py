@@ -19,7 +19,6 @@ from ridgeline.optimize.quality import Array, Quality
 from ridgeline.optimize.result import Exactness
 from ridgeline.optimize.subject import Lab, Subject
 
-NEAR_TIE = 1e-3  # nats between the two best tokens
 CHECK_S = 1.5  # about how long the continuations may take
 LEAST_TOKENS, MOST_TOKENS = 8, 32
 GATE_SHARE = 0.04  # of the budget, for each side's reading of the held-out text
@@ -61,8 +60,8 @@ class Gatekeeper:
             if old == new:
                 continue
             where = _first_difference(old, new)
-            gap = _gap(incumbent, (*prompt, *old[:where]))
-            if gap < NEAR_TIE:
+            gap = incumbent.margin(prompt, old, where)
+            if gap < self._lab.near_tie:
                 ties += 1
             else:
                 detail = detail or (
@@ -106,9 +105,3 @@ def _first_difference(old: Sequence[int], new: Sequence[int]) -> int:
     pairs = zip(old, new, strict=False)
     shorter = min(len(old), len(new))
     return next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
-
-
-def _gap(subject: Subject, tokens: Sequence[int]) -> float:
-    """Nats between the two most likely next tokens."""
-    last = np.sort(np.asarray(subject.logprobs_of(tokens))[-1])
-    return float(last[-1] - last[-2])

@@ -16,7 +16,7 @@ of memory is an outcome of its trial. Ctrl-C ends the climb with what was found 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import msgspec
@@ -35,13 +35,14 @@ from ridgeline.optimize.checks import Gatekeeper
 from ridgeline.optimize.duel import Duel, Side, duel
 from ridgeline.optimize.ground import Ground, OutOfTimeError, reason_of, start_of
 from ridgeline.optimize.job import Contender, Job
-from ridgeline.optimize.ladder import Candidate, Ladder, candidates, unmet
+from ridgeline.optimize.ladder import Candidate, Ladder, Rung, candidates, unmet
 from ridgeline.optimize.objective import Reading
 from ridgeline.optimize.observe import Observer, Silent
 from ridgeline.optimize.predict import Forecast, Predictor
 from ridgeline.optimize.result import Ended, LadderResult, NotTried, Trial
 from ridgeline.optimize.subject import Lab, Subject
-from ridgeline.settings import NAIVE, Settings, settings_from
+from ridgeline.records import StepStat
+from ridgeline.settings import Settings, settings_from
 
 SEARCH_PROBES = 8
 
@@ -116,8 +117,8 @@ class Climb:
 
     async def _measure_baseline(self) -> None:
         job, ground = self._job, self._ground
-        settings = settings_from({**msgspec.to_builtins(job.settings), **NAIVE})
-        ground.stage("Baseline", "opening the model as a naive deployment would")
+        settings = settings_from({**msgspec.to_builtins(job.settings), **self._lab.start})
+        ground.stage("Baseline", self._lab.start_words)
         subject, stack = self._open(settings)
         answer_s = await self._gates.time_one_answer(subject)
         self._budget.choose_window(answer_s)
@@ -139,7 +140,7 @@ class Climb:
             settled=found.best is not None and found.failed_load is not None,
         )
         self._tried.add(settings)
-        self._predictor.learn_steps(settings, [s for r in readings for s in r.run.steps])
+        self._predictor.learn_steps(settings, self._steps_of(readings))
 
     def _refuse_hopeless_budget(self) -> None:
         if self._budget.left_s < self._budget.smallest_s:
@@ -182,7 +183,7 @@ class Climb:
         self._left_out.clear()
         best: list[Forecast] = []
         for rung in self._ladder.rungs:
-            if reason := unmet(rung, facts):
+            if reason := unmet(rung, facts) or self._unprovable(rung):
                 self._leave_out(rung.id, rung.title, reason)
                 continue
             options = [
@@ -196,6 +197,11 @@ class Climb:
             if not self._predictor.promises(forecast):
                 self._leave_out_forecast(forecast, self._predictor.why_not(forecast))
         return sorted(best, key=self._predictor.rank_key, reverse=True)
+
+    def _unprovable(self, rung: Rung) -> str | None:
+        if rung.honesty == "exact" or self._lab.heldout:
+            return None
+        return "lossy, and the server does not tell whole distributions: its quality has no proof"
 
     def _leave_out(self, rung: str, label: str, reason: str) -> None:
         if all(trial.rung != rung for trial in self._trials):
@@ -296,8 +302,7 @@ class Climb:
         """The candidate is the incumbent now; the old one is shut."""
         self._the_incumbent.stack.close()
         self._incumbent = contender
-        steps = [step for reading in contender.readings for step in reading.run.steps]
-        self._predictor.learn_steps(contender.settings, steps)
+        self._predictor.learn_steps(contender.settings, self._steps_of(contender.readings))
         self._learn_from(self._trials[-1])
 
     def _note_readings(self, evidence: Evidence) -> None:
@@ -367,6 +372,9 @@ class Climb:
     def _the_baseline(self) -> Contender:
         assert self._baseline is not None, "the baseline comes first"
         return self._baseline
+
+    def _steps_of(self, readings: Sequence[Reading]) -> list[StepStat]:
+        return [step for reading in readings for step in self._lab.steps_of(reading.run)]
 
     def _open(self, settings: Settings) -> tuple[Subject, ExitStack]:
         """Open a configuration on a stack of its own, which this climb closes at the latest."""

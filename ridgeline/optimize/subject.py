@@ -10,16 +10,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from ridgeline.diagnose import Ceilings, WorkOf
 from ridgeline.diagnose.conditions import Value
 from ridgeline.measure.client import OnFinish
 from ridgeline.optimize.quality import Array
 from ridgeline.records import EngineInfo, RunTrace, StepStat
-from ridgeline.settings import Settings
+from ridgeline.settings import NAIVE, Settings
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +65,19 @@ class Subject(Protocol):
         """Greedy continuations, all prompts at once (so that they share batches)."""
         ...
 
+    def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
+        """Nats between the two most likely tokens at `place` of an `output` that `greedy` gave."""
+        ...
+
     def logprobs_of(self, tokens: Sequence[int]) -> Array:
         """[T, V] log-softmax after each position of `tokens`."""
         ...
+
+
+def margin_of(logprobs_TV: Array) -> float:
+    """Nats between the two most likely tokens after the last position."""
+    last = np.sort(np.asarray(logprobs_TV)[-1])
+    return float(last[-1] - last[-2])
 
 
 class Oracle(Protocol):
@@ -81,12 +92,28 @@ class Oracle(Protocol):
         ...
 
 
+class NextSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """The commands that a result ends with; {model} and {workload} are filled in."""
+
+    serve: str = "ridgeline serve --config ridgeline.toml"
+    optimize: str = "ridgeline optimize {model} --workload {workload}"
+    bench: str = "ridgeline bench --config ridgeline.toml --workload {workload}"
+
+
+def own_steps(run: RunTrace) -> Sequence[StepStat]:
+    """The steps that the engine itself recorded."""
+    return run.steps
+
+
 class Lab(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that comes in from outside.
 
     `facts` are named numbers of machine, model and workload that rungs may ask for; `heldout` the
-    windows of the quality gate, `check_prompts` those of the exactness check; `longest_output` the
-    most tokens that one request of the workload asks for.
+    windows of the quality gate (none where distributions cannot be read: no lossy rung is tried
+    then), `check_prompts` those of the exactness check; `longest_output` the
+    most tokens that one request of the workload asks for; `start` the settings of the baseline;
+    `steps_of` what the simulator learns from a run; `near_tie` the nats between two tokens that
+    rounding may exchange.
     """
 
     open: Callable[[Settings], AbstractContextManager[Subject]]
@@ -98,3 +125,8 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True):
     check_prompts: tuple[tuple[int, ...], ...]
     longest_output: int
     vocab_size: int
+    start: dict[str, Any] = msgspec.field(default_factory=lambda: dict(NAIVE))
+    start_words: str = "opening the model as a naive deployment would"
+    steps_of: Callable[[RunTrace], Sequence[StepStat]] = own_steps
+    near_tie: float = 1e-3
+    next_steps: NextSteps = NextSteps()

@@ -2,8 +2,8 @@
 
 `alone` is the truth: one ask, one choice, the whole prompt in one step, nothing shared. `check`
 compares any other schedule with it, token for token. Where they part, the difference must be one
-that rounding can make: the other token is within `Model.slack` of being chosen from the true logits. It
-is printed.
+that rounding can make: the other token is within `Model.slack` of being chosen from the true
+logits. It is printed.
 """
 
 from __future__ import annotations

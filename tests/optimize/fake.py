@@ -18,7 +18,7 @@ import numpy as np
 
 from ridgeline.diagnose import Ceilings, StepCost
 from ridgeline.measure.client import OnFinish
-from ridgeline.optimize.subject import Lab, Load, Subject, dues_s
+from ridgeline.optimize.subject import Lab, Load, Subject, dues_s, margin_of
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 from ridgeline.settings import Settings
 
@@ -148,6 +148,9 @@ class FakeSubject:
         self._fake.clock.now_s += max_tokens * self._fake.physics.fixed_s
         shift = 1 if self._quirks.wrong_tokens else 0
         return [tuple((sum(p) + i + shift) % VOCAB for i in range(max_tokens)) for p in prompts]
+
+    def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
+        return margin_of(self.logprobs_of((*prompt, *output[:place])))
 
     def logprobs_of(self, tokens: Sequence[int]) -> np.ndarray:
         logits = np.zeros((len(tokens), VOCAB))
