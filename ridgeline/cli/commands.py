@@ -266,14 +266,52 @@ def optimize(
         Path, typer.Option("--output", "-o", help="Folder for the report and ridgeline.toml.")
     ] = Path("ridgeline-out"),
     ladder: Annotated[Path | None, typer.Option(help="A ladder.toml of your own rungs.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Climb another server, here: http://127.0.0.1:{port}, say."),
+    ] = None,
+    restart_cmd: Annotated[
+        str | None,
+        typer.Option(
+            help="With --url: starts it; {flags} (and {port}, for two side by side) is filled in."
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            help="With --url: vllm, llama-server, sglang, ridgeline (default: told by "
+            "the command line)."
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="With --url: the model to ask for (default: its first).")
+    ] = None,
+    start_timeout: Annotated[
+        float,
+        typer.Option(help="With --url: how long a start may take.", parser=_BUDGET, metavar="TIME"),
+    ] = "10m",  # type: ignore[assignment]  # the parser reads the default too
     *,
     engine: EngineFlags,
 ) -> None:
     """Climb the ladder: measure, diagnose, apply, verify; keep only what is proven here."""
     idle = [flag for flag in engine.given if flag in _SET_BY_THE_LADDER]
     refuse(idle, "here: the ladder sets it")
-    from ridgeline.cli.optimize import OptimizeOptions, command
+    from ridgeline.cli.optimize import OptimizeOptions, ServerOptions, command
 
+    elsewhere = None
+    if url is not None and restart_cmd is not None:
+        elsewhere = ServerOptions(
+            url=url,
+            restart_cmd=restart_cmd,
+            server=server,
+            served_model_name=served_model_name,
+            start_timeout_s=start_timeout,
+        )
+    else:
+        only = {"--server": server, "--served-model-name": served_model_name}
+        refuse([flag for flag, value in only.items() if value], "without --url")
+        refuse(["--url"] if url else [], "without --restart-cmd")
+        refuse(["--restart-cmd"] if restart_cmd else [], "without --url")
     options = OptimizeOptions(
         workload=workload,
         slo=slo,
@@ -284,7 +322,7 @@ def optimize(
         seed=engine.seed,
         ladder=ladder,
     )
-    _end(command(engine.settings(model), options))
+    _end(command(engine.settings(model), options, elsewhere))
 
 
 @app.command("mock-server")

@@ -49,17 +49,16 @@ def build(settings: Settings, workload: Workload, machine: Machine) -> Lab:
     tokenizer = load_tokenizer(settings.model)
     tokenised = Tokenised(workload, tokenizer)
     numbers = Numbers(machine)
-    sample = list(tokenised.sample(SAMPLE, 0))
-    _refuse_long_prompts(sample, numbers.resolved(settings))
+    sample = sample_of(tokenised, numbers.resolved(settings))
     spec = numbers.resolved(settings).spec
     return Lab(
         open=lambda chosen: _open(chosen, tokenised),
         oracle=SimulatedEngine(numbers.costs, numbers.scheduler, tokenised.requests),
         work_of=numbers.work,
         ceilings_of=numbers.ceilings,
-        facts={**_machine_facts(machine), **numbers.model_facts(settings), **_load_facts(sample)},
+        facts=base_facts(machine, numbers, settings, sample),
         heldout=_heldout(tokenizer, settings),
-        check_prompts=tuple(_prompt(r)[-CHECK_PROMPT_TOKENS:] for r in sample[:NUM_CHECKS]),
+        check_prompts=check_prompts_of(sample),
         longest_output=max(request.max_tokens for request in sample),
         vocab_size=spec.vocab_size,
     )
@@ -102,6 +101,18 @@ class Tokenised:
             return self._tokenizer.apply_chat_template(messages)
         except BadInput:
             return self._tokenizer.encode(plain_chat(chat))
+
+
+def sample_of(workload: Tokenised, resolved: Resolved) -> list[LoadRequest]:
+    """The requests that the workload's facts come from; BadInput where one does not fit."""
+    sample = list(workload.sample(SAMPLE, 0))
+    _refuse_long_prompts(sample, resolved)
+    return sample
+
+
+def check_prompts_of(sample: Sequence[LoadRequest]) -> tuple[tuple[int, ...], ...]:
+    """The ends of a few prompts, for the check of exactness."""
+    return tuple(_prompt(request)[-CHECK_PROMPT_TOKENS:] for request in sample[:NUM_CHECKS])
 
 
 def _prompt(request: LoadRequest) -> tuple[int, ...]:
@@ -226,6 +237,13 @@ def _bandwidth(machine: Machine, resolved: Resolved, nbytes: float) -> float:
     if resolved.device.startswith("cuda") and machine.gpus:
         return machine.gpus[0].read_bandwidth_bytes_s or machine.best_bandwidth_bytes_s
     return float(machine.bandwidth(nbytes))
+
+
+def base_facts(
+    machine: Machine, numbers: Numbers, settings: Settings, sample: Sequence[LoadRequest]
+) -> dict[str, Value]:
+    """Of the machine, the model and the workload."""
+    return {**_machine_facts(machine), **numbers.model_facts(settings), **_load_facts(sample)}
 
 
 def _machine_facts(machine: Machine) -> dict[str, Value]:

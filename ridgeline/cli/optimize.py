@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -21,10 +22,16 @@ from ridgeline.optimize.job import Job
 from ridgeline.optimize.objective import Objective
 from ridgeline.optimize.observe import Observer, PlainLines
 from ridgeline.optimize.result import LadderResult
-from ridgeline.optimize.vllm import serve_command
+from ridgeline.optimize.vllm import Command, serve_command
 from ridgeline.optimize.write import check_writable, write_all
 from ridgeline.records import Slo
 from ridgeline.settings import Settings
+
+if TYPE_CHECKING:
+    from ridgeline.cli.outside import Server
+    from ridgeline.hardware.machine import Machine
+    from ridgeline.measure.workload import Workload
+    from ridgeline.optimize.subject import Lab
 
 INTERRUPTED = 130
 
@@ -45,16 +52,32 @@ class OptimizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     ladder: Path | None = None
 
 
-def command(settings: Settings, options: OptimizeOptions) -> int:
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody else's server: its address, how to start it, and which it is."""
+
+    url: str
+    restart_cmd: str
+    server: str | None = None
+    served_model_name: str | None = None
+    start_timeout_s: float = 600.0
+
+
+def command(
+    settings: Settings, options: OptimizeOptions, elsewhere: ServerOptions | None = None
+) -> int:
     """Climb, write the four files, print the ladder. 130 where it was interrupted."""
     begun_s = time.perf_counter()
     console = Console()
     job = job_of(settings, options)
     rungs = ladder_of(options)
+    server = None if elsewhere is None else _server(elsewhere)
     check_writable(options.output)
     with _watching(console) as observer:
-        result = _climb(job, rungs, observer, begun_s)
-    paths = deliver(result, options.output)
+        result = _climb(job, rungs, observer, begun_s, _Place(server, options.output))
+    if server is None:
+        paths = deliver(result, options.output)
+    else:
+        paths = deliver_elsewhere(result, options.output, server, settings)
     show(console, result, paths)
     return INTERRUPTED if result.ended == "interrupted" else 0
 
@@ -97,7 +120,9 @@ def deliver(result: LadderResult, folder: Path) -> tuple[Path, ...]:
     return write_all(
         folder,
         {
-            "report.html": report(result, config, vllm),
+            "report.html": report(
+                result, {"ridgeline.toml": Command(config), "The same for vLLM": vllm}
+            ),
             "ladder.json": ladder_json(result),
             "ridgeline.toml": config,
             "vllm.sh": f"#!/bin/sh\n{notes}{vllm.text}\n",
@@ -105,7 +130,50 @@ def deliver(result: LadderResult, folder: Path) -> tuple[Path, ...]:
     )
 
 
-def _climb(job: Job, rungs: ladder.Ladder, observer: Observer, begun_s: float) -> LadderResult:
+def deliver_elsewhere(
+    result: LadderResult, folder: Path, server: Server, asked: Settings
+) -> tuple[Path, ...]:
+    """report.html, ladder.json, serve.sh for another server: all of them or none."""
+    from ridgeline.cli.outside import serve_script
+    from ridgeline.optimize.report.page import report
+
+    start = server.start(asked)
+    script = serve_script(server, final_settings(result), start)
+    return write_all(
+        folder,
+        {
+            "report.html": report(result, {"serve.sh": Command(script)}),
+            "ladder.json": ladder_json(result),
+            "serve.sh": script,
+        },
+    )
+
+
+def _server(asked: ServerOptions) -> Server:
+    from ridgeline.cli.outside import Server
+    from ridgeline.measure.http import base_url
+    from ridgeline.optimize.external.dialect import dialect_of
+    from ridgeline.optimize.external.process import Recipe
+
+    recipe = Recipe(url=asked.url, command=asked.restart_cmd, start_timeout_s=asked.start_timeout_s)
+    base_url(recipe.at(8000))
+    return Server(
+        recipe=recipe,
+        dialect=dialect_of(asked.restart_cmd, asked.server),
+        served_model_name=asked.served_model_name,
+    )
+
+
+class _Place(NamedTuple):
+    """Where the climb happens: another server, or this process; and where logs may lie."""
+
+    server: Server | None
+    logs: Path
+
+
+def _climb(
+    job: Job, rungs: ladder.Ladder, observer: Observer, begun_s: float, place: _Place
+) -> LadderResult:
     """Probe, build the laboratory, climb; the budget counts from the command's start."""
     from ridgeline.hardware.probe import probe
     from ridgeline.measure.workload import parse_workload
@@ -114,12 +182,19 @@ def _climb(job: Job, rungs: ladder.Ladder, observer: Observer, begun_s: float) -
     workload = parse_workload(job.workload)
     observer.note("measuring this machine (a fresh probe is remembered for a day)")
     machine = probe()
-    from ridgeline.cli.lab import build  # imports torch: after the probe has had the cores
-
-    lab = build(job.settings, workload, machine)
+    lab = _lab(job, workload, machine, place)
     left_s = job.budget_s - (time.perf_counter() - begun_s)
     within = msgspec.structs.replace(job, budget_s=max(1.0, left_s))
     return asyncio.run(optimize(within, lab, rungs, clock=time.perf_counter, observer=observer))
+
+
+def _lab(job: Job, workload: Workload, machine: Machine, place: _Place) -> Lab:
+    """Imports torch: after the probe has had the cores."""
+    from ridgeline.cli import lab, outside
+
+    if place.server is None:
+        return lab.build(job.settings, workload, machine)
+    return outside.build(job.settings, workload, machine, place.server, place.logs)
 
 
 @contextmanager

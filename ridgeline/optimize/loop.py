@@ -140,7 +140,7 @@ class Climb:
             settled=found.best is not None and found.failed_load is not None,
         )
         self._tried.add(settings)
-        self._predictor.learn_steps(settings, self._steps_of(readings))
+        self._predictor.learn_steps(settings, self._steps_of(readings, settings))
 
     def _refuse_hopeless_budget(self) -> None:
         if self._budget.left_s < self._budget.smallest_s:
@@ -302,7 +302,8 @@ class Climb:
         """The candidate is the incumbent now; the old one is shut."""
         self._the_incumbent.stack.close()
         self._incumbent = contender
-        self._predictor.learn_steps(contender.settings, self._steps_of(contender.readings))
+        steps = self._steps_of(contender.readings, contender.settings)
+        self._predictor.learn_steps(contender.settings, steps)
         self._learn_from(self._trials[-1])
 
     def _note_readings(self, evidence: Evidence) -> None:
@@ -373,8 +374,8 @@ class Climb:
         assert self._baseline is not None, "the baseline comes first"
         return self._baseline
 
-    def _steps_of(self, readings: Sequence[Reading]) -> list[StepStat]:
-        return [step for reading in readings for step in self._lab.steps_of(reading.run)]
+    def _steps_of(self, readings: Sequence[Reading], settings: Settings) -> list[StepStat]:
+        return [step for reading in readings for step in self._lab.steps_of(reading.run, settings)]
 
     def _open(self, settings: Settings) -> tuple[Subject, ExitStack]:
         """Open a configuration on a stack of its own, which this climb closes at the latest."""

@@ -100,7 +100,7 @@ class NextSteps(msgspec.Struct, frozen=True, kw_only=True):
     bench: str = "ridgeline bench --config ridgeline.toml --workload {workload}"
 
 
-def own_steps(run: RunTrace) -> Sequence[StepStat]:
+def own_steps(run: RunTrace, settings: Settings) -> Sequence[StepStat]:
     """The steps that the engine itself recorded."""
     return run.steps
 
@@ -127,6 +127,6 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     start: dict[str, Any] = msgspec.field(default_factory=lambda: dict(NAIVE))
     start_words: str = "opening the model as a naive deployment would"
-    steps_of: Callable[[RunTrace], Sequence[StepStat]] = own_steps
+    steps_of: Callable[[RunTrace, Settings], Sequence[StepStat]] = own_steps
     near_tie: float = 1e-3
     next_steps: NextSteps = NextSteps()

@@ -27,7 +27,7 @@ class Command(msgspec.Struct, frozen=True):
     """A command line and what the reader must know about it."""
 
     text: str
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def serve_command(settings: Settings) -> Command:

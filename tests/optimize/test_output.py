@@ -19,7 +19,7 @@ from ridgeline.measure.report.svg import Scale, log_ticks, nice_ticks
 from ridgeline.optimize.config import final_settings, ladder_json, ridgeline_toml
 from ridgeline.optimize.report.page import headline, report
 from ridgeline.optimize.result import LadderResult
-from ridgeline.optimize.vllm import serve_command
+from ridgeline.optimize.vllm import Command, serve_command
 from ridgeline.optimize.write import check_writable, write_all
 from ridgeline.settings import Settings, load_settings
 from tests.optimize.fake import Fake, Physics, Quirks
@@ -41,7 +41,13 @@ def result() -> LadderResult:
 
 
 def page(result: LadderResult) -> str:
-    return report(result, ridgeline_toml(result), serve_command(final_settings(result)))
+    return report(
+        result,
+        {
+            "ridgeline.toml": Command(ridgeline_toml(result)),
+            "The same for vLLM": serve_command(final_settings(result)),
+        },
+    )
 
 
 class Checker(HTMLParser):

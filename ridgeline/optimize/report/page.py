@@ -5,7 +5,7 @@ Every text that came from outside (a model's name, an error message) is escaped 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -22,8 +22,8 @@ from ridgeline.optimize.vllm import Command
 from ridgeline.records import Slo
 
 
-def report(result: LadderResult, config: str, command: Command) -> str:
-    """The whole page. `config` is the text of ridgeline.toml, `command` the `vllm serve` line."""
+def report(result: LadderResult, shown: Mapping[str, Command]) -> str:
+    """The whole page. `shown`: what deploys the result, by its heading."""
     style = files("ridgeline.measure.report").joinpath("style.css").read_text(encoding="utf-8")
     body = "".join(
         (
@@ -35,7 +35,7 @@ def report(result: LadderResult, config: str, command: Command) -> str:
             _latency(result),
             _cost(result),
             _checklist(result),
-            _deploy(result, config, command),
+            _deploy(result, shown),
             _left_out(result.not_tried),
             _how(result),
         )
@@ -249,16 +249,20 @@ def _checklist(result: LadderResult) -> str:
 # ---- the end -----------------------------------------------------------------------------------
 
 
-def _deploy(result: LadderResult, config: str, command: Command) -> str:
-    notes = "".join(f"<li>{escape(note)}</li>" for note in command.notes)
+def _deploy(result: LadderResult, shown: Mapping[str, Command]) -> str:
     steps = "\n".join(result.next_steps)
     return _section(
         "Use it",
         "",
         f"<h3>What to run next</h3><pre>{escape(steps)}</pre>"
-        f"<h3>ridgeline.toml</h3><pre>{escape(config.strip())}</pre>"
-        f"<h3>The same for vLLM</h3><pre>{escape(command.text)}</pre><ul>{notes}</ul>",
+        + "".join(_shown(heading, command) for heading, command in shown.items()),
     )
+
+
+def _shown(heading: str, command: Command) -> str:
+    notes = "".join(f"<li>{escape(note)}</li>" for note in command.notes)
+    text = escape(command.text.strip())
+    return f"<h3>{escape(heading)}</h3><pre>{text}</pre>" + (f"<ul>{notes}</ul>" if notes else "")
 
 
 def _how(result: LadderResult) -> str:

@@ -1,0 +1,106 @@
+"""How a server spells the ladder's settings; the rows are in dialects.toml.
+
+A climb on somebody else's server turns the same named settings as on our own engine. What a
+server has no flag for is not turned: the rung is left out with that reason.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from importlib.resources import files
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.settings import Settings
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One server's flags; see the head of dialects.toml for the meaning of each field."""
+
+    name: str
+    programs: tuple[str, ...]
+    defaults: dict[str, Any]
+    flags: dict[str, str | dict[str, str]]
+    reads: dict[str, str] = {}
+
+    def given(self, command: str) -> dict[str, object]:
+        """Settings that the command line holds already: its own flags, read backwards."""
+        words = shlex.split(command)
+        found: dict[str, object] = {}
+        for name, flag in self.flags.items():
+            if isinstance(flag, str):
+                value = _after(words, flag.split()[0])
+                if value is not None and value.isdecimal():
+                    found[name] = int(value)
+                continue
+            for value, text in flag.items():
+                if text and _contains(words, text.split()):
+                    found[name] = {"true": True, "false": False}.get(value, value)
+        return found
+
+    def words(self, settings: Settings, start: Settings) -> list[str]:
+        """The flags that turn the server's `start` into `settings`.
+
+        Raises CannotRun, naming the setting, where the server has no flag for it.
+        """
+        names = [field.name for field in msgspec.structs.fields(Settings)]
+        differing = [name for name in names if getattr(settings, name) != getattr(start, name)]
+        return [
+            word
+            for name in differing
+            for word in shlex.split(self._flag(name, getattr(settings, name)))
+        ]
+
+    def _flag(self, name: str, value: object) -> str:
+        flag = self.flags.get(name)
+        if isinstance(flag, dict):
+            flag = flag.get(str(value).lower() if isinstance(value, bool) else str(value))
+        if flag is None or value is None:
+            raise CannotRun(
+                f"{self.name} has no flag for this setting",
+                value=f"{name}={value}",
+                limit=", ".join(sorted(self.flags)),
+            )
+        return flag.replace("{value}", str(value))
+
+
+def dialects() -> dict[str, Dialect]:
+    """Every server that is known, by name."""
+    path = files("ridgeline.optimize.external") / "dialects.toml"
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {name: msgspec.convert({"name": name, **row}, Dialect) for name, row in document.items()}
+
+
+def dialect_of(command: str, name: str | None = None) -> Dialect:
+    """The dialect of that name, or the one whose program the command line runs."""
+    known = dialects()
+    if name is not None:
+        if name not in known:
+            raise BadInput("unknown server", value=name, limit=", ".join(known))
+        return known[name]
+    words = {PurePath(word).name for word in shlex.split(command)}
+    for dialect in known.values():
+        if words & set(dialect.programs):
+            return dialect
+    raise BadInput(
+        "cannot tell from its command line which server this is",
+        value=command,
+        limit=", ".join(known),
+        fix="name it with --server",
+    )
+
+
+def _after(words: list[str], flag: str) -> str | None:
+    """The value of a flag on a command line (`--flag value` or `--flag=value`); the last counts."""
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    found = [following for word, following in pairs if word == flag]
+    found += [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
+    return found[-1] if found else None
+
+
+def _contains(words: list[str], part: list[str]) -> bool:
+    return any(words[i : i + len(part)] == part for i in range(len(words)))

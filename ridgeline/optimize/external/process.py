@@ -1,0 +1,186 @@
+"""The process of somebody else's server: started with the flags of one configuration, awaited
+until it answers, and ended with everything that it started.
+
+Where the command line has {port}, each configuration has a port of its own, and the two sides of a
+duel stay up beside each other. Where it has none, only one can be up: the `Slot` then stops one
+before it starts the other. That costs a start per change of sides and empties caches, for both
+sides alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from ridgeline.errors import BadInput, CannotRun
+
+POLL_S = 0.1
+END_S = 20.0
+TAIL_CHARS = 600
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """How to start the server: its address and command line, with {port} and {flags} to fill in."""
+
+    url: str
+    command: str
+    start_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        try:
+            words = shlex.split(self.command)
+        except ValueError as error:
+            raise BadInput("--restart-cmd is not a command line", fix=str(error)) from None
+        if "{flags}" not in words:
+            raise BadInput(
+                "--restart-cmd has no place for the flags that the ladder sets",
+                value=self.command,
+                fix="write {flags} where they belong, as a word of its own",
+            )
+        if ("{port}" in self.command) != ("{port}" in self.url):
+            raise BadInput(
+                "{port} must be both in --url and in --restart-cmd, or in neither",
+                value=f"{self.url} and {self.command}",
+            )
+
+    @property
+    def side_by_side(self) -> bool:
+        return "{port}" in self.command
+
+    def words(self, flags: Sequence[str], port: int | None) -> list[str]:
+        """The command line, ready to run."""
+        filled: list[str] = []
+        for word in shlex.split(self.command):
+            if word == "{flags}":
+                filled += flags
+            else:
+                filled.append(word if port is None else word.replace("{port}", str(port)))
+        return filled
+
+    def at(self, port: int | None) -> str:
+        return self.url if port is None else self.url.replace("{port}", str(port))
+
+
+class ServerProcess:
+    """One configuration of the server; its output goes to `log`."""
+
+    def __init__(self, recipe: Recipe, flags: Sequence[str], log: Path) -> None:
+        self._recipe, self._log = recipe, log
+        port = _free_port() if recipe.side_by_side else None
+        self.url = recipe.at(port)
+        self._words = recipe.words(flags, port)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._out: IO[bytes] | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Return when it answers.
+
+        Raises CannotRun, with the end of its log, where it ends or never answers.
+        """
+        if self.is_up:
+            return
+        self._out = self._log.open("ab")
+        try:
+            self._process = subprocess.Popen(
+                self._words,
+                stdin=subprocess.DEVNULL,
+                stdout=self._out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.stop()
+            raise CannotRun(
+                "cannot start the server", value=self._words[0], fix=str(error)
+            ) from None
+        try:
+            self._await_answer(self._process)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _await_answer(self, process: subprocess.Popen[bytes]) -> None:
+        stop_s = time.monotonic() + self._recipe.start_timeout_s
+        while not _answers(self.url):
+            if process.poll() is not None:
+                raise self._failure(f"it ended with code {process.returncode} while starting")
+            if time.monotonic() > stop_s:
+                raise self._failure(f"no answer in {self._recipe.start_timeout_s:.0f} s")
+            time.sleep(POLL_S)
+
+    def _failure(self, what: str) -> CannotRun:
+        tail = self._log.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARS:].strip()
+        return CannotRun(
+            f"the server did not come up: {what}",
+            value=shlex.join(self._words),
+            fix=f"the end of {self._log}: {tail}",
+        )
+
+    def stop(self) -> None:
+        """SIGTERM to the whole group, SIGKILL to what is left of it after a while."""
+        process, self._process = self._process, None
+        if process is not None:
+            _signal(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+            _signal(process.pid, signal.SIGKILL)
+            process.wait()
+        if self._out is not None:
+            self._out.close()
+            self._out = None
+
+
+class Slot:
+    """Who may be up. Side by side everybody may; otherwise the one that was asked for last."""
+
+    def __init__(self, side_by_side: bool) -> None:
+        self._side_by_side = side_by_side
+        self._up: ServerProcess | None = None
+
+    def activate(self, server: ServerProcess) -> None:
+        """Have this server up, whatever that takes."""
+        if not self._side_by_side and self._up is not None and self._up is not server:
+            self._up.stop()
+        self._up = server
+        server.start()
+
+    def retire(self, server: ServerProcess) -> None:
+        server.stop()
+        if self._up is server:
+            self._up = None
+
+
+def _answers(url: str) -> bool:
+    request = urllib.request.Request(f"{url.rstrip('/').removesuffix('/v1')}/v1/models")
+    try:
+        with urllib.request.urlopen(request, timeout=5) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,162 @@
+"""One configuration of somebody else's server, as the loop sees it: over HTTP, from outside.
+
+Prompts go as token ids to /v1/completions, so that both sides and the simulator get the very same
+ones. What the server does not tell (its steps, its distributions) stays unknown: diagnosis works
+from the clients' side, and lossy rungs are left out. Greedy continuations are compared by the texts
+of their tokens, with the margin between the two best ones from the server's own logprobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from ridgeline.errors import CannotRun
+from ridgeline.measure.arrivals import Instants
+from ridgeline.measure.client import LoadOptions, OnFinish, run_load
+from ridgeline.measure.http import HttpTarget, wire_to
+from ridgeline.measure.wire import OK, WireError
+from ridgeline.measure.workload import Workload
+from ridgeline.optimize.quality import Array
+from ridgeline.optimize.subject import Load, dues_s
+from ridgeline.records import EngineInfo, RunTrace
+from ridgeline.settings import Settings
+
+Names = dict[str, int]
+
+
+class ServerSubject:
+    """See the head of this file. `url_of` makes sure that the server is up and says where."""
+
+    def __init__(
+        self,
+        url_of: Callable[[], str],
+        model: str,
+        workload: Workload,
+        info: EngineInfo,
+        names: Names,
+    ) -> None:
+        self._url_of, self._model, self._workload = url_of, model, workload
+        self._info, self._names = info, names
+        self._margins: dict[tuple[int, ...], list[float]] = {}
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
+        dues = dues_s(load)
+        options = LoadOptions(num_requests=len(dues), grace_s=load.grace_s, seed=load.seed)
+        arrivals = Instants(at_s=tuple(dues), label=f"poisson:{load.rate!r}", rate=load.rate)
+        target = HttpTarget(self._url_of(), self._model, endpoint="completions")
+        try:
+            return await run_load(target, self._workload, arrivals, options, on_finish=on_finish)
+        finally:
+            await target.close()
+
+    async def greedy(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int
+    ) -> list[tuple[int, ...]]:
+        """Tokens by the number of their text: equal numbers are equal texts."""
+        url = self._url_of()
+        return await asyncio.gather(*(self._complete(url, each, max_tokens) for each in prompts))
+
+    def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
+        margins = self._margins.get(tuple(prompt), [])
+        return margins[place] if place < len(margins) else 0.0
+
+    def logprobs_of(self, tokens: Sequence[int]) -> Array:
+        raise CannotRun("this server does not tell whole distributions")
+
+    async def _complete(self, url: str, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
+        body = {
+            "model": self._model,
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "logprobs": 2,
+        }
+        answer = await post(url, "/v1/completions", body)
+        texts, margins = read_logprobs(answer)
+        self._margins[tuple(prompt)] = margins
+        return tuple(self._names.setdefault(text, len(self._names)) for text in texts)
+
+
+def read_logprobs(answer: dict[str, Any]) -> tuple[list[str], list[float]]:
+    """Token texts and margins (nats) of a completion, in OpenAI's old layout or in its chat one.
+
+    Where a server told no logprobs, the characters stand for the tokens, without margins.
+    """
+    choice = answer["choices"][0]
+    told = choice.get("logprobs") or {}
+    if told.get("content"):
+        rows = told["content"]
+        tops = [[top["logprob"] for top in row.get("top_logprobs") or ()] for row in rows]
+        return [row["token"] for row in rows], [_margin(top) for top in tops]
+    if told.get("tokens"):
+        tops = [list((top or {}).values()) for top in told.get("top_logprobs") or ()]
+        return list(told["tokens"]), [_margin(top) for top in tops]
+    return list(choice.get("text", "")), []
+
+
+def _margin(logprobs: Sequence[float]) -> float:
+    """Of the two best; infinite where fewer were told."""
+    best = sorted(logprobs, reverse=True)[:2]
+    return best[0] - best[1] if len(best) == 2 else float("inf")
+
+
+async def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """One request that is not streamed. Raises CannotRun with the server's own words."""
+    wire, prefix = wire_to(url, None)
+    parts: list[bytes] = []
+    try:
+        reply = await wire.post(prefix + path, msgspec.json.encode(body), parts.append)
+        if reply.status != OK:
+            raise CannotRun(
+                f"the server refused {path}",
+                value=f"HTTP {reply.status}",
+                fix=reply.body.decode("utf-8", "replace")[:300],
+            )
+        return msgspec.json.decode(b"".join(parts), type=dict[str, Any])
+    except (WireError, msgspec.MsgspecError) as error:
+        raise CannotRun(f"the server did not answer {path}: {error}", value=url) from None
+    finally:
+        wire.close()
+
+
+def read_settings(url: str, reads: dict[str, str]) -> dict[str, object]:
+    """Settings that the running server tells: "path of a JSON document#key"; only what it tells."""
+    import urllib.error
+    import urllib.request
+
+    found: dict[str, object] = {}
+    for name, place in reads.items():
+        path, _, key = place.partition("#")
+        try:
+            with urllib.request.urlopen(f"{url.rstrip('/')}{path}", timeout=5) as reply:
+                value = msgspec.json.decode(reply.read(), type=dict[str, Any]).get(key)
+        except (urllib.error.URLError, OSError, msgspec.MsgspecError):
+            continue
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def server_info(settings: Settings, told: dict[str, object], model: str) -> EngineInfo:
+    """What is known of a server from outside: its settings, as far as they were given or told."""
+    return EngineInfo(
+        model=model,
+        settings={**msgspec.structs.asdict(settings), **told},
+        derivations=dict.fromkeys(told, "told by the server"),
+        max_model_len=settings.max_model_len or 0,
+        num_blocks=0,
+        block_size=settings.block_size or 0,
+        weight_bytes=0,
+        kv_bytes_per_token=0,
+        device="elsewhere",
+        compute_dtype=settings.dtype,
+    )

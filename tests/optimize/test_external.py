@@ -1,0 +1,291 @@
+"""A climb on another server: its flags, its processes, and what is inferred from its tokens.
+
+The server of the end-to-end test is a small script with real queueing: seats, a step time that
+grows with the batch, and prompts that cost time; its flags decide how it behaves.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.optimize.external.dialect import dialect_of, dialects
+from ridgeline.optimize.external.inferred import infer_steps
+from ridgeline.optimize.external.process import Recipe, ServerProcess, Slot
+from ridgeline.optimize.external.subject import read_logprobs
+from ridgeline.optimize.ladder import candidates, shipped
+from ridgeline.records import RequestTrace, RunTrace
+from ridgeline.settings import Settings, settings_from
+
+# ---- flags -------------------------------------------------------------------------------------
+
+
+def test_only_what_differs_becomes_a_flag() -> None:
+    vllm = dialects()["vllm"]
+    start = settings_from({"model": "demo", **vllm.defaults})
+    assert vllm.words(start, start) == []
+    other = settings_from(
+        {"model": "demo", **vllm.defaults, "max_num_seqs": 512, "enable_prefix_caching": False}
+    )
+    assert vllm.words(other, start) == ["--max-num-seqs", "512", "--no-enable-prefix-caching"]
+
+
+def test_a_setting_without_a_flag_is_refused_by_name() -> None:
+    llama = dialects()["llama-server"]
+    start = settings_from({"model": "demo", **llama.defaults})
+    with pytest.raises(CannotRun, match="quantization=int8"):
+        llama.words(
+            settings_from({"model": "demo", **llama.defaults, "quantization": "int8"}), start
+        )
+    with pytest.raises(CannotRun, match="batching=dynamic"):
+        llama.words(
+            settings_from({"model": "demo", **llama.defaults, "batching": "dynamic"}), start
+        )
+
+
+@pytest.mark.parametrize("name", sorted(dialects()))
+def test_every_flag_is_read_back_from_a_command_line(name: str) -> None:
+    """`given` is the inverse of `words`: whatever one writes, the other finds."""
+    dialect = dialects()[name]
+    start = settings_from({"model": "demo", **dialect.defaults})
+    for setting, flag in dialect.flags.items():
+        values = [48] if isinstance(flag, str) else [v for v, text in flag.items() if text]
+        for value in values:
+            plain = {"true": True, "false": False}.get(str(value), value)
+            words = [dialect._flag(setting, plain)]
+            found = dialect.given(" ".join(["server", *words, "--other", "1"]))
+            assert found.get(setting) == plain, (setting, value)
+    assert dialect.given("server --model x") == {}
+    assert isinstance(start, Settings)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("/opt/bin/llama-server -m x.gguf {flags}", "llama-server"),
+        ("vllm serve m {flags}", "vllm"),
+        ("python -m vllm.entrypoints.openai.api_server {flags}", "vllm"),
+        ("python -m sglang.launch_server {flags}", "sglang"),
+    ],
+)
+def test_the_server_is_told_by_its_program(command: str, name: str) -> None:
+    assert dialect_of(command).name == name
+
+
+def test_an_unknown_server_names_the_flag_to_give() -> None:
+    with pytest.raises(BadInput, match="--server"):
+        dialect_of("my-server {flags}")
+    with pytest.raises(BadInput, match="tgi"):
+        dialect_of("my-server {flags}", "tgi")
+
+
+def test_shipped_rungs_reach_other_servers() -> None:
+    """The batch limit at least can be turned on every server that is known."""
+    [rung] = [rung for rung in shipped().rungs if rung.id == "batch-limit"]
+    for dialect in dialects().values():
+        start = settings_from({"model": "demo", "max_num_seqs": 8} | dialect.defaults)
+        options = candidates(rung, start, {"max_num_seqs": 8})
+        assert any(dialect.words(option.settings, start) for option in options), dialect.name
+
+
+# ---- the process -------------------------------------------------------------------------------
+
+SERVER = """
+import sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+port = int(sys.argv[sys.argv.index("--port") + 1])
+print("arguments", sys.argv[1:], flush=True)
+if "--fail" in sys.argv:
+    sys.exit("no such weights")
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b'{"data": [{"id": "m"}]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *args):
+        pass
+ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "server.py"
+    path.write_text(SERVER)
+    return f"{sys.executable} {path} --port {{port}} {{flags}}"
+
+
+def test_two_configurations_are_up_side_by_side_and_end(script: str, tmp_path: Path) -> None:
+    recipe = Recipe(url="http://127.0.0.1:{port}", command=script, start_timeout_s=20)
+    slot = Slot(recipe.side_by_side)
+    a = ServerProcess(recipe, ["--max-num-seqs", "8"], tmp_path / "a.log")
+    b = ServerProcess(recipe, [], tmp_path / "b.log")
+    slot.activate(a)
+    slot.activate(b)
+    assert a.url != b.url and a.is_up and b.is_up
+    assert "'--max-num-seqs', '8'" in (tmp_path / "a.log").read_text()
+    slot.retire(a)
+    slot.retire(b)
+    assert not a.is_up and not b.is_up
+
+
+def test_without_a_port_only_the_last_one_is_up(tmp_path: Path, script: str) -> None:
+    from ridgeline.optimize.external.process import _free_port
+
+    port = _free_port()
+    recipe = Recipe(
+        url=f"http://127.0.0.1:{port}",
+        command=script.replace("{port}", str(port)),
+        start_timeout_s=20,
+    )
+    slot = Slot(recipe.side_by_side)
+    a, b = (ServerProcess(recipe, [], tmp_path / f"{name}.log") for name in "ab")
+    for server, other in ((a, b), (b, a), (a, b)):
+        slot.activate(server)
+        assert server.is_up and not other.is_up
+    slot.retire(a)
+    assert not a.is_up
+
+
+def test_a_server_that_dies_shows_the_end_of_its_log(script: str, tmp_path: Path) -> None:
+    recipe = Recipe(url="http://127.0.0.1:{port}", command=script, start_timeout_s=20)
+    server = ServerProcess(recipe, ["--fail"], tmp_path / "dead.log")
+    with pytest.raises(CannotRun, match="no such weights"):
+        server.start()
+    assert not server.is_up
+
+
+def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
+    recipe = Recipe(url="http://127.0.0.1:1", command="no-such-program {flags}")
+    with pytest.raises(CannotRun, match="no-such-program"):
+        ServerProcess(recipe, [], tmp_path / "x.log").start()
+
+
+@pytest.mark.parametrize(
+    ("url", "command", "named"),
+    [
+        ("http://h:1", "vllm serve m", "{flags}"),
+        ("http://h:1", "vllm serve m --x={flags}", "{flags}"),
+        ("http://h:{port}", "vllm serve m {flags}", "{port}"),
+        ("http://h:1", "vllm serve 'm {flags}", "command line"),
+    ],
+)
+def test_a_recipe_that_cannot_work(url: str, command: str, named: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        Recipe(url=url, command=command)
+    assert named in str(caught.value)
+
+
+# ---- what clients see --------------------------------------------------------------------------
+
+
+def served(seed: int, num_requests: int) -> tuple[RunTrace, list[tuple[float, int, int]]]:
+    """A run whose steps are known: (seconds, decoding sequences, prompt tokens) of each."""
+    rng = random.Random(seed)
+    waiting = sorted((rng.uniform(0, 1.0), rng.randint(20, 200)) for _ in range(num_requests))
+    done: list[tuple[float, int, list[float]]] = []
+    live: list[tuple[float, int, list[float]]] = []
+    steps, now_s = [], 0.0
+    while waiting or live:
+        new = [w for w in waiting if w[0] <= now_s]
+        waiting = [w for w in waiting if w[0] > now_s]
+        if not new and not live:
+            now_s = waiting[0][0]
+            continue
+        took_s = 0.01 + 0.002 * (len(live) + len(new)) + 1e-4 * sum(prompt for _, prompt in new)
+        steps.append((took_s, len(live), sum(prompt for _, prompt in new)))
+        now_s += took_s
+        live += [(at_s, prompt, []) for at_s, prompt in new]
+        for _, _, times in live:
+            times.append(now_s + rng.uniform(0, 2e-4))  # the network's jitter
+        done += [each for each in live if len(each[2]) == 12]
+        live = [each for each in live if len(each[2]) < 12]
+    return _run(done), steps
+
+
+def _run(done: list[tuple[float, int, list[float]]]) -> RunTrace:
+    requests = tuple(
+        RequestTrace(
+            id=str(i),
+            kind="chat",
+            scheduled_s=at_s,
+            sent_s=at_s,
+            started_s=None,
+            token_s=tuple(times),
+            token_counts=(1,) * len(times),
+            finished_s=times[-1],
+            prompt_tokens=prompt,
+            cached_tokens=0,
+            output_tokens=len(times),
+            asked_tokens=len(times),
+            finish_reason="length",
+        )
+        for i, (at_s, prompt, times) in enumerate(done)
+    )
+    return RunTrace(
+        target="t",
+        workload="w",
+        arrivals="a",
+        seed=0,
+        started_unix_s=0.0,
+        duration_s=max(times[-1] for _, _, times in done),
+        requests=requests,
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_are_inferred_from_token_times(seed: int) -> None:
+    """As many steps as there were, with the same sequences, tokens and times."""
+    run, truth = served(seed, num_requests=14)
+    found = infer_steps(run, Settings(enable_prefix_caching=False))
+    assert len(found) == len(truth)
+    for step, (seconds, decoding, prompt) in zip(found, truth, strict=True):
+        assert sum(1 for new, _ in step.shapes if new == 1) == decoding
+        assert sum(new for new, _ in step.shapes if new > 1) == prompt
+        # A request that came while a step ran waits for its end: its own step began there.
+        assert step.run_s == pytest.approx(seconds, abs=5e-4)
+
+
+def test_several_tokens_per_chunk_teach_nothing() -> None:
+    run, _ = served(0, num_requests=3)
+    blurred = tuple(
+        msgspec.structs.replace(r, token_counts=(2,) * len(r.token_s)) for r in run.requests
+    )
+    assert infer_steps(msgspec.structs.replace(run, requests=blurred), Settings()) == ()
+
+
+def test_prompts_that_a_cache_may_have_shortened_teach_nothing() -> None:
+    run, truth = served(1, num_requests=14)
+    found = infer_steps(run, Settings(enable_prefix_caching=True))
+    assert len(found) == sum(1 for _, _, prompt in truth if not prompt)
+    told = tuple(msgspec.structs.replace(r, cached_tokens=16) for r in run.requests)
+    told_run = msgspec.structs.replace(run, requests=told)
+    assert len(infer_steps(told_run, Settings())) == len(truth)
+
+
+def test_logprobs_of_both_layouts() -> None:
+    old = {
+        "choices": [
+            {
+                "text": "ab",
+                "logprobs": {
+                    "tokens": ["a", "b"],
+                    "top_logprobs": [{"a": -0.1, "c": -2.6}, {"b": -0.5}],
+                },
+            }
+        ]
+    }
+    assert read_logprobs(old) == (["a", "b"], [pytest.approx(2.5), float("inf")])
+    rows = [{"token": "a", "top_logprobs": [{"logprob": -0.1}, {"logprob": -2.6}]}]
+    assert read_logprobs({"choices": [{"logprobs": {"content": rows}}]}) == (
+        ["a"],
+        [pytest.approx(2.5)],
+    )
+    assert read_logprobs({"choices": [{"text": "ab", "logprobs": None}]}) == (["a", "b"], [])
