@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ridgeline.cli.bench_flags import WORKLOADS
+
 _SHAPE = "A published shape's name, a config.json, or a model directory."
 _WEIGHTS = "float32, bfloat16, float16, fp8, int8, int4, mxfp4 (default: as stored)."
 _KV = "float32, bfloat16, float16, fp8, int8 (default: as stored)."
@@ -20,6 +22,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def add_plan_commands(app: typer.Typer) -> None:
     """Register them."""
     app.command()(predict)
+    app.command()(plan)
 
 
 def predict(
@@ -81,3 +84,63 @@ def predict(
         max_num_batched_tokens=max_num_batched_tokens,
     )
     answer_one(point, catalogue, json)
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help=_SHAPE, show_default=False)],
+    workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
+    isl: Annotated[int | None, typer.Option(help="Prompt tokens (default: 1024).")] = None,
+    osl: Annotated[int | None, typer.Option(help="Answer tokens (default: 256).")] = None,
+    rate: Annotated[float, typer.Option(help="Requests per second.")] = 1.0,
+    cached: Annotated[
+        float, typer.Option(help="Share of prompt tokens that the prefix cache holds.")
+    ] = 0.0,
+    slo: Annotated[str, typer.Option(help="The promise, in ms.")] = "ttft:1000 tpot:50",
+    device: Annotated[
+        str | None, typer.Option(help="Devices, with commas (default: all that have a price).")
+    ] = None,
+    weight_dtype: Annotated[
+        str | None, typer.Option(help=f"With commas: {_WEIGHTS} Default: as stored, and fp8.")
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help=f"With commas: {_KV} Default: as stored, and fp8.")
+    ] = None,
+    budget: Annotated[float | None, typer.Option(help="Most dollars per month.")] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option(help="Dollars per device and hour, instead of the catalogue's.")
+    ] = None,
+    max_devices: Annotated[int, typer.Option(help="Most devices of one replica.")] = 16,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="For the commands (default: the longest request).")
+    ] = None,
+    catalogue: Catalogue = None,
+    manifests: Annotated[
+        Path | None,
+        typer.Option(help="Write Kubernetes and Ray Serve manifests there.", metavar="FOLDER"),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page.", metavar="FILE")] = None,
+    json: Json = False,
+) -> None:
+    """Choose a fleet: devices, layout, formats, replicas; with intervals, dollars and commands."""
+    from ridgeline.cli.plan import PlanOptions, command
+
+    options = PlanOptions(
+        model=model,
+        workload=workload,
+        isl=isl,
+        osl=osl,
+        rate=rate,
+        cached=cached,
+        slo=slo,
+        devices=device,
+        weight_dtypes=weight_dtype,
+        kv_dtypes=kv_dtype,
+        budget=budget,
+        price_per_hour=price_per_hour,
+        max_devices=max_devices,
+        max_model_len=max_model_len,
+        catalogue=catalogue,
+        manifests=manifests,
+        html=html,
+    )
+    command(options, json)

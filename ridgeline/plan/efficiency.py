@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -45,8 +46,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def efficiency_of(device: Accelerator) -> Efficiency:
     """The published row of a device, or the default one; never above what products reach on it."""
-    text = files("ridgeline.plan").joinpath("efficiency.toml").read_text(encoding="utf-8")
-    document: dict[str, Any] = tomllib.loads(text)
+    document = _document()
     row = dict(document["default"])
     for own in document["device"]:
         if device.name in own["names"]:
@@ -55,6 +55,12 @@ def efficiency_of(device: Accelerator) -> Efficiency:
     if device.achievable is not None:
         row["compute"] = min(row["compute"], device.achievable)
     return msgspec.convert(row, Efficiency)
+
+
+@lru_cache(maxsize=1)
+def _document() -> dict[str, Any]:
+    text = files("ridgeline.plan").joinpath("efficiency.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def interval(value: float, median_error: float) -> tuple[float, float]:

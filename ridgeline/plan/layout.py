@@ -8,7 +8,9 @@
     dp   replicas are the fleet's business: nothing is exchanged between them
 
 Times are those of a ring: 2(n-1)/n · bytes / link for an all-reduce, (n-1)/n · bytes / link for an
-all-to-all, and a constant per collective. Nothing is assumed to overlap with computation.
+all-to-all, and a constant per collective. Nothing is assumed to overlap with computation. What
+goes between nodes of 8 devices goes at the network's rate: 400 Gbit/s per device, as the data
+sheets of DGX H100 and HGX systems of 2023 to 2026 have it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ import msgspec
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.plan.outline import Outline
+
+NODE_DEVICES = 8
+NETWORK_BYTES_S = 50e9
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +53,8 @@ def check_layout(layout: Layout, outline: Outline, device: Accelerator) -> None:
     for name in ("tp", "pp", "ep"):
         if getattr(layout, name) < 1:
             raise BadInput(f"{name} must be positive", value=getattr(layout, name), limit=">= 1")
+    if layout.tp > NODE_DEVICES:
+        raise CannotRun("tp beyond one node is not modelled", value=layout.tp, limit=NODE_DEVICES)
     heads = min(group.num_heads for group in outline.attention)
     if heads % layout.tp:
         raise CannotRun("tp must divide the attention heads", value=layout.tp, limit=heads)
@@ -90,6 +97,7 @@ def wires(
 ) -> Wires:
     """What a pass of one attention group's tokens costs on the wire; zero on one device."""
     row_s = outline.hidden_size * act_bytes / link_bytes_s if layout.num_devices > 1 else 0.0
+    slower = max(1.0, link_bytes_s / NETWORK_BYTES_S) if layout.num_devices > NODE_DEVICES else 1.0
     fixed_s = per_token_s = 0.0
     spread_layers = outline.num_moe_layers if layout.ep > 1 else 0
     if layout.tp > 1:
@@ -99,8 +107,9 @@ def wires(
     if spread_layers:
         fixed_s += 2 * spread_layers * collective_s
         sent = sum(group.num_layers * group.per_token for group in outline.experts)
-        per_token_s += 2 * sent * (layout.ep - 1) / layout.ep * row_s / layout.tp
+        far = slower if layout.ep > NODE_DEVICES else 1.0
+        per_token_s += far * 2 * sent * (layout.ep - 1) / layout.ep * row_s / layout.tp
     if layout.pp > 1:
         fixed_s += (layout.pp - 1) * collective_s
-        per_token_s += (layout.pp - 1) * row_s / layout.tp
+        per_token_s += slower * (layout.pp - 1) * row_s / layout.tp
     return Wires(fixed_s=fixed_s, per_token_s=per_token_s)

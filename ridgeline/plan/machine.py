@@ -95,14 +95,21 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
     def uniform(self, batch: int, new: int, done: int, *, sampled: int) -> StepCost:
         """`price` of `batch` equal runs, at the cost of one."""
+        return self.grouped(((batch, new, done),), sampled)
+
+    def grouped(self, runs: Sequence[tuple[int, int, int]], num_sampled: int) -> StepCost:
+        """`price` of runs (how many alike, new tokens, tokens computed before)."""
         kv_bytes = flops = 0.0
         for group in self.outline.attention:
-            pairs, span = visible(((new, done),), group.window)
-            per_pair = group.decode_flops_per_pair if new == 1 else group.flops_per_pair
-            flops += group.num_layers * per_pair * pairs * batch
-            row = self._kv_row(group) * batch
-            kv_bytes += row * (group.num_layers * span + group.num_cached * new)
-        return self._cost(batch * new, sampled, batch, kv_bytes, flops)
+            row = self._kv_row(group)
+            for count, new, done in runs:
+                pairs, span = visible(((new, done),), group.window)
+                per_pair = group.decode_flops_per_pair if new == 1 else group.flops_per_pair
+                flops += count * group.num_layers * per_pair * pairs
+                kv_bytes += count * row * (group.num_layers * span + group.num_cached * new)
+        num_tokens = sum([count * new for count, new, _ in runs])
+        num_runs = sum([count for count, _, _ in runs])
+        return self._cost(num_tokens, num_sampled, num_runs, kv_bytes, flops)
 
     def _cost(
         self, num_tokens: int, num_sampled: int, num_runs: int, kv_bytes: float, flops: float

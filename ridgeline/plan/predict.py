@@ -177,16 +177,15 @@ def timing(machine: Replica, point: Point) -> Timing:
 
 def _prefill(machine: Replica, point: Point, batch: int, decode_s: float) -> tuple[float, float]:
     """(seconds until the first token, seconds that the prompt adds to steps of decodes)."""
-    others = [(1, _middle(point))] * (batch - 1)
-    room = max(1, point.max_num_batched_tokens - len(others))
+    others = batch - 1
+    room = max(1, point.max_num_batched_tokens - others)
     at, took_s, steps = point.cached, 0.0, 0
     while at < point.isl:
         new = min(room, point.isl - at)
         last = at + new == point.isl
-        cost = machine.price([(new, at), *others], len(others) + last)
+        cost = machine.grouped(((1, new, at), (others, 1, _middle(point))), others + last)
         at, took_s, steps = at + new, took_s + cost.seconds, steps + 1
-    adds_s = took_s - steps * decode_s if others else took_s
-    return took_s, max(adds_s, 0.0)
+    return took_s, max(took_s - steps * decode_s, 0.0) if others else took_s
 
 
 def predict_lines(
