@@ -9,6 +9,7 @@ import typer
 
 from ridgeline.cli.bench_flags import WORKLOADS, takes_load_flags, takes_report_flags
 from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
+from ridgeline.cli.plan_commands import add_plan_commands
 from ridgeline.cli.quantities import duration_of, one_of
 from ridgeline.settings import NAIVE, Settings
 
@@ -412,3 +413,6 @@ def diagnose(
     else:
         refuse(["--served-model-name"] if served_model_name else [], "without --url")
         _end(command(options, engine.settings(model), baseline=baseline, as_json=json))
+
+
+add_plan_commands(app)

@@ -92,7 +92,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
             return NO_WORK
         attention_flops = kv_read_bytes = kv_write_bytes = 0
         for group in self.windows:
-            pairs, span = _visible(shapes, group.window)
+            pairs, span = visible(shapes, group.window)
             attention_flops += group.flops_per_pair * pairs
             kv_read_bytes += group.kv_bytes_per_token * span
             kv_write_bytes += group.kv_bytes_per_token * num_tokens
@@ -113,7 +113,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
 NO_WORK = Work(flops=0, attention_flops=0, weight_bytes=0, kv_read_bytes=0, kv_write_bytes=0)
 
 
-def _visible(shapes: Sequence[Shape], window: int | None) -> tuple[int, int]:
+def visible(shapes: Sequence[Shape], window: int | None) -> tuple[int, int]:
     """(query-key pairs, keys read) of a step under one window."""
     if window is None:
         pairs = sum([new * done + new * (new + 1) // 2 for new, done in shapes])

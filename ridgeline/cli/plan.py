@@ -1,0 +1,273 @@
+"""`ridgeline plan`: from a model, a workload and a promise to a fleet, its price and commands."""
+
+from __future__ import annotations
+
+import json as json_lib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.lengths import is_text, workload_lengths
+from ridgeline.cli.predict import read_catalogue
+from ridgeline.errors import BadInput
+from ridgeline.hardware.catalogue import Accelerator, find_accelerator
+from ridgeline.plan.demand import Demand, demand_of
+from ridgeline.plan.disaggregate import Verdict, verdict
+from ridgeline.plan.floor import impossible
+from ridgeline.plan.formats import kv_dtype, weight_dtype
+from ridgeline.plan.front_picture import draw_front
+from ridgeline.plan.launch import commands, kubernetes, ray_serve
+from ridgeline.plan.machine import Replica, replica
+from ridgeline.plan.memory import Memory, MemoryAsked, memory
+from ridgeline.plan.outline import Outline, load_outline
+from ridgeline.plan.search import Candidate, Found, Space, quoted_price, search
+from ridgeline.records import Slo
+
+SHOWN = 8
+SAMPLED = 1000
+
+
+class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The command's flags; lists are comma-separated names."""
+
+    model: str
+    workload: str | None
+    isl: int | None
+    osl: int | None
+    rate: float
+    cached: float
+    slo: str
+    devices: str | None
+    weight_dtypes: str | None
+    kv_dtypes: str | None
+    budget: float | None
+    price_per_hour: float | None
+    max_devices: int
+    max_model_len: int | None
+    catalogue: Path | None
+    manifests: Path | None
+    html: Path | None
+    seed: int = 0
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is told."""
+
+    model: str
+    demand: Demand
+    slo: str
+    num_candidates: int
+    fleets: tuple[Candidate, ...]
+    front: tuple[Candidate, ...]
+    memory: Memory
+    disaggregation: Verdict
+    commands: dict[str, str]
+    notes: tuple[str, ...]
+
+
+def command(options: PlanOptions, as_json: bool) -> int:
+    """Plan and print; the exit code. Raises UserError where no fleet can keep the promise."""
+    outline, catalogue = load_outline(options.model), read_catalogue(options.catalogue)
+    demand, slo = _demand(options), Slo.parse(options.slo)
+    space = _space(options, catalogue)
+    found = search(outline, demand, slo, space, catalogue)
+    if not found.fleets:
+        raise impossible(outline, demand, slo, space, catalogue, found)
+    plan = _plan(options, outline, demand, slo, found, catalogue)
+    longest = options.max_model_len or _context(demand, outline)
+    if options.manifests is not None:
+        _write(options.manifests, found.fleets[0], options.model, longest)
+    if options.html is not None:
+        from ridgeline.cli.plan_page import plan_page
+
+        options.html.write_text(plan_page(plan, slo), encoding="utf-8")
+    if as_json:
+        print(json_lib.dumps(msgspec.to_builtins(plan)))
+    else:
+        _print(plan, slo, Console(highlight=False))
+    return 0
+
+
+def _demand(options: PlanOptions) -> Demand:
+    if options.workload is not None:
+        if options.isl is not None or options.osl is not None:
+            raise BadInput(
+                "--isl and --osl have no effect beside --workload", value=options.workload
+            )
+        lengths = workload_lengths(options.workload, SAMPLED, options.seed)
+    else:
+        lengths = [(options.isl or 1024, options.osl or 256)]
+    return demand_of(lengths, options.rate, options.cached)
+
+
+def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> Space:
+    names = _names(options.devices)
+    if names is None:
+        chosen = tuple(d.name for d in catalogue.values() if d.prices and d.peak_flops)
+    else:
+        chosen = tuple(find_accelerator(name, dict(catalogue)).name for name in names)
+    weights, kvs = _names(options.weight_dtypes), _names(options.kv_dtypes)
+    return Space(
+        devices=chosen,
+        weight_dtypes=None if weights is None else tuple(map(weight_dtype, weights)),
+        kv_dtypes=None if kvs is None else tuple(map(kv_dtype, kvs)),
+        max_devices_per_replica=options.max_devices,
+        dollars_per_month=options.budget,
+        dollars_per_device_hour=options.price_per_hour,
+    )
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    found = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not found:
+        raise BadInput("the list is empty", value=text, fix="name one or more, with commas")
+    return found
+
+
+def _context(demand: Demand, outline: Outline) -> int:
+    """The longest request, rounded up to 256 tokens, within the model's own limit."""
+    return min(outline.max_positions, -(-demand.longest // 256) * 256)
+
+
+def _plan(
+    options: PlanOptions,
+    outline: Outline,
+    demand: Demand,
+    slo: Slo,
+    found: Found,
+    catalogue: Mapping[str, Accelerator],
+) -> Plan:
+    best = found.fleets[0]
+    machine = _machine(outline, best, catalogue)
+    asked = MemoryAsked(max_num_batched_tokens=best.max_num_batched_tokens, max_num_seqs=best.seats)
+    longest = options.max_model_len or _context(demand, outline)
+    return Plan(
+        model=options.model,
+        demand=demand,
+        slo=str(slo),
+        num_candidates=found.num_candidates,
+        fleets=found.fleets[:SHOWN],
+        front=found.front,
+        memory=memory(machine, asked),
+        disaggregation=verdict(machine, demand, slo, best),
+        commands=commands(best, options.model, longest),
+        notes=_notes(options, best, machine, catalogue),
+    )
+
+
+def _machine(outline: Outline, each: Candidate, catalogue: Mapping[str, Accelerator]) -> Replica:
+    return replica(
+        outline,
+        catalogue[each.device],
+        each.layout,
+        weight_dtype=each.weight_dtype,
+        kv_dtype=each.kv_dtype,
+    )
+
+
+def _notes(
+    options: PlanOptions,
+    best: Candidate,
+    machine: Replica,
+    catalogue: Mapping[str, Accelerator],
+) -> tuple[str, ...]:
+    """What the reader must know beside the numbers."""
+    told = [f"shares of the peaks: {machine.efficiency.source} ({machine.efficiency.as_of})"]
+    price = quoted_price(catalogue[best.device])
+    if options.price_per_hour is None and price is not None:
+        told.append(
+            f"price: ${price.usd_per_hour:g} per {best.device} and hour, {price.terms}, "
+            f"{price.source}, {price.as_of}"
+        )
+    if options.workload is not None and is_text(options.workload):
+        told.append("the workload is text: its lengths are estimated at four bytes per token")
+    if machine.weight_dtype not in (machine.outline.packed, machine.outline.stored_dtype):
+        told.append(f"{machine.weight_dtype} weights are lossy: measure their quality first")
+    if machine.kv_dtype != machine.outline.stored_dtype:
+        told.append(f"a {machine.kv_dtype} KV cache is lossy: measure its quality first")
+    if not best.sure:
+        told.append("the promise holds at the prediction, not at the far end of its 80 % interval")
+    told.append("watts are the boards' design power: an upper bound without the host")
+    return tuple(told)
+
+
+def _write(folder: Path, best: Candidate, model: str, longest: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "kubernetes.yaml").write_text(kubernetes(best, model, longest), encoding="utf-8")
+    (folder / "ray-serve.yaml").write_text(ray_serve(best, model, longest), encoding="utf-8")
+
+
+def _print(plan: Plan, slo: Slo, out: Console) -> None:
+    demand = plan.demand
+    out.print(
+        f"{plan.model}: {demand.rate:g} requests/s of {demand.isl} in (95 %: {demand.isl_p95}), "
+        f"{demand.osl} out, under {slo}; {plan.num_candidates:,} candidates"
+    )
+    out.print(fleet_table(plan.fleets))
+    out.print(_memory_table(plan))
+    split = plan.disaggregation
+    out.print(f"disaggregate prefill and decode: {'yes' if split.yes else 'no'}: {split.why}")
+    picture = draw_front(plan.front, slo.tpot_s)
+    if picture:
+        out.print()
+        out.print(picture, markup=False)
+    out.print()
+    for name, text in plan.commands.items():
+        out.print(f"{name}:\n  {text}", markup=False, soft_wrap=True)
+    out.print()
+    for note in plan.notes:
+        out.print(f"- {note}", markup=False, soft_wrap=True, style="dim")
+
+
+def fleet_table(fleets: tuple[Candidate, ...]) -> Table:
+    """One row per replica kind, cheapest first."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("fleet", "weights/KV"):
+        table.add_column(name, no_wrap=True)
+    for name in ("in flight", "TTFT ms", "80 %", "TPOT ms", "80 %", "$/h", "in $/1M", "out", "kW"):
+        table.add_column(name, justify="right")
+    for each in fleets:
+        table.add_row(
+            f"{each.num_replicas} x {each.device} {each.layout}",
+            f"{_short(each.weight_dtype)}/{_short(each.kv_dtype)}",
+            str(each.batch),
+            f"{each.ttft_s * 1000:.0f}",
+            _range(each.ttft_interval_s),
+            f"{each.tpot_s * 1000:.3g}",
+            _range(each.tpot_interval_s),
+            _dollars(each.dollars_per_hour),
+            _dollars(each.input_dollars_per_mtok),
+            _dollars(each.output_dollars_per_mtok),
+            "" if each.watts is None else f"{each.watts / 1000:.1f}",
+        )
+    return table
+
+
+def _range(interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f"{low * 1000:.0f}-{high * 1000:.0f}"
+
+
+def _short(dtype: str) -> str:
+    return {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3": "fp8"}.get(dtype, dtype)
+
+
+def _dollars(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}" if value < 1 else f"{value:.4g}"
+
+
+def _memory_table(plan: Plan) -> Table:
+    best, found = plan.fleets[0], plan.memory
+    title = f"memory of one {best.device}, {best.layout}, {best.weight_dtype}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
+    for name, nbytes in found.rows():
+        table.add_row(name, f"{nbytes / 1e9:.2f} GB")
+    copies = "" if found.kv_copies == 1 else f", each number held {found.kv_copies:g} times"
+    table.add_row("KV per token", f"{found.kv_bytes_per_token:,.0f} B{copies}")
+    table.add_row("KV of the replica", f"{found.kv_tokens:,} tokens")
+    return table

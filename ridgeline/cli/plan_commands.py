@@ -1,0 +1,146 @@
+"""Flags of the commands that answer before anything is rented: predict, plan, simulate, cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ridgeline.cli.bench_flags import WORKLOADS
+
+_SHAPE = "A published shape's name, a config.json, or a model directory."
+_WEIGHTS = "float32, bfloat16, float16, fp8, int8, int4, mxfp4 (default: as stored)."
+_KV = "float32, bfloat16, float16, fp8, int8 (default: as stored)."
+Catalogue = Annotated[
+    Path | None,
+    typer.Option(help="A catalogue of accelerators instead of ours (TOML).", metavar="FILE"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def add_plan_commands(app: typer.Typer) -> None:
+    """Register them."""
+    app.command()(predict)
+    app.command()(plan)
+
+
+def predict(
+    model: Annotated[str | None, typer.Argument(help=_SHAPE, show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="An accelerator of the catalogue.")] = None,
+    isl: Annotated[int, typer.Option(help="Prompt tokens.")] = 1024,
+    osl: Annotated[int, typer.Option(help="Answer tokens.")] = 256,
+    batch: Annotated[int, typer.Option(help="Requests in flight, in a closed loop.")] = 1,
+    tp: Annotated[int, typer.Option(help="Tensor parallel devices.")] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
+    ep: Annotated[int, typer.Option(help="Devices that whole experts are spread over.")] = 1,
+    weight_dtype: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help=_KV)] = None,
+    cached: Annotated[int, typer.Option(help="Prompt tokens that the prefix cache holds.")] = 0,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
+    input: Annotated[
+        str | None, typer.Option(help="JSONL of points; - reads stdin.", metavar="FILE")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write JSONL there, not to stdout.", metavar="FILE")
+    ] = None,
+    catalogue: Catalogue = None,
+    list_models: Annotated[
+        bool, typer.Option("--list-models", help="Print the known shapes and devices.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Predict time, throughput and memory of an operating point, from arithmetic alone."""
+    from ridgeline.cli.predict import answer_file, answer_one, list_known
+    from ridgeline.errors import BadInput
+    from ridgeline.plan.predict import Point
+
+    if list_models:
+        list_known(catalogue)
+        return
+    if input is not None:
+        if model is not None or device is not None:
+            raise BadInput("MODEL and --device have no effect with --input", value=input)
+        code = answer_file(input, output, catalogue)
+        if code:
+            raise typer.Exit(code)
+        return
+    if model is None or device is None:
+        raise BadInput("predict needs a MODEL and a --device, or --input FILE", value=model)
+    if output is not None:
+        raise BadInput("--output has no effect without --input", value=str(output))
+    point = Point(
+        model=model,
+        device=device,
+        isl=isl,
+        osl=osl,
+        batch=batch,
+        tp=tp,
+        pp=pp,
+        ep=ep,
+        weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
+        cached=cached,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    answer_one(point, catalogue, json)
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help=_SHAPE, show_default=False)],
+    workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
+    isl: Annotated[int | None, typer.Option(help="Prompt tokens (default: 1024).")] = None,
+    osl: Annotated[int | None, typer.Option(help="Answer tokens (default: 256).")] = None,
+    rate: Annotated[float, typer.Option(help="Requests per second.")] = 1.0,
+    cached: Annotated[
+        float, typer.Option(help="Share of prompt tokens that the prefix cache holds.")
+    ] = 0.0,
+    slo: Annotated[str, typer.Option(help="The promise, in ms.")] = "ttft:1000 tpot:50",
+    device: Annotated[
+        str | None, typer.Option(help="Devices, with commas (default: all that have a price).")
+    ] = None,
+    weight_dtype: Annotated[
+        str | None, typer.Option(help=f"With commas: {_WEIGHTS} Default: as stored, and fp8.")
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help=f"With commas: {_KV} Default: as stored, and fp8.")
+    ] = None,
+    budget: Annotated[float | None, typer.Option(help="Most dollars per month.")] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option(help="Dollars per device and hour, instead of the catalogue's.")
+    ] = None,
+    max_devices: Annotated[int, typer.Option(help="Most devices of one replica.")] = 16,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="For the commands (default: the longest request).")
+    ] = None,
+    catalogue: Catalogue = None,
+    manifests: Annotated[
+        Path | None,
+        typer.Option(help="Write Kubernetes and Ray Serve manifests there.", metavar="FOLDER"),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page.", metavar="FILE")] = None,
+    json: Json = False,
+) -> None:
+    """Choose a fleet: devices, layout, formats, replicas; with intervals, dollars and commands."""
+    from ridgeline.cli.plan import PlanOptions, command
+
+    options = PlanOptions(
+        model=model,
+        workload=workload,
+        isl=isl,
+        osl=osl,
+        rate=rate,
+        cached=cached,
+        slo=slo,
+        devices=device,
+        weight_dtypes=weight_dtype,
+        kv_dtypes=kv_dtype,
+        budget=budget,
+        price_per_hour=price_per_hour,
+        max_devices=max_devices,
+        max_model_len=max_model_len,
+        catalogue=catalogue,
+        manifests=manifests,
+        html=html,
+    )
+    command(options, json)

@@ -1,0 +1,97 @@
+"""The plan as one page: the front drawn, the fleets, the commands. No script, nothing fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from ridgeline.measure.report import svg
+from ridgeline.measure.report.svg import Scale
+from ridgeline.plan.search import Candidate
+from ridgeline.records import Slo
+
+if TYPE_CHECKING:
+    from ridgeline.cli.plan import Plan
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 320, 64, 20, 20, 46
+
+
+def plan_page(plan: Plan, slo: Slo) -> str:
+    """Self-contained HTML; every text is escaped."""
+    style = files("ridgeline.measure.report").joinpath("style.css").read_text(encoding="utf-8")
+    demand = plan.demand
+    lede = (
+        f"{demand.rate:g} requests/s of {demand.isl} tokens in, {demand.osl} out, under {slo}; "
+        f"{plan.num_candidates:,} candidates."
+    )
+    split = plan.disaggregation
+    told = f"{'Yes' if split.yes else 'No'}: {split.why}."
+    started = "".join(
+        f"<h3>{escape(name)}</h3><pre>{escape(text)}</pre>" for name, text in plan.commands.items()
+    )
+    notes = "".join(f"<li>{escape(note)}</li>" for note in plan.notes)
+    body = (
+        f'<header><div class="eyebrow">Ridgeline plan</div><h1>{escape(plan.model)}</h1>'
+        f'<p class="lede">{escape(lede)}</p></header>'
+        f"<section><h2>Fleets</h2>{_table(plan.fleets)}</section>"
+        f'<section><h2>The front</h2><div class="figure">{front_picture(plan.front, slo)}</div>'
+        f"</section><section><h2>Disaggregate?</h2><p>{escape(told)}</p></section>"
+        f"<section><h2>Start one replica</h2>{started}</section>"
+        f"<section><h2>Read with care</h2><ul>{notes}</ul></section>"
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(f'Ridgeline plan: {plan.model}')}</title><style>{style}</style></head>"
+        f"<body><main>{body}</main></body></html>"
+    )
+
+
+def front_picture(front: Sequence[Candidate], slo: Slo) -> str:
+    """tok/s per user against tok/s per device; the line is the speed that the promise asks for."""
+    if len(front) < 2:
+        return ""
+    users = [each.tok_s_user for each in front]
+    if slo.tpot_s is not None:
+        users.append(1 / slo.tpot_s)
+    rates = [each.tok_s_device for each in front]
+    x = _scale(users, LEFT, WIDTH - RIGHT)
+    y = _scale(rates, HEIGHT - BOTTOM, TOP)
+    parts = [
+        svg.x_axis(x, TOP, HEIGHT - BOTTOM, "tok/s per user (1 / TPOT)"),
+        svg.y_axis(y, LEFT, WIDTH - RIGHT, "output tok/s per device"),
+    ]
+    if slo.tpot_s is not None:
+        parts.append(svg.line(x(1 / slo.tpot_s), TOP, x(1 / slo.tpot_s), HEIGHT - BOTTOM, "slo"))
+    parts.append(svg.path([(x(e.tok_s_user), y(e.tok_s_device)) for e in front], "way"))
+    for each in front:
+        tip = f"{each.device} {each.layout} {each.weight_dtype}, {each.batch} in flight"
+        css = "mark good" if each.holds else "mark bad"
+        parts.append(svg.mark("circle", x(each.tok_s_user), y(each.tok_s_device), 4, css, tip))
+    return svg.drawing(WIDTH, HEIGHT, "Interactivity against throughput", *parts)
+
+
+def _scale(values: Sequence[float], start: float, end: float) -> Scale:
+    return Scale(low=min(values) / 1.2, high=max(values) * 1.2, start=start, end=end, log=True)
+
+
+def _table(fleets: Sequence[Candidate]) -> str:
+    names = ("fleet", "weights", "KV", "TTFT ms", "TPOT ms", "$/h", "$/1M out", "kW")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    rows = "".join(_row(each) for each in fleets)
+    return f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
+
+
+def _row(each: Candidate) -> str:
+    cells = (
+        f"{each.num_replicas} x {each.device} {each.layout}",
+        each.weight_dtype,
+        each.kv_dtype,
+        f"{each.ttft_s * 1000:.3g}",
+        f"{each.tpot_s * 1000:.3g}",
+        "" if each.dollars_per_hour is None else f"{each.dollars_per_hour:.4g}",
+        "" if each.output_dollars_per_mtok is None else f"{each.output_dollars_per_mtok:.3g}",
+        "" if each.watts is None else f"{each.watts / 1000:.1f}",
+    )
+    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"

@@ -1,0 +1,77 @@
+"""What is asked of a fleet: requests per second of certain lengths, under a promise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from ridgeline.errors import BadInput
+from ridgeline.records import Slo
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens per request: means, and of prompts also the 95th percentile. `rate` requests/s.
+
+    `cached` is the mean number of prompt tokens that a prefix cache holds already; `longest` the
+    largest context (prompt and answer) that occurs; `input_cv2` the squared coefficient of
+    variation of prompt lengths, which lengthens queues.
+    """
+
+    rate: float
+    isl: int
+    osl: int
+    isl_p95: int
+    longest: int
+    cached: int = 0
+    input_cv2: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.rate > 0 and math.isfinite(self.rate)):
+            raise BadInput("the request rate must be positive", value=self.rate, limit="> 0 /s")
+        if min(self.isl, self.osl) < 1 or not 0 <= self.cached < self.isl:
+            raise BadInput(
+                "a demand needs prompts, answers, and fewer cached than prompt tokens",
+                value=(self.isl, self.osl, self.cached),
+            )
+
+
+def demand_of(lengths: Sequence[tuple[int, int]], rate: float, cached: float = 0.0) -> Demand:
+    """From (prompt, answer) lengths; `cached` is the share of prompt tokens that is hit."""
+    if not lengths:
+        raise BadInput("the workload has no requests")
+    prompts = sorted(length for length, _ in lengths)
+    mean = sum(prompts) / len(prompts)
+    variance = sum((length - mean) ** 2 for length in prompts) / len(prompts)
+    isl = max(1, round(mean))
+    return Demand(
+        rate=rate,
+        isl=isl,
+        osl=max(1, round(sum(answer for _, answer in lengths) / len(lengths))),
+        isl_p95=prompts[min(len(prompts) - 1, int(0.95 * len(prompts)))],
+        longest=max(prompt + answer for prompt, answer in lengths),
+        cached=min(isl - 1, int(cached * isl)),
+        input_cv2=variance / mean**2,
+    )
+
+
+def wait_quantile(rate: float, service_s: float, share: float, cv2: float = 0.0) -> float:
+    """Seconds that `share` of the arrivals of an M/G/1 queue wait at most; inf where it overflows.
+
+    M/D/1 has P(wait > t) ~ rho · exp(-2 (1 - rho) t / service) (heavy-traffic exponent); variance
+    of the service stretches it by 1 + cv2, as it does the Pollaczek-Khinchine mean.
+    """
+    rho = rate * service_s
+    if rho >= 1:
+        return math.inf
+    if rho <= 1 - share:
+        return 0.0
+    return math.log(rho / (1 - share)) * service_s * (1 + cv2) / (2 * (1 - rho))
+
+
+def meets(slo: Slo, ttft_s: float, tpot_s: float, osl: int) -> bool:
+    """Whether latencies keep every limit of the promise."""
+    e2e_s = ttft_s + (osl - 1) * tpot_s
+    pairs = ((slo.ttft_s, ttft_s), (slo.tpot_s, tpot_s), (slo.e2e_s, e2e_s))
+    return all(limit is None or value <= limit for limit, value in pairs)

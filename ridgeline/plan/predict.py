@@ -1,0 +1,211 @@
+"""`predict`: one operating point, from arithmetic alone.
+
+The point is a closed loop: `batch` clients, each of which sends a prompt of `isl` tokens, gets
+`osl` tokens, and sends the next. What is told:
+
+    ttft_ms         a prompt that waits for nobody: its steps, with the other clients' decodes in
+                    them (batch 1: an idle engine)
+    decode_ms       one decode step of the batch in the middle of the answers
+    tpot_ms         decode_ms, and what the other clients' prompts take out of it:
+                    decode + (batch - 1) / osl · prefill
+    output_tok_s    batch · osl / (ttft + (osl - 1) · tpot), by Little's law
+    kv_tokens_max   tokens of KV cache that the replica can hold
+    bound           what the decode step's time is mostly made of
+    mbu, mfu        bytes and FLOPs of the decode step against the device's peaks (dense)
+    interval        80 % intervals of the three, from the errors in efficiency.toml or of the
+                    calibration
+
+With pp > 1 the batch goes round in pp micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from ridgeline.errors import BadInput, UserError
+from ridgeline.hardware.catalogue import Accelerator, find_accelerator, load_catalogue
+from ridgeline.plan.efficiency import interval
+from ridgeline.plan.formats import kv_dtype, weight_dtype
+from ridgeline.plan.layout import Layout
+from ridgeline.plan.machine import Replica, replica
+from ridgeline.plan.memory import MemoryAsked, memory, require_fit
+from ridgeline.plan.outline import load_outline
+
+MAX_NUM_BATCHED_TOKENS = 8192
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One question; dtypes None: as the checkpoint stores them. `cached`: prompt tokens hit."""
+
+    model: str
+    device: str
+    isl: int
+    osl: int
+    batch: int = 1
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+    cached: int = 0
+    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer; see the head of this file."""
+
+    ttft_ms: float
+    tpot_ms: float
+    output_tok_s: float
+    kv_tokens_max: int
+    bound: str
+    mbu: float
+    mfu: float
+    interval: dict[str, tuple[float, float]]
+    decode_ms: float
+    prefill_bound: str
+    compute_dtype: str
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds at one operating point. `prefill_s`: what one prompt adds to the steps it is in."""
+
+    ttft_s: float
+    decode_s: float
+    tpot_s: float
+    prefill_s: float
+    output_tok_s: float
+
+
+def predict(point: Point, catalogue: Mapping[str, Accelerator] | None = None) -> Prediction:
+    """Raises BadInput, BadModel, CannotRun, or DoesNotFit where the point cannot be run.
+
+    `catalogue` replaces the accelerators that come with Ridgeline.
+    """
+    check_point(point)
+    rows = _catalogue() if catalogue is None else dict(catalogue)
+    machine = replica(
+        _outline(point.model),
+        find_accelerator(point.device, rows),
+        Layout(tp=point.tp, pp=point.pp, ep=point.ep),
+        weight_dtype=None if point.weight_dtype is None else weight_dtype(point.weight_dtype),
+        kv_dtype=None if point.kv_dtype is None else kv_dtype(point.kv_dtype),
+    )
+    return predict_on(machine, point)
+
+
+_catalogue = lru_cache(maxsize=1)(load_catalogue)
+_outline = lru_cache(maxsize=64)(load_outline)
+
+
+def predict_on(machine: Replica, point: Point, asked: MemoryAsked | None = None) -> Prediction:
+    """As `predict`, for a replica at hand; model, device and layout of the point are not read."""
+    context = point.isl + point.osl
+    if context > machine.outline.max_positions:
+        raise BadInput(
+            "the workload is longer than the model's context",
+            value=f"{point.isl} + {point.osl} tokens",
+            limit=machine.outline.max_positions,
+        )
+    tokens = point.max_num_batched_tokens
+    asked = asked or MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=max(256, point.batch))
+    fits = memory(machine, asked)
+    require_fit(machine, fits, context, point.batch)
+    at = timing(machine, point)
+    decode = machine.uniform(_decoding(machine, point), 1, _middle(point), sampled=point.batch)
+    first = machine.uniform(1, min(point.isl - point.cached, tokens), point.cached, sampled=1)
+    eff, device = machine.efficiency, machine.device
+    return Prediction(
+        ttft_ms=at.ttft_s * 1000,
+        tpot_ms=at.tpot_s * 1000,
+        output_tok_s=at.output_tok_s,
+        kv_tokens_max=fits.kv_tokens,
+        bound=decode.bound,
+        mbu=decode.bytes / (decode.seconds * device.bandwidth_bytes_s),
+        mfu=decode.flops / (decode.seconds * machine.peak_flop_s),
+        interval={
+            "ttft_ms": interval(at.ttft_s * 1000, eff.ttft_error),
+            "tpot_ms": interval(at.tpot_s * 1000, eff.tpot_error),
+            "output_tok_s": interval(at.output_tok_s, eff.tpot_error),
+        },
+        decode_ms=at.decode_s * 1000,
+        prefill_bound=first.bound,
+        compute_dtype=machine.compute_dtype,
+    )
+
+
+def check_point(point: Point) -> None:
+    """BadInput for a number out of range."""
+    for name in ("isl", "osl", "batch", "max_num_batched_tokens"):
+        if getattr(point, name) < 1:
+            raise BadInput(f"{name} must be positive", value=getattr(point, name), limit=">= 1")
+    if not 0 <= point.cached < point.isl:
+        raise BadInput("cached must be below isl", value=point.cached, limit=f"0..{point.isl - 1}")
+
+
+def _decoding(machine: Replica, point: Point) -> int:
+    """Sequences of one attention group in one micro-batch."""
+    return math.ceil(point.batch / machine.layout.pp / machine.layout.num_attention)
+
+
+def _middle(point: Point) -> int:
+    """Tokens computed before a decode step in the middle of the answer."""
+    return point.isl + point.osl // 2
+
+
+def timing(machine: Replica, point: Point) -> Timing:
+    """The seconds of a point, whether it fits or not."""
+    batch = _decoding(machine, point)
+    decode_s = machine.uniform(batch, 1, _middle(point), sampled=batch).seconds
+    ttft_s, prefill_s = _prefill(machine, point, batch, decode_s)
+    others = (point.batch - 1) / machine.layout.num_attention
+    tpot_s = decode_s + others / point.osl * prefill_s
+    total_s = ttft_s + (point.osl - 1) * tpot_s
+    return Timing(
+        ttft_s=ttft_s,
+        decode_s=decode_s,
+        tpot_s=tpot_s,
+        prefill_s=prefill_s,
+        output_tok_s=point.batch * point.osl / total_s,
+    )
+
+
+def _prefill(machine: Replica, point: Point, batch: int, decode_s: float) -> tuple[float, float]:
+    """(seconds until the first token, seconds that the prompt adds to steps of decodes)."""
+    others = batch - 1
+    room = max(1, point.max_num_batched_tokens - others)
+    at, took_s, steps = point.cached, 0.0, 0
+    while at < point.isl:
+        new = min(room, point.isl - at)
+        last = at + new == point.isl
+        cost = machine.grouped(((1, new, at), (others, 1, _middle(point))), others + last)
+        at, took_s, steps = at + new, took_s + cost.seconds, steps + 1
+    return took_s, max(took_s - steps * decode_s, 0.0) if others else took_s
+
+
+def predict_lines(
+    lines: Iterable[str | bytes], answer: Callable[[Point], Prediction] = predict
+) -> Iterator[dict[str, Any]]:
+    """JSONL in, one object out per line: the answer, or `error` where the point cannot be run.
+
+    An `id` on a line is given back. Empty lines are skipped.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        told: dict[str, Any] = {}
+        try:
+            fields = msgspec.json.decode(line, type=dict[str, Any])
+            if "id" in fields:
+                told["id"] = fields.pop("id")
+            told |= msgspec.to_builtins(answer(msgspec.convert(fields, Point)))
+        except msgspec.MsgspecError as error:
+            told["error"] = f"line {number}: {error}"
+        except UserError as error:
+            told["error"] = f"line {number}: {error}"
+        yield told

@@ -1,0 +1,328 @@
+"""Which fleet: every device, layout, format, token budget and batch, priced against a promise.
+
+A candidate is one replica at one mean number of requests in flight, `batch`. Arrivals are Poisson,
+so the number in flight is Poisson too (M/G/∞): `seats` = batch + 3·√batch of them must fit the KV
+cache, TPOT is judged one standard deviation busier than the mean, and TTFT is the wait quantile of
+an M/G/1 queue of prompts at the promise's attainment, plus a step under way, plus the 95th
+percentile prompt itself. The rate of a replica follows from Little's law, the number of replicas
+from the demand. Thousands of candidates take seconds; the best can then be simulated with the
+engine's own scheduler (`ridgeline simulate`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from ridgeline.errors import BadInput, UserError
+from ridgeline.hardware.catalogue import Accelerator, Price
+from ridgeline.plan.demand import Demand, meets, wait_quantile
+from ridgeline.plan.efficiency import interval
+from ridgeline.plan.layout import Layout
+from ridgeline.plan.machine import Replica, replica
+from ridgeline.plan.memory import MemoryAsked, memory
+from ridgeline.plan.outline import Outline
+from ridgeline.plan.predict import Point, timing
+from ridgeline.records import Slo
+
+HOURS_PER_MONTH = 730
+BATCH_STEP = 1.5
+HOPELESS = 3.0  # times the promised TPOT, beyond which larger batches are not looked at
+MOST_BATCH = 1024
+Interval = tuple[float, float]
+
+
+class Space(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be chosen from. Dtypes None: the checkpoint's, and fp8 where the device has it."""
+
+    devices: tuple[str, ...]
+    weight_dtypes: tuple[str, ...] | None = None
+    kv_dtypes: tuple[str, ...] | None = None
+    token_budgets: tuple[int, ...] = (1024, 2048, 8192)
+    max_devices_per_replica: int = 16
+    dollars_per_month: float | None = None
+    dollars_per_device_hour: float | None = None
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica at one load, and the fleet that the demand takes of it. Times in seconds."""
+
+    device: str
+    layout: Layout
+    weight_dtype: str
+    kv_dtype: str
+    max_num_batched_tokens: int
+    batch: int
+    seats: int
+    kv_tokens: int
+    ttft_s: float
+    tpot_s: float
+    decode_s: float
+    prefill_s: float
+    rate: float
+    num_replicas: int
+    num_devices: int
+    tok_s_user: float
+    tok_s_device: float
+    holds: bool
+    sure: bool
+    ttft_interval_s: Interval
+    tpot_interval_s: Interval
+    dollars_per_hour: float | None
+    input_dollars_per_mtok: float | None
+    output_dollars_per_mtok: float | None
+    watts: float | None
+    joules_per_output_token: float | None
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """`fleets`: those that keep the promise, cheapest first, one per replica kind. `front`: nobody
+    is better in both tok/s per user and tok/s per device. `left_out`: why others are not there.
+    """
+
+    num_candidates: int
+    fleets: tuple[Candidate, ...]
+    front: tuple[Candidate, ...]
+    left_out: dict[str, str]
+
+
+def search(
+    outline: Outline,
+    demand: Demand,
+    slo: Slo,
+    space: Space,
+    catalogue: Mapping[str, Accelerator],
+) -> Found:
+    """Every candidate judged. Raises BadInput for a workload longer than the model's context."""
+    check_demand(outline, demand)
+    left_out: dict[str, str] = {}
+    everything: list[Candidate] = []
+    for machine in machines(outline, space, catalogue, left_out):
+        before = len(everything)
+        everything += _of_machine(machine, demand, slo, space)
+        if len(everything) == before:
+            left_out[_kind(machine)] = "no request of the workload fits its memory"
+    affordable = [each for each in everything if _affordable(each, space)]
+    holding = [each for each in affordable if each.holds]
+    return Found(
+        num_candidates=len(everything),
+        fleets=tuple(sorted(_best_of_kind(holding), key=rank)),
+        front=front(everything),
+        left_out=left_out,
+    )
+
+
+def check_demand(outline: Outline, demand: Demand) -> None:
+    """BadInput where a request would not fit the model's context."""
+    if demand.longest > outline.max_positions:
+        raise BadInput(
+            "the workload is longer than the model's context",
+            value=f"{demand.longest} tokens",
+            limit=outline.max_positions,
+            fix="choose another workload, or a model with a longer context",
+        )
+
+
+def _kind(machine: Replica) -> str:
+    return f"{machine.device.name} {machine.layout} {machine.weight_dtype} kv {machine.kv_dtype}"
+
+
+def machines(
+    outline: Outline,
+    space: Space,
+    catalogue: Mapping[str, Accelerator],
+    left_out: dict[str, str],
+) -> Iterator[Replica]:
+    """Every replica kind of the space; why one cannot be is noted in `left_out`."""
+    for name in space.devices:
+        device = catalogue[name]
+        for layout in layouts(outline, space.max_devices_per_replica):
+            for weights in space.weight_dtypes or _weights(outline, device):
+                for kv in space.kv_dtypes or _kvs(outline, device):
+                    try:
+                        yield replica(outline, device, layout, weight_dtype=weights, kv_dtype=kv)
+                    except UserError as error:
+                        left_out[f"{name} {layout} {weights}"] = str(error)
+
+
+def layouts(outline: Outline, most: int) -> Iterator[Layout]:
+    """tp within a node, pp, and for routed models ep within and beyond tp."""
+    for tp in (1, 2, 4, 8):
+        for pp in (1, 2, 4):
+            if tp * pp <= most:
+                yield Layout(tp=tp, pp=pp)
+        if outline.experts:
+            for ep in (2, 4, 8, 16, 32):
+                if max(tp, 2) <= ep <= most and ep % tp == 0:
+                    yield Layout(tp=tp, ep=ep)
+
+
+def _weights(outline: Outline, device: Accelerator) -> tuple[str, ...]:
+    stored = outline.packed or outline.stored_dtype
+    if stored in ("bfloat16", "float16") and "float8_e4m3" in device.peak_flops:
+        return (stored, "float8_e4m3")
+    return (stored,)
+
+
+def _kvs(outline: Outline, device: Accelerator) -> tuple[str, ...]:
+    has_fp8 = "float8_e4m3" in device.peak_flops
+    return (outline.stored_dtype, "float8_e4m3") if has_fp8 else (outline.stored_dtype,)
+
+
+def batches(most: int = MOST_BATCH) -> Iterator[int]:
+    """1, 2, 3, … in steps of about `BATCH_STEP`."""
+    batch = 1
+    while batch <= most:
+        yield batch
+        batch = max(batch + 1, int(batch * BATCH_STEP))
+
+
+def _of_machine(machine: Replica, demand: Demand, slo: Slo, space: Space) -> Iterator[Candidate]:
+    """Every batch and token budget that fits this replica."""
+    price = _price(machine.device, space)
+    per_request = machine.kv_bytes(demand.isl + demand.osl) / machine.kv_bytes_per_token
+    longest = machine.kv_bytes(demand.longest) / machine.kv_bytes_per_token
+    for tokens in space.token_budgets:
+        for batch in batches():
+            seats = math.ceil(batch + 3 * math.sqrt(batch))
+            asked = MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=seats)
+            fits = memory(machine, asked).kv_tokens
+            if fits < max(longest, seats * per_request):
+                break
+            found = _candidate(machine, demand, slo, (tokens, batch, seats, fits), price)
+            yield found
+            if found.tpot_s > HOPELESS * (slo.tpot_s or math.inf):
+                break
+
+
+def _candidate(
+    machine: Replica,
+    demand: Demand,
+    slo: Slo,
+    chosen: tuple[int, int, int, int],
+    price: float | None,
+) -> Candidate:
+    tokens, batch, seats, kv_tokens = chosen
+    at = timing(machine, _point(demand, batch, tokens))
+    busier = timing(machine, _point(demand, math.ceil(batch + math.sqrt(batch)), tokens))
+    rate = at.output_tok_s / demand.osl
+    ttft_s = _ttft(machine, demand, slo, (rate, at.ttft_s), (batch, tokens))
+    num_replicas = math.ceil(demand.rate / rate)
+    num_devices = num_replicas * machine.layout.num_devices
+    eff = machine.efficiency
+    ttft, tpot = interval(ttft_s, eff.ttft_error), interval(busier.tpot_s, eff.tpot_error)
+    tdp_w = machine.device.tdp_w
+    watts = None if tdp_w is None else tdp_w * num_devices
+    dollars = None if price is None else price * num_devices
+    share = min(1.0, demand.rate / num_replicas * at.prefill_s)
+    return Candidate(
+        device=machine.device.name,
+        layout=machine.layout,
+        weight_dtype=machine.weight_dtype,
+        kv_dtype=machine.kv_dtype,
+        max_num_batched_tokens=tokens,
+        batch=batch,
+        seats=seats,
+        kv_tokens=kv_tokens,
+        ttft_s=ttft_s,
+        tpot_s=busier.tpot_s,
+        decode_s=at.decode_s,
+        prefill_s=at.prefill_s,
+        rate=rate,
+        num_replicas=num_replicas,
+        num_devices=num_devices,
+        tok_s_user=1 / at.tpot_s,
+        tok_s_device=at.output_tok_s / machine.layout.num_devices,
+        holds=meets(slo, ttft_s, busier.tpot_s, demand.osl),
+        sure=meets(slo, ttft[1], tpot[1], demand.osl),
+        ttft_interval_s=ttft,
+        tpot_interval_s=tpot,
+        dollars_per_hour=dollars,
+        input_dollars_per_mtok=_per_mtok(dollars, share, demand.rate * demand.isl),
+        output_dollars_per_mtok=_per_mtok(dollars, 1 - share, demand.rate * demand.osl),
+        watts=watts,
+        joules_per_output_token=None if watts is None else watts / (demand.rate * demand.osl),
+    )
+
+
+def _point(demand: Demand, batch: int, tokens: int, isl: int | None = None) -> Point:
+    return Point(
+        model="",
+        device="",
+        isl=demand.isl if isl is None else isl,
+        osl=demand.osl,
+        batch=batch,
+        cached=demand.cached,
+        max_num_batched_tokens=tokens,
+    )
+
+
+def _ttft(
+    machine: Replica,
+    demand: Demand,
+    slo: Slo,
+    prompts: tuple[float, float],
+    chosen: tuple[int, int],
+) -> float:
+    """At the promise's attainment: the queue of prompts, a step under way, and the prompt itself.
+
+    `prompts`: how many come per second, and the seconds that one is in the making.
+    """
+    (rate, service_s), (batch, tokens) = prompts, chosen
+    own = timing(machine, _point(demand, batch, tokens, max(demand.isl_p95, demand.cached + 1)))
+    per_group = rate / machine.layout.num_attention
+    shared = max(1, tokens // max(1, demand.isl - demand.cached))  # prompts that one step takes in
+    wait_s = wait_quantile(per_group / shared, service_s, slo.attainment, demand.input_cv2)
+    return wait_s + own.decode_s + own.ttft_s
+
+
+def _per_mtok(dollars_per_hour: float | None, share: float, tok_s: float) -> float | None:
+    return None if dollars_per_hour is None else dollars_per_hour * share / (tok_s * 3600) * 1e6
+
+
+def _price(device: Accelerator, space: Space) -> float | None:
+    if space.dollars_per_device_hour is not None:
+        return space.dollars_per_device_hour
+    chosen = quoted_price(device)
+    return None if chosen is None else chosen.usd_per_hour
+
+
+def quoted_price(device: Accelerator) -> Price | None:
+    """Of the newest prices the dearest: a plan that turns out too dear is the better surprise."""
+    return max(device.prices, key=lambda p: (p.as_of[:7], p.usd_per_hour), default=None)
+
+
+def _affordable(each: Candidate, space: Space) -> bool:
+    if space.dollars_per_month is None:
+        return True
+    if each.dollars_per_hour is None:
+        return False
+    return each.dollars_per_hour * HOURS_PER_MONTH <= space.dollars_per_month
+
+
+def rank(each: Candidate) -> tuple[float, bool, float, int]:
+    """Cheapest first, then those that hold at the interval's end too, by watts, by devices."""
+    dollars = math.inf if each.dollars_per_hour is None else each.dollars_per_hour
+    watts = math.inf if each.watts is None else each.watts
+    return (dollars, not each.sure, watts, each.num_devices)
+
+
+def _best_of_kind(candidates: Sequence[Candidate]) -> list[Candidate]:
+    best: dict[tuple[object, ...], Candidate] = {}
+    for each in candidates:
+        kind = (each.device, each.layout, each.weight_dtype, each.kv_dtype)
+        known = best.get(kind)
+        if known is None or rank(each) < rank(known):
+            best[kind] = each
+    return list(best.values())
+
+
+def front(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Those that nobody beats in both tok/s per user and tok/s per device, slowest user first."""
+    kept: list[Candidate] = []
+    for each in sorted(candidates, key=lambda c: (-c.tok_s_user, -c.tok_s_device)):
+        if not kept or each.tok_s_device > kept[-1].tok_s_device:
+            kept.append(each)
+    return tuple(reversed(kept))

@@ -1,0 +1,161 @@
+"""`plan`: the search against brute force, its refusals, the verdict on disaggregation, commands."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace as with_
+
+from ridgeline.cli.main import main
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.hardware.catalogue import load_catalogue
+from ridgeline.plan.demand import Demand, demand_of, wait_quantile
+from ridgeline.plan.disaggregate import pools, transfer_seconds, verdict
+from ridgeline.plan.floor import impossible
+from ridgeline.plan.front_picture import draw_front
+from ridgeline.plan.launch import commands, kubernetes, ray_serve
+from ridgeline.plan.layout import Layout
+from ridgeline.plan.machine import replica
+from ridgeline.plan.outline import load_outline
+from ridgeline.plan.search import Found, Space, front, search
+from ridgeline.records import Slo
+
+CATALOGUE = load_catalogue()
+SLO = Slo.parse("ttft:1000 tpot:50")
+DEMAND = Demand(rate=20, isl=1024, osl=256, isl_p95=1500, longest=2048)
+SPACE = Space(devices=("h100-sxm", "h200-sxm"), token_budgets=(2048,), max_devices_per_replica=8)
+
+
+def found(model: str = "llama-3.1-70b", slo: Slo = SLO, space: Space = SPACE) -> Found:
+    return search(load_outline(model), DEMAND, slo, space, CATALOGUE)
+
+
+def test_fleets_keep_the_promise_and_come_by_price() -> None:
+    result = found()
+    prices = [each.dollars_per_hour for each in result.fleets]
+    assert len(prices) > 4 and None not in prices
+    assert prices == sorted(prices)  # type: ignore[type-var]
+    for each in result.fleets:
+        assert each.holds and each.ttft_s <= 1 and each.tpot_s <= 0.05
+        assert each.num_replicas == math.ceil(DEMAND.rate / each.rate)
+        assert each.num_devices == each.num_replicas * each.layout.num_devices
+        assert each.kv_tokens >= each.seats * (DEMAND.isl + DEMAND.osl)
+        low, high = each.tpot_interval_s
+        assert low < each.tpot_s < high
+
+
+def test_a_price_splits_into_what_was_paid() -> None:
+    best = found().fleets[0]
+    assert best.input_dollars_per_mtok and best.output_dollars_per_mtok and best.dollars_per_hour
+    paid = best.input_dollars_per_mtok * DEMAND.rate * DEMAND.isl
+    paid += best.output_dollars_per_mtok * DEMAND.rate * DEMAND.osl
+    assert paid * 3600 / 1e6 == pytest.approx(best.dollars_per_hour)
+    assert best.watts == best.num_devices * (CATALOGUE[best.device].tdp_w or 0)
+
+
+def test_the_front_is_what_nobody_beats() -> None:
+    result = found()
+    for each in result.front:
+        assert not any(
+            other.tok_s_user >= each.tok_s_user and other.tok_s_device > each.tok_s_device
+            for other in result.front
+        )
+    assert front(result.front) == result.front
+    picture = draw_front(result.front, SLO.tpot_s)
+    assert "*" in picture and "|" in picture and "tok/s per user" in picture
+
+
+def test_a_looser_promise_is_never_dearer() -> None:
+    tight = found(slo=Slo.parse("ttft:400 tpot:25")).fleets[0].dollars_per_hour
+    loose = found().fleets[0].dollars_per_hour
+    assert tight is not None and loose is not None and loose <= tight
+
+
+def test_the_queue_is_that_of_theory() -> None:
+    assert wait_quantile(0.01, 1.0, 0.95) == 0.0  # 99 of 100 do not wait
+    assert wait_quantile(1.0, 1.0, 0.95) == math.inf
+    # M/D/1 at rho 0.8: the exact 95th percentile of the wait is 6.5 service times
+    assert wait_quantile(0.8, 1.0, 0.95) == pytest.approx(6.5, rel=0.1)
+    assert wait_quantile(0.8, 1.0, 0.95, cv2=1.0) == 2 * wait_quantile(0.8, 1.0, 0.95)
+
+
+def refusal(slo: str, space: Space = SPACE, model: str = "llama-3.1-70b") -> CannotRun:
+    outline, promise = load_outline(model), Slo.parse(slo)
+    result = search(outline, DEMAND, promise, space, CATALOGUE)
+    assert not result.fleets
+    return impossible(outline, DEMAND, promise, space, CATALOGUE, result)
+
+
+def test_an_impossible_promise_names_the_bound() -> None:
+    assert "memory bandwidth" in str(refusal("tpot:0.5"))
+    assert "arithmetic" in str(refusal("ttft:1"))
+    assert "memory bandwidth" in str(refusal("e2e:200"))
+    small = with_(SPACE, devices=("t4",))
+    assert "memory capacity" in str(refusal("tpot:50", small))
+    assert "budget" in str(refusal("tpot:50", with_(SPACE, dollars_per_month=5.0)))
+    assert "overhead" in str(refusal("tpot:3.2"))
+
+
+def test_a_workload_beyond_the_context_is_refused() -> None:
+    long = demand_of([(4000, 200)], 1.0)
+    with pytest.raises(BadInput, match="context"):
+        search(load_outline("llama-2-7b"), long, SLO, SPACE, CATALOGUE)
+
+
+def test_demand_from_lengths() -> None:
+    made = demand_of([(100, 10)] * 19 + [(1000, 30)], 2.0, cached=0.5)
+    assert (made.isl, made.osl, made.isl_p95, made.longest) == (145, 11, 1000, 1030)
+    assert made.cached == 72 and made.input_cv2 > 1
+
+
+def test_the_transfer_by_hand() -> None:
+    machine = replica(load_outline("llama-3.1-70b"), CATALOGUE["h100-sxm"], Layout(tp=4))
+    assert transfer_seconds(machine, DEMAND) == pytest.approx(1024 * 327_680 / (4 * 50e9))
+
+
+def test_disaggregation_is_refused_when_it_takes_more_devices() -> None:
+    best = found().fleets[0]
+    machine = replica(
+        load_outline("llama-3.1-70b"),
+        CATALOGUE[best.device],
+        best.layout,
+        weight_dtype=best.weight_dtype,
+        kv_dtype=best.kv_dtype,
+    )
+    told = verdict(machine, with_(DEMAND, rate=5.0), SLO, with_(best, num_devices=1))
+    assert not told.yes and "ms per token" in told.why and told.pools is not None
+    alone = verdict(machine, DEMAND, SLO, None)
+    assert alone.yes and "no shared fleet" in alone.why
+    assert pools(machine, DEMAND, Slo.parse("ttft:1")) is None
+
+
+def test_commands_start_what_was_planned() -> None:
+    best = next(each for each in found().fleets if each.weight_dtype == "float8_e4m3")
+    told = commands(best, "org/model", 4096)
+    assert set(told) == {"ridgeline", "vllm", "tensorrt-llm", "sglang"}
+    for name in ("vllm", "tensorrt-llm", "sglang"):
+        assert "org/model" in told[name] and str(best.seats) in told[name]
+    if best.layout.tp > 1:
+        assert f"--tensor-parallel-size {best.layout.tp}" in told["vllm"]
+        assert told["ridgeline"].startswith("#")
+    assert "--quantization fp8" in told["vllm"]
+    manifest = kubernetes(best, "org/model", 4096)
+    assert f"replicas: {best.num_replicas}" in manifest
+    assert f"nvidia.com/gpu: {best.layout.num_devices}" in manifest
+    assert f"tensor_parallel_size: {best.layout.tp}" in ray_serve(best, "org/model", 4096)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "llama-3.1-8b", "--rate", "5", "--device", "h100-sxm", "--max-devices", "2"]
+    page, folder = tmp_path / "plan.html", tmp_path / "out"
+    assert main([*asked, "--html", str(page), "--manifests", str(folder)]) == 0
+    assert "disaggregate" in capsys.readouterr().out
+    assert "<svg" in page.read_text() and (folder / "kubernetes.yaml").is_file()
+    assert main([*asked, "--json", "--workload", "synthetic:input=300,output=20"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["demand"]["isl"] == pytest.approx(300, rel=0.1) and told["fleets"]
+    assert main([*asked, "--slo", "tpot:0.1"]) == 2
+    assert "memory bandwidth" in capsys.readouterr().err
