@@ -7,6 +7,7 @@
 
 #include "isa.h"
 #include "linear_isa.h"
+#include "sample.h"
 #include "segment.h"
 
 namespace nb = nanobind;
@@ -86,6 +87,25 @@ void first_largest(uintptr_t x, int64_t stride, int64_t num_rows, int64_t width,
   }
 }
 
+// One token per row of logits; see sample.h. `asked` holds num_rows records of six doubles: temperature, min_p,
+// top_k, top_p, the uniform number, and a place where the value of the row's largest is left.
+void draw(uintptr_t x, int64_t stride, int64_t num_rows, int64_t width, uintptr_t asked, uintptr_t token,
+          int num_threads, const std::string& isa) {
+  check_rows(x, stride, num_rows, width);
+  require(num_rows == 0 || (asked && token), "asked and token need memory");
+  const RowOps& ops = row_ops(isa);
+  double* record = reinterpret_cast<double*>(asked);
+  int64_t* to = reinterpret_cast<int64_t*>(token);
+  nb::gil_scoped_release release;
+  const int threads = num_rows > 1 ? num_threads : 1;
+#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
+  for (int64_t row = 0; row < num_rows; ++row) {
+    double* r = record + 6 * row;
+    const DrawArgs args = {r[0], r[1], static_cast<int64_t>(r[2]), r[3], r[4]};
+    to[row] = draw_token(ops, floats(x) + row * stride, width, args, r + 5);
+  }
+}
+
 }  // namespace
 
 void bind_fused(nb::module_& m) {
@@ -128,6 +148,8 @@ void bind_fused(nb::module_& m) {
       .def("run", &run, nb::arg("frame"), nb::arg("attended"), nb::arg("heads"), nb::arg("num_threads"));
   m.def("first_largest", &first_largest, nb::arg("x"), nb::arg("stride"), nb::arg("num_rows"), nb::arg("width"),
         nb::arg("index"), nb::arg("value"), nb::arg("num_threads"), nb::arg("isa"));
+  m.def("draw", &draw, nb::arg("x"), nb::arg("stride"), nb::arg("num_rows"), nb::arg("width"), nb::arg("asked"),
+        nb::arg("token"), nb::arg("num_threads"), nb::arg("isa"));
 }
 
 }  // namespace ridgeline

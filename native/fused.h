@@ -31,6 +31,7 @@ struct RowOps {
   // x[i] * cos[i] + swapped halves of x * sin[i], for the first `rotated` of a head. sin's first half is negated.
   void (*turn)(float* x, const float* cos, const float* sin, int rotated);
   void (*widen_bf16)(const uint16_t* from, float scale, int n, float* to);
+  void (*weigh)(const float* x, float largest, float temperature, int64_t n, float* y);  // e^((x-largest)/temperature)
   int64_t (*first_largest)(const float* x, int64_t n);  // lowest index of the largest; -1 where there is a NaN
 };
 

@@ -125,6 +125,16 @@ def first_largest(
     num_threads: int,
     isa: str,
 ) -> None: ...
+def draw(
+    x: int,
+    stride: int,
+    num_rows: int,
+    width: int,
+    asked: int,
+    token: int,
+    num_threads: int,
+    isa: str,
+) -> None: ...
 def best_isa() -> str: ...
 def write_kv(
     plan: AttentionPlan,
