@@ -98,8 +98,8 @@ def test_a_row_is_the_same_bits_in_any_batch_and_on_any_number_of_threads(
     decoder = decoder_of(checkpoint("qwen3"), quantization, "native")
     tokens, positions = random_rows(500)
     alone = hidden(decoder, tokens, positions)
-    assert isinstance(decoder._forward, NativeForward)
-    decoder._forward.num_threads = 3
+    assert isinstance(decoder.forward, NativeForward)
+    decoder.forward.num_threads = 3
     assert torch.equal(hidden(decoder, tokens, positions), alone)
     for first, end in ((0, 1), (7, 8), (3, 12), (490, 500)):
         part = hidden(decoder, tokens[first:end], positions[first:end])

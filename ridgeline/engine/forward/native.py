@@ -23,18 +23,8 @@ from torch import Tensor
 import ridgeline._native as _native
 from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.forward.base import Body
+from ridgeline.engine.forward.segments import heads_of, segment_of, stages
 from ridgeline.engine.kernels.native_linear import isa
-from ridgeline.engine.model.layers import (
-    AttentionLayer,
-    Block,
-    GatedMlp,
-    Norm,
-    QkNorm,
-    RmsNorm,
-    no_norm,
-    no_qk_norm,
-)
-from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.spec.model import LinearSpec, ModelSpec
 from ridgeline.spec.rewrite import linears
 
@@ -47,9 +37,14 @@ class NativeForward:
     def __init__(self, body: Body) -> None:
         self.body, self.num_threads = body, torch.get_num_threads()
         self.frame = _native.FusedFrame(isa())
-        self.heads = tuple(_heads(block.attention) for block in body.blocks)
-        self.segments = _Writer(body).segments()
+        self.heads = tuple(heads_of(block.attention) for block in body.blocks)
+        self.stages = stages(body)
+        self.segments = tuple(segment_of(*ops) for ops in self.stages)
         self.tables: tuple[Tensor, ...] = ()
+
+    def pieces(self) -> tuple[list[tuple[str, _native.FusedSegment]], ...]:
+        """The same segments cut into one per operator, by name: what a profile runs."""
+        return tuple([(op.name, segment_of(op)) for op in ops] for ops in self.stages)
 
     @staticmethod
     def why_not(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
@@ -104,10 +99,6 @@ class _Views:
         self.kv_T2KD = heads_TXD[:, num_heads:].view(-1, 2, num_kv_heads, head_dim)
 
 
-def _heads(layer: AttentionLayer) -> tuple[int, int, int]:
-    return layer.num_heads, layer.num_kv_heads, layer.head_dim
-
-
 def _refusal(path: str, linear: LinearSpec, device: torch.device) -> str | None:
     """Why the linear at `path` cannot be part of a segment."""
     if path == "lm_head":
@@ -131,119 +122,3 @@ def _joined(spec: ModelSpec) -> list[str]:
             if len({(linear.format, linear.bias) for linear in group}) > 1:
                 return ["q, k, v (or gate and up) differ in format"]
     return []
-
-
-class _Writer:
-    """Writes the segments of a body; see the picture at the module's head."""
-
-    def __init__(self, body: Body) -> None:
-        self.body, self.eps = body, body.spec.norm_eps
-        self.segment = _native.FusedSegment()
-
-    def segments(self) -> tuple[_native.FusedSegment, ...]:
-        """One before each attention, and one behind the last."""
-        done = []
-        self._embed()
-        branch: Norm = no_norm
-        add_branch = False
-        for block in self.body.blocks:
-            self._head(block, add_branch, branch)
-            done.append(self.segment)
-            self.segment = _native.FusedSegment()
-            self._tail(block)
-            add_branch, branch = True, block.branch_norms[1]
-        self._rows("residual", self.body.norm, add_branch, branch, None, "out")
-        return (*done, self.segment)
-
-    def _embed(self) -> None:
-        table_VC = self.body.embed_VC
-        assert table_VC.is_contiguous() and table_VC.dtype in (torch.bfloat16, torch.float32)
-        num_tokens, width = table_VC.shape
-        is_bf16, scale = table_VC.dtype == torch.bfloat16, self.body.embed_scale
-        self.segment.embed(table_VC.data_ptr(), is_bf16, num_tokens, width, scale)
-
-    def _head(self, block: Block, add_branch: bool, branch: Norm) -> None:
-        """Up to the block's attention: norm, q, k, v, norms of heads, rotation."""
-        layer = block.attention
-        qkv = _packed(layer.qkv)
-        self._rows("residual", block.attention_norm, add_branch, branch, qkv, "normed")
-        self.segment.linear(_address(qkv), "heads")
-        q_gain, k_gain = _head_gains(layer)
-        num_heads, num_keys, head_dim = _heads(layer)
-        assert qkv.native.packed.num_out == (num_heads + 2 * num_keys) * head_dim
-        self.segment.turn(
-            num_q=num_heads,
-            num_k=num_keys,
-            num_heads=num_heads + 2 * num_keys,
-            head_dim=head_dim,
-            rope=block.rope,
-            q_gain=q_gain,
-            k_gain=k_gain,
-            eps=self.eps,
-        )
-
-    def _tail(self, block: Block) -> None:
-        """From the block's attention: output projection, residual, feed-forward."""
-        o, mlp = _packed(block.attention.o), block.mlp
-        assert type(mlp) is GatedMlp
-        gate_up, down = _packed(mlp.gate_up), _packed(mlp.down)
-        size = self.body.spec.hidden_size
-        assert o.native.packed.num_out == down.native.packed.num_out == size
-        assert gate_up.native.packed.num_out == 2 * down.native.packed.num_in
-        self._rows("attended", no_norm, False, no_norm, o, "normed")
-        self.segment.linear(_address(o), "branch")
-        self._rows("residual", block.mlp_norm, True, block.branch_norms[0], gate_up, "normed")
-        self.segment.linear(_address(gate_up), "wide")
-        self.segment.gate(mlp.activation, down.native.packed.num_in, _address(down))
-        self.segment.linear(_address(down), "branch")
-
-    def _rows(
-        self,
-        source: str,
-        norm: Norm,
-        add_branch: bool,
-        branch: Norm,
-        into: PackedLinear | None,
-        to: str,
-    ) -> None:
-        width = self.body.spec.hidden_size if into is None else into.native.packed.num_in
-        self.segment.rows(
-            source=source,
-            width=width,
-            add_branch=add_branch,
-            branch_gain=_gain(branch),
-            norm=norm is not no_norm,
-            gain=_gain(norm),
-            eps=self.eps,
-            for_weight=0 if into is None else _address(into),
-            to=to,
-        )
-
-
-def _packed(linear: object) -> PackedLinear:
-    assert type(linear) is PackedLinear, linear
-    return linear
-
-
-def _address(linear: PackedLinear) -> int:
-    return int(linear.native.address)
-
-
-def _gain(norm: Norm) -> int:
-    """Where the gain lies: the body keeps it alive."""
-    if norm is no_norm:
-        return 0
-    assert type(norm) is RmsNorm
-    gain_C = norm.gain_C
-    assert gain_C.dtype == torch.float32 and gain_C.is_contiguous()
-    return gain_C.data_ptr()
-
-
-def _head_gains(layer: AttentionLayer) -> tuple[int, int]:
-    """Gains of one q head and one k head: all heads of a kind share theirs."""
-    if layer.norm_qk is no_qk_norm:
-        return 0, 0
-    assert type(layer.norm_qk) is QkNorm
-    gain_XD = layer.norm_qk.gain_XD
-    assert gain_XD.dtype == torch.float32 and gain_XD.is_contiguous()
-    return gain_XD.data_ptr(), gain_XD[layer.num_heads].data_ptr()

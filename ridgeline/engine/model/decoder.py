@@ -27,12 +27,12 @@ class Decoder:
     def __init__(self, body: Body, forward: Forward, lm_head: Linear, nbytes: int) -> None:
         self.spec, self.body, self.nbytes = body.spec, body, nbytes
         self.blocks, self.embed_VC, self.norm = body.blocks, body.embed_VC, body.norm
-        self._forward, self.lm_head = forward, lm_head
+        self.forward, self.lm_head = forward, lm_head
         self.device, self.compute_dtype = body.embed_VC.device, body.dtype
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
         """Normalised last hidden states x_TC; `end` is larger than every position."""
-        return self._forward(tokens_T, positions_T, end, attend)
+        return self.forward(tokens_T, positions_T, end, attend)
 
     def logits(self, x_SC: Tensor) -> Tensor:
         """Float32 logits_SV of hidden states."""
