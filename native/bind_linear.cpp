@@ -171,7 +171,9 @@ void bind_linear(nb::module_& m) {
                     int64_t, uintptr_t, int64_t>(),
            nb::arg("kind"), nb::arg("num_out"), nb::arg("num_in"), nb::arg("group"), nb::arg("lines"),
            nb::arg("num_bytes"), nb::arg("scales"), nb::arg("num_scales"), nb::arg("zeros"), nb::arg("factors"),
-           nb::arg("num_factors"), nb::arg("bias"), nb::arg("num_bias"));
+           nb::arg("num_factors"), nb::arg("bias"), nb::arg("num_bias"))
+      .def_prop_ro("address", [](const Weight& weight) { return reinterpret_cast<uintptr_t>(&weight.w); },
+                   "Of the PackedWeight, for segments (fused.h): valid while this object lives.");
   nb::class_<Rows>(m, "QuantRows")
       .def(nb::init<int, int, int>(), nb::arg("num_rows"), nb::arg("num_in"), nb::arg("group"))
       .def_prop_ro("num_rows", [](const Rows& r) { return r.rows.num_rows; })

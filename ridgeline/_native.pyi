@@ -52,6 +52,8 @@ class LinearWeight:
         bias: int,
         num_bias: int,
     ) -> None: ...
+    @property
+    def address(self) -> int: ...
 
 class QuantRows:
     """Rows of int8 with a scale per row and group, ready for every linear of that group."""
@@ -70,6 +72,69 @@ class QuantRows:
     @property
     def sums(self) -> int: ...
 
+class FusedFrame:
+    """Memory of one decoder's steps (native/segment.h)."""
+
+    def __init__(self, isa: str) -> None: ...
+    def begin(self, num_rows: int, tokens: int, positions: int, out: int) -> None: ...
+    def set_turns(self, rope: int, table: int, num_positions: int, rotated: int) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class FusedSegment:
+    """Operators run in one parallel region; borrows all memory that it is told of."""
+
+    def __init__(self) -> None: ...
+    def embed(
+        self, table: int, is_bf16: bool, num_tokens: int, width: int, scale: float
+    ) -> None: ...
+    def rows(
+        self,
+        source: str,
+        width: int,
+        add_branch: bool,
+        branch_gain: int,
+        norm: bool,
+        gain: int,
+        eps: float,
+        for_weight: int,
+        to: str,
+    ) -> None: ...
+    def linear(self, weight: int, to: str) -> None: ...
+    def gate(self, activation: str, width: int, for_weight: int) -> None: ...
+    def turn(
+        self,
+        num_q: int,
+        num_k: int,
+        num_heads: int,
+        head_dim: int,
+        rope: int,
+        q_gain: int,
+        k_gain: int,
+        eps: float,
+    ) -> None: ...
+    def run(self, frame: FusedFrame, attended: int, heads: int, num_threads: int) -> None: ...
+
+def first_largest(
+    x: int,
+    stride: int,
+    num_rows: int,
+    width: int,
+    index: int,
+    value: int,
+    num_threads: int,
+    isa: str,
+) -> None: ...
+def draw(
+    x: int,
+    stride: int,
+    num_rows: int,
+    width: int,
+    asked: int,
+    token: int,
+    num_threads: int,
+    isa: str,
+) -> None: ...
 def best_isa() -> str: ...
 def write_kv(
     plan: AttentionPlan,

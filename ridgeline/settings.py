@@ -38,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     batching: Batching = "continuous"
     batch_wait_ms: float = 10.0
     attention_backend: str = "auto"
+    layer_backend: str = "auto"
     num_threads: int | None = None
     seed: int = 0
 

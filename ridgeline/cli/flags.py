@@ -39,6 +39,7 @@ HELP = {
     "batching": "How requests are put together.",
     "batch_wait_ms": "Dynamic batching: longest wait for a fuller batch.",
     "attention_backend": "Which attention computes; auto chooses and says why.",
+    "layer_backend": "What computes the layers around attention; auto chooses and says why.",
     "num_threads": "Threads of the CPU's arithmetic.",
     "seed": "Seed of the draws of requests that bring none.",
 }

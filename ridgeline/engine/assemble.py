@@ -48,6 +48,7 @@ def assemble(resolved: Resolved) -> Parts:
         compute_dtype=dtype,
         seed=resolved.seed,
         max_model_len=resolved.max_model_len,
+        layer_backend=resolved.layer_backend,
     )
     kv = KvCache.allocate(
         resolved.spec,

@@ -18,6 +18,7 @@ import torch
 
 from ridgeline.engine.attention import choose as choose_attention
 from ridgeline.engine.attention.base import Site
+from ridgeline.engine.forward import choose as choose_forward
 from ridgeline.engine.kv_budget import BudgetAsked, KvBudget, kv_budget
 from ridgeline.engine.model.dtype import resolve_dtype
 from ridgeline.engine.quant import linear_kind
@@ -59,6 +60,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     batching: Batching
     batch_wait_ms: float
     attention_backend: str
+    layer_backend: str
     num_threads: int
     seed: int
     spec: ModelSpec
@@ -96,6 +98,7 @@ def resolve(settings: Settings) -> Resolved:
         num_blocks=budget.num_blocks,
         block_size=block_size,
         attention_backend=backend,
+        layer_backend=_layer_backend(settings, spec, device, dtype, why),
         num_threads=_num_threads(settings, why),
         spec=spec,
         derivations=why | _as_asked(settings, why),
@@ -196,6 +199,18 @@ def _kernel(linear: LinearSpec, device: torch.device) -> str:
     """How a linear of this kind will be computed, where its kind has a choice. Raises CannotRun."""
     describe = getattr(linear_kind(linear.format.kind), "describe", None)
     return linear.format.kind if describe is None else str(describe(linear, device))
+
+
+def _layer_backend(
+    settings: Settings,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    why: dict[str, str],
+) -> str:
+    backend, reasons = choose_forward(settings.layer_backend, spec, device, dtype)
+    why["layer_backend"] = "; ".join(reasons)
+    return backend
 
 
 def _max_model_len(settings: Settings, spec: ModelSpec, why: dict[str, str]) -> int:

@@ -80,7 +80,7 @@ class TorchRunner:
         """
         tokens_T = torch.tensor(tokens, device=self.decoder.device)
         positions_T = torch.arange(len(tokens), device=self.decoder.device)
-        like = self.decoder.embed_VC
+        like = torch.empty(0, dtype=self.decoder.compute_dtype, device=self.decoder.device)
         attend = FullAttention(self.decoder.spec, len(tokens), like)
         x_TC = self.decoder.hidden(tokens_T, positions_T, len(tokens), attend)
         return self.decoder.logits(x_TC)

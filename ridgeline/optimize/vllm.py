@@ -100,4 +100,8 @@ _NOTES: tuple[tuple[Callable[[Settings], bool], str], ...] = (
         lambda s: s.attention_backend != "auto",
         "attention_backend: vLLM has other names for its own kernels; left to its choice.",
     ),
+    (
+        lambda s: s.layer_backend != "auto",
+        "layer_backend: vLLM fuses its layers by its compilation config; left to its choice.",
+    ),
 )

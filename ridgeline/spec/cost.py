@@ -258,8 +258,16 @@ def resident_weight_bytes(spec: ModelSpec) -> float:
     The embedding table counts beside the LM head unless both are one dense table.
     """
     shared = spec.tied_embeddings and spec.lm_head.format.kind == "dense"
-    table = spec.vocab_size * spec.hidden_size * BYTES_OF_DTYPE[spec.dtype]
+    table = spec.vocab_size * spec.hidden_size * BYTES_OF_DTYPE[table_dtype(spec)]
     return weight_bytes(spec) + (0 if shared else table)
+
+
+def table_dtype(spec: ModelSpec) -> str:
+    """In what the embedding table is kept: bfloat16 where it is stored so (exact: rows are widened
+    as they are read), unless a dense LM head shares it."""
+    shared = spec.tied_embeddings and spec.lm_head.format.kind == "dense"
+    kept = spec.stored_dtype == "bfloat16" and not shared
+    return spec.stored_dtype if kept else spec.dtype
 
 
 def kv_bytes_per_token(spec: ModelSpec) -> int:

@@ -45,6 +45,7 @@ def test_what_is_asked_for_is_used() -> None:
         "kv_cache_memory_bytes": 8 << 20,
         "num_threads": 2,
         "attention_backend": "torch",
+        "layer_backend": "torch",
         "batching": "static",
         "seed": 9,
     }

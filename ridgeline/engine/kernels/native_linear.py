@@ -169,6 +169,11 @@ class NativeLinear:
         return out_TI
 
     @property
+    def address(self) -> int:
+        """Of the kernels' record of this weight, valid while this object lives (native/fused.h)."""
+        return int(self._weight.address)
+
+    @property
     def nbytes(self) -> int:
         return self.packed.nbytes + (0 if self.bias_O is None else self.bias_O.nbytes)
 

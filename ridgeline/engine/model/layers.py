@@ -126,11 +126,42 @@ class AttentionLayer:
 class GatedMlp:
     """down(act(gate(x)) · up(x)), gate and up in one product."""
 
-    __slots__ = ("act", "down", "gate_up")
+    __slots__ = ("act", "activation", "down", "gate_up")
 
     def __init__(self, activation: str, gate_up: Linear, down: Linear) -> None:
-        self.act, self.gate_up, self.down = ACTIVATIONS[activation], gate_up, down
+        self.activation, self.act = activation, ACTIVATIONS[activation]
+        self.gate_up, self.down = gate_up, down
 
     def __call__(self, x_TC: Tensor) -> Tensor:
         gate_TI, up_TI = self.gate_up(x_TC).chunk(2, dim=-1)
         return self.down(self.act(gate_TI).mul_(up_TI))
+
+
+class Block:
+    """x + attention(norm(x)), then x + mlp(norm(x)); each branch's output may be normalised too."""
+
+    __slots__ = ("attention", "attention_norm", "branch_norms", "mlp", "mlp_norm", "rope")
+
+    def __init__(
+        self,
+        attention: AttentionLayer,
+        mlp: Callable[[Tensor], Tensor],
+        norms: tuple[Norm, Norm],
+        branch_norms: tuple[Norm, Norm],
+        rope: int,
+    ) -> None:
+        self.attention, self.mlp, self.rope = attention, mlp, rope
+        self.attention_norm, self.mlp_norm = norms
+        self.branch_norms = branch_norms
+
+    def __call__(
+        self,
+        x_TC: Tensor,
+        turns: Sequence[tuple[Tensor, Tensor]],
+        attend: Attend,
+        layer: int,
+    ) -> Tensor:
+        after_attention, after_mlp = self.branch_norms
+        y_TC = self.attention(self.attention_norm(x_TC), turns[self.rope], attend, layer)
+        x_TC = x_TC + after_attention(y_TC)
+        return x_TC + after_mlp(self.mlp(self.mlp_norm(x_TC)))

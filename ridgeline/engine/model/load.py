@@ -7,9 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from ridgeline.engine.model.decoder import Block, Decoder
+from ridgeline.engine.forward import choose as choose_forward
+from ridgeline.engine.forward import forward_kind
+from ridgeline.engine.forward.base import Body
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.engine.model.layers import (
     AttentionLayer,
+    Block,
     GatedMlp,
     Joined,
     QkNorm,
@@ -26,6 +31,7 @@ from ridgeline.engine.model.weights import CheckpointWeights, DummyWeights, Weig
 from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.packed import PackedLinear
+from ridgeline.spec.cost import table_dtype
 from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec, RopeSpec
 from ridgeline.spec.packed import PACKED_FILE
@@ -39,16 +45,19 @@ def load_decoder(
     compute_dtype: torch.dtype,
     seed: int = 0,
     max_model_len: int | None = None,
+    layer_backend: str = "auto",
 ) -> Decoder:
     """The decoder of `spec` with the weights of `model` (a directory, "demo", or "dummy:NAME").
 
     `seed` is for dummy weights. `max_model_len` (default: the model's own limit) is the longest
-    sequence that will be run; it decides which factors a longrope model uses. Raises BadModel,
-    CannotRun.
+    sequence that will be run; it decides which factors a longrope model uses. `layer_backend`:
+    a name of `ridgeline.engine.forward`. Raises BadModel, CannotRun.
     """
+    device = torch.device(device)
+    backend, _ = choose_forward(layer_backend, spec, device, compute_dtype)
     with torch.inference_mode(), _source(model, spec, seed) as weights:
-        builder = _Builder(spec, weights, torch.device(device), compute_dtype)
-        return builder.decoder(max_model_len or spec.max_positions)
+        builder = _Builder(spec, weights, device, compute_dtype)
+        return builder.decoder(max_model_len or spec.max_positions, backend)
 
 
 def _source(model: str, spec: ModelSpec, seed: int) -> AbstractContextManager[Weights]:
@@ -69,24 +78,26 @@ class _Builder:
         self.spec, self.weights, self.device, self.dtype = spec, weights, device, dtype
         self.nbytes = 0
 
-    def decoder(self, context: int) -> Decoder:
-        spec = self.spec
-        embed_VC = self._tensor("embed", (spec.vocab_size, spec.hidden_size)).to(self.dtype)
+    def decoder(self, context: int, backend: str) -> Decoder:
+        spec, dtype = self.spec, DTYPES[table_dtype(self.spec)]
+        embed_VC = self._tensor("embed", (spec.vocab_size, spec.hidden_size)).to(dtype).contiguous()
         self.nbytes += embed_VC.nbytes
         ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
         blocks = [self._block(layer, i, ropes) for i, layer in enumerate(spec.layers)]
         norm = self._norm("norm", spec.hidden_size, None)
         lm_head = self._lm_head(embed_VC)
         tables = RopeTables(ropes, context, self.dtype, self.device)
-        return Decoder(
-            spec,
+        body = Body(
+            spec=spec,
             embed_VC=embed_VC,
-            blocks=blocks,
+            # Gemma rounds its scale to the dtype of the weights before multiplying.
+            embed_scale=torch.tensor(spec.embed_scale, dtype=self.dtype).item(),
+            blocks=tuple(blocks),
             norm=norm,
-            lm_head=lm_head,
             ropes=tables,
-            nbytes=self.nbytes,
+            dtype=self.dtype,
         )
+        return Decoder(body, forward_kind(backend)(body), lm_head, self.nbytes)
 
     def _lm_head(self, embed_VC: Tensor) -> Linear:
         if not self.spec.tied_embeddings:

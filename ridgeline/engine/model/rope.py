@@ -67,10 +67,14 @@ class RopeTables:
 
         The first half of sin is negated: x·cos + swap_halves(x)·sin is the rotation.
         """
+        rows = (table.index_select(0, positions_T) for table in self.ready(end))
+        return tuple((row[:, 0:1], row[:, 1:2]) for row in rows)
+
+    def ready(self, end: int) -> tuple[Tensor, ...]:
+        """table_P2R of each rope, for positions below `end`; the same tuple until they grow."""
         if end > self.num_positions:
             self._grow(end)
-        rows = (table.index_select(0, positions_T) for table in self.tables)
-        return tuple((row[:, 0:1], row[:, 1:2]) for row in rows)
+        return self.tables
 
     def _grow(self, end: int) -> None:
         self.num_positions = max(SMALLEST_TABLE, 1 << (end - 1).bit_length())

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ridgeline.records import TokenLogprobs
 
 SAMPLERS = {
+    "native": "ridgeline.engine.sampling.native:sample",
     "batched": "ridgeline.engine.sampling.batched:sample",
     "reference": "ridgeline.engine.sampling.reference:sample",
 }
@@ -26,10 +27,9 @@ def load_sampler(name: str) -> Sampler:
 
 
 def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
-    """Choose one token per row with the engine's sampler (`batched`)."""
-    from ridgeline.engine.sampling.batched import sample as batched
-
-    return batched(logits_SV, at)
+    """Choose one token per row: natively on the CPU, elsewhere by `batched`."""
+    name = "native" if logits_SV.device.type == "cpu" else "batched"
+    return load_sampler(name)(logits_SV, at)
 
 
 def token_logprobs(

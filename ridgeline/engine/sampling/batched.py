@@ -1,4 +1,4 @@
-"""The sampler that the engine uses: every row of a step at once, in vector operations.
+"""The sampler of every device: every row of a step at once, in vector operations.
 
 What: rows that are greedy and ask for nothing else cost one argmax for all of them. The others go
 through the stages of `base.py` together, each stage touching only the rows that asked for it. The
@@ -15,7 +15,8 @@ Shapes: S rows, G greedy rows, R rows drawn at random, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,14 +29,27 @@ from ridgeline.engine.sampling.restrict import restricted
 from ridgeline.engine.sampling.uniform import uniform
 from ridgeline.records import TokenLogprobs
 
-_COLDEST = 1e-30  # what float32 can still divide by; anything colder is greedy long before
+COLDEST = 1e-30  # what float32 can still divide by; anything colder is greedy long before
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How rows are chosen from: the first largest, and a draw. Both raise ArithmeticError."""
+
+    greedy: Callable[[Tensor], list[int]]
+    draw: Callable[[Tensor, Sequence[SampleAt]], list[int]]
 
 
 def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
     """See `ridgeline.engine.sampling.base.Sampler`."""
+    return sample_by(Ways(_greedy, _draw), logits_SV, at)
+
+
+def sample_by(ways: Ways, logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
+    """The stages that all ways share."""
     if all(map(_needs_only_argmax, at)):
-        return [(token, None) for token in _greedy(logits_SV)]
-    tokens = _tokens(edited(logits_SV.float(), at), at)
+        return [(token, None) for token in ways.greedy(logits_SV)]
+    tokens = _tokens(ways, edited(logits_SV.float(), at), at)
     return list(zip(tokens, _logprobs(logits_SV, at, tokens), strict=True))
 
 
@@ -43,14 +57,15 @@ def _needs_only_argmax(at: SampleAt) -> bool:
     return at.sampling.greedy and at.sampling.logprobs is None and is_plain(at)
 
 
-def _tokens(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[int]:
+def _tokens(ways: Ways, logits_SV: Tensor, at: Sequence[SampleAt]) -> list[int]:
     greedy = [row for row, a in enumerate(at) if a.sampling.greedy]
     drawn = [row for row, a in enumerate(at) if not a.sampling.greedy]
     chosen: dict[int, int] = {}
     if greedy:
-        chosen |= zip(greedy, _greedy(_rows(logits_SV, greedy)), strict=True)
+        chosen |= zip(greedy, ways.greedy(_rows(logits_SV, greedy)), strict=True)
     if drawn:
-        chosen |= zip(drawn, _draw(_rows(logits_SV, drawn), [at[r] for r in drawn]), strict=True)
+        tokens = ways.draw(_rows(logits_SV, drawn), [at[row] for row in drawn])
+        chosen |= zip(drawn, tokens, strict=True)
     return [chosen[row] for row in range(len(at))]
 
 
@@ -63,15 +78,15 @@ def _rows(logits_SV: Tensor, rows: Sequence[int]) -> Tensor:
 def _greedy(logits_GV: Tensor) -> list[int]:
     """`max` gives the first of equal maxima: the lowest token id."""
     largest_G, token_G = logits_GV.max(1)
-    _check(largest_G)
+    check_largest(largest_G)
     return list(token_G.tolist())
 
 
 def _draw(logits_RV: Tensor, at: Sequence[SampleAt]) -> list[int]:
     largest_R1 = logits_RV.max(1, keepdim=True).values
-    _check(largest_R1)
+    check_largest(largest_R1)
     device = logits_RV.device
-    temperatures = [max(a.sampling.temperature, _COLDEST) for a in at]
+    temperatures = [max(a.sampling.temperature, COLDEST) for a in at]
     temperature_R1 = torch.tensor(temperatures, device=device).unsqueeze(1)
     scaled_RV = (logits_RV - largest_R1) / temperature_R1
     weight_RV = restricted(scaled_RV, [a.sampling for a in at]).exp()
@@ -82,7 +97,8 @@ def _draw(logits_RV: Tensor, at: Sequence[SampleAt]) -> list[int]:
     return list(torch.searchsorted(cumulative_RV, target_R1, right=True).flatten().tolist())
 
 
-def _check(largest_S: Tensor) -> None:
+def check_largest(largest_S: Tensor) -> None:
+    """ArithmeticError for the first row whose largest logit is not finite."""
     finite_S = largest_S.flatten().isfinite().tolist()
     if not all(finite_S):
         raise ArithmeticError(

@@ -1,4 +1,4 @@
-"""The batched sampler against the oracle, and the invariants of `sampling/base.py`."""
+"""The fast samplers against the oracle, and the invariants of `sampling/base.py`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def spots(draw: st.DrawFn, vocab: int) -> SampleAt:
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[torch.Tensor, list[SampleAt]]:
     """Logits with many ties (a coarse grid) or none, on vocabularies around the head's width."""
-    vocab = draw(st.sampled_from([4, 31, 300]))
+    vocab = draw(st.sampled_from([4, 31, 300, 2051]))
     rows = draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     logits = rng.normal(0, draw(st.sampled_from([0.02, 3.0])), (rows, vocab))
@@ -63,11 +63,15 @@ def steps(draw: st.DrawFn) -> tuple[torch.Tensor, list[SampleAt]]:
     return torch.tensor(logits, dtype=torch.float32), [draw(spots(vocab)) for _ in range(rows)]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@pytest.mark.parametrize("name", ["native", "batched"])
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(steps())
-def test_batched_chooses_what_the_oracle_chooses(step: tuple[torch.Tensor, list[SampleAt]]) -> None:
+def test_it_chooses_what_the_oracle_chooses(
+    name: str, step: tuple[torch.Tensor, list[SampleAt]]
+) -> None:
     logits_SV, spots_S = step
-    for row, (found, spot) in enumerate(zip(sample(logits_SV, spots_S), spots_S, strict=True)):
+    chosen = load_sampler(name)(logits_SV, spots_S)
+    for row, (found, spot) in enumerate(zip(chosen, spots_S, strict=True)):
         raw_V = logits_SV[row].numpy().astype(np.float64)
         probs_V = distribution(raw_V, spot)
         assert _is_drawn_by(found[0], probs_V, uniform(spot.seed, spot.index)), (row, spot)

@@ -1,0 +1,155 @@
+// Python face of the fused layers: segments, the frame they work in, and operators on their own for tests.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <string>
+
+#include "isa.h"
+#include "linear_isa.h"
+#include "sample.h"
+#include "segment.h"
+
+namespace nb = nanobind;
+
+namespace ridgeline {
+namespace {
+
+const RowOps& row_ops(const std::string& name) {
+  switch (isa_from(name)) {
+#if defined(__x86_64__)
+    case Isa::kAvx512: return row_ops_avx512();
+    case Isa::kAvx2: return row_ops_avx2();
+#endif
+    default: return row_ops_portable();
+  }
+}
+
+Activation activation_of(const std::string& name) {
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  throw std::invalid_argument("unknown activation " + name + "; known: silu, gelu, gelu_tanh");
+}
+
+Slot slot_of(const std::string& name) {
+  constexpr const char* kNames[kNumSlots] = {"residual", "branch", "wide", "normed", "heads", "attended", "out"};
+  for (int i = 0; i < kNumSlots; ++i)
+    if (name == kNames[i]) return static_cast<Slot>(i);
+  throw std::invalid_argument("unknown slot " + name);
+}
+
+const float* floats(uintptr_t address) { return reinterpret_cast<const float*>(address); }
+const PackedWeight* weight_at(uintptr_t address) { return reinterpret_cast<const PackedWeight*>(address); }
+
+// One step begins; `out` has room for num_rows rows of the last hidden states.
+void begin(Frame& f, int num_rows, uintptr_t tokens, uintptr_t positions, uintptr_t out) {
+  require(num_rows > 0 && tokens && positions, "a step has rows, tokens and positions");
+  f.num_rows = num_rows;
+  f.tokens = reinterpret_cast<const int64_t*>(tokens);
+  f.positions = reinterpret_cast<const int64_t*>(positions);
+  f.slots[kOut] = reinterpret_cast<float*>(out);
+}
+
+void set_turns(Frame& f, size_t rope, uintptr_t table, int64_t num_positions, int rotated) {
+  require(table && num_positions > 0 && rotated > 0 && rope < 64, "the rope's table needs memory");
+  if (f.turns.size() <= rope) f.turns.resize(rope + 1);
+  f.turns[rope] = {floats(table), num_positions, rotated};
+}
+
+void run(const Segment& segment, Frame& frame, uintptr_t attended, uintptr_t heads, int num_threads) {
+  require(num_threads > 0 && frame.num_rows > 0, "num_threads must be positive, and a step begun");
+  frame.slots[kAttended] = reinterpret_cast<float*>(attended);
+  frame.slots[kHeads] = reinterpret_cast<float*>(heads);
+  nb::gil_scoped_release release;
+  segment.run(frame, num_threads);
+}
+
+void check_rows(uintptr_t x, int64_t stride, int64_t num_rows, int64_t width) {
+  require(num_rows >= 0 && width > 0 && (num_rows == 0 || x), "rows need memory");
+  require(stride >= width || num_rows <= 1, "rows must not overlap");
+}
+
+// The first largest of each row and its value; -1 where a row holds a NaN.
+void first_largest(uintptr_t x, int64_t stride, int64_t num_rows, int64_t width, uintptr_t index, uintptr_t value,
+                   int num_threads, const std::string& isa) {
+  check_rows(x, stride, num_rows, width);
+  require(num_rows == 0 || (index && value), "index and value need memory");
+  const RowOps& ops = row_ops(isa);
+  int64_t* at = reinterpret_cast<int64_t*>(index);
+  float* top = reinterpret_cast<float*>(value);
+  nb::gil_scoped_release release;
+  const int threads = num_rows * width > (1 << 19) ? num_threads : 1;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int64_t row = 0; row < num_rows; ++row) {
+    at[row] = ops.first_largest(floats(x) + row * stride, width);
+    top[row] = at[row] < 0 ? 0.0f : floats(x)[row * stride + at[row]];
+  }
+}
+
+// One token per row of logits; see sample.h. `asked` holds num_rows records of six doubles: temperature, min_p,
+// top_k, top_p, the uniform number, and a place where the value of the row's largest is left.
+void draw(uintptr_t x, int64_t stride, int64_t num_rows, int64_t width, uintptr_t asked, uintptr_t token,
+          int num_threads, const std::string& isa) {
+  check_rows(x, stride, num_rows, width);
+  require(num_rows == 0 || (asked && token), "asked and token need memory");
+  const RowOps& ops = row_ops(isa);
+  double* record = reinterpret_cast<double*>(asked);
+  int64_t* to = reinterpret_cast<int64_t*>(token);
+  nb::gil_scoped_release release;
+  const int threads = num_rows > 1 ? num_threads : 1;
+#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
+  for (int64_t row = 0; row < num_rows; ++row) {
+    double* r = record + 6 * row;
+    const DrawArgs args = {r[0], r[1], static_cast<int64_t>(r[2]), r[3], r[4]};
+    to[row] = draw_token(ops, floats(x) + row * stride, width, args, r + 5);
+  }
+}
+
+}  // namespace
+
+void bind_fused(nb::module_& m) {
+  nb::class_<Frame>(m, "FusedFrame")
+      .def("__init__", [](Frame* self, const std::string& isa) {
+        new (self) Frame();
+        self->linear = &linear_ops(isa);
+        self->row = &row_ops(isa);
+      }, nb::arg("isa"))
+      .def("begin", &begin, nb::arg("num_rows"), nb::arg("tokens"), nb::arg("positions"), nb::arg("out"))
+      .def("set_turns", &set_turns, nb::arg("rope"), nb::arg("table"), nb::arg("num_positions"), nb::arg("rotated"))
+      .def_prop_ro("nbytes", &Frame::bytes);
+  nb::class_<Segment>(m, "FusedSegment")
+      .def(nb::init<>())
+      .def("embed", [](Segment& s, uintptr_t table, bool is_bf16, int64_t num_tokens, int width, float scale) {
+        require(table && num_tokens > 0 && width > 0, "the table needs memory");
+        s.add(embed_op(reinterpret_cast<const void*>(table), is_bf16, num_tokens, width, scale));
+      }, nb::arg("table"), nb::arg("is_bf16"), nb::arg("num_tokens"), nb::arg("width"), nb::arg("scale"))
+      .def("rows", [](Segment& s, const std::string& from, int width, bool add_branch, uintptr_t branch_gain, bool norm,
+                      uintptr_t gain, float eps, uintptr_t for_weight, const std::string& to) {
+        require(width > 0 && (!for_weight || weight_at(for_weight)->num_in == width), "the weight has other inputs");
+        s.add(row_op({slot_of(from), width, add_branch, floats(branch_gain), norm, floats(gain), eps,
+                      weight_at(for_weight), slot_of(to)}));
+      }, nb::arg("source"), nb::arg("width"), nb::arg("add_branch"), nb::arg("branch_gain"), nb::arg("norm"),
+         nb::arg("gain"), nb::arg("eps"), nb::arg("for_weight"), nb::arg("to"))
+      .def("linear", [](Segment& s, uintptr_t weight, const std::string& to) {
+        require(weight, "no weight");
+        s.add(linear_op(weight_at(weight), slot_of(to)));
+      }, nb::arg("weight"), nb::arg("to"))
+      .def("gate", [](Segment& s, const std::string& act, int width, uintptr_t for_weight) {
+        require(for_weight && weight_at(for_weight)->num_in == width, "the weight has other inputs");
+        s.add(gate_op(activation_of(act), width, weight_at(for_weight)));
+      }, nb::arg("activation"), nb::arg("width"), nb::arg("for_weight"))
+      .def("turn", [](Segment& s, int num_q, int num_k, int num_heads, int head_dim, int rope, uintptr_t q_gain,
+                      uintptr_t k_gain, float eps) {
+        require(num_q > 0 && num_k > 0 && num_q + num_k <= num_heads && head_dim > 0 && rope >= 0, "heads out of range");
+        s.add(turn_op({num_q, num_k, num_heads, head_dim, rope, floats(q_gain), floats(k_gain), eps}));
+      }, nb::arg("num_q"), nb::arg("num_k"), nb::arg("num_heads"), nb::arg("head_dim"), nb::arg("rope"),
+         nb::arg("q_gain"), nb::arg("k_gain"), nb::arg("eps"))
+      .def("run", &run, nb::arg("frame"), nb::arg("attended"), nb::arg("heads"), nb::arg("num_threads"));
+  m.def("first_largest", &first_largest, nb::arg("x"), nb::arg("stride"), nb::arg("num_rows"), nb::arg("width"),
+        nb::arg("index"), nb::arg("value"), nb::arg("num_threads"), nb::arg("isa"));
+  m.def("draw", &draw, nb::arg("x"), nb::arg("stride"), nb::arg("num_rows"), nb::arg("width"), nb::arg("asked"),
+        nb::arg("token"), nb::arg("num_threads"), nb::arg("isa"));
+}
+
+}  // namespace ridgeline

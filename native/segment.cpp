@@ -1,0 +1,296 @@
+// The operators of a segment, and the threads that run them.
+#include "segment.h"
+
+#include <omp.h>
+#include <sched.h>
+#include <string.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+
+#include "isa.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ridgeline {
+
+void FreeBuffer::operator()(void* p) const { std::free(p); }
+
+void* Grown::reserve(int64_t bytes) {
+  if (bytes > bytes_) {
+    memory_.reset();
+    bytes_ = 0;
+    memory_.reset(std::aligned_alloc(64, static_cast<size_t>(round_up(bytes, 64))));
+    if (!memory_) throw std::bad_alloc();
+    bytes_ = bytes;
+  }
+  return memory_.get();
+}
+
+void Frame::reserve(Slot slot, int width) {
+  slots[slot] = static_cast<float*>(own[slot].reserve(int64_t{4} * num_rows * width));
+}
+
+int64_t Frame::bytes() const {
+  int64_t sum = scratch.bytes();
+  for (const Grown& each : own) sum += each.bytes();
+  for (const Grown* each : {&prepared.values, &prepared.scales, &prepared.sums, &prepared.wide}) sum += each->bytes();
+  return sum;
+}
+
+namespace {
+
+constexpr int64_t kChunkBytes = 128 << 10;       // of a weight: what a thread claims at once
+constexpr int64_t kMacsPerThread = 1 << 20;      // less than this is not worth waking a thread for
+constexpr int kSpins = 4096;                     // turns of a waiting thread before it offers its core
+
+// The rows of the step as `weight` takes them: whole numbers, also widened where the ISA multiplies words;
+// or, for weights of 16 bits, floats in blocks.
+struct PreparedRows {
+  QuantRows rows;
+  void* x;  // LinearArgs::x
+  int bytes;
+};
+
+PreparedRows rows_for(const Frame& frame, const PackedWeight& weight) {
+  const Prepared& p = frame.prepared;
+  const int bytes = frame.linear->x_bytes(weight.kind);
+  void* x = bytes == 1 ? p.values.as<void>() : p.wide.as<void>();
+  if (bytes == 4) return {{}, x, bytes};
+  return {{p.values.as<int8_t>(), p.scales.as<float>(), p.sums.as<int32_t>(), frame.num_rows, weight.num_in,
+           weight.group}, x, bytes};
+}
+
+void reserve_rows(Frame& frame, const PackedWeight& weight) {
+  Prepared& p = frame.prepared;
+  const int64_t elements = static_cast<int64_t>(frame.num_rows) * weight.padded_in();
+  const int64_t groups = static_cast<int64_t>(frame.num_rows) * weight.num_groups();
+  const int bytes = frame.linear->x_bytes(weight.kind);
+  if (bytes != 1) p.wide.reserve(bytes * elements);
+  if (bytes == 4) return;
+  p.values.reserve(elements);
+  p.scales.reserve(4 * groups);
+  p.sums.reserve(4 * groups);
+}
+
+// Groups first .. end - 1 of one row, from that row's floats.
+void prepare(const Frame& frame, const PackedWeight& weight, int row, const float* x, int first, int end) {
+  const PreparedRows to = rows_for(frame, weight);
+  const int64_t start = static_cast<int64_t>(first) * weight.group, place = start * frame.num_rows;
+  const int count = static_cast<int>(std::min<int64_t>(weight.num_in, int64_t{weight.group} * end) - start);
+  if (to.bytes == 4)
+    return frame.linear->arrange(x + start, count, row, frame.num_rows, static_cast<float*>(to.x) + place);
+  QuantRows part = to.rows;
+  part.values += place;
+  part.scales += static_cast<int64_t>(first) * frame.num_rows;
+  part.sums += static_cast<int64_t>(first) * frame.num_rows;
+  part.num_in = count;
+  frame.linear->quantise(x + start, 0.0f, part, row);
+  if (to.bytes == 2) frame.linear->widen(part, row, static_cast<int16_t*>(to.x) + place);
+}
+
+class EmbedOp : public Op {
+ public:
+  EmbedOp(const void* table, bool is_bf16, int64_t num_tokens, int width, float scale)
+      : table_(table), is_bf16_(is_bf16), num_tokens_(num_tokens), width_(width), scale_(scale) {}
+  void begin(Frame& frame) const override {
+    require(frame.tokens, "no tokens were given");
+    for (int t = 0; t < frame.num_rows; ++t)
+      require(frame.tokens[t] >= 0 && frame.tokens[t] < num_tokens_, "a token is outside the vocabulary");
+    frame.reserve(kResidual, width_);
+  }
+  int64_t num_items(const Frame& frame) const override { return frame.num_rows; }
+  void run(const Frame& frame, int64_t item, float*) const override {
+    const int64_t from = frame.tokens[item] * width_;
+    float* to = frame.at(kResidual, item, width_);
+    if (is_bf16_) return frame.row->widen_bf16(static_cast<const uint16_t*>(table_) + from, scale_, width_, to);
+    frame.row->scale(static_cast<const float*>(table_) + from, scale_, nullptr, width_, to);
+  }
+
+ private:
+  const void* table_;
+  bool is_bf16_;
+  int64_t num_tokens_;
+  int width_;
+  float scale_;
+};
+
+class RowOp : public Op {
+ public:
+  explicit RowOp(const RowPlan& plan) : plan_(plan) {}
+  void begin(Frame& frame) const override {
+    if (plan_.for_weight) reserve_rows(frame, *plan_.for_weight);
+    else if (plan_.to != kOut) frame.reserve(plan_.to, plan_.width);
+    require(frame.slots[plan_.from] && (plan_.for_weight || frame.slots[plan_.to]), "a slot has no memory");
+  }
+  int64_t num_items(const Frame& frame) const override { return frame.num_rows; }
+  int scratch_floats() const override { return plan_.width; }
+  void run(const Frame& frame, int64_t item, float* scratch) const override {
+    const int width = plan_.width;
+    float* x = frame.at(plan_.from, item, width);
+    if (plan_.add_branch) add_branch(frame, x, frame.at(kBranch, item, width), scratch);
+    const float* row = x;
+    if (plan_.norm) {
+      float* to = plan_.for_weight ? scratch : frame.at(plan_.to, item, width);
+      frame.row->scale(x, frame.row->inverse_rms(x, width, plan_.eps), plan_.gain, width, to);
+      row = to;
+    }
+    if (plan_.for_weight) prepare(frame, *plan_.for_weight, static_cast<int>(item), row, 0, plan_.for_weight->num_groups());
+  }
+
+ private:
+  void add_branch(const Frame& frame, float* x, const float* branch, float* scratch) const {
+    if (plan_.branch_gain) {
+      const float by = frame.row->inverse_rms(branch, plan_.width, plan_.eps);
+      frame.row->scale(branch, by, plan_.branch_gain, plan_.width, scratch);
+      branch = scratch;
+    }
+    frame.row->add(x, branch, plan_.width);
+  }
+  RowPlan plan_;
+};
+
+class LinearOp : public Op {
+ public:
+  LinearOp(const PackedWeight* weight, Slot to) : weight_(weight), to_(to) {}
+  void begin(Frame& frame) const override {
+    if (to_ != kHeads && to_ != kOut) frame.reserve(to_, weight_->num_out);
+    require(frame.slots[to_], "a slot has no memory");
+  }
+  int64_t num_items(const Frame& frame) const override {
+    const int64_t tiles = round_up(weight_->num_panels(), frame.linear->panels_per_tile) / frame.linear->panels_per_tile;
+    return (tiles + per_item(frame) - 1) / per_item(frame);
+  }
+  int64_t macs() const override { return static_cast<int64_t>(weight_->num_out) * weight_->num_in; }
+  void run(const Frame& frame, int64_t item, float*) const override {
+    const PreparedRows p = rows_for(frame, *weight_);
+    const LinearArgs args = {*weight_, p.x, p.rows.scales, p.rows.sums, frame.slots[to_], weight_->num_out,
+                             frame.num_rows};
+    const int per = static_cast<int>(per_item(frame)) * frame.linear->panels_per_tile;
+    const int first = static_cast<int>(item) * per;
+    frame.linear->multiply(args, first, std::min(first + per, weight_->num_panels()));
+  }
+
+ private:
+  // Tiles of panels: enough bytes to stream, few enough that the threads end together.
+  int64_t per_item(const Frame& frame) const {
+    return std::max<int64_t>(1, kChunkBytes / (weight_->panel_bytes() * frame.linear->panels_per_tile));
+  }
+  const PackedWeight* weight_;
+  Slot to_;
+};
+
+class GateOp : public Op {
+ public:
+  GateOp(Activation act, int width, const PackedWeight* for_weight) : act_(act), width_(width), weight_(for_weight) {}
+  void begin(Frame& frame) const override {
+    require(frame.slots[kWide], "a slot has no memory");
+    reserve_rows(frame, *weight_);
+  }
+  int64_t num_items(const Frame& frame) const override { return int64_t{frame.num_rows} * spans(frame); }
+  void run(const Frame& frame, int64_t item, float*) const override {
+    const int num = spans(frame), row = static_cast<int>(item / num), span = static_cast<int>(item % num);
+    const int groups = weight_->num_groups(), first = groups * span / num, end = groups * (span + 1) / num;
+    const int start = first * weight_->group, stop = std::min(width_, end * weight_->group);
+    float* gate = frame.at(kWide, row, 2 * width_);
+    frame.row->gate(act_, gate + start, gate + width_ + start, stop - start, gate + start);
+    prepare(frame, *weight_, row, gate, first, end);
+  }
+
+ private:
+  // A row alone is cut, so that both threads have a share of it.
+  int spans(const Frame& frame) const {
+    return frame.num_rows >= 8 ? 1 : std::min(8, weight_->num_groups());
+  }
+  Activation act_;
+  int width_;
+  const PackedWeight* weight_;
+};
+
+class TurnOp : public Op {
+ public:
+  explicit TurnOp(const TurnPlan& plan) : plan_(plan) {}
+  void begin(Frame& frame) const override {
+    require(frame.positions && static_cast<size_t>(plan_.rope) < frame.turns.size(), "no positions or no such rope");
+    const Turns& turns = frame.turns[plan_.rope];
+    require(turns.rotated <= plan_.head_dim && turns.rotated % 2 == 0, "the rope turns more than a head has");
+    for (int t = 0; t < frame.num_rows; ++t)
+      require(frame.positions[t] >= 0 && frame.positions[t] < turns.num_positions, "a position is outside the table");
+  }
+  int64_t num_items(const Frame& frame) const override { return frame.num_rows; }
+  void run(const Frame& frame, int64_t item, float*) const override {
+    const Turns& turns = frame.turns[plan_.rope];
+    const float* cos = turns.table + frame.positions[item] * 2 * turns.rotated;
+    float* head = frame.at(kHeads, item, plan_.num_heads * plan_.head_dim);
+    for (int h = 0; h < plan_.num_q + plan_.num_k; ++h, head += plan_.head_dim) {
+      const float* gain = h < plan_.num_q ? plan_.q_gain : plan_.k_gain;
+      if (gain) frame.row->scale(head, frame.row->inverse_rms(head, plan_.head_dim, plan_.eps), gain, plan_.head_dim, head);
+      frame.row->turn(head, cos, cos + turns.rotated, turns.rotated);
+    }
+  }
+
+ private:
+  TurnPlan plan_;
+};
+
+struct alignas(64) Progress {
+  std::atomic<int64_t> next{0};
+  alignas(64) std::atomic<int64_t> done{0};
+};
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+void wait_for(const Progress& progress, int64_t num_items) {
+  for (int turn = 0; progress.done.load(std::memory_order_acquire) < num_items; ++turn) {
+    if (turn < kSpins) pause();
+    else sched_yield();
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Op> embed_op(const void* table, bool is_bf16, int64_t num_tokens, int width, float scale) {
+  return std::make_unique<EmbedOp>(table, is_bf16, num_tokens, width, scale);
+}
+std::unique_ptr<Op> row_op(const RowPlan& plan) { return std::make_unique<RowOp>(plan); }
+std::unique_ptr<Op> linear_op(const PackedWeight* weight, Slot to) { return std::make_unique<LinearOp>(weight, to); }
+std::unique_ptr<Op> gate_op(Activation act, int width, const PackedWeight* for_weight) {
+  return std::make_unique<GateOp>(act, width, for_weight);
+}
+std::unique_ptr<Op> turn_op(const TurnPlan& plan) { return std::make_unique<TurnOp>(plan); }
+
+void Segment::add(std::unique_ptr<Op> op) {
+  macs_ += op->macs();
+  ops_.push_back(std::move(op));
+}
+
+void Segment::run(Frame& frame, int num_threads) const {
+  const int threads = static_cast<int>(std::min<int64_t>(macs_ * frame.num_rows / kMacsPerThread + 1, num_threads));
+  int64_t floats = 0;
+  for (const auto& op : ops_) floats = std::max<int64_t>(floats, op->scratch_floats());
+  floats = round_up(floats, 16);
+  frame.scratch.reserve(4 * floats * threads);
+  for (const auto& op : ops_) op->begin(frame);
+  std::vector<Progress> progress(ops_.size());
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    float* scratch = frame.scratch.as<float>() + floats * omp_get_thread_num();
+    for (size_t i = 0; i < ops_.size(); ++i) {
+      const int64_t items = ops_[i]->num_items(frame);
+      int64_t mine = 0;
+      for (int64_t item; (item = progress[i].next.fetch_add(1, std::memory_order_relaxed)) < items; ++mine)
+        ops_[i]->run(frame, item, scratch);
+      if (mine) progress[i].done.fetch_add(mine, std::memory_order_acq_rel);
+      wait_for(progress[i], items);
+    }
+  }
+}
+
+}  // namespace ridgeline

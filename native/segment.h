@@ -1,0 +1,113 @@
+// Segments: lists of operators run in one parallel region; see fused.h.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "fused.h"
+
+namespace ridgeline {
+
+struct FreeBuffer {
+  void operator()(void* p) const;
+};
+
+// Memory that only grows, aligned to a cache line.
+class Grown {
+ public:
+  void* reserve(int64_t bytes);
+  template <class T>
+  T* as() const { return static_cast<T*>(memory_.get()); }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::unique_ptr<void, FreeBuffer> memory_;
+  int64_t bytes_ = 0;
+};
+
+// Memory for the rows of a product, in whatever form its weight takes (see PreparedRows).
+struct Prepared {
+  Grown values, scales, sums, wide;
+};
+
+// What an operator reads and writes: [T, width] floats, rows one after another.
+enum Slot { kResidual, kBranch, kWide, kNormed, kHeads, kAttended, kOut, kNumSlots };
+
+struct Turns {  // one rope's table: [positions][2][rotated], cos then sin
+  const float* table;
+  int64_t num_positions;
+  int rotated;
+};
+
+// Memory of one decoder's steps, shared by its segments; one step at a time.
+struct Frame {
+  int num_rows = 0;
+  float* slots[kNumSlots] = {};
+  Grown own[kNumSlots];  // of the slots that are not bound from outside
+  Prepared prepared;
+  Grown scratch;  // a row per thread
+  int64_t scratch_floats = 0;
+  const int64_t* tokens = nullptr;
+  const int64_t* positions = nullptr;
+  std::vector<Turns> turns;
+  const LinearOps* linear = nullptr;
+  const RowOps* row = nullptr;
+
+  float* at(Slot slot, int64_t row_index, int width) const { return slots[slot] + row_index * width; }
+  void reserve(Slot slot, int width);
+  int64_t bytes() const;
+};
+
+class Op {
+ public:
+  virtual ~Op() = default;
+  virtual void begin(Frame& frame) const = 0;  // memory; refuses what it cannot compute
+  virtual int64_t num_items(const Frame& frame) const = 0;
+  virtual void run(const Frame& frame, int64_t item, float* scratch) const = 0;
+  virtual int64_t macs() const { return 0; }  // multiply-adds per row
+  virtual int scratch_floats() const { return 0; }
+};
+
+class Segment {
+ public:
+  Segment() = default;
+  Segment(const Segment&) = delete;
+  void add(std::unique_ptr<Op> op);
+  // On at most num_threads threads; fewer where the work is small.
+  void run(Frame& frame, int num_threads) const;
+
+ private:
+  std::vector<std::unique_ptr<Op>> ops_;
+  int64_t macs_ = 0;
+};
+
+// Rows of an embedding table, bfloat16 or float32, times `scale`, to kResidual.
+std::unique_ptr<Op> embed_op(const void* table, bool is_bf16, int64_t num_tokens, int width, float scale);
+
+// What happens to a row on its way into a product: kResidual += [norm of] kBranch; then its norm; then to
+// `for_weight`'s form, or, where that is null, as floats to `to`. Without add and norm the row is `from`'s.
+struct RowPlan {
+  Slot from;
+  int width;
+  bool add_branch;
+  const float* branch_gain;  // null: the branch is added as it is
+  bool norm;
+  const float* gain;
+  float eps;
+  const PackedWeight* for_weight;
+  Slot to;
+};
+std::unique_ptr<Op> row_op(const RowPlan& plan);
+std::unique_ptr<Op> linear_op(const PackedWeight* weight, Slot to);
+// act(first half) * second half of kWide's rows, in place, then to the form of `for_weight`.
+std::unique_ptr<Op> gate_op(Activation act, int width, const PackedWeight* for_weight);
+
+// Heads of kHeads: q then k of each token normalised (where there are gains), then rotated.
+struct TurnPlan {
+  int num_q, num_k, num_heads, head_dim, rope;  // num_heads: q, k and v together
+  const float *q_gain, *k_gain;
+  float eps;
+};
+std::unique_ptr<Op> turn_op(const TurnPlan& plan);
+
+}  // namespace ridgeline

@@ -1,0 +1,124 @@
+"""Layers as native segments: from one attention to the next in one parallel region.
+
+What: between two attentions lie the output projection, two residual adds, two norms, the gated
+feed-forward and the next layer's q, k, v with their rotation. A segment (native/fused.h) runs all
+of it in one call: rows are normalised, gated and quantised where they lie in cache, straight into
+the form that the next product takes; threads claim pieces, and none waits for one that wakes late.
+
+    embed·norm·qkv·turn ─attention─ o·add·norm·gate_up·gate·down·add·norm·qkv·turn ─attention─ …
+
+Invariant: bitwise the same row whatever it is batched with, on any number of threads, on every ISA
+(the order of its sums stands in native/fused.h).
+
+When it loses: nowhere that it runs; it needs the CPU, float32 arithmetic and packed weights.
+
+Shape legend: T tokens, C hidden_size, H query heads, K key heads, D head_dim, X = H + 2·K.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import ridgeline._native as _native
+from ridgeline.engine.attention.base import Attend
+from ridgeline.engine.forward.base import Body
+from ridgeline.engine.forward.segments import heads_of, segment_of, stages
+from ridgeline.engine.kernels.native_linear import isa
+from ridgeline.spec.model import LinearSpec, ModelSpec
+from ridgeline.spec.rewrite import linears
+
+_KINDS = ("int4", "int8", "bf16")
+
+
+class NativeForward:
+    """See the module's head. Keeps the frame in which its steps work: one step at a time."""
+
+    def __init__(self, body: Body) -> None:
+        self.body, self.num_threads = body, torch.get_num_threads()
+        self.frame = _native.FusedFrame(isa())
+        self.heads = tuple(heads_of(block.attention) for block in body.blocks)
+        self.stages = stages(body)
+        self.segments = tuple(segment_of(*ops) for ops in self.stages)
+        self.tables: tuple[Tensor, ...] = ()
+
+    def pieces(self) -> tuple[list[tuple[str, _native.FusedSegment]], ...]:
+        """The same segments cut into one per operator, by name: what a profile runs."""
+        return tuple([(op.name, segment_of(op)) for op in ops] for ops in self.stages)
+
+    @staticmethod
+    def why_not(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+        if device.type != "cpu":
+            return (f"runs on the CPU only, not on {device.type}",)
+        if dtype != torch.float32:
+            return (f"computes in float32 only, not in {dtype}",)
+        reasons = [_refusal(path, linear, device) for path, linear in linears(spec).items()]
+        found = [*_joined(spec), *(reason for reason in reasons if reason is not None)]
+        if any(layer.mlp.router is not None for layer in spec.layers):
+            found.append("has routed experts")
+        return tuple(dict.fromkeys(found))
+
+    def __call__(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
+        num_rows = len(tokens_T)
+        out_TC = torch.empty((num_rows, self.body.spec.hidden_size))
+        frame, threads = self.frame, self.num_threads
+        tokens_T, positions_T = tokens_T.contiguous(), positions_T.contiguous()
+        self._turn_tables(end)
+        frame.begin(num_rows, tokens_T.data_ptr(), positions_T.data_ptr(), out_TC.data_ptr())
+        views = {shape: _Views(num_rows, *shape) for shape in dict.fromkeys(self.heads)}
+        attended = 0
+        for layer, shape in enumerate(self.heads):
+            view = views[shape]
+            self.segments[layer].run(frame, attended, view.address, threads)
+            o_THD = attend(view.q_THD, view.kv_T2KD, layer)
+            o_THD = o_THD if o_THD.is_contiguous() else o_THD.contiguous()
+            assert o_THD.shape == view.q_THD.shape and o_THD.dtype == torch.float32
+            attended = o_THD.data_ptr()
+        self.segments[-1].run(frame, attended, 0, threads)
+        return out_TC
+
+    def _turn_tables(self, end: int) -> None:
+        tables = self.body.ropes.ready(end)
+        if tables is self.tables:
+            return
+        for rope, table_P2R in enumerate(tables):
+            num_positions, _, rotated = table_P2R.shape
+            self.frame.set_turns(rope, table_P2R.data_ptr(), num_positions, rotated)
+        self.tables = tables
+
+
+class _Views:
+    """The step's heads of one shape, written by a segment and read by attention."""
+
+    __slots__ = ("address", "kv_T2KD", "q_THD")
+
+    def __init__(self, num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        heads_TXD = torch.empty((num_rows, num_heads + 2 * num_kv_heads, head_dim))
+        self.address = heads_TXD.data_ptr()
+        self.q_THD = heads_TXD[:, :num_heads]
+        self.kv_T2KD = heads_TXD[:, num_heads:].view(-1, 2, num_kv_heads, head_dim)
+
+
+def _refusal(path: str, linear: LinearSpec, device: torch.device) -> str | None:
+    """Why the linear at `path` cannot be part of a segment."""
+    if path == "lm_head":
+        return None
+    kind = linear.format.kind
+    if kind not in _KINDS:
+        return f"multiplies packed weights ({', '.join(_KINDS)}), not {kind}"
+    if kind == "int8":
+        from ridgeline.engine.quant.int8.choose import choose
+
+        chosen = choose(device, linear.num_out, linear.num_in).name
+        return None if chosen == "native" else f"int8 weights are multiplied by {chosen} here"
+    return None
+
+
+def _joined(spec: ModelSpec) -> list[str]:
+    """Products of one input whose formats differ are several products."""
+    for layer in spec.layers:
+        attention, mlp = layer.attention, layer.mlp
+        for group in ((attention.q, attention.k, attention.v), (mlp.gate, mlp.up)):
+            if len({(linear.format, linear.bias) for linear in group}) > 1:
+                return ["q, k, v (or gate and up) differ in format"]
+    return []

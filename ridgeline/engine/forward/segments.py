@@ -1,0 +1,159 @@
+"""The operators between a decoder's attentions, written into native segments.
+
+    stage 0       embed · norm+quantise · qkv · turn
+    stage 1 … N-1 quantise · o · norm+quantise · gate_up · gate+quantise · down · norm+quantise ·
+                  qkv · turn
+    stage N       … · down · norm
+
+A segment borrows the memory of weights and gains: the body keeps it alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+import ridgeline._native as _native
+from ridgeline.engine.forward.base import Body
+from ridgeline.engine.model.layers import (
+    AttentionLayer,
+    Block,
+    GatedMlp,
+    Norm,
+    QkNorm,
+    RmsNorm,
+    no_norm,
+    no_qk_norm,
+)
+from ridgeline.engine.quant.packed import PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator: what a profile calls it, and how it is added to a segment."""
+
+    name: str
+    write: Callable[[_native.FusedSegment], None]
+
+
+def segment_of(*ops: Op) -> _native.FusedSegment:
+    """The operators as one segment."""
+    segment = _native.FusedSegment()
+    for op in ops:
+        op.write(segment)
+    return segment
+
+
+def heads_of(layer: AttentionLayer) -> tuple[int, int, int]:
+    """(query heads, key heads, head_dim)."""
+    return layer.num_heads, layer.num_kv_heads, layer.head_dim
+
+
+def stages(body: Body) -> list[list[Op]]:
+    """What runs before each attention, and behind the last one."""
+    writer = _Writer(body)
+    found, ops = [], [writer.embed()]
+    branch: Norm | None = None
+    for block in body.blocks:
+        found.append([*ops, *writer.head(block, branch)])
+        ops = list(writer.tail(block))
+        branch = block.branch_norms[1]
+    return [*found, [*ops, writer.rows("norm", body.norm, branch, None)]]
+
+
+class _Writer:
+    def __init__(self, body: Body) -> None:
+        self.body, self.eps, self.size = body, body.spec.norm_eps, body.spec.hidden_size
+
+    def embed(self) -> Op:
+        table_VC = self.body.embed_VC
+        assert table_VC.is_contiguous() and table_VC.dtype in (torch.bfloat16, torch.float32)
+        num_tokens, width = table_VC.shape
+        is_bf16, scale = table_VC.dtype == torch.bfloat16, self.body.embed_scale
+        at = table_VC.data_ptr()
+        return Op("embed", lambda s: s.embed(at, is_bf16, num_tokens, width, scale))
+
+    def head(self, block: Block, branch: Norm | None) -> Iterator[Op]:
+        """Up to the block's attention. `branch`: of the block before, None at the first."""
+        layer = block.attention
+        qkv = _packed(layer.qkv)
+        num_heads, num_keys, head_dim = heads_of(layer)
+        assert qkv.native.packed.num_out == (num_heads + 2 * num_keys) * head_dim
+        yield self.rows("norm+quantise", block.attention_norm, branch, qkv)
+        yield _linear("qkv", qkv, "heads")
+        q_gain, k_gain = _head_gains(layer)
+        all_heads, rope, eps = num_heads + 2 * num_keys, block.rope, self.eps
+        yield Op(
+            "turn",
+            lambda s: s.turn(num_heads, num_keys, all_heads, head_dim, rope, q_gain, k_gain, eps),
+        )
+
+    def tail(self, block: Block) -> Iterator[Op]:
+        """From the block's attention: output projection, residual, feed-forward."""
+        o, mlp = _packed(block.attention.o), block.mlp
+        assert type(mlp) is GatedMlp
+        gate_up, down = _packed(mlp.gate_up), _packed(mlp.down)
+        assert o.native.packed.num_out == down.native.packed.num_out == self.size
+        wide = down.native.packed.num_in
+        assert gate_up.native.packed.num_out == 2 * wide
+        yield self.attended(o)
+        yield _linear("o", o, "branch")
+        yield self.rows("norm+quantise", block.mlp_norm, block.branch_norms[0], gate_up)
+        yield _linear("gate_up", gate_up, "wide")
+        activation, into = mlp.activation, _address(down)
+        yield Op("gate+quantise", lambda s: s.gate(activation, wide, into))
+        yield _linear("down", down, "branch")
+
+    def attended(self, o: PackedLinear) -> Op:
+        """What attention gave, in the form of its output projection."""
+        width, into = o.native.packed.num_in, _address(o)
+        return Op(
+            "quantise",
+            lambda s: s.rows("attended", width, False, 0, False, 0, 0.0, into, "normed"),
+        )
+
+    def rows(self, name: str, norm: Norm, branch: Norm | None, into: PackedLinear | None) -> Op:
+        """residual += branch where there is one; its norm, as `into` takes it (None: as output)."""
+        add, branch_gain = branch is not None, 0 if branch is None else _gain(branch)
+        gain, weight = _gain(norm), 0 if into is None else _address(into)
+        size, eps, to = self.size, self.eps, "out" if into is None else "normed"
+        return Op(
+            name,
+            lambda s: s.rows("residual", size, add, branch_gain, True, gain, eps, weight, to),
+        )
+
+
+def _linear(name: str, linear: PackedLinear, to: str) -> Op:
+    weight = _address(linear)
+    return Op(name, lambda s: s.linear(weight, to))
+
+
+def _packed(linear: object) -> PackedLinear:
+    assert type(linear) is PackedLinear, linear
+    return linear
+
+
+def _address(linear: PackedLinear) -> int:
+    return linear.native.address
+
+
+def _gain(norm: Norm) -> int:
+    """Where the gain lies; 0 where there is no norm."""
+    if norm is no_norm:
+        return 0
+    assert type(norm) is RmsNorm
+    gain_C = norm.gain_C
+    assert gain_C.dtype == torch.float32 and gain_C.is_contiguous()
+    return gain_C.data_ptr()
+
+
+def _head_gains(layer: AttentionLayer) -> tuple[int, int]:
+    """Gains of one q head and one k head: all heads of a kind share theirs."""
+    if layer.norm_qk is no_qk_norm:
+        return 0, 0
+    assert type(layer.norm_qk) is QkNorm
+    gain_XD = layer.norm_qk.gain_XD
+    assert gain_XD.dtype == torch.float32 and gain_XD.is_contiguous()
+    return gain_XD.data_ptr(), gain_XD[layer.num_heads].data_ptr()

@@ -1,0 +1,36 @@
+"""Layers as a chain of torch operators: the plain reading of the model, on any device and dtype.
+
+When it loses: on the CPU every operator is a pass over memory and wakes the threads anew, and a
+decode step is hundreds of them (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ridgeline.engine.attention.base import Attend
+from ridgeline.engine.forward.base import Body
+from ridgeline.spec.model import ModelSpec
+
+
+class TorchForward:
+    """See the module's head."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+
+    @staticmethod
+    def why_not(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
+        return ()
+
+    def __call__(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
+        body = self.body
+        x_TC = F.embedding(tokens_T, body.embed_VC).to(body.dtype)
+        if body.embed_scale != 1.0:
+            x_TC = x_TC * body.embed_scale
+        turns = body.ropes.at(positions_T, end)
+        for layer, block in enumerate(body.blocks):
+            x_TC = block(x_TC, turns, attend, layer)
+        return body.norm(x_TC)

@@ -1,0 +1,68 @@
+"""The sampler of the CPU: one pass for the greedy rows, a few for drawn ones, never a full sort.
+
+What: the first largest of a row takes one vectorised pass. A drawn row is weighed once; for top-k
+and top-p its logits fall into buckets of equal width below the largest, and only the bucket in
+which the cut lies is sorted (native/sample.h).
+
+Invariant: the choices of `reference.py`, ties included, up to float32 rounding at the boundary of a
+draw. When it loses: logits on another device.
+
+Shapes: G greedy rows, R rows drawn at random, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+import ridgeline._native as _native
+from ridgeline.engine.core.plan import SampleAt
+from ridgeline.engine.kernels.rows import first_largest
+from ridgeline.engine.sampling.base import Choice
+from ridgeline.engine.sampling.batched import COLDEST, Ways, check_largest, sample_by
+from ridgeline.engine.sampling.uniform import uniform
+
+
+def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
+    """See `ridgeline.engine.sampling.base.Sampler`."""
+    return sample_by(_WAYS, logits_SV, at)
+
+
+def _greedy(logits_GV: Tensor) -> list[int]:
+    token_G, largest_G = first_largest(logits_GV.float(), torch.get_num_threads())
+    tokens: list[int] = token_G.tolist()
+    if min(tokens) < 0:
+        check_largest(torch.where(token_G < 0, torch.nan, largest_G))
+    check_largest(largest_G)
+    return tokens
+
+
+def _draw(logits_RV: Tensor, at: Sequence[SampleAt]) -> list[int]:
+    logits_RV = logits_RV.float().contiguous()
+    num_rows, width = logits_RV.shape
+    asked_R6 = torch.tensor([_record(a) for a in at], dtype=torch.float64)
+    token_R = torch.empty(num_rows, dtype=torch.int64)
+    _native.draw(
+        logits_RV.data_ptr(),
+        width,
+        num_rows,
+        width,
+        asked_R6.data_ptr(),
+        token_R.data_ptr(),
+        torch.get_num_threads(),
+        "auto",
+    )
+    check_largest(asked_R6[:, 5])
+    return list(token_R.tolist())
+
+
+def _record(at: SampleAt) -> tuple[float, ...]:
+    """What native/bind_fused.cpp's `draw` reads; the last place it writes to."""
+    asked = at.sampling
+    temperature = max(asked.temperature, COLDEST)
+    return temperature, asked.min_p, asked.top_k, asked.top_p, uniform(at.seed, at.index), 0.0
+
+
+_WAYS = Ways(_greedy, _draw)

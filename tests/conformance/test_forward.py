@@ -1,0 +1,145 @@
+"""Every layer backend keeps the invariants of `engine/forward/base.py`; `torch` is the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import ridgeline._native as _native
+from ridgeline.engine.forward import choose
+from ridgeline.engine.forward.native import NativeForward
+from ridgeline.engine.kernels.native_linear import ISA_VARIABLE
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.model.load import load_decoder
+from ridgeline.errors import CannotRun
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.rewrite import apply_quantization
+from tests.conformance.tiny_models import FAMILIES, make_model
+
+CPU = torch.device("cpu")
+DENSE = sorted(set(FAMILIES) - {"mixtral", "qwen3-moe"})
+TOLERANCE = {
+    "bf16": 2e-5,
+    "int8": 0.03,
+    "int4": 0.05,
+}  # a last bit may move an activation's rounding
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            make_model(name, made[name]).bfloat16().save_pretrained(made[name])
+        return made[name]
+
+    return get
+
+
+def spec_of(directory: Path, quantization: str) -> ModelSpec:
+    return apply_quantization(load_spec(str(directory)), quantization)
+
+
+def decoder_of(directory: Path, quantization: str, backend: str) -> Decoder:
+    spec = spec_of(directory, quantization)
+    dtype = torch.float32
+    return load_decoder(
+        str(directory), spec, device="cpu", compute_dtype=dtype, layer_backend=backend
+    )
+
+
+def row_by_row(q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
+    """An attention that looks at nothing but the row itself; sums and products alone, whose bits
+    do not depend on the shape."""
+    k_TKD, v_TKD = kv_T2KD.unbind(1)
+    group = q_THD.shape[1] // k_TKD.shape[1]
+    k_THD, v_THD = k_TKD.repeat_interleave(group, 1), v_TKD.repeat_interleave(group, 1)
+    return q_THD * k_THD + v_THD * (0.5 + 0.25 * layer)
+
+
+def hidden(decoder: Decoder, tokens: list[int], positions: list[int]) -> Tensor:
+    with torch.inference_mode():
+        at_T = torch.tensor(positions)
+        return decoder.hidden(torch.tensor(tokens), at_T, max(positions) + 1, row_by_row).clone()
+
+
+def random_rows(num_rows: int) -> tuple[list[int], list[int]]:
+    return torch.randint(0, 67, (num_rows,)).tolist(), torch.randint(0, 24, (num_rows,)).tolist()
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("quantization", TOLERANCE)
+def test_native_layers_equal_torch(
+    name: str, quantization: str, checkpoint: Callable[[str], Path]
+) -> None:
+    native, plain = (decoder_of(checkpoint(name), quantization, b) for b in ("native", "torch"))
+    for num_rows in (1, 2, 7, 33):
+        rows = random_rows(num_rows)
+        found, expected = hidden(native, *rows), hidden(plain, *rows)
+        assert found.shape == expected.shape and found.dtype == torch.float32
+        assert relative(found, expected) < TOLERANCE[quantization], num_rows
+
+
+@pytest.mark.parametrize("quantization", TOLERANCE)
+def test_a_row_is_the_same_bits_in_any_batch_and_on_any_number_of_threads(
+    quantization: str, checkpoint: Callable[[str], Path]
+) -> None:
+    decoder = decoder_of(checkpoint("qwen3"), quantization, "native")
+    tokens, positions = random_rows(500)
+    alone = hidden(decoder, tokens, positions)
+    assert isinstance(decoder.forward, NativeForward)
+    decoder.forward.num_threads = 3
+    assert torch.equal(hidden(decoder, tokens, positions), alone)
+    for first, end in ((0, 1), (7, 8), (3, 12), (490, 500)):
+        part = hidden(decoder, tokens[first:end], positions[first:end])
+        assert torch.equal(part, alone[first:end]), (first, end)
+
+
+@pytest.mark.parametrize("isa", _native.linear_isas().split(","))
+@pytest.mark.parametrize("name", ["llama-bias", "gemma2", "qwen3"])
+def test_every_isa_gives_the_same_bits(
+    name: str, isa: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = random_rows(9)
+    best = hidden(decoder_of(checkpoint(name), "int4", "native"), *rows)
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    assert torch.equal(hidden(decoder_of(checkpoint(name), "int4", "native"), *rows), best)
+
+
+def test_tokens_and_positions_outside_the_tables_are_refused(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    decoder = decoder_of(checkpoint("llama"), "int4", "native")
+    for token in (-1, 67):
+        with pytest.raises(ValueError, match="vocabulary"):
+            hidden(decoder, [0, token], [0, 1])
+    with torch.inference_mode(), pytest.raises(ValueError, match="position"):
+        decoder.hidden(torch.tensor([0]), torch.tensor([5000]), 1, row_by_row)
+
+
+def test_what_the_native_layers_cannot_run_they_refuse(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    spec = load_spec(str(checkpoint("llama")))
+    packed = spec_of(checkpoint("llama"), "int4")
+    moe = spec_of(checkpoint("mixtral"), "int4")
+    for refused, dtype, word in (
+        (spec, torch.float32, "dense"),
+        (packed, torch.bfloat16, "float32 only"),
+        (moe, torch.float32, "experts"),
+    ):
+        with pytest.raises(CannotRun, match=word):
+            choose("native", refused, CPU, dtype)
+        assert choose("auto", refused, CPU, dtype)[0] == "torch"
+    assert choose("auto", packed, CPU, torch.float32)[0] == "native"
