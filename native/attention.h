@@ -1,17 +1,17 @@
-// Paged attention on the CPU: the argument record shared by every ISA variant.
+// Paged attention on the CPU: the argument records and the table shared by every ISA variant.
 //
-// Legend: T query rows in the step, H query heads, G kv heads, D head dim, R runs, C keys per chunk.
+// Legend: T query rows in the step, H query heads, G kv heads, D head dim, R runs.
 #pragma once
 #include <cstdint>
 
 namespace ridgeline {
 
-// How a row of the cache (one token's key or value of one head) is stored: D floats; D bfloat16; or D int8
-// codes and then one float, their scale (unaligned: D + 4 bytes).
-enum class KvKind { kFloat32, kBfloat16, kInt8 };
+// How a row of the cache (one token's key or value of one head) is stored: D numbers of a float format, or D
+// int8 codes and then one float, their scale (unaligned: D + 4 bytes).
+enum class KvKind { kFloat32, kBfloat16, kFloat16, kInt8 };
 
 inline int64_t row_bytes(KvKind kind, int head_dim) {
-  return kind == KvKind::kFloat32 ? 4 * head_dim : kind == KvKind::kBfloat16 ? 2 * head_dim : head_dim + 4;
+  return kind == KvKind::kFloat32 ? 4 * head_dim : kind == KvKind::kInt8 ? head_dim + 4 : 2 * head_dim;
 }
 
 struct AttentionArgs {
@@ -30,17 +30,18 @@ struct AttentionArgs {
   float scale;
   int window;     // keys a query may see, itself included; 0: all
   float softcap;  // scores become softcap * tanh(score / softcap); 0: off
-  int num_threads;
+  int num_threads;  // at most so many; a small problem takes fewer
 };
 
 // The reduction order, which makes the result of a row independent of batching, chunking and threads:
-// keys are taken in tiles of kTile at absolute positions; a dot product adds dimension 0 first; a chunk
-// of kChunk keys (absolute) keeps a running (max, sum, weighted values) over its tiles in ascending
-// order; chunks are merged in ascending order. Rows share loads, never sums.
+// keys are taken in tiles of kTile at absolute positions; a dot product adds dimension 0 first (or is exact:
+// whole numbers); within a tile the weighted values are added in ascending position; a chunk of kChunk keys
+// (absolute) keeps a running (max, sum, weighted values) over its tiles in ascending order; chunks are merged
+// in ascending order. Rows share loads, never sums; a hidden key adds an exact zero, computed or left out.
 constexpr int kTile = 64;
 constexpr int kChunk = 512;
 constexpr int kMaxHeadDim = 256;
-constexpr int kMaxRows = 32;  // query rows (token, head in group) that share one pass over the keys
+constexpr int kMaxRows = 48;  // query rows (token, head in group) that share one pass over the keys
 
 // Rows of one head to be stored: row i goes from `from + i*stride_from` floats to the address to[i].
 struct StoreArgs {
@@ -51,13 +52,18 @@ struct StoreArgs {
   KvKind kind;
 };
 
-void attend_portable(const AttentionArgs& args);
-void store_rows_portable(const StoreArgs& args);
+struct AttentionOps {
+  const char* isa;
+  void (*attend)(const AttentionArgs&);
+  void (*store_rows)(const StoreArgs&);
+};
+
+const AttentionOps& attention_ops_portable();
 #if defined(__x86_64__)
-void attend_avx2(const AttentionArgs& args);
-void store_rows_avx2(const StoreArgs& args);
-void attend_avx512(const AttentionArgs& args);
-void store_rows_avx512(const StoreArgs& args);
+const AttentionOps& attention_ops_avx2();
+const AttentionOps& attention_ops_avxvnni();
+const AttentionOps& attention_ops_avx512();
+const AttentionOps& attention_ops_avx512vnni();
 #endif
 
 }  // namespace ridgeline

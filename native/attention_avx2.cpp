@@ -1,4 +1,3 @@
-#define LANES 8
-#define ATTEND attend_avx2
-#define STORE_ROWS store_rows_avx2
-#include "attention_kernel.inc"
+#define ATTENTION_OPS attention_ops_avx2
+#define ISA_NAME "avx2"
+#include "attention_avx2.inc"

@@ -1,4 +1,3 @@
-#define LANES 16
-#define ATTEND attend_avx512
-#define STORE_ROWS store_rows_avx512
-#include "attention_kernel.inc"
+#define ATTENTION_OPS attention_ops_avx512
+#define ISA_NAME "avx512"
+#include "attention_avx512.inc"

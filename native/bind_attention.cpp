@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "attention.h"
+#include "attention_isa.h"
 #include "isa.h"
 
 namespace nb = nanobind;
@@ -24,8 +24,9 @@ using Ints = std::vector<int32_t>;
 KvKind kind_from(const std::string& name) {
   if (name == "float32") return KvKind::kFloat32;
   if (name == "bfloat16") return KvKind::kBfloat16;
+  if (name == "float16") return KvKind::kFloat16;
   if (name == "int8") return KvKind::kInt8;
-  throw std::invalid_argument("unknown KV format " + name + "; known: float32, bfloat16, int8");
+  throw std::invalid_argument("unknown KV format " + name + "; known: float32, bfloat16, float16, int8");
 }
 
 // Where one layer's K and V live, and how far its indices may reach. Strides and the end are in bytes.
@@ -80,14 +81,6 @@ struct AttentionPlan {
   }
 };
 
-void dispatch(Isa isa, const AttentionArgs& args) {
-#if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return attend_avx512(args);
-  if (isa == Isa::kAvx2) return attend_avx2(args);
-#endif
-  attend_portable(args);
-}
-
 void attend(const AttentionPlan& plan, const PagedKv& kv, uintptr_t q, int64_t q_stride_row,
             int64_t q_stride_head, int num_heads, uintptr_t out, float scale, int window, float softcap,
             int num_threads, const std::string& isa) {
@@ -119,17 +112,9 @@ void attend(const AttentionPlan& plan, const PagedKv& kv, uintptr_t q, int64_t q
   a.window = window;
   a.softcap = softcap;
   a.num_threads = num_threads;
-  const Isa chosen = isa_from(isa);
+  const AttentionOps& ops = attention_ops(isa);
   nb::gil_scoped_release release;
-  dispatch(chosen, a);
-}
-
-void dispatch(Isa isa, const StoreArgs& args) {
-#if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return store_rows_avx512(args);
-  if (isa == Isa::kAvx2) return store_rows_avx2(args);
-#endif
-  store_rows_portable(args);
+  ops.attend(a);
 }
 
 // Store the step's new keys and values [T, 2, G, D] (rows contiguous in D) in their places in the cache.
@@ -138,7 +123,7 @@ void write_kv(const AttentionPlan& plan, const PagedKv& kv, uintptr_t new_kv, in
   require(new_kv != 0, "new_kv needs memory");
   require(plan.block_size == kv.block_size, "plan and cache disagree on the block size");
   const float* from = reinterpret_cast<const float*>(new_kv);
-  const Isa chosen = isa_from(isa);
+  const AttentionOps& ops = attention_ops(isa);
   std::vector<char*> to(plan.num_rows);
   nb::gil_scoped_release release;
   for (size_t r = 0; r < plan.computed.size(); ++r) {
@@ -150,9 +135,9 @@ void write_kv(const AttentionPlan& plan, const PagedKv& kv, uintptr_t new_kv, in
   }
   const int64_t to_values = kv.v - kv.k;
   for (int g = 0; g < kv.num_kv_heads; ++g) {
-    dispatch(chosen, {from + g * stride_head, stride_row, to.data(), plan.num_rows, kv.head_dim, kv.kind});
+    ops.store_rows({from + g * stride_head, stride_row, to.data(), plan.num_rows, kv.head_dim, kv.kind});
     for (char*& row : to) row += to_values;
-    dispatch(chosen, {from + stride_kind + g * stride_head, stride_row, to.data(), plan.num_rows, kv.head_dim,
+    ops.store_rows({from + stride_kind + g * stride_head, stride_row, to.data(), plan.num_rows, kv.head_dim,
                       kv.kind});
     for (char*& row : to) row += kv.stride_head - to_values;
   }

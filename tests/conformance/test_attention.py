@@ -287,7 +287,17 @@ def test_stored_formats(kv: str, seed: int, data: st.DataObject) -> None:
             kv=kv,
             size=size,
         )
-        check(backend, scene, 5e-6 if size <= 1 else 1e-4)
+        check(backend, scene, tolerance_of(backend, kv, size))
+
+
+def tolerance_of(backend: str, kv: str, size: float) -> float:
+    """Float rounding; native int8 also rounds queries and weights to 16 bits (1/128 of a code's).
+
+    Scores of large keys are large, and so is what a rounded query does to them.
+    """
+    if backend == "native" and kv == "int8":
+        return 5e-5 if size <= 1 else 2e-3
+    return 5e-6 if size <= 1 else 1e-4
 
 
 @pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
@@ -323,7 +333,7 @@ def native_rows(
 
 @pytest.mark.skipif("native" not in backends_of("float32"), reason="no native kernels here")
 @pytest.mark.parametrize("isa", ["portable", "auto"])
-@pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv", STORED)
 def test_native_is_bit_identical_however_it_is_cut(
     kv: str, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ from ridgeline.engine.core.plan import Run
 from ridgeline.spec.model import ModelSpec
 
 MAX_HEAD_DIM = 256
-KV_FORMATS = ("float32", "bfloat16", "int8")
+KV_FORMATS = ("float32", "bfloat16", "float16", "int8")
 ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"  # forces a kernel variant: auto, portable, avx2, avx512
 
 
