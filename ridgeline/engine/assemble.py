@@ -20,6 +20,7 @@ from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.resolve import Resolved
 from ridgeline.engine.runner import TorchRunner
+from ridgeline.engine.speculate import make_drafts
 from ridgeline.engine.text import Tokenizer, load_tokenizer
 
 
@@ -78,6 +79,7 @@ def make_scheduler(resolved: Resolved) -> Scheduler:
         _prefix_cache(resolved, pool),
         eos_token_ids=resolved.spec.eos_token_ids,
         seed=resolved.seed,
+        drafts=make_drafts(resolved.speculative_config),
     )
 
 

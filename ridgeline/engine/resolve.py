@@ -21,6 +21,7 @@ from ridgeline.engine.attention.base import Site
 from ridgeline.engine.kv_budget import BudgetAsked, KvBudget, kv_budget
 from ridgeline.engine.model.dtype import resolve_dtype
 from ridgeline.engine.quant import linear_kind
+from ridgeline.engine.speculate.resolve import Speculation, resolve_speculation
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import system
 from ridgeline.settings import Batching, Settings
@@ -60,6 +61,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     batch_wait_ms: float
     attention_backend: str
     num_threads: int
+    speculative_config: Speculation | None
     seed: int
     spec: ModelSpec
     derivations: dict[str, str]
@@ -68,7 +70,10 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         """The settings alone, for EngineInfo and `explain`."""
         skipped = ("spec", "derivations")
         names = (field.name for field in msgspec.structs.fields(self))
-        return {name: getattr(self, name) for name in names if name not in skipped}
+        values = {name: getattr(self, name) for name in names if name not in skipped}
+        if self.speculative_config is not None:
+            values["speculative_config"] = msgspec.to_builtins(self.speculative_config)
+        return values
 
 
 def resolve(settings: Settings) -> Resolved:
@@ -97,6 +102,7 @@ def resolve(settings: Settings) -> Resolved:
         block_size=block_size,
         attention_backend=backend,
         num_threads=_num_threads(settings, why),
+        speculative_config=resolve_speculation(settings, max_model_len, why),
         spec=spec,
         derivations=why | _as_asked(settings, why),
         **_unchanged(settings),
