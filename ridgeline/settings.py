@@ -16,7 +16,7 @@ import msgspec
 from ridgeline.errors import BadInput
 
 Batching = Literal["static", "dynamic", "continuous"]
-DraftMethod = Literal["ngram"]
+DraftMethod = Literal["ngram", "draft_model"]
 MAX_DRAFT_TOKENS = 128  # vLLM's MAX_SPEC_LEN
 
 
@@ -24,13 +24,20 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Speculative decoding as asked: the keys of vLLM's `--speculative-config`.
 
     `num_speculative_tokens`: drafts per sequence and step (None: the method's own default).
-    `prompt_lookup_min`, `prompt_lookup_max`: lengths of the n-grams that "ngram" looks up.
+    `prompt_lookup_min`, `prompt_lookup_max`: lengths of the n-grams that "ngram" looks up. `model`,
+    `quantization`: the draft model and the format of its layers' weights. `draft_sample_method`:
+    draft the likeliest token, or draw it (requests without a seed). `rejection_sample_method`: how
+    drawn drafts are judged.
     """
 
     method: DraftMethod
     num_speculative_tokens: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    model: str | None = None
+    quantization: Literal["int8", "int4", "bf16"] | None = None
+    draft_sample_method: Literal["greedy", "probabilistic"] | None = None
+    rejection_sample_method: Literal["block", "standard"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):

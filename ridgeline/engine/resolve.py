@@ -76,6 +76,22 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         return values
 
 
+class Models(msgspec.Struct, frozen=True):
+    """What the model, and one that drafts for it, keep in memory together."""
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+    @staticmethod
+    def of(spec: ModelSpec, speculation: Speculation | None) -> Models:
+        extra = (
+            (speculation.weight_bytes, speculation.kv_bytes_per_token) if speculation else (0, 0)
+        )
+        return Models(
+            int(resident_weight_bytes(spec)) + extra[0], kv_bytes_per_token(spec) + extra[1]
+        )
+
+
 def resolve(settings: Settings) -> Resolved:
     """Derive every value. Raises BadModel, BadInput, CannotRun, DoesNotFit."""
     why: dict[str, str] = {}
@@ -84,7 +100,9 @@ def resolve(settings: Settings) -> Resolved:
     max_model_len = _max_model_len(settings, spec, why)
     max_num_seqs = _asked_or(settings, "max_num_seqs", MAX_NUM_SEQS, why)
     block_size = _asked_or(settings, "block_size", BLOCK_SIZE, why)
-    budget = _kv_budget(settings, spec, device, max_model_len, max_num_seqs, block_size)
+    speculation = resolve_speculation(settings, spec, max_model_len, why)
+    models = Models.of(spec, speculation)
+    budget = _kv_budget(settings, models, device, max_model_len, max_num_seqs, block_size)
     why |= {"kv_cache_memory_bytes": budget.why, "num_blocks": budget.num_blocks_why}
     backend, reasons = choose_attention(
         settings.attention_backend, Site.of(spec, device, dtype, block_size)
@@ -102,7 +120,7 @@ def resolve(settings: Settings) -> Resolved:
         block_size=block_size,
         attention_backend=backend,
         num_threads=_num_threads(settings, why),
-        speculative_config=resolve_speculation(settings, max_model_len, why),
+        speculative_config=speculation,
         spec=spec,
         derivations=why | _as_asked(settings, why),
         **_unchanged(settings),
@@ -241,7 +259,7 @@ def _num_threads(settings: Settings, why: dict[str, str]) -> int:
 
 def _kv_budget(
     settings: Settings,
-    spec: ModelSpec,
+    models: Models,
     device: torch.device,
     max_model_len: int,
     max_num_seqs: int,
@@ -250,8 +268,8 @@ def _kv_budget(
     total, available = _memory(device)
     return kv_budget(
         BudgetAsked(
-            weight_bytes=int(resident_weight_bytes(spec)),
-            kv_bytes_per_token=kv_bytes_per_token(spec),
+            weight_bytes=models.weight_bytes,
+            kv_bytes_per_token=models.kv_bytes_per_token,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             block_size=block_size,

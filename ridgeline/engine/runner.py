@@ -5,15 +5,14 @@
 It keeps nothing between steps but the weights and the KV cache; whatever it needs is in the plan.
 
 Shape legend: T tokens of the step, S rows that are sampled (of a run with drafts: the last known
-token's and each draft's), P prompt positions whose log-probabilities
-were asked for, C hidden_size, V vocabulary.
+token's and each draft's), P prompt positions whose log-probabilities were asked for, C hidden_size,
+V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -23,43 +22,27 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult, samples_of
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.sampling import sample, token_logprobs
+from ridgeline.engine.sampling import token_logprobs
 from ridgeline.engine.sampling.base import Choice
-from ridgeline.engine.speculate.walk import confirmed
+from ridgeline.engine.speculate.verify import Verifier
+from ridgeline.engine.tensors import Batch, make_batch
 from ridgeline.records import TokenLogprobs
 
 LOGIT_ROWS = 256  # prompt log-probabilities go through the head this many rows at a time
 
 
-@dataclass(frozen=True)
-class Batch:
-    """The step on the device. `sampled_S`: rows after which a token is sampled; `end` > every
-    position."""
-
-    tokens_T: Tensor
-    positions_T: Tensor
-    sampled_S: Tensor
-    end: int
-
-
-def make_batch(runs: Sequence[Run], device: torch.device) -> Batch:
-    """All of a step's token-level tensors, by one transfer of one list."""
-    tokens = list(chain.from_iterable(run.tokens for run in runs))
-    spans = [range(run.start, run.start + len(run.tokens)) for run in runs]
-    ends = accumulate(len(run.tokens) for run in runs)
-    placed = zip(runs, ends, strict=True)
-    sampled = [row for run, end in placed for row in range(end - run.num_given, end)]
-    packed = torch.tensor([*tokens, *chain.from_iterable(spans), *sampled], device=device)
-    sizes = [len(tokens), len(tokens), len(sampled)]
-    tokens_T, positions_T, sampled_S = torch.split(packed, sizes)
-    return Batch(tokens_T, positions_T, sampled_S, max(span.stop for span in spans))
-
-
 class TorchRunner:
     """Runs plans on one device; the `Runner` of the real engine."""
 
-    def __init__(self, decoder: Decoder, cache: KvCache, attention: Attention) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KvCache,
+        attention: Attention,
+        verifier: Verifier | None = None,
+    ) -> None:
         self.decoder, self.cache, self.attention = decoder, cache, attention
+        self.verifier = verifier or Verifier()
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -95,8 +78,7 @@ class TorchRunner:
         if not at:
             return [[]] * len(runs)
         rows_SC = x_TC if len(at) == len(x_TC) else x_TC.index_select(0, batch.sampled_S)
-        drawn = iter(sample(self.decoder.logits(rows_SC), at))
-        return [confirmed(run.drafts, list(islice(drawn, run.num_given))) for run in runs]
+        return self.verifier.choices(self.decoder.logits(rows_SC), runs, at)
 
     def _prompt_logprobs(
         self, runs: Sequence[Run], x_TC: Tensor

@@ -76,7 +76,7 @@ def _after(at: SampleAt, drafts: tuple[int, ...]) -> SampleAt:
     return msgspec.structs.replace(
         at,
         index=index,
-        history=(*at.history, *drafts) if at.sampling.has_penalties else (),
+        history=(*at.history, *drafts) if at.history else (),
         banned=at.banned if index < at.sampling.min_tokens else (),
     )
 
