@@ -16,6 +16,35 @@ import msgspec
 from ridgeline.errors import BadInput
 
 Batching = Literal["static", "dynamic", "continuous"]
+DraftMethod = Literal["ngram", "draft_model"]
+MAX_DRAFT_TOKENS = 128  # vLLM's MAX_SPEC_LEN
+
+
+class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Speculative decoding as asked: the keys of vLLM's `--speculative-config`.
+
+    `num_speculative_tokens`: drafts per sequence and step (None: the method's own default).
+    `prompt_lookup_min`, `prompt_lookup_max`: lengths of the n-grams that "ngram" looks up. `model`,
+    `quantization`: the draft model and the format of its layers' weights. `draft_sample_method`:
+    draft the likeliest token, or draw it (requests without a seed). `rejection_sample_method`: how
+    drawn drafts are judged.
+    """
+
+    method: DraftMethod
+    num_speculative_tokens: int | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    model: str | None = None
+    quantization: Literal["int8", "int4", "bf16"] | None = None
+    draft_sample_method: Literal["greedy", "probabilistic"] | None = None
+    rejection_sample_method: Literal["block", "standard"] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MAX_DRAFT_TOKENS:
+                what = f"{name} of the speculative config is out of range"
+                raise BadInput(what, value=value, limit=f"1..{MAX_DRAFT_TOKENS}")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     attention_backend: str = "auto"
     layer_backend: str = "auto"
     num_threads: int | None = None
+    speculative_config: Speculative | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -103,7 +133,14 @@ def changed(settings: Settings) -> dict[str, Any]:
     """Only what differs from the defaults, for a short configuration file."""
     default = Settings()
     return {
-        field.name: getattr(settings, field.name)
+        field.name: _plain(getattr(settings, field.name))
         for field in msgspec.structs.fields(Settings)
         if getattr(settings, field.name) != getattr(default, field.name)
     }
+
+
+def _plain(value: Any) -> Any:
+    """A nested record as a table of what was asked in it."""
+    if not isinstance(value, msgspec.Struct):
+        return value
+    return {k: v for k, v in msgspec.structs.asdict(value).items() if v is not None}

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 import typer
 
-from ridgeline.cli.quantities import count_of, one_of, size_of
+from ridgeline.cli.quantities import count_of, one_of, size_of, table_of
 from ridgeline.errors import BadInput
 from ridgeline.settings import Settings, changed, load_settings, settings_from
 
@@ -41,6 +41,7 @@ HELP = {
     "attention_backend": "Which attention computes; auto chooses and says why.",
     "layer_backend": "What computes the layers around attention; auto chooses and says why.",
     "num_threads": "Threads of the CPU's arithmetic.",
+    "speculative_config": 'Speculative decoding, as vLLM\'s JSON: \'{"method": "ngram"}\'.',
     "seed": "Seed of the draws of requests that bring none.",
 }
 _PANEL = "Engine"
@@ -50,6 +51,7 @@ _QUANTITIES: dict[str, Callable[[str], Callable[[str], int]]] = {
     "max_num_batched_tokens": count_of,
     "kv_cache_memory_bytes": size_of,
 }
+_TABLES = ("speculative_config",)
 
 
 class EngineFlags:
@@ -138,6 +140,9 @@ def _parameter(field: msgspec.structs.FieldInfo) -> inspect.Parameter:
     elif field.name in _QUANTITIES:
         option = typer.Option(flag, parser=_QUANTITIES[field.name](flag), metavar="N", **shown)
         kind = int
+    elif field.name in _TABLES:
+        option = typer.Option(flag, parser=table_of(flag), metavar="JSON", **shown)
+        kind = dict
     elif get_origin(kind) is Literal:
         choices = get_args(kind)
         option = typer.Option(

@@ -6,8 +6,10 @@ powers of 1024. With a B it is a size in bytes: kB, MB, GB, TB decimal, KiB, MiB
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 from ridgeline.errors import BadInput
 
@@ -54,6 +56,21 @@ def one_of(flag: str, choices: tuple[str, ...]) -> Callable[[str], str]:
         if text not in choices:
             raise BadInput(f"{flag} has no such choice", value=text, limit=", ".join(choices))
         return text
+
+    return read
+
+
+def table_of(flag: str) -> Callable[[str], dict[str, Any]]:
+    """A parser for `flag` that reads a JSON object."""
+
+    def read(text: str) -> dict[str, Any]:
+        try:
+            found = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise BadInput(f"{flag} is not JSON", value=text, fix=str(error)) from None
+        if not isinstance(found, dict):
+            raise BadInput(f"{flag} is not a JSON object", value=text, fix='write {"key": value}')
+        return found
 
     return read
 

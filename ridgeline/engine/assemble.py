@@ -14,12 +14,14 @@ from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.core.admission import Limits
 from ridgeline.engine.core.batching import make_policy
 from ridgeline.engine.core.blocks import BlockPool
+from ridgeline.engine.core.drafting import Drafts
 from ridgeline.engine.core.prefix import Cache, NoPrefixCache, PrefixCache
 from ridgeline.engine.core.scheduler import Scheduler
 from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.resolve import Resolved
 from ridgeline.engine.runner import TorchRunner
+from ridgeline.engine.speculate.assemble import speculate
 from ridgeline.engine.text import Tokenizer, load_tokenizer
 
 
@@ -38,8 +40,9 @@ def assemble(resolved: Resolved) -> Parts:
 
     What can be refused cheaply comes before the weights.
     """
-    scheduler = make_scheduler(resolved)
     tokenizer = load_tokenizer(resolved.model)
+    speculation = speculate(resolved.speculative_config, tokenizer, resolved)
+    scheduler = make_scheduler(resolved, speculation.drafts)
     device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
     decoder = load_decoder(
         resolved.model,
@@ -59,12 +62,12 @@ def assemble(resolved: Resolved) -> Parts:
         kv_format(resolved.kv_cache_dtype),
     )
     attention = build_attention(resolved.attention_backend, resolved.spec, kv)
-    runner = TorchRunner(decoder, kv, attention)
-    return Parts(tokenizer, scheduler, runner, decoder.nbytes)
+    runner = TorchRunner(decoder, kv, attention, speculation.verifier)
+    return Parts(tokenizer, scheduler, runner, decoder.nbytes + speculation.weight_bytes)
 
 
-def make_scheduler(resolved: Resolved) -> Scheduler:
-    """The scheduler with its policy, pool and prefix cache."""
+def make_scheduler(resolved: Resolved, drafts: Drafts | None = None) -> Scheduler:
+    """The scheduler with its policy, pool and prefix cache; it speculates where `drafts` do."""
     pool = BlockPool(resolved.num_blocks, resolved.block_size)
     limits = Limits(
         max_num_seqs=resolved.max_num_seqs,
@@ -79,6 +82,7 @@ def make_scheduler(resolved: Resolved) -> Scheduler:
         _prefix_cache(resolved, pool),
         eos_token_ids=resolved.spec.eos_token_ids,
         seed=resolved.seed,
+        drafts=drafts,
     )
 
 

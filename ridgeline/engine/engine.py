@@ -174,6 +174,7 @@ class Engine:
             "num_preemptions": float(totals.num_preempted),
             "generation_tokens": float(totals.num_sampled),
             "num_steps": float(totals.num_steps),
+            **scheduler.drafting.totals.as_dict(),
         } | self._loop.counts.as_dict()
 
     def healthy(self, stall_s: float = STALL_S) -> bool:

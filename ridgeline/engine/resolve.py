@@ -22,6 +22,7 @@ from ridgeline.engine.forward import choose as choose_forward
 from ridgeline.engine.kv_budget import BudgetAsked, KvBudget, kv_budget
 from ridgeline.engine.model.dtype import resolve_dtype
 from ridgeline.engine.quant import linear_kind
+from ridgeline.engine.speculate.resolve import Speculation, resolve_speculation
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import system
 from ridgeline.settings import Batching, Settings
@@ -62,6 +63,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: str
     layer_backend: str
     num_threads: int
+    speculative_config: Speculation | None
     seed: int
     spec: ModelSpec
     derivations: dict[str, str]
@@ -70,7 +72,26 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         """The settings alone, for EngineInfo and `explain`."""
         skipped = ("spec", "derivations")
         names = (field.name for field in msgspec.structs.fields(self))
-        return {name: getattr(self, name) for name in names if name not in skipped}
+        values = {name: getattr(self, name) for name in names if name not in skipped}
+        if self.speculative_config is not None:
+            values["speculative_config"] = msgspec.to_builtins(self.speculative_config)
+        return values
+
+
+class Models(msgspec.Struct, frozen=True):
+    """What the model, and one that drafts for it, keep in memory together."""
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+    @staticmethod
+    def of(spec: ModelSpec, speculation: Speculation | None) -> Models:
+        extra = (
+            (speculation.weight_bytes, speculation.kv_bytes_per_token) if speculation else (0, 0)
+        )
+        return Models(
+            int(resident_weight_bytes(spec)) + extra[0], kv_bytes_per_token(spec) + extra[1]
+        )
 
 
 def resolve(settings: Settings) -> Resolved:
@@ -81,7 +102,9 @@ def resolve(settings: Settings) -> Resolved:
     max_model_len = _max_model_len(settings, spec, why)
     max_num_seqs = _asked_or(settings, "max_num_seqs", MAX_NUM_SEQS, why)
     block_size = _asked_or(settings, "block_size", BLOCK_SIZE, why)
-    budget = _kv_budget(settings, spec, device, max_model_len, max_num_seqs, block_size)
+    speculation = resolve_speculation(settings, spec, max_model_len, why)
+    models = Models.of(spec, speculation)
+    budget = _kv_budget(settings, models, device, max_model_len, max_num_seqs, block_size)
     why |= {"kv_cache_memory_bytes": budget.why, "num_blocks": budget.num_blocks_why}
     backend, reasons = choose_attention(
         settings.attention_backend, Site.of(spec, device, dtype, block_size)
@@ -100,6 +123,7 @@ def resolve(settings: Settings) -> Resolved:
         attention_backend=backend,
         layer_backend=_layer_backend(settings, spec, device, dtype, why),
         num_threads=_num_threads(settings, why),
+        speculative_config=speculation,
         spec=spec,
         derivations=why | _as_asked(settings, why),
         **_unchanged(settings),
@@ -250,7 +274,7 @@ def _num_threads(settings: Settings, why: dict[str, str]) -> int:
 
 def _kv_budget(
     settings: Settings,
-    spec: ModelSpec,
+    models: Models,
     device: torch.device,
     max_model_len: int,
     max_num_seqs: int,
@@ -259,8 +283,8 @@ def _kv_budget(
     total, available = _memory(device)
     return kv_budget(
         BudgetAsked(
-            weight_bytes=int(resident_weight_bytes(spec)),
-            kv_bytes_per_token=kv_bytes_per_token(spec),
+            weight_bytes=models.weight_bytes,
+            kv_bytes_per_token=models.kv_bytes_per_token,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             block_size=block_size,

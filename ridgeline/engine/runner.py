@@ -4,14 +4,14 @@
 
 It keeps nothing between steps but the weights and the KV cache; whatever it needs is in the plan.
 
-Shape legend: T tokens of the step, S runs that sample, P prompt positions whose log-probabilities
-were asked for, C hidden_size, V vocabulary.
+Shape legend: T tokens of the step, S rows that are sampled (of a run with drafts: the last known
+token's and each draft's), P prompt positions whose log-probabilities were asked for, C hidden_size,
+V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain
 
 import torch
@@ -20,42 +20,29 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import FullAttention
-from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult
+from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult, samples_of
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.sampling import sample, token_logprobs
+from ridgeline.engine.sampling import token_logprobs
+from ridgeline.engine.sampling.base import Choice
+from ridgeline.engine.speculate.verify import Verifier
+from ridgeline.engine.tensors import Batch, make_batch
 from ridgeline.records import TokenLogprobs
 
 LOGIT_ROWS = 256  # prompt log-probabilities go through the head this many rows at a time
 
 
-@dataclass(frozen=True)
-class Batch:
-    """The step on the device. `sampled_S`: rows after which a token is sampled; `end` > every
-    position."""
-
-    tokens_T: Tensor
-    positions_T: Tensor
-    sampled_S: Tensor
-    end: int
-
-
-def make_batch(runs: Sequence[Run], device: torch.device) -> Batch:
-    """All of a step's token-level tensors, by one transfer of one list."""
-    tokens = list(chain.from_iterable(run.tokens for run in runs))
-    spans = [range(run.start, run.start + len(run.tokens)) for run in runs]
-    ends = accumulate(len(run.tokens) for run in runs)
-    sampled = [end - 1 for run, end in zip(runs, ends, strict=True) if run.sample is not None]
-    packed = torch.tensor([*tokens, *chain.from_iterable(spans), *sampled], device=device)
-    sizes = [len(tokens), len(tokens), len(sampled)]
-    tokens_T, positions_T, sampled_S = torch.split(packed, sizes)
-    return Batch(tokens_T, positions_T, sampled_S, max(span.stop for span in spans))
-
-
 class TorchRunner:
     """Runs plans on one device; the `Runner` of the real engine."""
 
-    def __init__(self, decoder: Decoder, cache: KvCache, attention: Attention) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KvCache,
+        attention: Attention,
+        verifier: Verifier | None = None,
+    ) -> None:
         self.decoder, self.cache, self.attention = decoder, cache, attention
+        self.verifier = verifier or Verifier()
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -68,7 +55,7 @@ class TorchRunner:
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
         drawn = self._sample(plan.runs, x_TC, batch)
         prompts = self._prompt_logprobs(plan.runs, x_TC)
-        return StepResult(tuple(map(_sampled, plan.runs, drawn, prompts)))
+        return StepResult(tuple(map(_sampled, drawn, prompts)))
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> Tensor:
@@ -85,16 +72,13 @@ class TorchRunner:
         x_TC = self.decoder.hidden(tokens_T, positions_T, len(tokens), attend)
         return self.decoder.logits(x_TC)
 
-    def _sample(
-        self, runs: Sequence[Run], x_TC: Tensor, batch: Batch
-    ) -> list[tuple[int, TokenLogprobs | None] | None]:
-        """What each run drew, None where it does not sample."""
-        at = [run.sample for run in runs if run.sample is not None]
+    def _sample(self, runs: Sequence[Run], x_TC: Tensor, batch: Batch) -> list[list[Choice]]:
+        """What each run drew: nothing where it does not sample."""
+        at = list(chain.from_iterable(map(samples_of, runs)))
         if not at:
-            return [None] * len(runs)
+            return [[]] * len(runs)
         rows_SC = x_TC if len(at) == len(x_TC) else x_TC.index_select(0, batch.sampled_S)
-        drawn = iter(sample(self.decoder.logits(rows_SC), at))
-        return [None if run.sample is None else next(drawn) for run in runs]
+        return self.verifier.choices(self.decoder.logits(rows_SC), runs, at)
 
     def _prompt_logprobs(
         self, runs: Sequence[Run], x_TC: Tensor
@@ -118,12 +102,6 @@ class TorchRunner:
         return tuple(scored)
 
 
-def _sampled(
-    run: Run,
-    drawn: tuple[int, TokenLogprobs | None] | None,
-    prompt: tuple[TokenLogprobs, ...],
-) -> Sampled:
-    if drawn is None:
-        return Sampled(prompt_logprobs=prompt)
-    token, logprobs = drawn
-    return Sampled((token,), () if logprobs is None else (logprobs,), prompt)
+def _sampled(drawn: list[Choice], prompt: tuple[TokenLogprobs, ...]) -> Sampled:
+    logprobs = tuple(each for _, each in drawn if each is not None)
+    return Sampled(tuple(token for token, _ in drawn), logprobs, prompt)

@@ -69,7 +69,9 @@ def _provenance(result: LadderResult) -> dict[str, object]:
 
 
 def _value(value: object) -> str:
-    """TOML of a plain value: its strings, numbers and booleans are written as JSON writes them."""
+    """TOML of a plain value: what is plain as JSON has it, a table in one line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_value(each)}" for key, each in value.items()) + " }"
     if isinstance(value, float) and value == int(value):
         return f"{value:.1f}"
     return json.dumps(value, ensure_ascii=False)

@@ -116,7 +116,7 @@ def candidates(
 
 def _value(change: object, current: object) -> object:
     """What a change makes of the current value."""
-    if not isinstance(change, dict):
+    if not isinstance(change, dict) or not {"times", "unset"} & change.keys():
         return change
     if change.get("unset"):
         return None

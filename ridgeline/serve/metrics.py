@@ -12,7 +12,7 @@ Every app owns its registry: two servers in one process never mix their numbers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -63,7 +63,11 @@ ENGINE_COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
     "num_preemptions": "Sequences that lost their blocks and were recomputed.",
+    "spec_decode_num_drafts": "Drafts that were verified.",
+    "spec_decode_num_draft_tokens": "Draft tokens that were verified.",
+    "spec_decode_num_accepted_tokens": "Draft tokens that were accepted.",
 }
+PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 
 
 class Metrics:
@@ -212,7 +216,19 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             counter.add_metric([self._model_name], self._highest[name])
             yield counter
+        yield self._accepted_by_position(values)
         yield self._cache_config()
+
+    def _accepted_by_position(self, values: Mapping[str, float]) -> CounterMetricFamily:
+        """One sample per place in a draft that was accepted at least once."""
+        text = "Draft tokens that were accepted, by their place in the draft."
+        labels = ["model_name", "position"]
+        family = CounterMetricFamily(f"vllm:{PER_POSITION}", text, labels=labels)
+        for name, value in values.items():
+            base, _, place = name.partition("/")
+            if base == PER_POSITION:
+                family.add_metric([self._model_name, place], float(value))
+        return family
 
     def _cache_config(self) -> GaugeMetricFamily:
         info = self._engine.info

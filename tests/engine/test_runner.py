@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ridgeline.engine import runner as runner_module
 from ridgeline.engine.core.plan import Run, SampleAt, StepPlan
-from ridgeline.engine.runner import make_batch
+from ridgeline.engine.tensors import make_batch
 from ridgeline.records import Sampling
 from tests.conformance.tiny_models import GREEDY, VOCAB, Loaded, load_ours, make_model
 

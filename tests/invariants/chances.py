@@ -15,10 +15,11 @@ def add_random(world: World, pick: Callable[[int, int], int]) -> None:
     places = world.setup.num_blocks * world.setup.block_size
     num_prompt = pick(1, min(places - 1, 16))
     stem = pick(0, 1)
+    max_tokens = pick(1, min(places - num_prompt, 14))
     sampling = Sampling(
         n=max(1, pick(-2, 4)),
-        max_tokens=pick(1, min(places - num_prompt, 14)),
-        min_tokens=0,
+        max_tokens=max_tokens,
+        min_tokens=min(max_tokens, max(0, pick(-6, 6))),
         seed=pick(0, 2),
         ignore_eos=pick(0, 1) == 1,
         prompt_logprobs=None if pick(0, 4) else 1,

@@ -87,7 +87,8 @@ def check_plan(world: World, plan: StepPlan, before: Before) -> None:
     assert len(set(ids)) == len(ids) <= world.setup.max_num_seqs
     if before.first is not None and before.first.state is not State.FINISHED:
         assert before.first.id in ids, "the first in order was preempted or left out"
-    prompts = [len(run.tokens) for run in plan.runs if len(run.tokens) > 1]
+    known = [len(run.tokens) - run.num_drafts for run in plan.runs]
+    prompts = [count for count in known if count > 1]
     num_tokens = sum(len(run.tokens) for run in plan.runs)
     excess = 0 if world.setup.chunked or not prompts else prompts[0]
     assert num_tokens <= world.setup.max_num_batched_tokens + excess
@@ -96,6 +97,12 @@ def check_plan(world: World, plan: StepPlan, before: Before) -> None:
     view = world.scheduler.view()
     assert view.num_running == len(world.running)
     assert view.num_running + view.num_waiting == world.scheduler._roster.num_unfinished
+
+
+def check_trimmed(world: World) -> None:
+    """After a commit nobody owns a block behind its known tokens: rejected drafts are gone."""
+    for seq in world.running:
+        assert len(seq.blocks) <= world.scheduler.pool.blocks_for(seq.known), "a draft's block"
 
 
 def check_joined(world: World, before: Before) -> None:

@@ -8,6 +8,7 @@ logits. It is printed.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from unittest import mock
@@ -27,6 +28,7 @@ from ridgeline.engine.core import (
     Scheduler,
     make_policy,
 )
+from ridgeline.engine.core.drafting import Drafts, NoDrafts, Open
 from ridgeline.engine.core.plan import SampleAt
 from ridgeline.engine.core.stopping import derive_seed
 from ridgeline.engine.model.decoder import Decoder
@@ -34,6 +36,8 @@ from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.sampling.reference import distribution
 from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.engine.speculate.ngram import NgramDrafter
+from ridgeline.engine.speculate.speculator import FixedDepth
 from ridgeline.records import Ask, Event, Failed, Token
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
@@ -95,6 +99,8 @@ class Schedule:
     prefix: bool = False
     arrives: tuple[int, ...] = ()
     rounds: int = 1
+    drafts: str = ""
+    depth: int = 3
 
 
 @dataclass
@@ -105,11 +111,13 @@ class Served:
     num_preempted: int = 0
     hit_tokens: int = 0
     num_forked: int = 0
+    num_accepted: int = 0
+    num_rejected: int = 0
 
 
 def serve(model: Model, asks: Sequence[Ask], schedule: Schedule) -> list[Served]:
     """All asks in one engine, `rounds` times over; the clock ticks once per step."""
-    scheduler, runner = _build(model, schedule)
+    scheduler, runner = _build(model, schedule, drafts_of(model, asks, schedule))
     return [
         _round(scheduler, runner, [_named(ask, turn) for ask in asks], schedule)
         for turn in range(schedule.rounds)
@@ -120,7 +128,38 @@ def _named(ask: Ask, turn: int) -> Ask:
     return msgspec.structs.replace(ask, id=f"{ask.id}/{turn}") if turn else ask
 
 
-def _build(model: Model, schedule: Schedule) -> tuple[Scheduler, TorchRunner]:
+class _Prophet:
+    """Drafts the truth, with every third token or so wrong."""
+
+    name = "prophet"
+
+    def __init__(self, answers: list[tuple[int, ...]], vocab_size: int) -> None:
+        self._answers, self._vocab_size, self._rng = answers, vocab_size, random.Random(5)
+
+    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+        return [self._draft(tuple(o.tokens), d) for o, d in zip(opens, depths, strict=True)]
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        pass
+
+    def _draft(self, tokens: tuple[int, ...], depth: int) -> tuple[int, ...]:
+        known = [a for a in self._answers if a[: len(tokens)] == tokens]
+        future = self._rng.choice(known)[len(tokens) :][:depth] if known else (1,) * depth
+        wrong = self._rng.randrange(self._vocab_size)
+        return tuple(t if self._rng.random() < 0.7 else wrong for t in future)
+
+
+def drafts_of(model: Model, asks: Sequence[Ask], schedule: Schedule) -> Drafts:
+    if not schedule.drafts:
+        return NoDrafts()
+    if schedule.drafts == "ngram":
+        return FixedDepth(NgramDrafter(1, 3), schedule.depth)
+    choices = [(ask, index) for ask in asks for index in range(ask.sampling.n)]
+    answers = [(*ask.prompt, *alone(model, ask, index)) for ask, index in choices]
+    return FixedDepth(_Prophet(answers, model.spec.vocab_size), schedule.depth)
+
+
+def _build(model: Model, schedule: Schedule, drafts: Drafts) -> tuple[Scheduler, TorchRunner]:
     pool = BlockPool(schedule.num_blocks, schedule.block_size)
     limits = Limits(
         max_num_seqs=schedule.max_num_seqs,
@@ -139,7 +178,8 @@ def _build(model: Model, schedule: Schedule) -> tuple[Scheduler, TorchRunner]:
         kv_format(model.spec.kv_dtype),
     )
     runner = TorchRunner(model.decoder, kv, build_attention(model.attention, model.spec, kv))
-    scheduler = Scheduler(limits, policy, pool, cache, eos_token_ids=model.spec.eos_token_ids)
+    eos = model.spec.eos_token_ids
+    scheduler = Scheduler(limits, policy, pool, cache, eos_token_ids=eos, drafts=drafts)
     return scheduler, runner
 
 
@@ -148,6 +188,7 @@ def _round(
 ) -> Served:
     before = msgspec.structs.replace(scheduler.totals)
     hits = scheduler.cache.hit_tokens
+    drafted = msgspec.structs.replace(scheduler.drafting.totals)
     waiting = dict(enumerate(asks))
     served = Served({(a.id.split("/")[0], i): [] for a in asks for i in range(a.sampling.n)})
     step = 0
@@ -164,6 +205,9 @@ def _round(
     served.num_preempted = scheduler.totals.num_preempted - before.num_preempted
     served.num_forked = scheduler.totals.num_forked - before.num_forked
     served.hit_tokens = scheduler.cache.hit_tokens - hits
+    totals = scheduler.drafting.totals
+    served.num_accepted = totals.num_accepted - drafted.num_accepted
+    served.num_rejected = totals.num_tokens - drafted.num_tokens - served.num_accepted
     return served
 
 

@@ -6,11 +6,13 @@ import random
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
-from ridgeline.engine.core import prefix, roster
+from ridgeline.engine.core import plan, prefix, roster
 from ridgeline.engine.core.batching.static import StaticBatching
 from ridgeline.engine.core.blocks import BlockPool
 from ridgeline.engine.core.budget import ChunkedBudget, WholeBudget
+from ridgeline.engine.core.plan import Run, Sampled
 from ridgeline.engine.core.prefix import PrefixCache
 from ridgeline.engine.core.queue import WaitingQueue
 from ridgeline.engine.core.roster import Roster
@@ -18,6 +20,7 @@ from ridgeline.engine.core.scheduler import Scheduler
 from ridgeline.engine.core.sequence import Choices, Sequence
 from ridgeline.engine.core.step import Step
 from ridgeline.engine.core.tables import BlockTables
+from ridgeline.records import Event
 from tests.invariants.chances import add_random, end_random, fork_random
 from tests.invariants.world import Setup, World
 
@@ -34,6 +37,7 @@ def random_setup(rng: random.Random) -> Setup:
         policy=rng.choice(("static", "dynamic", "continuous")),
         prefix=rng.random() < 0.7,
         ttl_s=rng.choice((None, 0.5, 4.0)),
+        drafts=rng.choice((0, 1, 5)),
     )
 
 
@@ -170,7 +174,26 @@ def time_to_live_never_ends(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "expire", lambda self, now_s: None)
 
 
+def rejected_drafts_keep_their_blocks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockTables, "trim", lambda self, seq: None)
+
+
+def rejected_drafts_count_as_computed(patch: pytest.MonkeyPatch) -> None:
+    def advance(self: Scheduler, seq: Sequence, run: Run, sampled: Sampled) -> list[Event]:
+        return original(self, seq, replace(run, num_drafts=0), sampled)
+
+    original = Scheduler._advance
+    patch.setattr(Scheduler, "_advance", advance)
+
+
+def every_draft_draws_the_same_number(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan, "_after", lambda at, drafts: at)
+
+
 PLANTS: list[Plant] = [
+    rejected_drafts_keep_their_blocks,
+    rejected_drafts_count_as_computed,
+    every_draft_draws_the_same_number,
     no_copy_on_write,
     publish_a_block_that_is_not_full,
     forget_a_reference,
@@ -205,4 +228,5 @@ def test_without_a_bug_nothing_is_caught() -> None:
     worlds = [live(random.Random(seed)) for seed in range(60)]
     assert sum(world.num_preempted for world in worlds) > 50
     assert sum(world.num_copies for world in worlds) > 100
+    assert sum(world.num_accepted for world in worlds) > 300
     assert sum(world.scheduler.cache.hit_tokens for world in worlds) > 100

@@ -19,6 +19,7 @@ SETUPS = st.builds(
     policy=st.sampled_from(("static", "dynamic", "continuous")),
     prefix=st.booleans(),
     ttl_s=st.sampled_from((None, 0.5, 4.0)),
+    drafts=st.sampled_from((0, 1, 5)),
 )
 
 

@@ -9,6 +9,9 @@ any order of steps must end in the same answers as each ask served alone (`Answe
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -20,7 +23,8 @@ from ridgeline.engine.core import (
     Scheduler,
     make_policy,
 )
-from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult
+from ridgeline.engine.core.drafting import Drafts, Open, Room, Verdict
+from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult, samples_of
 from ridgeline.engine.core.sequence import Sequence
 from ridgeline.engine.core.stopping import derive_seed
 from ridgeline.records import (
@@ -40,6 +44,7 @@ from tests.invariants.checks import (
     check_joined,
     check_plan,
     check_time_to_live,
+    check_trimmed,
 )
 
 EOS = 0
@@ -61,8 +66,9 @@ class Setup:
     prefix: bool = True
     ttl_s: float | None = None
     aging_s: float = 5.0
+    drafts: int = 0
 
-    def build(self) -> Scheduler:
+    def build(self, drafts: Drafts | None = None) -> Scheduler:
         pool = BlockPool(self.num_blocks, self.block_size)
         limits = Limits(
             max_num_seqs=self.max_num_seqs,
@@ -73,7 +79,7 @@ class Setup:
         )
         cache = PrefixCache(pool, self.ttl_s) if self.prefix else NoPrefixCache()
         policy = make_policy(self.policy, wait_s=self.wait_s)
-        return Scheduler(limits, policy, pool, cache, eos_token_ids=(EOS,))
+        return Scheduler(limits, policy, pool, cache, eos_token_ids=(EOS,), drafts=drafts)
 
 
 def sample(seed: int, text: tuple[int, ...], index: int, banned: tuple[int, ...]) -> int:
@@ -113,21 +119,49 @@ class Answer:
 
     def next_token(self, tokens: list[int]) -> int:
         index = len(tokens) - self.num_prompt
-        banned = (EOS,) if index < self.ask.sampling.min_tokens else ()
+        sampling = self.ask.sampling
+        banned = () if sampling.ignore_eos or index >= sampling.min_tokens else (EOS,)
         return sample(self.seed, tuple(tokens), index, banned)
+
+
+class Prophet:
+    """Drafts of random length, up to `most` tokens; each token is right three times in four."""
+
+    def __init__(self, world: World, most: int) -> None:
+        self._world, self._most, self._rng = world, most, random.Random(most)
+        self.num_told = 0
+
+    def propose(self, opens: Seq[Open], room: Room) -> list[tuple[int, ...]]:
+        assert room.num_free > 0 and room.num_runs >= len(opens)
+        return [self._draft(each) for each in opens]
+
+    def learn(self, verdicts: Seq[Verdict]) -> None:
+        self.num_told += len(verdicts)
+
+    def forget(self, seq_id: int, tokens: Seq[int], tenant: str) -> None:
+        pass
+
+    def _draft(self, each: Open) -> tuple[int, ...]:
+        seq = self._world.scheduler._roster.running_by_id(each.seq_id)
+        assert seq is not None and each.tokens == seq.tokens and each.tenant == seq.ask.tenant
+        future = self._world.answers[seq.ask.id, seq.index].expected[len(each.tokens) :]
+        future = future[: self._rng.randint(0, self._most)]
+        return tuple(t if self._rng.random() < 0.75 else (t + 1) % VOCAB for t in future)
 
 
 class World:
     """A scheduler, its runner's memory, and what everybody has been told so far."""
 
     def __init__(self, setup: Setup) -> None:
-        self.setup, self.scheduler, self.now_s = setup, setup.build(), 0.0
+        drafts = Prophet(self, setup.drafts) if setup.drafts else None
+        self.setup, self.scheduler, self.now_s = setup, setup.build(drafts), 0.0
         self.slots: list[list[Text | None]] = [
             [None] * setup.block_size for _ in range(setup.num_blocks)
         ]
         self.answers: dict[tuple[str, int], Answer] = {}
         self.started: set[str] = set()
         self.num_asks = self.num_steps = self.num_preempted = self.num_copies = 0
+        self.num_accepted = 0
         self.patience = 0  # steps that everything added so far may take
         self.used_s: dict[int, float] = {}  # block -> when it last had an owner
 
@@ -195,6 +229,7 @@ class World:
         self._note_use()
         self._tell(scheduler.commit(plan, result, self.now_s))
         self.check()
+        check_trimmed(self)
         self.num_steps += 1
         return bool(plan.runs)
 
@@ -243,21 +278,32 @@ class World:
         seq = self.scheduler._roster.running_by_id(run.seq_id)
         assert seq is not None
         answer = self.answers[seq.ask.id, seq.index]
-        end = run.start + len(run.tokens)
-        assert list(run.tokens) == answer.tokens[run.start : end], "tokens lost or duplicated"
+        end = run.start + len(run.tokens) - run.num_drafts
+        known = list(run.tokens[: end - run.start])
+        assert known == answer.tokens[run.start : end], "tokens lost or duplicated"
         for position in range(run.start):
             assert self._slot(run, position) == _text(answer, position), (
                 "attention reads a wrong slot"
             )
-        for position in range(run.start, end):
-            self._write(run, position, _text(answer, position))
+        fed = (*answer.tokens[:end], *run.drafts)
+        for position in range(run.start, len(fed)):
+            self._write(run, position, (answer.ask.tenant, fed[: position + 1]))
         if run.sample is None:
-            assert end < len(answer.tokens)
+            assert end < len(answer.tokens) and not run.num_drafts
             return Sampled(prompt_logprobs=self._prompt_logprobs(run))
         assert end == len(answer.tokens) and run.sample.seed == answer.seed
-        assert run.sample.index == end - answer.num_prompt
-        token = sample(answer.seed, tuple(answer.tokens), run.sample.index, run.sample.banned)
-        return Sampled((token,), prompt_logprobs=self._prompt_logprobs(run))
+        given = tuple(self._walk(run, fed, end, answer.num_prompt))
+        return Sampled(given, prompt_logprobs=self._prompt_logprobs(run))
+
+    def _walk(self, run: Run, fed: tuple[int, ...], end: int, num_prompt: int) -> Iterator[int]:
+        """The target's tokens, for as long as the drafts agree with them."""
+        for i, at in enumerate(samples_of(run)):
+            assert at.index == end + i - num_prompt
+            token = sample(at.seed, fed[: end + i], at.index, at.banned)
+            self.num_accepted += end + i < len(fed) and token == fed[end + i]
+            yield token
+            if (token,) != fed[end + i : end + i + 1]:
+                return
 
     def _slot(self, run: Run, position: int) -> Text | None:
         size = self.setup.block_size

@@ -35,6 +35,9 @@ class Run(msgspec.Struct, frozen=True):
     `blocks` is the sequence's block table; position p lives in blocks[p // block_size]. `sample` is
     None while known tokens remain uncomputed after this run. `prompt_logprobs` asks for the
     log-probabilities of the prompt tokens that follow each fed position (k, or None).
+
+    The last `num_drafts` of `tokens` are guesses: the run is to give the longest head of them that
+    sampling confirms, and the token after it.
     """
 
     seq_id: int
@@ -44,6 +47,38 @@ class Run(msgspec.Struct, frozen=True):
     sample: SampleAt | None
     prompt_logprobs: int | None = None
     next_prompt_token: int | None = None
+    num_drafts: int = 0
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        return self.tokens[len(self.tokens) - self.num_drafts :]
+
+    @property
+    def num_given(self) -> int:
+        """The most tokens that the run can give: one for each row that is sampled."""
+        return 0 if self.sample is None else self.num_drafts + 1
+
+
+def samples_of(run: Run) -> tuple[SampleAt, ...]:
+    """How to sample after the known tokens of a run, and after each of its drafts in turn."""
+    at = run.sample
+    if at is None:
+        return ()
+    if not run.num_drafts:
+        return (at,)
+    drafts = run.drafts
+    return (at, *(_after(at, drafts[:count]) for count in range(1, len(drafts) + 1)))
+
+
+def _after(at: SampleAt, drafts: tuple[int, ...]) -> SampleAt:
+    """The same, `drafts` later: as if they were known."""
+    index = at.index + len(drafts)
+    return msgspec.structs.replace(
+        at,
+        index=index,
+        history=(*at.history, *drafts) if at.history else (),
+        banned=at.banned if index < at.sampling.min_tokens else (),
+    )
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -56,7 +91,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 class Sampled(msgspec.Struct, frozen=True):
     """What a run gave: its sampled tokens in order (none while the prompt is still being
-    computed)."""
+    computed; with drafts, those that were accepted and the one after them)."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()

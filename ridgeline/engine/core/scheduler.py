@@ -19,6 +19,9 @@ A joining sequence gets blocks for all its known tokens at once, so that prompts
 preempt each other, and it leaves one idle block per running sequence, so that joining does not
 cause preemption in the next few steps.
 
+Drafts come last (`drafting.py`): what budget and blocks are left may carry guesses behind the last
+known token of a run; `commit` takes in those that the runner confirmed.
+
 No torch, no clock, no randomness: `now_s` and the seed come in, the runner stands between plan and
 commit, and the simulator drives these same classes on a virtual clock.
 """
@@ -31,6 +34,7 @@ from ridgeline.engine.core.admission import Limits, check_ask
 from ridgeline.engine.core.batching.base import BatchingPolicy, QueueView
 from ridgeline.engine.core.blocks import BlockPool
 from ridgeline.engine.core.deadlines import Deadlines
+from ridgeline.engine.core.drafting import Drafting, Drafts
 from ridgeline.engine.core.outcome import aborted_events, finished_event, token_event
 from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult
 from ridgeline.engine.core.prefix import Cache
@@ -66,12 +70,14 @@ class Scheduler:
         *,
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
+        drafts: Drafts | None = None,
     ) -> None:
         self.limits, self.pool, self.cache, self.totals = limits, pool, cache, Totals()
         self._policy = policy
         self._rule = StopRule(eos_token_ids, limits.max_model_len)
         self._tables = BlockTables(pool, cache)
         self._roster = Roster(limits.aging_s, seed)
+        self.drafting = Drafting(drafts, self._rule, self._tables, self._roster, pool)
         self._deadlines = Deadlines()
         self._events: list[Event] = []  # what plan has to tell; handed out by commit
         self._now_s = 0.0
@@ -141,6 +147,7 @@ class Scheduler:
         self._plan_running(step)
         if not step.num_preempted:
             self._plan_waiting(step)
+        self.drafting.plan(step)
         plan = StepPlan(self.totals.num_steps, tuple(step.runs), self._tables.take_copies())
         self.totals.num_steps += bool(step.runs)
         return plan
@@ -152,7 +159,9 @@ class Scheduler:
         for run, sampled in zip(plan.runs, result.sampled, strict=True):
             seq = self._roster.running_by_id(run.seq_id)
             if seq is not None:
+                self.drafting.judge(run, sampled)
                 events += self._advance(seq, run, sampled)
+        self.drafting.learn()
         return events
 
     @property
@@ -214,6 +223,7 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence, step: Step) -> None:
+        self.drafting.forget(seq)
         self._tables.release(seq, step.now_s)
         seq.forget_computed()
         self._roster.stand(seq)
@@ -312,7 +322,7 @@ class Scheduler:
 
     def _advance(self, seq: Sequence, run: Run, sampled: Sampled) -> list[Event]:
         assert seq.computed == run.start and bool(sampled.tokens) == (run.sample is not None)
-        end = run.start + len(run.tokens)
+        end = run.start + len(run.tokens) - run.num_drafts
         wanted = num_prompt_positions(seq, run.start, end)
         assert len(sampled.prompt_logprobs) == wanted, "one per position that was asked for"
         seq.prompt_logprobs += sampled.prompt_logprobs
@@ -326,15 +336,20 @@ class Scheduler:
         return self._extend(seq, sampled)
 
     def _extend(self, seq: Sequence, sampled: Sampled) -> list[Event]:
-        """Sampled tokens become known, up to the one that ends the sequence."""
+        """Sampled tokens become known, up to the one that ends the sequence; all but the last of
+        them were drafts, so that the step has computed them too."""
         events: list[Event] = []
         for i, token in enumerate(sampled.tokens):
+            seq.computed += i > 0
             events.append(token_event(seq, sampled, i, self._now_s))
             seq.tokens.append(token)
             self.totals.num_sampled += 1
             stop = self._rule.stop(seq)
             if stop is not None:
+                self.cache.publish(seq, self._now_s)
                 return [*events, self._finish(seq, *stop, self._now_s)]
+        self.cache.publish(seq, self._now_s)
+        self._tables.trim(seq)
         return events
 
     def _fork_unforked(self, leader: Sequence) -> None:
@@ -359,6 +374,7 @@ class Scheduler:
     def _finish(
         self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None, at_s: float
     ) -> Finished:
+        self.drafting.forget(seq)
         self._tables.release(seq, at_s)
         self._roster.leave(seq)
         self.totals.num_finished += 1
@@ -366,6 +382,7 @@ class Scheduler:
 
     def _drop(self, choices: Choices, at_s: float) -> None:
         for seq in choices.live.values():
+            self.drafting.forget(seq)
             self._tables.release(seq, at_s)
         self._roster.leave_all(choices)
 

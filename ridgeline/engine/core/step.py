@@ -63,6 +63,13 @@ def make_run(seq: Sequence, num_tokens: int, block_size: int, sample: SampleAt |
     return Run(seq.id, start, tokens, blocks, sample, seq.num_prompt_logprobs, following)
 
 
+def with_drafts(run: Run, seq: Sequence, drafts: tuple[int, ...], block_size: int) -> Run:
+    """The same run with guesses behind its known tokens; `seq` has blocks for them."""
+    tokens = run.tokens + drafts
+    blocks = tuple(seq.blocks[: -(-(run.start + len(tokens)) // block_size)])
+    return msgspec.structs.replace(run, tokens=tokens, blocks=blocks, num_drafts=len(drafts))
+
+
 def num_prompt_positions(seq: Sequence, start: int, end: int) -> int:
     """How many positions of start..end predict a prompt token whose log-probability is wanted."""
     if seq.num_prompt_logprobs is None:

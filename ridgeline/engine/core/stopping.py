@@ -41,6 +41,12 @@ class StopRule:
             return "length", None
         return None
 
+    def most_drafts(self, seq: Sequence) -> int:
+        """Drafts that could all be accepted, with a token after them, before the sequence ends."""
+        wanted = seq.sampling.max_tokens
+        room = self._max_model_len - seq.known
+        return (room if wanted is None else min(wanted - seq.num_output, room)) - 1
+
     def sample_at(self, seq: Sequence) -> SampleAt:
         """How to sample the sequence's next token."""
         sampling = seq.sampling

@@ -73,6 +73,16 @@ class BlockTables:
         self._pool.release_all(seq.blocks)
         seq.blocks = []
 
+    def trim(self, seq: Sequence) -> None:
+        """Give back the blocks behind the known tokens: where rejected drafts stood."""
+        num_blocks = self._pool.blocks_for(seq.known)
+        while len(seq.blocks) > num_blocks:
+            self._pool.release(seq.blocks.pop())
+
+    def num_missing(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks to be allocated before the next `num_tokens` positions have a place."""
+        return max(0, self._pool.blocks_for(seq.computed + num_tokens) - len(seq.blocks))
+
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The (from, to) copies of the plan that is now complete."""
         copies = tuple((origin, to) for to, origin in self._copied_from.items())

@@ -32,6 +32,13 @@ def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
     return load_sampler(name)(logits_SV, at)
 
 
+def probabilities(logits_RV: Tensor, at: Sequence[SampleAt]) -> Tensor:
+    """What rows that are not greedy are drawn from (see `batched.py`)."""
+    from ridgeline.engine.sampling.batched import probabilities as of_rows
+
+    return of_rows(logits_RV, at)
+
+
 def token_logprobs(
     logits_PV: Tensor, tokens: Sequence[int] | Tensor, k: int
 ) -> list[TokenLogprobs]:

@@ -82,15 +82,28 @@ def _greedy(logits_GV: Tensor) -> list[int]:
     return list(token_G.tolist())
 
 
-def _draw(logits_RV: Tensor, at: Sequence[SampleAt]) -> list[int]:
+def probabilities(logits_RV: Tensor, at: Sequence[SampleAt]) -> Tensor:
+    """What each row is drawn from, float64 [R, V]: after every edit, temperature and restriction.
+
+    Rows that are greedy are not drawn from anything; ask for none of them.
+    """
+    weight_RV = _weights(edited(logits_RV.float(), at), at).double()
+    return weight_RV / weight_RV.sum(1, keepdim=True)
+
+
+def _weights(logits_RV: Tensor, at: Sequence[SampleAt]) -> Tensor:
+    """Proportional to the probabilities; excluded tokens at 0."""
     largest_R1 = logits_RV.max(1, keepdim=True).values
     check_largest(largest_R1)
-    device = logits_RV.device
     temperatures = [max(a.sampling.temperature, COLDEST) for a in at]
-    temperature_R1 = torch.tensor(temperatures, device=device).unsqueeze(1)
+    temperature_R1 = torch.tensor(temperatures, device=logits_RV.device).unsqueeze(1)
     scaled_RV = (logits_RV - largest_R1) / temperature_R1
-    weight_RV = restricted(scaled_RV, [a.sampling for a in at]).exp()
-    cumulative_RV = weight_RV.cumsum(1, dtype=torch.float64)
+    return restricted(scaled_RV, [a.sampling for a in at]).exp()
+
+
+def _draw(logits_RV: Tensor, at: Sequence[SampleAt]) -> list[int]:
+    device = logits_RV.device
+    cumulative_RV = _weights(logits_RV, at).cumsum(1, dtype=torch.float64)
     numbers = [uniform(a.seed, a.index) for a in at]
     number_R1 = torch.tensor(numbers, dtype=torch.float64, device=device).unsqueeze(1)
     target_R1 = number_R1 * cumulative_RV[:, -1:]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -10,6 +12,7 @@ from ridgeline.engine.text.output import OutputText
 from ridgeline.engine.text.tokenizer import Tokenizer
 from ridgeline.records import Ask, Event, Finished, Token
 
+E = TypeVar("E", bound=Event)
 Choice = tuple[str, int]
 Finish = Callable[[str, int, str], list[Event]]
 """End a choice because of a stop string: (ask id, choice, string) → its Finished, unless it ended.
@@ -21,7 +24,8 @@ class EventTexts:
 
     A token that ended its choice (end of sequence, a stop token) has no text, unless the sampling
     includes what stopped it. A stop string ends its choice in the step that completed it: what the
-    scheduler did not end itself is ended by `finish`, what it did is amended.
+    scheduler did not end itself is ended by `finish`, what it did is amended. Tokens that the same
+    step gave after a stop string (accepted drafts) are neither told nor counted.
     """
 
     def __init__(self, tokenizer: Tokenizer, finish: Finish) -> None:
@@ -42,41 +46,43 @@ class EventTexts:
     def put(self, events: Sequence[Event]) -> list[Event]:
         """The events of one commit, in order, with their texts."""
         told: list[Event] = []
-        stopped: dict[Choice, str] = {}
-        last = {(e.ask_id, e.index): e for e in events if isinstance(e, Finished)}
+        commit = _Commit(events)
         for event in events:
             if isinstance(event, Token):
-                told += self._token(event, last.get((event.ask_id, event.index)), stopped)
+                told += self._token(event, commit)
             elif isinstance(event, Finished):
-                told.append(self._finished(event, stopped.get((event.ask_id, event.index))))
+                told.append(self._finished(event, commit))
             else:
                 told.append(event)
         return told
 
-    def _token(
-        self, event: Token, ending: Finished | None, stopped: dict[Choice, str]
-    ) -> list[Event]:
+    def _token(self, event: Token, commit: _Commit) -> list[Event]:
         choice = event.ask_id, event.index
-        if choice in stopped:
+        if choice in commit.stopped:
             return []
-        if ending is not None and self._is_silent(ending):
+        num_after = commit.num_after(choice)
+        ending = commit.endings.get(choice)
+        if ending is not None and not num_after and self._is_silent(ending):
             return [event]
         text, stop = self._output(choice).push(event.token)
         told: list[Event] = [replace(event, text=text) if text else event]
         if stop is not None:
-            stopped[choice] = stop
-            told += [] if ending is not None else self._finish(*choice, stop)
+            commit.stopped[choice] = stop, num_after
+            ended = [] if ending is not None else self._finish(*choice, stop)
+            told += [_shortened(each, num_after) for each in ended]
         return told
 
     def _is_silent(self, ending: Finished) -> bool:
-        """Did a token end it that is not to be shown? (One step of a choice gives one token.)"""
+        """Did its last token end it, and is not to be shown?"""
         sampling = self._asks[ending.ask_id].sampling
         return ending.reason == "stop" and not sampling.include_stop_str_in_output
 
-    def _finished(self, event: Finished, stop: str | None) -> Finished:
-        text = ""
+    def _finished(self, event: Finished, commit: _Commit) -> Finished:
+        choice, text = (event.ask_id, event.index), ""
+        stop, num_after = commit.stopped.get(choice, (None, 0))
+        event = _shortened(event, num_after)
         if stop is None:
-            text, stop = self._output((event.ask_id, event.index)).flush()
+            text, stop = self._output(choice).flush()
         if stop is not None and event.reason != "abort":
             return replace(event, text=text, reason="stop", stop_reason=stop)
         return replace(event, text=text) if text else event
@@ -88,3 +94,26 @@ class EventTexts:
             found = OutputText.begin(self._tokenizer, ask.prompt, ask.sampling)
             self._outputs[choice] = found
         return found
+
+
+class _Commit:
+    """What is known of one commit's events while they are being told."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.endings = {(e.ask_id, e.index): e for e in events if isinstance(e, Finished)}
+        self.stopped: dict[Choice, tuple[str, int]] = {}  # the string, and how many tokens too many
+        self._left = Counter((e.ask_id, e.index) for e in events if isinstance(e, Token))
+
+    def num_after(self, choice: Choice) -> int:
+        """Take note of the choice's next token; how many more of this commit follow it."""
+        self._left[choice] -= 1
+        return self._left[choice]
+
+
+def _shortened(event: E, num_tokens: int) -> E:
+    """An ending that does not count the last `num_tokens` tokens."""
+    if not num_tokens or not isinstance(event, Finished):
+        return event
+    usage = event.usage
+    num_left = usage.completion_tokens - num_tokens
+    return replace(event, usage=replace(usage, completion_tokens=num_left))

@@ -1,0 +1,12 @@
+"""Speculative decoding: guess several tokens cheaply, verify them in one step.
+
+The registry names the drafters; none is imported until it is chosen (`assemble.py`). What the
+scheduler knows of it is in `ridgeline.engine.core.drafting`.
+"""
+
+from __future__ import annotations
+
+DRAFTERS = {
+    "ngram": "ridgeline.engine.speculate.ngram:NgramDrafter",
+    "draft_model": "ridgeline.engine.speculate.draft_model:DraftModelDrafter",
+}

@@ -1,0 +1,185 @@
+"""A small model drafts for a large one.
+
+What. A second decoder with a KV cache of its own reads what the sequences know and goes on by
+itself: one forward pass per drafted token, for all sequences of the step at once. What the verifier
+refused is forgotten by going back to the longest head that both have in common.
+
+Source. Speculative decoding (Leviathan et al. 2023; Chen et al. 2023).
+
+Invariants. Requests that are greedy or have a seed get the draft model's likeliest tokens and are
+walked, so that their answers are those of plain decoding. The others' drafts are *drawn*, after the
+request's own temperature and restrictions, and verified by rejection (`draft_sample_method`
+"greedy" drafts the likeliest for everybody). Both models speak the same tokens, compared by content
+when the engine is assembled; ids that the target does not have are never drafted.
+When it loses. T_draft / T_target is the price of a guess: with c = 0.2 and 60 % acceptance the gain
+is gone at three drafts. On small targets the passes are overhead, not arithmetic.
+
+Shapes: T rows of a pass, S sequences, V the target's vocabulary, Q the draft model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from ridgeline.engine.attention.base import Attention
+from ridgeline.engine.core.blocks import BlockPool
+from ridgeline.engine.core.drafting import Open
+from ridgeline.engine.core.plan import Run, SampleAt
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.sampling import probabilities, sample
+from ridgeline.engine.speculate.rejection import DRAFT, draw, numbers
+from ridgeline.engine.speculate.verify import Drawn
+from ridgeline.engine.tensors import make_batch
+
+CHUNK = 512  # rows of one pass while a prompt is being read
+
+
+@dataclass(slots=True)
+class _Reader:
+    """What the draft model has computed of one sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Guess:
+    """One sequence's draft in the making. `rows`: what each token was drawn from."""
+
+    each: Open
+    reader: _Reader
+    depth: int
+    numbers: list[float]
+    drafts: list[int] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+
+    @property
+    def at(self) -> SampleAt:
+        """How the next token is to be sampled."""
+        each, text = self.each, (*self.each.tokens, *self.drafts)
+        history = text if each.sampling.has_penalties else ()
+        sampling = each.sampling if self.numbers else replace(each.sampling, temperature=0.0)
+        index = len(text) - each.num_prompt
+        return SampleAt(replace(sampling, logprobs=None), 0, index, each.num_prompt, history)
+
+
+class DraftModelDrafter:
+    """See the head of this file. `draws`: draw for requests without a seed. `vocab_size`: the
+    target's."""
+
+    name = "draft_model"
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        attention: Attention,
+        pool: BlockPool,
+        *,
+        drawn: Drawn,
+        draws: bool,
+        vocab_size: int,
+    ) -> None:
+        self._decoder, self._attention, self._pool = decoder, attention, pool
+        self._drawn, self._draws, self._vocab_size = drawn, draws, vocab_size
+        self._readers: dict[int, _Reader] = {}
+
+    @torch.inference_mode()
+    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+        self._drawn.clear()
+        guesses = [self._begin(o, d) for o, d in zip(opens, depths, strict=True) if d > 0]
+        going = [guess for guess in guesses if guess is not None]
+        self._read(going)
+        while going:
+            self._go_on(going)
+            going = [guess for guess in going if len(guess.drafts) < guess.depth]
+        for guess in guesses:
+            if guess is not None and guess.rows:
+                drafts = tuple(guess.drafts)
+                self._drawn.note(guess.each.seq_id, drafts, torch.stack(guess.rows))
+        found = {g.each.seq_id: tuple(g.drafts) for g in guesses if g is not None}
+        return [found.get(each.seq_id, ()) for each in opens]
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        reader = self._readers.pop(seq_id, None)
+        if reader is not None:
+            self._pool.release_all(reader.blocks)
+
+    def _begin(self, each: Open, depth: int) -> _Guess | None:
+        """Go back to what is still right, and find blocks for what is to come; None without."""
+        reader = self._readers.setdefault(each.seq_id, _Reader())
+        _go_back(reader.tokens, each.tokens)
+        depth = min(depth, self._decoder.spec.max_positions - len(each.tokens))
+        num_missing = self._pool.blocks_for(len(each.tokens) + depth) - len(reader.blocks)
+        if depth <= 0 or num_missing > self._pool.num_idle:
+            return None
+        reader.blocks += [self._pool.alloc() for _ in range(num_missing)]
+        draws = self._draws and not each.sampling.greedy and each.sampling.seed is None
+        index = len(each.tokens) - each.num_prompt
+        own = numbers(each.seed, index, depth, DRAFT) if draws else []
+        return _Guess(each, reader, depth, own)
+
+    def _read(self, guesses: Sequence[_Guess]) -> None:
+        """Feed all but the last known token, where more than that is new."""
+        for guess in guesses:
+            reader, tokens = guess.reader, guess.each.tokens
+            while len(tokens) - len(reader.tokens) > CHUNK:
+                start = len(reader.tokens)
+                fed = tuple(tokens[start : start + CHUNK])
+                self._hidden([Run(guess.each.seq_id, start, fed, tuple(reader.blocks), None)])
+                reader.tokens += fed
+
+    def _go_on(self, guesses: Sequence[_Guess]) -> None:
+        """One pass: everybody's next token."""
+        runs = [_run(guess) for guess in guesses]
+        logits_SV = _as_wide(self._decoder.logits(self._hidden(runs)), self._vocab_size)
+        certain = [i for i, guess in enumerate(guesses) if not guess.numbers]
+        drawing = [i for i, guess in enumerate(guesses) if guess.numbers]
+        if certain:
+            at = [guesses[i].at for i in certain]
+            for i, (token, _) in zip(certain, sample(logits_SV[certain], at), strict=True):
+                guesses[i].drafts.append(token)
+        if drawing:
+            rows = probabilities(logits_SV[drawing], [guesses[i].at for i in drawing])
+            for i, q_V in zip(drawing, rows, strict=True):
+                guess = guesses[i]
+                guess.drafts.append(draw(q_V, guess.numbers[len(guess.drafts)]))
+                guess.rows.append(q_V)
+        for guess, run in zip(guesses, runs, strict=True):
+            guess.reader.tokens += run.tokens
+
+    def _hidden(self, runs: Sequence[Run]) -> Tensor:
+        """Hidden states of each run's last row."""
+        batch = make_batch(runs, self._decoder.device)
+        attend = self._attention.prepare(runs)
+        x_TC = self._decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
+        lasts = torch.tensor([len(run.tokens) for run in runs]).cumsum(0) - 1
+        return x_TC if len(x_TC) == len(runs) else x_TC[lasts.to(x_TC.device)]
+
+
+def _as_wide(logits_SQ: Tensor, width: int) -> Tensor:
+    """Over the target's vocabulary, which may be padded differently: no chance for what is not in
+    both."""
+    missing = width - logits_SQ.shape[1]
+    if missing > 0:
+        return torch.nn.functional.pad(logits_SQ, (0, missing), value=-torch.inf)
+    return logits_SQ[:, :width]
+
+
+def _go_back(computed: list[int], known: Sequence[int]) -> None:
+    """Forget what differs, and the last known token: its logits are wanted again."""
+    num = min(len(computed), len(known) - 1)
+    while computed[:num] != list(known[:num]):
+        num = next(i for i in range(num) if computed[i] != known[i])
+    del computed[num:]
+
+
+def _run(guess: _Guess) -> Run:
+    start = len(guess.reader.tokens)
+    known = guess.each.tokens
+    new = (*known[start:], *guess.drafts[max(0, start - len(known)) :])
+    return Run(guess.each.seq_id, start, tuple(new), tuple(guess.reader.blocks), None)

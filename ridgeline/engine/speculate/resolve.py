@@ -1,0 +1,152 @@
+"""From a speculative config as asked to one as used, with its derivation."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.settings import Settings, Speculative
+from ridgeline.spec.cost import kv_bytes_per_token, num_params, resident_weight_bytes
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.rewrite import apply_quantization, with_dtype
+
+NUM_SPECULATIVE_TOKENS = {"ngram": 4, "draft_model": 3}
+LOOKUP_MIN, LOOKUP_MAX = 2, 4
+_OWN = {
+    "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
+    "draft_model": (
+        "model",
+        "quantization",
+        "draft_sample_method",
+        "rejection_sample_method",
+    ),
+}
+_COMMON = ("method", "num_speculative_tokens")
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Speculation as used; the names are those of `ridgeline.settings.Speculative`.
+
+    What does not belong to the method is None. `weight_bytes` and `kv_bytes_per_token`: what a
+    draft model adds to those of the target.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    model: str | None = None
+    quantization: str | None = None
+    draft_sample_method: str | None = None
+    rejection_sample_method: str | None = None
+    weight_bytes: int = 0
+    kv_bytes_per_token: int = 0
+
+
+def resolve_speculation(
+    settings: Settings, target: ModelSpec, max_model_len: int, why: dict[str, str]
+) -> Speculation | None:
+    """Every value of the config. Raises BadInput, BadModel or CannotRun where it cannot be."""
+    asked = settings.speculative_config
+    if asked is None:
+        why["speculative_config"] = "default: one token per sequence and step"
+        return None
+    _check_own(asked)
+    depth = asked.num_speculative_tokens or NUM_SPECULATIVE_TOKENS[asked.method]
+    if depth + 2 > max_model_len:
+        raise BadInput(
+            "num_speculative_tokens does not fit in a sequence",
+            value=depth,
+            limit=f"{max_model_len - 2}: max_model_len {max_model_len} less a prompt and a token",
+            fix="lower num_speculative_tokens",
+        )
+    if asked.method == "draft_model":
+        return _draft_model(asked, depth, target, max_model_len, why)
+    why["speculative_config"] = f"asked for: {asked.method}; tokens stay those of plain decoding"
+    low, high = _lengths(asked)
+    return Speculation(
+        method=asked.method,
+        num_speculative_tokens=depth,
+        prompt_lookup_min=low,
+        prompt_lookup_max=high,
+    )
+
+
+def _check_own(asked: Speculative) -> None:
+    """A key that the method would not look at is refused."""
+    known = {*_COMMON, *_OWN[asked.method]}
+    for name, value in msgspec.structs.asdict(asked).items():
+        if value is not None and name not in known:
+            raise BadInput(
+                f"{name} means nothing to speculation by {asked.method}",
+                value=value,
+                limit=", ".join(sorted(known)),
+                fix=f"leave {name} out",
+            )
+
+
+def draft_spec(used: Speculation | Speculative, dtype: str) -> ModelSpec:
+    """The draft model as it will run: its dtype is the target's, its quantisation its own."""
+    assert used.model is not None
+    spec = with_dtype(load_spec(used.model), dtype)
+    return apply_quantization(spec, used.quantization) if used.quantization else spec
+
+
+def _draft_model(
+    asked: Speculative, depth: int, target: ModelSpec, max_model_len: int, why: dict[str, str]
+) -> Speculation:
+    if asked.model is None:
+        raise BadInput(
+            "speculation by draft_model needs a model",
+            fix='name it: {"method": "draft_model", "model": "DIR"}',
+        )
+    spec = draft_spec(asked, target.dtype)
+    _check_size(spec, target)
+    if spec.max_positions < max_model_len:
+        raise CannotRun(
+            "the draft model's context is shorter than the target's",
+            value=spec.max_positions,
+            limit=max_model_len,
+            fix=f"use --max-model-len {spec.max_positions}, or another draft model",
+        )
+    sampling = asked.draft_sample_method or "probabilistic"
+    why["speculative_config"] = (
+        f"asked for: {num_params(spec):,} parameters draft for {num_params(target):,}; greedy and "
+        f"seeded answers stay those of plain decoding, the others keep their distribution"
+    )
+    return Speculation(
+        method="draft_model",
+        num_speculative_tokens=depth,
+        model=asked.model,
+        quantization=asked.quantization,
+        draft_sample_method=sampling,
+        rejection_sample_method=asked.rejection_sample_method or "block",
+        weight_bytes=int(resident_weight_bytes(spec)),
+        kv_bytes_per_token=kv_bytes_per_token(spec),
+    )
+
+
+def _check_size(spec: ModelSpec, target: ModelSpec) -> None:
+    if num_params(spec) >= num_params(target):
+        raise CannotRun(
+            "the draft model is not smaller than its target: it cannot win",
+            value=f"{num_params(spec):,} parameters",
+            limit=f"< {num_params(target):,}",
+            fix="name a smaller model of the same family",
+        )
+
+
+def _lengths(asked: Speculative) -> tuple[int, int]:
+    """Shortest and longest n-gram: one that was named alone bounds the other's default."""
+    low, high = asked.prompt_lookup_min, asked.prompt_lookup_max
+    low = min(LOOKUP_MIN, high or LOOKUP_MIN) if low is None else low
+    high = max(LOOKUP_MAX, low) if high is None else high
+    if low > high:
+        raise BadInput(
+            "prompt_lookup_min exceeds prompt_lookup_max",
+            value=low,
+            limit=high,
+            fix="name a prompt_lookup_max that is not smaller",
+        )
+    return low, high

@@ -1,0 +1,24 @@
+"""Between scheduler and drafter: how deep to draft, for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ridgeline.engine.core.drafting import Open, Room, Verdict
+from ridgeline.engine.speculate.base import Drafter
+
+
+class FixedDepth:
+    """Every sequence drafts up to `depth` tokens in every step; the first in order go first."""
+
+    def __init__(self, drafter: Drafter, depth: int) -> None:
+        self._drafter, self._depth = drafter, depth
+
+    def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
+        return self._drafter.draft(opens, [min(each.most, self._depth) for each in opens])
+
+    def learn(self, verdicts: Sequence[Verdict]) -> None:
+        pass
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        self._drafter.forget(seq_id, tokens, tenant)

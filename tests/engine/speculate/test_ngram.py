@@ -1,0 +1,64 @@
+"""Prompt lookup against the plainest way to say it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.engine.core.drafting import Open
+from ridgeline.engine.speculate.ngram import NgramDrafter, copied
+from ridgeline.records import Sampling
+
+SAMPLING = Sampling()
+TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+def opened(tokens: Sequence[int], seq_id: int = 0, tenant: str = "") -> Open:
+    return Open(seq_id, tokens, 1, tenant, SAMPLING, 0, 99)
+
+
+def slow(tokens: list[int], low: int, high: int, depth: int) -> tuple[int, ...]:
+    """Longest gram first, latest occurrence; a copy that overlaps the end goes on."""
+    for n in range(high, low - 1, -1):
+        for start in range(len(tokens) - n - 1, -1, -1):
+            if tokens[start : start + n] == tokens[-n:] and len(tokens) > n:
+                out = list(tokens)
+                for i in range(depth):
+                    out.append(out[start + n + i])
+                return tuple(out[len(tokens) :])
+    return ()
+
+
+@given(TEXTS, st.integers(1, 3), st.integers(0, 2), st.integers(1, 8), st.data())
+def test_it_finds_what_the_slow_search_finds(
+    tokens: list[int], low: int, more: int, depth: int, data: st.DataObject
+) -> None:
+    """However the text grew: the index is carried on from step to step."""
+    drafter = NgramDrafter(low, low + more)
+    at = 1
+    while at <= len(tokens):
+        text = tokens[:at]
+        assert drafter.draft([opened(text)], [depth]) == [slow(text, low, low + more, depth)]
+        at += data.draw(st.integers(1, 9))
+
+
+def test_sequences_do_not_see_each_other() -> None:
+    drafter = NgramDrafter(1, 3)
+    assert drafter.draft([opened([1, 2, 3, 1])], [2]) == [(2, 3)]
+    assert drafter.draft([opened([5, 1], seq_id=1)], [2]) == [()]
+
+
+def test_what_is_forgotten_is_gone() -> None:
+    """Ids are never used twice, but a preempted sequence comes back with the same one."""
+    drafter = NgramDrafter(1, 3)
+    drafter.draft([opened([1, 2, 3, 1])], [2])
+    drafter.forget(0, [], "")
+    assert not drafter._indices
+    assert drafter.draft([opened([9, 8, 9])], [1]) == [(8,)]
+
+
+def test_a_period_is_continued() -> None:
+    assert copied([7, 1, 2], 1, 5) == (1, 2, 1, 2, 1)
+    assert copied([7, 1, 2], 0, 2) == (7, 1)

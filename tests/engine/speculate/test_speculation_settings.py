@@ -1,0 +1,79 @@
+"""--speculative-config: vLLM's JSON, resolved with reasons; what cannot be served is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ridgeline.cli.quantities import table_of
+from ridgeline.engine.resolve import resolve
+from ridgeline.engine.speculate.resolve import Speculation
+from ridgeline.errors import BadInput, UserError
+from ridgeline.settings import changed, settings_from
+
+
+def resolved(config: dict[str, Any] | None, **settings: Any) -> Speculation | None:
+    asked = settings_from({"speculative_config": config, **settings})
+    found = resolve(asked)
+    assert "speculative_config" in found.derivations
+    assert found.values().keys() >= {"speculative_config"}
+    return found.speculative_config
+
+
+def test_nothing_is_asked_by_default() -> None:
+    assert resolved(None) is None
+
+
+def test_defaults_are_made_explicit() -> None:
+    found = resolved({"method": "ngram"})
+    assert found is not None
+    assert found.num_speculative_tokens >= 1
+    assert 1 <= found.prompt_lookup_min <= found.prompt_lookup_max
+
+
+@pytest.mark.parametrize(
+    ("asked", "lengths"),
+    [
+        ({"prompt_lookup_min": 9}, (9, 9)),
+        ({"prompt_lookup_max": 1}, (1, 1)),
+        ({"prompt_lookup_min": 1, "prompt_lookup_max": 7}, (1, 7)),
+    ],
+)
+def test_one_length_bounds_the_other(asked: dict[str, int], lengths: tuple[int, int]) -> None:
+    found = resolved({"method": "ngram", **asked})
+    assert found is not None
+    assert (found.prompt_lookup_min, found.prompt_lookup_max) == lengths
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"method": "psychic"},
+        {"method": "ngram", "num_speculative_tokens": 0},
+        {"method": "ngram", "num_speculative_tokens": 999},
+        {"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2},
+        {"method": "ngram", "tokens": 5},
+    ],
+)
+def test_bad_configs_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        resolved(config)
+
+
+def test_drafts_beyond_the_context_are_refused() -> None:
+    with pytest.raises(UserError, match="does not fit"):
+        resolved({"method": "ngram", "num_speculative_tokens": 20}, max_model_len=16)
+
+
+def test_the_flag_reads_json() -> None:
+    assert table_of("--x")('{"method": "ngram"}') == {"method": "ngram"}
+    for text in ("{", "[1]", "ngram"):
+        with pytest.raises(BadInput, match="--x"):
+            table_of("--x")(text)
+
+
+def test_a_config_survives_being_written_down() -> None:
+    settings = settings_from({"speculative_config": {"method": "ngram", "prompt_lookup_min": 3}})
+    assert settings_from(changed(settings)) == settings

@@ -1,0 +1,68 @@
+"""The verifier on rows of logits: who is walked, who is judged; rows stay where they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from scipy.stats import chisquare
+
+from ridgeline.engine.core.plan import Run, SampleAt, samples_of
+from ridgeline.engine.sampling import probabilities, sample
+from ridgeline.engine.speculate.rejection import DRAFT, draw, numbers
+from ridgeline.engine.speculate.verify import Drawn, Verifier
+from ridgeline.records import Sampling
+
+V = 5
+GREEDY = Sampling(temperature=0.0, logprobs=1)
+WARM = Sampling(temperature=0.8, top_k=4)
+
+
+def run(seq_id: int, drafts: tuple[int, ...], sampling: Sampling, seed: int = 1) -> Run:
+    at = SampleAt(sampling, seed, 7, 3)
+    return Run(seq_id, 9, (1, *drafts), (0,), at, num_drafts=len(drafts))
+
+
+def test_rows_stay_with_their_runs() -> None:
+    """A prompt in the making, plain decoding, a walk, a judged draft, side by side."""
+    logits_SV = torch.randn(7, V, generator=torch.Generator().manual_seed(3))
+    best = logits_SV.argmax(1).tolist()
+    wrong = (best[2] + 1) % V
+    runs = [
+        Run(0, 0, (1, 2), (0,), None),
+        run(1, (), GREEDY),
+        run(2, (best[1], wrong), GREEDY),
+        run(3, (2, 3), WARM),
+    ]
+    drawn = Drawn()
+    drawn.note(3, (2, 3, 4), torch.full((3, V), 1 / V, dtype=torch.float64))
+    at = [each for r in runs for each in samples_of(r)]
+    silent, plain, walked, judged = Verifier("standard", drawn).choices(logits_SV, runs, at)
+    assert silent == [] and [t for t, _ in plain] == best[:1]
+    assert [t for t, _ in walked] == best[1:3]
+    assert walked[1][1] is not None and walked[1][1].token == best[2]
+    assert 1 <= len(judged) <= 3 and judged[0][1] is None
+    alone = Verifier("standard", drawn).choices(logits_SV[4:], runs[3:], at[4:])
+    assert alone == [judged]
+    drawn.clear()
+    plain_at = Verifier("standard", drawn).choices(logits_SV[4:], runs[3:], at[4:])
+    assert plain_at[0][0] == sample(logits_SV[4:5], at[4:5])[0]
+
+
+def test_judged_drafts_keep_the_distribution() -> None:
+    """The first token of a step, over many seeds, after temperature and top-k."""
+    logits_SV = torch.tensor([[1.0, 0.5, 0.2, -0.3, 2.0], [0.0, 1.0, 0.0, 0.0, 0.0]])
+    q_V = torch.tensor([0.1, 0.4, 0.1, 0.2, 0.2], dtype=torch.float64)
+    counts: Counter[int] = Counter()
+    for seed in range(3000):
+        [number] = numbers(seed, 7, 1, DRAFT)
+        draft = draw(q_V, number)
+        drawn = Drawn()
+        drawn.note(0, (draft,), q_V[None])
+        one = run(0, (draft,), WARM, seed)
+        [given] = Verifier("block", drawn).choices(logits_SV, [one], samples_of(one))
+        counts[given[0][0]] += 1
+    p_V = probabilities(logits_SV[:1], samples_of(run(0, (), WARM)))[0].tolist()
+    assert p_V[3] == 0 and counts[3] == 0
+    kept = [token for token in range(V) if p_V[token]]
+    assert chisquare([counts[t] for t in kept], [3000 * p_V[t] for t in kept]).pvalue > 1e-3

@@ -1,0 +1,103 @@
+"""Speculation through the engine's face: nothing of it shows but the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from ridgeline import Engine, Sampling
+from ridgeline.engine.completion import Completion
+
+PROMPTS = [
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
+    "for name in names:\n    print(name)\nfor name in names:\n",
+    "import os\n",
+]
+GREEDY = Sampling(temperature=0.0, max_tokens=48, ignore_eos=True, logprobs=2)
+SEEDED = Sampling(
+    temperature=0.6, seed=11, max_tokens=48, ignore_eos=True, repetition_penalty=1.05, logprobs=1
+)
+CONFIGS: list[dict[str, Any]] = [
+    {"method": "ngram", "num_speculative_tokens": 5},
+    {"method": "draft_model", "model": "demo-draft"},
+]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Engine]:
+    with Engine.open("demo", kv_cache_memory_bytes=32 << 20, num_threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module", params=CONFIGS, ids=lambda config: config["method"])
+def drafting(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with Engine.open(
+        "demo",
+        kv_cache_memory_bytes=32 << 20,
+        num_threads=1,
+        speculative_config=request.param,
+    ) as opened:
+        yield opened
+
+
+def same(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
+    """All that a client sees; log-probabilities up to rounding."""
+    for a, b in zip(found, expected, strict=True):
+        assert a.usage.completion_tokens == b.usage.completion_tokens
+        for one, other in zip(a.answers, b.answers, strict=True):
+            assert len(one.logprobs) == len(other.logprobs)
+            for x, y in zip(one.logprobs, other.logprobs, strict=True):
+                assert (x.token, x.rank) == (y.token, y.rank)
+                assert x.logprob == pytest.approx(y.logprob, abs=1e-3)
+            assert msgspec.structs.replace(one, logprobs=()) == msgspec.structs.replace(
+                other, logprobs=()
+            )
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_answers_are_those_of_plain_decoding(
+    plain: Engine, drafting: Engine, sampling: Sampling
+) -> None:
+    before = drafting.counters()
+    same(drafting.generate(PROMPTS, sampling), plain.generate(PROMPTS, sampling))
+    after = drafting.counters()
+    gained = {name: after[name] - before.get(name, 0.0) for name in after}
+    accepted = gained["spec_decode_num_accepted_tokens"]
+    assert accepted > 5
+    assert accepted <= gained["spec_decode_num_draft_tokens"]
+    assert accepted == sum(n for name, n in gained.items() if "per_pos/" in name)
+    assert gained["generation_tokens"] == 3 * 48
+    assert gained["num_steps"] <= 48
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_inside_a_draft(plain: Engine, drafting: Engine, include: bool) -> None:
+    """At every place of the answer: text, tokens, usage and reason are those of plain decoding."""
+    [free] = plain.generate(PROMPTS[:1], GREEDY)
+    samplings = [
+        Sampling(
+            temperature=0.0,
+            max_tokens=48,
+            ignore_eos=True,
+            stop=(free.text[at : at + 3],),
+            include_stop_str_in_output=include,
+            min_tokens=at % 5,
+        )
+        for at in range(0, len(free.text) - 3, 7)
+    ]
+    prompts = PROMPTS[:1] * len(samplings)
+    same(drafting.generate(prompts, samplings), plain.generate(prompts, samplings))
+
+
+def test_stop_tokens_and_short_answers(plain: Engine, drafting: Engine) -> None:
+    """The end of an answer inside a draft: a stop token, max_tokens, several choices."""
+    [free] = plain.generate(PROMPTS[:1], GREEDY)
+    samplings = [
+        Sampling(temperature=0.0, max_tokens=at, stop_token_ids=(free.tokens[at],), n=1 + at % 2)
+        for at in range(1, 24)
+    ]
+    prompts = PROMPTS[:1] * len(samplings)
+    same(drafting.generate(prompts, samplings), plain.generate(prompts, samplings))
