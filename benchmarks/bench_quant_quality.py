@@ -105,7 +105,8 @@ def main() -> None:
                     rows[-1] |= found
                     print(
                         f"{bits} bits, groups {group}, {method:11} seed {seed}: "
-                        f"KL {found['kl']:.2e}, same token {found['same']:.1%}, perplexity {found['perplexity']:+.2%}",
+                        f"KL {found['kl']:.2e}, same token {found['same']:.1%}, "
+                        f"perplexity {found['perplexity']:+.2%}",
                         flush=True,
                     )
     print(json.dumps(rows))
