@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from ridgeline.cli import model_commands
 from ridgeline.cli.bench_flags import WORKLOADS, takes_load_flags, takes_report_flags
 from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
 from ridgeline.cli.plan_commands import add_plan_commands
@@ -29,7 +30,6 @@ app = typer.Typer(
 
 _MODEL = "A Hugging Face model directory, 'demo', or 'dummy:SHAPE' (random weights)."
 Model = Annotated[str, typer.Argument(help=_MODEL, show_default=False)]
-_BITS = ("4", "8", "16")
 _ENDPOINT = one_of("--endpoint", ("auto", "completions", "chat"))
 _OBJECTIVE = one_of("--objective", ("goodput", "latency", "cost"))
 _BUDGET = duration_of("--budget")
@@ -155,44 +155,6 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=tuple(stop or ())
     )
     _end(command(engine.settings(model), prompt, sampling, chat=chat))
-
-
-@app.command()
-def quantize(
-    model: Model,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Empty folder for the result.")],
-    bits: Annotated[
-        str, typer.Option(help="Bits per weight of the layers.", parser=one_of("--bits", _BITS))
-    ] = "4",
-    group_size: Annotated[
-        int | None, typer.Option(help="4 bits: inputs that share a scale: 32, 64 or 128 (128).")
-    ] = None,
-    zero_points: Annotated[
-        bool, typer.Option("--zero-points", help="4 bits: a zero-point per group too.")
-    ] = False,
-    lm_head_bits: Annotated[
-        str | None,
-        typer.Option(
-            help="Bits of the LM head (default: as the checkpoint stores it).",
-            parser=one_of("--lm-head-bits", _BITS),
-        ),
-    ] = None,
-    method: Annotated[
-        str, typer.Option(help="rtn: round to nearest.", parser=one_of("--method", ("rtn",)))
-    ] = "rtn",
-    format: Annotated[
-        str,
-        typer.Option(
-            help="ridgeline: packed, mapped when opened.",
-            parser=one_of("--format", ("ridgeline",)),
-        ),
-    ] = "ridgeline",
-) -> None:
-    """Write a model in fewer bits, packed: it opens at once and is read where it lies."""
-    from ridgeline.cli.quantize import command
-
-    head = None if lm_head_bits is None else int(lm_head_bits)
-    _end(command(model, output, int(bits), group_size, zero_points, head))
 
 
 @app.command()
@@ -416,3 +378,4 @@ def diagnose(
 
 
 add_plan_commands(app)
+model_commands.add_to(app)

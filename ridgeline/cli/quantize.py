@@ -1,56 +1,130 @@
-"""`ridgeline quantize MODEL`: write its weights in fewer bits, packed as the engine reads them."""
+"""`ridgeline quantize MODEL`: write its weights in fewer bits, as the engine or as others read
+them."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.spec.cost import resident_weight_bytes
-from ridgeline.spec.format import BF16, INT8, Format, int4
+from ridgeline.spec.format import BF16
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import apply_formats, with_dtype
 
+if TYPE_CHECKING:
+    from ridgeline.compress.make import Writer
+    from ridgeline.compress.pipeline import Progress
+    from ridgeline.compress.recipe import Recipe
 
-def command(
-    model: str,
-    output: Path,
-    bits: int,
-    group_size: int | None,
-    zero_points: bool,
-    lm_head_bits: int | None,
-) -> int:
-    """Round, pack and write; the exit code. Raises BadInput, BadModel, CannotRun."""
+FORMATS = {"ridgeline": "ridgeline.compress.make:write_ridgeline"}
+
+
+class Choices(msgspec.Struct, frozen=True, kw_only=True):
+    """The flags. None: that the method or the bits decide."""
+
+    method: str = "rtn"
+    bits: int = 4
+    group_size: int | None = None
+    zeros: bool = False
+    rotate: bool = False
+    lm_head_bits: int | None = None
+    format: str = "ridgeline"
+    calibration: Path | None = None
+    num_windows: int = 64
+    window_tokens: int = 256
+    seed: int = 0
+
+
+def command(model: str, output: Path, choices: Choices) -> int:
+    """Calibrate, round, write; the exit code. Raises BadInput, BadModel, CannotRun."""
     begun = perf_counter()
-    spec = formats_for(model, bits, group_size, zero_points, lm_head_bits)
-    from ridgeline.engine.model.pack import pack_model
-
-    written = pack_model(model, spec, output)
+    written = _bf16(model, output, choices) if choices.bits == 16 else _made(model, output, choices)
     print(f"{model}: {written / 1e6:,.1f} MB in {output}, {perf_counter() - begun:.1f} s")
-    for line in spec.rewrites:
-        print(f"  {line}")
-    print(f"  in memory when opened: {resident_weight_bytes(spec) / 1e6:,.1f} MB")
+    if choices.format == "ridgeline":
+        spec = load_spec(str(output))
+        print(f"  in memory when opened: {resident_weight_bytes(spec) / 1e6:,.1f} MB")
     print(f"Open it by its folder: ridgeline serve {output}")
     return 0
 
 
-def formats_for(
-    model: str, bits: int, group_size: int | None, zero_points: bool, lm_head_bits: int | None
-) -> ModelSpec:
-    """The model's spec with the formats that were asked for."""
-    if bits != 4 and (group_size is not None or zero_points):
-        raise BadInput("groups and zero-points are for 4 bits", value=f"--bits {bits}")
-    layers = _format(bits, group_size or 128, zero_points)
+def _made(model: str, output: Path, choices: Choices) -> int:
+    from ridgeline.compress.make import describe, make
+
+    recipe = recipe_for(choices)
+    print(f"  {describe(recipe)}")
+    return make(
+        model,
+        recipe,
+        output,
+        head_bits=choices.lm_head_bits,
+        calibration=choices.calibration,
+        write=_writer(choices.format),
+        tell=_tell,
+    )
+
+
+def recipe_for(choices: Choices) -> Recipe:
+    """The recipe of the flags. Raises BadInput."""
+    from ridgeline.compress.recipe import Recipe, check
+
+    if choices.calibration is not None and choices.method in ("rtn", "hqq"):
+        raise BadInput(f"--method {choices.method} reads no text", value="--calibration")
+    group_size = choices.group_size or (128 if choices.bits < 8 else None)
+    return check(
+        Recipe(
+            method=choices.method,  # type: ignore[arg-type]
+            bits=choices.bits,
+            group_size=group_size,
+            zeros=choices.zeros,
+            rotate=choices.rotate,
+            num_windows=choices.num_windows,
+            window_tokens=choices.window_tokens,
+            seed=choices.seed,
+        )
+    )
+
+
+def _writer(name: str) -> Writer:
+    from importlib import import_module
+
+    module, _, function = FORMATS[name].partition(":")
+    writer: Writer = getattr(import_module(module), function)
+    return writer
+
+
+def _bf16(model: str, output: Path, choices: Choices) -> int:
+    from ridgeline.engine.model.pack import pack_model
+
+    if choices.method != "rtn" or choices.format != "ridgeline" or choices.rotate:
+        raise BadInput(
+            "16 bits are kept and not rounded: no method, no other format", value="--bits 16"
+        )
+    if choices.group_size is not None or choices.zeros:
+        raise BadInput("groups and zero-points are for 3 and 4 bits", value="--bits 16")
+    return pack_model(model, _as_stored(model), output)
+
+
+def _as_stored(model: str) -> ModelSpec:
     spec = with_dtype(load_spec(model), "float32")
-    head = lm_head_bits or (16 if spec.stored_dtype == "bfloat16" else None)
-    formats = {"layers.*.attention.*": layers, "layers.*.mlp.*": layers}
-    if head is not None:
-        formats["lm_head"] = _format(head, group_size or 128, zero_points)
-    return apply_formats(spec, formats, f"quantize --bits {bits}, round to nearest")
+    formats = dict.fromkeys(("layers.*.attention.*", "layers.*.mlp.*", "lm_head"), BF16)
+    return apply_formats(spec, formats, "quantize --bits 16: as stored")
 
 
-def _format(bits: int, group_size: int, zero_points: bool) -> Format:
-    if bits == 4:
-        return int4(group_size, zeros=zero_points)
-    return {8: INT8, 16: BF16}[bits]
+def _tell(progress: Progress) -> None:
+    left = f", about {_span(progress.left_s)} left" if progress.left_s >= 1 else ""
+    print(
+        f"  layer {progress.layer + 1} of {progress.num_layers}: {progress.took_s:.1f} s{left}",
+        file=sys.stderr,
+    )
+    if progress.note:
+        print(f"    {progress.note}", file=sys.stderr)
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

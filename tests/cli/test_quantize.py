@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.quantize import command, formats_for
+from ridgeline.cli.quantize import Choices, command, recipe_for
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.settings import Settings
@@ -16,7 +16,7 @@ from ridgeline.spec.rewrite import linears
 
 def test_the_demo_is_written_and_opens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "demo-int4"
-    assert command("demo", target, 4, 64, True, 8) == 0
+    assert command("demo", target, Choices(group_size=64, zeros=True, lm_head_bits=8)) == 0
     assert str(target) in capsys.readouterr().out
     kinds = {path: linear.format for path, linear in linears(load_spec(str(target))).items()}
     assert (kinds["lm_head"].kind, kinds["layers.0.mlp.up"].group_size) == ("int8", 64)
@@ -29,12 +29,29 @@ def test_the_demo_is_written_and_opens(tmp_path: Path, capsys: pytest.CaptureFix
         resolve(Settings(model=str(target), lm_head_quantization="int4"))
 
 
-def test_the_head_stays_as_stored_unless_asked() -> None:
-    assert formats_for("demo", 4, None, False, None).lm_head.format.kind == "bf16"
-    assert formats_for("demo", 4, None, False, 4).lm_head.format.kind == "int4"
-    assert formats_for("demo", 8, None, False, None).layers[0].mlp.up.format.kind == "int8"
-    with pytest.raises(BadInput, match="for 4 bits"):
-        formats_for("demo", 8, 64, False, None)
+def test_the_head_stays_as_stored_unless_asked(tmp_path: Path) -> None:
+    for choices, kind in [
+        (Choices(), "bf16"),
+        (Choices(lm_head_bits=4), "int4"),
+        (Choices(bits=16), "bf16"),
+        (Choices(rotate=True, bits=8), "dense"),  # its numbers are no longer bfloat16's
+    ]:
+        target = tmp_path / f"{choices.bits}-{choices.lm_head_bits}-{choices.rotate}"
+        command("demo", target, choices)
+        assert load_spec(str(target)).lm_head.format.kind == kind
+
+
+def test_flags_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    for wrong in [
+        Choices(bits=8, group_size=64),
+        Choices(bits=16, zeros=True),
+        Choices(bits=16, method="gptq"),
+        Choices(method="hqq", calibration=tmp_path / "text"),
+        Choices(method="smoothquant"),
+    ]:
+        with pytest.raises(BadInput):
+            command("demo", tmp_path / "out", wrong)
+    assert recipe_for(Choices(bits=3)).group_size == 128
 
 
 def test_the_head_can_be_quantised_while_loading() -> None:

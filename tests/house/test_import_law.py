@@ -17,12 +17,15 @@ LAW: dict[str, set[str]] = {
     "hardware": {"errors", "records", "_native"},
     "engine.core": FLOOR,
     "engine": FLOOR | {"engine.core", "_native"},
+    "compress": {"errors", "spec", "engine", "engine.core"},
     "serve": {"errors", "records", "settings", "engine.engine"},
     "measure": {"errors", "records"},
     "diagnose": {"errors", "records", "spec", "hardware"},
     "plan": FLOOR | {"engine.core"},
     "optimize": FLOOR | {"measure", "diagnose", "plan"},
-    "cli": FLOOR | {"engine.core", "engine", "serve", "measure", "diagnose", "plan", "optimize"},
+    "cli": FLOOR
+    | {"engine.core", "engine", "serve", "measure", "diagnose", "plan", "optimize"}
+    | {"compress"},
 }
 """Part → the other parts of ridgeline that it may import."""
 

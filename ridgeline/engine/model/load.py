@@ -56,7 +56,7 @@ def load_decoder(
     device = torch.device(device)
     backend, _ = choose_forward(layer_backend, spec, device, compute_dtype)
     with torch.inference_mode(), _source(model, spec, seed) as weights:
-        builder = _Builder(spec, weights, device, compute_dtype)
+        builder = DecoderBuilder(spec, weights, device, compute_dtype)
         return builder.decoder(max_model_len or spec.max_positions, backend)
 
 
@@ -69,7 +69,7 @@ def _source(model: str, spec: ModelSpec, seed: int) -> AbstractContextManager[We
     return CheckpointWeights(path, spec)
 
 
-class _Builder:
+class DecoderBuilder:
     """Reads parts in order and makes the pieces; counts the bytes kept."""
 
     def __init__(
@@ -83,7 +83,7 @@ class _Builder:
         embed_VC = self._tensor("embed", (spec.vocab_size, spec.hidden_size)).to(dtype).contiguous()
         self.nbytes += embed_VC.nbytes
         ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
-        blocks = [self._block(layer, i, ropes) for i, layer in enumerate(spec.layers)]
+        blocks = [self.block(layer, i, ropes) for i, layer in enumerate(spec.layers)]
         norm = self._norm("norm", spec.hidden_size, None)
         lm_head = self._lm_head(embed_VC)
         tables = RopeTables(ropes, context, self.dtype, self.device)
@@ -108,7 +108,7 @@ class _Builder:
         self.nbytes += 0 if shared else head.nbytes
         return head
 
-    def _block(self, layer: LayerSpec, index: int, ropes: list[RopeSpec]) -> Block:
+    def block(self, layer: LayerSpec, index: int, ropes: list[RopeSpec]) -> Block:
         size = self.spec.hidden_size
         after = (
             (

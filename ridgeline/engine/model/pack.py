@@ -11,15 +11,15 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ridgeline.engine.kernels.native_linear import Packed
-from ridgeline.engine.model.load import fuse
+from ridgeline.engine.model.load import fuse, whole_of
 from ridgeline.engine.model.names import Part, parts
 from ridgeline.engine.model.packed_file import PackedWriter, packed_name
-from ridgeline.engine.model.weights import CheckpointWeights
+from ridgeline.engine.model.weights import CheckpointWeights, Weights
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.spec.load import read_json
@@ -42,11 +42,12 @@ class Product(NamedTuple):
 def products(spec: ModelSpec) -> Iterator[Product]:
     """Every product of the decoder, as `load_decoder` joins them."""
     for index, layer in enumerate(spec.layers):
-        yield from _layer_products(layer, index)
+        yield from layer_products(layer, index)
     yield Product(["lm_head"], [spec.lm_head])
 
 
-def _layer_products(layer: LayerSpec, index: int) -> Iterator[Product]:
+def layer_products(layer: LayerSpec, index: int) -> Iterator[Product]:
+    """Every product of one layer."""
     attention, mlp = layer.attention, layer.mlp
     yield Product(["q", "k", "v"], [attention.q, attention.k, attention.v], index)
     yield Product(["o"], [attention.o], index)
@@ -72,24 +73,34 @@ def pack_model(model: str, spec: ModelSpec, directory: Path) -> int:
         raise CannotRun("the model is packed already", value=model, fix="name the original")
     if directory.exists() and any(directory.iterdir()):
         raise BadInput("the output directory is not empty", value=str(directory))
-    directory.mkdir(parents=True, exist_ok=True)
-    _write_config(source, spec, directory)
-    target = directory / PACKED_FILE
     with torch.inference_mode(), CheckpointWeights(source, spec) as weights:
-        _write_weights(spec, weights, target)
+        return write_packed(source, spec, weights, directory, {})
+
+
+def write_packed(
+    source: Path, spec: ModelSpec, weights: Weights, directory: Path, made: dict[str, Any]
+) -> int:
+    """Write `weights` in the formats of `spec`; the bytes. `made` says how they came about."""
+    directory.mkdir(parents=True, exist_ok=True)
+    copy_config(source, directory, spec, config_of(spec) | made)
+    target = directory / PACKED_FILE
+    _write_weights(spec, weights, target)
     return target.stat().st_size
 
 
-def _write_config(source: Path, spec: ModelSpec, directory: Path) -> None:
-    config = {**read_json(source / "config.json"), KEY: config_of(spec)}
-    config.setdefault("dtype", spec.stored_dtype)
+def copy_config(source: Path, directory: Path, spec: ModelSpec, quantised: Any) -> None:
+    """config.json with `quantised` as its quantization_config, and the tokenizer's files."""
+    config = {**read_json(source / "config.json"), KEY: quantised}
+    config["tie_word_embeddings"] = spec.tied_embeddings
+    if config.get("torch_dtype") is None:
+        config.setdefault("dtype", spec.stored_dtype)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for file in source.iterdir():
         if file.name in _KEPT or file.name.startswith(("tokenizer", "special_tokens")):
             shutil.copy(file, directory / file.name)
 
 
-def _write_weights(spec: ModelSpec, weights: CheckpointWeights, target: Path) -> None:
+def _write_weights(spec: ModelSpec, weights: Weights, target: Path) -> None:
     packed_keys = set()
     partial = target.with_suffix(".partial")
     writer = PackedWriter(partial, most_tensors=9 * len(list(parts(spec))) + 9)
@@ -108,7 +119,12 @@ def _write_weights(spec: ModelSpec, weights: CheckpointWeights, target: Path) ->
     partial.rename(target)  # a file of this name is always whole
 
 
-def _packed(spec: ModelSpec, product: Product, weights: CheckpointWeights) -> Packed:
+def _packed(spec: ModelSpec, product: Product, weights: Weights) -> Packed:
+    if len({linear.format for linear in product.specs}) == 1:
+        whole = whole_of(product.specs)
+        ready = weights.packed(whole, product.keys, product.layer, product.expert)
+        if ready is not None:
+            return ready
     tied = product.keys == ["lm_head"] and spec.tied_embeddings
     keys = ["embed"] if tied else product.keys
     dense = [

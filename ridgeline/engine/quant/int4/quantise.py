@@ -12,6 +12,7 @@ Shapes: I inputs, O outputs, G groups, J inputs of a group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,18 @@ from torch import Tensor
 
 SHRINK = tuple(1.0 - 0.05 * i for i in range(9))
 _TINY = 1e-30
+
+
+class Reach(NamedTuple):
+    """The lowest and highest q of a grid of up to 4 bits, as nibbles."""
+
+    low: int
+    high: int
+
+    @staticmethod
+    def of(bits: int, zeros: bool) -> Reach:
+        half = 2 ** (bits - 1)
+        return Reach(0, 2 * half - 1) if zeros else Reach(8 - half, 7 + half)
 
 
 class Int4Weights(NamedTuple):
@@ -40,47 +53,87 @@ class Int4Weights(NamedTuple):
         return (self.q_OI.float() - zero_OI) * scale_OI
 
 
-def quantise(weight_OI: Tensor, group_size: int, *, zeros: bool) -> Int4Weights:
-    """Round to nearest, each group with the best of `SHRINK`'s scales."""
+def quantise(
+    weight_OI: Tensor,
+    group_size: int,
+    *,
+    zeros: bool,
+    bits: int = 4,
+    importance_I: Tensor | None = None,
+    shrinks: Sequence[float] = SHRINK,
+) -> Int4Weights:
+    """Round to nearest, each group with the best of the scales that `shrinks` of its range give.
+
+    Fewer than 4 bits use part of the nibble: the middle of it, or the lower end with `zeros`.
+    `importance_I` weighs the squared errors by input (its mean square), or, as [I, I], by how
+    inputs go together (Σ x xᵀ: then it is the error of the group's output); None: all alike.
+    """
     num_in = weight_OI.shape[1]
-    padded_OI = torch.nn.functional.pad(weight_OI.float(), (0, -num_in % group_size))
-    weight_OGJ = padded_OI.view(len(padded_OI), -1, group_size)
-    full_OG, zero_OG = _with_zeros(weight_OGJ) if zeros else _symmetric(weight_OGJ)
+    weight_OGJ = _in_groups(weight_OI.float(), group_size)
+    weighing = _weighing(importance_I, group_size)
+    reach = Reach.of(bits, zeros)
+    full_OG, zero_OG = _with_zeros(weight_OGJ, reach) if zeros else _symmetric(weight_OGJ, reach)
     factor_O = torch.exp2(torch.floor(torch.log2(full_OG.abs().amax(1))))
     best_OG = torch.full_like(full_OG, torch.inf)
     scale_OG = torch.zeros_like(full_OG, dtype=torch.float16)
-    for shrink in SHRINK:
+    for shrink in shrinks:
         some_OG = (full_OG * shrink / factor_O.unsqueeze(1)).half()
         wide_OG = some_OG.float() * factor_O.unsqueeze(1)
-        error_OG = _error(weight_OGJ, wide_OG, zero_OG)
+        error_OG = _error(weight_OGJ, wide_OG, zero_OG, reach, weighing)
         better_OG = error_OG < best_OG
         best_OG = torch.where(better_OG, error_OG, best_OG)
         scale_OG = torch.where(better_OG, some_OG, scale_OG)
-    q_OGJ = _round(weight_OGJ, scale_OG.float() * factor_O.unsqueeze(1), zero_OG)
+    q_OGJ = _round(weight_OGJ, scale_OG.float() * factor_O.unsqueeze(1), zero_OG, reach)
     q_OI = q_OGJ.flatten(1)[:, :num_in].to(torch.uint8).contiguous()
     return Int4Weights(q_OI, scale_OG, zero_OG.to(torch.uint8) if zeros else None, factor_O)
 
 
-def _symmetric(weight_OGJ: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales that meet the value of largest magnitude, whatever its sign, with q = 0: -8 · s."""
+def _in_groups(values_OI: Tensor, group_size: int) -> Tensor:
+    """[O, G, J], the last group filled up with zeros."""
+    padded_OI = torch.nn.functional.pad(values_OI, (0, -values_OI.shape[1] % group_size))
+    return padded_OI.view(len(padded_OI), -1, group_size)
+
+
+def _symmetric(weight_OGJ: Tensor, reach: Reach) -> tuple[Tensor, Tensor]:
+    """Scales that meet the value of largest magnitude, whatever its sign, with the lowest q."""
     at_OG1 = weight_OGJ.abs().argmax(2, keepdim=True)
     top_OG = weight_OGJ.gather(2, at_OG1).squeeze(2)
-    scale_OG = torch.where(top_OG.abs() < _TINY, _TINY, top_OG / -8)
+    scale_OG = torch.where(top_OG.abs() < _TINY, _TINY, top_OG / (reach.low - 8))
     return scale_OG, torch.full_like(scale_OG, 8)
 
 
-def _with_zeros(weight_OGJ: Tensor) -> tuple[Tensor, Tensor]:
+def _with_zeros(weight_OGJ: Tensor, reach: Reach) -> tuple[Tensor, Tensor]:
     low_OG, high_OG = weight_OGJ.amin(2).clamp(max=0), weight_OGJ.amax(2).clamp(min=0)
-    scale_OG = ((high_OG - low_OG) / 15).clamp(min=_TINY)
-    return scale_OG, (-low_OG / scale_OG).round().clamp(0, 15)
+    scale_OG = ((high_OG - low_OG) / reach.high).clamp(min=_TINY)
+    return scale_OG, (-low_OG / scale_OG).round().clamp(0, reach.high)
 
 
-def _round(weight_OGJ: Tensor, scale_OG: Tensor, zero_OG: Tensor) -> Tensor:
+def _round(weight_OGJ: Tensor, scale_OG: Tensor, zero_OG: Tensor, reach: Reach) -> Tensor:
     inverse_OG = torch.where(scale_OG == 0, 0.0, 1 / scale_OG)
     q_OGJ = torch.addcmul(zero_OG.unsqueeze(2), weight_OGJ, inverse_OG.unsqueeze(2))
-    return q_OGJ.round_().clamp_(0, 15)
+    return q_OGJ.round_().clamp_(reach.low, reach.high)
 
 
-def _error(weight_OGJ: Tensor, scale_OG: Tensor, zero_OG: Tensor) -> Tensor:
-    q_OGJ = _round(weight_OGJ, scale_OG, zero_OG).sub_(zero_OG.unsqueeze(2))
-    return q_OGJ.mul_(scale_OG.unsqueeze(2)).sub_(weight_OGJ).square_().sum(2)
+def _weighing(importance_I: Tensor | None, group_size: int) -> Tensor | None:
+    """Importance by group: [G, J], or [G, J, J] from a matrix of second moments."""
+    if importance_I is None:
+        return None
+    if importance_I.dim() == 1:
+        return _in_groups(importance_I.float().unsqueeze(0), group_size)[0]
+    missing = -len(importance_I) % group_size
+    moment_II = torch.nn.functional.pad(importance_I.float(), (0, missing, 0, missing))
+    starts = range(0, len(moment_II), group_size)
+    return torch.stack([moment_II[i : i + group_size, i : i + group_size] for i in starts])
+
+
+def _error(
+    weight_OGJ: Tensor, scale_OG: Tensor, zero_OG: Tensor, reach: Reach, weighing: Tensor | None
+) -> Tensor:
+    q_OGJ = _round(weight_OGJ, scale_OG, zero_OG, reach).sub_(zero_OG.unsqueeze(2))
+    error_OGJ = q_OGJ.mul_(scale_OG.unsqueeze(2)).sub_(weight_OGJ)
+    if weighing is None:
+        return error_OGJ.square_().sum(2)
+    if weighing.dim() == 2:
+        return error_OGJ.square_().mul_(weighing).sum(2)
+    error_GOJ = error_OGJ.transpose(0, 1)
+    return (torch.bmm(error_GOJ, weighing) * error_GOJ).sum(2).T

@@ -1,0 +1,116 @@
+"""What each way of making a quantised model costs in quality: a table over methods, bits and seeds.
+
+    python benchmarks/bench_quant_quality.py [--model demo] [--bits 4 3] [--seeds 0 1 2]
+
+Each row is a model written by the very code of `ridgeline quantize`, opened and compared with the
+original in float32 on held-out text: mean KL per token, share of positions with the same most
+likely token, change of perplexity. Calibrated methods run once per seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+
+from ridgeline.compress.make import make, write_ridgeline
+from ridgeline.compress.recipe import Recipe
+from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.runner import TorchRunner
+from ridgeline.engine.text import load_tokenizer
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.rewrite import with_dtype
+
+
+def held_out(model: str, num_windows: int, window: int) -> list[list[int]]:
+    """Windows of code and prose in turn."""
+    folder, tokenizer, found = files("ridgeline") / "assets" / "heldout", load_tokenizer(model), []
+    texts = [(folder / name).read_text(encoding="utf-8") for name in ("docs.txt", "code.txt")]
+    for text in texts:
+        ids = tokenizer.encode(text[:200_000])
+        stride = len(ids) // (num_windows // 2)
+        found.append([ids[i * stride : i * stride + window] for i in range(num_windows // 2)])
+    return [w for pair in zip(*found, strict=True) for w in pair]
+
+
+def logprobs(model: str, windows: list[list[int]]) -> list[torch.Tensor]:
+    spec = with_dtype(load_spec(model), "float32")
+    decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
+    runner = TorchRunner(decoder, None, None)  # type: ignore[arg-type]
+    return [torch.log_softmax(runner.logits(ids), -1)[:-1] for ids in windows]
+
+
+def compare(
+    before: list[torch.Tensor], after: list[torch.Tensor], windows: list[list[int]]
+) -> dict[str, float]:
+    kl = [(b.exp() * (b - a)).sum(-1) for b, a in zip(before, after, strict=True)]
+    same = [b.argmax(-1) == a.argmax(-1) for b, a in zip(before, after, strict=True)]
+    nll = [
+        [float(-p[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].mean()) for p, ids in pairs]
+        for pairs in (list(zip(each, windows, strict=True)) for each in (before, after))
+    ]
+    change = [a - b for b, a in zip(*nll, strict=True)]
+    return {
+        "kl": float(torch.cat(kl).mean()),
+        "same": float(torch.cat(same).float().mean()),
+        "perplexity": math.exp(sum(change) / len(change)) - 1,
+    }
+
+
+def measure(
+    model: str, recipe: Recipe, windows: list[list[int]], before: list[torch.Tensor]
+) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "model"
+        make(
+            model,
+            recipe,
+            target,
+            head_bits=None,
+            calibration=None,
+            write=write_ridgeline,
+            tell=lambda progress: None,
+        )
+        return compare(before, logprobs(str(target), windows), windows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--bits", type=int, nargs="+", default=[4, 3])
+    parser.add_argument("--groups", type=int, nargs="+", default=[128])
+    parser.add_argument("--asym", action="store_true")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", default=["rtn", "hqq", "gptq", "awq"])
+    parser.add_argument("--windows", type=int, default=24)
+    args = parser.parse_args()
+    windows = held_out(args.model, args.windows, 256)
+    before = logprobs(args.model, windows)
+    rows = []
+    for bits in args.bits:
+        for group in args.groups if bits < 8 else [None]:
+            for method in args.methods:
+                seeds = args.seeds if method in ("gptq", "awq", "smoothquant") else [0]
+                for seed in seeds:
+                    recipe = Recipe(
+                        method=method, bits=bits, group_size=group, zeros=args.asym, seed=seed
+                    )
+                    found = measure(args.model, recipe, windows, before)
+                    rows.append({"method": method, "bits": bits, "group": group, "seed": seed})
+                    rows[-1] |= found
+                    print(
+                        f"{bits} bits, groups {group}, {method:11} seed {seed}: "
+                        f"KL {found['kl']:.2e}, same token {found['same']:.1%}, "
+                        f"perplexity {found['perplexity']:+.2%}",
+                        flush=True,
+                    )
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

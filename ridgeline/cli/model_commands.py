@@ -1,0 +1,88 @@
+"""The flags of the subcommands that make models and judge them: quantize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ridgeline.cli.quantities import one_of
+
+_MODEL = "A Hugging Face model directory, or 'demo'."
+Model = Annotated[str, typer.Argument(help=_MODEL, show_default=False)]
+_BITS, _HEAD_BITS = ("3", "4", "8", "16"), ("4", "8", "16")
+_METHODS = ("rtn", "hqq", "gptq", "awq", "smoothquant")
+_FORMATS = ("ridgeline",)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make them commands of `app`."""
+    app.command()(quantize)
+
+
+def _end(code: int) -> None:
+    if code:
+        raise typer.Exit(code)
+
+
+def quantize(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Empty folder for the result.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            help="rtn, hqq (no text needed), gptq, awq, smoothquant (8 bits).",
+            parser=one_of("--method", _METHODS),
+        ),
+    ] = "rtn",
+    bits: Annotated[
+        str, typer.Option(help="Bits per weight of the layers.", parser=one_of("--bits", _BITS))
+    ] = "4",
+    group_size: Annotated[
+        int | None, typer.Option(help="3, 4 bits: inputs that share a scale: 32, 64 or 128 (128).")
+    ] = None,
+    zeros: Annotated[
+        bool, typer.Option("--asym/--sym", help="3, 4 bits: a zero-point per group too.")
+    ] = False,
+    rotate: Annotated[
+        bool, typer.Option("--rotate", help="Turn the model by R1 and R2 first (QuaRot).")
+    ] = False,
+    lm_head_bits: Annotated[
+        str | None,
+        typer.Option(
+            help="Bits of the LM head (default: as the checkpoint stores it).",
+            parser=one_of("--lm-head-bits", _HEAD_BITS),
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="Text that activations are measured on (default: text shipped here)."),
+    ] = None,
+    calibration_windows: Annotated[int, typer.Option(help="Pieces of it that are read.")] = 64,
+    calibration_tokens: Annotated[int, typer.Option(help="Tokens of each piece.")] = 256,
+    seed: Annotated[int, typer.Option(help="Draws the pieces, and --rotate's signs.")] = 0,
+    format: Annotated[
+        str,
+        typer.Option(
+            help="ridgeline: packed, mapped when opened.", parser=one_of("--format", _FORMATS)
+        ),
+    ] = "ridgeline",
+) -> None:
+    """Write a model in fewer bits. Interrupted, the same command goes on where it was."""
+    from ridgeline.cli.quantize import Choices, command
+
+    choices = Choices(
+        method=method,
+        bits=int(bits),
+        group_size=group_size,
+        zeros=zeros,
+        rotate=rotate,
+        lm_head_bits=None if lm_head_bits is None else int(lm_head_bits),
+        format=format,
+        calibration=calibration,
+        num_windows=calibration_windows,
+        window_tokens=calibration_tokens,
+        seed=seed,
+    )
+    _end(command(model, output, choices))

@@ -1,0 +1,169 @@
+"""Function-preserving rescales before rounding: AWQ and SmoothQuant share this one mechanism.
+
+    y = W x = (W · diag s)(x / s)        and x / s costs nothing, where the part before can make it
+
+The part before a product is a norm (its gain is divided by s), the v rows (before o: attention is
+linear in v) or the up rows (before down: the gated product is linear in up). What differs is how s
+is chosen:
+
+    AWQ           (Lin et al., MLSys 2024, arXiv 2306.00978): s = mean|x|^a or, weights considered,
+                  mean|x|^a / mean|w|^(1-a), a in 0..1 by search for the least output error
+                  tr(D H Dᵀ), D the rounding error: inputs with large activations get finer steps.
+                  Then each group's range is clipped where that loses least of its output.
+    SmoothQuant   (Xiao et al., ICML 2023, arXiv 2211.10438): s = max|x|^a / max|w|^(1-a), a = 1/2:
+                  an outlier channel of the activations is moved into the weights, which a scale
+                  per row rounds well.
+
+Invariant: the float32 model before rounding computes the same function (up to rounding of floats).
+
+When it loses: a product whose input no part before it can divide (experts behind a router keep
+their gate and up as they are: the router reads the same norm).
+
+Shape legend: O outputs, I inputs, K key heads, G query heads per key head, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.rtn import lattice
+from ridgeline.compress.statistics import Stats
+from ridgeline.engine.kernels.native_linear import Packed
+from ridgeline.engine.model.names import Part
+from ridgeline.engine.model.weights import Weights
+from ridgeline.spec.model import AttentionSpec, LayerSpec, LinearSpec, ModelSpec
+
+STEPS = 10  # of AWQ's search
+COARSE = (1.0, 0.85, 0.7)  # ranges of a group that the search tries
+MOST_ROWS = 1024  # of a weight that the search looks at
+HALF = 0.5  # SmoothQuant's exponent
+
+
+class Site(NamedTuple):
+    """A product (`keys`) and the part before it that can take the division."""
+
+    layer: int
+    before: str
+    keys: tuple[str, ...]
+    expert: int | None = None
+
+
+def sites(layer: LayerSpec, index: int) -> Iterator[Site]:
+    """Where layer `index` can be balanced."""
+    yield Site(index, "attention_norm", ("q", "k", "v"))
+    yield Site(index, "v", ("o",))
+    if layer.mlp.router is None:
+        yield Site(index, "mlp_norm", ("gate", "up"))
+        yield Site(index, "up", ("down",))
+        return
+    for expert in range(layer.mlp.num_experts):
+        yield Site(index, "expert_up", ("expert_down",), expert)
+
+
+class Balanced:
+    """Weights with rescales merged in; a source like any other."""
+
+    def __init__(self, inner: Weights, spec: ModelSpec) -> None:
+        self._inner, self._spec = inner, spec
+        self._columns: dict[tuple[str, int | None, int | None], Tensor] = {}
+        self._rows: dict[tuple[str, int | None, int | None], Tensor] = {}
+
+    def apply(self, site: Site, scale_I: Tensor) -> None:
+        """Multiply the columns of the site's products by `scale_I`, divide the part before it."""
+        for key in site.keys:
+            self._columns[key, site.layer, site.expert] = scale_I
+        before_O = scale_I
+        if site.before == "v":
+            attention = self._spec.layers[site.layer].attention
+            before_O = _by_heads(scale_I, attention)[:, 0].reshape(-1)
+        self._rows[site.before, site.layer, site.expert] = before_O
+
+    def edited(self, layer: int) -> list[Part]:
+        """The norms of a layer that are no longer the checkpoint's."""
+        size = (self._spec.hidden_size,)
+        keys = [key for key, at, _ in self._rows if at == layer and key.endswith("norm")]
+        return [Part(key, size, layer) for key in keys]
+
+    def get(self, part: Part) -> Tensor:
+        value = self._inner.get(part)
+        key, _, bias = part.key.partition(".")
+        columns_I = self._columns.get((key, part.layer, part.expert))
+        rows_O = self._rows.get((key, part.layer, part.expert))
+        if rows_O is not None:
+            value = self._divided(value.float(), rows_O, part)
+        return value if columns_I is None or bias else value.float() * columns_I
+
+    def _divided(self, value: Tensor, rows_O: Tensor, part: Part) -> Tensor:
+        if part.key.endswith("norm") and self._spec.norm_plus_one:
+            return (value + 1.0) / rows_O - 1.0
+        return value / (rows_O.unsqueeze(1) if value.dim() == 2 else rows_O)
+
+    def packed(
+        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
+    ) -> Packed | None:
+        """None: it holds plain weights."""
+        return None
+
+
+def _by_heads(values_I: Tensor, attention: AttentionSpec) -> Tensor:
+    """Inputs of o as [K, G, D]."""
+    return values_I.view(attention.num_kv_heads, -1, attention.head_dim)
+
+
+def shared_by_heads(values_I: Tensor, attention: AttentionSpec) -> Tensor:
+    """The mean over the query heads that read one key head: they must share their scale."""
+    values_KGD = _by_heads(values_I, attention)
+    return values_KGD.mean(1, keepdim=True).expand_as(values_KGD).reshape(-1)
+
+
+def choose_awq(
+    weights: Sequence[Tensor], stats: Stats, shared: AttentionSpec | None, recipe: Recipe
+) -> Tensor:
+    """The scale of the least output error; all ones where nothing beats it."""
+    x_I, w_I = stats.abs_mean(), torch.cat(list(weights)).abs().mean(0)
+    sample = [weight[:: -(-len(weight) // MOST_ROWS)] for weight in weights]
+    if shared is not None:
+        x_I, w_I = shared_by_heads(x_I, shared), shared_by_heads(w_I, shared)
+    x_I, w_I = (v.clamp(min=float(v.max()) * 1e-4 + 1e-12) for v in (x_I, w_I))
+    best_I, least = torch.ones_like(x_I), float("inf")
+    for step in range(STEPS):
+        share = step / STEPS
+        for scale_I in (x_I.pow(share), x_I.pow(share) / w_I.pow(1 - share)):
+            scale_I = _centred(scale_I)
+            loss = sum(_output_error(weight, scale_I, stats, recipe) for weight in sample)
+            if loss < least:
+                best_I, least = scale_I, loss
+    return best_I
+
+
+def _centred(scale_I: Tensor) -> Tensor:
+    return scale_I / (scale_I.max() * scale_I.min()).sqrt()
+
+
+def _output_error(weight_OI: Tensor, scale_I: Tensor, stats: Stats, recipe: Recipe) -> float:
+    """tr(D H Dᵀ), D = what rounding the scaled weight changes."""
+    assert stats.moment_II is not None
+    importance_I = stats.importance() / scale_I.square()
+    on = lattice(weight_OI * scale_I, recipe, importance_I, COARSE)
+    rounded = on.dense(on.round(weight_OI * scale_I))
+    error_OI = rounded / scale_I - weight_OI
+    return float(((error_OI @ stats.moment_II) * error_OI).sum())
+
+
+def choose_smooth(
+    weights: Sequence[Tensor], stats: Stats, shared: AttentionSpec | None, recipe: Recipe
+) -> Tensor:
+    """Activations and weights meet half way."""
+    activation_I = stats.abs_max_I
+    weight_I = torch.stack([weight.abs().amax(0) for weight in weights]).amax(0)
+    if shared is not None:
+        activation_I, weight_I = (shared_by_heads(v, shared) for v in (activation_I, weight_I))
+    usable = (activation_I > 0) & (weight_I > 0)
+    scale_I = activation_I.pow(HALF) / weight_I.clamp(min=1e-12).pow(1 - HALF)
+    scale_I = torch.where(usable, scale_I, 1.0)
+    return scale_I.clamp(min=1e-5, max=1e5)

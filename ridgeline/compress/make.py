@@ -1,0 +1,115 @@
+"""From a model and a recipe to a folder: quantise layer by layer, write it whole, name how it was
+made."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ridgeline.compress.calibration import read_text
+from ridgeline.compress.pipeline import Tell, fingerprint, quantise_layers, source_of
+from ridgeline.compress.recipe import Recipe, check
+from ridgeline.compress.store import Store, open_folder
+from ridgeline.engine.model.pack import write_packed
+from ridgeline.errors import CannotRun
+from ridgeline.spec.format import BF16, INT8, Format, int4
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.locate import is_dummy, model_path
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.rewrite import apply_formats, with_dtype
+
+LAYERS = ("layers.*.attention.*", "layers.*.mlp.*")
+
+
+class Job(NamedTuple):
+    """What a writer is given: the quantised model and where to put it."""
+
+    source: Path
+    spec: ModelSpec
+    """Of the dense model (rotated, if it was)."""
+    recipe: Recipe
+    weights: Store
+    head: Format | None
+    """How the LM head is to be stored; None: as the checkpoint does."""
+    folder: Path
+    """Empty; becomes the output."""
+    made: dict[str, Any]
+    """How it was made, for the config."""
+
+
+Writer = Callable[[Job], int]
+
+
+def make(
+    model: str,
+    recipe: Recipe,
+    output: Path,
+    *,
+    head_bits: int | None,
+    calibration: Path | None,
+    write: Writer,
+    tell: Tell,
+) -> int:
+    """Quantise `model` into `output`; the bytes of its weights.
+
+    Raises BadInput, BadModel, CannotRun; nothing is left at `output` then, and what is finished
+    waits beside it for the same command.
+    """
+    recipe = check(recipe)
+    if is_dummy(model):
+        raise CannotRun("a dummy model has no weights to quantise", value=model)
+    dense = with_dtype(load_spec(model), "float32")
+    text = read_text(calibration) if recipe.calibrated else ""
+    run = fingerprint(model, recipe, text)
+    with source_of(model, dense, recipe) as (spec, source):
+        folder = open_folder(output, run)
+        store = quantise_layers(model, spec, source, recipe, folder, text, tell)
+        result = folder / "result"
+        shutil.rmtree(result, ignore_errors=True)
+        result.mkdir()
+        head = _head(spec, head_bits, recipe)
+        job = Job(model_path(model), spec, recipe, store, head, result, {"made": run})
+        written = write(job)
+    if output.is_dir():
+        output.rmdir()  # it was empty
+    result.rename(output)
+    shutil.rmtree(folder)
+    return written
+
+
+def _head(spec: ModelSpec, bits: int | None, recipe: Recipe) -> Format | None:
+    if bits is None and spec.stored_dtype == "bfloat16" and not recipe.rotate:
+        bits = 16
+    group = recipe.group_size or 128
+    kinds = {4: int4(group, zeros=recipe.zeros), 8: INT8, 16: BF16}
+    return None if bits is None else kinds[bits]
+
+
+def write_ridgeline(job: Job) -> int:
+    """Ridgeline's own packed form: mapped, multiplied with where it lies."""
+    formats: dict[str, Format] = dict.fromkeys(LAYERS, job.recipe.format())
+    if job.head is not None:
+        formats["lm_head"] = job.head
+    spec = apply_formats(job.spec, formats, f"quantize --method {job.recipe.method}")
+    return write_packed(job.source, spec, job.weights, job.folder, job.made)
+
+
+def describe(recipe: Recipe) -> str:
+    """The recipe in a line."""
+    grouped = "per row" if recipe.group_size is None else f"groups of {recipe.group_size}"
+    kind = "with zero-points" if recipe.zeros else "symmetric"
+    seed = f", seed {recipe.seed}" if recipe.calibrated else ""
+    turned = ", rotated" if recipe.rotate else ""
+    return f"{recipe.method}, {recipe.bits} bits, {grouped}, {kind}{turned}{seed}"
+
+
+def recipe_of(made: Any) -> Recipe | None:
+    """The recipe that a config's `made` names; None where it names none."""
+    try:
+        return msgspec.convert(made["recipe"], Recipe)
+    except (TypeError, KeyError, msgspec.ValidationError):
+        return None

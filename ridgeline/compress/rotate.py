@@ -1,0 +1,125 @@
+"""QuaRot's offline rotations R1 and R2, merged into the weights (Ashkboos et al., NeurIPS 2024,
+arXiv 2404.00456; SpinQuant, arXiv 2405.16406, names them so).
+
+What: an orthogonal R1 turns the residual stream: embeddings and everything that writes to it get R1
+on their outputs, everything that reads it R1ᵀ on its inputs; RMSNorm commutes with a rotation once
+its gain has been moved into the readers. R2 turns each head of v, and o turns it back. Outlier
+channels are spread over all, so that a group's largest value is nearer to its others. R1 and R2
+are randomised Hadamard matrices (of the largest power of two that divides the size; the rest is a
+random rotation).
+
+Invariant: the float32 output changes by rounding alone (tests: < 1e-5 relative).
+
+When it loses: a tied LM head needs a table of its own afterwards (the last norm's gain is in it);
+models that normalise their branches' outputs (Gemma 2, 3) cannot be turned: those gains lie between
+two places that write to the stream. Models without outliers gain nothing from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from ridgeline.engine.kernels.native_linear import Packed
+from ridgeline.engine.model.names import Part
+from ridgeline.engine.model.weights import Weights
+from ridgeline.errors import CannotRun
+from ridgeline.spec.model import LinearSpec, ModelSpec
+
+_NORM_BEFORE = {
+    "q": "attention_norm",
+    "k": "attention_norm",
+    "v": "attention_norm",
+    "gate": "mlp_norm",
+    "up": "mlp_norm",
+    "router": "mlp_norm",
+    "expert_gate": "mlp_norm",
+    "expert_up": "mlp_norm",
+}
+_WRITERS = ("o", "down", "expert_down")
+
+
+def rotated_spec(spec: ModelSpec) -> ModelSpec:
+    """The spec of the turned model: its head has a table of its own. Raises CannotRun."""
+    if any(layer.sandwich_norms for layer in spec.layers):
+        raise CannotRun(
+            "a model that normalises its branches' outputs cannot be rotated",
+            value=spec.family,
+            fix="leave out --rotate",
+        )
+    line = "* -> R1, R2: rotated, the same function"
+    return replace(spec, tied_embeddings=False, rewrites=(*spec.rewrites, line))
+
+
+def rotation(size: int, seed: int) -> Tensor:
+    """A random orthogonal matrix [size, size] in float64: Hadamard ⊗ a small one, signs drawn."""
+    power = size & -size
+    generator = torch.Generator().manual_seed(seed)
+    hadamard = torch.ones(1, 1, dtype=torch.float64)
+    while len(hadamard) < power:
+        hadamard = torch.cat(
+            [torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)]
+        )
+    rest = torch.randn(size // power, size // power, dtype=torch.float64, generator=generator)
+    small = torch.linalg.qr(rest)[0]
+    signs = torch.randint(0, 2, (size,), generator=generator).double() * 2 - 1
+    return torch.kron(hadamard / power**0.5, small.contiguous()) * signs
+
+
+class Rotated:
+    """Weights of the turned model, part by part; a source like any other."""
+
+    def __init__(self, inner: Weights, spec: ModelSpec, seed: int) -> None:
+        """`spec` is that of the model before it was turned."""
+        self._inner, self._spec = inner, spec
+        self._turn_CC = rotation(spec.hidden_size, seed)
+        self._head_turn_DD = {
+            size: rotation(size, seed + 1)
+            for size in {layer.attention.head_dim for layer in spec.layers}
+        }
+
+    def get(self, part: Part) -> Tensor:
+        key, _, bias = part.key.partition(".")
+        if part.key in ("attention_norm", "mlp_norm", "norm"):
+            return torch.full(part.shape, 0.0 if self._spec.norm_plus_one else 1.0)
+        if part.key == "lm_head":
+            tied = part._replace(key="embed") if self._spec.tied_embeddings else part
+            gain_C = self._gain("norm", None)
+            return ((self._inner.get(tied).double() * gain_C) @ self._turn_CC).float()
+        value = self._inner.get(part)
+        if key == "embed":
+            return (value.double() @ self._turn_CC).float()
+        return value if key.endswith("norm") else self._linear(value, part, key, bool(bias))
+
+    def _linear(self, value: Tensor, part: Part, key: str, bias: bool) -> Tensor:
+        value = value.double()
+        if key in _NORM_BEFORE and not bias:
+            value = (value * self._gain(_NORM_BEFORE[key], part.layer)) @ self._turn_CC
+        if key == "v":
+            value = self._heads(value, part.layer)
+        if key == "o" and not bias:
+            value = self._heads(value.T, part.layer).T
+        if key in _WRITERS:
+            value = value @ self._turn_CC if bias else self._turn_CC.T @ value
+        return value.float().contiguous()
+
+    def _heads(self, value: Tensor, layer: int | None) -> Tensor:
+        """Each head's rows, turned by R2ᵀ."""
+        assert layer is not None
+        size = self._spec.layers[layer].attention.head_dim
+        heads = value.reshape(-1, size, *value.shape[1:])
+        turned = torch.einsum("de,hd...->he...", self._head_turn_DD[size], heads)
+        return turned.reshape(value.shape)
+
+    def _gain(self, key: str, layer: int | None) -> Tensor:
+        gain = self._inner.get(Part(key, (self._spec.hidden_size,), layer)).double()
+        return gain + 1.0 if self._spec.norm_plus_one else gain
+
+    def packed(
+        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
+    ) -> Packed | None:
+        """None: it holds plain weights."""
+        return None

@@ -1,0 +1,121 @@
+"""What is finished of a quantisation, layer by layer, on disk: a kill loses one layer's work.
+
+    OUT.partial/run.json            what was asked of what; another run's remains are refused
+    OUT.partial/layer-00003.safetensors
+        q.q uint8 [O, I] · q.scale float32 [O, G] · q.zero uint8 [O, G], or none
+        keep.attention_norm float32     what balancing or rotating has changed
+    OUT.partial/result/             the model being written; renamed to OUT when it is whole
+
+A layer's file is written under another name and renamed: a file that is there is whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ridgeline.compress.recipe import Recipe
+from ridgeline.engine.kernels.native_linear import Packed
+from ridgeline.engine.model.names import Part
+from ridgeline.engine.model.weights import Weights
+from ridgeline.engine.quant.grid import Grid, pack, side_by_side
+from ridgeline.errors import BadInput
+from ridgeline.spec.model import LinearSpec, ModelSpec
+
+_RUN = "run.json"
+
+
+def open_folder(output: Path, run: Mapping[str, Any]) -> Path:
+    """`OUTPUT.partial`, new or of the same run. Raises BadInput for an output that is there."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise BadInput("the output directory is not empty", value=str(output))
+    folder = output.with_name(output.name + ".partial")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / _RUN
+    text = json.dumps(run, indent=1, sort_keys=True)
+    if file.is_file() and file.read_text(encoding="utf-8") != text:
+        raise BadInput(
+            "a half-made model of another run is in the way",
+            value=str(folder),
+            fix="run the same command again to finish it, or remove it",
+        )
+    file.write_text(text, encoding="utf-8")
+    return folder
+
+
+def _name(part: Part) -> str:
+    return part.key if part.expert is None else f"{part.key}.{part.expert}"
+
+
+class Store:
+    """The finished layers; over `source`, a source of weights like any other."""
+
+    def __init__(self, folder: Path, recipe: Recipe, spec: ModelSpec, source: Weights) -> None:
+        self._folder, self._recipe, self._spec, self._source = folder, recipe, spec, source
+
+    def _file(self, layer: int) -> Path:
+        return self._folder / f"layer-{layer:05}.safetensors"
+
+    def has(self, layer: int) -> bool:
+        return self._file(layer).is_file()
+
+    def save(
+        self, layer: int, grids: Mapping[Part, Grid], kept: Mapping[Part, Tensor], note: str
+    ) -> None:
+        """Keep a finished layer."""
+        tensors: dict[str, Tensor] = {f"keep.{_name(p)}": t.contiguous() for p, t in kept.items()}
+        for part, grid in grids.items():
+            tensors[f"{_name(part)}.q"] = grid.q_OI.contiguous()
+            tensors[f"{_name(part)}.scale"] = grid.scale_OG.contiguous()
+            if grid.zero_OG is not None:
+                tensors[f"{_name(part)}.zero"] = grid.zero_OG.contiguous()
+        partial = self._file(layer).with_suffix(".writing")
+        save_file(tensors, partial, metadata={"note": note})
+        partial.rename(self._file(layer))
+
+    def note(self, layer: int) -> str:
+        """What was worth saying about a layer; empty where nothing was."""
+        with safe_open(self._file(layer), framework="pt") as file:
+            return str((file.metadata() or {}).get("note", ""))
+
+    def grid(self, part: Part) -> Grid | None:
+        """The grid of a part; None where it is not on one."""
+        if part.layer is None or not self.has(part.layer):
+            return None
+        with safe_open(self._file(part.layer), framework="pt") as file:
+            names, name = set(file.keys()), _name(part)
+            if f"{name}.q" not in names:
+                return None
+            zero = file.get_tensor(f"{name}.zero") if f"{name}.zero" in names else None
+            q_OI, scale_OG = (file.get_tensor(f"{name}.{what}") for what in ("q", "scale"))
+        group = self._recipe.group(q_OI.shape[1])
+        return Grid(q_OI, scale_OG, zero, self._recipe.bits, group)
+
+    def get(self, part: Part) -> Tensor:
+        """The part as the quantised model has it, dense."""
+        grid = self.grid(part)
+        return self._kept(part) if grid is None else grid.dense()
+
+    def _kept(self, part: Part) -> Tensor:
+        if part.layer is not None and self.has(part.layer):
+            with safe_open(self._file(part.layer), framework="pt") as file:
+                if f"keep.{_name(part)}" in set(file.keys()):
+                    kept: Tensor = file.get_tensor(f"keep.{_name(part)}")
+                    return kept
+        return self._source.get(part)
+
+    def packed(
+        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
+    ) -> Packed | None:
+        """The product of `keys` in the kernels' layout; None where it is wanted dense."""
+        if spec.format.kind == "dense":
+            return None
+        found = [self.grid(Part(key, (), layer, expert)) for key in keys]  # found by name
+        grids = [grid for grid in found if grid is not None]
+        return pack(side_by_side(grids)) if grids else None

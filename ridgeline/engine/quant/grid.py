@@ -1,0 +1,166 @@
+"""A weight on a grid of whole numbers: what every integer format means, before anybody packs it.
+
+    w[o, i] = (q[o, i] - zero[o, g]) · scale[o, g]      g = i // group_size, or group_I[i]
+
+Makers of quantised models give grids, readers of other people's checkpoints give grids, writers
+take them. `pack` puts one into the layout of the native kernels where they have one for it,
+exactly: up to 4 bits in groups that are multiples of 32 go to the INT4 kernel, 8 symmetric bits per
+row to the INT8 kernel. `refusal` says why another grid is not computed so.
+
+Shape legend: O outputs, I inputs, G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.kernels.native_linear import Packed, in_panels, pack_lines
+from ridgeline.spec.format import INT8, Format, dense, int4
+
+KERNEL_GROUPS = (128, 64, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """See the module's head. `q_OI` is uint8, `scale_OG` float32, `zero_OG` uint8.
+
+    `zero_OG` None: 2^(bits-1) everywhere. `group_I` None: groups are consecutive inputs; else the
+    group of each input (GPTQ's act-order).
+    """
+
+    q_OI: Tensor
+    scale_OG: Tensor
+    zero_OG: Tensor | None
+    bits: int
+    group_size: int
+    group_I: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        return self.q_OI.shape[0], self.q_OI.shape[1]
+
+    @property
+    def middle(self) -> int:
+        """The zero of a symmetric grid."""
+        return int(2 ** (self.bits - 1))
+
+    def groups(self) -> Tensor:
+        """The group of every input."""
+        if self.group_I is not None:
+            return self.group_I.long()
+        return torch.arange(self.q_OI.shape[1]) // self.group_size
+
+    def dense(self) -> Tensor:
+        """The weights that these numbers mean, float32 [O, I]; exact up to one rounding each."""
+        at_I = self.groups()
+        q_OI = self.q_OI.float()
+        zero_OI = self.middle if self.zero_OG is None else self.zero_OG.float()[:, at_I]
+        return (q_OI - zero_OI) * self.scale_OG.float()[:, at_I]
+
+
+def side_by_side(grids: Sequence[Grid]) -> Grid:
+    """Grids of one input and one layout as one, outputs under each other."""
+    first = grids[0]
+    assert all(_layout(grid) == _layout(first) for grid in grids)
+    zeros = [grid.zero_OG for grid in grids if grid.zero_OG is not None]
+    return replace(
+        first,
+        q_OI=torch.cat([grid.q_OI for grid in grids]),
+        scale_OG=torch.cat([grid.scale_OG for grid in grids]),
+        zero_OG=torch.cat(zeros) if zeros else None,
+    )
+
+
+def _layout(grid: Grid) -> tuple[int, int, bool, int]:
+    return grid.bits, grid.group_size, grid.zero_OG is None, grid.q_OI.shape[1]
+
+
+def kernel_group(bits: int, group_size: int, num_in: int) -> int | None:
+    """The group of the INT4 kernel that holds such groups exactly; None where there is none."""
+    if bits > 4:
+        return None
+    if group_size >= num_in:
+        return KERNEL_GROUPS[0]
+    return next((group for group in KERNEL_GROUPS if group_size % group == 0), None)
+
+
+def format_for(bits: int, group_size: int, num_in: int, zeros: bool) -> Format:
+    """The format in which a grid of this layout is computed: a packed one where it fits exactly."""
+    group = kernel_group(bits, group_size, num_in)
+    if group is not None:
+        return int4(group, zeros=zeros)
+    if bits == 8 and group_size >= num_in and not zeros:
+        return INT8
+    return dense("float32")
+
+
+def refusal(grid: Grid) -> str | None:
+    """Why no packed kernel computes this grid exactly; None where one does."""
+    zeros = grid.zero_OG is not None
+    if format_for(grid.bits, grid.group_size, grid.shape[1], zeros).kind == "dense":
+        return f"no kernel for {grid.bits} bits in groups of {grid.group_size}" + (
+            " with zero-points" if zeros else ""
+        )
+    if grid.bits == 8 or _halves(grid.scale_OG) is not None:
+        return None
+    return "its scales need more than fp16 holds"
+
+
+def _halves(scale_OG: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Scales as fp16 times a power of two per output; None where that is not exact."""
+    top_O = scale_OG.abs().amax(1)
+    factor_O = torch.where(top_O > 0, torch.exp2(torch.floor(torch.log2(top_O))), 1.0)
+    half_OG = (scale_OG / factor_O.unsqueeze(1)).half()
+    exact = torch.equal(half_OG.float() * factor_O.unsqueeze(1), scale_OG)
+    return (half_OG, factor_O) if exact else None
+
+
+def pack(grid: Grid) -> Packed:
+    """The grid in the kernels' layout; `refusal` must have been None. Act-order is left to the
+    caller: the inputs must have been put in the order of their groups (`in_order`)."""
+    assert refusal(grid) is None and grid.group_I is None, refusal(grid)
+    num_out, num_in = grid.shape
+    if grid.bits == 8:
+        q_OI = (grid.q_OI.to(torch.int16) - 128).to(torch.int8)
+        lines = pack_lines("int8", q_OI, 0)
+        factors = in_panels(grid.scale_OG[:, 0].float().contiguous())
+        return Packed("int8", num_out, num_in, 0, lines, factors=factors)
+    group = kernel_group(grid.bits, grid.group_size, num_in)
+    halves = _halves(grid.scale_OG)
+    assert group is not None and halves is not None
+    half_OG, factor_O = halves
+    shift = 0 if grid.zero_OG is not None else 8 - grid.middle
+    num_groups = -(-num_in // group)
+    at_G = (torch.arange(num_groups) * group) // grid.group_size
+    return Packed(
+        "int4",
+        num_out,
+        num_in,
+        group,
+        pack_lines("int4", grid.q_OI + shift, group),
+        in_panels(half_OG[:, at_G]),
+        None if grid.zero_OG is None else in_panels(grid.zero_OG[:, at_G]),
+        in_panels(factor_O),
+    )
+
+
+def in_order(grid: Grid) -> tuple[Grid, Tensor | None]:
+    """The grid with its inputs sorted by group, and that order (None where it changes nothing).
+
+    Raises ValueError where the groups do not have the same number of inputs each.
+    """
+    if grid.group_I is None:
+        return grid, None
+    group_I = grid.group_I.long()
+    plain_I = torch.arange(len(group_I)) // grid.group_size
+    if torch.equal(group_I, plain_I):
+        return replace(grid, group_I=None), None
+    order_I = torch.argsort(group_I, stable=True)
+    if not torch.equal(group_I[order_I], plain_I):
+        raise ValueError("groups of unequal size")
+    return replace(grid, q_OI=grid.q_OI[:, order_I].contiguous(), group_I=None), order_I

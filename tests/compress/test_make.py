@@ -1,0 +1,229 @@
+"""`make` on the demo model: better than rounding; balanced, rotated: unchanged; resumable."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ridgeline.compress.balance import Balanced, sites
+from ridgeline.compress.make import make, write_ridgeline
+from ridgeline.compress.pipeline import Progress, quantise_layers, source_of
+from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.rotate import Rotated, rotated_spec
+from ridgeline.engine.model import load
+from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.model.weights import CheckpointWeights, DummyWeights, Weights
+from ridgeline.engine.runner import TorchRunner
+from ridgeline.engine.text import load_tokenizer
+from ridgeline.errors import BadInput, BadModel, CannotRun
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.locate import model_path
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.rewrite import apply_quantization, with_dtype
+
+SMALL = {"num_windows": 10, "window_tokens": 128}
+
+
+@pytest.fixture(scope="module")
+def windows() -> list[list[int]]:
+    folder = model_path("demo").parent / "heldout"
+    ids = [
+        load_tokenizer("demo").encode((folder / name).read_text(encoding="utf-8")[:20_000])
+        for name in ("docs.txt", "code.txt")
+    ]
+    return [text[i * 192 : (i + 1) * 192] for i in range(4) for text in ids]
+
+
+def logits(model: str, spec: ModelSpec, ids: Sequence[int]) -> torch.Tensor:
+    decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
+    return TorchRunner(decoder, None, None).logits(ids)  # type: ignore[arg-type]
+
+
+def logprobs(model: str, spec: ModelSpec, windows: list[list[int]]) -> torch.Tensor:
+    decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
+    runner = TorchRunner(decoder, None, None)  # type: ignore[arg-type]
+    return torch.cat([torch.log_softmax(runner.logits(ids), -1) for ids in windows])
+
+
+def dense(model: str = "demo") -> ModelSpec:
+    return with_dtype(load_spec(model), "float32")
+
+
+def kl(before: torch.Tensor, after: torch.Tensor) -> float:
+    return float((before.exp() * (before - after)).sum(-1).mean())
+
+
+def made(recipe: Recipe, target: Path, model: str = "demo") -> str:
+    make(
+        model,
+        recipe,
+        target,
+        head_bits=None,
+        calibration=None,
+        write=write_ridgeline,
+        tell=lambda progress: None,
+    )
+    return str(target)
+
+
+def test_gptq_and_awq_beat_rounding(tmp_path: Path, windows: list[list[int]]) -> None:
+    """3 bits here; benchmarks/bench_quant_quality.py shows 4 bits and three seeds."""
+    before = logprobs("demo", dense(), windows)
+    found = {}
+    for method in ("rtn", "gptq", "awq"):
+        recipe = Recipe(method=method, bits=3, **SMALL)  # type: ignore[arg-type]
+        model = made(recipe, tmp_path / method)
+        found[method] = kl(before, logprobs(model, dense(model), windows))
+    assert found["gptq"] < 0.85 * found["rtn"], found
+    assert found["awq"] < 0.97 * found["rtn"], found
+
+
+def test_an_interrupted_run_goes_on_to_the_same_file(tmp_path: Path) -> None:
+    recipe = Recipe(method="smoothquant", bits=8, group_size=None, num_windows=4)
+    whole = Path(made(recipe, tmp_path / "whole"))
+
+    def kill(progress: Progress) -> None:
+        if progress.layer == 2:
+            raise KeyboardInterrupt
+
+    target = tmp_path / "broken"
+    choices = {"head_bits": None, "calibration": None, "write": write_ridgeline}
+    with pytest.raises(KeyboardInterrupt):
+        make("demo", recipe, target, tell=kill, **choices)  # type: ignore[arg-type]
+    assert not target.exists() and (tmp_path / "broken.partial").is_dir()
+    with pytest.raises(BadInput, match="another run"):
+        made(Recipe(method="rtn"), target)
+    fresh: list[int] = []
+    make("demo", recipe, target, tell=lambda p: fresh.append(p.layer), **choices)  # type: ignore[arg-type]
+    assert fresh == list(range(6)) and not (tmp_path / "broken.partial").exists()
+    assert sorted(f.name for f in target.iterdir()) == sorted(f.name for f in whole.iterdir())
+    for file in whole.iterdir():
+        assert (target / file.name).read_bytes() == file.read_bytes(), file.name
+    with pytest.raises(BadInput, match="not empty"):
+        made(recipe, target)
+
+
+class Given:
+    """Opens a source of weights in place of the model's own."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
+
+    def __enter__(self) -> Weights:
+        return self.weights
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def relative_change(
+    spec: ModelSpec, after: ModelSpec, source: Weights, edited: Weights, patch: pytest.MonkeyPatch
+) -> float:
+    ids = [(7 * i) % spec.vocab_size for i in range(24)]
+    patch.setattr(load, "_source", lambda *_: Given(source))
+    before = logits("given", spec, ids)
+    patch.setattr(load, "_source", lambda *_: Given(edited))
+    return float((logits("given", after, ids) - before).norm() / before.norm())
+
+
+@pytest.mark.parametrize("name", ["demo", "dummy:qwen2.5-0.5b"])
+def test_rotations_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = dense(name)
+    if name == "demo":
+        with CheckpointWeights(model_path("demo"), spec) as source:
+            turned = Rotated(source, spec, 0)
+            change = relative_change(spec, rotated_spec(spec), source, turned, monkeypatch)
+    else:  # biases on q, k, v; a hidden size that is no power of two
+        import msgspec
+
+        head = msgspec.structs.replace(spec.lm_head, num_out=512)
+        spec = msgspec.structs.replace(spec, layers=spec.layers[:2], vocab_size=512, lm_head=head)
+        dummy = DummyWeights(spec, 0)
+        turned = Rotated(dummy, spec, 0)
+        change = relative_change(spec, rotated_spec(spec), dummy, turned, monkeypatch)
+    assert 0 < change < 1e-5
+
+
+def test_balancing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = dense()
+    with CheckpointWeights(model_path("demo"), spec) as source:
+        balanced = Balanced(source, spec)
+        generator = torch.Generator().manual_seed(0)
+        for index, layer in enumerate(spec.layers):
+            for site in sites(layer, index):
+                size = {"o": 256, "down": 704}.get(site.keys[0], 256)
+                scale_I = torch.exp(torch.randn(size, generator=generator))
+                if site.before == "v":
+                    one_KD = scale_I.view(2, 2, 64)[:, :1]
+                    scale_I = one_KD.expand(2, 2, 64).reshape(-1)
+                balanced.apply(site, scale_I)
+        assert 0 < relative_change(spec, spec, source, balanced, monkeypatch) < 1e-5
+
+
+def with_outliers(target: Path) -> str:
+    """The demo model with loud channels planted: gains × 64, the readers' columns / 64."""
+    shutil.copytree(model_path("demo"), target)
+    tensors = {k: v.float() for k, v in load_file(target / "model.safetensors").items()}
+    channels = torch.tensor([3, 77, 150, 201])
+    readers = {
+        "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+    }
+    for layer in range(6):
+        for norm, names in readers.items():
+            tensors[f"model.layers.{layer}.{norm}.weight"][channels] *= 64
+            for name in names:
+                tensors[f"model.layers.{layer}.{name}.weight"][:, channels] /= 64
+    save_file(tensors, target / "model.safetensors")
+    config = (target / "config.json").read_text(encoding="utf-8").replace("bfloat16", "float32")
+    (target / "config.json").write_text(config, encoding="utf-8")
+    return str(target)
+
+
+def test_smoothquant_recovers_planted_outliers(tmp_path: Path, windows: list[list[int]]) -> None:
+    """At least 90 % of what they cost rounding to nearest in KL."""
+    loud = with_outliers(tmp_path / "loud")
+    before = logprobs("demo", dense(), windows)
+    assert kl(before, logprobs(loud, dense(loud), windows)) < 1e-8  # the same function
+    floor = kl(before, logprobs("demo", apply_quantization(dense(), "int8"), windows))
+    plain = kl(before, logprobs(loud, apply_quantization(dense(loud), "int8"), windows))
+    recipe = Recipe(method="smoothquant", bits=8, group_size=None, **SMALL)
+    model = made(recipe, tmp_path / "smooth", loud)
+    smooth = kl(before, logprobs(model, dense(model), windows))
+    assert plain > 10 * floor, (floor, plain)
+    assert smooth - floor < 0.1 * (plain - floor), (floor, smooth, plain)
+
+
+def test_bad_sources_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CannotRun, match="dummy"):
+        made(Recipe(), tmp_path / "a", "dummy:llama-1b-32k")
+    broken = tmp_path / "broken"
+    shutil.copytree(model_path("demo"), broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.layers.2.mlp.up_proj.weight"][5, 5] = float("nan")
+    save_file(tensors, broken / "model.safetensors")
+    with pytest.raises(BadModel, match="up of layer 2 holds NaN"):
+        made(Recipe(), tmp_path / "b", str(broken))
+    short = tmp_path / "short.txt"
+    short.write_text("hello", encoding="utf-8")
+    with pytest.raises(BadInput, match="too short"):
+        make(
+            "demo",
+            Recipe(method="gptq"),
+            tmp_path / "c",
+            head_bits=None,
+            calibration=short,
+            write=write_ridgeline,
+            tell=lambda progress: None,
+        )
+    spec = dense()
+    with source_of("demo", spec, Recipe()) as (_, source):
+        quantise_layers("demo", spec, source, Recipe(), tmp_path, "", lambda progress: None)
+    packed = made(Recipe(), tmp_path / "packed")
+    with pytest.raises(CannotRun, match="quantised already"):
+        made(Recipe(), tmp_path / "d", packed)
