@@ -40,6 +40,9 @@ HELP = {
     "batch_wait_ms": "Dynamic batching: longest wait for a fuller batch.",
     "attention_backend": "Which attention computes; auto chooses and says why.",
     "num_threads": "Threads of the CPU's arithmetic.",
+    "max_num_queued_reqs": "Most requests that wait; the next one is refused with a time to retry.",
+    "max_num_queued_tokens": "Most prompt tokens that wait.",
+    "slo_throttle": "Admit fewer of a class while its p95 TTFT or TPOT breaks the promise.",
     "seed": "Seed of the draws of requests that bring none.",
 }
 _PANEL = "Engine"
@@ -47,6 +50,8 @@ _QUANTITIES: dict[str, Callable[[str], Callable[[str], int]]] = {
     "max_model_len": count_of,
     "max_num_seqs": count_of,
     "max_num_batched_tokens": count_of,
+    "max_num_queued_reqs": count_of,
+    "max_num_queued_tokens": count_of,
     "kv_cache_memory_bytes": size_of,
 }
 

@@ -11,6 +11,8 @@ import torch
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
+from ridgeline.engine.constrain import make_masks
+from ridgeline.engine.constrain.base import TokenMasks
 from ridgeline.engine.core.admission import Limits
 from ridgeline.engine.core.batching import make_policy
 from ridgeline.engine.core.blocks import BlockPool
@@ -20,7 +22,7 @@ from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.resolve import Resolved
 from ridgeline.engine.runner import TorchRunner
-from ridgeline.engine.text import Tokenizer, load_tokenizer
+from ridgeline.engine.text import HfTokenizer, Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Parts:
     tokenizer: Tokenizer
     scheduler: Scheduler
     runner: TorchRunner
+    masks: TokenMasks
     weight_bytes: int
 
 
@@ -58,8 +61,14 @@ def assemble(resolved: Resolved) -> Parts:
         kv_format(resolved.kv_cache_dtype),
     )
     attention = build_attention(resolved.attention_backend, resolved.spec, kv)
-    runner = TorchRunner(decoder, kv, attention)
-    return Parts(tokenizer, scheduler, runner, decoder.nbytes)
+    masks = _masks(tokenizer, resolved)
+    runner = TorchRunner(decoder, kv, attention, masks)
+    return Parts(tokenizer, scheduler, runner, masks, decoder.nbytes)
+
+
+def _masks(tokenizer: Tokenizer, resolved: Resolved) -> TokenMasks:
+    text = tokenizer.inner.to_str if isinstance(tokenizer, HfTokenizer) else None
+    return make_masks(text, resolved.spec.vocab_size, resolved.spec.eos_token_ids)
 
 
 def make_scheduler(resolved: Resolved) -> Scheduler:

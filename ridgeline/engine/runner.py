@@ -20,6 +20,8 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import FullAttention
+from ridgeline.engine.constrain.base import TokenMasks
+from ridgeline.engine.constrain.none import NoGrammars
 from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling import sample, token_logprobs
@@ -54,8 +56,15 @@ def make_batch(runs: Sequence[Run], device: torch.device) -> Batch:
 class TorchRunner:
     """Runs plans on one device; the `Runner` of the real engine."""
 
-    def __init__(self, decoder: Decoder, cache: KvCache, attention: Attention) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KvCache,
+        attention: Attention,
+        masks: TokenMasks | None = None,
+    ) -> None:
         self.decoder, self.cache, self.attention = decoder, cache, attention
+        self.masks = masks or NoGrammars("this runner was given none")
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -93,7 +102,7 @@ class TorchRunner:
         if not at:
             return [None] * len(runs)
         rows_SC = x_TC if len(at) == len(x_TC) else x_TC.index_select(0, batch.sampled_S)
-        drawn = iter(sample(self.decoder.logits(rows_SC), at))
+        drawn = iter(sample(self.masks.apply(self.decoder.logits(rows_SC), at), at))
         return [None if run.sample is None else next(drawn) for run in runs]
 
     def _prompt_logprobs(
