@@ -135,7 +135,7 @@ def _config() -> inspect.Parameter:
 def _parameter(field: msgspec.structs.FieldInfo) -> inspect.Parameter:
     """The option of one setting; None means that the flag was not given."""
     flag = "--" + field.name.replace("_", "-")
-    kind = _bare(field.type)
+    kind = bare(field.type)
     shown: dict[str, Any] = {"help": _help(field), "rich_help_panel": _PANEL}
     if kind is bool:
         option = typer.Option(f"{flag}/--no-{flag[2:]}", **shown)
@@ -162,7 +162,7 @@ def _help(field: msgspec.structs.FieldInfo) -> str:
     return f"{HELP[field.name]} (default: {default})"
 
 
-def _bare(kind: Any) -> Any:
+def bare(kind: Any) -> Any:
     """The type without `| None`."""
     if get_origin(kind) in (Union, UnionType):
         return next(each for each in get_args(kind) if each is not type(None))
