@@ -6,7 +6,8 @@
     │   ├── BadModel       a model directory that is missing, inconsistent, unsafe or unsupported
     │   ├── CannotRun      a technique was asked for that this model or machine cannot run
     │   └── DoesNotFit     weights or KV cache exceed the memory budget
-    └── EngineUnavailable  the engine is stopped, dead or full; the request itself was fine
+    └── EngineUnavailable  the engine is stopped or dead; the request itself was fine
+        └── EngineFull     or its queue is full, and when it pays to come back
 
 `assert` is kept for Ridgeline's own invariants; it never validates what a user wrote.
 """
@@ -61,3 +62,11 @@ class DoesNotFit(UserError):
 
 class EngineUnavailable(RidgelineError):
     """The engine is stopped, dead or full."""
+
+
+class EngineFull(EngineUnavailable):
+    """The queue is full, or a promise would be broken: come back after `retry_after_s`."""
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
+        self.reason, self.retry_after_s = reason, retry_after_s
+        super().__init__(message)

@@ -70,6 +70,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     layer_backend: str = "auto"
     num_threads: int | None = None
     speculative_config: Speculative | None = None
+    max_num_queued_reqs: int | None = 1024
+    max_num_queued_tokens: int | None = 1 << 20
+    slo_throttle: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -80,6 +83,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "kv_cache_memory_bytes",
             "block_size",
             "num_threads",
+            "max_num_queued_reqs",
+            "max_num_queued_tokens",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

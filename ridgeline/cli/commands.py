@@ -12,6 +12,7 @@ from ridgeline.cli.bench_flags import WORKLOADS, takes_load_flags, takes_report_
 from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
 from ridgeline.cli.plan_commands import add_plan_commands
 from ridgeline.cli.quantities import duration_of, one_of
+from ridgeline.cli.server_flags import takes_server_flags
 from ridgeline.settings import NAIVE, Settings
 
 if TYPE_CHECKING:
@@ -100,38 +101,23 @@ def explain(model: AnyModel = None, json: Json = False, *, engine: EngineFlags) 
 
 
 @app.command()
+@takes_server_flags
 @takes_engine_flags
 def serve(
-    model: AnyModel = None,
-    host: Annotated[str | None, typer.Option(help="Address (default: 127.0.0.1).")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes any (default: 8000).")] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="Name that clients ask for (default: the model's).")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="RIDGELINE_API_KEY", help="Key that clients must send.")
-    ] = None,
-    shutdown_timeout_s: Annotated[
-        int | None, typer.Option(help="Longest wait for running answers (default: 30).")
-    ] = None,
-    log_requests: Annotated[
-        bool | None, typer.Option("--log-requests", help="Log every request.")
-    ] = None,
-    *,
-    engine: EngineFlags,
+    model: AnyModel = None, *, engine: EngineFlags, server: dict[str, Any] | None = None
 ) -> None:
     """Serve a model over the OpenAI API."""
     from ridgeline.cli.serve import command
 
-    flags = {
-        "host": host,
-        "port": port,
-        "served_model_name": served_model_name,
-        "api_key": api_key,
-        "shutdown_timeout_s": shutdown_timeout_s,
-        "log_requests": log_requests,
-    }
-    _end(command(*engine.resolve(model), flags))
+    _end(command(*engine.resolve(model), server or {}))
+
+
+@app.command("new-key")
+def new_key(name: Annotated[str, typer.Argument(help="Whose key it is.")]) -> None:
+    """Make an API key, and its entry for the file of --api-keys-file."""
+    from ridgeline.cli.serve import new_key as make
+
+    make(name)
 
 
 @app.command()

@@ -42,6 +42,9 @@ HELP = {
     "layer_backend": "What computes the layers around attention; auto chooses and says why.",
     "num_threads": "Threads of the CPU's arithmetic.",
     "speculative_config": 'Speculative decoding, as vLLM\'s JSON: \'{"method": "ngram"}\'.',
+    "max_num_queued_reqs": "Most requests that wait; the next one is refused with a time to retry.",
+    "max_num_queued_tokens": "Most prompt tokens that wait.",
+    "slo_throttle": "Admit fewer of a class while its p95 TTFT or TPOT breaks the promise.",
     "seed": "Seed of the draws of requests that bring none.",
 }
 _PANEL = "Engine"
@@ -49,6 +52,8 @@ _QUANTITIES: dict[str, Callable[[str], Callable[[str], int]]] = {
     "max_model_len": count_of,
     "max_num_seqs": count_of,
     "max_num_batched_tokens": count_of,
+    "max_num_queued_reqs": count_of,
+    "max_num_queued_tokens": count_of,
     "kv_cache_memory_bytes": size_of,
 }
 _TABLES = ("speculative_config",)
@@ -133,7 +138,7 @@ def _config() -> inspect.Parameter:
 def _parameter(field: msgspec.structs.FieldInfo) -> inspect.Parameter:
     """The option of one setting; None means that the flag was not given."""
     flag = "--" + field.name.replace("_", "-")
-    kind = _bare(field.type)
+    kind = bare(field.type)
     shown: dict[str, Any] = {"help": _help(field), "rich_help_panel": _PANEL}
     if kind is bool:
         option = typer.Option(f"{flag}/--no-{flag[2:]}", **shown)
@@ -163,7 +168,7 @@ def _help(field: msgspec.structs.FieldInfo) -> str:
     return f"{HELP[field.name]} (default: {default})"
 
 
-def _bare(kind: Any) -> Any:
+def bare(kind: Any) -> Any:
     """The type without `| None`."""
     if get_origin(kind) in (Union, UnionType):
         return next(each for each in get_args(kind) if each is not type(None))

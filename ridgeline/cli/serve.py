@@ -2,35 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from typing import Any
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from ridgeline.records import EngineInfo
-from ridgeline.serve.run import listen, options_from, run, url_of
+from ridgeline.serve.options import ServerOptions, options_from
+from ridgeline.serve.run import Admin, check_exposed, listen, run, url_of
+from ridgeline.serve.safety.keys import load_keys
+from ridgeline.serve.safety.keys import new_key as make_key
 from ridgeline.settings import Settings
 
 
 def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) -> int:
     """Serve until SIGINT or SIGTERM; `flags` override the file's `[server]` table."""
     options = options_from(table, flags)
+    check_exposed(options)
+    load_keys(options.api_key, options.api_keys_file)  # a bad file is refused before a model loads
     console = Console(stderr=True, highlight=False)
-    with listen(options) as listener:
+    with contextlib.ExitStack() as held:
+        listener = held.enter_context(listen(options))
+        admin_listener = _listen_for_admin(options, held)
         from ridgeline.engine.engine import Engine  # slow to import: after what may be refused
-        from ridgeline.serve.app import create_app, name_of
+        from ridgeline.serve.app import create_admin_app, create_app
 
         console.print(f"loading {settings.model} …", style="dim", markup=False)
         engine = Engine.from_settings(settings)
-        try:
-            app = create_app(
-                engine, served_model_name=options.served_model_name, api_key=options.api_key
-            )
-            name = options.served_model_name or name_of(engine.info.model)
-            lines = [*summary(engine.info), f"{name} is served at {url_of(listener)}/v1"]
-            run(app, listener, options, ready=lambda: _print(console, lines))
-        finally:
-            engine.close()
+        held.callback(engine.close)
+        app = create_app(engine, options)
+        service = app.state.service
+        lines = [*summary(engine.info), f"{service.name} is served at {url_of(listener)}/v1"]
+        admin = None
+        if admin_listener is not None:
+            admin = Admin(create_admin_app(service), admin_listener)
+            lines.append(f"operators: {url_of(admin_listener)}/admin/state")
+        run(app, listener, options, ready=lambda: _print(console, lines), admin=admin)
     return 0
+
+
+def new_key(name: str) -> None:
+    """Print a fresh key and the entry that lets it in."""
+    key, entry = make_key(name)
+    print(f"{key}\n\n{entry}")
+
+
+def _listen_for_admin(options: ServerOptions, held: contextlib.ExitStack) -> socket.socket | None:
+    if options.admin_port is None:
+        return None
+    return held.enter_context(listen(replace(options, host="127.0.0.1", port=options.admin_port)))
 
 
 def summary(info: EngineInfo) -> list[str]:

@@ -11,6 +11,8 @@ import torch
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
+from ridgeline.engine.constrain import make_masks
+from ridgeline.engine.constrain.base import TokenMasks
 from ridgeline.engine.core.admission import Limits
 from ridgeline.engine.core.batching import make_policy
 from ridgeline.engine.core.blocks import BlockPool
@@ -22,7 +24,7 @@ from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.resolve import Resolved
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.speculate.assemble import speculate
-from ridgeline.engine.text import Tokenizer, load_tokenizer
+from ridgeline.engine.text import HfTokenizer, Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Parts:
     tokenizer: Tokenizer
     scheduler: Scheduler
     runner: TorchRunner
+    masks: TokenMasks
     weight_bytes: int
 
 
@@ -62,8 +65,15 @@ def assemble(resolved: Resolved) -> Parts:
         kv_format(resolved.kv_cache_dtype),
     )
     attention = build_attention(resolved.attention_backend, resolved.spec, kv)
-    runner = TorchRunner(decoder, kv, attention, speculation.verifier)
-    return Parts(tokenizer, scheduler, runner, decoder.nbytes + speculation.weight_bytes)
+    masks = _masks(tokenizer, resolved)
+    runner = TorchRunner(decoder, kv, attention, masks, speculation.verifier)
+    num_bytes = decoder.nbytes + speculation.weight_bytes
+    return Parts(tokenizer, scheduler, runner, masks, num_bytes)
+
+
+def _masks(tokenizer: Tokenizer, resolved: Resolved) -> TokenMasks:
+    text = tokenizer.inner.to_str if isinstance(tokenizer, HfTokenizer) else None
+    return make_masks(text, resolved.spec.vocab_size, resolved.spec.eos_token_ids)
 
 
 def make_scheduler(resolved: Resolved, drafts: Drafts | None = None) -> Scheduler:

@@ -23,6 +23,7 @@ import torch
 
 from ridgeline.engine.assemble import Parts, assemble
 from ridgeline.engine.completion import Completion, CompletionBuilder
+from ridgeline.engine.core.gate import Gate, GateLimits
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.resolve import Resolved, resolve
 from ridgeline.engine.subscribers import AsyncInboxes, BlockingInbox
@@ -34,6 +35,7 @@ from ridgeline.records import (
     Failed,
     Finished,
     Sampling,
+    Slo,
     StepStat,
 )
 from ridgeline.settings import Settings, settings_from
@@ -58,7 +60,7 @@ class Engine:
     ) -> None:
         self.resolved, self.tokenizer, self.load_s = resolved, parts.tokenizer, load_s
         self.info = _info(resolved, parts, load_s)
-        self._runner, self._clock = parts.runner, clock
+        self._runner, self._masks, self._clock = parts.runner, parts.masks, clock
         self._serials = itertools.count()
         self._inboxes: dict[asyncio.AbstractEventLoop, AsyncInboxes] = {}
         self._loop = EngineLoop(
@@ -67,6 +69,7 @@ class Engine:
             parts.tokenizer,
             clock=clock,
             on_start=partial(torch.set_num_threads, resolved.num_threads),
+            gate=Gate(_gate_limits(resolved)),
         )
 
     @staticmethod
@@ -100,6 +103,9 @@ class Engine:
         asks = [self._ask(p, s) for p, s in zip(prompts, each, strict=True)]
         builders = {ask.id: CompletionBuilder(ask) for ask in asks}
         inbox, waiting = BlockingInbox(), set(builders)
+        for structured in {ask.sampling.structured for ask in asks}:
+            if structured is not None:
+                self._masks.prepare(structured)
         try:
             for ask in asks:
                 self._loop.submit(ask, inbox)
@@ -122,14 +128,19 @@ class Engine:
         ask_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
-        deadline_s: float | None = None,
+        timeout_s: float | None = None,
+        slo: Slo | None = None,
     ) -> AsyncGenerator[Event, None]:
         """The events of one ask, to its end. Closing the generator aborts the ask.
 
-        `deadline_s`: instant on the engine's clock after which the answer is of no use. Raises
-        BadInput, DoesNotFit or EngineUnavailable before the first event.
+        `timeout_s`: from now, after which the answer is of no use. `slo`: what the caller was
+        promised. Raises BadInput, CannotRun, DoesNotFit, EngineFull or EngineUnavailable before
+        the first event.
         """
-        ask = self._ask(prompt, sampling, ask_id, priority, tenant, deadline_s)
+        if sampling.structured is not None:
+            await asyncio.to_thread(self._masks.prepare, sampling.structured)
+        deadline_s = None if timeout_s is None else self._clock() + timeout_s
+        ask = self._ask(prompt, sampling, ask_id, priority, tenant, deadline_s, slo)
         inboxes = self._inboxes_here()
         queue, num_unfinished = self._submit(ask, inboxes), sampling.n
         try:
@@ -165,17 +176,21 @@ class Engine:
         """Running totals and present levels, under vLLM's names where it has one."""
         scheduler = self._loop.scheduler
         view, totals = scheduler.view(), scheduler.totals
-        return {
-            "num_requests_running": float(view.num_running),
-            "num_requests_waiting": float(view.num_waiting),
-            "kv_cache_usage_perc": view.used_blocks / view.num_blocks,
-            "prefix_cache_queries": float(scheduler.cache.queried_tokens),
-            "prefix_cache_hits": float(scheduler.cache.hit_tokens),
-            "num_preemptions": float(totals.num_preempted),
-            "generation_tokens": float(totals.num_sampled),
-            "num_steps": float(totals.num_steps),
-            **scheduler.drafting.totals.as_dict(),
-        } | self._loop.counts.as_dict()
+        return (
+            {
+                "num_requests_running": float(view.num_running),
+                "num_requests_waiting": float(view.num_waiting),
+                "kv_cache_usage_perc": view.used_blocks / view.num_blocks,
+                "prefix_cache_queries": float(scheduler.cache.queried_tokens),
+                "prefix_cache_hits": float(scheduler.cache.hit_tokens),
+                "num_preemptions": float(totals.num_preempted),
+                "generation_tokens": float(totals.num_sampled),
+                "num_steps": float(totals.num_steps),
+            }
+            | scheduler.drafting.totals.as_dict()
+            | self._loop.counts.as_dict()
+            | self._loop.gate.as_dict()
+        )
 
     def healthy(self, stall_s: float = STALL_S) -> bool:
         """Whether the engine makes progress: not merely that it exists."""
@@ -203,6 +218,7 @@ class Engine:
         priority: int = 0,
         tenant: str = "",
         deadline_s: float | None = None,
+        slo: Slo | None = None,
     ) -> Ask:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         vocab_size = self.resolved.spec.vocab_size
@@ -216,12 +232,13 @@ class Engine:
             priority=priority,
             deadline_s=deadline_s,
             tenant=tenant,
+            slo=slo,
         )
 
     def _submit(self, ask: Ask, inboxes: AsyncInboxes) -> asyncio.Queue[Event]:
         queue = inboxes.open(ask.id)
         try:
-            self._loop.submit(ask, inboxes)
+            self._loop.submit_if_admitted(ask, inboxes)
         except BaseException:
             inboxes.close(ask.id)
             raise
@@ -258,6 +275,14 @@ def _info(resolved: Resolved, parts: Parts, load_s: float) -> EngineInfo:
         kv_bytes_per_token=kv_bytes_per_token(resolved.spec),
         device=resolved.device,
         compute_dtype=resolved.dtype,
+    )
+
+
+def _gate_limits(resolved: Resolved) -> GateLimits:
+    return GateLimits(
+        max_asks=resolved.max_num_queued_reqs,
+        max_tokens=resolved.max_num_queued_tokens,
+        throttle=resolved.slo_throttle,
     )
 
 

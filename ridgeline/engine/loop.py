@@ -24,6 +24,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ridgeline.engine.core.admission import check_ask
+from ridgeline.engine.core.gate import Gate, GateLimits
 from ridgeline.engine.core.plan import Run, Runner, Sampled, StepPlan, StepResult
 from ridgeline.engine.core.scheduler import Scheduler
 from ridgeline.engine.stats import AskCounts, StepLog
@@ -63,8 +64,10 @@ class EngineLoop:
         *,
         clock: Callable[[], float],
         on_start: Callable[[], None],
+        gate: Gate | None = None,
     ) -> None:
         self.scheduler, self.runner, self.clock = scheduler, runner, clock
+        self.gate = gate or Gate(GateLimits())
         self.steps, self.counts = StepLog(), AskCounts()
         self._texts = EventTexts(tokenizer, self._stop_at_string)
         self._wake = threading.Condition()
@@ -85,10 +88,15 @@ class EngineLoop:
         """Queue an ask; its events go to `subscriber`. BadInput, DoesNotFit, EngineUnavailable."""
         check_ask(ask, self.scheduler.limits, self.scheduler.pool)
         with self._wake:
-            if ask.id in self._ids:
-                raise id_in_use(ask.id)
-            self._send(partial(self._add, ask, subscriber))
-            self._ids.add(ask.id)
+            self._queue(ask, subscriber)
+
+    def submit_if_admitted(self, ask: Ask, subscriber: Subscriber) -> None:
+        """As `submit`, for a caller who would rather hear EngineFull than wait without end."""
+        check_ask(ask, self.scheduler.limits, self.scheduler.pool)
+        with self._wake:
+            self._check_new(ask.id)
+            self.gate.admit(ask.id, len(ask.prompt), ask.slo, self.clock())
+            self._queue(ask, subscriber)
 
     def abort(self, ask_id: str) -> None:
         """End an ask; nothing happens if it is unknown or has ended."""
@@ -118,6 +126,17 @@ class EngineLoop:
             self._open = False
             self._wake.notify()
         self._thread.join()
+
+    def _check_new(self, ask_id: str) -> None:
+        if not self._open:
+            raise EngineUnavailable(self._error)
+        if ask_id in self._ids:
+            raise id_in_use(ask_id)
+
+    def _queue(self, ask: Ask, subscriber: Subscriber) -> None:
+        self._check_new(ask.id)
+        self._send(partial(self._add, ask, subscriber))
+        self._ids.add(ask.id)
 
     def _send(self, command: Command) -> None:
         if not self._open:
@@ -195,6 +214,8 @@ class EngineLoop:
 
     def _account(self, event: Event, listener: _Listener) -> None:
         self.counts.told(event)
+        with self._wake:
+            self.gate.saw(event)
         listener.num_unfinished -= isinstance(event, Finished)
         if isinstance(event, Failed) or not listener.num_unfinished:
             self._forget(event.ask_id)
@@ -202,7 +223,9 @@ class EngineLoop:
     def _forget(self, ask_id: str) -> None:
         del self._listeners[ask_id]
         self._texts.end(ask_id)
-        self._ids.discard(ask_id)
+        with self._wake:
+            self._ids.discard(ask_id)
+            self.gate.ended(ask_id)
 
     # -- when something fails
 

@@ -64,6 +64,9 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     layer_backend: str
     num_threads: int
     speculative_config: Speculation | None
+    max_num_queued_reqs: int | None
+    max_num_queued_tokens: int | None
+    slo_throttle: bool
     seed: int
     spec: ModelSpec
     derivations: dict[str, str]
@@ -139,6 +142,9 @@ _UNCHANGED = (
     "enable_chunked_prefill",
     "batching",
     "batch_wait_ms",
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
+    "slo_throttle",
     "seed",
 )
 

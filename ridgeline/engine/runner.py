@@ -20,6 +20,8 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import FullAttention
+from ridgeline.engine.constrain.base import TokenMasks
+from ridgeline.engine.constrain.none import NoGrammars
 from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult, samples_of
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling import token_logprobs
@@ -39,9 +41,11 @@ class TorchRunner:
         decoder: Decoder,
         cache: KvCache,
         attention: Attention,
+        masks: TokenMasks | None = None,
         verifier: Verifier | None = None,
     ) -> None:
         self.decoder, self.cache, self.attention = decoder, cache, attention
+        self.masks = masks or NoGrammars("this runner was given none")
         self.verifier = verifier or Verifier()
 
     @torch.inference_mode()
@@ -78,7 +82,8 @@ class TorchRunner:
         if not at:
             return [[]] * len(runs)
         rows_SC = x_TC if len(at) == len(x_TC) else x_TC.index_select(0, batch.sampled_S)
-        return self.verifier.choices(self.decoder.logits(rows_SC), runs, at)
+        logits_SV = self.masks.apply(self.decoder.logits(rows_SC), at)
+        return self.verifier.choices(logits_SV, runs, at)
 
     def _prompt_logprobs(
         self, runs: Sequence[Run], x_TC: Tensor

@@ -29,3 +29,4 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Token ids in `logit_bias` and `stop_token_ids`."""
     check_tokens(sampling.logit_bias, vocab_size, "logit_bias")
     check_tokens(sampling.stop_token_ids, vocab_size, "stop_token_ids")
+    check_tokens(sampling.allowed_token_ids, vocab_size, "allowed_token_ids")

@@ -1,6 +1,6 @@
 """The records that every part shares: what was asked, what happened, what was promised."""
 
-from ridgeline.records.ask import Ask, Sampling
+from ridgeline.records.ask import Ask, Sampling, Structured
 from ridgeline.records.events import (
     Event,
     Failed,
@@ -30,6 +30,7 @@ __all__ = [
     "Slo",
     "Started",
     "StepStat",
+    "Structured",
     "Token",
     "TokenLogprobs",
     "Usage",

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from ridgeline.errors import BadInput
+from ridgeline.records.slo import Slo
 
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's default ceiling for top_logprobs
 MAX_N = 128
+
+
+class Structured(msgspec.Struct, frozen=True):
+    """What the whole answer must look like.
+
+    `text` is a JSON schema, a regular expression, a JSON list of texts, or a Lark grammar.
+    """
+
+    kind: Literal["json", "regex", "choice", "grammar"]
+    text: str
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +30,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     `top_k` 0 or -1 means off. `seed` None draws one from the engine's own generator at admission.
     `logprobs` k returns the chosen token's log-probability and the k largest, from the raw
     log-softmax before temperature and penalties. `max_tokens` None means "up to the context's end".
+    `structured` and `allowed_token_ids` take the other tokens away before anything else looks, so
+    that log-probabilities are those of the tokens left (as in vLLM).
     """
 
     n: int = 1
@@ -40,6 +53,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured: Structured | None = None
+    allowed_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0.0, math.inf)
@@ -60,6 +75,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
             _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
         if any(not text for text in self.stop):
             raise BadInput("an empty stop string would stop at once", fix="remove the empty string")
+        if self.structured is not None and (self.ignore_eos or self.min_tokens):
+            raise BadInput(
+                "structured output ends where its grammar ends",
+                fix="leave ignore_eos and min_tokens out",
+            )
 
     def _check_max_tokens(self) -> None:
         if self.max_tokens is None:
@@ -78,8 +98,18 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature == 0.0
 
     @property
+    def is_masked(self) -> bool:
+        """True where some tokens may not come out, whatever their logits."""
+        return self.structured is not None or bool(self.allowed_token_ids)
+
+    @property
+    def has_history(self) -> bool:
+        """True where choosing a token needs those before it."""
+        return self.has_penalties or self.structured is not None
+
+    @property
     def has_penalties(self) -> bool:
-        """True where sampling must see the tokens so far."""
+        """True where logits change with the tokens so far."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -105,7 +135,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """One request as the engine accepts it: token ids, sampling, and what the service promised.
 
     Lower `priority` goes first (vLLM's convention). `tenant` salts the prefix cache: two tenants
-    never share blocks. `arrival_s` is on the engine's clock.
+    never share blocks. `arrival_s` is on the engine's clock. `slo`: what was promised; among asks
+    of one priority, the one whose first token is due first goes first.
     """
 
     id: str
@@ -115,6 +146,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_s: float | None = None
     tenant: str = ""
+    slo: Slo | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -72,11 +72,15 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The engine could not serve the ask; nothing further follows for it."""
+    """The engine could not serve the ask; nothing further follows for it.
+
+    `cause` "deadline": it was given up because nobody wants the answer any more.
+    """
 
     ask_id: str
     at_s: float
     error: str
+    cause: Literal["error", "deadline"] = "error"
 
 
 Event = Started | Token | Preempted | Finished | Failed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -13,14 +13,31 @@ from starlette.responses import Response
 
 from ridgeline.serve.asks import Asks, Job, Update
 from ridgeline.serve.choices import Tally, gather
-from ridgeline.serve.requests import ChatRequest, CompletionRequest, ignored_fields
-from ridgeline.serve.wire import EventStream, encode, sse, unless_gone
+from ridgeline.serve.errors import ApiError
+from ridgeline.serve.requests import Sampled
+from ridgeline.serve.wire import OPENAI_FRAMES, EventStream, Frames, encode, sse, unless_gone
 
 IGNORED_HEADER = "x-ridgeline-ignored-fields"
 
 
 class Voice(Protocol):
-    """How one endpoint words its answers."""
+    """How one endpoint words its answers. A stream is `opening`, `news` per update, `closing`."""
+
+    frames: Frames
+
+    def whole(self, tally: Tally) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        ...
+
+    def opening(self, tally: Tally) -> list[bytes]: ...
+
+    def news(self, update: Update, tally: Tally) -> list[bytes]: ...
+
+    def closing(self, tally: Tally) -> list[bytes]: ...
+
+
+class Wording(Protocol):
+    """How one endpoint of the OpenAI family words its choices."""
 
     answer_object: str
     chunk_object: str
@@ -53,50 +70,73 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 class UsageWanted(msgspec.Struct, frozen=True):
-    """Where a stream tells its usage: in a last chunk, and in every chunk."""
+    """Where a stream tells its usage: in a last chunk, and in every chunk. `timings`: and beside
+    it when things happened."""
 
     at_end: bool = False
     always: bool = False
+    timings: bool = False
+
+
+class OpenAiVoice:
+    """A `Voice` that wraps a wording's choices as OpenAI does."""
+
+    frames = OPENAI_FRAMES
+
+    def __init__(self, wording: Wording, job: Job, model: str, wanted: UsageWanted) -> None:
+        self._wording, self._wanted = wording, wanted
+        self._envelope = Envelope(job.id, int(time.time()), model)
+
+    def whole(self, tally: Tally) -> dict[str, Any]:
+        choices = self._wording.choices(tally)
+        more = {**self._usage(tally), **self._wording.extras(tally)}
+        return self._envelope.wrap(self._wording.answer_object, choices, **more)
+
+    def opening(self, tally: Tally) -> list[bytes]:
+        return []
+
+    def news(self, update: Update, tally: Tally) -> list[bytes]:
+        usage = {"usage": tally.usage()} if self._wanted.always else {}
+        wrap, kind = self._envelope.wrap, self._wording.chunk_object
+        return [sse(wrap(kind, [entry], **usage)) for entry in self._wording.chunks(update)]
+
+    def closing(self, tally: Tally) -> list[bytes]:
+        if not self._wanted.at_end:
+            return []
+        return [sse(self._envelope.wrap(self._wording.chunk_object, [], **self._usage(tally)))]
+
+    def _usage(self, tally: Tally) -> dict[str, Any]:
+        usage = {"usage": tally.usage()}
+        return usage | {"metrics": tally.timings()} if self._wanted.timings else usage
 
 
 async def answer(
-    request: Request,
-    asked: CompletionRequest | ChatRequest,
-    job: Job,
-    asks: Asks,
-    voice: Voice,
-    model: str,
+    request: Request, job: Job, asks: Asks, voice: Voice, *, stream: bool, headers: dict[str, str]
 ) -> Response:
-    """The response to `asked`; the job's asks are aborted if the client leaves before its end."""
-    envelope = Envelope(job.id, int(time.time()), model)
-    headers = _headers(asked, job)
-    if not asked.stream:
+    """The response to a job, whose asks are aborted if the client leaves before its end."""
+    if not stream:
         tally = await unless_gone(request.receive, gather(asks, job))
-        payload = envelope.wrap(
-            voice.answer_object, voice.choices(tally), usage=tally.usage(), **voice.extras(tally)
-        )
-        return Response(encode(payload), media_type="application/json", headers=headers)
-    events = _stream(asks, Tally(job), voice, envelope, _usage_wanted(asked))
+        body = encode(voice.whole(tally))
+        return Response(body, media_type="application/json", headers=headers)
+    events = _stream(asks, Tally(job, asks), voice)
     await unless_gone(request.receive, _prime(events))
-    return EventStream(events, headers)
+    return EventStream(events, headers, voice.frames)
 
 
-async def _stream(
-    asks: Asks, tally: Tally, voice: Voice, envelope: Envelope, wanted: UsageWanted
-) -> AsyncGenerator[bytes, None]:
+async def _stream(asks: Asks, tally: Tally, voice: Voice) -> AsyncGenerator[bytes, None]:
     """First nothing (the engine accepted the job: the headers may go), then one event per chunk."""
-    kind = voice.chunk_object
     async with asks:
         await asks.started()
         yield b""
+        for event in voice.opening(tally):
+            yield event
         async with contextlib.aclosing(asks.updates()) as updates:
             async for update in updates:
                 tally.count(update)
-                usage = {"usage": tally.usage()} if wanted.always else {}
-                for entry in voice.chunks(update):
-                    yield sse(envelope.wrap(kind, [entry], **usage))
-        if wanted.at_end:
-            yield sse(envelope.wrap(kind, [], usage=tally.usage()))
+                for event in voice.news(update, tally):
+                    yield event
+        for event in voice.closing(tally):
+            yield event
 
 
 async def _prime(events: AsyncGenerator[bytes, None]) -> None:
@@ -104,17 +144,33 @@ async def _prime(events: AsyncGenerator[bytes, None]) -> None:
     await anext(events)
 
 
-def _usage_wanted(asked: CompletionRequest | ChatRequest) -> UsageWanted:
+def usage_wanted(asked: Sampled, timings: bool) -> UsageWanted:
+    """Where a request of the OpenAI family wants its usage told."""
     options = asked.stream_options
     if options is None:
-        return UsageWanted()
-    return UsageWanted(bool(options.include_usage), bool(options.continuous_usage_stats))
+        return UsageWanted(timings=timings)
+    return UsageWanted(bool(options.include_usage), bool(options.continuous_usage_stats), timings)
 
 
-def _headers(asked: CompletionRequest | ChatRequest, job: Job) -> dict[str, str]:
-    headers = {"x-request-id": job.id}
-    ignored = ignored_fields(asked)
+def answer_headers(request_id: str, ignored: tuple[str, ...]) -> dict[str, str]:
+    """The request's id, and the names of fields that were not looked at."""
+    headers = {"x-request-id": request_id}
     if ignored:
-        safe = ",".join(name.encode("ascii", "replace").decode() for name in ignored)
-        headers[IGNORED_HEADER] = "".join(c for c in safe if c.isprintable())[:1000]
+        headers[IGNORED_HEADER] = _printable(",".join(ignored))[:1000]
     return headers
+
+
+def request_id_of(headers: Mapping[str, str], field: str | None, fallback: str) -> str:
+    """The client's own id for the request, from the header or the body; else `fallback`."""
+    given = headers.get("x-request-id") or field
+    if given is None:
+        return fallback
+    kept = _printable(given)[:200]
+    if kept != given:
+        raise ApiError(400, "the request id is not printable ASCII of at most 200 characters")
+    return kept
+
+
+def _printable(text: str) -> str:
+    ascii_text = text.encode("ascii", "replace").decode()
+    return "".join(character for character in ascii_text if character.isprintable())

@@ -8,7 +8,7 @@ from ridgeline.records import Token
 from ridgeline.serve.asks import Job, Update
 from ridgeline.serve.choices import Choice, Tally
 from ridgeline.serve.contract import Tokenizer
-from ridgeline.serve.logprobs import chat_logprobs, prompt_logprobs
+from ridgeline.serve.logprobs import IdNames, chat_logprobs, prompt_logprobs
 from ridgeline.serve.requests import ChatRequest
 
 
@@ -19,7 +19,8 @@ class ChatVoice:
     chunk_object = "chat.completion.chunk"
 
     def __init__(self, request: ChatRequest, job: Job, tokenizer: Tokenizer) -> None:
-        self._request, self._job, self._tokenizer = request, job, tokenizer
+        self._request, self._job = request, job
+        self._tokenizer = IdNames() if request.return_tokens_as_token_ids else tokenizer
         self._introduced: set[int] = set()
 
     def chunks(self, update: Update) -> list[dict[str, Any]]:
@@ -36,6 +37,7 @@ class ChatVoice:
                 **_entry(update.choice, delta),
                 "logprobs": self._logprobs(choice.tokens) if choice.tokens else None,
                 **choice.ending,
+                **self._token_ids(choice),
             }
         )
         return entries
@@ -48,6 +50,7 @@ class ChatVoice:
                 "message": {"role": "assistant", "content": choice.text, "refusal": None},
                 "logprobs": self._logprobs(choice.tokens),
                 **choice.ending,
+                **self._token_ids(choice),
             }
             for index, choice in enumerate(tally.choices)
         ]
@@ -58,6 +61,11 @@ class ChatVoice:
             return {}
         known = next((c.prompt_logprobs for c in tally.choices if c.prompt_logprobs), ())
         return {"prompt_logprobs": prompt_logprobs(known, self._tokenizer)}
+
+    def _token_ids(self, choice: Choice) -> dict[str, list[int]]:
+        if not self._request.return_token_ids:
+            return {}
+        return {"token_ids": [event.token for event in choice.tokens]}
 
     def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
         if not self._request.logprobs:

@@ -38,10 +38,9 @@ class Choice:
 class Tally:
     """All choices of a job, and its usage so far."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, asks: Asks) -> None:
+        self._job, self._asks = job, asks
         self._num_tokens = 0
-        self._cached = [0] * len(job.prompts)
         self.choices = [Choice() for _ in range(len(job.prompts) * job.sampling.n)]
 
     def add(self, update: Update) -> None:
@@ -51,24 +50,35 @@ class Tally:
     def count(self, update: Update) -> None:
         """Only the usage: what a stream needs, whose text has already gone."""
         self._num_tokens += update.token is not None and not self._job.scores_only
-        if update.finished:
-            prompt = update.choice // self._job.sampling.n
-            self._cached[prompt] = max(self._cached[prompt], update.finished.usage.cached_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens so far."""
+        return self._num_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache."""
+        return sum(self._asks.cached)
+
+    def timings(self) -> dict[str, float | None]:
+        """When things happened to the first prompt, in the words of vLLM's `metrics` object."""
+        return self._asks.meters[0].timings()
 
     def usage(self) -> dict[str, Any]:
         """Token counts over all prompts and choices; a prompt counts once whatever n is."""
-        num_prompt = sum(len(prompt.tokens) for prompt in self._job.prompts)
+        num_prompt = self._job.num_prompt_tokens
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": self._num_tokens,
             "total_tokens": num_prompt + self._num_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached)},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 
 async def gather(asks: Asks, job: Job) -> Tally:
     """Run the job to its end."""
-    tally = Tally(job)
+    tally = Tally(job, asks)
     async with asks, contextlib.aclosing(asks.updates()) as updates:
         async for update in updates:
             tally.add(update)

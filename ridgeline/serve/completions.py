@@ -8,7 +8,7 @@ from ridgeline.records import TokenLogprobs
 from ridgeline.serve.asks import Job, Update
 from ridgeline.serve.choices import Choice, Tally
 from ridgeline.serve.contract import Tokenizer
-from ridgeline.serve.logprobs import completion_logprobs, prompt_logprobs, trimmed
+from ridgeline.serve.logprobs import IdNames, completion_logprobs, prompt_logprobs, trimmed
 from ridgeline.serve.requests import CompletionRequest
 
 OBJECT = "text_completion"
@@ -21,7 +21,8 @@ class CompletionVoice:
     chunk_object = answer_object = OBJECT
 
     def __init__(self, request: CompletionRequest, job: Job, tokenizer: Tokenizer) -> None:
-        self._request, self._job, self._tokenizer = request, job, tokenizer
+        self._request, self._job = request, job
+        self._tokenizer = IdNames() if request.return_tokens_as_token_ids else tokenizer
         self._sent_chars: dict[int, int] = {}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
 
@@ -63,7 +64,14 @@ class CompletionVoice:
         ending = choice.ending
         if self._job.scores_only and choice.finished:
             ending = {"finish_reason": "length", "stop_reason": None}
-        return {"index": index, "text": text, "logprobs": logprobs, **ending}
+        ids = self._token_ids(index, choice, opens=opens) if self._request.return_token_ids else {}
+        return {"index": index, "text": text, "logprobs": logprobs, **ending, **ids}
+
+    def _token_ids(self, index: int, choice: Choice, *, opens: bool) -> dict[str, list[int]]:
+        """The tokens of this text, and the prompt's where the choice opens."""
+        tokens = [] if self._job.scores_only else [event.token for event in choice.tokens]
+        prompt = list(self._job.prompts[self._prompt_of(index)].tokens)
+        return {"token_ids": tokens} | ({"prompt_token_ids": prompt} if opens else {})
 
     def _logprobs(self, index: int, choice: Choice, *, with_prompt: bool) -> dict[str, Any] | None:
         if self._request.logprobs is None:

@@ -3,8 +3,8 @@
 `ridgeline.engine.engine.Engine` has this shape; the tests hand in a scripted one. Invariants:
 
 - `stream` yields the events of one ask in order; every choice ends in exactly one `Finished`,
-  unless a `Failed` ends the whole ask. A `UserError` (prompt too long, …) is raised before the
-  first event.
+  unless a `Failed` ends the whole ask. A `UserError` (prompt too long, a grammar that cannot be
+  compiled, …) or `EngineFull` is raised before the first event.
 - `abort` may be called at any time, from the event loop, for an ask that is unknown or has ended.
 - `counters` only ever grow where they count; `healthy` is True while the engine makes progress.
 - None of these blocks the event loop for longer than a lock's hand-over.
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from ridgeline.records import EngineInfo, Event, Sampling
+from ridgeline.records import EngineInfo, Event, Sampling, Slo
 
 
 class Tokenizer(Protocol):
@@ -26,7 +26,13 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """Token ids of the conversation; UserError where the model directory has no template."""
         ...
@@ -49,6 +55,8 @@ class ServedEngine(Protocol):
         ask_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        timeout_s: float | None = None,
+        slo: Slo | None = None,
     ) -> AsyncIterator[Event]: ...
 
     def abort(self, ask_id: str) -> None: ...

@@ -6,26 +6,35 @@ address of this process.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 
 import msgspec
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from ridgeline.errors import EngineUnavailable, UserError
-from ridgeline.records import Sampling
+from ridgeline.errors import EngineFull, EngineUnavailable, UserError
+from ridgeline.records import Failed, Sampling
 
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
+    409: "ConflictError",
     413: "BadRequestError",
+    415: "BadRequestError",
+    429: "RateLimitError",
+    431: "BadRequestError",
     499: "ClientClosedRequest",
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
+    504: "TimeoutError",
 }
 
 _FIELDS = {"prompt", "messages", *(field.name for field in msgspec.structs.fields(Sampling))}
@@ -36,8 +45,16 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 class ApiError(Exception):
     """An answer other than 200, raised anywhere below a route."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.status, self.message, self.param = status, message, param
+        self.headers = dict(headers or {})
         super().__init__(message)
 
 
@@ -56,6 +73,9 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, UserError):
         return ApiError(400, scrub(str(error)), param=_param(error))
+    if isinstance(error, EngineFull):
+        after = {"retry-after": str(math.ceil(error.retry_after_s))}
+        return ApiError(503, scrub(str(error)), headers=after)
     if isinstance(error, EngineUnavailable):
         return ApiError(503, scrub(str(error)) or "the engine is not available")
     return ApiError(500, "the server failed on this request; its log says why")
@@ -73,15 +93,22 @@ def body(error: ApiError) -> dict[str, object]:
     }
 
 
+def of_failure(failed: Failed) -> ApiError:
+    """What a client may be told about an ask that ended in `Failed`."""
+    if failed.cause == "deadline":
+        return ApiError(504, "the answer was not ready by the time given in timeout_ms")
+    return ApiError(500, scrub(failed.error))
+
+
 def response(error: ApiError) -> JSONResponse:
-    headers = {"retry-after": "1"} if error.status == 503 else None
-    return JSONResponse(body(error), status_code=error.status, headers=headers)
+    headers = {"retry-after": "1"} if error.status == 503 else {}
+    return JSONResponse(body(error), status_code=error.status, headers=headers | error.headers)
 
 
 async def handle(_request: Request, error: Exception) -> JSONResponse:
     """Exception handler of the app: every exception becomes a body a client can read."""
     if isinstance(error, HTTPException):
-        return response(ApiError(error.status_code, str(error.detail)))
+        return response(ApiError(error.status_code, str(error.detail), headers=error.headers or {}))
     if isinstance(error, ClientGone):
         return response(ApiError(499, "the client closed the connection"))
     return response(as_api_error(error))

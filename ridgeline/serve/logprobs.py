@@ -8,17 +8,29 @@ as -9999.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ridgeline.records import TokenLogprobs
-from ridgeline.serve.contract import Tokenizer
 
 LOWEST = -9999.0
 Positions = Sequence[TokenLogprobs | None]
 
 
+class TokenNames(Protocol):
+    """How a token is written."""
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+class IdNames:
+    """Tokens as `token_id:ID`, so that no two are written alike."""
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(f"token_id:{token}" for token in tokens)
+
+
 def completion_logprobs(
-    positions: Positions, tokens: Sequence[int], tokenizer: Tokenizer, offset: int = 0
+    positions: Positions, tokens: Sequence[int], tokenizer: TokenNames, offset: int = 0
 ) -> dict[str, Any]:
     """`{tokens, token_logprobs, top_logprobs, text_offset}`; `offset` is the text that went before.
 
@@ -37,7 +49,7 @@ def completion_logprobs(
     }
 
 
-def chat_logprobs(positions: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(positions: Sequence[TokenLogprobs], tokenizer: TokenNames) -> dict[str, Any]:
     """`{content: [{token, logprob, bytes, top_logprobs}]}`."""
     content = [
         {
@@ -49,7 +61,7 @@ def chat_logprobs(positions: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> d
     return {"content": content, "refusal": None}
 
 
-def prompt_logprobs(positions: Positions, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
+def prompt_logprobs(positions: Positions, tokenizer: TokenNames) -> list[dict[str, Any] | None]:
     """vLLM's form: per prompt token a map of token id to `{logprob, rank, decoded_token}`."""
     return [None if at is None else _ranked(at, tokenizer) for at in positions]
 
@@ -61,7 +73,7 @@ def trimmed(at: TokenLogprobs | None, num_top: int) -> TokenLogprobs | None:
     return TokenLogprobs(at.token, at.logprob, at.rank, at.top[:num_top])
 
 
-def _ranked(at: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
+def _ranked(at: TokenLogprobs, tokenizer: TokenNames) -> dict[str, Any]:
     listed = [(token, value, rank) for rank, (token, value) in enumerate(at.top, 1)]
     if at.token not in {token for token, _ in at.top}:
         listed.insert(0, (at.token, at.logprob, at.rank))
@@ -75,7 +87,7 @@ def _ranked(at: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _as_map(at: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
+def _as_map(at: TokenLogprobs, tokenizer: TokenNames) -> dict[str, float]:
     """Text → log-probability. Of two ids with the same text the likelier one stands."""
     best: dict[str, float] = {}
     for token, value in ((at.token, at.logprob), *at.top):
@@ -84,12 +96,12 @@ def _as_map(at: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
     return best
 
 
-def _entry(token: int, value: float, tokenizer: Tokenizer) -> dict[str, Any]:
+def _entry(token: int, value: float, tokenizer: TokenNames) -> dict[str, Any]:
     text = _text(token, tokenizer)
     return {"token": text, "logprob": _number(value), "bytes": list(text.encode("utf-8"))}
 
 
-def _text(token: int, tokenizer: Tokenizer) -> str:
+def _text(token: int, tokenizer: TokenNames) -> str:
     return tokenizer.decode([token], skip_special_tokens=False)
 
 

@@ -12,14 +12,14 @@ Every app owns its registry: two servers in one process never mix their numbers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ridgeline.records import Event, Finished, FinishReason, Sampling, Started, Token
+from ridgeline.records import FinishReason, Sampling, Slo
 from ridgeline.serve.contract import ServedEngine
+from ridgeline.serve.engine_metrics import EngineCollector
+from ridgeline.serve.meter import Meter
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -35,6 +35,7 @@ _WHOLE = (
     0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
     60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+_PUBLISH = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0)
 _COUNTS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000
 )  # fmt: skip
@@ -54,20 +55,11 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_params_max_tokens": ("max_tokens as asked.", _COUNTS),
 }
 
-ENGINE_GAUGES = {
-    "num_requests_running": "Sequences that hold KV blocks.",
-    "num_requests_waiting": "Sequences that wait for admission.",
-    "kv_cache_usage_perc": "KV blocks in use, 0 to 1.",
+_SLO = {
+    "requests": ("Requests of an SLO class that ended.", ("model_name", "slo_class")),
+    "met": ("Requests that got all that their class promises.", ("model_name", "slo_class")),
+    "missed": ("Promises broken: ttft, tpot, e2e, failed.", ("model_name", "slo_class", "why")),
 }
-ENGINE_COUNTERS = {
-    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
-    "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
-    "num_preemptions": "Sequences that lost their blocks and were recomputed.",
-    "spec_decode_num_drafts": "Drafts that were verified.",
-    "spec_decode_num_draft_tokens": "Draft tokens that were verified.",
-    "spec_decode_num_accepted_tokens": "Draft tokens that were accepted.",
-}
-PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 
 
 class Metrics:
@@ -78,10 +70,12 @@ class Metrics:
         engine: ServedEngine,
         model_name: str,
         *,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.perf_counter,
+        price_per_hour: float | None = None,
     ) -> None:
         self.now = now
         self.model_name = model_name
+        self._num_tokens = 0
         self.registry = CollectorRegistry()
         self._histograms = {
             name: Histogram(
@@ -99,18 +93,64 @@ class Metrics:
         )
         reasons: tuple[FinishReason, ...] = ("stop", "length", "abort")
         self._success = {reason: success.labels(model_name, reason) for reason in reasons}
+        self.publish = Histogram(
+            "ridgeline_time_to_publish_seconds",
+            "From the end of the step that made a token to the hand-over to its connection.",
+            ["model_name"],
+            buckets=_PUBLISH,
+            registry=self.registry,
+        ).labels(model_name)
+        self._slo = {
+            what: Counter(f"ridgeline_slo_{what}", text, [*labels], registry=self.registry)
+            for what, (text, labels) in _SLO.items()
+        }
+        self.refused = Counter(
+            "ridgeline_requests_refused",
+            "Requests refused before any work, by reason.",
+            ["model_name", "reason"],
+            registry=self.registry,
+        )
         self.registry.register(EngineCollector(engine, model_name))
+        if price_per_hour is not None:
+            self._tell_cost(price_per_hour)
+
+    def _tell_cost(self, price_per_hour: float) -> None:
+        """What the time since this app was made has cost, idle time and all."""
+        began_s = self.now()
+        text = "Price of the time since the server began (--price-per-hour), idle or not."
+        spent = Gauge("ridgeline_cost_spent", text, ["model_name"], registry=self.registry)
+        spent.labels(self.model_name).set_function(
+            lambda: (self.now() - began_s) / 3600 * price_per_hour
+        )
+        per_million = Gauge(
+            "ridgeline_cost_per_million_tokens",
+            "That, over the tokens sent to clients, times a million.",
+            ["model_name"],
+            registry=self.registry,
+        )
+        per_million.labels(self.model_name).set_function(
+            lambda: self._cost_per_million((self.now() - began_s) / 3600 * price_per_hour)
+        )
+
+    def _cost_per_million(self, spent: float) -> float:
+        return spent / self._num_tokens * 1e6 if self._num_tokens else float("nan")
 
     def _counter(self, name: str, text: str) -> Counter:
         family = Counter(f"vllm:{name}", text, ["model_name"], registry=self.registry)
         return family.labels(self.model_name)
 
-    def meter(self, num_prompt_tokens: int, sampling: Sampling) -> Meter:
-        """A meter for one ask that arrives now."""
+    def meter(
+        self,
+        num_prompt_tokens: int,
+        sampling: Sampling,
+        slo_class: str = "",
+        slo: Slo | None = None,
+    ) -> Meter:
+        """A meter for one ask that arrives now, promised `slo` as one of `slo_class`."""
         self.observe("request_params_n", sampling.n)
         if sampling.max_tokens is not None:
             self.observe("request_params_max_tokens", sampling.max_tokens)
-        return Meter(self, num_prompt_tokens, sampling.n)
+        return Meter(self, num_prompt_tokens, sampling.n, slo_class, slo)
 
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(max(0.0, value))
@@ -121,6 +161,19 @@ class Metrics:
 
     def count_token(self) -> None:
         self._generation_tokens.inc()
+        self._num_tokens += 1
+
+    def count_promise(self, slo_class: str, missed: tuple[str, ...]) -> None:
+        """One ask of a class came to its end, and which of its promises were broken."""
+        labels = (self.model_name, slo_class)
+        self._slo["requests"].labels(*labels).inc()
+        if not missed:
+            self._slo["met"].labels(*labels).inc()
+        for why in missed:
+            self._slo["missed"].labels(*labels, why).inc()
+
+    def count_refused(self, reason: str) -> None:
+        self.refused.labels(self.model_name, reason).inc()
 
     def count_end(self, reason: FinishReason) -> None:
         self._success[reason].inc()
@@ -128,119 +181,3 @@ class Metrics:
     def render(self) -> bytes:
         """The page a scraper reads."""
         return generate_latest(self.registry)
-
-
-class _Choice:
-    """What the meter remembers of one choice: when its first and last token came, and how many."""
-
-    def __init__(self) -> None:
-        self.first_s = self.last_s = 0.0
-        self.num_tokens = 0
-
-
-class Meter:
-    """Turns the events of one ask into observations. Instants are on the server's own clock."""
-
-    def __init__(self, metrics: Metrics, num_prompt_tokens: int, num_choices: int) -> None:
-        self._metrics = metrics
-        self._num_prompt_tokens = num_prompt_tokens
-        self._arrival_s = metrics.now()
-        self._started_s: float | None = None
-        self._choices = {index: _Choice() for index in range(num_choices)}
-
-    def saw(self, event: Event) -> None:
-        """Account for one event that is on its way to the client."""
-        now = self._metrics.now()
-        if isinstance(event, Started):
-            self._start(now)
-        elif isinstance(event, Token):
-            self._token(event, now)
-        elif isinstance(event, Finished):
-            self._finish(event, now)
-
-    def left(self) -> None:
-        """The client went away or the ask failed: the open choices count as aborted."""
-        for _ in self._choices:
-            self._metrics.count_end("abort")
-        self._choices.clear()
-
-    def _start(self, now: float) -> None:
-        if self._started_s is None:
-            self._started_s = now
-            self._metrics.observe("request_queue_time_seconds", now - self._arrival_s)
-            self._metrics.count_prompt(self._num_prompt_tokens)
-
-    def _token(self, event: Token, now: float) -> None:
-        self._start(now)
-        choice = self._choices[event.index]
-        if choice.num_tokens == 0:
-            choice.first_s = now
-            self._metrics.observe("time_to_first_token_seconds", now - self._arrival_s)
-        else:
-            self._metrics.observe("inter_token_latency_seconds", now - choice.last_s)
-        choice.last_s = now
-        choice.num_tokens += 1
-        self._metrics.count_token()
-
-    def _finish(self, event: Finished, now: float) -> None:
-        choice = self._choices.pop(event.index)
-        metrics, started_s = self._metrics, self._started_s
-        metrics.count_end(event.reason)
-        metrics.observe("e2e_request_latency_seconds", now - self._arrival_s)
-        metrics.observe("request_generation_tokens", choice.num_tokens)
-        if choice.num_tokens == 0 or started_s is None:
-            return
-        decode_s = choice.last_s - choice.first_s
-        metrics.observe("request_prefill_time_seconds", choice.first_s - started_s)
-        metrics.observe("request_decode_time_seconds", decode_s)
-        metrics.observe("request_inference_time_seconds", choice.last_s - started_s)
-        tpot_s = decode_s / (choice.num_tokens - 1) if choice.num_tokens > 1 else 0.0
-        metrics.observe("request_time_per_output_token_seconds", tpot_s)
-
-
-class EngineCollector(Collector):
-    """Reads the engine's own numbers at scrape time. A counter never falls, nor goes below zero."""
-
-    def __init__(self, engine: ServedEngine, model_name: str) -> None:
-        self._engine, self._model_name = engine, model_name
-        self._highest = dict.fromkeys(ENGINE_COUNTERS, 0.0)
-
-    def collect(self) -> Iterable[Metric]:
-        values = self._engine.counters()
-        for name, text in ENGINE_GAUGES.items():
-            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
-            gauge.add_metric([self._model_name], float(values.get(name, 0.0)))
-            yield gauge
-        for name, text in ENGINE_COUNTERS.items():
-            self._highest[name] = max(self._highest[name], float(values.get(name, 0.0)))
-            counter = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"])
-            counter.add_metric([self._model_name], self._highest[name])
-            yield counter
-        yield self._accepted_by_position(values)
-        yield self._cache_config()
-
-    def _accepted_by_position(self, values: Mapping[str, float]) -> CounterMetricFamily:
-        """One sample per place in a draft that was accepted at least once."""
-        text = "Draft tokens that were accepted, by their place in the draft."
-        labels = ["model_name", "position"]
-        family = CounterMetricFamily(f"vllm:{PER_POSITION}", text, labels=labels)
-        for name, value in values.items():
-            base, _, place = name.partition("/")
-            if base == PER_POSITION:
-                family.add_metric([self._model_name, place], float(value))
-        return family
-
-    def _cache_config(self) -> GaugeMetricFamily:
-        info = self._engine.info
-        labels = {
-            "model_name": self._model_name,
-            "block_size": str(info.block_size),
-            "num_gpu_blocks": str(info.num_blocks),
-            "cache_dtype": info.compute_dtype,
-            "enable_prefix_caching": str(info.settings.get("enable_prefix_caching", "")),
-        }
-        gauge = GaugeMetricFamily(
-            "vllm:cache_config_info", "The KV cache as configured.", labels=list(labels)
-        )
-        gauge.add_metric(list(labels.values()), 1.0)
-        return gauge

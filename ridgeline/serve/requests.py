@@ -10,41 +10,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ridgeline.serve.errors import ApiError
 
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
+Priority = Annotated[int, Field(ge=-100, le=100)]
+Name = Annotated[str, Field(max_length=200)]
 
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None, {}),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
     "suffix": (None, ""),
     "use_beam_search": (None, False),
     "length_penalty": (None, 1, 1.0),
-    "allowed_token_ids": (None, []),
     "bad_words": (None, []),
-    "truncate_prompt_tokens": (None,),
     "spaces_between_special_tokens": (None, True),
-    "return_tokens_as_token_ids": (None, False),
-    "return_token_ids": (None, False),
     "chat_template": (None,),
-    "chat_template_kwargs": (None, {}),
-    "continue_final_message": (None, False),
     "documents": (None, []),
     "modalities": (None, ["text"]),
     "audio": (None,),
     "prediction": (None,),
-    "reasoning_effort": (None, "none"),
     "web_search_options": (None,),
     "thinking_token_budget": (None,),
 }
@@ -59,7 +46,37 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class _Request(BaseModel):
+class SchemaFormat(BaseModel):
+    """`json_schema` of a `response_format`. `strict` changes nothing: every answer conforms."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str | None = None
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """What the answer must look like, as OpenAI says it."""
+
+    model_config = ConfigDict(extra="allow")
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+
+class StructuredOutputs(BaseModel):
+    """What the answer must look like, as vLLM says it: one of these."""
+
+    model_config = ConfigDict(extra="allow")
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class Sampled(BaseModel):
+    """Fields that every generating endpoint of the OpenAI family shares."""
+
     model_config = ConfigDict(extra="allow")
 
     model: str | None = None
@@ -85,12 +102,25 @@ class _Request(BaseModel):
     add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: Int64 | None = None
-    cache_salt: str | None = None
+    priority: Priority | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     best_of: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    allowed_token_ids: list[Count] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    request_id: Name | None = None
+    slo_class: Name | None = None
+    timeout_ms: Annotated[float, Field(gt=0, le=86_400_000, allow_inf_nan=False)] | None = None
 
 
-class CompletionRequest(_Request):
+class CompletionRequest(Sampled):
     """Body of `POST /v1/completions`."""
 
     prompt: str | list[str] | list[Count] | list[list[Count]]
@@ -106,15 +136,70 @@ class TextPart(BaseModel):
     text: str
 
 
+class FunctionName(BaseModel):
+    """A function by its name."""
+
+    model_config = ConfigDict(extra="allow")
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w.-]+$")]
+
+
+class CalledFunction(FunctionName):
+    """A call that was made: `arguments` is JSON text."""
+
+    arguments: str = "{}"
+
+
+class ToolCall(BaseModel):
+    """A call in an assistant's message."""
+
+    model_config = ConfigDict(extra="allow")
+    id: Name | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Function(FunctionName):
+    """A function that may be called; `parameters` is a JSON schema."""
+
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    """Something the model may call."""
+
+    model_config = ConfigDict(extra="allow")
+    type: Literal["function"]
+    function: Function
+
+
 class Message(BaseModel):
     """One turn of a conversation. Other fields (`name`) go to the chat template as they are."""
 
     model_config = ConfigDict(extra="allow")
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Name | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content is missing")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only an assistant has tool_calls")
+        return self
 
 
-class ChatRequest(_Request):
+class NamedFunction(BaseModel):
+    """The function that `tool_choice` insists on."""
+
+    model_config = ConfigDict(extra="allow")
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
+class ChatRequest(Sampled):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
@@ -122,30 +207,47 @@ class ChatRequest(_Request):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     echo: Literal[False] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    include_reasoning: bool | None = None
 
 
-Body = TypeVar("Body", CompletionRequest, ChatRequest)
+Body = TypeVar("Body", bound=BaseModel)
 
 
-def read(kind: type[Body], raw: bytes) -> Body:
+def parse(kind: type[Body], raw: bytes) -> Body:
     """The body as a record; ApiError 400 that names the field where it is not one."""
     try:
-        request = kind.model_validate_json(raw)
+        return kind.model_validate_json(raw)
     except ValidationError as error:
         raise _explain(error) from None
+
+
+Asked = TypeVar("Asked", CompletionRequest, ChatRequest)
+
+
+def read(kind: type[Asked], raw: bytes) -> Asked:
+    """As `parse`, for the generating endpoints of the OpenAI family."""
+    request = parse(kind, raw)
     _refuse(request)
     _check_streaming(request)
     return request
 
 
-def ignored_fields(request: _Request) -> tuple[str, ...]:
+def ignored_fields(request: Sampled) -> tuple[str, ...]:
     """Names of the fields that were sent, accepted and not looked at."""
-    extra = {name for name in request.model_extra or {} if name not in REFUSED}
-    nested = (request.stream_options and request.stream_options.model_extra) or {}
-    return tuple(sorted(extra | {f"stream_options.{name}" for name in nested}))
+    ignored = {name for name in request.model_extra or {} if name not in REFUSED}
+    for part in ("stream_options", "response_format", "structured_outputs"):
+        nested = getattr(request, part)
+        ignored |= {f"{part}.{name}" for name in (nested and nested.model_extra) or {}}
+    return tuple(sorted(ignored))
 
 
-def _refuse(request: _Request) -> None:
+def _refuse(request: Sampled) -> None:
     for name, value in (request.model_extra or {}).items():
         if name in REFUSED and value not in REFUSED[name]:
             raise ApiError(
@@ -156,7 +258,7 @@ def _refuse(request: _Request) -> None:
         raise ApiError(400, f"best_of other than n is not supported; {limit}", param="best_of")
 
 
-def _check_streaming(request: _Request) -> None:
+def _check_streaming(request: Sampled) -> None:
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream = true", param="stream_options")
     if request.stream and request.prompt_logprobs is not None:

@@ -1,53 +1,42 @@
 """Listening, serving, and stopping without breaking a promise.
 
 The socket is bound before the model is loaded, so that a taken port costs no minute. SIGINT or
-SIGTERM stops accepting, lets running answers finish for up to `shutdown_timeout_s`, aborts the
-rest, and returns; a second SIGINT does not wait.
+SIGTERM begins to drain (see `lifecycle.py`): nothing new is begun, running answers finish for up to
+`shutdown_timeout_s`, the rest is aborted, and `run` returns; a second signal does not wait.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import FrameType
+from typing import NamedTuple
 
-import msgspec
 import uvicorn
 from fastapi import FastAPI
 
 from ridgeline.errors import BadInput
+from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.safety.guard import is_loopback
+from ridgeline.serve.safety.protocol import ConnectionLimits, bounded_protocol
+from ridgeline.serve.service import Service
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[server]` table of a `ridgeline.toml`, and the flags of the same names."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    served_model_name: str | None = None
-    api_key: str | None = None
-    shutdown_timeout_s: int = 30
-    log_requests: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise BadInput("--port is out of range", value=self.port, limit="0 (any free)..65535")
-        if self.shutdown_timeout_s < 0:
-            raise BadInput("--shutdown-timeout-s is negative", value=self.shutdown_timeout_s)
-
-
-def options_from(table: dict[str, Any], flags: dict[str, Any]) -> ServerOptions:
-    """Options from a file's `[server]` table; a flag that was given (not None) overrides it."""
-    given = {name: value for name, value in flags.items() if value is not None}
-    try:
-        return msgspec.convert({**table, **given}, ServerOptions)
-    except msgspec.ValidationError as error:
-        known = ", ".join(field.name for field in msgspec.structs.fields(ServerOptions))
-        raise BadInput(f"[server]: {error}", limit=f"known options: {known}") from None
+def check_exposed(options: ServerOptions) -> None:
+    """BadInput where strangers could reach the port and nobody would ask them for a key."""
+    has_key = options.api_key is not None or options.api_keys_file is not None
+    if not is_loopback(options.host) and not has_key and not options.insecure:
+        raise BadInput(
+            "this address can be reached from other machines, and no API key is asked for",
+            value=options.host,
+            fix="give --api-key (or RIDGELINE_API_KEY, or --api-keys-file), or say --insecure",
+        )
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -82,28 +71,76 @@ def run(
     options: ServerOptions,
     *,
     ready: Callable[[], None] = lambda: None,
+    admin: Admin | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; `ready` is called once requests are answered."""
-    config = uvicorn.Config(
+    service: Service = app.state.service
+    Server(server_config(app, options), service, ready, admin).run(sockets=[listener])
+
+
+def server_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
+    """uvicorn as this server runs it. The drain has the patience; uvicorn then needs little."""
+    limits = ConnectionLimits(
+        max_connections=options.max_num_connections, header_timeout_s=options.header_timeout_s
+    )
+    return uvicorn.Config(
         app,
+        http=bounded_protocol(limits),
         log_level="info" if options.log_requests else "warning",
         access_log=options.log_requests,
-        timeout_graceful_shutdown=options.shutdown_timeout_s,
+        timeout_keep_alive=options.keep_alive_s,
+        timeout_graceful_shutdown=1,
         server_header=False,
         ws="none",
     )
-    Server(config, ready).run(sockets=[listener])
+
+
+class Admin(NamedTuple):
+    """The operator's app and the socket it is served on."""
+
+    app: FastAPI
+    listener: socket.socket
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which tells when it is ready and ends normally after a signal."""
+    """uvicorn's server, which drains before it stops and ends normally after a signal."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        ready: Callable[[], None],
+        admin: Admin | None = None,
+    ) -> None:
         super().__init__(config)
-        self._ready = ready
+        self._service, self._ready, self._admin = service, ready, admin
+        self._beside: tuple[uvicorn.Server, asyncio.Task[None]] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal begins to drain, the second stops at once."""
+        if self._service.drain.is_draining:
+            self.should_exit = self.force_exit = True
+        self._service.drain.begin(self._service.options.shutdown_timeout_s)
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._service.drain.is_over
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self._beside is not None:
+            self._beside[0].should_exit = True
+            await self._beside[1]
+
+    async def _serve_admin(self, admin: Admin) -> None:
+        config = server_config(admin.app, self._service.options)
+        server = _Beside(config)
+        task = asyncio.create_task(server.serve(sockets=[admin.listener]))
+        self._beside = server, task
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        if self._admin is not None:
+            await self._serve_admin(self._admin)
         self._ready()
 
     @contextlib.contextmanager
@@ -118,3 +155,11 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+class _Beside(uvicorn.Server):
+    """A second server in the same loop; signals are the first one's business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

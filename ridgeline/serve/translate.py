@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +12,10 @@ import msgspec
 from ridgeline.records import Sampling
 from ridgeline.serve.contract import Tokenizer
 from ridgeline.serve.errors import ApiError
-from ridgeline.serve.requests import ChatRequest, CompletionRequest, Message
+from ridgeline.serve.options import Caps
+from ridgeline.serve.requests import ChatRequest, CompletionRequest, Message, Sampled, ToolCall
+from ridgeline.serve.structured import structured_of
 
-MAX_CHOICES = 4096
 _LONG_TEXT = 20_000  # characters from which tokenising would be felt by the event loop
 
 _SAME_NAME = (
@@ -30,13 +32,13 @@ class Prompt(msgspec.Struct, frozen=True):
     text: str
 
 
-def completion_sampling(request: CompletionRequest) -> Sampling:
+def completion_sampling(request: CompletionRequest, caps: Caps) -> Sampling:
     """The sampling of a completion; `max_tokens` is 16 unless it is sent.
 
     `echo` with `max_tokens` 0 scores a prompt: one token is computed (the logits of the prompt
     come with it) and dropped from the answer.
     """
-    given = _shared(request)
+    given = _shared(request, caps)
     given["logprobs"] = request.logprobs
     if request.echo and request.logprobs is not None:
         given["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
@@ -51,46 +53,106 @@ def scores_only(request: CompletionRequest) -> bool:
     return bool(request.echo) and _max_tokens(request) == 0
 
 
-def chat_sampling(request: ChatRequest) -> Sampling:
+def chat_sampling(request: ChatRequest, caps: Caps) -> Sampling:
     """The sampling of a chat; without a limit it may run to the end of the context."""
     if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs = true", param="top_logprobs")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    return Sampling(**_shared(request), logprobs=logprobs, max_tokens=_max_tokens(request))
+    shared = _shared(request, caps)
+    return Sampling(**shared, logprobs=logprobs, max_tokens=_max_tokens(request))
 
 
-async def completion_prompts(request: CompletionRequest, tokenizer: Tokenizer) -> list[Prompt]:
+async def completion_prompts(
+    request: CompletionRequest, tokenizer: Tokenizer, caps: Caps
+) -> list[Prompt]:
     """Every prompt of the request as token ids."""
     specials = request.add_special_tokens is not False
     entries = _entries(request.prompt) or [""]
-    if len(entries) * (request.n or 1) > MAX_CHOICES:
-        raise ApiError(
-            400,
-            f"too many choices in one request: {len(entries)} prompts x n = {request.n or 1}; "
-            f"limit: {MAX_CHOICES}; fix: send several requests",
-            param="prompt",
-        )
-    return [await _prompt(entry, tokenizer, specials) for entry in entries]
+    check_cap("prompt", len(entries), caps.max_prompts, "prompts")
+    num_choices = len(entries) * (request.n or 1)
+    check_cap("prompt", num_choices, caps.max_choices, "choices (prompts x n)")
+    prompts = [await _prompt(entry, tokenizer, specials) for entry in entries]
+    return [_truncated(prompt, request.truncate_prompt_tokens, tokenizer) for prompt in prompts]
 
 
-async def chat_prompt(request: ChatRequest, tokenizer: Tokenizer) -> Prompt:
+async def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, caps: Caps) -> Prompt:
     """The conversation through the model directory's chat template."""
+    check_cap("messages", len(request.messages), caps.max_messages, "messages")
     messages = [_plain(message) for message in request.messages]
-    ask_for_answer = request.add_generation_prompt is not False
+    continues = bool(request.continue_final_message)
+    if continues and request.add_generation_prompt:
+        message = "continue_final_message excludes add_generation_prompt"
+        raise ApiError(400, message, param="continue_final_message")
+    asks = request.add_generation_prompt is not False and not continues
+    tools = tools_offered(request, caps)
+    variables = _template_variables(request)
     tokens = await _maybe_in_thread(
-        sum(len(message["content"]) for message in messages),
-        lambda: tokenizer.apply_chat_template(messages, add_generation_prompt=ask_for_answer),
+        sum(len(message["content"] or "") for message in messages),
+        lambda: tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=asks,
+            tools=tools,
+            variables=variables,
+            continue_final_message=continues,
+        ),
     )
-    return Prompt(tuple(tokens), "")
+    return _truncated(Prompt(tuple(tokens), ""), request.truncate_prompt_tokens, tokenizer)
 
 
-def _shared(request: CompletionRequest | ChatRequest) -> dict[str, Any]:
+def tools_offered(request: ChatRequest, caps: Caps) -> list[dict[str, Any]] | None:
+    """What the template may tell the model of; none where the request forbids calling."""
+    if not request.tools or request.tool_choice == "none":
+        return None
+    check_cap("tools", len(request.tools), caps.max_tools, "tools")
+    message = "tools is not supported by this server; fix: leave tools out"
+    raise ApiError(400, message, param="tools")
+
+
+def _template_variables(request: ChatRequest) -> dict[str, Any]:
+    """`chat_template_kwargs`, and what `reasoning_effort` means to templates that know it."""
+    variables = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", request.reasoning_effort)
+        variables.setdefault("enable_thinking", request.reasoning_effort != "none")
+    return variables
+
+
+def _truncated(prompt: Prompt, num_tokens: int | None, tokenizer: Tokenizer) -> Prompt:
+    """Only the last `num_tokens` of it."""
+    if num_tokens is None or len(prompt.tokens) <= num_tokens:
+        return prompt
+    kept = prompt.tokens[-num_tokens:]
+    return Prompt(kept, tokenizer.decode(kept, skip_special_tokens=False))
+
+
+def check_cap(name: str, number: int, limit: int, what: str) -> None:
+    """ApiError 400 where a request asks for more than `limit` of something."""
+    if number > limit:
+        message = f"{name}: too many {what}: {number}; limit: {limit}; fix: send several requests"
+        raise ApiError(400, message, param=name)
+
+
+def _check_caps(request: Sampled, caps: Caps) -> None:
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    check_cap("n", request.n or 1, caps.max_n, "choices")
+    check_cap("stop", len(stops), caps.max_stop, "stop strings")
+    longest = max(map(len, stops), default=0)
+    check_cap("stop", longest, caps.max_stop_chars, "characters in a stop string")
+    check_cap("logit_bias", len(request.logit_bias or ()), caps.max_logit_bias, "entries")
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        check_cap(name, len(getattr(request, name) or ()), caps.max_token_ids, "token ids")
+
+
+def _shared(request: Sampled, caps: Caps) -> dict[str, Any]:
+    _check_caps(request, caps)
     given = {name: getattr(request, name) for name in _SAME_NAME}
     stop = request.stop
     if stop is not None:
         given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    if request.stop_token_ids is not None:
-        given["stop_token_ids"] = tuple(request.stop_token_ids)
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        if getattr(request, name) is not None:
+            given[name] = tuple(getattr(request, name))
+    given["structured"] = structured_of(request, caps.max_grammar_bytes)
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -128,9 +190,21 @@ async def _maybe_in_thread(num_chars: int, work: Any) -> list[int]:
 
 def _plain(message: Message) -> dict[str, Any]:
     """The message with its text parts joined by newlines, as templates expect it."""
-    extra = message.model_extra or {}
-    if extra.get("tool_calls"):
-        raise ApiError(400, "tool_calls in messages is not supported", param="messages")
     content = message.content
-    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-    return {**extra, "role": message.role, "content": text}
+    text = "\n".join(part.text for part in content) if isinstance(content, list) else content
+    plain = {**(message.model_extra or {}), "role": message.role, "content": text}
+    if message.tool_calls:
+        plain["tool_calls"] = [_called(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    return plain
+
+
+def _called(call: ToolCall) -> dict[str, Any]:
+    """A call as templates expect it: its arguments as a value, where they are JSON."""
+    try:
+        arguments: Any = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = call.function.arguments
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -22,7 +23,6 @@ from ridgeline.serve.errors import ApiError, ClientGone, as_api_error, body
 Result = TypeVar("Result")
 log = logging.getLogger("ridgeline.serve")
 
-MAX_BODY_BYTES = 64 << 20
 DONE = b"data: [DONE]\n\n"
 
 
@@ -36,15 +36,47 @@ def sse(payload: object) -> bytes:
     return b"data: " + encode(payload) + b"\n\n"
 
 
-async def read_body(request: Request) -> bytes:
-    """The request's body; ApiError 413 beyond MAX_BODY_BYTES, before it is in memory."""
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """How a stream tells that it broke, and that it is over."""
+
+    error: Callable[[ApiError], bytes]
+    end: bytes
+
+
+OPENAI_FRAMES = Frames(lambda error: sse(body(error)), DONE)
+
+
+async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """The request's body. ApiError 413 before more than `max_bytes` are in memory, 408 where it
+    takes longer than `timeout_s` to come."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(request, max_bytes)
+    except TimeoutError:
+        message = f"the request body did not come within {timeout_s:g} s"
+        raise ApiError(408, message, headers={"connection": "close"}) from None
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
     chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise ApiError(413, f"the request body is too large; limit: {MAX_BODY_BYTES} bytes")
-        chunks.append(chunk)
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise ClientGone from None
     return b"".join(chunks)
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    message = f"the request body is too large; limit: {max_bytes} bytes"
+    return ApiError(413, message, headers={"connection": "close"})
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
@@ -68,15 +100,20 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
 class EventStream(Response):
     """A stream of server-sent events; whatever happens, `events` is closed when it ends.
 
-    An error after the headers are out becomes a `data:` error object, as vLLM's clients expect.
+    An error after the headers are out becomes an error object in the stream, as clients expect.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        frames: Frames = OPENAI_FRAMES,
+    ) -> None:
         super().__init__(headers={**headers, "cache-control": "no-cache"})
         del self.headers["content-length"]
-        self._events = events
+        self._events, self._frames = events, frames
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone, OSError):
@@ -84,14 +121,17 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with contextlib.aclosing(_guarded(self._events)) as chunks:
+        async with contextlib.aclosing(_guarded(self._events, self._frames)) as chunks:
             async for chunk in chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                if chunk:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _guarded(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The events, a closing error object where they break, and [DONE]."""
+async def _guarded(
+    events: AsyncGenerator[bytes, None], frames: Frames
+) -> AsyncGenerator[bytes, None]:
+    """The events, a closing error object where they break, and the end."""
     async with contextlib.aclosing(events):
         try:
             async for event in events:
@@ -100,8 +140,8 @@ async def _guarded(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes,
             told = as_api_error(error)
             if told.status == 500:
                 log.exception("a stream failed")
-            yield sse(body(told))
-    yield DONE
+            yield frames.error(told)
+    yield frames.end
 
 
 async def _disconnected(receive: Receive) -> None:

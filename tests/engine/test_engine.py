@@ -179,7 +179,7 @@ async def test_abort_ends_the_stream(engine: Engine) -> None:
 
 
 async def test_a_deadline_that_has_passed_fails_the_ask(engine: Engine) -> None:
-    events = await events_of(engine.stream(PROMPT, GREEDY, deadline_s=0.0))
+    events = await events_of(engine.stream(PROMPT, GREEDY, timeout_s=0.0))
     assert isinstance(events[-1], Failed) and "deadline" in events[-1].error
 
 

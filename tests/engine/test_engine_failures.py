@@ -6,11 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from ridgeline import Engine, Sampling
-from ridgeline.engine.assemble import Parts, assemble
+from ridgeline.engine.assemble import assemble
 from ridgeline.engine.core.plan import StepPlan, StepResult
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import EngineUnavailable
@@ -36,7 +37,7 @@ class Faulty:
 def engine_with(fault: Callable[[StepPlan], None]) -> Engine:
     parts = assemble(RESOLVED)
     runner = Faulty(parts.runner, fault)
-    return Engine(RESOLVED, Parts(parts.tokenizer, parts.scheduler, runner, parts.weight_bytes))
+    return Engine(RESOLVED, replace(parts, runner=runner))
 
 
 def poisoned(plan: StepPlan) -> None:

@@ -11,7 +11,8 @@ import pytest
 import uvicorn
 
 from ridgeline.serve.app import create_app
-from ridgeline.serve.run import ServerOptions, listen, url_of
+from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.run import listen, server_config, url_of
 from tests.serve.fake_engine import FakeEngine
 
 
@@ -23,7 +24,7 @@ def engine() -> FakeEngine:
 @pytest.fixture
 async def http(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=create_app(engine), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://ridgeline") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
 
@@ -31,8 +32,7 @@ async def http(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
 def served(engine: FakeEngine) -> Iterator[str]:
     """The URL of a real uvicorn server over the fake engine."""
     listener = listen(ServerOptions(port=0))
-    config = uvicorn.Config(create_app(engine), log_level="error", ws="none")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(create_app(engine), ServerOptions()))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     deadline = time.monotonic() + 10

@@ -18,6 +18,7 @@ from ridgeline.records import (
     Failed,
     Finished,
     Sampling,
+    Slo,
     Started,
     Token,
     TokenLogprobs,
@@ -33,6 +34,7 @@ class CharTokenizer:
 
     def __init__(self, *, has_template: bool = True) -> None:
         self._has_template = has_template
+        self.variables: dict[str, Any] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(character) for character in text]
@@ -41,11 +43,19 @@ class CharTokenizer:
         return "".join(chr(token) for token in tokens)
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
         if not self._has_template:
             raise BadInput("the model has no chat template", fix="use /v1/completions")
         text = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        text = "".join(f"<tool>{tool['function']['name']}" for tool in tools or ()) + text
+        self.variables = dict(variables or {})
         return self.encode(text + ("<assistant>" if add_generation_prompt else ""))
 
 
@@ -68,6 +78,7 @@ class FakeEngine:
         )
         self.alive = True
         self.asks: dict[str, tuple[tuple[int, ...], Sampling, int, str]] = {}
+        self.terms: dict[str, tuple[float | None, Slo | None]] = {}
         self.aborted: list[str] = []
         self.ended: list[str] = []
         self.numbers = {"num_requests_running": 1.0, "prefix_cache_hits": 7.0}
@@ -89,12 +100,15 @@ class FakeEngine:
         ask_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        timeout_s: float | None = None,
+        slo: Slo | None = None,
     ) -> AsyncIterator[Event]:
         assert ask_id is not None and not isinstance(prompt, str)
         tokens = tuple(prompt)
         if len(tokens) >= MAX_MODEL_LEN:
             raise BadInput("the prompt is too long", value=len(tokens), limit=MAX_MODEL_LEN - 1)
         self.asks[ask_id] = (tokens, sampling, priority, tenant)
+        self.terms[ask_id] = (timeout_s, slo)
         async for event in self._script(tokens, sampling, ask_id):
             yield event
         self.ended.append(ask_id)

@@ -61,7 +61,22 @@ async def refused(
         ({"prompt": None}, "prompt"),
         ({"prompt": {"text": "x"}}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
-        ({"prompt": ["x"] * 100, "n": 100}, "prompt"),
+        ({"prompt": ["x"] * 100, "n": 64}, "prompt"),
+        ({"prompt": ["x"] * 257}, "prompt"),
+        ({"n": 65}, "n"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": "x" * 257}, "stop"),
+        ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias"),
+        ({"priority": 101}, "priority"),
+        ({"timeout_ms": 0}, "timeout_ms"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"slo_class": "gold"}, "slo_class"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"guided_regex": "x" * 70_000}, "guided_regex"),
+        ({"guided_regex": "x", "guided_choice": ["a"]}, "guided_regex"),
+        ({"structured_outputs": {"regex": "x", "choice": ["a"]}}, "structured_outputs"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
     ],
 )
 async def test_out_of_range(http: httpx.AsyncClient, fields: dict[str, Any], named: str) -> None:
@@ -95,14 +110,11 @@ async def test_prompt_too_long_names_the_limit(http: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
-        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {}}}),
-        (CHAT, {"response_format": {"type": "json_object"}}),
-        (CHAT, {"guided_json": {"type": "object"}}),
+        (CHAT, {"documents": [{"text": "x"}]}),
+        (CHAT, {"chat_template": "{{ 1 }}"}),
         (COMPLETIONS, {"suffix": "tail"}),
         (COMPLETIONS, {"use_beam_search": True}),
         (COMPLETIONS, {"bad_words": ["x"]}),
-        (COMPLETIONS, {"truncate_prompt_tokens": 5}),
     ],
 )
 async def test_what_would_change_the_answer_is_refused(
@@ -146,7 +158,17 @@ async def test_top_logprobs_needs_logprobs(http: httpx.AsyncClient) -> None:
     assert (await refused(http, CHAT, {**HELLO, "top_logprobs": 2}))["param"] == "top_logprobs"
 
 
-@pytest.mark.parametrize("messages", [[], "hi", [{"role": "tool", "content": "x"}], [{}]])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        "hi",
+        [{"role": "robot", "content": "x"}],
+        [{}],
+        [{"role": "user"}],
+        [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}],
+    ],
+)
 async def test_malformed_messages(http: httpx.AsyncClient, messages: Any) -> None:
     error = await refused(http, CHAT, {"messages": messages})
     assert error["param"].startswith("messages")

@@ -82,7 +82,7 @@ async def test_first_chunk_carries_the_role_and_the_last_the_reason(
 async def test_no_template_is_a_clear_refusal() -> None:
     app = create_app(FakeEngine(has_template=False))
     transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://ridgeline") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         reply = await http.post("/v1/chat/completions", json={"messages": HELLO})
     assert reply.status_code == 400
     assert "chat template" in reply.json()["error"]["message"]

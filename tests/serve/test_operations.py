@@ -11,7 +11,8 @@ import pytest
 
 import ridgeline
 from ridgeline.serve.app import create_app
-from ridgeline.serve.metrics import ENGINE_COUNTERS
+from ridgeline.serve.engine_metrics import ENGINE_COUNTERS
+from ridgeline.serve.options import ServerOptions
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
 Numbers = dict[str, float]
@@ -110,16 +111,16 @@ async def test_names_are_those_that_dashboards_know(http: httpx.AsyncClient) -> 
 async def test_two_apps_do_not_share_numbers(http: httpx.AsyncClient) -> None:
     await http.post("/v1/completions", json={"prompt": "a"})
     other = httpx.ASGITransport(app=create_app(FakeEngine()))
-    async with httpx.AsyncClient(transport=other, base_url="http://ridgeline") as fresh:
+    async with httpx.AsyncClient(transport=other, base_url="http://localhost") as fresh:
         assert (await scrape(fresh))["vllm:prompt_tokens_total"] == 0
 
 
 @pytest.mark.parametrize("given", [None, "Bearer wrong", "Basic sesame", "Bearer sesame "])
 async def test_api_key_guards_everything_but_the_open_routes(given: str | None) -> None:
-    transport = httpx.ASGITransport(app=create_app(FakeEngine(), api_key="sesame"))
+    transport = httpx.ASGITransport(app=create_app(FakeEngine(), ServerOptions(api_key="sesame")))
     headers = {"authorization": given} if given else {}
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
-        for path in ("/v1/models", "/v1/completions", "/openapi.json", "/nothing"):
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        for path in ("/v1/models", "/v1/completions", "/metrics", "/version", "/nothing"):
             reply = await http.post(path, json={}, headers=headers)
             assert reply.status_code == 401, path
             assert reply.json()["error"]["type"] == "AuthenticationError"
@@ -129,8 +130,10 @@ async def test_api_key_guards_everything_but_the_open_routes(given: str | None) 
 
 
 async def test_served_model_name() -> None:
-    transport = httpx.ASGITransport(app=create_app(FakeEngine(), served_model_name="mine"))
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+    transport = httpx.ASGITransport(
+        app=create_app(FakeEngine(), ServerOptions(served_model_name="mine"))
+    )
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         assert (await http.get("/v1/models")).json()["data"][0]["id"] == "mine"
         reply = await http.post("/v1/completions", json={"prompt": "a", "model": "mine"})
         assert reply.json()["model"] == "mine"

@@ -14,17 +14,20 @@ import httpx
 import pytest
 
 from ridgeline.errors import BadInput
-from ridgeline.serve.run import ServerOptions, listen, options_from, url_of
+from ridgeline.serve.options import ServerOptions, options_from
+from ridgeline.serve.run import listen, url_of
 from tests.serve.fake_engine import ANSWER
 
 SERVER = """
 import sys
 from ridgeline.serve.app import create_app
-from ridgeline.serve.run import ServerOptions, listen, run, url_of
+from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.run import listen, run, url_of
 from tests.serve.fake_engine import FakeEngine
 options = ServerOptions(port=0, shutdown_timeout_s=int(sys.argv[1]))
 listener = listen(options)
-run(create_app(FakeEngine()), listener, options, ready=lambda: print(url_of(listener), flush=True))
+app = create_app(FakeEngine(), options)
+run(app, listener, options, ready=lambda: print(url_of(listener), flush=True))
 print("ended", flush=True)
 """
 

@@ -16,7 +16,8 @@ import uvicorn
 from ridgeline.engine.engine import Engine
 from ridgeline.records import Sampling
 from ridgeline.serve.app import create_app
-from ridgeline.serve.run import ServerOptions, listen, url_of
+from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.run import listen, server_config, url_of
 
 PROMPTS = ["import os\n", "def add(a, b):\n", "class Point:\n", "for i in range("]
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
@@ -31,7 +32,7 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def url(engine: Engine) -> Iterator[str]:
     with listen(ServerOptions(port=0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(create_app(engine), log_level="error", ws="none"))
+        server = uvicorn.Server(server_config(create_app(engine), ServerOptions()))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started:

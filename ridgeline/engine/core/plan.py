@@ -17,7 +17,7 @@ class SampleAt(msgspec.Struct, frozen=True):
 
     `index` is the position of the new token within the output: with `seed` it alone determines the
     random draw, so that batching, chunking and preemption cannot change it. `num_prompt` splits
-    `history` (prompt + output so far) for penalties; it is empty unless the sampling has penalties.
+    `history` (prompt + output so far) for penalties; it is empty unless the sampling needs it.
     `banned` tokens must not come out (end-of-sequence before min_tokens).
     """
 

@@ -9,6 +9,10 @@ goes first. `now` is the same for both sides of every comparison, so the order i
 + priority * aging_s, which never changes: a static key, and no queue ever needs re-sorting. In
 words: a level of priority is a head start of `aging_s` seconds. An ask that is k levels behind can
 be overtaken only by asks that arrive within k * aging_s after it, however many come later.
+
+A promise shifts the key too: an ask whose first token is due T seconds after its arrival stands T
+seconds further back than one that was promised nothing (T = 0). Among asks with promises that is
+earliest deadline first (Liu and Layland, JACM 1973), and it starves nobody for the same reason.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ _SLACK = 64  # dead heap entries that are tolerated before the heap is rebuilt
 
 def order_key(ask: Ask, aging_s: float, serial: int, index: int) -> Key:
     """The static sort key of choice `index` of an ask; `serial` breaks ties in order of arrival."""
-    return (ask.arrival_s + ask.priority * aging_s, serial, index)
+    promised_s = (ask.slo.ttft_s or 0.0) if ask.slo is not None else 0.0
+    return (ask.arrival_s + promised_s + ask.priority * aging_s, serial, index)
 
 
 class WaitingQueue:

@@ -29,6 +29,7 @@ commit, and the simulator drives these same classes on a virtual clock.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from ridgeline.engine.core.admission import Limits, check_ask
 from ridgeline.engine.core.batching.base import BatchingPolicy, QueueView
@@ -103,14 +104,20 @@ class Scheduler:
         self._drop(choices, at_s)
         return events
 
-    def fail(self, ask_id: str, error: str, now_s: float | None = None) -> list[Event]:
+    def fail(
+        self,
+        ask_id: str,
+        error: str,
+        now_s: float | None = None,
+        cause: Literal["error", "deadline"] = "error",
+    ) -> list[Event]:
         """As cancel, for an ask that cannot be served any further: one Failed event."""
         choices = self._roster.asks.get(ask_id)
         if choices is None:
             return []
         at_s = self._at(now_s)
         self._drop(choices, at_s)
-        return [Failed(ask_id=ask_id, at_s=at_s, error=error)]
+        return [Failed(ask_id=ask_id, at_s=at_s, error=error, cause=cause)]
 
     def finish(
         self,
@@ -391,7 +398,8 @@ class Scheduler:
         self.cache.expire(now_s)
         for choices in self._deadlines.passed(now_s):
             if self._roster.asks.get(choices.ask.id) is choices:
-                self._events += self.fail(choices.ask.id, "its deadline has passed", now_s)
+                error = "its deadline has passed"
+                self._events += self.fail(choices.ask.id, error, now_s, "deadline")
 
     def _at(self, now_s: float | None) -> float:
         return self._now_s if now_s is None else now_s

@@ -55,7 +55,7 @@ class StopRule:
             seq.seed,
             seq.num_output,
             seq.num_prompt,
-            tuple(seq.tokens) if sampling.has_penalties else (),
+            tuple(seq.tokens) if sampling.has_history else (),
             self._banned(seq) if seq.num_output < sampling.min_tokens else (),
         )
 

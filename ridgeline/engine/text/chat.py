@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,20 +22,36 @@ if TYPE_CHECKING:
 
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _MAX_TEMPLATE_BYTES = 1_000_000
+_GLOBALS = frozenset(
+    ("raise_exception", "strftime_now", "range", "dict", "lipsum", "cycler", "joiner", "namespace")
+)
 
 
 class ChatTemplate(Protocol):
     """A conversation as the text that the model was trained on."""
 
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
-    ) -> str: ...
+    def render(self, chat: Chat) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """What a template is rendered with.
+
+    `variables` are the caller's own (`enable_thinking`): they cannot take the place of a name that
+    the renderer sets. `continue_final_message`: end within the last message instead of after it.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    add_generation_prompt: bool = True
+    tools: Sequence[Mapping[str, Any]] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    continue_final_message: bool = False
 
 
 class NoChatTemplate:
     """The model directory has none."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+    def render(self, chat: Chat) -> str:
         raise BadInput("the model has no chat template", fix="use text completion instead of chat")
 
 
@@ -45,24 +62,53 @@ class JinjaTemplate:
         self._source, self._names = source, dict(names)
         self._compiled: jinja2.Template | None = None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+    def render(self, chat: Chat) -> str:
         from jinja2.exceptions import TemplateError
 
         self._compiled = self._compiled or _compile(self._source)
+        set_here = {
+            **self._names,
+            "messages": list(chat.messages),
+            "tools": None if chat.tools is None else list(chat.tools),
+            "documents": None,
+            "add_generation_prompt": chat.add_generation_prompt,
+        }
+        _check_variables(chat.variables, set_here)
         try:
-            return self._compiled.render(
-                messages=list(messages),
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._names,
-            )
+            text = self._compiled.render({**chat.variables, **set_here})
         except (TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+            raise _refused(str(error) or type(error).__name__) from None
+        except (RecursionError, MemoryError, AttributeError) as error:
+            raise _refused(type(error).__name__) from None
+        return _cut(text, chat.messages[-1]) if chat.continue_final_message else text
+
+
+def _check_variables(variables: Mapping[str, Any], set_here: Mapping[str, Any]) -> None:
+    """Plain new names only: nothing that the renderer or the sandbox has set."""
+    for name in variables:
+        if name in set_here or name in _GLOBALS or not name.isidentifier() or len(name) > 64:
             raise BadInput(
-                "the model's chat template does not take this conversation",
-                limit=str(error) or type(error).__name__,
-                fix="check the roles, their order and the contents of the messages",
-            ) from None
+                "chat_template_kwargs holds a name that is not the caller's to set",
+                value=name[:64],
+                fix="leave it out",
+            )
+
+
+def _cut(text: str, last: Mapping[str, Any]) -> str:
+    """The text up to the end of the last message's content."""
+    content = str(last.get("content") or "").strip()
+    at = text.rfind(content) if content else -1
+    if at < 0:
+        raise _refused("the last message is not found in it again, and cannot be continued")
+    return text[: at + len(content)]
+
+
+def _refused(why: str) -> BadInput:
+    return BadInput(
+        "the model's chat template does not take this conversation",
+        limit=why[:500],
+        fix="check the roles, their order and the contents of the messages",
+    )
 
 
 def load_chat_template(path: Path) -> ChatTemplate:

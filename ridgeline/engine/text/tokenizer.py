@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ridgeline.engine.text.chat import ChatTemplate, load_chat_template
+from ridgeline.engine.text.chat import Chat, ChatTemplate, load_chat_template
 from ridgeline.engine.text.detokenize import (
     ByteDetokenizer,
     ByteTable,
@@ -37,9 +37,18 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation. BadInput where the model has no template or it objects."""
+        """Token ids of a conversation. BadInput where the model has no template or it objects.
+
+        `variables` are the caller's own names for the template; see `ridgeline.engine.text.chat`.
+        """
         ...
 
     def detokenizer(
@@ -92,10 +101,18 @@ class HfTokenizer:
         return str(self.inner.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
-        text = self._template.render(messages, add_generation_prompt=add_generation_prompt)
-        return self.encode(text, add_special_tokens=False)  # the template writes its own
+        chat = Chat(
+            messages, add_generation_prompt, tools, dict(variables or {}), continue_final_message
+        )
+        return self.encode(self._template.render(chat), add_special_tokens=False)  # it has its own
 
     def detokenizer(
         self, prompt: Sequence[int], *, skip_special_tokens: bool = True
@@ -128,7 +145,13 @@ class NoTokenizer:
         return ""
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
         return self.encode("")
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 
+from msgspec.structs import replace
+
 from ridgeline.engine.core.queue import WaitingQueue, order_key
+from ridgeline.records import Slo
 from tests.engine.core.helpers import ask, sequence
 
 AGING_S = 10.0
@@ -54,3 +57,16 @@ def test_discarded_ones_are_skipped_and_do_not_pile_up() -> None:
     assert len(queue) == 10
     assert len(queue._heap) < 200
     assert queue.pop() is seqs[490]
+
+
+def test_a_promise_is_a_due_time() -> None:
+    """Among promises the earliest due goes first; who was promised nothing is due at once."""
+    slow, quick = Slo(ttft_s=5.0), Slo(ttft_s=1.0)
+    asks = [
+        replace(ask("slow", at_s=0.0), slo=slow),
+        replace(ask("quick", at_s=3.0), slo=quick),
+        replace(ask("none", at_s=4.5), slo=None),
+        replace(ask("later", at_s=4.6), slo=quick),
+    ]
+    order = sorted(range(4), key=lambda i: order_key(asks[i], 10.0, i, 0))
+    assert [asks[i].id for i in order] == ["quick", "none", "slow", "later"]

@@ -128,3 +128,26 @@ def test_truncation_in_the_file_does_not_cut_prompts(directory: Path) -> None:
     }
     file.write_text(json.dumps(config))
     assert len(load_tokenizer(str(directory)).encode("one two three four five")) > 4
+
+
+def test_the_callers_own_names_cannot_replace_the_renderers(directory: Path) -> None:
+    tokenizer = load_tokenizer(str(with_template(directory, "{{ mood }}{{ messages | length }}")))
+    text = tokenizer.decode(tokenizer.apply_chat_template(TALK, variables={"mood": "calm"}))
+    assert text == "calm2"
+    for name in ("messages", "tools", "raise_exception", "range", "a b", "x" * 65):
+        with pytest.raises(BadInput, match="chat_template_kwargs"):
+            tokenizer.apply_chat_template(TALK, variables={name: 1})
+
+
+def test_the_last_message_can_be_continued(directory: Path) -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
+    tokenizer = load_tokenizer(str(with_template(directory, template)))
+    tokens = tokenizer.apply_chat_template(TALK, continue_final_message=True)
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == "[user]say <b>&[end][assistant]ok"
+
+
+def test_tools_reach_the_template(directory: Path) -> None:
+    template = "{% for t in tools %}{{ t.function.name }};{% endfor %}"
+    tokenizer = load_tokenizer(str(with_template(directory, template)))
+    tokens = tokenizer.apply_chat_template(TALK, tools=[{"function": {"name": "look_up"}}])
+    assert tokenizer.decode(tokens) == "look_up;"

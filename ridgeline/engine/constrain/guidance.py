@@ -1,0 +1,209 @@
+"""Structured output by llguidance: a derivative-based lexer under an Earley parser, over a trie of
+the vocabulary.
+
+What: JSON schemas, regular expressions, choices and Lark grammars are compiled once; before each
+draw the parser walks the trie of all tokens and keeps those that some continuation can complete.
+Source: Moskal et al., llguidance (2024), https://github.com/guidance-ai/llguidance; the lexer's
+derivatives are those of Owens, Reppy and Turon (JFP 2009).
+
+Work is bounded by fuel, not by a clock: the compiler and every step stop after a fixed number of
+operations and the request fails alone (`_LIMITS`; about 0.1 s of compiling, 10 ms of a step).
+
+Matchers are kept by (grammar, seed, prompt): each remembers which output it has consumed. An output
+that is not a continuation of it (another request with the same seed; a draft that was rejected)
+starts a fresh copy and consumes it all. So a matcher is never wrong, at worst slow.
+
+When it loses: a mask costs tens of microseconds per row and step (more on large vocabularies), on
+the engine thread. Forced tokens are sampled like any other; nothing is skipped ahead.
+
+Shapes: S rows that sample, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ridgeline.engine.constrain.base import asks_for_mask, follows_draft, restrict_to
+from ridgeline.engine.core.plan import SampleAt
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.records import Structured
+
+if TYPE_CHECKING:
+    import llguidance
+    from torch import Tensor
+
+MAX_COMPILED = 128
+MAX_MATCHERS = 1024
+MAX_CHOICES = 2048
+MAX_TEXT = 256 << 10  # characters of one grammar; the server's own cap is lower
+
+_LIMITS = {
+    "max_items_in_row": 1000,
+    "initial_lexer_fuel": 2_000_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 25_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+
+# White space between JSON's signs, bounded: without a bound, a model may write blanks for ever.
+_JSON = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,24}"}
+
+_Key = tuple[Structured, int, int]
+
+
+class _Walk:
+    """A matcher and the output that it has consumed."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self.matcher = matcher
+        self.consumed: list[int] = []
+
+    def follows(self, output: Sequence[int]) -> bool:
+        return list(output[: len(self.consumed)]) == self.consumed
+
+    def catch_up(self, output: Sequence[int]) -> None:
+        rest = list(output[len(self.consumed) :])
+        if rest and not self.matcher.consume_tokens(rest):
+            raise ArithmeticError(f"the grammar stopped: {self.matcher.get_error()[:200]}")
+        self.consumed += rest
+
+
+class GuidanceMasks:
+    """See `ridgeline.engine.constrain.base.TokenMasks`. `prepare` may run on any thread."""
+
+    def __init__(
+        self, tokenizer_json: Callable[[], str], vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        self._tokenizer_json, self._vocab_size = tokenizer_json, vocab_size
+        self._eos = list(eos_token_ids)
+        self._lock, self._compiling = threading.Lock(), threading.Lock()
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._compiled: OrderedDict[Structured, llguidance.LLMatcher] = OrderedDict()
+        self._walks: OrderedDict[_Key, _Walk] = OrderedDict()
+
+    def prepare(self, structured: Structured) -> None:
+        self._matcher_of(structured)
+
+    def apply(self, logits_SV: Tensor, at: Sequence[SampleAt]) -> Tensor:
+        if not asks_for_mask(at):
+            return logits_SV
+        logits_SV = logits_SV.clone()
+        restrict_to(logits_SV, at)
+        unreachable = False
+        for row, spot in enumerate(at):
+            if spot.sampling.structured is not None:
+                drafted = row > 0 and follows_draft(at[row - 1], spot)
+                unreachable = drafted and (
+                    unreachable or bool(logits_SV[row - 1, spot.history[-1]] == -torch.inf)
+                )
+                if unreachable:
+                    continue
+                forbidden_V = self._forbidden(spot, spot.sampling.structured, logits_SV.shape[1])
+                logits_SV[row].masked_fill_(forbidden_V.to(logits_SV.device), -torch.inf)
+        return logits_SV
+
+    def _forbidden(self, at: SampleAt, structured: Structured, width: int) -> Tensor:
+        walk = self._walk(at, structured)
+        walk.catch_up(at.history[at.num_prompt :])
+        allowed = walk.matcher.compute_logit_bias()  # a byte per token, 0 where forbidden
+        if walk.matcher.is_error():
+            raise ArithmeticError(f"the grammar failed: {walk.matcher.get_error()[:200]}")
+        allowed_V = torch.frombuffer(bytearray(allowed), dtype=torch.uint8)[:width]
+        return allowed_V == 0
+
+    def _walk(self, at: SampleAt, structured: Structured) -> _Walk:
+        key = (structured, at.seed, hash(at.history[: at.num_prompt]))
+        walk = self._walks.get(key)
+        if walk is None or not walk.follows(at.history[at.num_prompt :]):
+            walk = self._walks[key] = _Walk(self._matcher_of(structured).deep_copy())
+        self._walks.move_to_end(key)
+        while len(self._walks) > MAX_MATCHERS:
+            self._walks.popitem(last=False)
+        return walk
+
+    def _matcher_of(self, structured: Structured) -> llguidance.LLMatcher:
+        """Compiling holds up no lookup: the engine thread never waits for a grammar it has."""
+        with self._lock:
+            found = self._compiled.get(structured)
+        if found is None:
+            with self._compiling:
+                found = self._compile(structured)
+        with self._lock:
+            self._compiled[structured] = found
+            self._compiled.move_to_end(structured)
+            while len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return found
+
+    def _compile(self, structured: Structured) -> llguidance.LLMatcher:
+        if len(structured.text) > MAX_TEXT:
+            raise BadInput(
+                "the grammar is too long",
+                value=f"{len(structured.text)} characters",
+                limit=MAX_TEXT,
+            )
+        library = _library()
+        if self._tokenizer is None:
+            self._tokenizer = library.LLTokenizer(
+                self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos
+            )
+        limits = library.LLParserLimits(**_LIMITS)
+        matcher: llguidance.LLMatcher = library.LLMatcher(
+            self._tokenizer, _grammar(library, structured), log_level=0, limits=limits
+        )
+        first = matcher.deep_copy()
+        first.compute_bitmask()  # a language without words shows only here
+        for each in (matcher, first):
+            if each.is_error():
+                raise _refused(structured, each.get_error())
+        return matcher
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise CannotRun(
+            "structured output needs the package llguidance", fix="pip install llguidance"
+        ) from None
+    return llguidance
+
+
+def _grammar(library: Any, structured: Structured) -> str:
+    """llguidance's own form. Only what is sure to be a ValueError of the library is caught."""
+    matcher, text = library.LLMatcher, structured.text
+    try:
+        if structured.kind == "json":
+            return str(matcher.grammar_from_json_schema(text, overrides=_JSON))
+        if structured.kind == "regex":
+            return str(matcher.grammar_from_regex(text))
+        if structured.kind == "choice":
+            return str(matcher.grammar_from_lark(_choices(text)))
+        return str(matcher.grammar_from_lark(text))
+    except (ValueError, RecursionError) as error:
+        raise _refused(structured, str(error)) from None
+
+
+def _choices(text: str) -> str:
+    """A Lark grammar of alternatives; a JSON string is a Lark string too."""
+    options = dict.fromkeys(json.loads(text))
+    if not options or len(options) > MAX_CHOICES:
+        raise ValueError(f"{len(options)} choices, where 1 to {MAX_CHOICES} are allowed")
+    return "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+
+
+def _refused(structured: Structured, why: str) -> BadInput:
+    first = why.strip().splitlines()[0] if why.strip() else "it cannot be compiled"
+    return BadInput(
+        f"the {structured.kind} for structured output is not usable",
+        limit=first[:300],
+        fix="mend it, or make it smaller",
+    )

@@ -1,0 +1,96 @@
+"""`/v1/completions`, `/v1/chat/completions` and `/v1/models`."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ridgeline.serve.answer import OpenAiVoice, answer, usage_wanted
+from ridgeline.serve.chat import ChatVoice
+from ridgeline.serve.completions import CompletionVoice
+from ridgeline.serve.requests import (
+    ChatRequest,
+    CompletionRequest,
+    Sampled,
+    ignored_fields,
+    read,
+)
+from ridgeline.serve.service import Service, Wish, to_json
+from ridgeline.serve.translate import (
+    chat_prompt,
+    chat_sampling,
+    completion_prompts,
+    completion_sampling,
+    scores_only,
+)
+
+
+async def complete(service: Service, request: Request) -> Response:
+    """POST /v1/completions."""
+    asked = read(CompletionRequest, await service.body(request))
+    service.check_model(asked.model)
+    sampling = completion_sampling(asked, service.caps)
+    prompts = await completion_prompts(asked, service.engine.tokenizer, service.caps)
+    order = service.order(
+        request, "cmpl", prompts, sampling, wish_of(asked), scores_only=scores_only(asked)
+    )
+    job = order.job
+    wording = CompletionVoice(asked, job, service.engine.tokenizer)
+    wanted = usage_wanted(asked, service.options.enable_per_request_metrics)
+    voice = OpenAiVoice(wording, job, service.name, wanted)
+    stream = bool(asked.stream)
+    return await answer(
+        request, job, service.asks(job), voice, stream=stream, headers=order.headers
+    )
+
+
+async def chat(service: Service, request: Request) -> Response:
+    """POST /v1/chat/completions."""
+    asked = read(ChatRequest, await service.body(request))
+    service.check_model(asked.model)
+    sampling = chat_sampling(asked, service.caps)
+    prompts = [await chat_prompt(asked, service.engine.tokenizer, service.caps)]
+    order = service.order(request, "chatcmpl", prompts, sampling, wish_of(asked))
+    job = order.job
+    wording = ChatVoice(asked, job, service.engine.tokenizer)
+    wanted = usage_wanted(asked, service.options.enable_per_request_metrics)
+    voice = OpenAiVoice(wording, job, service.name, wanted)
+    stream = bool(asked.stream)
+    return await answer(
+        request, job, service.asks(job), voice, stream=stream, headers=order.headers
+    )
+
+
+async def models(service: Service, _request: Request) -> Response:
+    """GET /v1/models."""
+    return to_json({"object": "list", "data": [_card(service)]})
+
+
+async def model(service: Service, request: Request) -> Response:
+    """GET /v1/models/NAME."""
+    service.check_model(request.path_params["name"])
+    return to_json(_card(service))
+
+
+def wish_of(asked: Sampled) -> Wish:
+    """How a request of the OpenAI family wants to be served."""
+    return Wish(
+        priority=asked.priority,
+        cache_salt=asked.cache_salt,
+        slo_class=asked.slo_class,
+        timeout_ms=asked.timeout_ms,
+        request_id=asked.request_id,
+        ignored=ignored_fields(asked),
+    )
+
+
+def _card(service: Service) -> dict[str, object]:
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "ridgeline",
+        "root": service.name,
+        "parent": None,
+        "max_model_len": service.engine.info.max_model_len,
+    }

@@ -1,0 +1,54 @@
+"""Stopping without breaking a promise.
+
+    running ──SIGTERM──▶ draining ──all answered, or out of time──▶ stopped
+                             └──a second signal──▶ stopped at once
+
+While it drains the server still listens: `/ready` says 503 so that a balancer looks elsewhere, new
+requests get 503 with a time to retry (elsewhere), and running answers go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+
+
+class Drain:
+    """Whether the server is stopping, and how many requests are under way."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._until_s: float | None = None
+        self.num_under_way = 0
+
+    @property
+    def is_draining(self) -> bool:
+        return self._until_s is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is under way any more, or the time is up."""
+        if self._until_s is None:
+            return False
+        return not self.num_under_way or self._now() >= self._until_s
+
+    def begin(self, timeout_s: float) -> None:
+        """Begin nothing new; a second call changes nothing."""
+        if self._until_s is None:
+            self._until_s = self._now() + timeout_s
+
+    def headers(self) -> dict[str, str]:
+        """When to come back: once whoever replaces this server may be listening."""
+        left_s = 0.0 if self._until_s is None else self._until_s - self._now()
+        return {"retry-after": str(max(1, math.ceil(left_s))), "connection": "close"}
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """One request while it is under way."""
+        self.num_under_way += 1
+        try:
+            yield
+        finally:
+            self.num_under_way -= 1

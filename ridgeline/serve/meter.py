@@ -1,0 +1,133 @@
+"""One ask's events as observations: latencies, counts, and whether its promise was kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ridgeline.records import Event, Failed, Finished, Slo, Started, Token
+
+if TYPE_CHECKING:
+    from ridgeline.serve.metrics import Metrics
+
+
+_TIMINGS = (
+    "time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms",
+    "tokens_per_second",
+)  # fmt: skip
+
+
+class _Choice:
+    """What the meter remembers of one choice: when its first and last token came, and how many."""
+
+    def __init__(self) -> None:
+        self.first_s = self.last_s = 0.0
+        self.num_tokens = 0
+
+
+class Meter:
+    """Turns the events of one ask into observations. Instants are on the server's own clock."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        num_prompt_tokens: int,
+        num_choices: int,
+        slo_class: str = "",
+        slo: Slo | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._slo_class, self._slo = slo_class, slo
+        self._missed: dict[str, None] = {}
+        self._timings: dict[str, float | None] = dict.fromkeys(_TIMINGS)
+        self._num_prompt_tokens = num_prompt_tokens
+        self._arrival_s = metrics.now()
+        self._started_s: float | None = None
+        self._failed = False
+        self._choices = {index: _Choice() for index in range(num_choices)}
+
+    def saw(self, event: Event) -> None:
+        """Account for one event that is on its way to the client."""
+        now = self._metrics.now()
+        if isinstance(event, Started):
+            self._start(now)
+        elif isinstance(event, Token):
+            self._metrics.publish.observe(max(0.0, now - event.at_s))
+            self._token(event, now)
+        elif isinstance(event, Finished):
+            self._finish(event, now)
+        elif isinstance(event, Failed):
+            self._failed = True
+
+    def left(self) -> None:
+        """The client went away or the ask failed: the open choices count as aborted."""
+        for _ in self._choices:
+            self._metrics.count_end("abort")
+        self._choices.clear()
+        if self._failed and self._slo is not None:
+            self._metrics.count_promise(self._slo_class, ("failed",))
+
+    def timings(self) -> dict[str, float | None]:
+        """vLLM's per-request `metrics`: milliseconds and tokens/s of the choice that ended last."""
+        return dict(self._timings)
+
+    def _start(self, now: float) -> None:
+        if self._started_s is None:
+            self._started_s = now
+            self._metrics.observe("request_queue_time_seconds", now - self._arrival_s)
+            self._metrics.count_prompt(self._num_prompt_tokens)
+
+    def _token(self, event: Token, now: float) -> None:
+        self._start(now)
+        choice = self._choices[event.index]
+        if choice.num_tokens == 0:
+            choice.first_s = now
+            self._metrics.observe("time_to_first_token_seconds", now - self._arrival_s)
+        else:
+            self._metrics.observe("inter_token_latency_seconds", now - choice.last_s)
+        choice.last_s = now
+        choice.num_tokens += 1
+        self._metrics.count_token()
+
+    def _finish(self, event: Finished, now: float) -> None:
+        choice = self._choices.pop(event.index)
+        metrics, started_s = self._metrics, self._started_s
+        metrics.count_end(event.reason)
+        metrics.observe("e2e_request_latency_seconds", now - self._arrival_s)
+        metrics.observe("request_generation_tokens", choice.num_tokens)
+        if choice.num_tokens == 0 or started_s is None:
+            return
+        decode_s = choice.last_s - choice.first_s
+        metrics.observe("request_prefill_time_seconds", choice.first_s - started_s)
+        metrics.observe("request_decode_time_seconds", decode_s)
+        metrics.observe("request_inference_time_seconds", choice.last_s - started_s)
+        tpot_s = decode_s / (choice.num_tokens - 1) if choice.num_tokens > 1 else 0.0
+        metrics.observe("request_time_per_output_token_seconds", tpot_s)
+        self._note(choice, started_s, tpot_s)
+        self._judge(choice.first_s - self._arrival_s, tpot_s, now - self._arrival_s)
+
+    def _note(self, choice: _Choice, started_s: float, tpot_s: float) -> None:
+        generation_s = choice.last_s - started_s
+        rate = choice.num_tokens / generation_s if generation_s > 0 else None
+        values = (
+            (choice.first_s - self._arrival_s) * 1000,
+            generation_s * 1000,
+            (started_s - self._arrival_s) * 1000,
+            tpot_s * 1000 if choice.num_tokens > 1 else None,
+            rate,
+        )
+        self._timings = dict(zip(_TIMINGS, values, strict=True))
+
+    def _judge(self, ttft_s: float, tpot_s: float, e2e_s: float) -> None:
+        """Was the promise kept? An ask is judged once, when its last choice ends."""
+        slo = self._slo
+        if slo is None:
+            return
+        for why, took_s, limit_s in (
+            ("ttft", ttft_s, slo.ttft_s),
+            ("tpot", tpot_s, slo.tpot_s),
+            ("e2e", e2e_s, slo.e2e_s),
+        ):
+            if limit_s is not None and took_s > limit_s:
+                self._missed[why] = None
+        if not self._choices:
+            self._metrics.count_promise(self._slo_class, tuple(self._missed))

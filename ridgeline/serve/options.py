@@ -1,0 +1,158 @@
+"""The `[server]` table of a `ridgeline.toml`, and the flags of the same names.
+
+Everything the server may be told, checked once, here. `HELP` is what `ridgeline serve --help`
+prints: a field without a line in it can be set in the file only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from ridgeline.errors import BadInput
+from ridgeline.records import Slo
+
+ToolFormat = Literal["hermes", "llama3_json", "qwen3_xml"]
+ReasoningFormat = Literal["think", "think_open"]
+
+HELP = {
+    "host": "Address to listen on. Anything but loopback needs a key or --insecure.",
+    "port": "Port; 0 takes any that is free.",
+    "served_model_name": "Name that clients ask for (default: the model's).",
+    "api_key": "Key that clients must send.",
+    "api_keys_file": "TOML file of hashed keys, each with a name and limits of its own.",
+    "insecure": "Serve strangers without a key. You take the consequences.",
+    "allowed_hosts": "Host names that requests may be addressed to, separated by commas.",
+    "allowed_origins": "Web origins whose pages may call this server, separated by commas.",
+    "admin_port": "Loopback port for metrics, state, aborting and draining (default: none).",
+    "shutdown_timeout_s": "Longest wait for running answers after SIGTERM.",
+    "log_requests": "Log a line per request: never its content.",
+    "enable_per_request_metrics": "Honour include_metrics: timings beside the usage.",
+    "max_body_bytes": "Largest request body.",
+    "max_num_connections": "Most connections at once.",
+    "requests_per_minute": "Each key's requests per minute.",
+    "tokens_per_minute": "Each key's tokens per minute, prompt and answer together.",
+    "slo_classes": "Promises by class, e.g. 'chat=ttft:500 tpot:50;bulk=e2e:60000'.",
+    "price_per_hour": "What this machine costs per hour, for the cost metrics.",
+    "default_slo_class": "Class of requests that name none (default: the first).",
+    "enable_auto_tool_choice": "Let the model decide to call tools (tool_choice: auto).",
+    "tool_call_parser": "How this model writes tool calls: hermes, llama3_json or qwen3_xml.",
+    "reasoning_parser": "How it marks its reasoning: think, or think_open (opened by the prompt).",
+}
+
+
+class Caps(msgspec.Struct, frozen=True, kw_only=True):
+    """What is refused before any work is done for it."""
+
+    max_body_bytes: int = 4 << 20
+    max_n: int = 64
+    max_prompts: int = 256
+    max_choices: int = 1024
+    max_stop: int = 16
+    max_stop_chars: int = 256
+    max_logit_bias: int = 300
+    max_token_ids: int = 4096
+    max_messages: int = 2048
+    max_tools: int = 128
+    max_grammar_bytes: int = 64 << 10
+    max_prompt_tokens: int = 4 << 20
+    max_inputs: int = 256
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """See the head of this file. Times are seconds, sizes bytes; None switches a limit off."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str | None = None
+    api_key: str | None = None
+    api_keys_file: str | None = None
+    insecure: bool = False
+    allowed_hosts: str = ""
+    allowed_origins: str = ""
+    admin_port: int | None = None
+    shutdown_timeout_s: int = 30
+    log_requests: bool = False
+    enable_per_request_metrics: bool = False
+    max_body_bytes: int = 4 << 20
+    max_num_connections: int = 4096
+    header_timeout_s: float = 15.0
+    body_timeout_s: float = 30.0
+    keep_alive_s: int = 15
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    price_per_hour: float | None = None
+    slo_classes: str = ""
+    default_slo_class: str | None = None
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: ToolFormat | None = None
+    reasoning_parser: ReasoningFormat | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("port", "admin_port"):
+            number = getattr(self, name)
+            if number is not None and not 0 <= number <= 65535:
+                raise BadInput(f"{_flag(name)} is out of range", value=number, limit="0..65535")
+        for name in ("shutdown_timeout_s", "header_timeout_s", "body_timeout_s", "keep_alive_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise BadInput(f"{_flag(name)} is negative", value=getattr(self, name))
+        for name in ("max_body_bytes", "max_num_connections", *_RATES):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                raise BadInput(f"{_flag(name)} must be positive", value=number, limit=">= 1")
+        if self.price_per_hour is not None and not 0 <= self.price_per_hour < float("inf"):
+            raise BadInput("--price-per-hour is negative", value=self.price_per_hour)
+        known = self.classes
+        if self.default_slo_class is not None and self.default_slo_class not in known:
+            raise BadInput(
+                "--default-slo-class is not one of --slo-classes", value=self.default_slo_class
+            )
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise BadInput(
+                "--enable-auto-tool-choice needs --tool-call-parser",
+                fix="name the format this model writes its tool calls in",
+            )
+
+    @property
+    def classes(self) -> dict[str, Slo]:
+        """Promises by the name of their class."""
+        return parse_classes(self.slo_classes)
+
+    @property
+    def caps(self) -> Caps:
+        return Caps(max_body_bytes=self.max_body_bytes)
+
+
+_RATES = ("requests_per_minute", "tokens_per_minute")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def options_from(table: dict[str, Any], flags: dict[str, Any]) -> ServerOptions:
+    """Options from a file's `[server]` table; a flag that was given (not None) overrides it."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        return msgspec.convert({**table, **given}, ServerOptions)
+    except msgspec.ValidationError as error:
+        known = ", ".join(field.name for field in msgspec.structs.fields(ServerOptions))
+        raise BadInput(f"[server]: {error}", limit=f"known options: {known}") from None
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """The parts of a list written with commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def parse_classes(text: str) -> dict[str, Slo]:
+    """`chat=ttft:500 tpot:50;bulk=e2e:60000` as promises by name, in order."""
+    found: dict[str, Slo] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, equals, promise = part.partition("=")
+        if not equals or not name.strip().isidentifier() or name.strip() in found:
+            fix = "write e.g. 'chat=ttft:500 tpot:50;bulk=e2e:60000' (milliseconds)"
+            raise BadInput("--slo-classes cannot be read", value=part, fix=fix)
+        found[name.strip()] = Slo.parse(promise)
+    return found

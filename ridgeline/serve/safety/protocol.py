@@ -1,0 +1,104 @@
+"""uvicorn's HTTP protocol with a clock and a scale: for clients that never finish their headers.
+
+uvicorn closes idle connections but waits without end for a request that has begun, and its parser
+gathers a header of any length. Here a request's headers must be complete within `header_timeout_s`
+and `max_header_bytes`, and only `max_connections` connections are kept. Bodies have their own
+limits (`ridgeline.serve.wire.read_body`): by then somebody is there to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ridgeline.serve.errors import ApiError, body
+
+
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a connection may cost before it has said what it wants."""
+
+    max_connections: int = 4096
+    header_timeout_s: float = 15.0
+    max_header_bytes: int = 64 << 10
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """See the head of this file."""
+
+    limits = ConnectionLimits()
+    _timer: asyncio.TimerHandle | None = None
+    _num_bytes = 0  # of the headers that are coming
+    _in_headers = True
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            self._refuse(ApiError(503, "the server has too many connections"))
+        else:
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_headers:
+            self._num_bytes += len(data)
+            self._watch()
+        super().data_received(data)
+        if self._in_headers and self._num_bytes > self.limits.max_header_bytes:
+            self._refuse(ApiError(431, "the request's headers are too large"))
+
+    def on_message_begin(self) -> None:
+        self._in_headers = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers, self._num_bytes = False, 0
+        self._unwatch()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_headers, self._num_bytes = True, 0  # whatever comes next opens a request
+
+    def _watch(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.limits.header_timeout_s, self._late)
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        self._refuse(ApiError(408, "the request's headers did not come in time"))
+
+    def _refuse(self, error: ApiError) -> None:
+        if not self.transport.is_closing():
+            self._unwatch()
+            self.transport.write(_raw(error))
+            self.transport.close()
+
+
+def bounded_protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
+    """The protocol class for `uvicorn.Config(http=…)`, which makes one object per connection."""
+    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits})
+
+
+def _raw(error: ApiError) -> bytes:
+    """A whole response without an app."""
+    payload = msgspec.json.encode(body(error))
+    phrase = HTTPStatus(error.status).phrase
+    head = (
+        f"HTTP/1.1 {error.status} {phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(payload)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + payload

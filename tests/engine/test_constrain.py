@@ -1,0 +1,151 @@
+"""Structured output: every answer is in the language asked for, whatever it is batched with."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ridgeline.engine.constrain import make_masks
+from ridgeline.engine.core.plan import SampleAt
+from ridgeline.engine.engine import Engine
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.records import Sampling, Structured
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},
+        "kind": {"enum": ["new", "old"]},
+    },
+    "required": ["name", "size", "kind"],
+    "additionalProperties": False,
+}
+JSON = Structured("json", json.dumps(SCHEMA))
+DATE = Structured("regex", r"(19|20)\d\d-(0[1-9]|1[0-2])-[0-3]\d")
+CHOICE = Structured("choice", '["yes", "no", "may\\"be"]')
+SUM = Structured("grammar", 'start: NUM ("+" NUM){1,3}\nNUM: /[0-9]{1,3}/')
+PROMPT = "import os\n"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.open("demo", max_num_seqs=8, kv_cache_memory_bytes=32 << 20) as engine:
+        yield engine
+
+
+def test_every_answer_is_in_its_language_in_one_batch(engine: Engine) -> None:
+    kinds = [JSON, DATE, CHOICE, SUM, None]
+    sampling = [
+        Sampling(max_tokens=100, temperature=1.0, seed=seed, structured=kind, n=2)
+        for seed in range(2)
+        for kind in kinds
+    ]
+    done = engine.generate([PROMPT] * len(sampling), sampling)
+    for asked, completion in zip(sampling, done, strict=True):
+        for answer in completion.answers:
+            if asked.structured is not None:
+                assert answer.finish_reason == "stop", answer
+            _check(asked.structured, answer.text)
+
+
+def _check(kind: Structured | None, text: str) -> None:
+    if kind is JSON:
+        value = json.loads(text)
+        assert list(value) == ["name", "size", "kind"] and value["kind"] in ("new", "old")
+        assert 0 <= value["size"] <= 99 and len(value["name"]) <= 8
+    elif kind is DATE:
+        assert re.fullmatch(DATE.text, text)
+    elif kind is CHOICE:
+        assert text in json.loads(CHOICE.text)
+    elif kind is SUM:
+        assert re.fullmatch(r"\d{1,3}(\+\d{1,3}){1,3}", text)
+
+
+def test_neighbours_do_not_notice(engine: Engine) -> None:
+    greedy = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
+    alone = engine.generate([PROMPT], greedy)[0].tokens
+    beside = Sampling(max_tokens=40, temperature=0.0, structured=JSON)
+    together = engine.generate([PROMPT] * 4, [greedy, beside, greedy, beside])
+    assert together[0].tokens == together[2].tokens == alone
+    assert together[1].tokens == together[3].tokens
+    assert together[1].tokens == engine.generate([PROMPT], beside)[0].tokens
+
+
+def test_the_same_answer_after_preemption() -> None:
+    asked = [
+        Sampling(max_tokens=60, temperature=0.8, seed=seed, structured=JSON) for seed in range(4)
+    ]
+    with Engine.open("demo", max_num_seqs=4, kv_cache_memory_bytes=32 << 20) as roomy:
+        wanted = [each.tokens for each in roomy.generate([PROMPT] * 4, asked)]
+        block = roomy.info.kv_bytes_per_token * roomy.info.block_size
+    with Engine.open(
+        "demo", max_model_len=96, max_num_seqs=4, kv_cache_memory_bytes=8 * block
+    ) as tight:
+        assert [each.tokens for each in tight.generate([PROMPT] * 4, asked)] == wanted
+        assert tight.counters()["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Structured("regex", "(["),
+        Structured("json", '{"type": "nonsense"}'),
+        Structured("json", "[" * 2000),
+        Structured("json", "not json"),
+        Structured("choice", "[]"),
+        Structured("choice", json.dumps([str(i) for i in range(5000)])),
+        Structured("grammar", "start: other"),
+        Structured("regex", "a" * (1 << 20)),
+        Structured("regex", "(" * 300 + "a" + ")" * 300),
+        Structured("json", '{"$ref": "#"}'),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_alone(engine: Engine, bad: Structured) -> None:
+    with pytest.raises(BadInput) as caught:
+        engine.generate([PROMPT], Sampling(structured=bad))
+    assert len(str(caught.value)) < 800
+    assert engine.healthy()
+
+
+def test_a_schema_reaches_nothing_outside(engine: Engine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.2)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/schema.json"
+        with pytest.raises(BadInput):
+            schema = Structured("json", json.dumps({"$ref": url}))
+            engine.generate([PROMPT], Sampling(structured=schema))
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+def test_lists_of_allowed_tokens(engine: Engine) -> None:
+    allowed = Sampling(max_tokens=12, temperature=1.0, seed=3, allowed_token_ids=(5, 7, 11))
+    tokens = engine.generate([PROMPT], allowed)[0].tokens
+    assert set(tokens) <= {5, 7, 11} and len(set(tokens)) > 1
+    with pytest.raises(BadInput, match="allowed_token_ids"):
+        engine.generate([PROMPT], Sampling(allowed_token_ids=(10**6,)))
+
+
+def test_without_a_tokenizer_grammars_cannot_run_and_say_so() -> None:
+    masks = make_masks(None, 8, [0])
+    with pytest.raises(CannotRun, match="no tokenizer"):
+        masks.prepare(DATE)
+    logits_SV = torch.zeros(2, 8)
+    spots = [
+        SampleAt(Sampling(allowed_token_ids=(1, 2)), 0, 0, 0, (), ()),
+        SampleAt(Sampling(), 0, 0, 0, (), ()),
+    ]
+    kept_SV = masks.apply(logits_SV, spots)
+    assert kept_SV.isfinite().sum(1).tolist() == [2, 8] and logits_SV.isfinite().all()
+    assert masks.apply(logits_SV, spots[1:]) is logits_SV
+
+
+def test_what_contradicts_a_grammar_is_refused() -> None:
+    with pytest.raises(BadInput, match="grammar"):
+        Sampling(structured=DATE, ignore_eos=True)

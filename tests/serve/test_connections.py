@@ -1,0 +1,176 @@
+"""Clients that dawdle, flood or never come to the point; and a server that stops politely."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import uvicorn
+
+from ridgeline.serve.app import create_app
+from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.run import Server, listen, server_config, url_of
+from tests.serve.fake_engine import FakeEngine
+from tests.serve.test_run import SERVER
+
+QUICK = {"header_timeout_s": 0.3, "body_timeout_s": 0.3, "max_num_connections": 20}
+
+
+@pytest.fixture
+def url(engine: FakeEngine) -> Iterator[str]:
+    options = ServerOptions(port=0, **QUICK)
+    with listen(options) as listener:
+        app = create_app(engine, options)
+        server = Server(server_config(app, options), app.state.service, lambda: None)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield url_of(listener)
+        server.should_exit = True
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+
+
+def connect(url: str) -> socket.socket:
+    host, port = urlsplit(url).netloc.split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def everything(connection: socket.socket) -> bytes:
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/comp", b"GET /health HTTP/1.1\r\nHost: loc"])
+def test_headers_that_never_end_are_cut_off(url: str, said: bytes) -> None:
+    with connect(url) as connection:
+        connection.sendall(said)
+        began = time.monotonic()
+        assert everything(connection).startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - began < 5
+
+
+def test_dripping_a_byte_at_a_time_does_not_help(url: str) -> None:
+    with connect(url) as connection:
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            for byte in b"GET /health HTTP/1.1\r\n" * 40:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.01)
+        assert time.monotonic() - began < 5
+
+
+def test_a_header_without_end_is_not_gathered(url: str) -> None:
+    with connect(url) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nx: ")
+        with contextlib.suppress(OSError):
+            for _ in range(64):
+                connection.sendall(b"y" * 65536)
+    assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_a_body_that_does_not_come_is_given_up(url: str, engine: FakeEngine) -> None:
+    with connect(url) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{"
+        )
+        assert everything(connection).startswith(b"HTTP/1.1 408 ")
+    assert not engine.asks
+
+
+def test_a_large_body_is_refused_before_it_is_sent(url: str) -> None:
+    with connect(url) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n"
+        )
+        assert everything(connection).startswith(b"HTTP/1.1 413 ")
+    chunked = httpx.post(f"{url}/v1/completions", content=(b"x" * 65536 for _ in range(80)))
+    assert chunked.status_code == 413
+
+
+def test_more_connections_than_are_kept_are_told_so(url: str) -> None:
+    with contextlib.ExitStack() as held:
+        for _ in range(20):
+            held.enter_context(connect(url))
+        time.sleep(0.05)
+        extra = held.enter_context(connect(url))
+        assert everything(extra).startswith(b"HTTP/1.1 503 ")
+    time.sleep(0.05)
+    assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_keep_alive_still_works(url: str) -> None:
+    with httpx.Client(base_url=url) as http:
+        for _ in range(3):
+            assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+            time.sleep(0.4)  # longer than the header timeout: an idle connection is not a slow one
+
+
+@pytest.fixture
+def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-c", SERVER, "20"]
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}  # noqa: PTH109
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+        process.kill()
+
+
+def test_while_draining_it_listens_and_says_no(process: tuple[subprocess.Popen[str], str]) -> None:
+    server, url = process
+    replies: list[httpx.Response] = []
+    body = {"prompt": "!slow" * 5, "max_tokens": 38}
+    asker = threading.Thread(
+        target=lambda: replies.append(httpx.post(f"{url}/v1/completions", json=body))
+    )
+    asker.start()
+    time.sleep(0.2)
+    server.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    ready = httpx.get(f"{url}/ready")
+    assert ready.status_code == 503 and int(ready.headers["retry-after"]) >= 1
+    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.post(f"{url}/v1/completions", json={"prompt": "x"}).status_code == 503
+    asker.join()
+    assert replies[0].status_code == 200
+    assert server.wait(timeout=10) == 0
+
+
+def test_a_second_signal_does_not_wait(process: tuple[subprocess.Popen[str], str]) -> None:
+    server, url = process
+
+    def ask() -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.post(f"{url}/v1/completions", json={"prompt": "!stuck"})
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    time.sleep(0.2)
+    began = time.monotonic()
+    server.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(timeout=10) == 0
+    assert time.monotonic() - began < 8
+    asker.join()
+
+
+def test_the_protocol_is_uvicorns_with_limits() -> None:
+    config = server_config(create_app(FakeEngine()), ServerOptions())
+    config.load()
+    assert isinstance(config, uvicorn.Config)
+    assert config.http_protocol_class.__name__ == "BoundedProtocol"
