@@ -116,6 +116,12 @@ def serve(
     log_requests: Annotated[
         bool | None, typer.Option("--log-requests", help="Log every request.")
     ] = None,
+    batch_store: Annotated[
+        str | None, typer.Option(help="SQLite file of the Batch API (default: no Batch API).")
+    ] = None,
+    batch_window: Annotated[
+        str | None, typer.Option(help="Hours in which batch lines are begun: 22:00-06:00.")
+    ] = None,
     *,
     engine: EngineFlags,
 ) -> None:
@@ -129,6 +135,8 @@ def serve(
         "api_key": api_key,
         "shutdown_timeout_s": shutdown_timeout_s,
         "log_requests": log_requests,
+        "batch_store": batch_store,
+        "batch_window": batch_window,
     }
     _end(command(*engine.resolve(model), flags))
 

@@ -123,13 +123,15 @@ class Engine:
         priority: int = 0,
         tenant: str = "",
         deadline_s: float | None = None,
+        background: bool = False,
     ) -> AsyncGenerator[Event, None]:
         """The events of one ask, to its end. Closing the generator aborts the ask.
 
-        `deadline_s`: instant on the engine's clock after which the answer is of no use. Raises
+        `deadline_s`: instant on the engine's clock after which the answer is of no use.
+        `background`: yields its seat and its blocks to any other ask (see `scheduler.py`). Raises
         BadInput, DoesNotFit or EngineUnavailable before the first event.
         """
-        ask = self._ask(prompt, sampling, ask_id, priority, tenant, deadline_s)
+        ask = self._ask(prompt, sampling, ask_id, priority, tenant, deadline_s, background)
         inboxes = self._inboxes_here()
         queue, num_unfinished = self._submit(ask, inboxes), sampling.n
         try:
@@ -202,6 +204,7 @@ class Engine:
         priority: int = 0,
         tenant: str = "",
         deadline_s: float | None = None,
+        background: bool = False,
     ) -> Ask:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         vocab_size = self.resolved.spec.vocab_size
@@ -215,6 +218,7 @@ class Engine:
             priority=priority,
             deadline_s=deadline_s,
             tenant=tenant,
+            background=background,
         )
 
     def _submit(self, ask: Ask, inboxes: AsyncInboxes) -> asyncio.Queue[Event]:

@@ -105,7 +105,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """One request as the engine accepts it: token ids, sampling, and what the service promised.
 
     Lower `priority` goes first (vLLM's convention). `tenant` salts the prefix cache: two tenants
-    never share blocks. `arrival_s` is on the engine's clock.
+    never share blocks. `arrival_s` is on the engine's clock. A `background` ask (a batch line)
+    yields its seat and its blocks to any other, whatever the priorities; no client can ask for one.
     """
 
     id: str
@@ -115,6 +116,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_s: float | None = None
     tenant: str = ""
+    background: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt:

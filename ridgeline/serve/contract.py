@@ -49,6 +49,7 @@ class ServedEngine(Protocol):
         ask_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        background: bool = False,
     ) -> AsyncIterator[Event]: ...
 
     def abort(self, ask_id: str) -> None: ...

@@ -21,6 +21,7 @@ TYPES = {
     401: "AuthenticationError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    409: "ConflictError",
     413: "BadRequestError",
     499: "ClientClosedRequest",
     500: "InternalServerError",

@@ -32,6 +32,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     api_key: str | None = None
     shutdown_timeout_s: int = 30
     log_requests: bool = False
+    batch_store: str | None = None
+    batch_window: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -68,6 +68,7 @@ class FakeEngine:
         )
         self.alive = True
         self.asks: dict[str, tuple[tuple[int, ...], Sampling, int, str]] = {}
+        self.in_background: set[str] = set()
         self.aborted: list[str] = []
         self.ended: list[str] = []
         self.numbers = {"num_requests_running": 1.0, "prefix_cache_hits": 7.0}
@@ -89,11 +90,14 @@ class FakeEngine:
         ask_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
+        background: bool = False,
     ) -> AsyncIterator[Event]:
         assert ask_id is not None and not isinstance(prompt, str)
         tokens = tuple(prompt)
         if len(tokens) >= MAX_MODEL_LEN:
             raise BadInput("the prompt is too long", value=len(tokens), limit=MAX_MODEL_LEN - 1)
+        if background:
+            self.in_background.add(ask_id)
         self.asks[ask_id] = (tokens, sampling, priority, tenant)
         async for event in self._script(tokens, sampling, ask_id):
             yield event

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -10,7 +10,7 @@ Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
     "cancelled",
 ]  # fmt: skip
-LIVE: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+STATUSES: tuple[Status, ...] = get_args(Status)
 MOVES: dict[Status, tuple[Status, ...]] = {
     "failed": ("validating",),
     "in_progress": ("validating",),

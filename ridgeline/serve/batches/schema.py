@@ -14,12 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ridgeline.errors import BadInput
+from ridgeline.serve.batches.records import STATUSES
 
 VERSION = 1
-STATUSES = (
-    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
-    "cancelled",
-)  # fmt: skip
 
 _TABLES = f"""
 CREATE TABLE files (
