@@ -167,9 +167,12 @@ class Engine:
         """Running totals and present levels, under vLLM's names where it has one."""
         scheduler = self._loop.scheduler
         view, totals = scheduler.view(), scheduler.totals
+        running, waiting = scheduler.num_in_background()
         return {
             "num_requests_running": float(view.num_running),
             "num_requests_waiting": float(view.num_waiting),
+            "num_background_running": float(running),
+            "num_background_waiting": float(waiting),
             "kv_cache_usage_perc": view.used_blocks / view.num_blocks,
             "prefix_cache_queries": float(scheduler.cache.queried_tokens),
             "prefix_cache_hits": float(scheduler.cache.hit_tokens),

@@ -58,6 +58,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     enable_chunked_prefill: bool
     batching: Batching
     batch_wait_ms: float
+    background_tokens: int
     attention_backend: str
     num_threads: int
     seed: int
@@ -112,6 +113,7 @@ _UNCHANGED = (
     "enable_chunked_prefill",
     "batching",
     "batch_wait_ms",
+    "background_tokens",
     "seed",
 )
 

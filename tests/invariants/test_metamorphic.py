@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -103,6 +104,15 @@ def test_batched_is_alone(model: Model) -> None:
 def test_chunked_is_alone(model: Model, tokens_per_step: int) -> None:
     asks = some_asks()
     [served] = serve(model, asks, Schedule(max_num_batched_tokens=tokens_per_step))
+    check(model, asks, served)
+
+
+def test_put_out_by_others_is_alone(model: Model) -> None:
+    """Asks in the background lose their seats to those that come later, and go on as if not."""
+    asks = some_asks()
+    asks = [msgspec.structs.replace(each, background=i < 3) for i, each in enumerate(asks)]
+    [served] = serve(model, asks, Schedule(max_num_seqs=2, arrives=(0, 0, 0, 4, 6), prefix=True))
+    assert served.num_preempted >= 2
     check(model, asks, served)
 
 

@@ -27,7 +27,8 @@ class Clock:
 
 def request(name: str, **rest: Any) -> dict[str, Any]:
     """One line of an input file."""
-    body = {"model": "fake", "messages": [{"role": "user", "content": name}]}
+    messages = [{"role": "user", "content": name}]
+    body = {"model": "fake", "messages": messages, "max_tokens": 40}
     return {"custom_id": name, "method": "POST", "url": CHAT, "body": body, **rest}
 
 
