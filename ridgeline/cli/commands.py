@@ -9,6 +9,7 @@ import typer
 
 from ridgeline.cli import model_commands
 from ridgeline.cli.bench_flags import WORKLOADS, takes_load_flags, takes_report_flags
+from ridgeline.cli.elsewhere_flags import server_options, takes_elsewhere_flags
 from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
 from ridgeline.cli.plan_commands import add_plan_commands
 from ridgeline.cli.quantities import duration_of, one_of
@@ -194,6 +195,7 @@ def bench(
 
 
 @app.command()
+@takes_elsewhere_flags
 @takes_engine_flags
 def optimize(
     model: AnyModel = None,
@@ -215,52 +217,16 @@ def optimize(
         Path, typer.Option("--output", "-o", help="Folder for the report and ridgeline.toml.")
     ] = Path("ridgeline-out"),
     ladder: Annotated[Path | None, typer.Option(help="A ladder.toml of your own rungs.")] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(help="Climb another server, here: http://127.0.0.1:{port}, say."),
-    ] = None,
-    restart_cmd: Annotated[
-        str | None,
-        typer.Option(
-            help="With --url: starts it; {flags} (and {port}, for two side by side) is filled in."
-        ),
-    ] = None,
-    server: Annotated[
-        str | None,
-        typer.Option(
-            help="With --url: vllm, llama-server, sglang, ridgeline (default: told by "
-            "the command line)."
-        ),
-    ] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="With --url: the model to ask for (default: its first).")
-    ] = None,
-    start_timeout: Annotated[
-        float,
-        typer.Option(help="With --url: how long a start may take.", parser=_BUDGET, metavar="TIME"),
-    ] = "10m",  # type: ignore[assignment]  # the parser reads the default too
     *,
+    elsewhere: dict[str, Any] | None = None,
     engine: EngineFlags,
 ) -> None:
     """Climb the ladder: measure, diagnose, apply, verify; keep only what is proven here."""
     idle = [flag for flag in engine.given if flag in _SET_BY_THE_LADDER]
     refuse(idle, "here: the ladder sets it")
-    from ridgeline.cli.optimize import OptimizeOptions, ServerOptions, command
+    from ridgeline.cli.optimize import OptimizeOptions, command
 
-    elsewhere = None
-    if url is not None and restart_cmd is not None:
-        elsewhere = ServerOptions(
-            url=url,
-            restart_cmd=restart_cmd,
-            server=server,
-            served_model_name=served_model_name,
-            start_timeout_s=start_timeout,
-        )
-    else:
-        only = {"--server": server, "--served-model-name": served_model_name}
-        refuse([flag for flag, value in only.items() if value], "without --url")
-        refuse(["--url"] if url else [], "without --restart-cmd")
-        refuse(["--restart-cmd"] if restart_cmd else [], "without --url")
+    server = server_options(elsewhere or {})
     options = OptimizeOptions(
         workload=workload,
         slo=slo,
@@ -271,7 +237,7 @@ def optimize(
         seed=engine.seed,
         ladder=ladder,
     )
-    _end(command(engine.settings(model), options, elsewhere))
+    _end(command(engine.settings(model), options, server))
 
 
 @app.command("mock-server")

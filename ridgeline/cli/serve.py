@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 from rich.console import Console
 
+from ridgeline.cli.flags import refuse
 from ridgeline.records import EngineInfo
-from ridgeline.serve.options import ServerOptions, options_from
+from ridgeline.serve.options import ServerOptions, for_lines, options_from
 from ridgeline.serve.run import Admin, check_exposed, listen, run, url_of
 from ridgeline.serve.safety.keys import load_keys
 from ridgeline.serve.safety.keys import new_key as make_key
 from ridgeline.settings import Settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from ridgeline.engine.engine import Engine
 
 
 def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) -> int:
@@ -33,6 +40,7 @@ def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) ->
         engine = Engine.from_settings(settings)
         held.callback(engine.close)
         app = create_app(engine, options)
+        _attach_batches(app, engine, options)
         service = app.state.service
         lines = [*summary(engine.info), f"{service.name} is served at {url_of(listener)}/v1"]
         admin = None
@@ -53,6 +61,24 @@ def _listen_for_admin(options: ServerOptions, held: contextlib.ExitStack) -> soc
     if options.admin_port is None:
         return None
     return held.enter_context(listen(replace(options, host="127.0.0.1", port=options.admin_port)))
+
+
+def _attach_batches(app: FastAPI, engine: Engine, options: ServerOptions) -> None:
+    """The Batch API, where a store was named for it."""
+    if options.batch_store is None:
+        refuse(["--batch-window"] if options.batch_window else [], "without --batch-store")
+        return
+    from ridgeline.serve.app import create_app
+    from ridgeline.serve.batches.attach import BatchOptions, attach
+    from ridgeline.serve.batches.background import background
+    from ridgeline.serve.batches.worker import Window
+
+    line_app = create_app(background(engine), for_lines(options))
+    window = None if options.batch_window is None else Window.parse(options.batch_window)
+    settings = BatchOptions(
+        store=Path(options.batch_store), most=engine.resolved.max_num_seqs, window=window
+    )
+    attach(app, line_app, settings, app.state.service.metrics.registry)
 
 
 def summary(info: EngineInfo) -> list[str]:

@@ -51,7 +51,8 @@ def rotated_spec(spec: ModelSpec) -> ModelSpec:
             fix="leave out --rotate",
         )
     line = "* -> R1, R2: rotated, the same function"
-    return replace(spec, tied_embeddings=False, rewrites=(*spec.rewrites, line))
+    rewrites = (*spec.rewrites, line)
+    return replace(spec, tied_embeddings=False, stored_dtype="float32", rewrites=rewrites)
 
 
 def rotation(size: int, seed: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from ridgeline.compress.statistics import Stats, Tap
 from ridgeline.engine.attention.full import FullAttention
-from ridgeline.engine.model.decoder import Block
+from ridgeline.engine.model.layers import Block
 from ridgeline.engine.model.load import DecoderBuilder
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.rope import RopeTables

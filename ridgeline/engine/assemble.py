@@ -84,6 +84,7 @@ def make_scheduler(resolved: Resolved, drafts: Drafts | None = None) -> Schedule
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_model_len=resolved.max_model_len,
         chunked_prefill=resolved.enable_chunked_prefill,
+        background_tokens=resolved.background_tokens,
     )
     return Scheduler(
         limits,

@@ -130,17 +130,19 @@ class Engine:
         tenant: str = "",
         timeout_s: float | None = None,
         slo: Slo | None = None,
+        background: bool = False,
     ) -> AsyncGenerator[Event, None]:
         """The events of one ask, to its end. Closing the generator aborts the ask.
 
         `timeout_s`: from now, after which the answer is of no use. `slo`: what the caller was
-        promised. Raises BadInput, CannotRun, DoesNotFit, EngineFull or EngineUnavailable before
-        the first event.
+        promised. `background`: yields its seat and its blocks to any other ask (`core/lanes.py`).
+        Raises BadInput, CannotRun, DoesNotFit, EngineFull or EngineUnavailable before the first
+        event.
         """
         if sampling.structured is not None:
             await asyncio.to_thread(self._masks.prepare, sampling.structured)
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
-        ask = self._ask(prompt, sampling, ask_id, priority, tenant, deadline_s, slo)
+        ask = self._ask(prompt, sampling, ask_id, priority, tenant, deadline_s, slo, background)
         inboxes = self._inboxes_here()
         queue, num_unfinished = self._submit(ask, inboxes), sampling.n
         try:
@@ -176,10 +178,13 @@ class Engine:
         """Running totals and present levels, under vLLM's names where it has one."""
         scheduler = self._loop.scheduler
         view, totals = scheduler.view(), scheduler.totals
+        running, waiting = scheduler.num_in_background()
         return (
             {
                 "num_requests_running": float(view.num_running),
                 "num_requests_waiting": float(view.num_waiting),
+                "num_background_running": float(running),
+                "num_background_waiting": float(waiting),
                 "kv_cache_usage_perc": view.used_blocks / view.num_blocks,
                 "prefix_cache_queries": float(scheduler.cache.queried_tokens),
                 "prefix_cache_hits": float(scheduler.cache.hit_tokens),
@@ -219,6 +224,7 @@ class Engine:
         tenant: str = "",
         deadline_s: float | None = None,
         slo: Slo | None = None,
+        background: bool = False,
     ) -> Ask:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         vocab_size = self.resolved.spec.vocab_size
@@ -233,6 +239,7 @@ class Engine:
             deadline_s=deadline_s,
             tenant=tenant,
             slo=slo,
+            background=background,
         )
 
     def _submit(self, ask: Ask, inboxes: AsyncInboxes) -> asyncio.Queue[Event]:

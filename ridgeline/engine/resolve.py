@@ -60,6 +60,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     enable_chunked_prefill: bool
     batching: Batching
     batch_wait_ms: float
+    background_tokens: int
     attention_backend: str
     layer_backend: str
     num_threads: int
@@ -145,6 +146,7 @@ _UNCHANGED = (
     "max_num_queued_reqs",
     "max_num_queued_tokens",
     "slo_throttle",
+    "background_tokens",
     "seed",
 )
 

@@ -119,6 +119,7 @@ def _ours(run: RunTrace, summary: Summary) -> dict[str, object]:
         "seed": run.seed,
         "base": "latencies from the scheduled arrival",
         **scheduled,
+        "mean_tpot_ms": 1000 * summary.tpot.mean if summary.tpot is not None else None,
         "attainment": summary.goodput.attainment if summary.goodput else None,
         "offered_rate": summary.offered_rate,
         "steady_output_throughput": summary.steady_output_tok_s,

@@ -137,6 +137,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     Lower `priority` goes first (vLLM's convention). `tenant` salts the prefix cache: two tenants
     never share blocks. `arrival_s` is on the engine's clock. `slo`: what was promised; among asks
     of one priority, the one whose first token is due first goes first.
+    A `background` ask (a batch line) yields its seat and its blocks to any other, whatever the
+    priorities; no client can ask for one.
     """
 
     id: str
@@ -147,6 +149,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     tenant: str = ""
     slo: Slo | None = None
+    background: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt:

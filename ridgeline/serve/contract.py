@@ -57,6 +57,7 @@ class ServedEngine(Protocol):
         tenant: str = "",
         timeout_s: float | None = None,
         slo: Slo | None = None,
+        background: bool = False,
     ) -> AsyncIterator[Event]: ...
 
     def abort(self, ask_id: str) -> None: ...

@@ -34,6 +34,8 @@ HELP = {
     "requests_per_minute": "Each key's requests per minute.",
     "tokens_per_minute": "Each key's tokens per minute, prompt and answer together.",
     "slo_classes": "Promises by class, e.g. 'chat=ttft:500 tpot:50;bulk=e2e:60000'.",
+    "batch_store": "SQLite file of the Batch API (default: no Batch API).",
+    "batch_window": "Hours in which batch lines are begun: 22:00-06:00.",
     "price_per_hour": "What this machine costs per hour, for the cost metrics.",
     "default_slo_class": "Class of requests that name none (default: the first).",
     "enable_auto_tool_choice": "Let the model decide to call tools (tool_choice: auto).",
@@ -82,6 +84,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     keep_alive_s: int = 15
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    batch_store: str | None = None
+    batch_window: str | None = None
     price_per_hour: float | None = None
     slo_classes: str = ""
     default_slo_class: str | None = None
@@ -139,6 +143,22 @@ def options_from(table: dict[str, Any], flags: dict[str, Any]) -> ServerOptions:
     except msgspec.ValidationError as error:
         known = ", ".join(field.name for field in msgspec.structs.fields(ServerOptions))
         raise BadInput(f"[server]: {error}", limit=f"known options: {known}") from None
+
+
+def for_lines(options: ServerOptions) -> ServerOptions:
+    """The options of the app that answers batch lines in this process.
+
+    Who may come in was decided at the door: lines bring no key and no address, and pay no rate.
+    """
+    return msgspec.structs.replace(
+        options,
+        api_key=None,
+        api_keys_file=None,
+        requests_per_minute=None,
+        tokens_per_minute=None,
+        batch_store=None,
+        batch_window=None,
+    )
 
 
 def names_of(text: str) -> tuple[str, ...]:

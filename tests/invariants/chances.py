@@ -30,6 +30,7 @@ def add_random(world: World, pick: Callable[[int, int], int]) -> None:
         priority=pick(-1, 1),
         tenant="ab"[pick(0, 1)],
         deadline_s=None if pick(0, 7) else world.now_s + pick(1, 8),
+        background=not pick(0, 2),
     )
 
 

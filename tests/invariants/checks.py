@@ -28,14 +28,18 @@ class Before:
     def __init__(self, world: World) -> None:
         roster = world.scheduler._roster
         self.first = world.running[0] if world.running else None
-        self.fresh = list(roster.fresh._live.values())
-        self.back = list(roster.returning._live.values())
+        self.fresh = [list(lane.fresh._live.values()) for lane in roster.lanes]
+        self.back = [list(lane.returning._live.values()) for lane in roster.lanes]
         expired = [
             choices
             for choices in roster.asks.values()
             if choices.started and (choices.ask.deadline_s or math.inf) <= world.now_s
         ]
-        self.num_started = roster.num_started - sum(choices.num_unfinished for choices in expired)
+        self.num_started = []
+        for lane in roster.lanes:  # it and the better ones
+            gone = [c for c in expired if c.ask.background <= lane.rank]
+            started = sum(each.num_started for each in roster.up_to(lane))
+            self.num_started.append(started - sum(choices.num_unfinished for choices in gone))
 
 
 def check_roster(world: World) -> None:
@@ -45,10 +49,13 @@ def check_roster(world: World) -> None:
     assert {seq.ask.id for seq in running} <= set(roster.asks)
     live = [seq for choices in roster.asks.values() for seq in choices.live.values()]
     assert sum(c.num_unfinished for c in roster.asks.values()) == roster.num_unfinished
-    started = [c.num_unfinished for c in roster.asks.values() if c.started]
-    assert sum(started) == roster.num_started
-    assert Counter(seq.state is State.RUNNING for seq in live)[True] == len(running)
-    assert len(live) == len(running) + len(roster.fresh) + len(roster.returning)
+    for lane in roster.lanes:
+        asks = [c for c in roster.asks.values() if c.ask.background == lane.rank]
+        assert sum(c.num_unfinished for c in asks if c.started) == lane.num_started
+        own = [seq for seq in live if seq.ask.background == lane.rank]
+        assert lane.num_running == sum(seq.state is State.RUNNING for seq in own)
+        assert len(own) == lane.num_running + len(lane.fresh) + len(lane.returning)
+    assert sum(lane.num_running for lane in roster.lanes) == len(running)
     for seq in live:
         assert 0 <= seq.computed < seq.known
         assert seq.state is State.RUNNING or not (seq.blocks or seq.computed)
@@ -85,8 +92,9 @@ def check_cache(world: World, cache: PrefixCache) -> None:
 def check_plan(world: World, plan: StepPlan, before: Before) -> None:
     ids = [run.seq_id for run in plan.runs]
     assert len(set(ids)) == len(ids) <= world.setup.max_num_seqs
-    if before.first is not None and before.first.state is not State.FINISHED:
-        assert before.first.id in ids, "the first in order was preempted or left out"
+    first = before.first
+    if first is not None and first.state is not State.FINISHED and not first.ask.background:
+        assert first.id in ids, "the first in order was preempted or left out"
     known = [len(run.tokens) - run.num_drafts for run in plan.runs]
     prompts = [count for count in known if count > 1]
     num_tokens = sum(len(run.tokens) for run in plan.runs)
@@ -108,12 +116,16 @@ def check_trimmed(world: World) -> None:
 def check_joined(world: World, before: Before) -> None:
     """Who joined came before all who still wait in the same queue."""
     roster, seated = world.scheduler._roster, {seq.id for seq in world.running}
-    for queue, was_waiting in ((roster.fresh, before.fresh), (roster.returning, before.back)):
-        joined = [seq.key for seq in was_waiting if seq.id in seated]
-        waiting = [seq.key for seq in was_waiting if seq.id in queue._live]
-        assert not joined or not waiting or max(joined) < min(waiting), "somebody was overtaken"
-        if joined and queue is roster.fresh and world.setup.policy != "continuous":
-            assert before.num_started == 0, "somebody joined a batch that had started"
+    for lane in roster.lanes:
+        fresh, back = before.fresh[lane.rank], before.back[lane.rank]
+        for queue, was_waiting in ((lane.fresh, fresh), (lane.returning, back)):
+            joined = [seq.key for seq in was_waiting if seq.id in seated]
+            waiting = [seq.key for seq in was_waiting if seq.id in queue._live]
+            assert not joined or not waiting or max(joined) < min(waiting), "somebody was overtaken"
+            if joined and queue is lane.fresh and world.setup.policy != "continuous":
+                assert before.num_started[lane.rank] == 0, "somebody joined a started batch"
+            if joined and lane.rank:
+                assert not roster.lanes[0].waits, "a line joined while somebody waited"
 
 
 def check_time_to_live(world: World) -> None:

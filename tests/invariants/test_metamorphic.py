@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -106,6 +107,15 @@ def test_chunked_is_alone(model: Model, tokens_per_step: int) -> None:
     check(model, asks, served)
 
 
+def test_put_out_by_others_is_alone(model: Model) -> None:
+    """Asks in the background lose their seats to those that come later, and go on as if not."""
+    asks = some_asks()
+    asks = [msgspec.structs.replace(each, background=i < 3) for i, each in enumerate(asks)]
+    [served] = serve(model, asks, Schedule(max_num_seqs=2, arrives=(0, 0, 0, 4, 6), prefix=True))
+    assert served.num_preempted >= 2
+    check(model, asks, served)
+
+
 @pytest.mark.parametrize("policy", ["static", "dynamic"])
 def test_other_policies_are_alone(model: Model, policy: str) -> None:
     asks = some_asks()
@@ -167,9 +177,11 @@ def test_the_truth_is_what_the_oracle_draws(model: Model) -> None:
     """Each token of `alone` against full logits without a cache and the slow sampler.
 
     The oracle's attention rounds differently; where activations are rounded to 8 bits per group of
-    a few channels, that becomes larger steps than between two schedules.
+    a few channels, or queries to whole numbers for 8-bit keys, that becomes larger steps than
+    between two schedules.
     """
-    slack = 0.02 if model.spec.layers[0].mlp.gate.format.kind == "int4" else model.slack
+    kind = model.spec.layers[0].mlp.gate.format.kind
+    slack = 0.02 if kind == "int4" or model.spec.kv_dtype == "int8" else model.slack
     for each in some_asks():
         answer = alone(model, each)
         for place, token in enumerate(answer):

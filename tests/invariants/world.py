@@ -67,6 +67,7 @@ class Setup:
     ttl_s: float | None = None
     aging_s: float = 5.0
     drafts: int = 0
+    background_tokens: int = 3
 
     def build(self, drafts: Drafts | None = None) -> Scheduler:
         pool = BlockPool(self.num_blocks, self.block_size)
@@ -76,6 +77,7 @@ class Setup:
             max_model_len=self.num_blocks * self.block_size,
             chunked_prefill=self.chunked,
             aging_s=self.aging_s,
+            background_tokens=self.background_tokens,
         )
         cache = PrefixCache(pool, self.ttl_s) if self.prefix else NoPrefixCache()
         policy = make_policy(self.policy, wait_s=self.wait_s)
@@ -175,6 +177,7 @@ class World:
         priority: int = 0,
         tenant: str = "",
         deadline_s: float | None = None,
+        background: bool = False,
     ) -> None:
         ask = Ask(
             id=f"ask{self.num_asks}",
@@ -184,6 +187,7 @@ class World:
             priority=priority,
             tenant=tenant,
             deadline_s=deadline_s,
+            background=background,
         )
         self.scheduler.add(ask)
         assert sampling.seed is not None

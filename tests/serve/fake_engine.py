@@ -79,6 +79,7 @@ class FakeEngine:
         self.alive = True
         self.asks: dict[str, tuple[tuple[int, ...], Sampling, int, str]] = {}
         self.terms: dict[str, tuple[float | None, Slo | None]] = {}
+        self.in_background: set[str] = set()
         self.aborted: list[str] = []
         self.ended: list[str] = []
         self.numbers = {"num_requests_running": 1.0, "prefix_cache_hits": 7.0}
@@ -102,11 +103,14 @@ class FakeEngine:
         tenant: str = "",
         timeout_s: float | None = None,
         slo: Slo | None = None,
+        background: bool = False,
     ) -> AsyncIterator[Event]:
         assert ask_id is not None and not isinstance(prompt, str)
         tokens = tuple(prompt)
         if len(tokens) >= MAX_MODEL_LEN:
             raise BadInput("the prompt is too long", value=len(tokens), limit=MAX_MODEL_LEN - 1)
+        if background:
+            self.in_background.add(ask_id)
         self.asks[ask_id] = (tokens, sampling, priority, tenant)
         self.terms[ask_id] = (timeout_s, slo)
         async for event in self._script(tokens, sampling, ask_id):

@@ -28,6 +28,9 @@ class Budget(Protocol):
     def take(self, num_tokens: int, later: int = 0) -> None:
         """Use what was offered."""
 
+    def narrow(self, num_tokens: int) -> None:
+        """From now on at most `num_tokens` in all, prompts included."""
+
 
 class ChunkedBudget:
     """Prompts are split where the budget ends."""
@@ -40,6 +43,9 @@ class ChunkedBudget:
 
     def take(self, num_tokens: int, later: int = 0) -> None:
         self.left -= num_tokens
+
+    def narrow(self, num_tokens: int) -> None:
+        self.left = min(self.left, num_tokens)
 
 
 class WholeBudget:
@@ -58,3 +64,7 @@ class WholeBudget:
         set_aside = min(self.left, later)
         self.left = max(self.left - num_tokens, set_aside if num_tokens > 1 else 0)
         self._took_prompt |= num_tokens > 1
+
+    def narrow(self, num_tokens: int) -> None:
+        self.left = min(self.left, num_tokens)
+        self._took_prompt = True

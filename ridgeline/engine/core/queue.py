@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 
-from ridgeline.engine.core.sequence import Key, Sequence
+from ridgeline.engine.core.sequence import Key, Place, Sequence
 from ridgeline.records import Ask
 
 _SLACK = 64  # dead heap entries that are tolerated before the heap is rebuilt
@@ -36,7 +36,7 @@ class WaitingQueue:
     """Sequences by key. `discard` is lazy: the heap keeps a dead entry until it surfaces."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Key, Sequence]] = []
+        self._heap: list[tuple[Place, Sequence]] = []
         self._live: OrderedDict[int, Sequence] = OrderedDict()  # in order of being pushed
 
     def __len__(self) -> int:

@@ -6,7 +6,8 @@
                         stand ▼      │
                             returning queue  ◀── choices forked without a free seat
 
-The roster keeps places and counts; blocks are the tables' business, and when anyone moves is the
+Every lane (`lanes.py`) has queues of its own; those who run are one list, lane by lane. The roster
+keeps places and counts; blocks are the tables' business, and when anyone moves is the
 scheduler's. A seat is one of `max_num_seqs`; only seated sequences own blocks.
 """
 
@@ -15,7 +16,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from operator import attrgetter
 
-from ridgeline.engine.core.queue import WaitingQueue, order_key
+from ridgeline.engine.core.lanes import Lane
+from ridgeline.engine.core.queue import order_key
 from ridgeline.engine.core.sequence import Choices, Sequence, State
 from ridgeline.engine.core.stopping import derive_seed
 from ridgeline.errors import BadInput
@@ -30,10 +32,8 @@ class Roster:
     def __init__(self, aging_s: float, seed: int) -> None:
         self._aging_s, self._seed = aging_s, seed
         self.asks: dict[str, Choices] = {}
-        self.running: list[Sequence] = []  # in order: lowest key first
-        self.fresh = WaitingQueue()  # choice 0 of asks that have not started
-        self.returning = WaitingQueue()  # started, but without a seat
-        self.num_started = 0  # unfinished choices of asks that have started
+        self.running: list[Sequence] = []  # in order: lowest key first, lane by lane
+        self.lanes = (Lane(0), Lane(1))  # online, background
         self.num_unfinished = 0  # unfinished choices of all asks
         self._by_id: dict[int, Sequence] = {}
         self._num_added = self._num_sequences = 0
@@ -42,6 +42,16 @@ class Roster:
     def num_waiting(self) -> int:
         """Unfinished choices without a seat."""
         return self.num_unfinished - len(self.running)
+
+    def lane(self, ask: Ask) -> Lane:
+        return self.lanes[ask.background]
+
+    def up_to(self, lane: Lane) -> tuple[Lane, ...]:
+        """The lane and the better ones."""
+        return self.lanes[: lane.rank + 1]
+
+    def num_running_up_to(self, lane: Lane) -> int:
+        return sum(each.num_running for each in self.up_to(lane))
 
     def running_by_id(self, seq_id: int) -> Sequence | None:
         return self._by_id.get(seq_id)
@@ -66,13 +76,13 @@ class Roster:
         choices.next_index = ask.sampling.n
         self.asks[ask.id] = choices
         self.num_unfinished += ask.sampling.n
-        self.fresh.push(self._new(choices, 0, list(ask.prompt)))
+        self.lane(ask).fresh.push(self._new(choices, 0, list(ask.prompt)))
         return choices
 
     def start(self, choices: Choices) -> int:
         """The ask leaves the fresh queue for good; the number of seats that it will want."""
         choices.started = True
-        self.num_started += choices.num_unfinished
+        self.lane(choices.ask).num_started += choices.num_unfinished
         return choices.num_unfinished
 
     def branch(self, source: Sequence, index: int, num_known: int) -> Sequence:
@@ -85,12 +95,13 @@ class Roster:
         """Make place for one choice more than was asked for; its index."""
         choices.next_index += 1
         self.num_unfinished += 1
-        self.num_started += 1
+        self.lane(choices.ask).num_started += 1
         return choices.next_index - 1
 
     def sit(self, seq: Sequence) -> None:
         seq.state = State.RUNNING
         self._by_id[seq.id] = seq
+        self.lane(seq.ask).num_running += 1
         insort(self.running, seq, key=_KEY)
 
     def stand(self, seq: Sequence) -> None:
@@ -101,14 +112,15 @@ class Roster:
     def wait(self, seq: Sequence) -> None:
         """Wait for a seat as a sequence of an ask that has started."""
         seq.state = State.WAITING
-        self.returning.push(seq)
+        self.lane(seq.ask).returning.push(seq)
 
     def leave(self, seq: Sequence) -> None:
         """The sequence is finished; with its last choice, the ask is gone."""
         if seq.state is State.RUNNING:
             self._unseat(seq)
-        self.fresh.discard(seq)
-        self.returning.discard(seq)
+        lane = self.lane(seq.ask)
+        lane.fresh.discard(seq)
+        lane.returning.discard(seq)
         seq.state = State.FINISHED
         choices = seq.choices
         del choices.live[seq.index]
@@ -126,11 +138,12 @@ class Roster:
     def _succeed(self, choices: Choices) -> None:
         """The choice that was to compute the prompt is gone: the next one does."""
         seq = self._new(choices, choices.unforked.pop(0), list(choices.ask.prompt))
-        (self.returning if choices.started else self.fresh).push(seq)
+        lane = self.lane(choices.ask)
+        (lane.returning if choices.started else lane.fresh).push(seq)
 
     def _forget(self, choices: Choices, num: int) -> None:
         self.num_unfinished -= num
-        self.num_started -= num if choices.started else 0
+        self.lane(choices.ask).num_started -= num if choices.started else 0
         if not choices.num_unfinished:
             self.asks.pop(choices.ask.id, None)
 
@@ -138,6 +151,7 @@ class Roster:
         place = bisect_left(self.running, seq.key, key=_KEY)
         assert self.running[place] is seq
         del self.running[place]
+        self.lane(seq.ask).num_running -= 1
         del self._by_id[seq.id]
 
     def _new(self, choices: Choices, index: int, tokens: list[int]) -> Sequence:
@@ -146,7 +160,10 @@ class Roster:
             choices=choices,
             index=index,
             seed=derive_seed(choices.seed, index),
-            key=order_key(choices.ask, self._aging_s, choices.serial, index),
+            key=(
+                self.lane(choices.ask).rank,
+                order_key(choices.ask, self._aging_s, choices.serial, index),
+            ),
             tokens=tokens,
             num_prompt=len(choices.ask.prompt),
             num_prompt_logprobs=None if index else choices.ask.sampling.prompt_logprobs,

@@ -15,9 +15,8 @@ is never preempted while another one owns blocks; alone it always fits (checked 
 finishes, and then the next one is first. At the head of the queue nobody is overtaken for lack of
 blocks.
 
-A joining sequence gets blocks for all its known tokens at once, so that prompts in the making never
-preempt each other, and it leaves one idle block per running sequence, so that joining does not
-cause preemption in the next few steps.
+Who may join, and what room it needs: `joining.py`. All of this holds within a lane; asks in the
+background get what the others leave: `lanes.py`.
 
 Drafts come last (`drafting.py`): what budget and blocks are left may carry guesses behind the last
 known token of a run; `commit` takes in those that the runner confirmed.
@@ -32,10 +31,12 @@ from collections.abc import Iterable
 from typing import Literal
 
 from ridgeline.engine.core.admission import Limits, check_ask
-from ridgeline.engine.core.batching.base import BatchingPolicy, QueueView
+from ridgeline.engine.core.batching.base import BatchingPolicy
 from ridgeline.engine.core.blocks import BlockPool
 from ridgeline.engine.core.deadlines import Deadlines
 from ridgeline.engine.core.drafting import Drafting, Drafts
+from ridgeline.engine.core.joining import Joining
+from ridgeline.engine.core.lanes import Lane
 from ridgeline.engine.core.outcome import aborted_events, finished_event, token_event
 from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult
 from ridgeline.engine.core.prefix import Cache
@@ -74,11 +75,13 @@ class Scheduler:
         drafts: Drafts | None = None,
     ) -> None:
         self.limits, self.pool, self.cache, self.totals = limits, pool, cache, Totals()
-        self._policy = policy
         self._rule = StopRule(eos_token_ids, limits.max_model_len)
         self._tables = BlockTables(pool, cache)
         self._roster = Roster(limits.aging_s, seed)
         self.drafting = Drafting(drafts, self._rule, self._tables, self._roster, pool)
+        self._joining = Joining(
+            limits, policy, self._roster, self._tables, cache, pool, self._preempt
+        )
         self._deadlines = Deadlines()
         self._events: list[Event] = []  # what plan has to tell; handed out by commit
         self._now_s = 0.0
@@ -151,9 +154,8 @@ class Scheduler:
         self._now_s = now_s
         self._expire(now_s)
         step = self._last = Step(self.limits, now_s)
-        self._plan_running(step)
-        if not step.num_preempted:
-            self._plan_waiting(step)
+        for lane in self._roster.lanes:
+            self._plan_lane(lane, step)
         self.drafting.plan(step)
         plan = StepPlan(self.totals.num_steps, tuple(step.runs), self._tables.take_copies())
         self.totals.num_steps += bool(step.runs)
@@ -180,19 +182,21 @@ class Scheduler:
         later instant if a policy or a deadline waits for it, None if nothing will happen by
         itself."""
         roster = self._roster
-        if roster.running or len(roster.returning) or self._events:
+        if roster.running or self._events or any(len(lane.returning) for lane in roster.lanes):
             return now_s
-        if not len(roster.fresh):
+        if not any(len(lane.fresh) for lane in roster.lanes):
             return None
-        wakes = (
-            self._policy.wake_s(self._queue_view(Step(self.limits, now_s))),
-            self._deadlines.next_s,
-        )
+        wakes = (self._joining.wake_s(now_s), self._deadlines.next_s)
         return min((max(now_s, at_s) for at_s in wakes if at_s is not None), default=None)
 
     def ask_id(self, run: Run) -> str | None:
         """Whose run it is; None once its sequence has ended or lost its seat."""
         return self._roster.ask_id(run.seq_id)
+
+    def num_in_background(self) -> tuple[int, int]:
+        """Of the running and of the waiting sequences, those of background asks."""
+        lane = self._roster.lanes[1]
+        return lane.num_running, len(lane.fresh) + len(lane.returning)
 
     def view(self) -> StepView:
         """The scheduler's share of a StepStat; call it after `plan`."""
@@ -209,11 +213,22 @@ class Scheduler:
 
     # -- plan: those who run
 
-    def _plan_running(self, step: Step) -> None:
-        """Every running sequence in order; the end of the list may be preempted on the way."""
-        running, i = self._roster.running, 0
-        while i < len(running):
-            seq, later = running[i], len(running) - i - 1
+    def _plan_lane(self, lane: Lane, step: Step) -> None:
+        """Who runs, then who waits, unless somebody better waits or somebody lost blocks."""
+        better = self._roster.lanes[: lane.rank]
+        if any(each.num_running for each in better):
+            step.budget.narrow(self.limits.background_tokens)
+        self._plan_running(lane, step)
+        if step.best_preempted > lane.rank and not any(each.waits for each in better):
+            self._plan_waiting(lane, step)
+
+    def _plan_running(self, lane: Lane, step: Step) -> None:
+        """Every running sequence of the lane in order; the end of the list may be preempted on the
+        way."""
+        running = self._roster.running
+        i = self._roster.num_running_up_to(lane) - lane.num_running
+        while i < (end := self._roster.num_running_up_to(lane)):
+            seq, later = running[i], end - i - 1
             num_tokens = step.budget.offer(seq.pending, later)
             if num_tokens and self._make_room(seq, num_tokens, step):
                 self._run(seq, num_tokens, step, later)
@@ -235,65 +250,17 @@ class Scheduler:
         seq.forget_computed()
         self._roster.stand(seq)
         step.num_preempted += 1
+        step.best_preempted = min(step.best_preempted, self._roster.lane(seq.ask).rank)
         self.totals.num_preempted += 1
         self._events.append(Preempted(ask_id=seq.ask.id, index=seq.index, at_s=step.now_s))
 
     # -- plan: those who wait
 
-    def _plan_waiting(self, step: Step) -> None:
-        while (seq := self._candidate(step)) is not None and self._join(seq, step):
-            pass
-
-    def _candidate(self, step: Step) -> Sequence | None:
-        """The next in order for whom there is a seat; a fresh ask needs the policy's leave too."""
-        roster = self._roster
-        if len(roster.running) >= self.limits.max_num_seqs:
-            return None
-        fresh, back = roster.fresh.peek(), roster.returning.peek()
-        if fresh is None or (back is not None and back.key < fresh.key):
-            return back
-        return fresh if self._policy.joins(self._queue_view(step, step.budget.left)) else back
-
-    def _join(self, seq: Sequence, step: Step) -> bool:
-        """Give `seq` a seat, blocks, and what the budget leaves it; False if it has to wait."""
-        blocks, computed = self._beginning(seq, step.now_s)
-        num_tokens = step.budget.offer(seq.known - computed)
-        if not num_tokens and not self._sits_idle(seq, step):
-            return False
-        if self._tables.num_needed(seq.known, blocks, computed) > self._num_spare:
-            return False
-        self._seat(seq, blocks, computed, step.now_s)
-        self._start(seq, step)
-        if num_tokens:
-            self._run(seq, num_tokens, step)
-        return True
-
-    def _beginning(self, seq: Sequence, now_s: float) -> tuple[list[int], int]:
-        """Blocks that hold the sequence's beginning already, and how many tokens of it."""
-        source = seq.choices.source_for(seq)
-        if source is not None:
-            return source.blocks[: self.pool.blocks_for(seq.num_prompt)], seq.num_prompt - 1
-        if seq.num_prompt_logprobs is not None:  # they take the logits of every prompt position
-            return [], 0
-        blocks = self.cache.match(seq, now_s)
-        return blocks, len(blocks) * self.pool.block_size
-
-    def _sits_idle(self, seq: Sequence, step: Step) -> bool:
-        """May it take a seat although the budget leaves it no token in this step?"""
-        return not seq.choices.started and self._policy.joins(self._queue_view(step))
-
-    @property
-    def _num_spare(self) -> int:
-        """Idle blocks for one who joins: each running sequence is left a block to grow into."""
-        return self.pool.num_idle - len(self._roster.running)
-
-    def _seat(self, seq: Sequence, blocks: list[int], computed: int, now_s: float) -> None:
-        """Seat and blocks for all known tokens, the first `computed` of them shared."""
-        (self._roster.returning if seq.choices.started else self._roster.fresh).pop()
-        self._tables.adopt(seq, blocks, computed, now_s)
-        reserved = self._tables.reserve(seq, seq.pending)
-        assert reserved, "num_needed and reserve disagree"
-        self._roster.sit(seq)
+    def _plan_waiting(self, lane: Lane, step: Step) -> None:
+        while (joined := self._joining.next(lane, step)) is not None:
+            self._start(joined.seq, step)
+            if joined.num_tokens:
+                self._run(joined.seq, joined.num_tokens, step)
 
     def _start(self, seq: Sequence, step: Step) -> None:
         """If this is the ask's first seat: the end of its queue time."""
@@ -312,18 +279,6 @@ class Scheduler:
         step.budget.take(num_tokens, later)
         sample = self._rule.sample_at(seq) if num_tokens == seq.pending else None
         step.runs.append(make_run(seq, num_tokens, self.pool.block_size, sample))
-
-    def _queue_view(self, step: Step, num_tokens: int = 0) -> QueueView:
-        roster, oldest_s = self._roster, self._roster.fresh.oldest_arrival_s
-        return QueueView(
-            step.now_s,
-            roster.num_started - step.num_joined,
-            step.num_joined,
-            self.limits.max_num_seqs,
-            len(roster.fresh),
-            step.now_s if oldest_s is None else oldest_s,
-            num_tokens,
-        )
 
     # -- commit
 
@@ -368,7 +323,7 @@ class Scheduler:
     def _fork(self, source: Sequence, index: int, num_known: int) -> None:
         """A choice that shares the blocks of `source`; without a free seat it waits for one."""
         seq = self._roster.branch(source, index, num_known)
-        if len(self._roster.running) >= self.limits.max_num_seqs:
+        if not self._joining.free_seat(self._roster.lane(seq.ask), self._last):
             self._roster.wait(seq)
             return
         blocks = source.blocks[: self.pool.blocks_for(num_known)]

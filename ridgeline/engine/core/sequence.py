@@ -9,6 +9,7 @@ from enum import Enum
 from ridgeline.records import Ask, Sampling, TokenLogprobs, Usage
 
 Key = tuple[float, int, int]
+Place = tuple[int, Key]
 
 
 class State(Enum):
@@ -23,9 +24,10 @@ class State(Enum):
 class Sequence:
     """Known tokens (prompt and output); the first `computed` of them are in the KV cache.
 
-    `key` orders sequences: lower goes first (see `queue.py`). `blocks` is the block table: position
-    p lives in blocks[p // block_size]. `digests` is the hash chain over full blocks as far as it
-    has been needed, and the first `num_published` blocks have been offered to the prefix cache.
+    `key` orders sequences: lower goes first, lane by lane (see `queue.py`, `lanes.py`). `blocks` is
+    the block table: position p lives in blocks[p // block_size]. `digests` is the hash chain over
+    full blocks as far as it has been needed; the first `num_published` blocks have been offered to
+    the prefix cache.
     `num_prompt_logprobs`: how many alternatives per prompt position are still wanted (None: none).
     """
 
@@ -33,7 +35,7 @@ class Sequence:
     choices: Choices
     index: int
     seed: int
-    key: Key
+    key: Place
     tokens: list[int]
     num_prompt: int
     computed: int = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from ridgeline.engine.core.admission import Limits
@@ -49,6 +51,7 @@ class Step:
         self.now_s = now_s
         self.runs: list[Run] = []
         self.num_joined = self.num_preempted = self.queried_tokens = self.hit_tokens = 0
+        self.best_preempted = math.inf  # rank of the best lane that somebody lost a seat in
 
 
 def make_run(seq: Sequence, num_tokens: int, block_size: int, sample: SampleAt | None) -> Run:

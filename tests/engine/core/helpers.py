@@ -21,7 +21,11 @@ def ask(
     name: str = "a", num_prompt: int = 6, *, first: int = 100, at_s: float = 0.0, **rest: Any
 ) -> Ask:
     """An ask; what is no field of Ask goes into its Sampling."""
-    own = {key: rest.pop(key) for key in ("priority", "tenant", "deadline_s") if key in rest}
+    own = {
+        key: rest.pop(key)
+        for key in ("priority", "tenant", "deadline_s", "background")
+        if key in rest
+    }
     prompt = tuple(range(first, first + num_prompt))
     sampling = Sampling(**{"max_tokens": 4, "seed": 1, **rest})
     return Ask(id=name, prompt=prompt, sampling=sampling, arrival_s=at_s, **own)
@@ -39,7 +43,7 @@ def sequence(
         choices=Choices(own, number, seed=0),
         index=0,
         seed=0,
-        key=(0.0, number, 0),
+        key=(0, (0.0, number, 0)),
         tokens=list(tokens),
         num_prompt=len(tokens),
         computed=computed,

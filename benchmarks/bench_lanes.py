@@ -1,0 +1,107 @@
+"""What batch lines cost people: latencies with and without lines in the background, interleaved.
+
+    python benchmarks/bench_lanes.py [--background-tokens N] [--rounds N]
+
+Three arms on one engine: people alone; people and lines in the background lane; people and the same
+lines as ordinary requests (what a batch costs without a lane). People: one request after another.
+Prints medians over rounds of each arm's p50 and p95, and the tokens per second that lines got.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import statistics
+import time
+from dataclasses import dataclass, field
+
+from ridgeline.engine.engine import Engine
+from ridgeline.records import Sampling, Token
+
+PROMPT = "def read_lines(path):\n    with open(path) as file:\n"
+LINE = "import os\nimport sys\n\n\nclass Reader:\n    " * 12
+PEOPLE = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
+LINES = Sampling(temperature=0.0, max_tokens=64, ignore_eos=True)
+NUM_PEOPLE, NUM_LINES = 6, 16
+ARMS = {"alone": None, "background": True, "ordinary": False}
+
+
+@dataclass
+class Seen:
+    """Seconds of one round."""
+
+    ttft_s: list[float] = field(default_factory=list)
+    itl_s: list[float] = field(default_factory=list)
+    num_line_tokens: int = 0
+    wall_s: float = 0.0
+
+
+async def person(engine: Engine, number: int, seen: Seen) -> None:
+    sent_s = last_s = time.perf_counter()
+    first = True
+    async for event in engine.stream(f"# {number}\n{PROMPT}", PEOPLE):
+        if isinstance(event, Token):
+            now_s = time.perf_counter()
+            (seen.ttft_s if first else seen.itl_s).append(now_s - (sent_s if first else last_s))
+            last_s, first = now_s, False
+
+
+async def line(engine: Engine, numbers: itertools.count[int], seen: Seen, background: bool) -> None:
+    while True:
+        text = f"# {next(numbers)}\n{LINE}"
+        async for event in engine.stream(text, LINES, background=background):
+            seen.num_line_tokens += isinstance(event, Token)
+
+
+async def a_round(engine: Engine, background: bool | None, numbers: itertools.count[int]) -> Seen:
+    seen = Seen()
+    lines = [] if background is None else range(NUM_LINES)
+    tasks = [asyncio.ensure_future(line(engine, numbers, seen, bool(background))) for _ in lines]
+    await asyncio.sleep(0.3)
+    seen.num_line_tokens, began_s = 0, time.perf_counter()
+    for _ in range(NUM_PEOPLE):
+        await person(engine, next(numbers), seen)
+    seen.wall_s = time.perf_counter() - began_s
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return seen
+
+
+def p95(values: list[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--background-tokens", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    numbers = itertools.count()
+    rounds: dict[str, list[Seen]] = {arm: [] for arm in ARMS}
+
+    async def measure(engine: Engine) -> None:
+        for _ in range(given.rounds):
+            for arm, background in ARMS.items():
+                rounds[arm].append(await a_round(engine, background, numbers))
+
+    settings = {"max_num_seqs": 16, "background_tokens": given.background_tokens}
+    with Engine.open("demo", **settings) as engine:
+        asyncio.run(measure(engine))
+    print(f"{'':11} {'ttft p50':>9} {'p95':>8} {'itl p50':>9} {'p95':>8}   lines tok/s")
+    for arm, each in rounds.items():
+        columns = [
+            statistics.median(f(getattr(seen, name)) * 1000 for seen in each)
+            for name in ("ttft_s", "itl_s")
+            for f in (statistics.median, p95)
+        ]
+        rate = statistics.median(seen.num_line_tokens / seen.wall_s for seen in each)
+        shown = (
+            f"{columns[0]:6.1f} ms {columns[1]:5.1f} ms {columns[2]:6.2f} ms {columns[3]:5.2f} ms"
+        )
+        print(f"{arm:11} {shown} {rate:13.0f}")
+
+
+if __name__ == "__main__":
+    main()

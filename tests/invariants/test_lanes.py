@@ -1,0 +1,214 @@
+"""Asks in the background change nothing for the others: step by step, run by run.
+
+The same online asks are served twice, by themselves and with background asks among them. Without a
+prefix cache (which both would share) every step's online runs must be the same: who, from which
+token, how many. That the answers are right whoever is put out is `test_scheduler.py`'s business.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from ridgeline.engine.core import joining
+from ridgeline.engine.core.budget import ChunkedBudget, WholeBudget
+from ridgeline.engine.core.joining import Joining
+from ridgeline.engine.core.plan import StepPlan
+from ridgeline.engine.core.scheduler import Scheduler
+from ridgeline.records import Ask
+from tests.engine.core.helpers import ask, scheduler, scripted
+
+Runs = list[tuple[str, int, int, int]]
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Load:
+    """Asks by the step before which they come, and those that are cancelled before a step."""
+
+    setup: dict[str, object]
+    arrivals: list[tuple[int, Ask]]
+    cancels: list[tuple[int, str]]
+
+
+def random_load(rng: random.Random) -> Load:
+    num_blocks, block_size = rng.randint(6, 14), rng.choice((1, 2, 4))
+    setup = {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "max_num_seqs": rng.randint(1, 5),
+        "max_num_batched_tokens": rng.randint(2, 12),
+        "chunked_prefill": rng.random() < 0.7,
+        "policy": rng.choice(("static", "dynamic", "continuous", "continuous")),
+        "wait_s": 2.0,
+        "aging_s": 5.0,
+        "background_tokens": rng.randint(0, 6),
+        "eos": (),
+    }
+    arrivals = []
+    for i in range(rng.randint(6, 16)):
+        num_prompt = rng.randint(1, min(num_blocks * block_size - 1, 12))
+        most = num_blocks * block_size - num_prompt
+        made = ask(
+            f"{i}",
+            num_prompt,
+            first=rng.choice((100, 100, 300)),
+            max_tokens=rng.randint(1, min(most, 10)),
+            n=rng.choice((1, 1, 1, 2, 3)),
+            priority=rng.randint(-1, 1),
+            background=rng.random() < 0.5,
+        )
+        arrivals.append((rng.randint(0, 25), made))
+    ids = [made.id for _, made in arrivals]
+    cancels = [(rng.randint(1, 30), rng.choice(ids)) for _ in range(rng.randint(0, 3))]
+    return Load(setup, sorted(arrivals, key=lambda pair: (pair[0], pair[1].id)), cancels)
+
+
+def serve(load: Load, *, alone: bool) -> list[Runs]:
+    """The online runs of every step."""
+    sched = scheduler(**load.setup)
+    online = {made.id for _, made in load.arrivals if not made.background}
+    steps: list[Runs] = []
+    for now in range(2000):
+        for at, made in load.arrivals:
+            if at == now and not (alone and made.background):
+                sched.add(msgspec.structs.replace(made, arrival_s=float(now)))
+        for at, ask_id in load.cancels:
+            if at == now:
+                sched.cancel(ask_id, float(now))
+        plan = sched.plan(float(now))
+        steps.append([each for each in _runs(sched, plan) if each[0] in online])
+        sched.commit(plan, scripted(plan), now + 0.5)
+        if now > 30 and not sched.has_work:
+            break
+    assert not sched.has_work and sched.pool.num_owned == 0
+    return steps
+
+
+def _runs(sched: Scheduler, plan: StepPlan) -> Iterator[tuple[str, int, int, int]]:
+    for run in plan.runs:
+        seq = sched._roster.running_by_id(run.seq_id)
+        assert seq is not None
+        yield seq.ask.id, seq.index, run.start, len(run.tokens)
+
+
+def differing(seeds: range) -> int:
+    """How many of these random loads are planned differently with background asks among them."""
+    found = 0
+    for seed in seeds:
+        load = random_load(random.Random(seed))
+        alone, mixed = serve(load, alone=True), serve(load, alone=False)
+        last = max((i for i, runs in enumerate(alone) if runs), default=0)
+        found += alone[: last + 1] != mixed[: last + 1] or any(mixed[last + 1 :])
+    return found
+
+
+def test_online_runs_are_those_of_an_engine_without_background() -> None:
+    assert differing(range(300)) == 0
+
+
+def keep_the_seat(patch: pytest.MonkeyPatch) -> None:
+    def candidate(self: Joining, lane: object, step: object) -> object:
+        full = len(self._roster.running) >= self._limits.max_num_seqs
+        return None if full else original(self, lane, step)
+
+    original = Joining._candidate
+    patch.setattr(Joining, "_candidate", candidate)
+
+
+def keep_the_blocks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Joining, "_num_to_be_had", lambda self, beginning, lane: 0)
+
+
+def background_first(patch: pytest.MonkeyPatch) -> None:
+    original = Scheduler._plan_lane
+    patch.setattr(
+        Scheduler,
+        "_plan_lane",
+        lambda self, lane, step: original(self, self._roster.lanes[1 - lane.rank], step),
+    )
+
+
+def count_everybody(patch: pytest.MonkeyPatch) -> None:
+    def view(self: Joining, lane: object, step: object, num_tokens: int = 0) -> object:
+        return original(self, self._roster.lanes[-1], step, num_tokens)
+
+    original = Joining._view
+    patch.setattr(joining.Joining, "_view", view)
+
+
+@pytest.mark.parametrize(
+    "plant", [keep_the_seat, keep_the_blocks, background_first, count_everybody]
+)
+def test_a_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    try:
+        found = differing(range(60))
+    except AssertionError:
+        return  # the load is not even served to its end
+    assert found > 0
+
+
+# -- one by one
+
+
+def run(sched: Scheduler, now_s: float = 0.0) -> Runs:
+    plan = sched.plan(now_s)
+    found = list(_runs(sched, plan))
+    sched.commit(plan, scripted(plan), now_s)
+    return found
+
+
+def test_a_seat_is_given_up_at_once_and_taken_back() -> None:
+    sched = scheduler(max_num_seqs=2, num_blocks=32)
+    for name in ("x", "y"):
+        sched.add(ask(name, 3, background=True, max_tokens=8, priority=-9))
+    assert [each[0] for each in run(sched)] == ["x", "y"]
+    sched.add(ask("a", 3, at_s=1.0, max_tokens=2, priority=9))
+    assert [each[0] for each in run(sched, 1.0)] == ["a", "x"]
+    assert sched.totals.num_preempted == 1
+    assert [each[0] for each in run(sched, 2.0)] == ["a", "x"]
+    assert run(sched, 3.0) == [("x", 0, 5, 1), ("y", 0, 0, 4)], "what y knew is kept"
+
+
+def test_blocks_are_given_up_only_if_that_is_enough() -> None:
+    sched = scheduler(num_blocks=8, block_size=4)
+    sched.add(ask("a", 12, max_tokens=12))
+    sched.add(ask("x", 8, background=True, max_tokens=4))
+    run(sched)
+    sched.add(ask("b", 20, at_s=1.0, max_tokens=4))
+    assert [each[0] for each in run(sched, 1.0)] == ["a", "x"], "b would not fit even without x"
+    sched.cancel("b")
+    sched.add(ask("c", 8, at_s=2.0, max_tokens=4))
+    assert [each[0] for each in run(sched, 2.0)] == ["a", "c"]
+
+
+def test_online_steps_carry_few_background_tokens() -> None:
+    sched = scheduler(num_blocks=64, max_num_batched_tokens=40, background_tokens=5)
+    sched.add(ask("x", 30, background=True))
+    sched.add(ask("a", 4))
+    assert [each[3] for each in run(sched)] == [4, 5]
+    assert [each[3] for each in run(sched, 1.0)] == [1, 5]
+    sched.cancel("a")
+    assert [each[3] for each in run(sched, 2.0)] == [20], "alone, it may have all of the step"
+
+
+def test_nobody_is_put_out_for_background_asks() -> None:
+    sched = scheduler(max_num_seqs=1, num_blocks=8, block_size=4)
+    sched.add(ask("a", 8, max_tokens=8))
+    run(sched)
+    sched.add(ask("x", 4, background=True, priority=-100))
+    assert [each[0] for each in run(sched, 1.0)] == ["a"]
+    assert sched.totals.num_preempted == 0
+
+
+@pytest.mark.parametrize("budget", [ChunkedBudget(8), WholeBudget(8)])
+def test_narrowing(budget: ChunkedBudget | WholeBudget) -> None:
+    budget.narrow(3)
+    assert budget.left == 3
+    budget.narrow(5)
+    assert budget.left == 3
