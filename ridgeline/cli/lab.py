@@ -133,6 +133,15 @@ def _refuse_long_prompts(sample: Sequence[LoadRequest], resolved: Resolved) -> N
 
 def _load_facts(sample: Sequence[LoadRequest]) -> dict[str, Value]:
     """How long prompts are, and how much of them repeats the head of an earlier one."""
+    return {
+        "shared_prompt_share": shared_share(sample),
+        "mean_prompt_tokens": sum(len(_prompt(request)) for request in sample) / len(sample),
+        "mean_output_tokens": sum(request.max_tokens for request in sample) / len(sample),
+    }
+
+
+def shared_share(sample: Sequence[LoadRequest]) -> float:
+    """The share of prompt tokens, in whole blocks, that repeat the head of an earlier prompt."""
     seen: set[tuple[int, ...]] = set()
     shared = total = 0
     for request in sample:
@@ -141,11 +150,7 @@ def _load_facts(sample: Sequence[LoadRequest]) -> dict[str, Value]:
         shared += BLOCK * sum(head in seen for head in heads)
         total += len(tokens)
         seen.update(heads)
-    return {
-        "shared_prompt_share": shared / total,
-        "mean_prompt_tokens": total / len(sample),
-        "mean_output_tokens": sum(request.max_tokens for request in sample) / len(sample),
-    }
+    return shared / total
 
 
 def _heldout(tokenizer: Tokenizer, settings: Settings) -> tuple[tuple[int, ...], ...]:

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import msgspec
 
-from ridgeline.cli.lab import Numbers, Tokenised, base_facts, check_prompts_of, sample_of
+from ridgeline.cli.lab import (
+    Numbers,
+    Tokenised,
+    base_facts,
+    check_prompts_of,
+    sample_of,
+    shared_share,
+)
 from ridgeline.cli.oracle import SimulatedEngine
 from ridgeline.engine.text import load_tokenizer
 from ridgeline.hardware.machine import Machine
@@ -60,6 +68,7 @@ def build(
     numbers = Numbers(machine)
     start = server.start(settings)
     sample = sample_of(tokenised, numbers.resolved(start))
+    facts = base_facts(machine, numbers, start, sample)
     fleet = _Fleet(server, start, tokenised, logs)
     return Lab(
         open=fleet.open,
@@ -68,14 +77,14 @@ def build(
         ),
         work_of=numbers.work,
         ceilings_of=lambda settings: None,
-        facts={**base_facts(machine, numbers, start, sample), "server": server.dialect.name},
+        facts={**facts, "server": server.dialect.name},
         heldout=(),
         check_prompts=check_prompts_of(sample),
         longest_output=max(request.max_tokens for request in sample),
         vocab_size=numbers.resolved(start).spec.vocab_size,
         start=server.changes,
         start_words="starting the server as its command line stands",
-        steps_of=infer_steps,
+        steps_of=partial(infer_steps, shared_share=shared_share(sample)),
         near_tie=NEAR_TIE,
         next_steps=NextSteps(
             serve="sh serve.sh",

@@ -19,7 +19,7 @@ from ridgeline.optimize.external.inferred import infer_steps
 from ridgeline.optimize.external.process import Recipe, ServerProcess, Slot
 from ridgeline.optimize.external.subject import read_logprobs
 from ridgeline.optimize.ladder import candidates, shipped
-from ridgeline.records import RequestTrace, RunTrace
+from ridgeline.records import RequestTrace, RunTrace, StepStat
 from ridgeline.settings import Settings, settings_from
 
 # ---- flags -------------------------------------------------------------------------------------
@@ -261,13 +261,20 @@ def test_several_tokens_per_chunk_teach_nothing() -> None:
     assert infer_steps(msgspec.structs.replace(run, requests=blurred), Settings()) == ()
 
 
-def test_prompts_that_a_cache_may_have_shortened_teach_nothing() -> None:
+def test_hits_that_are_not_told_are_taken_from_the_workload() -> None:
     run, truth = served(1, num_requests=14)
-    found = infer_steps(run, Settings(enable_prefix_caching=True))
-    assert len(found) == sum(1 for _, _, prompt in truth if not prompt)
+    whole = sum(prompt for _, _, prompt in truth)
+    found = infer_steps(run, Settings(enable_prefix_caching=True), shared_share=0.5)
+    assert _computed(found) == pytest.approx(whole / 2, rel=0.05)
     told = tuple(msgspec.structs.replace(r, cached_tokens=16) for r in run.requests)
     told_run = msgspec.structs.replace(run, requests=told)
-    assert len(infer_steps(told_run, Settings())) == len(truth)
+    found = infer_steps(told_run, Settings(), shared_share=0.5)
+    assert _computed(found) == whole - 16 * len(told)
+
+
+def _computed(steps: tuple[StepStat, ...]) -> int:
+    """Prompt tokens that were computed."""
+    return sum(new for step in steps for new, _ in step.shapes if new > 1)
 
 
 def test_logprobs_of_both_layouts() -> None:
