@@ -120,21 +120,18 @@ def first_largest(
     stride: int,
     num_rows: int,
     width: int,
-    index: int,
-    value: int,
     num_threads: int,
     isa: str,
-) -> None: ...
+) -> list[int]: ...
 def draw(
     x: int,
     stride: int,
     num_rows: int,
     width: int,
-    asked: int,
-    token: int,
+    asked: list[float],
     num_threads: int,
     isa: str,
-) -> None: ...
+) -> list[int]: ...
 def best_isa() -> str: ...
 def write_kv(
     plan: AttentionPlan,
