@@ -132,6 +132,18 @@ def draw(
     num_threads: int,
     isa: str,
 ) -> list[int]: ...
+def lesson(
+    level: str,
+    x: int,
+    g: int,
+    u: int,
+    h: int,
+    num_rows: int,
+    num_in: int,
+    num_out: int,
+    num_threads: int,
+    isa: str,
+) -> None: ...
 def best_isa() -> str: ...
 def write_kv(
     plan: AttentionPlan,

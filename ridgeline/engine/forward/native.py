@@ -96,7 +96,7 @@ class NativeForward:
 
 
 class _Views:
-    """The step's heads of one shape, which a segment writes and attention reads, and its results."""
+    """The step's heads of one shape, which a segment writes, and what attention made of them."""
 
     def __init__(self, num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         heads_TXD = torch.empty((num_rows, num_heads + 2 * num_kv_heads, head_dim))
