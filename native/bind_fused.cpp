@@ -36,7 +36,8 @@ Activation activation_of(const std::string& name) {
 }
 
 Slot slot_of(const std::string& name) {
-  constexpr const char* kNames[kNumSlots] = {"residual", "branch", "wide", "normed", "heads", "attended", "out"};
+  constexpr const char* kNames[kNumSlots] = {"residual", "branch", "wide", "normed",   "pairs",
+                                                 "heads",    "attended", "out"};
   for (int i = 0; i < kNumSlots; ++i)
     if (name == kNames[i]) return static_cast<Slot>(i);
   throw std::invalid_argument("unknown slot " + name);
@@ -147,6 +148,16 @@ void bind_fused(nb::module_& m) {
         s.add(turn_op({num_q, num_k, num_heads, head_dim, rope, floats(q_gain), floats(k_gain), eps}));
       }, nb::arg("num_q"), nb::arg("num_k"), nb::arg("num_heads"), nb::arg("head_dim"), nb::arg("rope"),
          nb::arg("q_gain"), nb::arg("k_gain"), nb::arg("eps"))
+      .def("experts", [](Segment& s, uintptr_t router, const std::vector<uintptr_t>& gate_up,
+                         const std::vector<uintptr_t>& down, int width, int num_chosen, bool norm_topk,
+                         const std::string& act) {
+        ExpertsPlan plan = {floats(router), {}, {}, width, num_chosen, norm_topk, activation_of(act)};
+        for (uintptr_t each : gate_up) plan.gate_up.push_back(weight_at(each));
+        for (uintptr_t each : down) plan.down.push_back(weight_at(each));
+        require(router, "the router needs memory");
+        add_experts(s, plan);
+      }, nb::arg("router"), nb::arg("gate_up"), nb::arg("down"), nb::arg("width"), nb::arg("num_chosen"),
+         nb::arg("norm_topk"), nb::arg("activation"))
       .def("run", &run, nb::arg("frame"), nb::arg("attended"), nb::arg("heads"), nb::arg("num_threads"));
   m.def("first_largest", &first_largest, nb::arg("x"), nb::arg("stride"), nb::arg("num_rows"), nb::arg("width"),
         nb::arg("num_threads"), nb::arg("isa"));

@@ -113,6 +113,16 @@ class FusedSegment:
         k_gain: int,
         eps: float,
     ) -> None: ...
+    def experts(
+        self,
+        router: int,
+        gate_up: list[int],
+        down: list[int],
+        width: int,
+        num_chosen: int,
+        norm_topk: bool,
+        activation: str,
+    ) -> None: ...
     def run(self, frame: FusedFrame, attended: int, heads: int, num_threads: int) -> None: ...
 
 def first_largest(

@@ -57,8 +57,6 @@ class NativeForward:
             return (f"computes in float32 only, not in {dtype}",)
         reasons = [_refusal(path, linear, device) for path, linear in linears(spec).items()]
         found = [*_joined(spec), *(reason for reason in reasons if reason is not None)]
-        if any(layer.mlp.router is not None for layer in spec.layers):
-            found.append("has routed experts")
         return tuple(dict.fromkeys(found))
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
@@ -125,9 +123,12 @@ class _Views:
 
 def _refusal(path: str, linear: LinearSpec, device: torch.device) -> str | None:
     """Why the linear at `path` cannot be part of a segment."""
+    kind = linear.format.kind
     if path == "lm_head":
         return None
-    kind = linear.format.kind
+    if path.endswith(".router"):
+        plain = kind in ("dense", "bf16") and not linear.bias
+        return None if plain else f"routes in float32, not by {kind} weights (or a bias)"
     if kind not in _KINDS:
         return f"multiplies packed weights ({', '.join(_KINDS)}), not {kind}"
     if kind == "int8":
