@@ -1,9 +1,12 @@
 // Python face of the fused layers: segments, the frame they work in, and operators on their own for tests.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "isa.h"
 #include "linear_isa.h"
@@ -33,7 +36,8 @@ Activation activation_of(const std::string& name) {
 }
 
 Slot slot_of(const std::string& name) {
-  constexpr const char* kNames[kNumSlots] = {"residual", "branch", "wide", "normed", "heads", "attended", "out"};
+  constexpr const char* kNames[kNumSlots] = {"residual", "branch", "wide", "normed",   "pairs",
+                                                 "heads",    "attended", "out"};
   for (int i = 0; i < kNumSlots; ++i)
     if (name == kNames[i]) return static_cast<Slot>(i);
   throw std::invalid_argument("unknown slot " + name);
@@ -70,40 +74,39 @@ void check_rows(uintptr_t x, int64_t stride, int64_t num_rows, int64_t width) {
   require(stride >= width || num_rows <= 1, "rows must not overlap");
 }
 
-// The first largest of each row and its value; -1 where a row holds a NaN.
-void first_largest(uintptr_t x, int64_t stride, int64_t num_rows, int64_t width, uintptr_t index, uintptr_t value,
-                   int num_threads, const std::string& isa) {
+// The first largest of each row; -1 where a row holds a NaN or its largest is infinite.
+std::vector<int64_t> first_largest(uintptr_t x, int64_t stride, int64_t num_rows, int64_t width, int num_threads,
+                                   const std::string& isa) {
   check_rows(x, stride, num_rows, width);
-  require(num_rows == 0 || (index && value), "index and value need memory");
   const RowOps& ops = row_ops(isa);
-  int64_t* at = reinterpret_cast<int64_t*>(index);
-  float* top = reinterpret_cast<float*>(value);
+  std::vector<int64_t> at(static_cast<size_t>(num_rows));
   nb::gil_scoped_release release;
   const int threads = num_rows * width > (1 << 19) ? num_threads : 1;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (int64_t row = 0; row < num_rows; ++row) {
-    at[row] = ops.first_largest(floats(x) + row * stride, width);
-    top[row] = at[row] < 0 ? 0.0f : floats(x)[row * stride + at[row]];
+    const float* from = floats(x) + row * stride;
+    const int64_t found = ops.first_largest(from, width);
+    at[row] = found >= 0 && std::isfinite(from[found]) ? found : -1;
   }
+  return at;
 }
 
-// One token per row of logits; see sample.h. `asked` holds num_rows records of six doubles: temperature, min_p,
-// top_k, top_p, the uniform number, and a place where the value of the row's largest is left.
-void draw(uintptr_t x, int64_t stride, int64_t num_rows, int64_t width, uintptr_t asked, uintptr_t token,
-          int num_threads, const std::string& isa) {
+// One token per row of logits, -1 where there is no choice; see sample.h. `asked` holds five numbers per row:
+// temperature, min_p, top_k, top_p, and the uniform number of the draw.
+std::vector<int64_t> draw(uintptr_t x, int64_t stride, int64_t num_rows, int64_t width,
+                          const std::vector<double>& asked, int num_threads, const std::string& isa) {
   check_rows(x, stride, num_rows, width);
-  require(num_rows == 0 || (asked && token), "asked and token need memory");
+  require(static_cast<int64_t>(asked.size()) == 5 * num_rows, "five numbers are asked of each row");
   const RowOps& ops = row_ops(isa);
-  double* record = reinterpret_cast<double*>(asked);
-  int64_t* to = reinterpret_cast<int64_t*>(token);
+  std::vector<int64_t> to(static_cast<size_t>(num_rows));
   nb::gil_scoped_release release;
   const int threads = num_rows > 1 ? num_threads : 1;
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
   for (int64_t row = 0; row < num_rows; ++row) {
-    double* r = record + 6 * row;
-    const DrawArgs args = {r[0], r[1], static_cast<int64_t>(r[2]), r[3], r[4]};
-    to[row] = draw_token(ops, floats(x) + row * stride, width, args, r + 5);
+    const double* r = asked.data() + 5 * row;
+    to[row] = draw_token(ops, floats(x) + row * stride, width, {r[0], r[1], static_cast<int64_t>(r[2]), r[3], r[4]});
   }
+  return to;
 }
 
 }  // namespace
@@ -145,11 +148,21 @@ void bind_fused(nb::module_& m) {
         s.add(turn_op({num_q, num_k, num_heads, head_dim, rope, floats(q_gain), floats(k_gain), eps}));
       }, nb::arg("num_q"), nb::arg("num_k"), nb::arg("num_heads"), nb::arg("head_dim"), nb::arg("rope"),
          nb::arg("q_gain"), nb::arg("k_gain"), nb::arg("eps"))
+      .def("experts", [](Segment& s, uintptr_t router, const std::vector<uintptr_t>& gate_up,
+                         const std::vector<uintptr_t>& down, int width, int num_chosen, bool norm_topk,
+                         const std::string& act) {
+        ExpertsPlan plan = {floats(router), {}, {}, width, num_chosen, norm_topk, activation_of(act)};
+        for (uintptr_t each : gate_up) plan.gate_up.push_back(weight_at(each));
+        for (uintptr_t each : down) plan.down.push_back(weight_at(each));
+        require(router, "the router needs memory");
+        add_experts(s, plan);
+      }, nb::arg("router"), nb::arg("gate_up"), nb::arg("down"), nb::arg("width"), nb::arg("num_chosen"),
+         nb::arg("norm_topk"), nb::arg("activation"))
       .def("run", &run, nb::arg("frame"), nb::arg("attended"), nb::arg("heads"), nb::arg("num_threads"));
   m.def("first_largest", &first_largest, nb::arg("x"), nb::arg("stride"), nb::arg("num_rows"), nb::arg("width"),
-        nb::arg("index"), nb::arg("value"), nb::arg("num_threads"), nb::arg("isa"));
+        nb::arg("num_threads"), nb::arg("isa"));
   m.def("draw", &draw, nb::arg("x"), nb::arg("stride"), nb::arg("num_rows"), nb::arg("width"), nb::arg("asked"),
-        nb::arg("token"), nb::arg("num_threads"), nb::arg("isa"));
+        nb::arg("num_threads"), nb::arg("isa"));
 }
 
 }  // namespace ridgeline

@@ -25,6 +25,7 @@ enum class Activation { kSilu, kGelu, kGeluTanh };
 struct RowOps {
   const char* isa;
   void (*add)(float* x, const float* y, int n);  // x += y
+  float (*dot)(const float* x, const float* y, int n);
   float (*inverse_rms)(const float* x, int n, float eps);
   void (*scale)(const float* x, float by, const float* gain, int n, float* y);  // y = (x * by) * gain; no gain: 1
   void (*gate)(Activation act, const float* gate, const float* up, int n, float* y);  // y = act(gate) * up

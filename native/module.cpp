@@ -9,6 +9,7 @@ namespace nb = nanobind;
 namespace ridgeline {
 void bind_attention(nb::module_& m);
 void bind_fused(nb::module_& m);
+void bind_lesson(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_probe(nb::module_& m);
 }
@@ -21,6 +22,7 @@ NB_MODULE(_native, m) {
         "The widest kernel variant that this CPU runs: avx512, avx2 or portable.");
   ridgeline::bind_attention(m);
   ridgeline::bind_fused(m);
+  ridgeline::bind_lesson(m);
   ridgeline::bind_linear(m);
   ridgeline::bind_probe(m);
 }

@@ -108,10 +108,9 @@ int64_t walk(const Row& row, double number) {
 
 }  // namespace
 
-int64_t draw_token(const RowOps& ops, const float* x, int64_t width, const DrawArgs& args, double* largest) {
+int64_t draw_token(const RowOps& ops, const float* x, int64_t width, const DrawArgs& args) {
   const int64_t top = ops.first_largest(x, width);
-  *largest = top < 0 ? std::nan("") : x[top];
-  if (!std::isfinite(*largest)) return -1;
+  if (top < 0 || !std::isfinite(x[top])) return -1;
   Row row = {x, std::vector<float>(static_cast<size_t>(width)), x[top], args.temperature, width};
   ops.weigh(x, row.largest, static_cast<float>(args.temperature), width, row.weight.data());
   if (args.min_p > 0)

@@ -17,7 +17,7 @@ struct DrawArgs {
   double top_p, number;
 };
 
-// The token; -1 where none can be chosen (a NaN, or a largest that is not finite). `largest` is always written.
-int64_t draw_token(const RowOps& ops, const float* x, int64_t width, const DrawArgs& args, double* largest);
+// The token; -1 where none can be chosen (a NaN, or a largest that is not finite).
+int64_t draw_token(const RowOps& ops, const float* x, int64_t width, const DrawArgs& args);
 
 }  // namespace ridgeline

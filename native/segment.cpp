@@ -37,6 +37,7 @@ void Frame::reserve(Slot slot, int width) {
 int64_t Frame::bytes() const {
   int64_t sum = scratch.bytes();
   for (const Grown& each : own) sum += each.bytes();
+  sum += 4 * static_cast<int64_t>(3 * experts.expert.size() + experts.weight.size());
   for (const Grown* each : {&prepared.values, &prepared.scales, &prepared.sums, &prepared.wide}) sum += each->bytes();
   return sum;
 }
@@ -47,27 +48,27 @@ constexpr int64_t kChunkBytes = 128 << 10;       // of a weight: what a thread c
 constexpr int64_t kMacsPerThread = 1 << 20;      // less than this is not worth waking a thread for
 constexpr int kSpins = 4096;                     // turns of a waiting thread before it offers its core
 
-// The rows of the step as `weight` takes them: whole numbers, also widened where the ISA multiplies words;
-// or, for weights of 16 bits, floats in blocks.
-struct PreparedRows {
-  QuantRows rows;
-  void* x;  // LinearArgs::x
-  int bytes;
-};
-
-PreparedRows rows_for(const Frame& frame, const PackedWeight& weight) {
-  const Prepared& p = frame.prepared;
-  const int bytes = frame.linear->x_bytes(weight.kind);
-  void* x = bytes == 1 ? p.values.as<void>() : p.wide.as<void>();
-  if (bytes == 4) return {{}, x, bytes};
-  return {{p.values.as<int8_t>(), p.scales.as<float>(), p.sums.as<int32_t>(), frame.num_rows, weight.num_in,
-           weight.group}, x, bytes};
+// Tiles of panels claimed at once: enough bytes to stream, few enough that the threads end together.
+int64_t tiles_per_chunk(const Frame& frame, const PackedWeight& weight) {
+  return std::max<int64_t>(1, kChunkBytes / (weight.panel_bytes() * frame.linear->panels_per_tile));
 }
 
-void reserve_rows(Frame& frame, const PackedWeight& weight) {
+}  // namespace
+
+PreparedRows rows_for(const Frame& frame, const PackedWeight& weight, int64_t first_row, int num_rows) {
+  const Prepared& p = frame.prepared;
+  const int bytes = frame.linear->x_bytes(weight.kind);
+  const int64_t at = first_row * weight.padded_in(), groups = first_row * weight.num_groups();
+  if (bytes == 4) return {{nullptr, nullptr, nullptr, num_rows, weight.num_in, weight.group}, p.wide.as<float>() + at, bytes};
+  const QuantRows rows = {p.values.as<int8_t>() + at, p.scales.as<float>() + groups, p.sums.as<int32_t>() + groups,
+                          num_rows, weight.num_in, weight.group};
+  if (bytes == 2) return {rows, p.wide.as<int16_t>() + at, bytes};
+  return {rows, rows.values, bytes};
+}
+
+void reserve_rows(Frame& frame, const PackedWeight& weight, int64_t num_rows) {
   Prepared& p = frame.prepared;
-  const int64_t elements = static_cast<int64_t>(frame.num_rows) * weight.padded_in();
-  const int64_t groups = static_cast<int64_t>(frame.num_rows) * weight.num_groups();
+  const int64_t elements = num_rows * weight.padded_in(), groups = num_rows * weight.num_groups();
   const int bytes = frame.linear->x_bytes(weight.kind);
   if (bytes != 1) p.wide.reserve(bytes * elements);
   if (bytes == 4) return;
@@ -76,21 +77,38 @@ void reserve_rows(Frame& frame, const PackedWeight& weight) {
   p.sums.reserve(4 * groups);
 }
 
-// Groups first .. end - 1 of one row, from that row's floats.
-void prepare(const Frame& frame, const PackedWeight& weight, int row, const float* x, int first, int end) {
-  const PreparedRows to = rows_for(frame, weight);
-  const int64_t start = static_cast<int64_t>(first) * weight.group, place = start * frame.num_rows;
+void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, int row, const float* x, int first,
+             int end) {
+  const int64_t start = static_cast<int64_t>(first) * weight.group;
   const int count = static_cast<int>(std::min<int64_t>(weight.num_in, int64_t{weight.group} * end) - start);
-  if (to.bytes == 4)
-    return frame.linear->arrange(x + start, count, row, frame.num_rows, static_cast<float*>(to.x) + place);
+  if (to.bytes == 4) {
+    float* floats = static_cast<float*>(to.x) + start * to.rows.num_rows;
+    return frame.linear->arrange(x + start, count, row, to.rows.num_rows, floats);
+  }
   QuantRows part = to.rows;
+  const int64_t place = start * part.num_rows;
   part.values += place;
-  part.scales += static_cast<int64_t>(first) * frame.num_rows;
-  part.sums += static_cast<int64_t>(first) * frame.num_rows;
+  part.scales += static_cast<int64_t>(first) * part.num_rows;
+  part.sums += static_cast<int64_t>(first) * part.num_rows;
   part.num_in = count;
   frame.linear->quantise(x + start, 0.0f, part, row);
   if (to.bytes == 2) frame.linear->widen(part, row, static_cast<int16_t*>(to.x) + place);
 }
+
+void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, float* out, int64_t chunk) {
+  const LinearArgs args = {weight, rows.x, rows.rows.scales, rows.rows.sums, out, weight.num_out, rows.rows.num_rows};
+  const int per = static_cast<int>(tiles_per_chunk(frame, weight)) * frame.linear->panels_per_tile;
+  const int first = static_cast<int>(chunk) * per;
+  frame.linear->multiply(args, first, std::min(first + per, weight.num_panels()));
+}
+
+int64_t num_chunks(const Frame& frame, const PackedWeight& weight) {
+  const int per_tile = frame.linear->panels_per_tile;
+  const int64_t tiles = (weight.num_panels() + per_tile - 1) / per_tile, per = tiles_per_chunk(frame, weight);
+  return (tiles + per - 1) / per;
+}
+
+namespace {
 
 class EmbedOp : public Op {
  public:
@@ -122,7 +140,7 @@ class RowOp : public Op {
  public:
   explicit RowOp(const RowPlan& plan) : plan_(plan) {}
   void begin(Frame& frame) const override {
-    if (plan_.for_weight) reserve_rows(frame, *plan_.for_weight);
+    if (plan_.for_weight) reserve_rows(frame, *plan_.for_weight, frame.num_rows);
     else if (plan_.to != kOut) frame.reserve(plan_.to, plan_.width);
     require(frame.slots[plan_.from] && (plan_.for_weight || frame.slots[plan_.to]), "a slot has no memory");
   }
@@ -138,7 +156,10 @@ class RowOp : public Op {
       frame.row->scale(x, frame.row->inverse_rms(x, width, plan_.eps), plan_.gain, width, to);
       row = to;
     }
-    if (plan_.for_weight) prepare(frame, *plan_.for_weight, static_cast<int>(item), row, 0, plan_.for_weight->num_groups());
+    if (!plan_.for_weight) return;
+    const PackedWeight& weight = *plan_.for_weight;
+    prepare(frame, weight, rows_for(frame, weight, 0, frame.num_rows), static_cast<int>(item), row, 0,
+            weight.num_groups());
   }
 
  private:
@@ -160,25 +181,13 @@ class LinearOp : public Op {
     if (to_ != kHeads && to_ != kOut) frame.reserve(to_, weight_->num_out);
     require(frame.slots[to_], "a slot has no memory");
   }
-  int64_t num_items(const Frame& frame) const override {
-    const int64_t tiles = round_up(weight_->num_panels(), frame.linear->panels_per_tile) / frame.linear->panels_per_tile;
-    return (tiles + per_item(frame) - 1) / per_item(frame);
-  }
+  int64_t num_items(const Frame& frame) const override { return num_chunks(frame, *weight_); }
   int64_t macs() const override { return static_cast<int64_t>(weight_->num_out) * weight_->num_in; }
   void run(const Frame& frame, int64_t item, float*) const override {
-    const PreparedRows p = rows_for(frame, *weight_);
-    const LinearArgs args = {*weight_, p.x, p.rows.scales, p.rows.sums, frame.slots[to_], weight_->num_out,
-                             frame.num_rows};
-    const int per = static_cast<int>(per_item(frame)) * frame.linear->panels_per_tile;
-    const int first = static_cast<int>(item) * per;
-    frame.linear->multiply(args, first, std::min(first + per, weight_->num_panels()));
+    multiply(frame, *weight_, rows_for(frame, *weight_, 0, frame.num_rows), frame.slots[to_], item);
   }
 
  private:
-  // Tiles of panels: enough bytes to stream, few enough that the threads end together.
-  int64_t per_item(const Frame& frame) const {
-    return std::max<int64_t>(1, kChunkBytes / (weight_->panel_bytes() * frame.linear->panels_per_tile));
-  }
   const PackedWeight* weight_;
   Slot to_;
 };
@@ -188,7 +197,7 @@ class GateOp : public Op {
   GateOp(Activation act, int width, const PackedWeight* for_weight) : act_(act), width_(width), weight_(for_weight) {}
   void begin(Frame& frame) const override {
     require(frame.slots[kWide], "a slot has no memory");
-    reserve_rows(frame, *weight_);
+    reserve_rows(frame, *weight_, frame.num_rows);
   }
   int64_t num_items(const Frame& frame) const override { return int64_t{frame.num_rows} * spans(frame); }
   void run(const Frame& frame, int64_t item, float*) const override {
@@ -197,7 +206,7 @@ class GateOp : public Op {
     const int start = first * weight_->group, stop = std::min(width_, end * weight_->group);
     float* gate = frame.at(kWide, row, 2 * width_);
     frame.row->gate(act_, gate + start, gate + width_ + start, stop - start, gate + start);
-    prepare(frame, *weight_, row, gate, first, end);
+    prepare(frame, *weight_, rows_for(frame, *weight_, 0, frame.num_rows), row, gate, first, end);
   }
 
  private:

@@ -31,12 +31,22 @@ struct Prepared {
 };
 
 // What an operator reads and writes: [T, width] floats, rows one after another.
-enum Slot { kResidual, kBranch, kWide, kNormed, kHeads, kAttended, kOut, kNumSlots };
+enum Slot { kResidual, kBranch, kWide, kNormed, kPairs, kHeads, kAttended, kOut, kNumSlots };
 
 struct Turns {  // one rope's table: [positions][2][rotated], cos then sin
   const float* table;
   int64_t num_positions;
   int rotated;
+};
+
+// Who goes to which expert: P = T * X pairs (token t, choice k), pair t * X + k; sorted by expert, then pair.
+struct Experts {
+  std::vector<int32_t> expert;   // [P] of each pair
+  std::vector<float> weight;     // [P]
+  std::vector<int32_t> sorted;   // [P] pairs in sorted order
+  std::vector<int32_t> place;    // [P] where a pair stands in it
+  std::vector<int32_t> first;    // [E + 1] of each expert, in sorted order
+  std::vector<int32_t> chosen;   // experts that have a pair
 };
 
 // Memory of one decoder's steps, shared by its segments; one step at a time.
@@ -50,6 +60,7 @@ struct Frame {
   const int64_t* tokens = nullptr;
   const int64_t* positions = nullptr;
   std::vector<Turns> turns;
+  mutable Experts experts;  // written by the operators that route
   const LinearOps* linear = nullptr;
   const RowOps* row = nullptr;
 
@@ -57,6 +68,22 @@ struct Frame {
   void reserve(Slot slot, int width);
   int64_t bytes() const;
 };
+
+// Rows as a weight takes them: whole numbers, also widened where the ISA multiplies words; or, for weights of
+// 16 bits, floats in blocks. Rows first_row .. are a piece of their own: see QuantRows for how they lie.
+struct PreparedRows {
+  QuantRows rows;
+  void* x;  // LinearArgs::x
+  int bytes;
+};
+PreparedRows rows_for(const Frame& frame, const PackedWeight& weight, int64_t first_row, int num_rows);
+void reserve_rows(Frame& frame, const PackedWeight& weight, int64_t num_rows);
+// Groups first .. end - 1 of row `row` of `to`, from that row's floats.
+void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, int row, const float* x, int first,
+             int end);
+// A product in chunks of panels, each for one thread.
+int64_t num_chunks(const Frame& frame, const PackedWeight& weight);
+void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, float* out, int64_t chunk);
 
 class Op {
  public:
@@ -109,5 +136,15 @@ struct TurnPlan {
   float eps;
 };
 std::unique_ptr<Op> turn_op(const TurnPlan& plan);
+
+// Routed experts over kNormed's rows, their sum to kBranch: seven operators (experts.cpp).
+struct ExpertsPlan {
+  const float* router;  // [E, C]
+  std::vector<const PackedWeight*> gate_up, down;
+  int width, num_chosen;
+  bool norm_topk;
+  Activation act;
+};
+void add_experts(Segment& segment, const ExpertsPlan& plan);
 
 }  // namespace ridgeline

@@ -113,6 +113,16 @@ class FusedSegment:
         k_gain: int,
         eps: float,
     ) -> None: ...
+    def experts(
+        self,
+        router: int,
+        gate_up: list[int],
+        down: list[int],
+        width: int,
+        num_chosen: int,
+        norm_topk: bool,
+        activation: str,
+    ) -> None: ...
     def run(self, frame: FusedFrame, attended: int, heads: int, num_threads: int) -> None: ...
 
 def first_largest(
@@ -120,18 +130,27 @@ def first_largest(
     stride: int,
     num_rows: int,
     width: int,
-    index: int,
-    value: int,
     num_threads: int,
     isa: str,
-) -> None: ...
+) -> list[int]: ...
 def draw(
     x: int,
     stride: int,
     num_rows: int,
     width: int,
-    asked: int,
-    token: int,
+    asked: list[float],
+    num_threads: int,
+    isa: str,
+) -> list[int]: ...
+def lesson(
+    level: str,
+    x: int,
+    g: int,
+    u: int,
+    h: int,
+    num_rows: int,
+    num_in: int,
+    num_out: int,
     num_threads: int,
     isa: str,
 ) -> None: ...

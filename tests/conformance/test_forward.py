@@ -22,7 +22,6 @@ from ridgeline.spec.rewrite import apply_quantization
 from tests.conformance.tiny_models import FAMILIES, make_model
 
 CPU = torch.device("cpu")
-DENSE = sorted(set(FAMILIES) - {"mixtral", "qwen3-moe"})
 TOLERANCE = {
     "bf16": 2e-5,
     "int8": 0.03,
@@ -78,7 +77,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("quantization", TOLERANCE)
 def test_native_layers_equal_torch(
     name: str, quantization: str, checkpoint: Callable[[str], Path]
@@ -91,11 +90,12 @@ def test_native_layers_equal_torch(
         assert relative(found, expected) < TOLERANCE[quantization], num_rows
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe"])
 @pytest.mark.parametrize("quantization", TOLERANCE)
 def test_a_row_is_the_same_bits_in_any_batch_and_on_any_number_of_threads(
-    quantization: str, checkpoint: Callable[[str], Path]
+    name: str, quantization: str, checkpoint: Callable[[str], Path]
 ) -> None:
-    decoder = decoder_of(checkpoint("qwen3"), quantization, "native")
+    decoder = decoder_of(checkpoint(name), quantization, "native")
     tokens, positions = random_rows(500)
     alone = hidden(decoder, tokens, positions)
     assert isinstance(decoder.forward, NativeForward)
@@ -107,7 +107,7 @@ def test_a_row_is_the_same_bits_in_any_batch_and_on_any_number_of_threads(
 
 
 @pytest.mark.parametrize("isa", _native.linear_isas().split(","))
-@pytest.mark.parametrize("name", ["llama-bias", "gemma2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-bias", "gemma2", "mixtral"])
 def test_every_isa_gives_the_same_bits(
     name: str, isa: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,11 +133,9 @@ def test_what_the_native_layers_cannot_run_they_refuse(
 ) -> None:
     spec = load_spec(str(checkpoint("llama")))
     packed = spec_of(checkpoint("llama"), "int4")
-    moe = spec_of(checkpoint("mixtral"), "int4")
     for refused, dtype, word in (
         (spec, torch.float32, "dense"),
         (packed, torch.bfloat16, "float32 only"),
-        (moe, torch.float32, "experts"),
     ):
         with pytest.raises(CannotRun, match=word):
             choose("native", refused, CPU, dtype)

@@ -83,29 +83,45 @@ class NativeStep:
         self.owner, self.plan = owner, plan
 
     def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
-        owner, attention, place = self.owner, self.owner.attentions[layer], self.owner.places[layer]
-        _check(q_THD, self.plan.num_rows, attention.num_heads, attention.head_dim)
-        _check(kv_T2KD, self.plan.num_rows, 2, attention.num_kv_heads, attention.head_dim)
-        stride_row, stride_kind, stride_head, _ = kv_T2KD.stride()
-        _native.write_kv(
-            self.plan, place, kv_T2KD.data_ptr(), stride_row, stride_kind, stride_head, owner.isa
-        )
         out_THD = torch.empty(q_THD.shape, dtype=torch.float32)
+        BoundStep(self, q_THD, kv_T2KD, out_THD)(layer)
+        return out_THD
+
+
+class BoundStep:
+    """A step whose queries, keys, values and results stay in one place for all layers of a shape:
+    what is checked and looked up once is not looked up again per layer."""
+
+    __slots__ = ("kv", "owner", "plan", "q", "shape", "to")
+
+    def __init__(self, step: NativeStep, q_THD: Tensor, kv_T2KD: Tensor, out_THD: Tensor) -> None:
+        self.owner, self.plan = step.owner, step.plan
+        _, num_heads, head_dim = q_THD.shape
+        self.shape = num_heads, kv_T2KD.shape[2], head_dim
+        _check(q_THD, self.plan.num_rows, num_heads, head_dim)
+        _check(kv_T2KD, self.plan.num_rows, 2, self.shape[1], head_dim)
+        assert out_THD.shape == q_THD.shape and out_THD.is_contiguous()
+        self.q = q_THD.data_ptr(), q_THD.stride(0), q_THD.stride(1)
+        row, kind, head, _ = kv_T2KD.stride()
+        self.kv = kv_T2KD.data_ptr(), row, kind, head
+        self.to = out_THD.data_ptr()
+
+    def __call__(self, layer: int) -> None:
+        owner, attention, place = self.owner, self.owner.attentions[layer], self.owner.places[layer]
+        assert self.shape == (attention.num_heads, attention.num_kv_heads, attention.head_dim)
+        _native.write_kv(self.plan, place, *self.kv, owner.isa)
         _native.attend(
             self.plan,
             place,
-            q_THD.data_ptr(),
-            q_THD.stride(0),
-            q_THD.stride(1),
+            *self.q,
             attention.num_heads,
-            out_THD.data_ptr(),
+            self.to,
             attention.scale,
             attention.window or 0,
             attention.softcap or 0.0,
             owner.num_threads,
             owner.isa,
         )
-        return out_THD
 
 
 def _place(kv_N2KBW: Tensor, kind: str, head_dim: int) -> _native.PagedKv:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import ridgeline._native as _native
 from ridgeline.engine.attention.base import Attend
+from ridgeline.engine.attention.native import BoundStep, NativeStep
 from ridgeline.engine.forward.base import Body
 from ridgeline.engine.forward.segments import heads_of, segment_of, stages
 from ridgeline.engine.kernels.native_linear import isa
@@ -41,6 +42,8 @@ class NativeForward:
         self.stages = stages(body)
         self.segments = tuple(segment_of(*ops) for ops in self.stages)
         self.tables: tuple[Tensor, ...] = ()
+        self.num_rows = 0
+        self.views: tuple[_Views, ...] = ()
 
     def pieces(self) -> tuple[list[tuple[str, _native.FusedSegment]], ...]:
         """The same segments cut into one per operator, by name: what a profile runs."""
@@ -54,8 +57,6 @@ class NativeForward:
             return (f"computes in float32 only, not in {dtype}",)
         reasons = [_refusal(path, linear, device) for path, linear in linears(spec).items()]
         found = [*_joined(spec), *(reason for reason in reasons if reason is not None)]
-        if any(layer.mlp.router is not None for layer in spec.layers):
-            found.append("has routed experts")
         return tuple(dict.fromkeys(found))
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
@@ -65,17 +66,22 @@ class NativeForward:
         tokens_T, positions_T = tokens_T.contiguous(), positions_T.contiguous()
         self._turn_tables(end)
         frame.begin(num_rows, tokens_T.data_ptr(), positions_T.data_ptr(), out_TC.data_ptr())
-        views = {shape: _Views(num_rows, *shape) for shape in dict.fromkeys(self.heads)}
+        for view in self._views(num_rows):
+            view.attend_by(attend)
         attended = 0
-        for layer, shape in enumerate(self.heads):
-            view = views[shape]
+        for layer, view in enumerate(self.views):
             self.segments[layer].run(frame, attended, view.address, threads)
-            o_THD = attend(view.q_THD, view.kv_T2KD, layer)
-            o_THD = o_THD if o_THD.is_contiguous() else o_THD.contiguous()
-            assert o_THD.shape == view.q_THD.shape and o_THD.dtype == torch.float32
-            attended = o_THD.data_ptr()
+            attended = view.attended(layer)
         self.segments[-1].run(frame, attended, 0, threads)
         return out_TC
+
+    def _views(self, num_rows: int) -> tuple[_Views, ...]:
+        """One per shape of heads; `self.views` has one per layer. Kept while steps are alike."""
+        if num_rows != self.num_rows:
+            shapes = {shape: _Views(num_rows, *shape) for shape in dict.fromkeys(self.heads)}
+            self.views = tuple(shapes[shape] for shape in self.heads)
+            self.num_rows = num_rows
+        return tuple(dict.fromkeys(self.views))
 
     def _turn_tables(self, end: int) -> None:
         tables = self.body.ropes.ready(end)
@@ -88,22 +94,41 @@ class NativeForward:
 
 
 class _Views:
-    """The step's heads of one shape, written by a segment and read by attention."""
-
-    __slots__ = ("address", "kv_T2KD", "q_THD")
+    """The step's heads of one shape, which a segment writes, and what attention made of them."""
 
     def __init__(self, num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         heads_TXD = torch.empty((num_rows, num_heads + 2 * num_kv_heads, head_dim))
         self.address = heads_TXD.data_ptr()
         self.q_THD = heads_TXD[:, :num_heads]
         self.kv_T2KD = heads_TXD[:, num_heads:].view(-1, 2, num_kv_heads, head_dim)
+        self.out_THD = torch.empty((num_rows, num_heads, head_dim))
+
+    def attend_by(self, attend: Attend) -> None:
+        """The attention of the step that begins; our own is told once where everything lies."""
+        self.attend = attend
+        self.bound: BoundStep | None = None
+        if isinstance(attend, NativeStep):
+            self.bound = BoundStep(attend, self.q_THD, self.kv_T2KD, self.out_THD)
+
+    def attended(self, layer: int) -> int:
+        """Attention of a layer: where its contiguous results o_THD lie."""
+        if self.bound is not None:
+            self.bound(layer)
+            return self.out_THD.data_ptr()
+        o_THD = self.attend(self.q_THD, self.kv_T2KD, layer)
+        assert o_THD.shape == self.q_THD.shape and o_THD.dtype == torch.float32
+        self.out_THD = o_THD.contiguous()
+        return self.out_THD.data_ptr()
 
 
 def _refusal(path: str, linear: LinearSpec, device: torch.device) -> str | None:
     """Why the linear at `path` cannot be part of a segment."""
+    kind = linear.format.kind
     if path == "lm_head":
         return None
-    kind = linear.format.kind
+    if path.endswith(".router"):
+        plain = kind in ("dense", "bf16") and not linear.bias
+        return None if plain else f"routes in float32, not by {kind} weights (or a bias)"
     if kind not in _KINDS:
         return f"multiplies packed weights ({', '.join(_KINDS)}), not {kind}"
     if kind == "int8":

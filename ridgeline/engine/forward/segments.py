@@ -27,6 +27,9 @@ from ridgeline.engine.model.layers import (
     no_norm,
     no_qk_norm,
 )
+from ridgeline.engine.model.moe import MoeMlp
+from ridgeline.engine.quant.base import Linear
+from ridgeline.engine.quant.dense import DenseLinear
 from ridgeline.engine.quant.packed import PackedLinear
 
 
@@ -36,6 +39,7 @@ class Op:
 
     name: str
     write: Callable[[_native.FusedSegment], None]
+    kept: object = None  # what the segment borrows and nobody else keeps alive
 
 
 def segment_of(*ops: Op) -> _native.FusedSegment:
@@ -93,13 +97,17 @@ class _Writer:
     def tail(self, block: Block) -> Iterator[Op]:
         """From the block's attention: output projection, residual, feed-forward."""
         o, mlp = _packed(block.attention.o), block.mlp
-        assert type(mlp) is GatedMlp
-        gate_up, down = _packed(mlp.gate_up), _packed(mlp.down)
-        assert o.native.packed.num_out == down.native.packed.num_out == self.size
-        wide = down.native.packed.num_in
-        assert gate_up.native.packed.num_out == 2 * wide
+        assert o.native.packed.num_out == self.size
         yield self.attended(o)
         yield _linear("o", o, "branch")
+        if type(mlp) is MoeMlp:
+            yield self.rows("norm", block.mlp_norm, block.branch_norms[0], None, "normed")
+            yield _experts(mlp, self.size)
+            return
+        assert type(mlp) is GatedMlp
+        gate_up, down = _packed(mlp.gate_up), _packed(mlp.down)
+        wide = down.native.packed.num_in
+        assert gate_up.native.packed.num_out == 2 * wide and down.native.packed.num_out == self.size
         yield self.rows("norm+quantise", block.mlp_norm, block.branch_norms[0], gate_up)
         yield _linear("gate_up", gate_up, "wide")
         activation, into = mlp.activation, _address(down)
@@ -114,11 +122,18 @@ class _Writer:
             lambda s: s.rows("attended", width, False, 0, False, 0, 0.0, into, "normed"),
         )
 
-    def rows(self, name: str, norm: Norm, branch: Norm | None, into: PackedLinear | None) -> Op:
-        """residual += branch where there is one; its norm, as `into` takes it (None: as output)."""
+    def rows(
+        self,
+        name: str,
+        norm: Norm,
+        branch: Norm | None,
+        into: PackedLinear | None,
+        to: str = "out",
+    ) -> Op:
+        """residual += branch where there is one; its norm, as `into` takes it (None: floats)."""
         add, branch_gain = branch is not None, 0 if branch is None else _gain(branch)
         gain, weight = _gain(norm), 0 if into is None else _address(into)
-        size, eps, to = self.size, self.eps, "out" if into is None else "normed"
+        size, eps = self.size, self.eps
         return Op(
             name,
             lambda s: s.rows("residual", size, add, branch_gain, True, gain, eps, weight, to),
@@ -128,6 +143,31 @@ class _Writer:
 def _linear(name: str, linear: PackedLinear, to: str) -> Op:
     weight = _address(linear)
     return Op(name, lambda s: s.linear(weight, to))
+
+
+def _experts(mlp: MoeMlp, size: int) -> Op:
+    """The routed experts; the router is small and multiplied in float32."""
+    pairs = [(_packed(expert.gate_up), _packed(expert.down)) for expert in mlp.experts]
+    gate_up, down = ([_address(each) for each in side] for side in zip(*pairs, strict=True))
+    router_EC = _router_weight(mlp.router)
+    assert router_EC.shape == (len(pairs), size)
+    at, num_chosen, norm_topk = router_EC.data_ptr(), mlp.num_chosen, mlp.norm_topk
+    activation = mlp.experts[0].activation
+    return Op(
+        "experts",
+        lambda s: s.experts(at, gate_up, down, size, num_chosen, norm_topk, activation),
+        router_EC,
+    )
+
+
+def _router_weight(router: Linear) -> torch.Tensor:
+    """Its weight as contiguous float32 [E, C]."""
+    if type(router) is PackedLinear:
+        assert router.native.packed.kind == "bf16" and router.native.bias_O is None
+        return router.native.rows(torch.arange(router.native.packed.num_out))
+    assert type(router) is DenseLinear and router.bias_O is None
+    assert router.weight_OI.dtype == torch.float32
+    return router.weight_OI.contiguous()
 
 
 def _packed(linear: object) -> PackedLinear:

@@ -11,20 +11,10 @@ from torch import Tensor
 import ridgeline._native as _native
 
 
-def first_largest(x_SV: Tensor, num_threads: int = 1, isa: str = "auto") -> tuple[Tensor, Tensor]:
-    """(lowest index of each row's largest, int64; its value). A row with a NaN has index -1."""
+def first_largest(x_SV: Tensor, num_threads: int = 1, isa: str = "auto") -> list[int]:
+    """Lowest index of each row's largest; -1 where a row has a NaN or no finite largest."""
     assert x_SV.dtype == torch.float32 and x_SV.device.type == "cpu" and x_SV.dim() == 2
     x_SV = x_SV if x_SV.stride(1) == 1 else x_SV.contiguous()
     num_rows, width = x_SV.shape
-    index_S, value_S = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
-    _native.first_largest(
-        x_SV.data_ptr(),
-        x_SV.stride(0),
-        num_rows,
-        width,
-        index_S.data_ptr(),
-        value_S.data_ptr(),
-        num_threads,
-        isa,
-    )
-    return index_S, value_S
+    stride = x_SV.stride(0)
+    return _native.first_largest(x_SV.data_ptr(), stride, num_rows, width, num_threads, isa)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 
 import torch
+from torch import Tensor
 
 from ridgeline.errors import CannotRun
 
@@ -58,3 +59,11 @@ def resolve_dtype(
     if asked == "auto":
         return torch.float32, f"stored as {stored}, computed in float32: {lacks}"
     return DTYPES[name], f"asked for, but emulated and slower than float32: {lacks}"
+
+
+def is_exact(values_NM: Tensor, dtype: torch.dtype) -> bool:
+    """Whether `dtype` holds every value as it is. Compared in pieces: a table may be large."""
+    pieces = torch.split(values_NM, 1024)
+    return values_NM.dtype == dtype or all(
+        torch.equal(piece.to(dtype).to(piece.dtype), piece) for piece in pieces
+    )

@@ -11,7 +11,7 @@ from ridgeline.engine.forward import choose as choose_forward
 from ridgeline.engine.forward import forward_kind
 from ridgeline.engine.forward.base import Body
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.model.dtype import DTYPES
+from ridgeline.engine.model.dtype import DTYPES, is_exact
 from ridgeline.engine.model.layers import (
     AttentionLayer,
     Block,
@@ -79,8 +79,8 @@ class DecoderBuilder:
         self.nbytes = 0
 
     def decoder(self, context: int, backend: str) -> Decoder:
-        spec, dtype = self.spec, DTYPES[table_dtype(self.spec)]
-        embed_VC = self._tensor("embed", (spec.vocab_size, spec.hidden_size)).to(dtype).contiguous()
+        spec = self.spec
+        embed_VC = self._table()
         self.nbytes += embed_VC.nbytes
         ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
         blocks = [self.block(layer, i, ropes) for i, layer in enumerate(spec.layers)]
@@ -98,6 +98,14 @@ class DecoderBuilder:
             dtype=self.dtype,
         )
         return Decoder(body, forward_kind(backend)(body), lm_head, self.nbytes)
+
+    def _table(self) -> Tensor:
+        """The embedding, as narrow as nothing is lost: a rewrite (a rotation) may have left the
+        dtype that the checkpoint names."""
+        spec = self.spec
+        embed_VC = self._tensor("embed", (spec.vocab_size, spec.hidden_size))
+        kept = DTYPES[table_dtype(spec)]
+        return embed_VC.to(kept if is_exact(embed_VC, kept) else self.dtype).contiguous()
 
     def _lm_head(self, embed_VC: Tensor) -> Linear:
         if not self.spec.tied_embeddings:

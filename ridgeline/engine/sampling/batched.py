@@ -78,7 +78,7 @@ def _rows(logits_SV: Tensor, rows: Sequence[int]) -> Tensor:
 def _greedy(logits_GV: Tensor) -> list[int]:
     """`max` gives the first of equal maxima: the lowest token id."""
     largest_G, token_G = logits_GV.max(1)
-    check_largest(largest_G)
+    _check(largest_G)
     return list(token_G.tolist())
 
 
@@ -94,7 +94,7 @@ def probabilities(logits_RV: Tensor, at: Sequence[SampleAt]) -> Tensor:
 def _weights(logits_RV: Tensor, at: Sequence[SampleAt]) -> Tensor:
     """Proportional to the probabilities; excluded tokens at 0."""
     largest_R1 = logits_RV.max(1, keepdim=True).values
-    check_largest(largest_R1)
+    _check(largest_R1)
     temperatures = [max(a.sampling.temperature, COLDEST) for a in at]
     temperature_R1 = torch.tensor(temperatures, device=logits_RV.device).unsqueeze(1)
     scaled_RV = (logits_RV - largest_R1) / temperature_R1
@@ -110,13 +110,15 @@ def _draw(logits_RV: Tensor, at: Sequence[SampleAt]) -> list[int]:
     return list(torch.searchsorted(cumulative_RV, target_R1, right=True).flatten().tolist())
 
 
-def check_largest(largest_S: Tensor) -> None:
-    """ArithmeticError for the first row whose largest logit is not finite."""
+def _check(largest_S: Tensor) -> None:
     finite_S = largest_S.flatten().isfinite().tolist()
     if not all(finite_S):
-        raise ArithmeticError(
-            f"row {finite_S.index(False)}: no token can be chosen from these logits"
-        )
+        raise no_choice(finite_S.index(False))
+
+
+def no_choice(row: int) -> ArithmeticError:
+    """The error of a row whose largest logit is not finite."""
+    return ArithmeticError(f"row {row}: no token can be chosen from these logits")
 
 
 def _logprobs(

@@ -21,7 +21,7 @@ import ridgeline._native as _native
 from ridgeline.engine.core.plan import SampleAt
 from ridgeline.engine.kernels.rows import first_largest
 from ridgeline.engine.sampling.base import Choice
-from ridgeline.engine.sampling.batched import COLDEST, Ways, check_largest, sample_by
+from ridgeline.engine.sampling.batched import COLDEST, Ways, no_choice, sample_by
 from ridgeline.engine.sampling.uniform import uniform
 
 
@@ -31,38 +31,28 @@ def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
 
 
 def _greedy(logits_GV: Tensor) -> list[int]:
-    token_G, largest_G = first_largest(logits_GV.float(), torch.get_num_threads())
-    tokens: list[int] = token_G.tolist()
-    if min(tokens) < 0:
-        check_largest(torch.where(token_G < 0, torch.nan, largest_G))
-    check_largest(largest_G)
+    tokens = first_largest(logits_GV.float(), torch.get_num_threads())
+    if -1 in tokens:
+        raise no_choice(tokens.index(-1))
     return tokens
 
 
 def _draw(logits_RV: Tensor, at: Sequence[SampleAt]) -> list[int]:
     logits_RV = logits_RV.float().contiguous()
     num_rows, width = logits_RV.shape
-    asked_R6 = torch.tensor([_record(a) for a in at], dtype=torch.float64)
-    token_R = torch.empty(num_rows, dtype=torch.int64)
-    _native.draw(
-        logits_RV.data_ptr(),
-        width,
-        num_rows,
-        width,
-        asked_R6.data_ptr(),
-        token_R.data_ptr(),
-        torch.get_num_threads(),
-        "auto",
-    )
-    check_largest(asked_R6[:, 5])
-    return list(token_R.tolist())
+    asked = [number for a in at for number in _record(a)]
+    at_first, threads = logits_RV.data_ptr(), torch.get_num_threads()
+    tokens = _native.draw(at_first, width, num_rows, width, asked, threads, "auto")
+    if -1 in tokens:
+        raise no_choice(tokens.index(-1))
+    return tokens
 
 
 def _record(at: SampleAt) -> tuple[float, ...]:
-    """What native/bind_fused.cpp's `draw` reads; the last place it writes to."""
+    """What native/bind_fused.cpp's `draw` reads for a row."""
     asked = at.sampling
     temperature = max(asked.temperature, COLDEST)
-    return temperature, asked.min_p, asked.top_k, asked.top_p, uniform(at.seed, at.index), 0.0
+    return temperature, asked.min_p, asked.top_k, asked.top_p, uniform(at.seed, at.index)
 
 
 _WAYS = Ways(_greedy, _draw)

@@ -1,0 +1,3 @@
+#define LANES 16
+#define LESSON lesson_avx512
+#include "lesson_kernel.inc"

@@ -1,0 +1,3 @@
+#define LANES 4
+#define LESSON lesson_portable
+#include "lesson_kernel.inc"
