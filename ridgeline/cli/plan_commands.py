@@ -23,6 +23,7 @@ def add_plan_commands(app: typer.Typer) -> None:
     """Register them."""
     app.command()(predict)
     app.command()(plan)
+    app.command()(simulate)
 
 
 def predict(
@@ -142,5 +143,96 @@ def plan(
         catalogue=catalogue,
         manifests=manifests,
         html=html,
+    )
+    command(options, json)
+
+
+def simulate(
+    model: Annotated[str, typer.Argument(help=_SHAPE, show_default=False)],
+    device: Annotated[str, typer.Option(help="An accelerator of the catalogue.")],
+    workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
+    isl: Annotated[int | None, typer.Option(help="Prompt tokens (default: 1024).")] = None,
+    osl: Annotated[int | None, typer.Option(help="Answer tokens (default: 256).")] = None,
+    rate: Annotated[float, typer.Option(help="Requests per second, Poisson.")] = 1.0,
+    num_prompts: Annotated[int, typer.Option(help="Requests, or most of a recording.")] = 1000,
+    replay_speed: Annotated[
+        float | None, typer.Option(help="Keep a recording's instants, so many times as fast.")
+    ] = None,
+    batch_share: Annotated[
+        float, typer.Option(help="Share of requests that may wait for the others.")
+    ] = 0.0,
+    replicas: Annotated[int, typer.Option(help="Replicas (with --autoscale: at least).")] = 1,
+    decode_replicas: Annotated[
+        int, typer.Option(help="Disaggregate: so many replicas decode, the others prefill.")
+    ] = 0,
+    router: Annotated[
+        str,
+        typer.Option(help="round-robin, least-loaded, power-of-two, prefix-aware or session."),
+    ] = "least-loaded",
+    tp: Annotated[int, typer.Option(help="Tensor parallel devices of a replica.")] = 1,
+    ep: Annotated[int, typer.Option(help="Devices that whole experts are spread over.")] = 1,
+    weight_dtype: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help=_KV)] = None,
+    slo: Annotated[str | None, typer.Option(help="The promise, in ms.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Seats of a replica.")] = 256,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
+    enable_prefix_caching: Annotated[
+        bool, typer.Option(help="Share what recorded prompts have in common.")
+    ] = False,
+    autoscale: Annotated[int | None, typer.Option(help="Most replicas to scale to.")] = None,
+    target_in_flight: Annotated[
+        float, typer.Option(help="With --autoscale: requests in flight per replica.")
+    ] = 16.0,
+    startup_s: Annotated[float, typer.Option(help="Seconds until a new replica serves.")] = 120.0,
+    mtbf_s: Annotated[
+        float | None, typer.Option(help="Replicas fail after so many seconds, on average.")
+    ] = None,
+    repair_s: Annotated[float, typer.Option(help="Seconds until a failed one is back.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="Decides every number.")] = 0,
+    step_by_step: Annotated[
+        bool, typer.Option("--step-by-step", help="No leaps over calm steps: slow, the same.")
+    ] = False,
+    catalogue: Catalogue = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page.", metavar="FILE")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a Chrome trace, for Perfetto.", metavar="FILE")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a fleet on a virtual clock: the engine's own scheduler, with modelled step times."""
+    from ridgeline.cli.simulate import SimulateOptions, command
+
+    options = SimulateOptions(
+        model=model,
+        device=device,
+        tp=tp,
+        pp=1,
+        ep=ep,
+        weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
+        replicas=replicas,
+        decode_replicas=decode_replicas,
+        router=router,
+        workload=workload,
+        isl=isl,
+        osl=osl,
+        rate=rate,
+        num_prompts=num_prompts,
+        replay_speed=replay_speed,
+        batch_share=batch_share,
+        slo=slo,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        prefix_caching=enable_prefix_caching,
+        autoscale=autoscale,
+        target_in_flight=target_in_flight,
+        startup_s=startup_s,
+        mtbf_s=mtbf_s,
+        repair_s=repair_s,
+        catalogue=catalogue,
+        html=html,
+        trace=trace,
+        seed=seed,
+        step_by_step=step_by_step,
     )
     command(options, json)

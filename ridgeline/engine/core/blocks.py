@@ -125,15 +125,16 @@ class BlockPool:
         """Release a table back to front, so that its tail is evicted first."""
         refs, published, end = self._refs, self._published, self._end
         before, after = self._prev, self._next
-        num_freed = 0
+        first, num_freed = after[end], 0
         for block in reversed(blocks):
             if refs[block] != 1 or published[block]:
                 self.release(block)
+                first = after[end]
                 continue
             refs[block] = 0  # as `release` does for most blocks, without its calls
-            first = after[end]
-            after[end] = before[first] = block
-            before[block], after[block] = end, first
+            after[end], after[block] = block, first
+            before[first], before[block] = block, end
+            first = block
             num_freed += 1
         self._num_idle += num_freed
 

@@ -81,28 +81,11 @@ def leap(scheduler: Scheduler, num_steps: int, now_s: float, token: int) -> list
 
     `now_s`: the instant of the last of these commits. Returns who ended with it.
     """
-    pool, cache, running = scheduler.pool, scheduler.cache, scheduler._roster.running
-    size, publishes = pool.block_size, not isinstance(scheduler.cache, NoPrefixCache)
-    more, bases = [token] * num_steps, [seq.computed for seq in running]
-    turns: list[tuple[int, int, int]] = []  # (step, TAKE or PUBLISH, place)
-    for place, seq in enumerate(running):
-        seq.tokens += more
-        first = len(seq.blocks) * size - seq.computed  # the step that needs a block more
-        if first < num_steps:
-            turns += [(step, TAKE, place) for step in range(first, num_steps, size)]
-        if publishes:
-            full = size - seq.computed % size - 1  # the step that fills a block
-            turns += [(step, PUBLISH, place) for step in range(full, num_steps, size)]
-    turns.sort()
-    for step, what, place in turns:
-        seq = running[place]
-        if what == TAKE:
-            seq.blocks.append(pool.alloc())
-        else:
-            seq.computed = bases[place] + step + 1
-            cache.publish(seq, now_s)
-    for base, seq in zip(bases, running, strict=True):
-        seq.computed = base + num_steps
+    running = scheduler._roster.running
+    if isinstance(scheduler.cache, NoPrefixCache):
+        _decode(scheduler, running, [token] * num_steps)
+    else:
+        _decode_published(scheduler, running, [token] * num_steps, now_s)
     totals = scheduler.totals
     totals.num_steps += num_steps
     totals.num_tokens += num_steps * len(running)
@@ -111,6 +94,42 @@ def leap(scheduler: Scheduler, num_steps: int, now_s: float, token: int) -> list
     most = scheduler.limits.max_model_len
     ended = [seq for seq in running if not _left(seq, most)]
     return [scheduler._finish(seq, "length", None, now_s) for seq in ended]
+
+
+def _decode(scheduler: Scheduler, running: list[Sequence], more: list[int]) -> None:
+    """Blocks sequence by sequence: without a prefix cache it does not matter who has which."""
+    pool, size, num_steps = scheduler.pool, scheduler.pool.block_size, len(more)
+    for seq in running:
+        seq.tokens += more
+        computed = seq.computed = seq.computed + num_steps
+        needed = -(-computed // size) - len(seq.blocks)
+        if needed > 0:
+            seq.blocks += pool.alloc_many(needed)
+
+
+def _decode_published(
+    scheduler: Scheduler, running: list[Sequence], more: list[int], now_s: float
+) -> None:
+    """Blocks are taken and published in the order in which the steps would."""
+    pool, num_steps = scheduler.pool, len(more)
+    size, bases = pool.block_size, [seq.computed for seq in running]
+    turns: list[tuple[int, int, int]] = []  # (step, TAKE or PUBLISH, place)
+    for place, seq in enumerate(running):
+        seq.tokens += more
+        first = len(seq.blocks) * size - seq.computed  # the step that needs a block more
+        turns += [(step, TAKE, place) for step in range(first, num_steps, size)]
+        full = size - seq.computed % size - 1  # the step that fills a block
+        turns += [(step, PUBLISH, place) for step in range(full, num_steps, size)]
+    turns.sort()
+    for step, what, place in turns:
+        seq = running[place]
+        if what == TAKE:
+            seq.blocks.append(pool.alloc())
+        else:
+            seq.computed = bases[place] + step + 1
+            scheduler.cache.publish(seq, now_s)
+    for base, seq in zip(bases, running, strict=True):
+        seq.computed = base + num_steps
 
 
 def implant(scheduler: Scheduler, prompt: tuple[int, ...], tenant: str, now_s: float) -> int:
