@@ -24,6 +24,7 @@ def add_plan_commands(app: typer.Typer) -> None:
     app.command()(predict)
     app.command()(plan)
     app.command()(simulate)
+    app.command()(cost)
 
 
 def predict(
@@ -234,5 +235,84 @@ def simulate(
         trace=trace,
         seed=seed,
         step_by_step=step_by_step,
+    )
+    command(options, json)
+
+
+def cost(
+    model: Annotated[str, typer.Argument(help=_SHAPE, show_default=False)],
+    device: Annotated[str, typer.Option(help="An accelerator of the catalogue.")],
+    workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
+    isl: Annotated[int, typer.Option(help="Prompt tokens.")] = 1024,
+    osl: Annotated[int, typer.Option(help="Answer tokens.")] = 256,
+    rate: Annotated[float, typer.Option(help="Requests per second.")] = 1.0,
+    slo: Annotated[
+        str, typer.Option(help="The promise of the fleet, in ms.")
+    ] = "ttft:1000 tpot:50",
+    prefix: Annotated[int, typer.Option(help="Prompt tokens that requests share.")] = 0,
+    hit_rate: Annotated[float, typer.Option(help="Share of requests that find them cached.")] = 0.0,
+    prefixes: Annotated[int, typer.Option(help="How many such prefixes are kept.")] = 1,
+    batch: Annotated[bool, typer.Option("--batch", help="Use the batch interfaces.")] = False,
+    long_lived: Annotated[
+        bool, typer.Option("--long-lived", help="Write cached prefixes for an hour.")
+    ] = False,
+    price_per_hour: Annotated[
+        float | None, typer.Option(help="Dollars per device and hour: on demand, reserved, spot.")
+    ] = None,
+    owned_dollars: Annotated[
+        float | None, typer.Option(help="Owned devices: what one cost, host included.")
+    ] = None,
+    owned_years: Annotated[float, typer.Option(help="Years that it serves.")] = 4.0,
+    watts: Annotated[
+        float | None, typer.Option(help="Owned: watts of one under load, host included.")
+    ] = None,
+    dollars_per_kwh: Annotated[float, typer.Option(help="Owned: price of power.")] = 0.12,
+    pue: Annotated[float, typer.Option(help="Owned: power usage effectiveness.")] = 1.3,
+    prices: Annotated[
+        Path | None, typer.Option(help="Provider prices instead of ours (TOML).", metavar="FILE")
+    ] = None,
+    accept_stale: Annotated[
+        bool, typer.Option("--accept-stale", help="Use prices older than a year, and say so.")
+    ] = False,
+    catalogue: Catalogue = None,
+    json: Json = False,
+) -> None:
+    """Compare a fleet of your own with providers' prices: per request, per month, break-even."""
+    from datetime import date
+
+    from ridgeline.cli.cost import CostOptions, command
+    from ridgeline.errors import BadInput
+    from ridgeline.plan.owning import Owned
+
+    owned = None
+    if owned_dollars is not None:
+        if watts is None:
+            raise BadInput("--owned-dollars needs --watts", value=owned_dollars)
+        owned = Owned(
+            dollars=owned_dollars,
+            years=owned_years,
+            watts=watts,
+            dollars_per_kwh=dollars_per_kwh,
+            pue=pue,
+        )
+    options = CostOptions(
+        model=model,
+        device=device,
+        workload=workload,
+        isl=isl,
+        osl=osl,
+        rate=rate,
+        slo=slo,
+        prefix=prefix,
+        hit_rate=hit_rate,
+        num_prefixes=prefixes,
+        batch=batch,
+        long_lived=long_lived,
+        price_per_hour=price_per_hour,
+        owned=owned,
+        prices=prices,
+        accept_stale=accept_stale,
+        catalogue=catalogue,
+        today=date.today(),
     )
     command(options, json)
