@@ -23,6 +23,8 @@ def add_plan_commands(app: typer.Typer) -> None:
     """Register them."""
     app.command()(predict)
     app.command()(plan)
+    app.command()(simulate)
+    app.command()(cost)
 
 
 def predict(
@@ -142,5 +144,175 @@ def plan(
         catalogue=catalogue,
         manifests=manifests,
         html=html,
+    )
+    command(options, json)
+
+
+def simulate(
+    model: Annotated[str, typer.Argument(help=_SHAPE, show_default=False)],
+    device: Annotated[str, typer.Option(help="An accelerator of the catalogue.")],
+    workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
+    isl: Annotated[int | None, typer.Option(help="Prompt tokens (default: 1024).")] = None,
+    osl: Annotated[int | None, typer.Option(help="Answer tokens (default: 256).")] = None,
+    rate: Annotated[float, typer.Option(help="Requests per second, Poisson.")] = 1.0,
+    num_prompts: Annotated[int, typer.Option(help="Requests, or most of a recording.")] = 1000,
+    replay_speed: Annotated[
+        float | None, typer.Option(help="Keep a recording's instants, so many times as fast.")
+    ] = None,
+    batch_share: Annotated[
+        float, typer.Option(help="Share of requests that may wait for the others.")
+    ] = 0.0,
+    replicas: Annotated[int, typer.Option(help="Replicas (with --autoscale: at least).")] = 1,
+    decode_replicas: Annotated[
+        int, typer.Option(help="Disaggregate: so many replicas decode, the others prefill.")
+    ] = 0,
+    router: Annotated[
+        str,
+        typer.Option(help="round-robin, least-loaded, power-of-two, prefix-aware or session."),
+    ] = "least-loaded",
+    tp: Annotated[int, typer.Option(help="Tensor parallel devices of a replica.")] = 1,
+    ep: Annotated[int, typer.Option(help="Devices that whole experts are spread over.")] = 1,
+    weight_dtype: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help=_KV)] = None,
+    slo: Annotated[str | None, typer.Option(help="The promise, in ms.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Seats of a replica.")] = 256,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
+    enable_prefix_caching: Annotated[
+        bool, typer.Option(help="Share what recorded prompts have in common.")
+    ] = False,
+    autoscale: Annotated[int | None, typer.Option(help="Most replicas to scale to.")] = None,
+    target_in_flight: Annotated[
+        float, typer.Option(help="With --autoscale: requests in flight per replica.")
+    ] = 16.0,
+    startup_s: Annotated[float, typer.Option(help="Seconds until a new replica serves.")] = 120.0,
+    mtbf_s: Annotated[
+        float | None, typer.Option(help="Replicas fail after so many seconds, on average.")
+    ] = None,
+    repair_s: Annotated[float, typer.Option(help="Seconds until a failed one is back.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="Decides every number.")] = 0,
+    step_by_step: Annotated[
+        bool, typer.Option("--step-by-step", help="No leaps over calm steps: slow, the same.")
+    ] = False,
+    catalogue: Catalogue = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page.", metavar="FILE")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a Chrome trace, for Perfetto.", metavar="FILE")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a fleet on a virtual clock: the engine's own scheduler, with modelled step times."""
+    from ridgeline.cli.simulate import SimulateOptions, command
+
+    options = SimulateOptions(
+        model=model,
+        device=device,
+        tp=tp,
+        pp=1,
+        ep=ep,
+        weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
+        replicas=replicas,
+        decode_replicas=decode_replicas,
+        router=router,
+        workload=workload,
+        isl=isl,
+        osl=osl,
+        rate=rate,
+        num_prompts=num_prompts,
+        replay_speed=replay_speed,
+        batch_share=batch_share,
+        slo=slo,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        prefix_caching=enable_prefix_caching,
+        autoscale=autoscale,
+        target_in_flight=target_in_flight,
+        startup_s=startup_s,
+        mtbf_s=mtbf_s,
+        repair_s=repair_s,
+        catalogue=catalogue,
+        html=html,
+        trace=trace,
+        seed=seed,
+        step_by_step=step_by_step,
+    )
+    command(options, json)
+
+
+def cost(
+    model: Annotated[str, typer.Argument(help=_SHAPE, show_default=False)],
+    device: Annotated[str, typer.Option(help="An accelerator of the catalogue.")],
+    workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
+    isl: Annotated[int, typer.Option(help="Prompt tokens.")] = 1024,
+    osl: Annotated[int, typer.Option(help="Answer tokens.")] = 256,
+    rate: Annotated[float, typer.Option(help="Requests per second.")] = 1.0,
+    slo: Annotated[
+        str, typer.Option(help="The promise of the fleet, in ms.")
+    ] = "ttft:1000 tpot:50",
+    prefix: Annotated[int, typer.Option(help="Prompt tokens that requests share.")] = 0,
+    hit_rate: Annotated[float, typer.Option(help="Share of requests that find them cached.")] = 0.0,
+    prefixes: Annotated[int, typer.Option(help="How many such prefixes are kept.")] = 1,
+    batch: Annotated[bool, typer.Option("--batch", help="Use the batch interfaces.")] = False,
+    long_lived: Annotated[
+        bool, typer.Option("--long-lived", help="Write cached prefixes for an hour.")
+    ] = False,
+    price_per_hour: Annotated[
+        float | None, typer.Option(help="Dollars per device and hour: on demand, reserved, spot.")
+    ] = None,
+    owned_dollars: Annotated[
+        float | None, typer.Option(help="Owned devices: what one cost, host included.")
+    ] = None,
+    owned_years: Annotated[float, typer.Option(help="Years that it serves.")] = 4.0,
+    watts: Annotated[
+        float | None, typer.Option(help="Owned: watts of one under load, host included.")
+    ] = None,
+    dollars_per_kwh: Annotated[float, typer.Option(help="Owned: price of power.")] = 0.12,
+    pue: Annotated[float, typer.Option(help="Owned: power usage effectiveness.")] = 1.3,
+    prices: Annotated[
+        Path | None, typer.Option(help="Provider prices instead of ours (TOML).", metavar="FILE")
+    ] = None,
+    accept_stale: Annotated[
+        bool, typer.Option("--accept-stale", help="Use prices older than a year, and say so.")
+    ] = False,
+    catalogue: Catalogue = None,
+    json: Json = False,
+) -> None:
+    """Compare a fleet of your own with providers' prices: per request, per month, break-even."""
+    from datetime import date
+
+    from ridgeline.cli.cost import CostOptions, command
+    from ridgeline.errors import BadInput
+    from ridgeline.plan.owning import Owned
+
+    owned = None
+    if owned_dollars is not None:
+        if watts is None:
+            raise BadInput("--owned-dollars needs --watts", value=owned_dollars)
+        owned = Owned(
+            dollars=owned_dollars,
+            years=owned_years,
+            watts=watts,
+            dollars_per_kwh=dollars_per_kwh,
+            pue=pue,
+        )
+    options = CostOptions(
+        model=model,
+        device=device,
+        workload=workload,
+        isl=isl,
+        osl=osl,
+        rate=rate,
+        slo=slo,
+        prefix=prefix,
+        hit_rate=hit_rate,
+        num_prefixes=prefixes,
+        batch=batch,
+        long_lived=long_lived,
+        price_per_hour=price_per_hour,
+        owned=owned,
+        prices=prices,
+        accept_stale=accept_stale,
+        catalogue=catalogue,
+        today=date.today(),
     )
     command(options, json)

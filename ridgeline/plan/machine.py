@@ -111,6 +111,15 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         num_runs = sum([count for count, _, _ in runs])
         return self._cost(num_tokens, num_sampled, num_runs, kv_bytes, flops)
 
+    def decode_sum(self, batch: int, computed: int) -> StepCost:
+        """A decode step of `batch` sequences that hold `computed` tokens together; no windows."""
+        kv_bytes = flops = 0.0
+        for group in self.outline.attention:
+            seen = computed + batch  # each new token sees itself too
+            flops += group.num_layers * group.decode_flops_per_pair * seen
+            kv_bytes += self._kv_row(group) * (group.num_layers * seen + group.num_cached * batch)
+        return self._cost(batch, batch, batch, kv_bytes, flops)
+
     def _cost(
         self, num_tokens: int, num_sampled: int, num_runs: int, kv_bytes: float, flops: float
     ) -> StepCost:

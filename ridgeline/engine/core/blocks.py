@@ -88,6 +88,24 @@ class BlockPool:
         self._refs[block] = 1
         return block
 
+    def alloc_many(self, count: int) -> list[int]:
+        """As `count` calls of `alloc`, in one walk along the list."""
+        assert count <= self._num_idle, "alloc from an exhausted pool: reserve first"
+        end, after, refs, published = self._end, self._next, self._refs, self._published
+        taken, block = [], after[end]
+        for _ in range(count):
+            if published[block]:
+                self.on_evict(block)
+                published[block] = 0
+                self._num_cached -= 1
+            refs[block] = 1
+            taken.append(block)
+            block = after[block]
+        after[end] = block
+        self._prev[block] = end
+        self._num_idle -= count
+        return taken
+
     def retain(self, block: int) -> None:
         """One owner more. A cached block comes back to life."""
         if self._refs[block] == 0:
@@ -105,8 +123,20 @@ class BlockPool:
 
     def release_all(self, blocks: Sequence[int]) -> None:
         """Release a table back to front, so that its tail is evicted first."""
+        refs, published, end = self._refs, self._published, self._end
+        before, after = self._prev, self._next
+        first, num_freed = after[end], 0
         for block in reversed(blocks):
-            self.release(block)
+            if refs[block] != 1 or published[block]:
+                self.release(block)
+                first = after[end]
+                continue
+            refs[block] = 0  # as `release` does for most blocks, without its calls
+            after[end], after[block] = block, first
+            before[first], before[block] = block, end
+            first = block
+            num_freed += 1
+        self._num_idle += num_freed
 
     def publish(self, block: int) -> None:
         """Mark an owned block's content as readable by others; it must not be written any more."""

@@ -58,8 +58,8 @@ class BlockTables:
             return False
         for i in shared:
             blocks[i] = self._copy(blocks[i])
-        for _ in range(num_more):
-            blocks.append(pool.alloc())
+        if num_more > 0:
+            blocks += pool.alloc_many(num_more)
         return True
 
     def _has_place(self, seq: Sequence) -> bool:

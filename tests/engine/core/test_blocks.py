@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ridgeline.engine.core.blocks import BlockPool
 from ridgeline.errors import BadInput
@@ -84,3 +86,26 @@ def test_an_unpublished_idle_block_is_given_away_next() -> None:
 def test_sizes_are_positive(num_blocks: int, block_size: int) -> None:
     with pytest.raises(BadInput):
         BlockPool(num_blocks, block_size)
+
+
+@given(st.lists(st.tuples(st.sampled_from("amrp"), st.integers(0, 6)), max_size=60))
+def test_many_at_once_are_as_one_by_one(moves: list[tuple[str, int]]) -> None:
+    """Take, give back and publish at random: the same blocks in the same order either way."""
+    many, single = BlockPool(12, 4), BlockPool(12, 4)
+    tables: list[list[int]] = []
+    for what, number in moves:
+        if what in "am" and number <= many.num_idle:
+            taken = many.alloc_many(number)
+            assert taken == [single.alloc() for _ in range(number)]
+            tables.append(taken)
+        elif what == "p" and tables:
+            for block in tables[number % len(tables)]:
+                many.publish(block)
+                single.publish(block)
+        elif what == "r" and tables:
+            table = tables.pop(number % len(tables))
+            many.release_all(table)
+            for block in reversed(table):
+                single.release(block)
+        assert many.idle_blocks() == single.idle_blocks()
+        assert (many.num_idle, many.num_cached) == (single.num_idle, single.num_cached)

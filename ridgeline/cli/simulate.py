@@ -1,0 +1,319 @@
+"""`ridgeline simulate`: a fleet under a load, on a virtual clock."""
+
+from __future__ import annotations
+
+import gc
+import json as json_lib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ridgeline.cli.lengths import is_text, workload_lengths
+from ridgeline.cli.predict import read_catalogue
+from ridgeline.engine.core import (
+    BlockPool,
+    Limits,
+    NoPrefixCache,
+    PrefixCache,
+    Scheduler,
+    make_policy,
+)
+from ridgeline.errors import BadInput
+from ridgeline.hardware.catalogue import find_accelerator
+from ridgeline.measure.workload import parse_workload
+from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
+from ridgeline.plan.fleet import (
+    Build,
+    Faults,
+    FleetPlan,
+    Outcome,
+    Request,
+    Scaling,
+    simulate_fleet,
+)
+from ridgeline.plan.fleet_result import FleetSummary, Spread, summarise, traces
+from ridgeline.plan.formats import kv_dtype, weight_dtype
+from ridgeline.plan.layout import NETWORK_BYTES_S, Layout
+from ridgeline.plan.machine import Replica, replica
+from ridgeline.plan.memory import BLOCK_SIZE, MemoryAsked, memory, require_fit
+from ridgeline.plan.outline import load_outline
+from ridgeline.plan.pace import Modelled, Pace
+from ridgeline.records import RunTrace, Slo
+
+SHOWN_REQUESTS = 4000
+
+
+class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The command's flags."""
+
+    model: str
+    device: str
+    tp: int
+    pp: int
+    ep: int
+    weight_dtype: str | None
+    kv_dtype: str | None
+    replicas: int
+    decode_replicas: int
+    router: str
+    workload: str | None
+    isl: int | None
+    osl: int | None
+    rate: float
+    num_prompts: int
+    replay_speed: float | None
+    batch_share: float
+    slo: str | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefix_caching: bool
+    autoscale: int | None
+    target_in_flight: float
+    startup_s: float
+    mtbf_s: float | None
+    repair_s: float
+    catalogue: Path | None
+    html: Path | None
+    trace: Path | None
+    seed: int
+    step_by_step: bool
+
+
+def command(options: SimulateOptions, as_json: bool) -> int:
+    """Simulate and print; the exit code."""
+    slo = None if options.slo is None else Slo.parse(options.slo)
+    requests = _requests(options)
+    machine = _machine(options)
+    longest = max(request.num_prompt + request.num_output for request in requests)
+    plan = _fleet(options, machine, longest)
+    gc.disable()  # nothing here is garbage in cycles, and there are millions of records to walk
+    try:
+        outcome = simulate_fleet(requests, plan)
+    finally:
+        gc.enable()
+    found = summarise(outcome, slo)
+    _write(options, outcome, slo)
+    if as_json:
+        print(json_lib.dumps(msgspec.to_builtins(found)))
+        return 0
+    out = Console(highlight=False)
+    out.print(_table(options, machine, found))
+    for note in _notes(options, machine):
+        out.print(f"- {note}", style="dim", soft_wrap=True, markup=False)
+    return 0
+
+
+def _machine(options: SimulateOptions) -> Replica:
+    return replica(
+        load_outline(options.model),
+        find_accelerator(options.device, read_catalogue(options.catalogue)),
+        Layout(tp=options.tp, pp=options.pp, ep=options.ep),
+        weight_dtype=None if options.weight_dtype is None else weight_dtype(options.weight_dtype),
+        kv_dtype=None if options.kv_dtype is None else kv_dtype(options.kv_dtype),
+    )
+
+
+def _fleet(options: SimulateOptions, machine: Replica, longest: int) -> FleetPlan:
+    if machine.layout.pp > 1 or machine.layout.num_attention > 1:
+        raise BadInput(
+            "a replica of several stages or attention groups cannot be simulated yet",
+            value=str(machine.layout),
+            fix="use tp, and ep up to tp",
+        )
+    asked = MemoryAsked(
+        max_num_batched_tokens=options.max_num_batched_tokens, max_num_seqs=options.max_num_seqs
+    )
+    fits = memory(machine, asked)
+    require_fit(machine, fits, longest)
+    limits = Limits(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=min(machine.outline.max_positions, max(longest, 1)),
+    )
+
+    def scheduler() -> Scheduler:
+        pool = BlockPool(fits.kv_tokens // BLOCK_SIZE, BLOCK_SIZE)
+        cache = PrefixCache(pool) if options.prefix_caching else NoPrefixCache()
+        return Scheduler(limits, make_policy("continuous"), pool, cache)
+
+    pace: Pace = Modelled(machine)
+    build = Build(
+        name=machine.device.name,
+        scheduler=scheduler,
+        pace=pace,
+        num_devices=machine.layout.num_devices,
+    )
+    return FleetPlan(
+        builds=(build,) * options.replicas,
+        decode=(build,) * options.decode_replicas,
+        transfer_s=_transfer(machine) if options.decode_replicas else None,
+        router=options.router,
+        scaling=_scaling(options),
+        faults=None
+        if options.mtbf_s is None
+        else Faults(mtbf_s=options.mtbf_s, repair_s=options.repair_s),
+        seed=options.seed,
+        leaps=not options.step_by_step,
+    )
+
+
+def _transfer(machine: Replica) -> Callable[[int], float]:
+    """Seconds of a prompt's KV over the network, every device sending its share."""
+    rate = NETWORK_BYTES_S * machine.layout.num_devices
+    return lambda tokens: machine.kv_bytes(tokens) * machine.kv_copies / rate
+
+
+def _scaling(options: SimulateOptions) -> Scaling | None:
+    if options.autoscale is None:
+        return None
+    return Scaling(
+        target=options.target_in_flight,
+        most=options.autoscale,
+        least=options.replicas,
+        startup_s=options.startup_s,
+    )
+
+
+def _requests(options: SimulateOptions) -> list[Request]:
+    """The load: a recorded one with its own instants, or lengths under Poisson arrivals."""
+    if options.workload is not None:
+        source = parse_workload(options.workload)
+        if isinstance(source, TraceWorkload):
+            return _recorded(options, source)
+        lengths = workload_lengths(options.workload, options.num_prompts, options.seed)
+    else:
+        lengths = [(options.isl or 1024, options.osl or 256)] * options.num_prompts
+    if options.replay_speed is not None:
+        raise BadInput("--replay-speed needs a recorded workload", value=options.workload)
+    return _arranged(options, [(*pair, ()) for pair in lengths], _poisson(options, len(lengths)))
+
+
+def _recorded(options: SimulateOptions, source: TraceWorkload) -> list[Request]:
+    rows = source.rows[: options.num_prompts]
+    lengths = [(row.num_input, row.num_output, row.blocks) for row in rows]
+    if options.replay_speed is None:
+        return _arranged(options, lengths, _poisson(options, len(rows)))
+    began_s = rows[0].at_s
+    at_s = [(row.at_s - began_s) / options.replay_speed for row in rows]
+    return _arranged(options, lengths, at_s)
+
+
+def _poisson(options: SimulateOptions, count: int) -> list[float]:
+    if not options.rate > 0:
+        raise BadInput("the request rate must be positive", value=options.rate)
+    gaps = np.random.default_rng(options.seed).exponential(1 / options.rate, count)
+    return [float(at) for at in np.cumsum(gaps)]
+
+
+def _arranged(
+    options: SimulateOptions,
+    lengths: Sequence[tuple[int, int, tuple[int, ...]]],
+    at_s: Sequence[float],
+) -> list[Request]:
+    """Requests in order; `batch_share` of them, drawn by the seed, may wait for the others."""
+    drawn = np.random.default_rng(options.seed + 1).random(len(lengths))
+    return [
+        Request(
+            at_s=at,
+            num_prompt=num_prompt,
+            num_output=num_output,
+            prefix=blocks,
+            prefix_block=MOONCAKE_BLOCK,
+            session=str(i),
+            priority=int(low),
+            kind="batch" if low else "",
+        )
+        for i, ((num_prompt, num_output, blocks), at, low) in enumerate(
+            zip(lengths, at_s, (drawn < options.batch_share).tolist(), strict=True)
+        )
+    ]
+
+
+def _write(options: SimulateOptions, outcome: Outcome, slo: Slo | None) -> None:
+    if options.html is None and options.trace is None:
+        return
+    run = RunTrace(
+        target=f"{options.replicas} x {options.model} on {options.device} (simulated)",
+        workload=options.workload or f"synthetic:input={options.isl},output={options.osl}",
+        arrivals=f"poisson:{options.rate:g}" if options.replay_speed is None else "recorded",
+        seed=options.seed,
+        started_unix_s=0.0,
+        duration_s=outcome.duration_s,
+        requests=traces(outcome, SHOWN_REQUESTS),
+    )
+    if options.trace is not None:
+        from ridgeline.measure.report.perfetto import chrome_trace
+
+        options.trace.write_text(json_lib.dumps(chrome_trace(run)), encoding="utf-8")
+    if options.html is not None:
+        from ridgeline.measure.report.page import bench_page
+        from ridgeline.measure.summary import summarise as of_run
+
+        page = bench_page(run, of_run(run, slo), slo)
+        options.html.write_text(page, encoding="utf-8")
+
+
+def _table(options: SimulateOptions, machine: Replica, found: FleetSummary) -> Table:
+    title = (
+        f"{options.replicas} x {machine.outline.name} on {machine.device.name} {machine.layout}, "
+        f"{found.num_requests:,} requests in {found.duration_s:,.1f} virtual seconds"
+    )
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("", "mean", "p50", "p90", "p95", "p99"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, spread in (
+        ("TTFT ms", found.ttft),
+        ("TPOT ms", found.tpot),
+        ("e2e ms", found.e2e),
+        ("queue ms", found.queue),
+    ):
+        table.add_row(name, *_cells(spread))
+    for name, value in _facts(found):
+        table.add_row(name, value)
+    return table
+
+
+def _cells(spread: Spread | None) -> list[str]:
+    if spread is None:
+        return []
+    values = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99)
+    return [f"{1000 * value:,.4g}" for value in values]
+
+
+def _facts(found: FleetSummary) -> list[tuple[str, str]]:
+    told = [
+        ("served", f"{found.num_served:,}"),
+        ("requests/s", f"{found.request_rate:,.4g}"),
+        ("output tok/s", f"{found.output_tok_s:,.0f}"),
+        ("in flight", f"{found.mean_in_flight:,.1f}"),
+        ("busy", f"{found.utilisation:.0%}"),
+        ("device-hours", f"{found.device_hours:,.3g}"),
+        ("steps", f"{found.num_steps:,}"),
+    ]
+    if found.attainment is not None and found.goodput_req_s is not None:
+        told.insert(2, ("goodput/s", f"{found.goodput_req_s:,.4g}"))
+        told.insert(3, ("attainment", f"{found.attainment:.1%}"))
+    extra = (
+        ("prefix hits", f"{found.hit_share:.1%}", found.hit_share),
+        ("restarts", f"{found.num_restarts:,}", found.num_restarts),
+        ("preempted", f"{found.num_preempted:,}", found.num_preempted),
+        ("most replicas", str(found.most_replicas), found.most_replicas),
+    )
+    return told + [(name, shown) for name, shown, value in extra if value]
+
+
+def _notes(options: SimulateOptions, machine: Replica) -> list[str]:
+    eff = machine.efficiency
+    told = [
+        f"step times are modelled ({eff.as_of}); of the median such models are "
+        f"{eff.tpot_error:.0%} (TPOT) and {eff.ttft_error:.0%} (TTFT) off on this device"
+    ]
+    if options.workload is not None and is_text(options.workload):
+        told.append("the workload is text: its lengths are estimated at four bytes per token")
+    if not options.prefix_caching:
+        told.append("prefix caching is off")
+    return told

@@ -1,0 +1,116 @@
+"""How long steps take in a simulation, one by one and many calm ones at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from ridgeline.plan.machine import Replica, Shapes
+
+
+class Glide(msgspec.Struct, frozen=True):
+    """Calm steps in a row: step j (from 0) takes first_s + j · more_s seconds."""
+
+    first_s: float
+    more_s: float
+
+    def seconds(self, num_steps: int) -> float:
+        """Of the first `num_steps` of them."""
+        return num_steps * (self.first_s + self.more_s * (num_steps - 1) / 2)
+
+    def steps_until(self, span_s: float) -> int:
+        """The fewest steps that last `span_s` or longer."""
+        if span_s <= 0:
+            return 0
+        b = self.first_s - self.more_s / 2
+        if self.more_s > 0:
+            guess = (math.sqrt(b * b + 2 * self.more_s * span_s) - b) / self.more_s
+        else:
+            guess = span_s / self.first_s
+        steps = max(1, math.ceil(guess) - 1)
+        while self.seconds(steps) < span_s:
+            steps += 1
+        return steps
+
+
+class Pace(Protocol):
+    """Seconds of a step; and of calm steps, where they follow a line (None: go step by step)."""
+
+    def step_s(self, shapes: Shapes, num_sampled: int) -> float: ...
+
+    def glide(self, computed: Sequence[int], num_steps: int) -> Glide | None:
+        """`computed`: tokens in the cache of each running sequence before the first step."""
+
+
+class Steady:
+    """Every step takes the same time: for tests against queueing theory."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def step_s(self, shapes: Shapes, num_sampled: int) -> float:
+        return self._seconds
+
+    def glide(self, computed: Sequence[int], num_steps: int) -> Glide | None:
+        return Glide(self._seconds, 0.0)
+
+
+class Modelled:
+    """The step-time model of a replica; pipelines are paced by their micro-batches.
+
+    Without windows a calm step's bytes and FLOPs grow by the same amount each time. So do its
+    seconds, while the same one of the two stays ahead; where they change places, and with windows,
+    there is no line and `glide` is None.
+    """
+
+    def __init__(self, machine: Replica) -> None:
+        self._machine = machine
+        self._linear = all(group.window is None for group in machine.outline.attention)
+        self._lines: dict[int, _Lines] = {}
+
+    def step_s(self, shapes: Shapes, num_sampled: int) -> float:
+        return self._machine.price(shapes, num_sampled).seconds
+
+    def glide(self, computed: Sequence[int], num_steps: int) -> Glide | None:
+        if not self._linear:
+            return None
+        batch, total = len(computed), sum(computed)
+        lines = self._lines.get(batch)
+        if lines is None:
+            lines = self._lines[batch] = _lines(self._machine, batch)
+        memory_s = lines.memory_s + lines.memory_more_s * total
+        compute_s = lines.compute_s + lines.compute_more_s * total
+        grown = batch * (num_steps - 1)
+        by_memory = memory_s >= compute_s
+        ahead_s = memory_s - compute_s + (lines.memory_more_s - lines.compute_more_s) * grown
+        if (ahead_s >= 0) != by_memory:
+            return None
+        if by_memory:
+            return Glide(memory_s + lines.other_s, lines.memory_more_s * batch)
+        return Glide(compute_s + lines.other_s, lines.compute_more_s * batch)
+
+
+class _Lines(msgspec.Struct, frozen=True):
+    """A decode step of one batch size over the tokens that its sequences hold together."""
+
+    memory_s: float
+    memory_more_s: float
+    compute_s: float
+    compute_more_s: float
+    other_s: float
+
+
+def _lines(machine: Replica, batch: int) -> _Lines:
+    """From two points: both are straight without windows."""
+    far = 1 << 20
+    none, some = machine.decode_sum(batch, 0), machine.decode_sum(batch, far)
+    return _Lines(
+        none.memory_s,
+        (some.memory_s - none.memory_s) / far,
+        none.compute_s,
+        (some.compute_s - none.compute_s) / far,
+        none.overhead_s + none.communication_s,
+    )

@@ -1,0 +1,121 @@
+"""One replica of a simulated fleet: the engine's own scheduler between two instants.
+
+    idle ──ask──▶ busy ──commit──▶ calm ──▶ busy …          a step is planned, then committed
+                                     │
+                                     └─ask─▶ calm until the step under way ends, then busy
+
+A busy station has a step under way: what it computes was planned, and is committed when its time
+has passed. A calm one is somewhere within steps of which nothing happens but decoding
+(`engine.core.leap`); they are done at once, when something is about to happen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ridgeline.engine.core.leap import calm_steps, leap
+from ridgeline.engine.core.plan import Sampled, StepPlan, StepResult
+from ridgeline.engine.core.scheduler import Scheduler
+from ridgeline.plan.pace import Glide, Pace
+from ridgeline.records import Ask, Event
+
+FILLER = 0
+_ONE = Sampled((FILLER,))
+_NONE = Sampled()
+
+
+class Station:
+    """`wake_s` is when something happens here by itself (inf: never); call `advance` then.
+
+    `leaps` False goes step by step: the slow twin of the fast way.
+    """
+
+    def __init__(self, scheduler: Scheduler, pace: Pace, *, leaps: bool = True) -> None:
+        self.scheduler, self._pace, self._leaps = scheduler, pace, leaps
+        self.wake_s = math.inf
+        self.num_steps = 0
+        self.busy_s = 0.0
+        self.check: Callable[[Scheduler], None] = _no_check
+        self._free_s = 0.0  # when the step under way ends
+        self._plan: StepPlan | None = None
+        self._calm: tuple[float, int, Glide] | None = None
+
+    def add(self, ask: Ask, now_s: float) -> None:
+        """Take an ask at `now_s`. Raises what `Scheduler.add` raises."""
+        if self._calm is not None:
+            from_s, most, glide = self._calm
+            steps = glide.steps_until(now_s - from_s)
+            if steps < most:
+                self._land(steps)
+        self.scheduler.add(ask)
+        if self._plan is None and self._calm is None:
+            self.wake_s = max(now_s, self._free_s)
+
+    def drop(self, now_s: float) -> None:
+        """The replica is gone: whatever was under way is lost."""
+        self._plan = self._calm = None
+        self.wake_s, self._free_s = math.inf, now_s
+
+    def advance(self, now_s: float) -> list[Event]:
+        """What happens at `wake_s`, which has come: a commit's events, or none and a plan."""
+        if self._plan is not None:
+            return self._commit(now_s)
+        if self._calm is not None:
+            events = self._land(self._calm[1])
+            self.check(self.scheduler)
+            self._settle(now_s)
+            return events
+        self._begin(now_s)
+        return []
+
+    def _begin(self, now_s: float) -> None:
+        """Plan the next step, or find out when to try again."""
+        wake_s = self.scheduler.next_wake_s(now_s)
+        if wake_s is None or wake_s > now_s:
+            self.wake_s = math.inf if wake_s is None else wake_s
+            return
+        plan = self._plan = self.scheduler.plan(now_s)
+        took_s = 0.0
+        if plan.runs:
+            shapes = [(len(run.tokens), run.start) for run in plan.runs]
+            took_s = self._pace.step_s(shapes, sum([run.sample is not None for run in plan.runs]))
+            self.num_steps += 1
+            self.busy_s += took_s
+        self.wake_s = now_s + took_s
+
+    def _commit(self, now_s: float) -> list[Event]:
+        plan, self._plan = self._plan, None
+        assert plan is not None
+        sampled = tuple([_NONE if run.sample is None else _ONE for run in plan.runs])
+        events = self.scheduler.commit(plan, StepResult(sampled), now_s)
+        self.check(self.scheduler)
+        self._settle(now_s)
+        return events
+
+    def _settle(self, now_s: float) -> None:
+        """After a commit: glide through the calm steps, if there are any."""
+        steps = calm_steps(self.scheduler) if self._leaps else 0
+        glide = None
+        if steps > 0:
+            computed = [seq.computed for seq in self.scheduler._roster.running]
+            glide = self._pace.glide(computed, steps)
+        if glide is None:
+            self.wake_s = now_s if self.scheduler.has_work else math.inf
+            return
+        self._calm = (now_s, steps, glide)
+        self.wake_s = now_s + glide.seconds(steps)
+
+    def _land(self, steps: int) -> list[Event]:
+        """Do `steps` of the calm ones; the next plan is when the last of them ends."""
+        assert self._calm is not None
+        (from_s, _, glide), self._calm = self._calm, None
+        took_s = glide.seconds(steps)
+        self.num_steps += steps
+        self.busy_s += took_s
+        self.wake_s = self._free_s = from_s + took_s
+        return leap(self.scheduler, steps, self._free_s, FILLER) if steps else []
+
+
+def _no_check(_scheduler: Scheduler) -> None:
+    """Invariants are checked only where it was asked for."""

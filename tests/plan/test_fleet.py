@@ -1,0 +1,398 @@
+"""The fleet: leaps against steps, queueing theory, conservation, routing, faults, scaling."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.engine.core.admission import Limits
+from ridgeline.engine.core.batching import make_policy
+from ridgeline.engine.core.blocks import BlockPool
+from ridgeline.engine.core.prefix import NoPrefixCache, PrefixCache
+from ridgeline.engine.core.scheduler import Scheduler
+from ridgeline.errors import BadInput
+from ridgeline.hardware.catalogue import find_accelerator
+from ridgeline.plan.fleet import (
+    Build,
+    Faults,
+    FleetPlan,
+    Outcome,
+    Request,
+    Scaling,
+    simulate_fleet,
+)
+from ridgeline.plan.machine import replica
+from ridgeline.plan.outline import load_outline
+from ridgeline.plan.pace import Glide, Modelled, Pace, Steady
+from ridgeline.plan.routing import make_router
+from ridgeline.plan.station import Station
+from ridgeline.records import Ask, Sampling
+
+MODEL = Modelled(replica(load_outline("llama-3.1-8b"), find_accelerator("h100-sxm")))
+
+
+def make(
+    seats: int = 8,
+    blocks: int = 400,
+    *,
+    budget: int = 64,
+    cache: bool = False,
+    policy: str = "continuous",
+    chunked: bool = True,
+) -> Callable[[], Scheduler]:
+    def build() -> Scheduler:
+        pool = BlockPool(blocks, 4)
+        limits = Limits(
+            max_num_seqs=seats,
+            max_num_batched_tokens=budget,
+            max_model_len=200,
+            chunked_prefill=chunked,
+        )
+        kept = PrefixCache(pool) if cache else NoPrefixCache()
+        return Scheduler(limits, make_policy(policy, wait_s=0.01), pool, kept)
+
+    return build
+
+
+def fleet(
+    scheduler: Callable[[], Scheduler], pace: Pace, count: int = 1, **more: object
+) -> FleetPlan:
+    builds = (Build(name="test", scheduler=scheduler, pace=pace),) * count
+    return FleetPlan(**{"builds": builds, "check": conserved, **more})  # type: ignore[arg-type]
+
+
+def conserved(scheduler: Scheduler) -> None:
+    """Blocks: owned ones are exactly those in tables. Tokens: never more computed than known."""
+    running = scheduler._roster.running
+    tables = {block for seq in running for block in seq.blocks}
+    assert scheduler.pool.num_owned == len(tables)
+    assert scheduler.pool.num_owned + scheduler.pool.num_idle == scheduler.pool.num_blocks
+    for seq in running:
+        assert 0 <= seq.computed <= seq.known
+        assert len(seq.blocks) >= scheduler.pool.blocks_for(seq.computed)
+
+
+def told(outcome: Outcome) -> list[tuple[object, ...]]:
+    return [
+        (life.replica, life.cached, life.num_preempted, life.num_restarts, life.error)
+        for life in outcome.lives
+    ]
+
+
+def instants(outcome: Outcome) -> np.ndarray:
+    return np.array([(x.started_s, x.first_s, x.finished_s) for x in outcome.lives])
+
+
+requests_of = st.lists(
+    st.tuples(
+        st.floats(0, 0.2),
+        st.integers(1, 60),
+        st.integers(1, 40),
+        st.lists(st.integers(0, 2), max_size=4),
+        st.integers(0, 1),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    asked=requests_of,
+    seats=st.integers(1, 6),
+    blocks=st.integers(26, 60),
+    budget=st.sampled_from([4, 16, 64]),
+    cache=st.booleans(),
+    policy=st.sampled_from(["continuous", "continuous", "static", "dynamic"]),
+    count=st.integers(1, 2),
+    steady=st.booleans(),
+)
+def test_leaps_and_steps_agree(
+    asked: list[tuple[float, int, int, list[int], int]],
+    seats: int,
+    blocks: int,
+    budget: int,
+    cache: bool,
+    policy: str,
+    count: int,
+    steady: bool,
+) -> None:
+    requests = [
+        Request(
+            at_s=at,
+            num_prompt=prompt,
+            num_output=out,
+            prefix=tuple(ids),
+            prefix_block=8,
+            priority=p,
+        )
+        for at, prompt, out, ids, p in sorted(asked)
+    ]
+    scheduler = make(seats, blocks, budget=budget, cache=cache, policy=policy)
+    pace: Pace = Steady(0.003) if steady else MODEL
+    fast, slow = (
+        simulate_fleet(requests, fleet(scheduler, pace, count, leaps=leaps))
+        for leaps in (True, False)
+    )
+    assert told(fast) == told(slow)
+    assert np.allclose(instants(fast), instants(slow), rtol=1e-9, atol=1e-12)
+    assert fast.num_steps == slow.num_steps and fast.num_events <= slow.num_events
+    assert all(not life.error for life in fast.lives)  # nobody starves
+
+
+def test_a_leap_leaves_the_scheduler_as_its_steps_do() -> None:
+    """Not only what is told: tables, cache entries and the order of idle blocks too."""
+
+    def after(leaps: bool) -> Scheduler:
+        station = Station(make(cache=True, blocks=60)(), Steady(1.0), leaps=leaps)
+        for i in range(3):
+            sampling = Sampling(temperature=0.0, max_tokens=30 + i, ignore_eos=True)
+            prompt = (7,) * (5 + 3 * i)
+            station.add(Ask(id=str(i), prompt=prompt, sampling=sampling, arrival_s=0.0), 0.0)
+        now_s = 0.0
+        while now_s < 31.0:
+            now_s = station.wake_s
+            station.advance(now_s)
+        return station.scheduler
+
+    fast, slow = after(True), after(False)
+    assert fast.pool.idle_blocks() == slow.pool.idle_blocks()
+    assert [s.blocks for s in fast._roster.running] == [s.blocks for s in slow._roster.running]
+    assert [s.tokens for s in fast._roster.running] == [s.tokens for s in slow._roster.running]
+    assert vars(fast.cache)["_block_of"] == vars(slow.cache)["_block_of"]
+    assert fast.totals == slow.totals
+
+
+@given(st.floats(1e-4, 1), st.floats(0, 1e-3), st.integers(1, 500), st.floats(-0.4, 0.4))
+def test_a_glide_adds_up(first_s: float, more_s: float, steps: int, off: float) -> None:
+    glide = Glide(first_s, more_s)
+    summed = sum(first_s + j * more_s for j in range(steps))
+    assert glide.seconds(steps) == pytest.approx(summed)
+    inside = glide.seconds(steps - 1) + (0.5 + off) * (first_s + (steps - 1) * more_s)
+    assert glide.steps_until(inside) == steps
+
+
+def test_the_model_glides_as_it_steps() -> None:
+    computed = [100, 5000, 37]
+    glide = MODEL.glide(computed, 50)
+    assert glide is not None
+    one_by_one = [MODEL.step_s([(1, c + j) for c in computed], 3) for j in range(50)]
+    assert glide.seconds(50) == pytest.approx(sum(one_by_one), rel=1e-9)
+
+
+def poisson(rate: float, count: int, seed: int) -> np.ndarray:
+    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
+
+
+def lindley(at_s: np.ndarray, service_s: float) -> np.ndarray:
+    """Waits in a queue of one server, by the recursion w' = max(0, w + s - gap)."""
+    drift = np.concatenate([[0.0], np.cumsum(service_s - np.diff(at_s))])
+    return drift - np.minimum.accumulate(drift)
+
+
+@pytest.mark.parametrize("rho", [0.5, 0.8])
+def test_one_seat_and_one_token_are_an_m_d_1(rho: float) -> None:
+    service_s = 0.01
+    at_s = poisson(rho / service_s, 3000, 1)
+    found = simulate_fleet(
+        [Request(at_s=float(t), num_prompt=4, num_output=1) for t in at_s],
+        fleet(make(seats=1), Steady(service_s)),
+    )
+    waits = np.array([life.started_s - life.request.at_s for life in found.lives])
+    assert np.allclose(waits, lindley(at_s, service_s), atol=1e-9)
+    long_run = lindley(poisson(rho / service_s, 4_000_000, 2), service_s).mean()
+    theory = rho * service_s / (2 * (1 - rho))
+    assert long_run == pytest.approx(theory, rel=0.02)
+
+
+def kiefer_wolfowitz(at_s: Sequence[float], service_s: Sequence[float], servers: int) -> np.ndarray:
+    free, waits = [0.0] * servers, []
+    for at, service in zip(at_s, service_s, strict=True):
+        begins = max(at, heapq.heappop(free))
+        waits.append(begins - at)
+        heapq.heappush(free, begins + service)
+    return np.array(waits)
+
+
+def erlang_c_wait(rate: float, mu: float, servers: int) -> float:
+    a = rate / mu
+    terms = [a**n / math.factorial(n) for n in range(servers)]
+    last = a**servers / math.factorial(servers) * servers / (servers - a)
+    return last / (sum(terms) + last) / (servers * mu - rate)
+
+
+def test_seats_that_share_their_steps_are_an_m_m_c() -> None:
+    """Answers of exponential length at 1 ms per token: c servers, up to the step that all share."""
+    seats, step_s, mean = 4, 1e-3, 60
+    rate = 0.8 * seats / (mean * step_s)
+    rng = np.random.default_rng(5)
+    at_s = poisson(rate, 4000, 3)
+    tokens = np.maximum(1, np.ceil(rng.exponential(mean, 4000)).astype(int))
+    limits = Limits(max_num_seqs=seats, max_num_batched_tokens=10_000, max_model_len=4000)
+
+    def build() -> Scheduler:
+        pool = BlockPool(4000, 4)
+        return Scheduler(limits, make_policy("continuous"), pool, NoPrefixCache())
+
+    found = simulate_fleet(
+        [
+            Request(at_s=float(t), num_prompt=1, num_output=int(n))
+            for t, n in zip(at_s, tokens, strict=True)
+        ],
+        fleet(build, Steady(step_s)),
+    )
+    waits = np.array([life.started_s - life.request.at_s for life in found.lives])
+    ideal = kiefer_wolfowitz(at_s.tolist(), (tokens * step_s).tolist(), seats)
+    assert waits.mean() == pytest.approx(ideal.mean(), abs=1.5 * step_s)
+    many = 400_000
+    long_run = kiefer_wolfowitz(
+        poisson(rate, many, 8).tolist(), rng.exponential(mean * step_s, many).tolist(), seats
+    ).mean()
+    assert long_run == pytest.approx(erlang_c_wait(rate, 1 / (mean * step_s), seats), rel=0.02)
+
+
+def load(count: int, rate: float = 50.0, seed: int = 0, **more: object) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    at_s = poisson(rate, count, seed)
+    return [
+        Request(
+            at_s=float(t),
+            num_prompt=int(rng.integers(5, 60)),
+            num_output=int(rng.integers(1, 60)),
+            **more,  # type: ignore[arg-type]
+        )
+        for t in at_s
+    ]
+
+
+def test_littles_law() -> None:
+    found = simulate_fleet(load(2000), fleet(make(), Steady(0.005), 3))
+    spent_s = sum(life.finished_s - life.request.at_s for life in found.lives)
+    assert found.area == pytest.approx(spent_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "router", ["round-robin", "least-loaded", "power-of-two", "prefix-aware", "session"]
+)
+def test_every_router_serves_everybody_and_a_seed_decides_all(router: str) -> None:
+    requests = load(300)
+    plan = fleet(make(cache=True), Steady(0.005), 4, router=router, seed=3)
+    first, again = simulate_fleet(requests, plan), simulate_fleet(requests, plan)
+    assert told(first) == told(again)
+    assert np.array_equal(instants(first), instants(again))
+    assert all(not life.error for life in first.lives)
+
+
+def test_routers_do_what_their_names_say() -> None:
+    ask = Request(at_s=0, num_prompt=9, num_output=1, prefix=(5, 6), session="anna")
+    load = [3, 0, 2]
+    turns = make_router("round-robin")
+    assert [turns.choose(ask, [0, 1, 2], load) for _ in range(4)] == [0, 1, 2, 0]
+    assert make_router("least-loaded").choose(ask, [0, 2], load) == 2
+    aware = make_router("prefix-aware")
+    assert aware.choose(ask, [0, 1, 2], load) == 1
+    assert aware.choose(ask, [0, 1, 2], [0, 9, 0]) == 1  # its prefix is there
+    assert aware.choose(ask, [0, 1, 2], [0, 90, 0]) == 0  # but it is far too busy
+    sticky = make_router("session", 1)
+    home = sticky.choose(ask, [0, 1, 2], load)
+    assert all(sticky.choose(ask, [0, 1, 2], [9, 9, 9]) == home for _ in range(3))
+    others = [r for r in (0, 1, 2) if r != home]
+    moved = next(r for r in others)
+    assert sticky.choose(ask, [r for r in (0, 1, 2) if r != moved], load) == home
+    with pytest.raises(BadInput, match="round-robin"):
+        make_router("best")
+
+
+def test_prefix_aware_routing_hits_more() -> None:
+    rng = np.random.default_rng(0)
+    requests = [
+        Request(
+            at_s=0.01 * i,
+            num_prompt=50,
+            num_output=4,
+            prefix=(int(rng.integers(0, 12)),),
+            prefix_block=40,
+        )
+        for i in range(400)
+    ]
+    hits = {}
+    for router in ("round-robin", "prefix-aware"):
+        plan = fleet(make(cache=True, blocks=60), Steady(0.002), 4, router=router)
+        hits[router] = sum(life.cached for life in simulate_fleet(requests, plan).lives)
+    assert hits["prefix-aware"] > 1.3 * hits["round-robin"]
+
+
+def test_what_a_failed_replica_had_begins_again_elsewhere() -> None:
+    plan = fleet(make(), Steady(0.005), 3, faults=Faults(mtbf_s=2.0, repair_s=0.5), seed=4)
+    found = simulate_fleet(load(500), plan)
+    assert sum(life.num_restarts for life in found.lives) > 5
+    assert all(not life.error for life in found.lives)
+    calm = simulate_fleet(load(500), fleet(make(), Steady(0.005), 3))
+    assert found.area > calm.area
+
+
+def test_the_fleet_grows_with_the_load_and_shrinks_after_it() -> None:
+    quiet = [Request(at_s=30.0 + i, num_prompt=5, num_output=2) for i in range(30)]
+    plan = fleet(
+        make(),
+        Steady(0.02),
+        1,
+        scaling=Scaling(target=6, most=5, interval_s=0.5, startup_s=1.0),
+    )
+    found = simulate_fleet([*load(600, rate=60), *quiet], plan)
+    sizes = [count for _, count in found.num_replicas]
+    assert max(sizes) == 5 and found.num_replicas[-1][1] == 1
+    assert all(not life.error for life in found.lives)
+    first_new = next(at for at, count in found.num_replicas if count == 2)
+    assert first_new >= 1.5  # an interval and the start-up
+
+
+def test_disaggregated_pools_hand_the_cache_over() -> None:
+    build = Build(name="test", scheduler=make(cache=True), pace=Steady(0.005))
+    plan = FleetPlan(
+        builds=(build,) * 2,
+        decode=(build,) * 2,
+        transfer_s=lambda tokens: 1e-4 * tokens,
+        check=conserved,
+    )
+    found = simulate_fleet(load(200, rate=20), plan)
+    assert all(not life.error for life in found.lives)
+    decode_steps = sum(m.num_steps for m in found.members if m.pool == 1)
+    assert decode_steps > 0
+    one = simulate_fleet([Request(at_s=0, num_prompt=41, num_output=3)], plan).lives[0]
+    assert one.first_s == pytest.approx(0.005)
+    assert one.finished_s == pytest.approx(0.005 + 41e-4 + 2 * 0.005)  # the prompt was not computed
+
+
+def test_a_low_priority_waits_for_the_others() -> None:
+    rng = np.random.default_rng(1)
+    both = [
+        Request(at_s=0.002 * i, num_prompt=20, num_output=10, priority=int(rng.integers(0, 2)))
+        for i in range(300)
+    ]
+    found = simulate_fleet(both, fleet(make(seats=4), Steady(0.002)))
+    waits = {
+        p: np.mean([x.started_s - x.request.at_s for x in found.lives if x.request.priority == p])
+        for p in (0, 1)
+    }
+    assert waits[0] < waits[1]
+
+
+def test_a_fleet_without_replicas_and_a_request_too_long() -> None:
+    with pytest.raises(BadInput):
+        simulate_fleet([], FleetPlan(builds=()))
+    with pytest.raises(BadInput, match="too long"):
+        simulate_fleet([Request(at_s=0, num_prompt=500, num_output=1)], fleet(make(), Steady(0.01)))
+
+
+def test_the_end_of_the_clock() -> None:
+    found = simulate_fleet(load(200), fleet(make(seats=1), Steady(0.05)), end_s=2.0)
+    assert found.duration_s <= 2.0
+    assert any(life.error for life in found.lives)
+    assert all(life.request.at_s < 2.0 for life in found.lives)

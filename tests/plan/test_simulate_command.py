@@ -1,0 +1,89 @@
+"""`ridgeline simulate` from a load to numbers, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.main import main
+from ridgeline.plan.fleet import Life, Outcome, Request
+from ridgeline.plan.fleet_result import summarise
+from ridgeline.records import Slo
+
+ASKED = ["simulate", "llama-3.1-8b", "--device", "h100-sxm"]
+SMALL = [*ASKED, "--rate", "30", "--num-prompts", "200", "--isl", "300", "--osl", "40"]
+
+
+def told(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, float]:
+    assert main([*SMALL, "--json", *more]) == 0
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+def test_numbers_are_those_of_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    first = told(capsys, "--seed", "4", "--slo", "ttft:300 tpot:20")
+    assert first == told(capsys, "--seed", "4", "--slo", "ttft:300 tpot:20")
+    assert first != told(capsys, "--seed", "5", "--slo", "ttft:300 tpot:20")
+    assert first["num_served"] == 200 and first["attainment"] > 0.9
+
+
+def test_leaping_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    fast, slow = told(capsys), told(capsys, "--step-by-step")
+    assert fast["num_steps"] == slow["num_steps"]
+    assert fast["duration_s"] == pytest.approx(slow["duration_s"], rel=1e-9)
+    assert fast["ttft"] == pytest.approx(slow["ttft"], rel=1e-6)
+
+
+def test_more_replicas_answer_sooner(capsys: pytest.CaptureFixture[str]) -> None:
+    one, four = told(capsys), told(capsys, "--replicas", "4")
+    assert four["tpot"]["mean"] < one["tpot"]["mean"]  # type: ignore[index]
+    assert four["device_hours"] == pytest.approx(4 * four["duration_s"] / 3600)
+
+
+def test_a_recording_a_page_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        {"timestamp": 50 * i, "input_length": 1500, "output_length": 8, "hash_ids": [i % 3, 99, i]}
+        for i in range(60)
+    ]
+    recorded = tmp_path / "trace.jsonl"
+    recorded.write_text("\n".join(map(json.dumps, lines)))
+    page, chrome = tmp_path / "page.html", tmp_path / "trace.json"
+    asked = [*ASKED, "--workload", f"mooncake:{recorded}", "--replay-speed", "2", "--replicas", "2"]
+    asked += ["--enable-prefix-caching", "--router", "prefix-aware"]
+    assert main([*asked, "--html", str(page), "--trace", str(chrome), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["hit_share"] > 0.4 and 1.4 < found["duration_s"] < 2.0
+    assert "<svg" in page.read_text()
+    assert len(json.loads(chrome.read_text())["traceEvents"]) > 100
+    assert main(asked) == 0
+    assert "prefix hits" in capsys.readouterr().out
+
+
+def test_what_cannot_be_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, "--router", "best", "--num-prompts", "2"]) == 2
+    assert "prefix-aware" in capsys.readouterr().err
+    assert main([*ASKED, "--replay-speed", "2"]) == 2
+    assert main([*ASKED, "--rate", "0"]) == 2
+    assert main(["simulate", "llama-3.1-70b", "--device", "h100-sxm"]) == 2
+    assert "does not fit" in capsys.readouterr().err
+
+
+def test_the_summary_by_hand() -> None:
+    asked = Request(at_s=1.0, num_prompt=10, num_output=5)
+    good = Life(asked, started_s=1.5, first_s=2.0, finished_s=4.0)
+    lost = Life(asked, error="lost")
+    outcome = Outcome(
+        lives=(good, lost),
+        members=(),
+        duration_s=8.0,
+        area=12.0,
+        num_steps=3,
+        num_events=3,
+        num_replicas=((0.0, 2),),
+    )
+    found = summarise(outcome, Slo(ttft_s=1.0, tpot_s=0.5))
+    assert found.ttft is not None and found.tpot is not None and found.queue is not None
+    assert (found.ttft.p50, found.tpot.p50, found.queue.p50) == (1.0, 0.5, 0.5)
+    assert (found.attainment, found.goodput_req_s, found.mean_in_flight) == (0.5, 1 / 8, 1.5)
+    assert summarise(outcome, Slo(ttft_s=0.9)).attainment == 0.0
