@@ -33,7 +33,7 @@ lint: install
 test: install lint
 	$(BIN)/python -m pytest -q
 
-# The linear kernels without Python: under sanitizers; and the AVX-512 variants emulated (needs SIMDe).
+# The linear and attention kernels without Python: under sanitizers; and the AVX-512 variants emulated (needs SIMDe).
 check-native:
 	native/tests/check.sh sanitize
 

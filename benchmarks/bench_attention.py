@@ -1,6 +1,7 @@
 """Attention over a KV cache of each format: time, bytes, and percent of the bandwidth bound.
 
     python benchmarks/bench_attention.py [--threads N] [--rounds 5] [--model dummy:llama-1b-32k]
+        [--kv int8 bfloat16 ...] [--only "decode 1 at 8192"]
     python benchmarks/bench_attention.py --quality
 
 One layer of the shape, native and torch interleaved, medians. The bound of a case is the larger of
@@ -27,6 +28,7 @@ from ridgeline import _native
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
+from ridgeline.engine.attention.native import KV_FORMATS
 from ridgeline.engine.core.plan import Run
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.runner import TorchRunner
@@ -110,7 +112,7 @@ def measured_rates(num_threads: int) -> tuple[float, float]:
     return max(rate for rate, _ in read), max(rate for rate, _ in multiply)
 
 
-def speed(model: str, num_threads: int, rounds: int) -> None:
+def speed(model: str, num_threads: int, rounds: int, kvs: list[str], only: str) -> None:
     torch.set_num_threads(num_threads)
     full = with_dtype(load_spec(model), "float32")
     spec = type(full)(
@@ -119,8 +121,8 @@ def speed(model: str, num_threads: int, rounds: int) -> None:
     )
     rates = measured_rates(num_threads)
     print(f"{num_threads} thread(s): {rates[0] / 1e9:.1f} GB/s, {rates[1] / 1e9:.0f} GFLOP/s")
-    for kv in ("float32", "bfloat16", "int8"):
-        for name in CASES:
+    for kv in kvs:
+        for name in (name for name in CASES if only in name):
             row = case(with_kv_dtype(spec, kv), name, rounds, rates)
             print(
                 f"{row['case']:30} {row['us']:10.0f} us {row['percent']:5.0f} % of {row['bound']}"
@@ -159,12 +161,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", default="dummy:llama-1b-32k")
+    parser.add_argument("--kv", nargs="+", choices=KV_FORMATS, default=list(KV_FORMATS))
+    parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--quality", action="store_true")
     args = parser.parse_args()
     if args.quality:
         measure_quality()
     else:
-        speed(args.model, args.threads, args.rounds)
+        speed(args.model, args.threads, args.rounds, args.kv, args.only)
 
 
 if __name__ == "__main__":

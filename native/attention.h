@@ -7,7 +7,7 @@
 namespace ridgeline {
 
 // How a row of the cache (one token's key or value of one head) is stored: D numbers of a float format, or D
-// int8 codes and then one float, their scale (unaligned: D + 4 bytes).
+// codes, each a byte (-127 .. 127, plus 128), and then one float, their scale (unaligned: D + 4 bytes).
 enum class KvKind { kFloat32, kBfloat16, kFloat16, kInt8 };
 
 inline int64_t row_bytes(KvKind kind, int head_dim) {

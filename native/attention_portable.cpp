@@ -13,6 +13,7 @@ namespace {
 typedef float Vf __attribute__((vector_size(16)));
 typedef int32_t Vi __attribute__((vector_size(16)));
 constexpr int kRows = 4;
+constexpr int kWholeRows = 4;
 
 inline Vf load_f(const float* p) {
   Vf v;
@@ -89,25 +90,28 @@ inline float max_of(Vf v) {
 inline float sum_of(Vf v) { return v[0] + v[1] + (v[2] + v[3]); }
 inline int32_t sum_of(Vi v) { return v[0] + v[1] + v[2] + v[3]; }
 
-inline void store_words(int16_t* to, Vi a, Vi b) {
+inline void store_words(int32_t* to, Vi a, Vi b) {
+  int16_t words[2 * LANES];
   for (int i = 0; i < LANES; ++i) {
-    to[i] = static_cast<int16_t>(a[i]);
-    to[LANES + i] = static_cast<int16_t>(b[i]);
+    words[i] = static_cast<int16_t>(a[i]);
+    words[LANES + i] = static_cast<int16_t>(b[i]);
   }
+  memcpy(to, words, sizeof words);
 }
 
 inline Vi madd(Vi sum, Vi a, Vi b) { return sum + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16); }
+
+inline Vi even_bytes(Vi v) { return v & 0x00FF00FF; }
+inline Vi odd_bytes(Vi v) { return v >> 8 & 0x00FF00FF; }
 
 constexpr int kValueBlock = 8;
 inline int value_dim(int slot) { return slot; }
 
 // See attention_avx2.inc.
-inline void interleave(const void* const (&rows)[4], int32_t* pairs, int to_second) {
-  const int8_t* r[4];
-  for (int i = 0; i < 4; ++i) r[i] = static_cast<const int8_t*>(rows[i]);
+inline void interleave(const char* row0, const char* row1, const char* row2, const char* row3, int32_t* quads) {
   for (int d = 0; d < kValueBlock; ++d) {
-    pairs[d] = (r[0][d] + 128) | (r[1][d] + 128) << 16;
-    pairs[to_second + d] = (r[2][d] + 128) | (r[3][d] + 128) << 16;
+    const char quad[4] = {row0[d], row2[d], row1[d], row3[d]};
+    memcpy(quads + d, quad, sizeof quad);
   }
 }
 

@@ -78,7 +78,18 @@ inline __m512 gap_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   return out;
 }
 
+inline __m256i gap_cvtepi32_epi16(__m512i a) {
+  int32_t x[16];
+  int16_t y[16];
+  memcpy(x, &a, 64);
+  for (int i = 0; i < 16; ++i) y[i] = static_cast<int16_t>(x[i]);
+  __m256i out;
+  memcpy(&out, y, 32);
+  return out;
+}
+
 #undef _mm512_fmadd_ps
+#define _mm512_cvtepi32_epi16 gap_cvtepi32_epi16
 #define _mm512_fmadd_ps gap_fmadd_ps
 #define _mm512_cvtepu8_epi32 gap_cvtepu8_epi32
 #define _mm512_cvtepi32_ps gap_cvtepi32_ps

@@ -1,12 +1,13 @@
 """How keys and values are stored in the cache: a family of three, one row [W] per (token, head).
 
     float32, bfloat16, float16   row = D numbers                             W = D
-    int8                         row = D codes, then one float32 scale       W = D + 4 bytes
+    int8                         row = D codes + 128, then one float32 scale W = D + 4 bytes
 
 INT8 keeps each key and each value of a head with a scale of its own: x ≈ code · scale, with
 scale = max|x| / 127 over the D numbers of that token and head, and code = x / scale rounded half to
-even. The scale stands in the row it belongs to, so that whatever moves blocks (copy-on-write,
-prefix sharing) moves it too.
+even. Codes are stored plus 128, as unsigned bytes: those widen to words by a mask and a shift,
+where signed ones need shuffles. The scale stands in the row it belongs to, so that whatever moves
+blocks (copy-on-write, prefix sharing) moves it too.
 
 Paper: per-token quantisation of the KV cache as in KVQuant (Hooper et al. 2024, arXiv 2401.18079)
 and KIVI (Liu et al. 2024, arXiv 2402.02750), at 8 bits, where keys need no channel-wise scales.
@@ -14,8 +15,8 @@ and KIVI (Liu et al. 2024, arXiv 2402.02750), at 8 bits, where keys need no chan
 Invariant: what a position holds depends on that token's key or value alone; writing it again gives
 the same bytes. Lossy, except where the format is the dtype of the computation.
 
-When it loses: wherever memory is not short. Rows are widened before use, which costs more time than
-the bytes save (benchmarks/bench_attention.py; docs/tried.md has the figures).
+When it loses: in quality where keys have strong outliers; in time for prompts with the torch
+backend, which widens rows before use (benchmarks/bench_attention.py has the figures).
 
 Shape legend: X any leading axes, D head_dim, W numbers of a stored row.
 """
@@ -32,6 +33,7 @@ from ridgeline.engine.model.dtype import DTYPES
 
 SCALE_BYTES = 4
 MAX_CODE = 127
+OFFSET = 128  # added to codes as stored
 SMALLEST = 1e-30  # below it a row is stored as zeros: 127 / max|x| must stay finite
 
 
@@ -91,11 +93,11 @@ class Int8Kv:
         x_XD = x_XD.float()
         top_X1 = x_XD.abs().amax(dim=-1, keepdim=True)
         inverse_X1 = torch.where(top_X1 > SMALLEST, MAX_CODE / top_X1, 0.0)
-        codes_XD = (x_XD * inverse_X1).round_().to(torch.int8)
+        codes_XD = (x_XD * inverse_X1).round_().add_(OFFSET).to(torch.uint8).view(torch.int8)
         return torch.cat([codes_XD, (top_X1 / MAX_CODE).view(torch.int8)], dim=-1)
 
     def decode(self, stored_XW: Tensor, dtype: torch.dtype) -> Tensor:
-        codes_XD = stored_XW[..., :-SCALE_BYTES].float()
+        codes_XD = stored_XW[..., :-SCALE_BYTES].view(torch.uint8).float().sub_(OFFSET)
         scale_X1 = stored_XW[..., -SCALE_BYTES:].contiguous().view(torch.float32)
         return (codes_XD * scale_X1).to(dtype)
 

@@ -1,0 +1,217 @@
+// Conformance of the attention kernels without Python: every variant that this build holds against plain
+// loops in double, for every format of the cache, and the same rows bit for bit alone, chunked and on more
+// threads. Built by `make check-native` (sanitizers, what this CPU runs) and `make check-isa` (AVX-512
+// emulated by SIMDe).
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "../attention.h"
+#ifndef RIDGELINE_SIMDE
+#include "../attention_isa.h"
+#endif
+
+using namespace ridgeline;
+
+namespace {
+
+std::mt19937 rng(1);
+int failures = 0;
+
+int pick(int low, int high) { return std::uniform_int_distribution<int>(low, high)(rng); }
+float normal() { return std::normal_distribution<float>(0, 1)(rng); }
+
+struct Shape {
+  KvKind kind;
+  int heads, kv_heads, dim, block, window;
+  float softcap;
+  std::vector<std::pair<int, int>> runs;  // (computed, new)
+};
+
+float half_value(uint16_t h) {
+  const int exponent = h >> 10 & 31, mantissa = h & 1023;
+  const float size = exponent ? ldexpf(1024 + mantissa, exponent - 25) : ldexpf(mantissa, -24);
+  return h & 0x8000 ? -size : size;
+}
+
+double stored(KvKind kind, const char* row, int d, int D) {
+  if (kind == KvKind::kInt8) {
+    float scale;
+    memcpy(&scale, row + D, sizeof scale);
+    return (static_cast<uint8_t>(row[d]) - 128) * static_cast<double>(scale);
+  }
+  if (kind == KvKind::kFloat32) {
+    float x;
+    memcpy(&x, row + 4 * d, sizeof x);
+    return x;
+  }
+  uint16_t h;
+  memcpy(&h, row + 2 * d, sizeof h);
+  if (kind == KvKind::kFloat16) return half_value(h);
+  const uint32_t bits = static_cast<uint32_t>(h) << 16;
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// A step over a cache that is exactly as large as it must be, its blocks in any order.
+struct Made {
+  Shape shape;
+  std::vector<char> kv;
+  std::vector<int32_t> row_start{0}, computed, table_start{0}, table;
+  std::vector<float> q;
+  AttentionArgs args{};
+
+  explicit Made(const Shape& s) : shape(s) {
+    int blocks = 0;
+    for (auto [done, fresh] : s.runs) {
+      blocks += (done + fresh + s.block - 1) / s.block;
+      row_start.push_back(row_start.back() + fresh);
+      computed.push_back(done);
+      table_start.push_back(blocks);
+    }
+    for (int i = 0; i < blocks; ++i) table.push_back(i);
+    std::shuffle(table.begin(), table.end(), rng);
+    const int64_t width = row_bytes(s.kind, s.dim), head = width * s.block;
+    kv.resize(static_cast<size_t>(2 * head * s.kv_heads * blocks));
+    q.resize(static_cast<size_t>(row_start.back()) * s.heads * s.dim);
+    for (float& x : q) x = normal();
+    args = {q.data(), nullptr, kv.data(), kv.data() + head * s.kv_heads, s.kind, s.heads * s.dim, s.dim,
+            2 * head * s.kv_heads, width, head, row_start.data(), computed.data(), table_start.data(),
+            table.data(), static_cast<int>(computed.size()), s.heads, s.kv_heads, s.dim, s.block,
+            1.2f / sqrtf(static_cast<float>(s.dim)), s.window, s.softcap, 1};
+  }
+
+  void fill(const AttentionOps& ops) {  // through the kernel's own rounding
+    const int64_t width = row_bytes(shape.kind, shape.dim);
+    std::vector<char*> to;
+    for (size_t at = 0; at < kv.size(); at += static_cast<size_t>(width)) to.push_back(kv.data() + at);
+    std::vector<float> x(to.size() * static_cast<size_t>(shape.dim));
+    for (float& v : x) v = normal();
+    ops.store_rows({x.data(), shape.dim, to.data(), static_cast<int>(to.size()), shape.dim, shape.kind});
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double found = stored(shape.kind, to[i / shape.dim], static_cast<int>(i % shape.dim), shape.dim);
+      const double slack = shape.kind == KvKind::kFloat32 ? 0 : shape.kind == KvKind::kInt8 ? 0.03 : 0.02;
+      if (fabs(found - x[i]) > slack) ++failures;
+    }
+  }
+
+  const char* row_of(const char* base, int run, int position, int head) const {
+    const int32_t block = table[static_cast<size_t>(table_start[static_cast<size_t>(run)] + position / shape.block)];
+    return base + block * args.stride_block + position % shape.block * args.stride_token + head * args.stride_head;
+  }
+
+  void expect(int run, int row, int head, std::vector<double>& out) const {
+    const int position = computed[static_cast<size_t>(run)] + row - row_start[static_cast<size_t>(run)];
+    const int low = shape.window && position - shape.window + 1 > 0 ? position - shape.window + 1 : 0;
+    const int from = head / (shape.heads / shape.kv_heads), D = shape.dim;
+    std::vector<double> score;
+    for (int p = low; p <= position; ++p) {
+      double s = 0;
+      for (int d = 0; d < D; ++d)
+        s += static_cast<double>(q[static_cast<size_t>((row * shape.heads + head) * D + d)]) *
+             stored(shape.kind, row_of(args.k, run, p, from), d, D);
+      s *= args.scale;
+      score.push_back(shape.softcap > 0 ? shape.softcap * tanh(s / shape.softcap) : s);
+    }
+    const double top = *std::max_element(score.begin(), score.end());
+    double sum = 0;
+    out.assign(static_cast<size_t>(D), 0);
+    for (int p = low; p <= position; ++p) {
+      const double w = exp(score[static_cast<size_t>(p - low)] - top);
+      sum += w;
+      for (int d = 0; d < D; ++d) out[static_cast<size_t>(d)] += w * stored(shape.kind, row_of(args.v, run, p, from), d, D);
+    }
+    for (double& x : out) x /= sum;
+  }
+};
+
+void fail(const char* isa, const Shape& s, const char* what, double error) {
+  if (++failures < 10)
+    printf("%s kind %d heads %d/%d dim %d block %d window %d cap %g: %s %g\n", isa, static_cast<int>(s.kind), s.heads,
+           s.kv_heads, s.dim, s.block, s.window, static_cast<double>(s.softcap), what, error);
+}
+
+void compare(const AttentionOps& ops, const Made& m, const std::vector<float>& out) {
+  const Shape& s = m.shape;
+  std::vector<double> want;
+  for (int run = 0; run < m.args.num_runs; ++run)
+    for (int row = m.row_start[static_cast<size_t>(run)]; row < m.row_start[static_cast<size_t>(run) + 1]; ++row)
+      for (int head = 0; head < s.heads; ++head) {
+        m.expect(run, row, head, want);
+        double error = 0, size = 0.01 * s.dim;  // values near 1 may cancel
+        for (int d = 0; d < s.dim; ++d) {
+          const double x = out[static_cast<size_t>((row * s.heads + head) * s.dim + d)] - want[static_cast<size_t>(d)];
+          error += x * x;
+          size += want[static_cast<size_t>(d)] * want[static_cast<size_t>(d)];
+        }
+        const double limit = s.kind == KvKind::kInt8 ? 5e-4 : 1e-5;
+        if (!(sqrt(error / size) < limit)) fail(ops.isa, s, "error", sqrt(error / size));
+      }
+}
+
+// The same rows, `size` of a run at a time, on `threads` threads.
+std::vector<float> in_pieces(const AttentionOps& ops, Made& m, int size, int threads) {
+  std::vector<float> out(m.q.size());
+  const int64_t width = static_cast<int64_t>(m.shape.heads) * m.shape.dim;
+  for (size_t run = 0; run < m.computed.size(); ++run)
+    for (int first = m.row_start[run]; first < m.row_start[run + 1]; first += size) {
+      const int32_t rows[2] = {0, std::min(size, m.row_start[run + 1] - first)};
+      const int32_t done = m.computed[run] + first - m.row_start[run];
+      AttentionArgs a = m.args;
+      a.q += first * width;
+      a.out = out.data() + first * width;
+      a.row_start = rows;
+      a.computed = &done;
+      a.table_start = m.table_start.data() + run;
+      a.num_runs = 1;
+      a.num_threads = threads;
+      ops.attend(a);
+    }
+  return out;
+}
+
+void check(const AttentionOps& ops, const Shape& shape) {
+  Made m(shape);
+  m.fill(ops);
+  std::vector<float> out(m.q.size());
+  m.args.out = out.data();
+  ops.attend(m.args);
+  compare(ops, m, out);
+  for (auto [size, threads] : {std::pair(1, 1), std::pair(3, 2), std::pair(1000, 3)})
+    if (in_pieces(ops, m, size, threads) != out) fail(ops.isa, shape, "differs in pieces of", size);
+}
+
+void check_all(const AttentionOps& ops) {
+  const int dims[] = {1, 2, 6, 20, 64, 80, 96, 128, 256};
+  for (KvKind kind : {KvKind::kFloat32, KvKind::kBfloat16, KvKind::kFloat16, KvKind::kInt8})
+    for (int i = 0; i < 18; ++i) {
+      const int kv_heads = pick(1, 2), heads = kv_heads * pick(1, 5);
+      Shape s = {kind, heads, kv_heads, dims[i % 9], pick(1, 20), pick(0, 2) ? 0 : pick(1, 90), pick(0, 2) ? 0 : 3.0f, {}};
+      s.runs = {{pick(0, 70), pick(1, 20)}, {pick(500, 600), 1}, {0, pick(1, 3)}};
+      check(ops, s);
+    }
+  Shape longest = {KvKind::kInt8, 4, 2, 64, 16, 0, 0, {{1500, 1}}};
+  check(ops, longest);
+  printf("%s: checked, %d failure(s) so far\n", ops.isa, failures);
+}
+
+}  // namespace
+
+int main() {
+#ifdef RIDGELINE_SIMDE
+  check_all(attention_ops_portable());
+  check_all(attention_ops_avx512());
+  check_all(attention_ops_avx512vnni());
+#else
+  each_attention_variant([](const AttentionVariant& v) {
+    if (v.runs) check_all(v.ops());
+  });
+#endif
+  return failures ? 1 : 0;
+}
