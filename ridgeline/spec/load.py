@@ -10,6 +10,7 @@ import msgspec
 
 from ridgeline.errors import BadModel
 from ridgeline.spec.families import spec_from_config
+from ridgeline.spec.foreign import foreign_of, with_foreign
 from ridgeline.spec.locate import dummy_shape, is_dummy, model_path
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.packed import KEY, formats_of, with_formats
@@ -32,11 +33,14 @@ def load_spec(model: str) -> ModelSpec:
     if config.get("dtype") is None and config.get("torch_dtype") is None:
         config["dtype"] = _dtype_of_weights(path)
     formats = formats_of(config, model)
-    if formats is not None:
-        del config[KEY]
+    told = config.pop(KEY, None)
     spec = spec_from_config(config, name=model)
     spec = msgspec.structs.replace(spec, eos_token_ids=_all_eos(spec, path))
-    return spec if formats is None else with_formats(spec, formats, model)
+    if formats is not None:
+        return with_formats(spec, formats, model)
+    if told is None:
+        return spec
+    return with_foreign(spec, foreign_of(told, model), _dtypes(path), model)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -76,6 +80,16 @@ def _dtype_of_weights(path: Path) -> str | None:
             if dtype in _SAFETENSORS_DTYPES:
                 return _SAFETENSORS_DTYPES[dtype]
     return None
+
+
+def _dtypes(path: Path) -> dict[str, str]:
+    """The dtype of every tensor of a directory, from the headers alone."""
+    return {
+        name: str(entry.get("dtype"))
+        for file in sorted(path.glob("*.safetensors"))
+        for name, entry in _header(file).items()
+        if isinstance(entry, dict) and name != "__metadata__"
+    }
 
 
 def _header(file: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from ridgeline.engine.foreign import ForeignWeights, foreign_in
 from ridgeline.engine.forward import choose as choose_forward
 from ridgeline.engine.forward import forward_kind
 from ridgeline.engine.forward.base import Body
@@ -30,7 +31,7 @@ from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.model.weights import CheckpointWeights, DummyWeights, Weights
 from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.base import Linear
-from ridgeline.engine.quant.packed import PackedLinear
+from ridgeline.engine.quant.ordered import linear_of
 from ridgeline.spec.cost import table_dtype
 from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec, RopeSpec
@@ -66,7 +67,8 @@ def _source(model: str, spec: ModelSpec, seed: int) -> AbstractContextManager[We
     path = model_path(model)
     if (path / PACKED_FILE).is_file():
         return PackedWeights(path)
-    return CheckpointWeights(path, spec)
+    foreign = foreign_in(path)
+    return CheckpointWeights(path, spec) if foreign is None else ForeignWeights(path, spec, foreign)
 
 
 class DecoderBuilder:
@@ -193,7 +195,7 @@ class DecoderBuilder:
             return None
         whole = whole_of(specs)
         packed = self.weights.packed(whole, keys, layer, expert)
-        return None if packed is None else PackedLinear(packed, joined(biases), self.dtype)
+        return None if packed is None else linear_of(packed, joined(biases), self.dtype)
 
     def _tensor(
         self, key: str, shape: tuple[int, ...], layer: int | None = None, expert: int | None = None
