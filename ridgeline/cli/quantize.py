@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from ridgeline.compress.recipe import Recipe
 
 FORMATS = {
-    "ridgeline": "ridgeline.compress.make:write_ridgeline",
-    "compressed-tensors": "ridgeline.compress.write_safetensors:write_compressed",
-    "gptq": "ridgeline.compress.write_safetensors:write_gptq",
-    "awq": "ridgeline.compress.write_safetensors:write_awq",
+    "ridgeline": "ridgeline.compress.make:RIDGELINE",
+    "compressed-tensors": "ridgeline.compress.write_safetensors:COMPRESSED",
+    "gptq": "ridgeline.compress.write_safetensors:GPTQ",
+    "awq": "ridgeline.compress.write_safetensors:AWQ",
+    "gguf": "ridgeline.compress.write_gguf:GGUF",
 }
 SCALE_BITS = {"compressed-tensors": 8}
 """Significant bits of a scale in the format's own dtype, where fp16 does not hold it (bfloat16)."""
@@ -53,9 +54,10 @@ def command(model: str, output: Path, choices: Choices) -> int:
     begun = perf_counter()
     written = _bf16(model, output, choices) if choices.bits == 16 else _made(model, output, choices)
     print(f"{model}: {written / 1e6:,.1f} MB in {output}, {perf_counter() - begun:.1f} s")
-    spec = with_dtype(load_spec(str(output)), "float32")
+    made = str(output / "model.gguf" if choices.format == "gguf" else output)
+    spec = with_dtype(load_spec(made), "float32")
     print(f"  in memory when opened: {resident_weight_bytes(spec) / 1e6:,.1f} MB")
-    print(f"Open it by its folder: ridgeline serve {output}")
+    print(f"Open it by its name: ridgeline serve {made}")
     return 0
 
 

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ridgeline.compress.make import Job
+from ridgeline.compress.make import Job, Writer
+from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.foreign.awq import ORDER
 from ridgeline.engine.foreign.words import pack_words
 from ridgeline.engine.model.dtype import DTYPES
@@ -23,11 +24,13 @@ from ridgeline.engine.model.pack import copy_config
 from ridgeline.engine.model.safetensors_file import INDEX, entries_of
 from ridgeline.engine.quant.grid import Grid, side_by_side
 from ridgeline.errors import CannotRun
+from ridgeline.spec.format import Format
+from ridgeline.spec.model import ModelSpec
 
 Encode = Callable[[Grid], dict[str, Tensor]]
 
 
-def write_compressed(job: Job) -> int:
+def _write_compressed(job: Job) -> int:
     """compressed-tensors: pack-quantized up to 4 bits, int-quantized (W8A8) at 8."""
     dtype = DTYPES[job.spec.stored_dtype]
     encode = _bytes if job.recipe.bits == 8 else _packed
@@ -100,7 +103,7 @@ def _routers(job: Job) -> list[str]:
     return ["re:.*mlp.gate$", "re:.*gate$"] if any(x.mlp.router for x in job.spec.layers) else []
 
 
-def write_gptq(job: Job) -> int:
+def _write_gptq(job: Job) -> int:
     """GPTQ v2: zeros as they are."""
     config = {
         "quant_method": "gptq",
@@ -127,10 +130,8 @@ def _gptq(grid: Grid) -> dict[str, Tensor]:
     }
 
 
-def write_awq(job: Job) -> int:
+def _write_awq(job: Job) -> int:
     """AWQ's GEMM layout; symmetric grids with their zero-point of 8 written out."""
-    if job.recipe.bits != 4:
-        raise CannotRun("AWQ's layout holds 4 bits", value=job.recipe.bits, fix="use --bits 4")
     config = {
         "quant_method": "awq",
         "version": "gemm",
@@ -162,7 +163,6 @@ def _in_eights(numbers_OR: Tensor) -> Tensor:
 
 def _write(job: Job, encode: Encode, config: Mapping[str, Any]) -> int:
     """Shards, index and config; the bytes of the shards."""
-    _refuse(job)
     copy_config(job.source, job.folder, job.spec, {**config, **job.made})
     names = _names(job)
     count = len(job.spec.layers) + 1
@@ -179,15 +179,15 @@ def _write(job: Job, encode: Encode, config: Mapping[str, Any]) -> int:
     return total
 
 
-def _refuse(job: Job) -> None:
-    if job.head is not None and job.head.kind not in ("dense", "bf16"):
+def _refuse(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
+    if head is not None and head.kind not in ("dense", "bf16"):
         raise CannotRun(
             "the LM head stays as it is in this format",
-            value=job.head.kind,
+            value=head.kind,
             fix="leave out --lm-head-bits, or use --format ridgeline",
         )
-    group = job.recipe.group_size
-    for layer in job.spec.layers:
+    group = recipe.group_size
+    for layer in spec.layers:
         attention, mlp = layer.attention, layer.mlp
         for linear in (attention.q, attention.o, mlp.up, mlp.down):
             if group is not None and linear.num_in % group:
@@ -196,6 +196,12 @@ def _refuse(job: Job) -> None:
                     value=f"{linear.num_in} inputs in groups of {group}",
                     fix="choose a smaller --group-size, or use --format ridgeline",
                 )
+
+
+def _refuse_awq(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
+    if recipe.bits != 4:
+        raise CannotRun("AWQ's layout holds 4 bits", value=recipe.bits, fix="use --bits 4")
+    _refuse(spec, recipe, head)
 
 
 def _names(job: Job) -> dict[str, list[Part]]:
@@ -228,3 +234,8 @@ def _tensors(
         else:
             values = [job.weights.get(part) for part in inside]
             yield name, torch.cat(values).to(dtype).contiguous()
+
+
+COMPRESSED = Writer(_refuse, _write_compressed)
+GPTQ = Writer(_refuse, _write_gptq)
+AWQ = Writer(_refuse_awq, _write_awq)

@@ -11,6 +11,7 @@ import msgspec
 from ridgeline.errors import BadModel
 from ridgeline.spec.families import spec_from_config
 from ridgeline.spec.foreign import foreign_of, with_foreign
+from ridgeline.spec.gguf import gguf_spec, is_gguf
 from ridgeline.spec.locate import dummy_shape, is_dummy, model_path
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.packed import KEY, formats_of, with_formats
@@ -21,13 +22,15 @@ _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def load_spec(model: str) -> ModelSpec:
-    """The spec of a model directory, of "demo", or of `dummy:NAME`. Raises BadModel.
+    """The spec of a model directory, a GGUF file, "demo", or `dummy:NAME`. Raises BadModel.
 
     The end-of-sequence tokens are those of config.json and of generation_config.json together.
     Where the config does not tell its dtype, the first weight file does.
     """
     if is_dummy(model):
         return spec_from_config(shape_config(dummy_shape(model)), name=model)
+    if is_gguf(model):
+        return gguf_spec(model)
     path = model_path(model)
     config = read_json(path / "config.json")
     if config.get("dtype") is None and config.get("torch_dtype") is None:

@@ -164,7 +164,7 @@ def _no_weights(directory: Path) -> BadModel:
             "the weights are pickled, and loading a pickle runs code", value=pickled, fix=convert
         )
     if gguf:
-        return BadModel("GGUF weights are not supported", value=gguf, fix=convert)
+        return BadModel("these are GGUF weights", value=gguf, fix="name the .gguf file itself")
     if other:
         return BadModel(
             f"the directory has neither {SINGLE} nor {INDEX}",
