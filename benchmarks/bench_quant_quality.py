@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from ridgeline.compress.make import make, write_ridgeline
+from ridgeline.compress.make import RIDGELINE, make
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.runner import TorchRunner
@@ -73,7 +73,7 @@ def measure(
             target,
             head_bits=None,
             calibration=None,
-            write=write_ridgeline,
+            write=RIDGELINE,
             tell=lambda progress: None,
         )
         return compare(before, logprobs(str(target), windows), windows)

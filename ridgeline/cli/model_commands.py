@@ -13,7 +13,7 @@ _MODEL = "A Hugging Face model directory, or 'demo'."
 Model = Annotated[str, typer.Argument(help=_MODEL, show_default=False)]
 _BITS, _HEAD_BITS = ("3", "4", "8", "16"), ("4", "8", "16")
 _METHODS = ("rtn", "hqq", "gptq", "awq", "smoothquant")
-_FORMATS = ("ridgeline",)
+_FORMATS = ("ridgeline", "compressed-tensors", "gptq", "awq", "gguf")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -65,7 +65,8 @@ def quantize(
     format: Annotated[
         str,
         typer.Option(
-            help="ridgeline: packed, mapped when opened.", parser=one_of("--format", _FORMATS)
+            help="ridgeline (mapped when opened), compressed-tensors, gptq, awq, gguf.",
+            parser=one_of("--format", _FORMATS),
         ),
     ] = "ridgeline",
 ) -> None:

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from ridgeline.compress.pipeline import Progress
     from ridgeline.compress.recipe import Recipe
 
-FORMATS = {"ridgeline": "ridgeline.compress.make:write_ridgeline"}
+FORMATS = {
+    "ridgeline": "ridgeline.compress.make:RIDGELINE",
+    "compressed-tensors": "ridgeline.compress.write_safetensors:COMPRESSED",
+    "gptq": "ridgeline.compress.write_safetensors:GPTQ",
+    "awq": "ridgeline.compress.write_safetensors:AWQ",
+    "gguf": "ridgeline.compress.write_gguf:GGUF",
+}
+SCALE_BITS = {"compressed-tensors": 8}
+"""Significant bits of a scale in the format's own dtype, where fp16 does not hold it (bfloat16)."""
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +54,10 @@ def command(model: str, output: Path, choices: Choices) -> int:
     begun = perf_counter()
     written = _bf16(model, output, choices) if choices.bits == 16 else _made(model, output, choices)
     print(f"{model}: {written / 1e6:,.1f} MB in {output}, {perf_counter() - begun:.1f} s")
-    if choices.format == "ridgeline":
-        spec = load_spec(str(output))
-        print(f"  in memory when opened: {resident_weight_bytes(spec) / 1e6:,.1f} MB")
-    print(f"Open it by its folder: ridgeline serve {output}")
+    made = str(output / "model.gguf" if choices.format == "gguf" else output)
+    spec = with_dtype(load_spec(made), "float32")
+    print(f"  in memory when opened: {resident_weight_bytes(spec) / 1e6:,.1f} MB")
+    print(f"Open it by its name: ridgeline serve {made}")
     return 0
 
 
@@ -86,6 +94,7 @@ def recipe_for(choices: Choices) -> Recipe:
             num_windows=choices.num_windows,
             window_tokens=choices.window_tokens,
             seed=choices.seed,
+            scale_bits=SCALE_BITS.get(choices.format, 11),
         )
     )
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.rtn import Lattice, lattice
+from ridgeline.compress.rtn import Lattice, lattice, rounded
 from ridgeline.compress.statistics import Stats
 from ridgeline.engine.quant.grid import Grid
 
@@ -38,6 +38,7 @@ def round_hqq(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> Grid:
     beta = BETA / float(weight_OGJ.abs().mean().clamp(min=1e-30))
     for _ in range(ROUNDS):
         scale_OG1 = _refit(weight_OGJ, scale_OG1, zero_OG1, start, beta)
+        scale_OG1 = rounded(scale_OG1, recipe.scale_bits)
         loss_OG1 = _loss(weight_OGJ, scale_OG1, zero_OG1, start)
         better_OG1 = loss_OG1 < least_OG1
         best_OG1 = torch.where(better_OG1, scale_OG1, best_OG1)
@@ -69,10 +70,4 @@ def _refit(
     over_OG1 = level_OGJ.square().sum(2, keepdim=True)
     fitted_OG1 = (target_OGJ * level_OGJ).sum(2, keepdim=True) / over_OG1.clamp(min=1e-30)
     usable_OG1 = (over_OG1 > 0) & (fitted_OG1 != 0) & (fitted_OG1.sign() == scale_OG1.sign())
-    return _eleven_bits(torch.where(usable_OG1, fitted_OG1, scale_OG1))
-
-
-def _eleven_bits(scale: Tensor) -> Tensor:
-    """Rounded to fp16's precision, at any magnitude."""
-    mantissa, exponent = torch.frexp(scale)
-    return torch.ldexp((mantissa * 2048).round() / 2048, exponent)
+    return torch.where(usable_OG1, fitted_OG1, scale_OG1)

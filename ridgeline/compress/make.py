@@ -41,7 +41,11 @@ class Job(NamedTuple):
     """How it was made, for the config."""
 
 
-Writer = Callable[[Job], int]
+class Writer(NamedTuple):
+    """A format: `refuse` says before any work what it cannot hold; `write` gives the bytes."""
+
+    refuse: Callable[[ModelSpec, Recipe, Format | None], None]
+    write: Callable[[Job], int]
 
 
 def make(
@@ -66,14 +70,15 @@ def make(
     text = read_text(calibration) if recipe.calibrated else ""
     run = fingerprint(model, recipe, text)
     with source_of(model, dense, recipe) as (spec, source):
+        head = _head(spec, head_bits, recipe)
+        write.refuse(spec, recipe, head)
         folder = open_folder(output, run)
         store = quantise_layers(model, spec, source, recipe, folder, text, tell)
         result = folder / "result"
         shutil.rmtree(result, ignore_errors=True)
         result.mkdir()
-        head = _head(spec, head_bits, recipe)
         job = Job(model_path(model), spec, recipe, store, head, result, {"made": run})
-        written = write(job)
+        written = write.write(job)
     if output.is_dir():
         output.rmdir()  # it was empty
     result.rename(output)
@@ -89,13 +94,20 @@ def _head(spec: ModelSpec, bits: int | None, recipe: Recipe) -> Format | None:
     return None if bits is None else kinds[bits]
 
 
-def write_ridgeline(job: Job) -> int:
+def _write_ridgeline(job: Job) -> int:
     """Ridgeline's own packed form: mapped, multiplied with where it lies."""
     formats: dict[str, Format] = dict.fromkeys(LAYERS, job.recipe.format())
     if job.head is not None:
         formats["lm_head"] = job.head
     spec = apply_formats(job.spec, formats, f"quantize --method {job.recipe.method}")
     return write_packed(job.source, spec, job.weights, job.folder, job.made)
+
+
+def _holds_all(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
+    """Every recipe has a packed form."""
+
+
+RIDGELINE = Writer(_holds_all, _write_ridgeline)
 
 
 def describe(recipe: Recipe) -> str:

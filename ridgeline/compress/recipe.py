@@ -19,6 +19,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """`bits` per weight; `group_size` inputs share a scale (None at 8 bits: the whole row).
 
     `zeros`: a zero-point per group. `damping`: share of the mean diagonal added to GPTQ's Hessian.
+    `scale_bits`: significant bits of a scale (fp16: 11, bfloat16: 8), whatever holds it in the end.
     Calibration reads `num_windows` pieces of `window_tokens` tokens, drawn by `seed`.
     """
 
@@ -32,6 +33,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     num_windows: int = 64
     window_tokens: int = 256
     seed: int = 0
+    scale_bits: int = 11
 
     @property
     def calibrated(self) -> bool:

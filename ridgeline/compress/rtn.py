@@ -62,7 +62,7 @@ def lattice(
 ) -> Lattice:
     """Scales and zeros that lose least when `weight_OI` is rounded to nearest."""
     if recipe.bits == 8:
-        return _bytes(weight_OI)
+        return _bytes(weight_OI, recipe.scale_bits)
     group = recipe.group(weight_OI.shape[1])
     found = quantise(
         weight_OI,
@@ -73,7 +73,7 @@ def lattice(
         shrinks=shrinks,
     )
     scale_OG = found.scale_OG.float() * found.factor_O.unsqueeze(1)
-    scale_OG = torch.where(scale_OG == 0, _TINY, scale_OG)
+    scale_OG = torch.where(scale_OG == 0, _TINY, rounded(scale_OG, recipe.scale_bits))
     reach, middle = Reach.of(recipe.bits, recipe.zeros), 2 ** (recipe.bits - 1)
     if found.zero_OG is not None:
         return Lattice(scale_OG, found.zero_OG.float(), reach.low, reach.high, group)
@@ -81,10 +81,16 @@ def lattice(
     return Lattice(scale_OG, zero_OG, 0, 2 * middle - 1, group)
 
 
-def _bytes(weight_OI: Tensor) -> Lattice:
-    """One symmetric scale per row, of eleven significant bits: every format can hold it."""
+def rounded(scale: Tensor, significant: int) -> Tensor:
+    """Rounded to so many significant bits, at any magnitude."""
+    mantissa, exponent = torch.frexp(scale)
+    return torch.ldexp((mantissa * 2**significant).round() / 2**significant, exponent)
+
+
+def _bytes(weight_OI: Tensor, scale_bits: int) -> Lattice:
+    """One symmetric scale per row, rounded up to what the format can hold."""
     top_O1 = weight_OI.abs().amax(1, keepdim=True).clamp(min=_TINY) / 127
-    power_O1 = torch.exp2(torch.floor(torch.log2(top_O1)) - 10)
+    power_O1 = torch.exp2(torch.floor(torch.log2(top_O1)) - (scale_bits - 1))
     scale_O1 = torch.ceil(top_O1 / power_O1) * power_O1
     return Lattice(scale_O1, torch.full_like(scale_O1, 128), 1, 255, weight_OI.shape[1])
 

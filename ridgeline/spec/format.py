@@ -65,3 +65,27 @@ def int4(group_size: int = 128, *, zeros: bool = False) -> Format:
 
 
 INT4 = int4()
+
+KERNEL_GROUPS = (128, 64, 32)
+
+
+def kernel_group(bits: int, group_size: int, num_in: int) -> int | None:
+    """The group of the INT4 kernel that holds such groups exactly; None where there is none."""
+    if bits > 4:
+        return None
+    if group_size >= num_in:
+        return KERNEL_GROUPS[0]
+    return next((group for group in KERNEL_GROUPS if group_size % group == 0), None)
+
+
+def format_for(bits: int, group_size: int, num_in: int, zeros: bool) -> Format:
+    """The format in which whole numbers on such a grid are computed.
+
+    A packed one where it holds them exactly, else dense float32.
+    """
+    group = kernel_group(bits, group_size, num_in)
+    if group is not None:
+        return int4(group, zeros=zeros)
+    if bits == 8 and group_size >= num_in and not zeros:
+        return INT8
+    return dense("float32")

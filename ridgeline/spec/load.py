@@ -10,6 +10,8 @@ import msgspec
 
 from ridgeline.errors import BadModel
 from ridgeline.spec.families import spec_from_config
+from ridgeline.spec.foreign import foreign_of, with_foreign
+from ridgeline.spec.gguf import gguf_spec, is_gguf
 from ridgeline.spec.locate import dummy_shape, is_dummy, model_path
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.packed import KEY, formats_of, with_formats
@@ -20,23 +22,28 @@ _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def load_spec(model: str) -> ModelSpec:
-    """The spec of a model directory, of "demo", or of `dummy:NAME`. Raises BadModel.
+    """The spec of a model directory, a GGUF file, "demo", or `dummy:NAME`. Raises BadModel.
 
     The end-of-sequence tokens are those of config.json and of generation_config.json together.
     Where the config does not tell its dtype, the first weight file does.
     """
     if is_dummy(model):
         return spec_from_config(shape_config(dummy_shape(model)), name=model)
+    if is_gguf(model):
+        return gguf_spec(model)
     path = model_path(model)
     config = read_json(path / "config.json")
     if config.get("dtype") is None and config.get("torch_dtype") is None:
         config["dtype"] = _dtype_of_weights(path)
     formats = formats_of(config, model)
-    if formats is not None:
-        del config[KEY]
+    told = config.pop(KEY, None)
     spec = spec_from_config(config, name=model)
     spec = msgspec.structs.replace(spec, eos_token_ids=_all_eos(spec, path))
-    return spec if formats is None else with_formats(spec, formats, model)
+    if formats is not None:
+        return with_formats(spec, formats, model)
+    if told is None:
+        return spec
+    return with_foreign(spec, foreign_of(told, model), _dtypes(path), model)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -76,6 +83,16 @@ def _dtype_of_weights(path: Path) -> str | None:
             if dtype in _SAFETENSORS_DTYPES:
                 return _SAFETENSORS_DTYPES[dtype]
     return None
+
+
+def _dtypes(path: Path) -> dict[str, str]:
+    """The dtype of every tensor of a directory, from the headers alone."""
+    return {
+        name: str(entry.get("dtype"))
+        for file in sorted(path.glob("*.safetensors"))
+        for name, entry in _header(file).items()
+        if isinstance(entry, dict) and name != "__metadata__"
+    }
 
 
 def _header(file: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ _DUMMY = "dummy:"
 _FIX = "name a Hugging Face model directory, 'demo', or 'dummy:SHAPE' (random weights)"
 _UNSAFE = "pickled weights can run code when loaded; convert them to safetensors"
 _FOREIGN = {
-    ".gguf": "GGUF files are not supported yet; use the model's safetensors directory",
+    ".gguf": "name the .gguf file itself",
     ".bin": _UNSAFE,
     ".pt": _UNSAFE,
     ".pth": _UNSAFE,

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ridgeline.compress.balance import Balanced, sites
-from ridgeline.compress.make import make, write_ridgeline
+from ridgeline.compress.make import RIDGELINE, make
 from ridgeline.compress.pipeline import Progress, quantise_layers, source_of
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rotate import Rotated, rotated_spec
@@ -65,7 +65,7 @@ def made(recipe: Recipe, target: Path, model: str = "demo") -> str:
         target,
         head_bits=None,
         calibration=None,
-        write=write_ridgeline,
+        write=RIDGELINE,
         tell=lambda progress: None,
     )
     return str(target)
@@ -92,7 +92,7 @@ def test_an_interrupted_run_goes_on_to_the_same_file(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     target = tmp_path / "broken"
-    choices = {"head_bits": None, "calibration": None, "write": write_ridgeline}
+    choices = {"head_bits": None, "calibration": None, "write": RIDGELINE}
     with pytest.raises(KeyboardInterrupt):
         make("demo", recipe, target, tell=kill, **choices)  # type: ignore[arg-type]
     assert not target.exists() and (tmp_path / "broken.partial").is_dir()
@@ -218,7 +218,7 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
             tmp_path / "c",
             head_bits=None,
             calibration=short,
-            write=write_ridgeline,
+            write=RIDGELINE,
             tell=lambda progress: None,
         )
     spec = dense()

@@ -11,8 +11,9 @@ from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.rtn import round_rtn
 from ridgeline.compress.statistics import Stats
 from ridgeline.engine.kernels.native_linear import NativeLinear
-from ridgeline.engine.quant.grid import Grid, format_for, in_order, pack, refusal
+from ridgeline.engine.quant.grid import Grid, in_order, pack, refusal
 from ridgeline.errors import BadInput
+from ridgeline.spec.format import format_for
 
 ROUNDERS = {"rtn": round_rtn, "hqq": round_hqq, "gptq": round_gptq}
 RECIPES = [

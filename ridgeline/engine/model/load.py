@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from ridgeline.engine.foreign import ForeignWeights, foreign_in
+from ridgeline.engine.foreign.gguf import GgufWeights
 from ridgeline.engine.forward import choose as choose_forward
 from ridgeline.engine.forward import forward_kind
 from ridgeline.engine.forward.base import Body
@@ -30,8 +32,9 @@ from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.model.weights import CheckpointWeights, DummyWeights, Weights
 from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.base import Linear
-from ridgeline.engine.quant.packed import PackedLinear
+from ridgeline.engine.quant.ordered import linear_of
 from ridgeline.spec.cost import table_dtype
+from ridgeline.spec.gguf import is_gguf
 from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec, RopeSpec
 from ridgeline.spec.packed import PACKED_FILE
@@ -63,10 +66,13 @@ def load_decoder(
 def _source(model: str, spec: ModelSpec, seed: int) -> AbstractContextManager[Weights]:
     if is_dummy(model):
         return nullcontext(DummyWeights(spec, seed))
+    if is_gguf(model):
+        return GgufWeights(model, spec)
     path = model_path(model)
     if (path / PACKED_FILE).is_file():
         return PackedWeights(path)
-    return CheckpointWeights(path, spec)
+    foreign = foreign_in(path)
+    return CheckpointWeights(path, spec) if foreign is None else ForeignWeights(path, spec, foreign)
 
 
 class DecoderBuilder:
@@ -172,6 +178,9 @@ class DecoderBuilder:
         self, keys: list[str], specs: list[LinearSpec], layer: int | None, expert: int | None = None
     ) -> Linear:
         """One product for all `keys` where their formats agree, else one each, joined."""
+        if len({(spec.num_in, spec.format, spec.bias) for spec in specs}) > 1:
+            each = zip(keys, specs, strict=True)
+            return Joined([self._linear([key], [spec], layer, expert) for key, spec in each])
         biases = [
             self._tensor(f"{key}.bias", (spec.num_out,), layer, expert) if spec.bias else None
             for key, spec in zip(keys, specs, strict=True)
@@ -201,7 +210,7 @@ class DecoderBuilder:
             return None
         whole = whole_of(specs)
         packed = self.weights.packed(whole, keys, layer, expert)
-        return None if packed is None else PackedLinear(packed, joined(biases), self.dtype)
+        return None if packed is None else linear_of(packed, joined(biases), self.dtype)
 
     def _tensor(
         self, key: str, shape: tuple[int, ...], layer: int | None = None, expert: int | None = None

@@ -123,7 +123,7 @@ def _packed(spec: ModelSpec, product: Product, weights: Weights) -> Packed:
     if len({linear.format for linear in product.specs}) == 1:
         whole = whole_of(product.specs)
         ready = weights.packed(whole, product.keys, product.layer, product.expert)
-        if ready is not None:
+        if isinstance(ready, Packed):
             return ready
     tied = product.keys == ["lm_head"] and spec.tied_embeddings
     keys = ["embed"] if tied else product.keys

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ridgeline.errors import BadModel
 
-_BYTES_OF = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+FLOATS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+ALL = FLOATS | {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+ALL |= {"F8_E4M3": 1, "F8_E5M2": 1}
+"""Bytes of an element by dtype: those of plain weights, and those of quantised ones too."""
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _AGAIN = "the file is damaged or half downloaded; fetch it again"
@@ -30,18 +34,18 @@ class Entry(NamedTuple):
     dtype: str
 
 
-def entries_of(directory: Path) -> dict[str, Entry]:
+def entries_of(directory: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str, Entry]:
     """Every tensor of a model directory by name. Raises BadModel for anything inconsistent."""
     index = directory / INDEX
     if index.is_file():
-        return _sharded(directory, index)
+        return _sharded(directory, index, dtypes)
     single = directory / SINGLE
     if not single.is_file():
         raise _no_weights(directory)
-    return read_header(single)
+    return read_header(single, dtypes)
 
 
-def read_header(file: Path) -> dict[str, Entry]:
+def read_header(file: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str, Entry]:
     """The tensors of one file, checked against its size."""
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -56,7 +60,7 @@ def read_header(file: Path) -> dict[str, Entry]:
         raw = stream.read(length)
     header = parse_header(file, raw)
     header.pop("__metadata__", None)
-    entries = {name: _entry(file, name, entry) for name, entry in header.items()}
+    entries = {name: _entry(file, name, entry, dtypes) for name, entry in header.items()}
     check_extents(file, header, size - 8 - length)
     return entries
 
@@ -72,7 +76,7 @@ def parse_header(file: Path, raw: bytes) -> dict[str, Any]:
     return header
 
 
-def _entry(file: Path, name: str, entry: Any) -> Entry:
+def _entry(file: Path, name: str, entry: Any, dtypes: Mapping[str, int]) -> Entry:
     try:
         shape, dtype = tuple(entry["shape"]), entry["dtype"]
         begin, end = entry["data_offsets"]
@@ -81,18 +85,18 @@ def _entry(file: Path, name: str, entry: Any) -> Entry:
         sane = False
     if not sane:
         raise BadModel(f"{file.name}: the entry of tensor {name} is malformed", fix=_AGAIN)
-    if dtype not in _BYTES_OF:
+    if dtype not in dtypes:
         raise BadModel(
             f"{file.name}: tensor {name} has a dtype that is not plain floating point",
             value=dtype,
-            limit=", ".join(_BYTES_OF),
+            limit=", ".join(dtypes),
             fix="use the unquantised checkpoint",
         )
-    if end - begin != math.prod(shape) * _BYTES_OF[dtype]:
+    if end - begin != math.prod(shape) * dtypes[dtype]:
         raise BadModel(
             f"{file.name}: tensor {name} of shape {list(shape)} {dtype} does not fill its bytes",
             value=end - begin,
-            limit=math.prod(shape) * _BYTES_OF[dtype],
+            limit=math.prod(shape) * dtypes[dtype],
             fix=_AGAIN,
         )
     return Entry(file, shape, dtype)
@@ -114,7 +118,7 @@ def check_extents(file: Path, header: dict[str, Any], num_bytes: int) -> None:
         )
 
 
-def _sharded(directory: Path, index: Path) -> dict[str, Entry]:
+def _sharded(directory: Path, index: Path, dtypes: Mapping[str, int]) -> dict[str, Entry]:
     weight_map = _weight_map(index)
     missing = sorted(name for name in set(weight_map.values()) if not (directory / name).is_file())
     if missing:
@@ -123,7 +127,9 @@ def _sharded(directory: Path, index: Path) -> dict[str, Entry]:
             value=missing[0],
             fix="fetch the missing shards",
         )
-    shards = {name: read_header(directory / name) for name in sorted(set(weight_map.values()))}
+    shards = {
+        name: read_header(directory / name, dtypes) for name in sorted(set(weight_map.values()))
+    }
     for tensor, name in weight_map.items():
         if tensor not in shards[name]:
             raise BadModel(f"{INDEX} places tensor {tensor} in a file without it", value=name)
@@ -158,7 +164,7 @@ def _no_weights(directory: Path) -> BadModel:
             "the weights are pickled, and loading a pickle runs code", value=pickled, fix=convert
         )
     if gguf:
-        return BadModel("GGUF weights are not supported", value=gguf, fix=convert)
+        return BadModel("these are GGUF weights", value=gguf, fix="name the .gguf file itself")
     if other:
         return BadModel(
             f"the directory has neither {SINGLE} nor {INDEX}",

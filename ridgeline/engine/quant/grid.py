@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.kernels.native_linear import Packed, in_panels, pack_lines
-from ridgeline.spec.format import INT8, Format, dense, int4
-
-KERNEL_GROUPS = (128, 64, 32)
+from ridgeline.spec.format import format_for, kernel_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +76,6 @@ def side_by_side(grids: Sequence[Grid]) -> Grid:
 
 def _layout(grid: Grid) -> tuple[int, int, bool, int]:
     return grid.bits, grid.group_size, grid.zero_OG is None, grid.q_OI.shape[1]
-
-
-def kernel_group(bits: int, group_size: int, num_in: int) -> int | None:
-    """The group of the INT4 kernel that holds such groups exactly; None where there is none."""
-    if bits > 4:
-        return None
-    if group_size >= num_in:
-        return KERNEL_GROUPS[0]
-    return next((group for group in KERNEL_GROUPS if group_size % group == 0), None)
-
-
-def format_for(bits: int, group_size: int, num_in: int, zeros: bool) -> Format:
-    """The format in which a grid of this layout is computed: a packed one where it fits exactly."""
-    group = kernel_group(bits, group_size, num_in)
-    if group is not None:
-        return int4(group, zeros=zeros)
-    if bits == 8 and group_size >= num_in and not zeros:
-        return INT8
-    return dense("float32")
 
 
 def refusal(grid: Grid) -> str | None:

@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ridgeline.engine.text.chat import Chat, ChatTemplate, load_chat_template
+from ridgeline.engine.text.chat import (
+    Chat,
+    ChatTemplate,
+    JinjaTemplate,
+    NoChatTemplate,
+    load_chat_template,
+)
 from ridgeline.engine.text.detokenize import (
     ByteDetokenizer,
     ByteTable,
@@ -20,6 +26,7 @@ from ridgeline.engine.text.detokenize import (
     PrefixDetokenizer,
 )
 from ridgeline.errors import BadInput, BadModel
+from ridgeline.spec.gguf import is_gguf, read_gguf
 from ridgeline.spec.load import read_json
 from ridgeline.spec.locate import is_dummy, model_path
 
@@ -62,10 +69,25 @@ def load_tokenizer(model: str) -> Tokenizer:
     """The tokenizer of a model directory or of "demo"; NoTokenizer where there is none."""
     if is_dummy(model):
         return NoTokenizer(model)
+    if is_gguf(model):
+        return _of_gguf(model)
     path = model_path(model)
     if not (path / "tokenizer.json").is_file():
         return NoTokenizer(model)
     return HfTokenizer(_read(path / "tokenizer.json"), load_chat_template(path))
+
+
+def _of_gguf(model: str) -> Tokenizer:
+    from ridgeline.engine.text.gguf import template_names, tokenizer_of
+
+    metadata = read_gguf(model).metadata
+    if "tokenizer.ggml.tokens" not in metadata:
+        return NoTokenizer(model)
+    source = metadata.get("tokenizer.chat_template")
+    template = (
+        NoChatTemplate() if source is None else JinjaTemplate(source, template_names(metadata))
+    )
+    return HfTokenizer(tokenizer_of(metadata), template)
 
 
 def _read(file: Path) -> tokenizers.Tokenizer:

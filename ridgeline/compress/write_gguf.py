@@ -1,0 +1,232 @@
+"""GGUF, as llama.cpp reads it: Q4_0 and Q8_0 with the numbers of the grids, bit for bit.
+
+4 symmetric bits in groups of 32 are Q4_0; 8 bits with a scale per row are Q8_0 with that scale in
+each of the row's blocks. Embeddings and head keep the checkpoint's dtype, norms are float32. The
+tokenizer goes along (byte-level BPE). q and k rows of llama models are put in llama.cpp's order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.compress.make import Job, Writer
+from ridgeline.compress.recipe import Recipe
+from ridgeline.engine.foreign.gguf import name_of
+from ridgeline.engine.model.names import Part, parts
+from ridgeline.engine.quant.grid import Grid
+from ridgeline.errors import CannotRun
+from ridgeline.spec.format import Format
+from ridgeline.spec.gguf import TYPES
+from ridgeline.spec.load import read_json
+from ridgeline.spec.model import ModelSpec
+
+NAME = "model.gguf"
+_NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}
+_PLAIN = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_ALIGN = 32
+
+
+class _Entry(NamedTuple):
+    part: Part
+    kind: str
+
+
+def _write_gguf(job: Job) -> int:
+    """One file, `model.gguf`, in the folder; its bytes."""
+    entries = [_Entry(part, _kind(job, part)) for part in parts(job.spec)]
+    target = job.folder / NAME
+    with target.open("wb") as file:
+        _write_header(file, _metadata(job), entries)
+        for entry in entries:
+            data = _bytes(job, entry)
+            file.write(data + bytes(-len(data) % _ALIGN))
+    return target.stat().st_size
+
+
+def _refuse(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
+    if spec.family not in ("llama", "qwen2", "qwen3"):
+        raise CannotRun(
+            "GGUF of this family is not written", value=spec.family, limit="llama, qwen2, qwen3"
+        )
+    ropes = {layer.attention.rope.kind for layer in spec.layers}
+    if ropes != {"default"}:
+        raise CannotRun("GGUF with scaled rotary embeddings is not written", value=sorted(ropes))
+    if head is not None and head.kind not in ("dense", "bf16"):
+        raise CannotRun("the LM head stays as it is in GGUF", value=head.kind)
+    odd = [n for layer in spec.layers for n in (layer.mlp.down.num_in, spec.hidden_size) if n % 32]
+    if odd:
+        raise CannotRun("GGUF's blocks are of 32 inputs", value=odd[0])
+    if recipe.bits == 8 or (recipe.bits, recipe.group_size, recipe.zeros) == (4, 32, False):
+        return
+    raise CannotRun(
+        "GGUF holds 8 bits, or 4 symmetric bits in groups of 32, of these grids",
+        value=f"{recipe.bits} bits, groups of {recipe.group_size}"
+        + (", zero-points" if recipe.zeros else ""),
+        fix="use --bits 4 --group-size 32 --sym, or --bits 8",
+    )
+
+
+def _kind(job: Job, part: Part) -> str:
+    if len(part.shape) == 1:
+        return "F32"
+    if part.layer is None:
+        return _PLAIN[job.spec.stored_dtype]
+    return "Q8_0" if job.recipe.bits == 8 else "Q4_0"
+
+
+def _bytes(job: Job, entry: _Entry) -> bytes:
+    grid = job.weights.grid(entry.part)
+    if grid is not None:
+        blocks = _q8_0(grid) if job.recipe.bits == 8 else _q4_0(grid)
+        rows = _their_rows(blocks.view(grid.shape[0], -1), job, entry.part)
+        return bytes(rows.contiguous().numpy().tobytes())
+    value = _their_rows(job.weights.get(entry.part).float(), job, entry.part)
+    if entry.kind == "BF16":
+        return bytes(value.to(torch.bfloat16).view(torch.int16).numpy().tobytes())
+    return bytes(
+        value.to(torch.float16 if entry.kind == "F16" else torch.float32).numpy().tobytes()
+    )
+
+
+def _their_rows(value: Tensor, job: Job, part: Part) -> Tensor:
+    """q and k rows as llama.cpp rotates them: the halves of a head interleaved."""
+    key = part.key.partition(".")[0]
+    if job.spec.family != "llama" or key not in ("q", "k") or part.layer is None:
+        return value
+    size = job.spec.layers[part.layer].attention.head_dim
+    halves = value.view(-1, 2, size // 2, *value.shape[1:])
+    return halves.transpose(1, 2).reshape(value.shape)
+
+
+def _halves(scale: Tensor) -> Tensor:
+    half = scale.half()
+    if not torch.equal(torch.where(scale.abs() < 1e-12, 0.0, scale), half.float()):
+        raise CannotRun("scales that fp16 cannot hold exactly", fix="use --format ridgeline")
+    return half.contiguous().view(torch.uint8)
+
+
+def _q4_0(grid: Grid) -> Tensor:
+    """Blocks of 18 bytes: fp16 scale, then 16 low and 16 high nibbles."""
+    scale = _halves(grid.scale_OG.reshape(-1, 1))
+    q = grid.q_OI.reshape(-1, 2, 16)
+    return torch.cat([scale, q[:, 0] | (q[:, 1] << 4)], 1)
+
+
+def _q8_0(grid: Grid) -> Tensor:
+    """Blocks of 34 bytes: fp16 scale, then 32 signed bytes."""
+    scale = _halves(grid.scale_OG.repeat_interleave(grid.shape[1] // 32, 1).reshape(-1, 1))
+    q = (grid.q_OI.to(torch.int16) - 128).to(torch.int8).view(torch.uint8)
+    return torch.cat([scale, q.reshape(-1, 32)], 1)
+
+
+# ---- the header --------------------------------------------------------------------------------
+
+
+def _write_header(file: BinaryIO, metadata: dict[str, Any], entries: list[_Entry]) -> None:
+    file.write(b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(metadata)))
+    for key, value in metadata.items():
+        file.write(_string(key) + _value(value))
+    at = 0
+    for entry in entries:
+        shape = entry.part.shape
+        file.write(_string(name_of(entry.part)) + struct.pack("<I", len(shape)))
+        file.write(struct.pack(f"<{len(shape)}Q", *shape[::-1]))
+        file.write(struct.pack("<IQ", _NUMBERS[entry.kind], at))
+        _, block, nbytes = TYPES[_NUMBERS[entry.kind]]
+        size = shape[0] * (shape[1] if len(shape) > 1 else 1) // block * nbytes
+        at += -(-size // _ALIGN) * _ALIGN
+    file.write(bytes(-file.tell() % _ALIGN))
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode("utf-8")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(value: Any) -> bytes:
+    """Type and value: bool, int (u32), float (f32), text, and lists of text or int."""
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    if isinstance(value, int):
+        return struct.pack("<II", 4, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _string(value)
+    if value and isinstance(value[0], int):
+        return struct.pack("<IIQ", 9, 5, len(value)) + struct.pack(f"<{len(value)}i", *value)
+    return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
+
+
+def _metadata(job: Job) -> dict[str, Any]:
+    spec, name = job.spec, job.spec.family
+    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    return {
+        "general.architecture": name,
+        "general.name": Path(spec.name).name,
+        "general.quantization_version": 2,
+        f"{name}.block_count": len(spec.layers),
+        f"{name}.context_length": spec.max_positions,
+        f"{name}.embedding_length": spec.hidden_size,
+        f"{name}.feed_forward_length": mlp.up.num_out,
+        f"{name}.attention.head_count": attention.num_heads,
+        f"{name}.attention.head_count_kv": attention.num_kv_heads,
+        f"{name}.attention.key_length": attention.head_dim,
+        f"{name}.attention.value_length": attention.head_dim,
+        f"{name}.attention.layer_norm_rms_epsilon": float(spec.norm_eps),
+        f"{name}.rope.freq_base": float(attention.rope.theta),
+        f"{name}.rope.dimension_count": attention.rope.dim,
+        f"{name}.vocab_size": spec.vocab_size,
+        **dict(_tokenizer(job)),
+    }
+
+
+def _tokenizer(job: Job) -> Iterator[tuple[str, Any]]:
+    file = job.source / "tokenizer.json"
+    if not file.is_file():
+        return
+    document = read_json(file)
+    model, pre = document.get("model", {}), document.get("pre_tokenizer") or {}
+    if model.get("type") != "BPE" or pre.get("type") != "ByteLevel" or not pre.get("use_regex"):
+        raise CannotRun(
+            "GGUF is written with byte-level BPE tokenizers of gpt-2's pattern",
+            value=f"{model.get('type')}, {pre.get('type')}",
+            fix="use --format ridgeline",
+        )
+    tokens, types = _tokens(document, job.spec.vocab_size)
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    start = "tokenizer.ggml."
+    yield start + "model", "gpt2"
+    yield start + "pre", "gpt-2"
+    yield start + "tokens", tokens
+    yield start + "token_type", types
+    yield start + "merges", merges
+    yield start + "add_bos_token", False
+    if job.spec.bos_token_id is not None:
+        yield start + "bos_token_id", job.spec.bos_token_id
+    if job.spec.eos_token_ids:
+        yield start + "eos_token_id", job.spec.eos_token_ids[0]
+    config = job.source / "tokenizer_config.json"
+    template = read_json(config).get("chat_template") if config.is_file() else None
+    if isinstance(template, str):
+        yield "tokenizer.chat_template", template
+
+
+def _tokens(document: dict[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
+    """Tokens by id, and their kinds: 1 plain, 3 control, 4 the user's own, 5 unused."""
+    by_id = {at: token for token, at in document["model"]["vocab"].items()}
+    kinds = dict.fromkeys(by_id, 1)
+    for added in document.get("added_tokens", []):
+        by_id[added["id"]] = added["content"]
+        kinds[added["id"]] = 3 if added.get("special") else 4
+    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(vocab_size)]
+    return tokens, [kinds.get(i, 5) for i in range(vocab_size)]
+
+
+GGUF = Writer(_refuse, _write_gguf)

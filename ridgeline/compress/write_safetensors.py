@@ -1,0 +1,241 @@
+"""Quantised models as other engines read them: compressed-tensors, GPTQ, AWQ.
+
+One shard per layer, so that one layer is in memory at a time. The numbers are those of the grids,
+bit for bit; only their packing differs (`engine.foreign` reads them back, and says how they lie).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ridgeline.compress.make import Job, Writer
+from ridgeline.compress.recipe import Recipe
+from ridgeline.engine.foreign.awq import ORDER
+from ridgeline.engine.foreign.words import pack_words
+from ridgeline.engine.model.dtype import DTYPES
+from ridgeline.engine.model.names import LAYOUTS, Part, locate, parts, row_sizes
+from ridgeline.engine.model.pack import copy_config
+from ridgeline.engine.model.safetensors_file import INDEX, entries_of
+from ridgeline.engine.quant.grid import Grid, side_by_side
+from ridgeline.errors import CannotRun
+from ridgeline.spec.format import Format
+from ridgeline.spec.model import ModelSpec
+
+Encode = Callable[[Grid], dict[str, Tensor]]
+
+
+def _write_compressed(job: Job) -> int:
+    """compressed-tensors: pack-quantized up to 4 bits, int-quantized (W8A8) at 8."""
+    dtype = DTYPES[job.spec.stored_dtype]
+    encode = _bytes if job.recipe.bits == 8 else _packed
+    return _write(job, lambda grid: encode(grid, dtype), _compressed_config(job))
+
+
+def _packed(grid: Grid, dtype: torch.dtype) -> dict[str, Tensor]:
+    tensors = {
+        ".weight_packed": pack_words(grid.q_OI, grid.bits),
+        ".weight_scale": _exactly(grid.scale_OG, dtype),
+        ".weight_shape": torch.tensor(grid.shape),
+    }
+    if grid.zero_OG is not None:
+        words = pack_words(grid.zero_OG.T.contiguous(), grid.bits)
+        tensors[".weight_zero_point"] = words.T.contiguous()
+    return tensors
+
+
+def _bytes(grid: Grid, dtype: torch.dtype) -> dict[str, Tensor]:
+    q_OI = (grid.q_OI.to(torch.int16) - 128).to(torch.int8)
+    return {".weight": q_OI, ".weight_scale": _exactly(grid.scale_OG, dtype)}
+
+
+def _exactly(scale_OG: Tensor, dtype: torch.dtype) -> Tensor:
+    """Scales in `dtype`. Raises CannotRun where that would change them."""
+    narrow_OG = scale_OG.to(dtype)
+    lost = (narrow_OG.float() != scale_OG) & (scale_OG.abs() > 1e-12)
+    if lost.any():
+        raise CannotRun(
+            "scales that this format cannot hold exactly",
+            value=float(scale_OG[lost][0]),
+            limit=str(dtype),
+            fix="use --format ridgeline",
+        )
+    return narrow_OG
+
+
+def _compressed_config(job: Job) -> dict[str, Any]:
+    recipe = job.recipe
+    weights: dict[str, Any] = {
+        "num_bits": recipe.bits,
+        "type": "int",
+        "symmetric": not recipe.zeros,
+        "strategy": "channel" if recipe.group_size is None else "group",
+        "group_size": recipe.group_size,
+        "dynamic": False,
+        "observer": "minmax",
+    }
+    rows = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    layout = "int-quantized" if recipe.bits == 8 else "pack-quantized"
+    group = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": rows if recipe.bits == 8 else None,
+        "output_activations": None,
+        "format": layout,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", *_routers(job)],
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def _routers(job: Job) -> list[str]:
+    return ["re:.*mlp.gate$", "re:.*gate$"] if any(x.mlp.router for x in job.spec.layers) else []
+
+
+def _write_gptq(job: Job) -> int:
+    """GPTQ v2: zeros as they are."""
+    config = {
+        "quant_method": "gptq",
+        "checkpoint_format": "gptq_v2",
+        "bits": job.recipe.bits,
+        "group_size": job.recipe.group_size or -1,
+        "sym": not job.recipe.zeros,
+        "desc_act": False,
+        "lm_head": False,
+        "pack_dtype": "int32",
+    }
+    return _write(job, _gptq, config)
+
+
+def _gptq(grid: Grid) -> dict[str, Tensor]:
+    zero_OG = grid.zero_OG
+    if zero_OG is None:
+        zero_OG = torch.full_like(grid.scale_OG, grid.middle).to(torch.uint8)
+    return {
+        ".qweight": pack_words(grid.q_OI, grid.bits).T.contiguous(),
+        ".qzeros": pack_words(zero_OG.T.contiguous(), grid.bits),
+        ".scales": _exactly(grid.scale_OG, torch.float16).T.contiguous(),
+        ".g_idx": grid.groups().to(torch.int32),
+    }
+
+
+def _write_awq(job: Job) -> int:
+    """AWQ's GEMM layout; symmetric grids with their zero-point of 8 written out."""
+    config = {
+        "quant_method": "awq",
+        "version": "gemm",
+        "bits": 4,
+        "group_size": job.recipe.group_size,
+        "zero_point": True,
+        "modules_to_not_convert": None,
+    }
+    return _write(job, _awq, config)
+
+
+def _awq(grid: Grid) -> dict[str, Tensor]:
+    zero_OG = grid.zero_OG
+    if zero_OG is None:
+        zero_OG = torch.full_like(grid.scale_OG, 8).to(torch.uint8)
+    if grid.shape[0] % 8:
+        raise CannotRun("AWQ packs outputs by eight", value=grid.shape[0])
+    return {
+        ".qweight": _in_eights(grid.q_OI),
+        ".qzeros": _in_eights(zero_OG),
+        ".scales": _exactly(grid.scale_OG, torch.float16).T.contiguous(),
+    }
+
+
+def _in_eights(numbers_OR: Tensor) -> Tensor:
+    rows_RW8 = numbers_OR.T.reshape(numbers_OR.shape[1], -1, 8)[:, :, list(ORDER)]
+    return pack_words(rows_RW8.flatten(1).contiguous(), 4)
+
+
+def _write(job: Job, encode: Encode, config: Mapping[str, Any]) -> int:
+    """Shards, index and config; the bytes of the shards."""
+    copy_config(job.source, job.folder, job.spec, {**config, **job.made})
+    names = _names(job)
+    count = len(job.spec.layers) + 1
+    index: dict[str, str] = {}
+    total = 0
+    for number, layer in enumerate([None, *range(len(job.spec.layers))]):
+        file = f"model-{number + 1:05}-of-{count:05}.safetensors"
+        tensors = dict(_tensors(job, encode, names, layer))
+        save_file(tensors, job.folder / file, metadata={"format": "pt"})
+        index |= dict.fromkeys(tensors, file)
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    document = {"metadata": {"total_size": total}, "weight_map": index}
+    (job.folder / INDEX).write_text(json.dumps(document, indent=1), encoding="utf-8")
+    return total
+
+
+def _refuse(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
+    if head is not None and head.kind not in ("dense", "bf16"):
+        raise CannotRun(
+            "the LM head stays as it is in this format",
+            value=head.kind,
+            fix="leave out --lm-head-bits, or use --format ridgeline",
+        )
+    group = recipe.group_size
+    for layer in spec.layers:
+        attention, mlp = layer.attention, layer.mlp
+        for linear in (attention.q, attention.o, mlp.up, mlp.down):
+            if group is not None and linear.num_in % group:
+                raise CannotRun(
+                    "groups must divide the inputs in this format",
+                    value=f"{linear.num_in} inputs in groups of {group}",
+                    fix="choose a smaller --group-size, or use --format ridgeline",
+                )
+
+
+def _refuse_awq(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
+    if recipe.bits != 4:
+        raise CannotRun("AWQ's layout holds 4 bits", value=recipe.bits, fix="use --bits 4")
+    _refuse(spec, recipe, head)
+
+
+def _names(job: Job) -> dict[str, list[Part]]:
+    """Tensor name → the parts that lie in it, in order."""
+    spec, entries = job.spec, entries_of(job.source)
+    sizes = [row_sizes(layer) for layer in spec.layers]
+    layouts = [
+        layout for layout in LAYOUTS[spec.family] if not any(p.stacked for p in layout.values())
+    ]
+    layout = max(layouts, key=lambda each: each["embed"].template in entries)
+    found: dict[str, list[Part]] = {}
+    for part in parts(spec):
+        at = locate(part, layout, sizes[part.layer] if part.layer is not None else {})
+        found.setdefault(at.name, []).append(part)
+    return found
+
+
+def _tensors(
+    job: Job, encode: Encode, names: Mapping[str, list[Part]], layer: int | None
+) -> Iterator[tuple[str, Tensor]]:
+    dtype = DTYPES[job.spec.stored_dtype]
+    for name, inside in names.items():
+        if inside[0].layer != layer:
+            continue
+        grids = [grid for part in inside if (grid := job.weights.grid(part)) is not None]
+        if grids:
+            module = name.removesuffix(".weight")
+            for suffix, tensor in encode(side_by_side(grids)).items():
+                yield module + suffix, tensor
+        else:
+            values = [job.weights.get(part) for part in inside]
+            yield name, torch.cat(values).to(dtype).contiguous()
+
+
+COMPRESSED = Writer(_refuse, _write_compressed)
+GPTQ = Writer(_refuse, _write_gptq)
+AWQ = Writer(_refuse_awq, _write_awq)

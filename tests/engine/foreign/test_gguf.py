@@ -1,0 +1,131 @@
+"""GGUF: blocks as gguf-py decodes them (scripts/gguf_vectors.py), whole files there and back."""
+
+from __future__ import annotations
+
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from ridgeline.cli.quantize import Choices, command
+from ridgeline.engine.foreign.gguf_blocks import DECODERS, decode_blocks
+from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.runner import TorchRunner
+from ridgeline.engine.text import load_tokenizer
+from ridgeline.engine.text.gguf import tokenizer_of
+from ridgeline.errors import BadInput, BadModel, CannotRun
+from ridgeline.spec.gguf import TYPES, read_gguf
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.rewrite import with_dtype
+
+VECTORS = load_file(Path(__file__).with_name("gguf_vectors.safetensors"))
+IDS = [(37 * i) % 4000 for i in range(48)]
+BY_NAME = {name: (numbers, nbytes) for name, numbers, nbytes in TYPES.values()}
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_blocks_bit_for_bit(kind: str) -> None:
+    blocks, truth = VECTORS[f"{kind}/blocks"], VECTORS[f"{kind}/truth"]
+    assert blocks.shape[1] == BY_NAME[kind][1] and truth.shape[1] == BY_NAME[kind][0]
+    found = decode_blocks(kind, blocks)
+    assert found.dtype == np.float32
+    assert np.array_equal(found, truth, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["IQ2_XXS", "TQ1_0"])
+def test_other_types_are_left_to_their_package(kind: str) -> None:
+    blocks, truth = VECTORS[f"{kind}/blocks"], VECTORS[f"{kind}/truth"]
+    assert blocks.shape[1] == BY_NAME[kind][1]
+    if find_spec("gguf") is None:
+        with pytest.raises(CannotRun, match="gguf package"):
+            decode_blocks(kind, blocks)
+    else:
+        assert np.array_equal(decode_blocks(kind, blocks), truth, equal_nan=True)
+
+
+def logits(model: str) -> torch.Tensor:
+    spec = with_dtype(load_spec(model), "float32")
+    decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
+    return TorchRunner(decoder, None, None).logits(IDS)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def q4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gguf") / "q4"
+    command("demo", folder, Choices(group_size=32, format="gguf"))
+    return folder / "model.gguf"
+
+
+def test_q4_0_there_and_back(q4: Path, tmp_path: Path) -> None:
+    command("demo", tmp_path / "own", Choices(group_size=32))
+    spec = load_spec(str(q4))
+    assert spec.layers[3].mlp.down.format.kind == "int4" and spec.lm_head.format.kind == "dense"
+    assert any("42 linears run as int4" in line for line in spec.rewrites)
+    own = logits(str(tmp_path / "own"))
+    assert (logits(str(q4)) - own).norm() < 1e-6 * own.norm()
+
+
+def test_q8_0_there_and_back(tmp_path: Path) -> None:
+    """Decoded to float32 here: what llama.cpp's own rounding of rows would add is left out."""
+    command("demo", tmp_path / "q8", Choices(bits=8, format="gguf"))
+    truth = logits("demo")
+    change = (logits(str(tmp_path / "q8" / "model.gguf")) - truth).norm() / truth.norm()
+    assert 1e-4 < change < 0.03
+
+
+def test_its_tokenizer_and_template(q4: Path) -> None:
+    demo, theirs = load_tokenizer("demo"), load_tokenizer(str(q4))
+    text = "def f(x):\n    return x + 1  # naïve <|end|> 12345\n"
+    assert theirs.encode(text) == demo.encode(text)
+    assert theirs.decode(demo.encode(text)) == demo.decode(demo.encode(text))
+    chat = [{"role": "user", "content": "hello"}]
+    assert theirs.apply_chat_template(chat) == demo.apply_chat_template(chat)
+
+
+def test_sentence_pieces_merge_by_score() -> None:
+    pieces = ["<unk>", "<s>", "▁", "a", "b", "ab", "▁ab", "<0x21>"]
+    scores = [0.0, 0.0, -5.0, -4.0, -3.0, -1.0, -2.0, 0.0]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": [2, 3, 1, 1, 1, 1, 1, 6],
+        "tokenizer.ggml.bos_token_id": 1,
+    }
+    inner = tokenizer_of(metadata)
+    assert inner.encode("ab ab!").ids == [1, 6, 6, 7]
+    assert inner.decode([6, 6, 7]) == "ab ab!"
+    with pytest.raises(BadModel, match="unknown kind"):
+        tokenizer_of({**metadata, "tokenizer.ggml.model": "bert"})
+    with pytest.raises(BadModel, match="word pattern"):
+        tokenizer_of({**metadata, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "falcon"})
+
+
+@pytest.mark.parametrize("keep", [0, 3, 30, 5000, -100])
+def test_a_damaged_file_is_told(q4: Path, tmp_path: Path, keep: int) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(q4.read_bytes()[:keep])
+    with pytest.raises(BadModel, match=r"empty|no GGUF|exceeds|truncated"):
+        load_spec(str(broken))
+
+
+def test_what_is_not_read_is_refused(q4: Path, tmp_path: Path) -> None:
+    raw = q4.read_bytes()
+    other = tmp_path / "other.gguf"
+    other.write_bytes(raw.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", 1))
+    with pytest.raises(BadModel, match="architecture"):
+        load_spec(str(other))
+    other.write_bytes(raw[:4] + struct.pack("<I", 9) + raw[8:])
+    with pytest.raises(BadModel, match="version"):
+        load_spec(str(other))
+    with pytest.raises(BadModel, match="no such GGUF"):
+        read_gguf(str(tmp_path / "none.gguf"))
+    for choices in (Choices(format="gguf"), Choices(format="gguf", group_size=32, zeros=True)):
+        with pytest.raises(CannotRun, match="GGUF holds"):
+            command("demo", tmp_path / "x", choices)
+    with pytest.raises(BadInput):
+        command("demo", tmp_path / "x", Choices(bits=16, format="gguf"))
