@@ -47,10 +47,11 @@ def command(settings: Settings, file: Path, output: Path) -> int:
 
 
 def _answer(engine: Engine, job: Job, output: Path, console: Console) -> Batch:
-    from ridgeline.serve.app import create_app, name_of
+    from ridgeline.serve.app import create_app
     from ridgeline.serve.batches.background import background
+    from ridgeline.serve.options import ServerOptions
 
-    app = create_app(background(engine), served_model_name=job.model or name_of(engine.info.model))
+    app = create_app(background(engine), ServerOptions(served_model_name=job.model))
     with bar(console) as progress:
         shown = _Shown(progress, progress.add_task("", total=job.num_lines, rate=""))
         most = 2 * engine.resolved.max_num_seqs  # some behind those that sit, so that no seat waits
