@@ -35,7 +35,6 @@ def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) ->
         admin_listener = _listen_for_admin(options, held)
         from ridgeline.engine.engine import Engine  # slow to import: after what may be refused
         from ridgeline.serve.app import create_admin_app, create_app
-        from ridgeline.serve.web.page import add_page
 
         console.print(f"loading {settings.model} …", style="dim", markup=False)
         engine = Engine.from_settings(settings)
@@ -43,7 +42,6 @@ def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) ->
         app = create_app(engine, options)
         _attach_batches(app, engine, options)
         service = app.state.service
-        add_page(app, engine, service.name, options.promise)
         lines = [*summary(engine.info), f"{service.name} is served at {url_of(listener)}/v1"]
         admin = None
         if admin_listener is not None:

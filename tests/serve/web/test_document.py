@@ -6,14 +6,12 @@ import httpx
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.options import ServerOptions
-from ridgeline.serve.web.page import add_page, build
+from ridgeline.serve.web.page import build
 from tests.serve.fake_engine import FakeEngine
 
 
 async def test_the_page_is_one_document_under_a_strict_policy() -> None:
-    engine = FakeEngine()
-    app = create_app(engine, ServerOptions(api_key="secret"))
-    add_page(app, engine, "fake")
+    app = create_app(FakeEngine(), ServerOptions(api_key="secret"))
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         reply = await client.get("/")

@@ -15,7 +15,6 @@ import uvicorn
 from ridgeline.serve.app import create_app
 from ridgeline.serve.options import ServerOptions
 from ridgeline.serve.run import listen, url_of
-from ridgeline.serve.web.page import add_page
 from tests.serve.batches.conftest import with_batches
 from tests.serve.batches.helpers import jsonl, request
 from tests.serve.fake_engine import ANSWER, FakeEngine
@@ -41,9 +40,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    engine = FakeEngine()
-    app = with_batches(engine, tmp_path / "batches.sqlite")
-    add_page(app, engine, "fake")
+    app = with_batches(FakeEngine(), tmp_path / "batches.sqlite")
     listener = listen(ServerOptions(port=0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -148,9 +145,7 @@ def test_configuration_says_why(page: Page) -> None:
 
 @needs_browser
 def test_with_a_key_the_page_asks_for_it(browser: Browser) -> None:
-    engine = FakeEngine()
-    app = create_app(engine, ServerOptions(api_key="secret"))
-    add_page(app, engine, "fake")
+    app = create_app(FakeEngine(), ServerOptions(api_key="secret"))
     listener = listen(ServerOptions(port=0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
