@@ -146,6 +146,21 @@ def generate(
 
 @app.command()
 @takes_engine_flags
+def batch(
+    file: Annotated[Path, typer.Argument(help="Requests, one per line, as for /v1/batches.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the answers go.")],
+    model: Annotated[str, typer.Option(help=_MODEL)] = "demo",
+    *,
+    engine: EngineFlags,
+) -> None:
+    """Answer a file of requests without a server; interrupted, the same command goes on."""
+    from ridgeline.cli.batch import command
+
+    _end(command(engine.settings(model), file, output))
+
+
+@app.command()
+@takes_engine_flags
 @takes_load_flags
 @takes_report_flags
 def bench(

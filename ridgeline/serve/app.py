@@ -20,6 +20,7 @@ from ridgeline.serve.errors import ApiError, ClientGone
 from ridgeline.serve.options import ServerOptions, names_of
 from ridgeline.serve.safety.guard import OPEN_PATHS, Door, Guard
 from ridgeline.serve.service import Service, name_of
+from ridgeline.serve.web.page import add_page
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -50,6 +51,7 @@ def create_app(engine: ServedEngine, options: ServerOptions | None = None) -> Fa
     """The server over `engine`. `app.state.service` is what its routes share."""
     service = Service(engine, options or ServerOptions())
     app = _app(service, ROUTES)
+    add_page(app, engine, service.name, service.options.promise)
     app.add_middleware(Guard, door=_door(service))
     return app
 

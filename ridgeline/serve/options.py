@@ -124,6 +124,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return parse_classes(self.slo_classes)
 
     @property
+    def promise(self) -> Slo | None:
+        """That of requests that name no class: the default class's, else the first one's."""
+        classes = self.classes
+        return classes[self.default_slo_class or next(iter(classes))] if classes else None
+
+    @property
     def caps(self) -> Caps:
         return Caps(max_body_bytes=self.max_body_bytes)
 

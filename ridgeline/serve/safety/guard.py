@@ -26,7 +26,7 @@ from ridgeline.serve.errors import ApiError
 from ridgeline.serve.lifecycle import Drain
 from ridgeline.serve.safety.keys import NOBODY, Caller, KeyRing
 
-OPEN_PATHS = frozenset(("/health", "/ping", "/ready"))
+OPEN_PATHS = frozenset(("/", "/health", "/ping", "/ready"))  # "/" is a page without data
 CALLER = "ridgeline.caller"  # where a scope keeps its Caller
 
 _MAX_HEADER_BYTES = 32 << 10

@@ -1,0 +1,93 @@
+"""`ridgeline batch FILE -o OUT`: a file of requests answered here, with progress and resume."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from ridgeline.errors import BadInput
+from ridgeline.serve.batches.offline import Job, answer_file, errors_of, read_job, store_of
+from ridgeline.serve.batches.records import Batch
+from ridgeline.settings import Settings
+
+if TYPE_CHECKING:
+    from ridgeline.engine.engine import Engine
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+
+
+def command(settings: Settings, file: Path, output: Path) -> int:
+    """Answer `file` into `output`; 1 where lines failed."""
+    console = Console(stderr=True, highlight=False)
+    job = read_job(file, ENDPOINTS)
+    if not output.parent.is_dir():
+        raise BadInput("the output's folder does not exist", value=str(output.parent))
+    if store_of(output).exists():
+        console.print("going on where an earlier call was cut off", style="dim")
+    from ridgeline.engine.engine import Engine  # slow to import: after what may be refused
+
+    with Engine.from_settings(settings) as engine:
+        batch = _answer(engine, job, output, console)
+    console.print(summary(batch), markup=False)
+    if batch.failed:
+        console.print(f"failed lines: {errors_of(output)}", style="yellow", markup=False)
+    return int(batch.failed > 0)
+
+
+def _answer(engine: Engine, job: Job, output: Path, console: Console) -> Batch:
+    from ridgeline.serve.app import create_app
+    from ridgeline.serve.batches.background import background
+    from ridgeline.serve.options import ServerOptions
+
+    app = create_app(background(engine), ServerOptions(served_model_name=job.model))
+    with bar(console) as progress:
+        shown = _Shown(progress, progress.add_task("", total=job.num_lines, rate=""))
+        most = 2 * engine.resolved.max_num_seqs  # some behind those that sit, so that no seat waits
+        return asyncio.run(answer_file(job, output, app, most=most, progress=shown.update))
+
+
+class _Shown:
+    """The bar, and the rate since this call began: what an earlier one did is not its speed."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task = progress, task
+        self._began: tuple[float, int] | None = None
+
+    def update(self, batch: Batch) -> None:
+        now_s, num_tokens = time.monotonic(), batch.completion_tokens
+        if self._began is None:
+            self._began = (now_s, num_tokens)
+        rate = (num_tokens - self._began[1]) / max(now_s - self._began[0], 1e-3)
+        done = batch.completed + batch.failed
+        self._progress.update(self._task, completed=done, rate=f"{rate:,.0f} tok/s")
+
+
+def bar(console: Console) -> Progress:
+    return Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def summary(batch: Batch) -> str:
+    """`12 of 12 lines answered · 3,400 prompt and 512 output tokens (300 from the cache)`."""
+    cached = f" ({batch.cached_tokens:,} from the cache)" if batch.cached_tokens else ""
+    return (
+        f"{batch.completed:,} of {batch.total:,} lines answered · {batch.prompt_tokens:,} prompt "
+        f"and {batch.completion_tokens:,} output tokens{cached}"
+    )

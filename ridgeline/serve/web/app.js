@@ -1,0 +1,517 @@
+"use strict";
+// The page has four parts, each with one function that begins it. Texts from the server only ever
+// become text nodes; nothing is fetched from anywhere but this server.
+
+const $ = (id) => document.getElementById(id);
+const el = (tag, attributes = {}, ...children) => {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value != null) made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+};
+const number = (value, digits = 0) =>
+  value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+const milliseconds = (seconds) =>
+  seconds < 0.01 ? number(seconds * 1000, 1) : number(seconds * 1000);
+
+// -- talking to the server
+
+const server = {
+  key: sessionStorage.getItem("ridgeline-key"),
+  asking: null,
+  async call(path, options = {}) {
+    const headers = { ...(options.headers || {}) };
+    if (this.key) headers.authorization = `Bearer ${this.key}`;
+    const reply = await fetch(path, { ...options, headers });
+    if (reply.status === 401) {
+      await this.askKey();
+      return this.call(path, options);
+    }
+    if (!reply.ok) {
+      const told = await reply.json().catch(() => null);
+      const error = new Error(told?.error?.message || `the server said ${reply.status}`);
+      error.status = reply.status;
+      throw error;
+    }
+    return reply;
+  },
+  async json(path, options) { return (await this.call(path, options)).json(); },
+  askKey() {
+    this.asking ||= new Promise((resolve) => {
+      const dialog = $("key-dialog");
+      dialog.showModal();
+      dialog.addEventListener("close", () => {
+        this.key = $("key").value;
+        sessionStorage.setItem("ridgeline-key", this.key);
+        this.asking = null;
+        resolve();
+      }, { once: true });
+    });
+    return this.asking;
+  },
+};
+
+// -- chat
+
+const chat = {
+  messages: [],
+  abort: null,
+  begin() {
+    $("ask").addEventListener("submit", (event) => { event.preventDefault(); this.send(); });
+    $("stop").addEventListener("click", () => this.abort?.abort());
+    $("clear").addEventListener("click", () => this.clear());
+    const prompt = $("prompt");
+    prompt.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        $("ask").requestSubmit();
+      }
+    });
+    prompt.addEventListener("input", () => this.fit());
+  },
+  fit() {
+    const prompt = $("prompt");
+    prompt.style.height = "auto";
+    prompt.style.height = `${prompt.scrollHeight}px`;
+  },
+  clear() {
+    this.abort?.abort();
+    this.messages = [];
+    for (const said of document.querySelectorAll(".said")) said.remove();
+    $("hello").hidden = false;
+  },
+  async send() {
+    const text = $("prompt").value.trim();
+    if (!text || this.abort) return;
+    $("prompt").value = "";
+    this.fit();
+    $("hello").hidden = true;
+    this.messages.push({ role: "user", content: text });
+    this.show("user", text);
+    const said = this.show("assistant", "");
+    const body = el("div", { class: "caret" });
+    const figures = el("div", { class: "figures" });
+    said.append(body, figures);
+    const answer = new Answer(body, figures);
+    this.abort = new AbortController();
+    this.busy(true);
+    try {
+      await this.stream(answer, this.abort.signal);
+    } catch (error) {
+      if (error.name !== "AbortError") answer.fail(error.message);
+    }
+    answer.end();
+    if (answer.text) this.messages.push({ role: "assistant", content: answer.text });
+    this.abort = null;
+    this.busy(false);
+  },
+  busy(yes) {
+    $("send").hidden = yes;
+    $("stop").hidden = !yes;
+    if (!yes) $("prompt").focus();
+  },
+  show(role, text) {
+    const said = el("div", { class: `said ${role}` }, text);
+    $("talk").append(said);
+    this.follow(true);
+    return said;
+  },
+  follow(always = false) {
+    const talk = $("talk");
+    if (always || talk.scrollHeight - talk.scrollTop - talk.clientHeight < 120) talk.scrollTop = talk.scrollHeight;
+  },
+  async stream(answer, signal) {
+    const system = $("system").value.trim();
+    const messages = [...(system ? [{ role: "system", content: system }] : []), ...this.messages];
+    const reply = await server.call("/v1/chat/completions", {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      signal,
+      body: JSON.stringify({
+        messages,
+        stream: true,
+        stream_options: { include_usage: true },
+        temperature: Number($("temperature").value),
+        max_tokens: Number($("max-tokens").value),
+      }),
+    });
+    for await (const data of events(reply.body)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Error(chunk.error.message);
+      answer.take(chunk);
+      this.follow();
+    }
+  },
+};
+
+async function* events(stream) {
+  const reader = stream.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + decoder.decode(value, { stream: true })).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) if (part.startsWith("data: ")) yield part.slice(6);
+  }
+}
+
+class Answer {
+  constructor(body, figures) {
+    Object.assign(this, { body, figures, text: "", count: 0, usage: null });
+    this.sent = performance.now();
+    this.first = this.last = null;
+  }
+  take(chunk) {
+    this.usage = chunk.usage || this.usage;
+    for (const choice of chunk.choices) {
+      if (choice.delta?.content == null || choice.delta.role) continue;
+      this.last = performance.now();
+      this.first ??= this.last;
+      this.count += 1;
+      this.text += choice.delta.content;
+    }
+    render(this.body, this.text);
+    this.tell();
+  }
+  tell() {
+    if (this.first === null) return;
+    const tokens = this.usage?.completion_tokens ?? this.count;
+    const parts = [["TTFT", `${milliseconds((this.first - this.sent) / 1000)} ms`]];
+    if (this.last > this.first) parts.push(["", `${number(((tokens - 1) / (this.last - this.first)) * 1000, 1)} tok/s`]);
+    parts.push(["", `${number(tokens)} tokens`]);
+    const cached = this.usage?.prompt_tokens_details?.cached_tokens;
+    if (cached) parts.push(["", `${number(cached)} of ${number(this.usage.prompt_tokens)} prompt tokens cached`]);
+    this.figures.replaceChildren(...parts.map(([name, value]) => el("span", {}, name ? `${name} ` : "", el("b", {}, value))));
+  }
+  fail(message) { this.body.after(el("div", { class: "error", role: "alert" }, message)); }
+  end() { this.body.classList.remove("caret"); this.tell(); }
+}
+
+function render(into, text) {
+  const pieces = text.split(/^```[^\n]*\n?/m);
+  into.replaceChildren(...pieces.map((piece, i) => (i % 2 ? el("pre", {}, piece.replace(/\n$/, "")) : document.createTextNode(piece))));
+}
+
+// -- live figures, read from /metrics
+
+function parseMetrics(text) {
+  const found = new Map();
+  for (const line of text.split("\n")) {
+    const match = /^([\w:]+)(?:\{(.*)\})? (\S+)/.exec(line);
+    if (!match || line.startsWith("#")) continue;
+    const labels = Object.fromEntries([...(match[2] || "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map((m) => [m[1], m[2]]));
+    if (!found.has(match[1])) found.set(match[1], []);
+    found.get(match[1]).push({ labels, value: Number(match[3]) });
+  }
+  return found;
+}
+const total = (sample, name, want = {}) =>
+  (sample.get(name) || []).filter(({ labels }) => Object.entries(want).every(([k, v]) => labels[k] === v)).reduce((sum, each) => sum + each.value, 0);
+
+function quantile(now, before, name, share) {
+  const at = (sample) => {
+    const counts = new Map();
+    for (const { labels, value } of sample?.get(`${name}_bucket`) || []) {
+      const edge = labels.le === "+Inf" ? Infinity : Number(labels.le);
+      counts.set(edge, (counts.get(edge) || 0) + value);
+    }
+    return counts;
+  };
+  const old = at(before);
+  const counts = [...at(now)].map(([edge, value]) => [edge, value - (old.get(edge) || 0)]).sort((a, b) => a[0] - b[0]);
+  const all = counts.length ? counts.at(-1)[1] : 0;
+  if (all <= 0) return null;
+  let low = 0, below = 0;
+  for (const [edge, upTo] of counts) {
+    if (upTo >= share * all) {
+      if (edge === Infinity) return low;
+      return low + (edge - low) * ((share * all - below) / Math.max(upTo - below, 1e-9));
+    }
+    [low, below] = [edge, upTo];
+  }
+  return low;
+}
+
+const KEPT = 120, WINDOW = 60;
+const live = {
+  samples: [],
+  seats: null,
+  slo: { ttft: 500, itl: 50 },
+  begin(config) {
+    this.seats = config?.settings?.max_num_seqs ?? null;
+    const kept = JSON.parse(localStorage.getItem("ridgeline-slo") || "null");
+    Object.assign(this.slo, kept || {});
+    if (config?.slo?.ttft_s) this.slo.ttft = config.slo.ttft_s * 1000;
+    if (config?.slo?.tpot_s) this.slo.itl = config.slo.tpot_s * 1000;
+    for (const name of ["ttft", "itl"]) {
+      const input = $(`slo-${name}`);
+      input.value = this.slo[name];
+      input.addEventListener("input", () => {
+        if (Number(input.value) > 0) this.slo[name] = Number(input.value);
+        localStorage.setItem("ridgeline-slo", JSON.stringify(this.slo));
+        this.draw();
+      });
+    }
+    $("slo").addEventListener("submit", (event) => event.preventDefault());
+    $("tiles").replaceChildren(...TILES.map((tile) => tileOf(tile)));
+    this.poll();
+  },
+  async poll() {
+    try {
+      const text = await (await server.call("/metrics")).text();
+      this.samples.push({ at: performance.now() / 1000, of: parseMetrics(text) });
+      this.samples = this.samples.slice(-KEPT - WINDOW);
+      this.draw();
+    } catch (error) {
+      $("live-note").textContent = `The figures stand still: ${error.message}`;
+    }
+    setTimeout(() => this.poll(), 1000);
+  },
+  draw() {
+    if (!this.samples.length || $("tab-live").hidden) return;
+    const first = Math.max(0, this.samples.length - KEPT);
+    const points = this.samples.slice(first).map((_, i) => this.at(first + i));
+    for (const tile of TILES) drawTile(tile, points, this);
+  },
+  at(i) {
+    const now = this.samples[i], before = this.samples[Math.max(0, i - 1)];
+    const back = this.samples[Math.max(0, i - WINDOW)];
+    const passed = Math.max(now.at - before.at, 1e-3);
+    const rate = (name, want) => Math.max(0, (total(now.of, name, want) - total(before.of, name, want)) / passed);
+    const recent = (name) => total(now.of, name) - total(back.of, name);
+    const queries = recent("vllm:prefix_cache_queries_total");
+    const latency = (name, share) => quantile(now.of, back === now ? null : back.of, name, share);
+    const running = total(now.of, "vllm:num_requests_running");
+    return {
+      running,
+      waiting: total(now.of, "vllm:num_requests_waiting"),
+      fill: this.seats ? running / this.seats : null,
+      lines: total(now.of, "ridgeline_batch_lines_running"),
+      open: total(now.of, "ridgeline_batch_lines_open"),
+      kv: total(now.of, "vllm:kv_cache_usage_perc"),
+      blocks: Number((now.of.get("vllm:cache_config_info") || [])[0]?.labels.num_gpu_blocks || 0),
+      hits: queries > 0 ? recent("vllm:prefix_cache_hits_total") / queries : null,
+      speed: rate("vllm:generation_tokens_total"),
+      linesSpeed: rate("ridgeline_batch_tokens_total", { kind: "completion" }),
+      prompt: rate("vllm:prompt_tokens_total"),
+      preempted: total(now.of, "vllm:num_preemptions_total"),
+      finished: total(now.of, "vllm:request_success_total"),
+      ttft: latency("vllm:time_to_first_token_seconds", 0.5),
+      ttft95: latency("vllm:time_to_first_token_seconds", 0.95),
+      itl: latency("vllm:inter_token_latency_seconds", 0.5),
+      itl95: latency("vllm:inter_token_latency_seconds", 0.95),
+    };
+  },
+};
+
+const percent = (value) => (value == null ? ["–", ""] : [number(value * 100), "%"]);
+const promised = (name, of95) => ({
+  limit: (live) => live.slo[name] / 1000,
+  chip: (p, live) => (p[of95] == null ? null : p[of95] * 1000 <= live.slo[name] ? ["kept", "good"] : ["missed", "bad"]),
+  sub: (p) => (p[of95] == null ? "no request in the last minute" : `p95 ${milliseconds(p[of95])} ms`),
+  big: (p) => (p[name] == null ? ["–", ""] : [milliseconds(p[name]), "ms, p50"]),
+});
+const TILES = [
+  { id: "requests", title: "Requests running", series: ["running", "waiting"], big: (p) => [number(p.running), ""], sub: (p) => `${number(p.waiting)} waiting · ${number(p.finished)} finished` },
+  { id: "ttft", title: "Time to first token", series: ["ttft95"], ...promised("ttft", "ttft95") },
+  { id: "itl", title: "Gap between tokens", series: ["itl95"], ...promised("itl", "itl95") },
+  { id: "speed", title: "Output", series: ["speed"], big: (p) => [number(p.speed), "tok/s"], sub: (p) => `prompts ${number(p.prompt)} tok/s · lines ${number(p.linesSpeed)} tok/s` },
+  { id: "fill", title: "Batch fill", series: ["fill"], top: () => 1, big: (p) => percent(p.fill), sub: (p, live) => (live.seats ? `${number(p.running)} of ${number(live.seats)} seats · ${number(p.lines)} by batch lines` : "seats unknown") },
+  { id: "kv", title: "KV blocks in use", series: ["kv"], top: () => 1, big: (p) => percent(p.kv), sub: (p) => (p.blocks ? `${number(Math.round(p.kv * p.blocks))} of ${number(p.blocks)} blocks · ${number(p.preempted)} preemptions` : `${number(p.preempted)} preemptions`) },
+  { id: "hits", title: "Prompt tokens from the cache", series: ["hits"], top: () => 1, big: (p) => percent(p.hits), sub: () => "of the last minute" },
+  { id: "lines", title: "Batch lines open", series: ["open"], big: (p) => [number(p.open), ""], sub: (p) => `${number(p.lines)} being answered` },
+];
+
+function tileOf({ id, title }) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("viewBox", "0 0 120 48");
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("aria-hidden", "true");
+  return el("div", { class: "card tile", id: `tile-${id}` }, el("h2", {}, title, el("span", { class: "chip", hidden: true })), el("div", { class: "big" }, "–"), el("div", { class: "sub" }, ""), svg);
+}
+
+function drawTile(tile, points, live) {
+  const box = $(`tile-${tile.id}`), last = points.at(-1);
+  const [value, unit] = tile.big(last, live);
+  box.querySelector(".big").replaceChildren(value, ...(unit ? [el("small", {}, unit)] : []));
+  box.querySelector(".sub").textContent = tile.sub(last, live);
+  const told = tile.chip?.(last, live), chip = box.querySelector(".chip");
+  chip.hidden = !told;
+  if (told) { chip.textContent = told[0]; chip.className = `chip ${told[1]}`; }
+  const limit = tile.limit?.(live);
+  const values = tile.series.map((name) => points.map((p) => p[name]));
+  const top = tile.top?.() ?? Math.max(...values.flat().map((v) => v ?? 0), (limit ?? 0) * 1.1, 1e-9) * 1.08;
+  const marks = values.map((each, i) => line(each, top, i)).flat();
+  if (limit != null) {
+    const y = 46 - 44 * Math.min(1, limit / top);
+    marks.push(shape("line", { x1: 0, x2: 120, y1: y, y2: y, class: "limit" }));
+  }
+  box.querySelector("svg").replaceChildren(...marks);
+}
+
+function line(values, top, place) {
+  const start = KEPT - values.length;
+  const points = values.map((v, i) => (v == null ? null : [start + i + 1, 46 - 44 * Math.min(1, v / top)])).filter(Boolean);
+  if (points.length < 2) return [];
+  const path = points.map(([x, y], i) => `${i ? "L" : "M"}${x} ${y.toFixed(2)}`).join("");
+  const stroke = shape("path", { d: path, class: place ? "spark second" : "spark" });
+  if (place) return [stroke];
+  return [shape("path", { d: `${path}L${points.at(-1)[0]} 48L${points[0][0]} 48Z`, class: "area" }), stroke];
+}
+
+function shape(tag, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+// -- batches
+
+const TONE = { completed: "good", failed: "bad", expired: "bad", cancelled: "warn", cancelling: "warn" };
+const batches = {
+  begin(config) {
+    const served = Boolean(config?.batches);
+    $("no-batches").hidden = served;
+    $("with-batches").hidden = !served;
+    if (!served) return;
+    $("file").addEventListener("change", () => { $("file-name").textContent = $("file").files[0]?.name || "Choose a .jsonl file"; });
+    $("submit").addEventListener("submit", (event) => { event.preventDefault(); this.submit(); });
+    this.poll();
+  },
+  async submit() {
+    const file = $("file").files[0], note = $("submit-note");
+    if (!file) return;
+    $("start").disabled = true;
+    note.className = "note";
+    note.textContent = "Uploading…";
+    try {
+      const first = (await file.slice(0, 65536).text()).split("\n").find((text) => text.trim()) || "";
+      const endpoint = /"url"\s*:\s*"([^"]+)"/.exec(first)?.[1] || "/v1/chat/completions";
+      const form = new FormData();
+      form.append("purpose", "batch");
+      form.append("file", file);
+      const stored = await server.json("/v1/files", { method: "POST", body: form });
+      const body = JSON.stringify({ input_file_id: stored.id, endpoint, completion_window: $("window").value });
+      await server.json("/v1/batches", { method: "POST", headers: { "content-type": "application/json" }, body });
+      note.textContent = "Started.";
+      $("submit").reset();
+      $("file-name").textContent = "Choose a .jsonl file";
+    } catch (error) {
+      note.className = "note error";
+      note.textContent = error.message;
+    }
+    $("start").disabled = false;
+    this.look();
+  },
+  async poll() {
+    if (!$("tab-batches").hidden) await this.look();
+    setTimeout(() => this.poll(), 1500);
+  },
+  async look() {
+    const page = await server.json("/v1/batches?limit=50").catch(() => null);
+    if (!page) return;
+    $("no-jobs").hidden = page.data.length > 0;
+    $("jobs").replaceChildren(...page.data.map((batch) => this.card(batch)));
+  },
+  card(batch) {
+    const counts = batch.request_counts, share = (n) => `${counts.total ? (100 * n) / counts.total : 0}%`;
+    const meter = el("div", { class: "meter", role: "progressbar", "aria-label": "lines answered" }, el("i"), el("i", { class: "failed" }));
+    [counts.completed, counts.failed].forEach((n, i) => { meter.children[i].style.width = share(n); });
+    const button = (text, act) => el("button", { class: "quiet small", type: "button", onclick: act }, text);
+    const over = ["completed", "failed", "expired", "cancelled"].includes(batch.status);
+    const facts = [
+      new Date(batch.created_at * 1000).toLocaleString(),
+      `${number(counts.completed)} of ${number(counts.total)} answered`,
+      ...(counts.failed ? [`${number(counts.failed)} failed`] : []),
+      `${number(batch.usage.total_tokens)} tokens, charged as ${number(batch.charge.input_tokens + batch.charge.output_tokens)}`,
+      batch.endpoint,
+      over ? `took ${this.span((batch.completed_at || batch.expired_at || batch.cancelled_at || batch.failed_at) - batch.created_at)}` : `${this.span(batch.expires_at - Date.now() / 1000)} left`,
+    ];
+    return el("article", { class: "card job" },
+      el("div", { class: "top" }, el("span", { class: "id" }, batch.id), el("span", { class: `chip ${TONE[batch.status] || ""}` }, batch.status.replace("_", " ")), el("span", { class: "grow" }),
+        ...(batch.output_file_id ? [button("Answers", () => this.download(batch.output_file_id))] : []),
+        ...(batch.error_file_id ? [button("Failed lines", () => this.download(batch.error_file_id))] : []),
+        ...(["validating", "in_progress"].includes(batch.status) ? [button("Cancel", () => this.cancel(batch.id))] : [])),
+      ...(counts.total ? [meter] : []),
+      el("div", { class: "facts" }, ...facts.map((fact) => el("span", {}, fact))),
+      ...(batch.errors ? [el("ul", { class: "complaints" }, ...batch.errors.data.slice(0, 5).map((e) => el("li", {}, `${e.line ? `line ${e.line}: ` : ""}${e.message}`)))] : []));
+  },
+  span(seconds) {
+    const s = Math.max(0, Math.round(seconds));
+    if (s < 90) return `${s} s`;
+    return s < 5400 ? `${Math.round(s / 60)} min` : `${Math.round(s / 3600)} h`;
+  },
+  async cancel(id) { await server.json(`/v1/batches/${id}/cancel`, { method: "POST" }).catch(() => null); this.look(); },
+  async download(id) {
+    const file = await server.json(`/v1/files/${id}`);
+    const data = await (await server.call(`/v1/files/${id}/content`)).blob();
+    const link = el("a", { href: URL.createObjectURL(data), download: file.filename });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  },
+};
+
+// -- configuration
+
+const settings = {
+  begin(config) {
+    const rows = Object.entries(config?.settings || {}).map(([name, value]) => [name, this.shown(name, value), config.derivations[name] || ""]);
+    for (const [name, why] of Object.entries(config?.derivations || {})) if (!(name in config.settings)) rows.push([name, "", why]);
+    const draw = () => {
+      const wanted = $("filter").value.toLowerCase();
+      const found = rows.filter((row) => row.join(" ").toLowerCase().includes(wanted));
+      $("settings").tBodies[0].replaceChildren(...found.map((row) => el("tr", {}, ...row.map((cell) => el("td", {}, cell)))));
+    };
+    $("filter").addEventListener("input", draw);
+    draw();
+  },
+  shown(name, value) {
+    if (value === null) return "off";
+    if (typeof value === "boolean") return value ? "on" : "off";
+    if (typeof value !== "number") return String(value);
+    return name.endsWith("_bytes") ? `${number(value / 2 ** 20, 1)} MiB` : Number.isInteger(value) && value > 9999 ? number(value) : String(value);
+  },
+};
+
+// -- the frame
+
+function open() {
+  const names = ["chat", "live", "batches", "config"];
+  const wanted = names.includes(location.hash.slice(1)) ? location.hash.slice(1) : "chat";
+  for (const name of names) $(`tab-${name}`).hidden = name !== wanted;
+  for (const tab of document.querySelectorAll("[role=tab]")) tab.setAttribute("aria-selected", tab.hash === `#${wanted}`);
+  if (wanted === "live") live.draw();
+  if (wanted === "batches" && !$("with-batches").hidden) batches.look();
+  if (wanted === "chat") $("prompt").focus();
+}
+
+async function watchHealth() {
+  const good = await fetch("/health").then((reply) => reply.ok, () => false);
+  $("health").className = `dot ${good ? "good" : "bad"}`;
+  $("health").title = good ? "the engine makes progress" : "the engine makes no progress";
+  setTimeout(watchHealth, 5000);
+}
+
+async function main() {
+  chat.begin();
+  open();
+  window.addEventListener("hashchange", open);
+  watchHealth();
+  const config = await server.json("/ridgeline/config").catch(() => null);
+  if (config) {
+    $("model").textContent = $("hello-model").textContent = config.served_model_name;
+    document.title = `${config.served_model_name} · Ridgeline`;
+  }
+  live.begin(config);
+  batches.begin(config);
+  settings.begin(config);
+  open();
+}
+main();

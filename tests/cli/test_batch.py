@@ -1,0 +1,113 @@
+"""`ridgeline batch` as a user runs it: a file in, a file out, and going on after a `kill -9`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.main import main
+from ridgeline.serve.batches.offline import errors_of, store_of
+from ridgeline.serve.batches.store import Store
+from tests.serve.batches.helpers import jsonl, request
+
+SMALL = ["--kv-cache-memory-bytes", "32MiB", "--max-num-seqs", "4"]
+
+
+def custom_ids(path: Path) -> Counter[str]:
+    return Counter(json.loads(line)["custom_id"] for line in path.read_text().splitlines())
+
+
+def test_a_file_in_a_file_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    bad = request("bad")
+    bad["body"]["temperature"] = -1
+    file.write_bytes(jsonl(request("a"), bad, request("b")))
+    assert main(["batch", str(file), "-o", str(output), *SMALL]) == 1
+    assert custom_ids(output) == Counter("ab")
+    assert custom_ids(errors_of(output)) == Counter(["bad"])
+    assert "2 of 3 lines answered" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "in.jsonl", "out.errors.jsonl", "out.jsonl"
+    ]  # fmt: skip
+
+
+def test_the_same_command_goes_on_after_a_kill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    names = [f"line-{i}" for i in range(40)]
+    lines = [request(name) for name in names]
+    for each in lines:
+        each["body"]["ignore_eos"] = True
+    file.write_bytes(jsonl(*lines))
+    arguments = ["batch", str(file), "-o", str(output), *SMALL]
+    command = [sys.executable, "-m", "ridgeline", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    done = 0
+    while done < 4:
+        time.sleep(0.02)
+        assert process.poll() is None, "all was done before it could be disturbed"
+        done = settled(output)
+    process.kill()
+    process.wait()
+    assert not output.exists() and settled(output) >= 4
+    assert main(arguments) == 0
+    assert "going on where an earlier call was cut off" in capsys.readouterr().err
+    assert custom_ids(output) == Counter(names)
+    assert not store_of(output).exists()
+
+
+def settled(output: Path) -> int:
+    if not store_of(output).exists():
+        return 0
+    store = Store(store_of(output))
+    batches = store.page(limit=1)
+    store.close()
+    return batches[0].completed if batches else 0
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "no requests"),
+        (b"{\n", "line 1"),
+        (jsonl(request("a"), request("a")), "custom_id"),
+        (jsonl(request("a", url="/v1/images")), "not served"),
+    ],
+)
+def test_a_bad_file_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, told: str
+) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(content)
+    assert main(["batch", str(file), "-o", str(tmp_path / "out"), "--model", "/nowhere"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["batch", str(tmp_path / "x"), "-o", str(tmp_path / "out")]) == 2
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(jsonl(request("a")))
+    assert main(["batch", str(file), "-o", str(tmp_path / "no" / "out")]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_another_inputs_store_is_not_taken_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.serve.batches.helpers import created
+
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file.write_bytes(jsonl(request("a")))
+    store = Store(store_of(output))
+    created(store, "somebody else's", metadata={"sha256": "other"})
+    store.close()
+    assert main(["batch", str(file), "-o", str(output), *SMALL]) == 2
+    assert "belongs to another input" in capsys.readouterr().err
+    assert store_of(output).exists() and not output.exists()

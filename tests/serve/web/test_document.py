@@ -1,0 +1,26 @@
+"""The page as a document: one file, one policy, no data without the key."""
+
+from __future__ import annotations
+
+import httpx
+
+from ridgeline.serve.app import create_app
+from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.web.page import build
+from tests.serve.fake_engine import FakeEngine
+
+
+async def test_the_page_is_one_document_under_a_strict_policy() -> None:
+    app = create_app(FakeEngine(), ServerOptions(api_key="secret"))
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        reply = await client.get("/")
+        policy = reply.headers["content-security-policy"]
+        assert reply.status_code == 200 and "default-src 'none'" in policy
+        assert "unsafe" not in policy and policy.count("sha256-") == 2
+        assert (await client.get("/ridgeline/config")).status_code == 401
+    text = build()[0].decode()
+    assert "/*STYLE*/" not in text and "/*SCRIPT*/" not in text
+    outside = text.replace("http://www.w3.org/2000/svg", "")
+    assert "http://" not in outside and "https://" not in outside, "works offline"
+    assert "innerHTML" not in text, "a server's text is never markup"

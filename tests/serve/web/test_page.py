@@ -1,0 +1,164 @@
+"""The page in a real browser over a scripted engine: chat, live, batches, configuration."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+import uvicorn
+
+from ridgeline.serve.app import create_app
+from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.run import listen, url_of
+from tests.serve.batches.conftest import with_batches
+from tests.serve.batches.helpers import jsonl, request
+from tests.serve.fake_engine import ANSWER, FakeEngine
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = playwright.expect
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium on the PATH: the page was not tried in a browser"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    app = with_batches(FakeEngine(), tmp_path / "batches.sqlite")
+    listener = listen(ServerOptions(port=0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield url_of(listener)
+    server.should_exit = True
+    thread.join(timeout=10)
+    listener.close()
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    """The page, open; whatever it complains about fails the test."""
+    context = browser.new_context()
+    opened = context.new_page()
+    complaints: list[str] = []
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on(
+        "console",
+        lambda message: complaints.append(message.text) if message.type == "error" else None,
+    )
+    opened.on(
+        "request",
+        lambda asked: (
+            None if asked.url.startswith(("blob:", url)) else complaints.append(asked.url)
+        ),
+    )
+    opened.goto(url)
+    yield opened
+    context.close()
+    assert not complaints, complaints
+
+
+@needs_browser
+def test_chat_streams_and_tells_its_speed(page: Page) -> None:
+    page.fill("#prompt", "hello <b>you</b>")
+    page.press("#prompt", "Enter")
+    expect(page.locator(".said.user")).to_have_text("hello <b>you</b>")
+    expect(page.locator(".said.assistant > div").first).to_have_text(ANSWER)
+    figures = page.locator(".figures")
+    expect(figures).to_contain_text(f"{len(ANSWER)} tokens")
+    for word in ("TTFT", "ms", "tok/s", "3 of"):
+        expect(figures).to_contain_text(word)
+    page.fill("#prompt", "!slow")
+    page.press("#prompt", "Enter")
+    page.click("#stop")
+    expect(page.locator("#send")).to_be_visible()
+    page.fill("#prompt", "!fail")
+    page.press("#prompt", "Enter")
+    expect(page.locator(".error")).to_contain_text("lost")
+    page.click("#clear")
+    expect(page.locator("#hello")).to_be_visible()
+
+
+@needs_browser
+def test_live_figures_move_and_are_judged(page: Page, url: str) -> None:
+    page.click("text=Live")
+    expect(page.locator("#tile-requests .big")).to_have_text("1")
+    expect(page.locator("#tile-ttft .sub")).to_contain_text("no request")
+    for _ in range(3):
+        httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 5})
+    expect(page.locator("#tile-ttft .chip")).to_have_text("kept")
+    expect(page.locator("#tile-requests .sub")).to_contain_text("3 finished")
+    page.fill("#slo-ttft", "0.0001")
+    expect(page.locator("#tile-ttft .chip")).to_have_text("missed")
+    assert page.locator("#tile-speed .spark").count() == 1
+
+
+@needs_browser
+def test_batches_are_begun_watched_and_fetched(page: Page, tmp_path: Path) -> None:
+    page.click("text=Batches")
+    expect(page.locator("#no-jobs")).to_be_visible()
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(jsonl(*(request(f"line-{i}") for i in range(12))))
+    page.set_input_files("#file", file)
+    page.click("#start")
+    job = page.locator(".job").first
+    expect(job.locator(".chip")).to_have_text("completed", timeout=15_000)
+    expect(job).to_contain_text("12 of 12 answered")
+    with page.expect_download() as download:
+        job.get_by_text("Answers").click()
+    assert download.value.suggested_filename.endswith("_output.jsonl")
+    assert Path(download.value.path()).read_text().count("line-") == 12
+    file.write_bytes(b"{\n")
+    page.set_input_files("#file", file)
+    page.click("#start")
+    first = page.locator(".job").first
+    expect(first.locator(".chip")).to_have_text("failed", timeout=15_000)
+    expect(first.locator(".complaints")).to_contain_text("line 1")
+
+
+@needs_browser
+def test_configuration_says_why(page: Page) -> None:
+    page.click("text=Configuration")
+    row = page.locator("#settings tbody tr").first
+    expect(row).to_contain_text("enable_prefix_caching")
+    expect(row).to_contain_text("on")
+    page.fill("#filter", "nothing like it")
+    expect(page.locator("#settings tbody tr")).to_have_count(0)
+
+
+@needs_browser
+def test_with_a_key_the_page_asks_for_it(browser: Browser) -> None:
+    app = create_app(FakeEngine(), ServerOptions(api_key="secret"))
+    listener = listen(ServerOptions(port=0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(url_of(listener))
+    page.fill("#key", "secret")
+    page.click("text=Continue")
+    expect(page.locator("#model")).to_have_text("fake")
+    page.click("text=Batches")
+    expect(page.locator("#no-batches")).to_contain_text("--batch-store")
+    context.close()
+    server.should_exit = True
+    thread.join(timeout=10)
+    listener.close()
