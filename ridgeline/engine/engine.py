@@ -14,8 +14,9 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -166,6 +167,16 @@ class Engine:
         check_tokens(tokens, self.resolved.spec.vocab_size)
         return self._loop.call(partial(_logprobs, self._runner, tuple(tokens))).result()
 
+    def embed(
+        self, tokens: Sequence[int], pooling: Literal["mean", "last"]
+    ) -> Future[Sequence[float]]:
+        """The last layer's states of T tokens, pooled to one vector of hidden_size numbers.
+
+        As `logprobs_of`: between two steps, without the KV cache. BadInput for a bad token id.
+        """
+        check_tokens(tokens, self.resolved.spec.vocab_size)
+        return self._loop.call(partial(_pooled, self._runner, tuple(tokens), pooling))
+
     # -- watching
 
     def drain_steps(self) -> list[StepStat]:
@@ -284,6 +295,15 @@ def _gate_limits(resolved: Resolved) -> GateLimits:
         max_tokens=resolved.max_num_queued_tokens,
         throttle=resolved.slo_throttle,
     )
+
+
+@torch.inference_mode()
+def _pooled(runner: Any, tokens: Sequence[int], pooling: str) -> Sequence[float]:
+    x_TC = runner.states(tokens).float()
+    x_C = x_TC[-1] if pooling == "last" else x_TC.mean(0)
+    if not bool(x_C.isfinite().all()):
+        raise ArithmeticError("the states of this text are not finite")
+    return [float(value) for value in x_C.tolist()]
 
 
 @torch.inference_mode()

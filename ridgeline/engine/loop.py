@@ -279,6 +279,8 @@ class EngineLoop:
 
 
 def _resolve(future: Future[T], function: Callable[[], T]) -> Sequence[Event]:
+    if not future.set_running_or_notify_cancel():
+        return ()  # nobody waits for it any more
     try:
         future.set_result(function())
     except BaseException as error:

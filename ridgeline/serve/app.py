@@ -14,7 +14,7 @@ from starlette.responses import Response
 import ridgeline
 from ridgeline.errors import RidgelineError
 from ridgeline.serve import errors
-from ridgeline.serve.api import openai, operations
+from ridgeline.serve.api import embeddings, messages, openai, operations, responses, text
 from ridgeline.serve.contract import ServedEngine
 from ridgeline.serve.errors import ApiError, ClientGone
 from ridgeline.serve.options import ServerOptions, names_of
@@ -26,6 +26,12 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/completions", openai.complete),
     ("POST", "/v1/chat/completions", openai.chat),
+    ("POST", "/v1/embeddings", embeddings.embed),
+    ("POST", "/v1/responses", responses.create),
+    ("POST", "/v1/messages", messages.create),
+    ("POST", "/v1/messages/count_tokens", messages.count),
+    ("POST", "/tokenize", text.tokenize),
+    ("POST", "/detokenize", text.detokenize),
     ("GET", "/v1/models", openai.models),
     ("GET", "/v1/models/{name:path}", openai.model),
     ("GET", "/health", operations.health),

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Literal
 
 from ridgeline.errors import BadInput
 from ridgeline.records import (
@@ -89,6 +90,11 @@ class FakeEngine:
     def healthy(self) -> bool:
         return self.alive
 
+    def embed(
+        self, tokens: Sequence[int], pooling: Literal["mean", "last"]
+    ) -> Future[Sequence[float]]:
+        return pooled(tokens, pooling)
+
     def abort(self, ask_id: str) -> None:
         self.aborted.append(ask_id)
 
@@ -160,3 +166,11 @@ def _token(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+
+
+def pooled(tokens: Sequence[int], pooling: str) -> Future[Sequence[float]]:
+    """Two numbers: the last or the mean token, and 1."""
+    future: Future[Sequence[float]] = Future()
+    value = tokens[-1] if pooling == "last" else sum(tokens) / len(tokens)
+    future.set_result([float(value), 1.0])
+    return future

@@ -150,6 +150,52 @@ async def test_hanging_up_gives_the_blocks_back(url: str, engine: Engine) -> Non
     assert engine.healthy()
 
 
+def test_a_required_tool_is_called_as_its_schema_says(client: openai.OpenAI) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["days"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "weather?"}],
+        tools=[tool],  # type: ignore[list-item]
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=1,
+        seed=1,
+    )
+    (call,) = answer.choices[0].message.tool_calls or []
+    assert call.type == "function" and call.function.name == "look"
+    assert 1 <= json.loads(call.function.arguments)["days"] <= 9
+
+
+async def test_embeddings_and_callers_who_leave(url: str, engine: Engine) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        body = {"input": ["import os", "import os", "class Point:"]}
+        told = (await http.post("/v1/embeddings", json=body)).json()
+        first, second, third = (entry["embedding"] for entry in told["data"])
+        assert first == second != third and len(first) == engine.resolved.spec.hidden_size
+        long = {"input": ["x = 1\n" * 100] * 50}
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(http.post("/v1/embeddings", json=long), 0.1)
+        assert (await http.post("/v1/embeddings", json=body)).status_code == 200
+    assert engine.healthy()
+
+
+async def test_one_bad_grammar_fails_alone(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+        alone = (await http.post("/v1/completions", json=body)).json()["choices"][0]["text"]
+        good, bad = await asyncio.gather(
+            http.post("/v1/completions", json=body),
+            http.post("/v1/completions", json={"prompt": "x", "guided_regex": "(["}),
+        )
+    assert bad.status_code == 400 and good.json()["choices"][0]["text"] == alone
+
+
 def test_metrics_of_the_engine(url: str) -> None:
     httpx.post(f"{url}/v1/completions", json={"prompt": PROMPTS[0] * 20, "max_tokens": 2})
     httpx.post(f"{url}/v1/completions", json={"prompt": PROMPTS[0] * 20, "max_tokens": 2})
