@@ -27,6 +27,7 @@ from ridgeline.engine.completion import Completion, CompletionBuilder
 from ridgeline.engine.core.gate import Gate, GateLimits
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.resolve import Resolved, resolve
+from ridgeline.engine.stats import StepTotals
 from ridgeline.engine.subscribers import AsyncInboxes, BlockingInbox
 from ridgeline.engine.validate import check_sampling, check_tokens
 from ridgeline.records import (
@@ -40,7 +41,7 @@ from ridgeline.records import (
     StepStat,
 )
 from ridgeline.settings import Settings, settings_from
-from ridgeline.spec.cost import kv_bytes_per_token
+from ridgeline.spec.cost import cost_model, kv_bytes_per_token
 
 STALL_S = 120.0
 """Work that has been due for so long without one step done: the engine hangs."""
@@ -70,6 +71,7 @@ class Engine:
             parts.tokenizer,
             clock=clock,
             on_start=partial(torch.set_num_threads, resolved.num_threads),
+            totals=StepTotals(cost_model(resolved.spec)),
             gate=Gate(_gate_limits(resolved)),
         )
 
@@ -201,6 +203,7 @@ class Engine:
             | scheduler.drafting.totals.as_dict()
             | self._loop.counts.as_dict()
             | self._loop.gate.as_dict()
+            | self._loop.steps.totals.as_dict()
         )
 
     def healthy(self, stall_s: float = STALL_S) -> bool:

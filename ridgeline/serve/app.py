@@ -16,6 +16,7 @@ from ridgeline.errors import RidgelineError
 from ridgeline.serve import errors
 from ridgeline.serve.api import embeddings, messages, openai, operations, responses, text
 from ridgeline.serve.contract import ServedEngine
+from ridgeline.serve.engine_metrics import Peaks
 from ridgeline.serve.errors import ApiError, ClientGone
 from ridgeline.serve.options import ServerOptions, names_of
 from ridgeline.serve.safety.guard import OPEN_PATHS, Door, Guard
@@ -52,9 +53,14 @@ ADMIN_ROUTES: tuple[tuple[str, str, Handler], ...] = (
 )
 
 
-def create_app(engine: ServedEngine, options: ServerOptions | None = None) -> FastAPI:
-    """The server over `engine`. `app.state.service` is what its routes share."""
-    service = Service(engine, options or ServerOptions())
+def create_app(
+    engine: ServedEngine, options: ServerOptions | None = None, *, peaks: Peaks | None = None
+) -> FastAPI:
+    """The server over `engine`. `app.state.service` is what its routes share.
+
+    `peaks`: what MFU and MBU are measured against.
+    """
+    service = Service(engine, options or ServerOptions(), peaks=peaks)
     app = _app(service, ROUTES)
     app.add_middleware(Guard, door=_door(service))
     return app
