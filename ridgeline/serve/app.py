@@ -41,6 +41,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/ready", operations.ready),
     ("GET", "/version", operations.version),
     ("GET", "/metrics", operations.scrape),
+    ("GET", "/openapi.json", operations.openapi),
 )
 
 ADMIN_ROUTES: tuple[tuple[str, str, Handler], ...] = (

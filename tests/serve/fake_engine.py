@@ -41,7 +41,7 @@ class CharTokenizer:
         return [ord(character) for character in text]
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return "".join(chr(token) for token in tokens)
+        return "".join(map(_character, tokens))
 
     def apply_chat_template(
         self,
@@ -58,6 +58,11 @@ class CharTokenizer:
         text = "".join(f"<tool>{tool['function']['name']}" for tool in tools or ()) + text
         self.variables = dict(variables or {})
         return self.encode(text + ("<assistant>" if add_generation_prompt else ""))
+
+
+def _character(token: int) -> str:
+    """A token that is no character decodes to the replacement character, as real ones do."""
+    return chr(token) if token < 0xD800 or 0xE000 <= token < 0x110000 else "\ufffd"
 
 
 class FakeEngine:
@@ -122,7 +127,7 @@ class FakeEngine:
     async def _script(
         self, tokens: tuple[int, ...], sampling: Sampling, ask_id: str
     ) -> AsyncIterator[Event]:
-        order = "".join(map(chr, tokens))
+        order = "".join(map(_character, tokens))
         if "!crash" in order:
             raise RuntimeError("bug at /srv/app/secret.py 0x7fffdeadbeef")
         yield Started(ask_id=ask_id, at_s=0.0, cached_tokens=3)
