@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from ridgeline.cli.flags import refuse
+from ridgeline.hardware.probe import known
 from ridgeline.records import EngineInfo
+from ridgeline.serve.engine_metrics import Peaks
 from ridgeline.serve.options import ServerOptions, for_lines, options_from
 from ridgeline.serve.run import Admin, check_exposed, listen, run, url_of
 from ridgeline.serve.safety.keys import load_keys
@@ -39,7 +41,7 @@ def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) ->
         console.print(f"loading {settings.model} …", style="dim", markup=False)
         engine = Engine.from_settings(settings)
         held.callback(engine.close)
-        app = create_app(engine, options)
+        app = create_app(engine, options, peaks=_peaks(settings))
         _attach_batches(app, engine, options)
         service = app.state.service
         lines = [*summary(engine.info), f"{service.name} is served at {url_of(listener)}/v1"]
@@ -49,6 +51,17 @@ def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) ->
             lines.append(f"operators: {url_of(admin_listener)}/admin/state")
         run(app, listener, options, ready=lambda: _print(console, lines), admin=admin)
     return 0
+
+
+def _peaks(settings: Settings) -> Peaks | None:
+    """What `ridgeline doctor` last measured here; a server does not wait to measure."""
+    machine = known()
+    if machine is None:
+        return None
+    from ridgeline.cli.lab import Numbers
+
+    ceilings = Numbers(machine).ceilings(settings)
+    return Peaks(flops_s=ceilings.peak_flop_s, bytes_s=ceilings.bandwidth_bytes_s)
 
 
 def new_key(name: str) -> None:

@@ -14,8 +14,9 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from ridgeline.engine.completion import Completion, CompletionBuilder
 from ridgeline.engine.core.gate import Gate, GateLimits
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.resolve import Resolved, resolve
+from ridgeline.engine.stats import StepTotals
 from ridgeline.engine.subscribers import AsyncInboxes, BlockingInbox
 from ridgeline.engine.validate import check_sampling, check_tokens
 from ridgeline.records import (
@@ -39,7 +41,7 @@ from ridgeline.records import (
     StepStat,
 )
 from ridgeline.settings import Settings, settings_from
-from ridgeline.spec.cost import kv_bytes_per_token
+from ridgeline.spec.cost import cost_model, kv_bytes_per_token
 
 STALL_S = 120.0
 """Work that has been due for so long without one step done: the engine hangs."""
@@ -69,6 +71,7 @@ class Engine:
             parts.tokenizer,
             clock=clock,
             on_start=partial(torch.set_num_threads, resolved.num_threads),
+            totals=StepTotals(cost_model(resolved.spec)),
             gate=Gate(_gate_limits(resolved)),
         )
 
@@ -168,6 +171,16 @@ class Engine:
         check_tokens(tokens, self.resolved.spec.vocab_size)
         return self._loop.call(partial(_logprobs, self._runner, tuple(tokens))).result()
 
+    def embed(
+        self, tokens: Sequence[int], pooling: Literal["mean", "last"]
+    ) -> Future[Sequence[float]]:
+        """The last layer's states of T tokens, pooled to one vector of hidden_size numbers.
+
+        As `logprobs_of`: between two steps, without the KV cache. BadInput for a bad token id.
+        """
+        check_tokens(tokens, self.resolved.spec.vocab_size)
+        return self._loop.call(partial(_pooled, self._runner, tuple(tokens), pooling))
+
     # -- watching
 
     def drain_steps(self) -> list[StepStat]:
@@ -195,6 +208,7 @@ class Engine:
             | scheduler.drafting.totals.as_dict()
             | self._loop.counts.as_dict()
             | self._loop.gate.as_dict()
+            | self._loop.steps.totals.as_dict()
         )
 
     def healthy(self, stall_s: float = STALL_S) -> bool:
@@ -291,6 +305,15 @@ def _gate_limits(resolved: Resolved) -> GateLimits:
         max_tokens=resolved.max_num_queued_tokens,
         throttle=resolved.slo_throttle,
     )
+
+
+@torch.inference_mode()
+def _pooled(runner: Any, tokens: Sequence[int], pooling: str) -> Sequence[float]:
+    x_TC = runner.states(tokens).float()
+    x_C = x_TC[-1] if pooling == "last" else x_TC.mean(0)
+    if not bool(x_C.isfinite().all()):
+        raise ArithmeticError("the states of this text are not finite")
+    return [float(value) for value in x_C.tolist()]
 
 
 @torch.inference_mode()

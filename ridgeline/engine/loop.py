@@ -24,10 +24,10 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ridgeline.engine.core.admission import check_ask
-from ridgeline.engine.core.gate import Gate, GateLimits
+from ridgeline.engine.core.gate import Gate
 from ridgeline.engine.core.plan import Run, Runner, Sampled, StepPlan, StepResult
 from ridgeline.engine.core.scheduler import Scheduler
-from ridgeline.engine.stats import AskCounts, StepLog
+from ridgeline.engine.stats import AskCounts, StepLog, StepTotals
 from ridgeline.engine.text.events import EventTexts
 from ridgeline.engine.text.tokenizer import Tokenizer
 from ridgeline.engine.validate import id_in_use
@@ -64,11 +64,12 @@ class EngineLoop:
         *,
         clock: Callable[[], float],
         on_start: Callable[[], None],
-        gate: Gate | None = None,
+        totals: StepTotals,
+        gate: Gate,
     ) -> None:
         self.scheduler, self.runner, self.clock = scheduler, runner, clock
-        self.gate = gate or Gate(GateLimits())
-        self.steps, self.counts = StepLog(), AskCounts()
+        self.gate = gate
+        self.steps, self.counts = StepLog(totals), AskCounts()
         self._texts = EventTexts(tokenizer, self._stop_at_string)
         self._wake = threading.Condition()
         self._inbox: list[Command] = []
@@ -279,6 +280,8 @@ class EngineLoop:
 
 
 def _resolve(future: Future[T], function: Callable[[], T]) -> Sequence[Event]:
+    if not future.set_running_or_notify_cancel():
+        return ()  # nobody waits for it any more
     try:
         future.set_result(function())
     except BaseException as error:

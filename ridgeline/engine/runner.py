@@ -69,12 +69,16 @@ class TorchRunner:
         For perplexity and divergence: memory grows with T·V, and attention scores with T² where
         layers have windows or soft caps, so keep sequences to about a thousand tokens.
         """
+        return self.decoder.logits(self.states(tokens))
+
+    @torch.inference_mode()
+    def states(self, tokens: Sequence[int]) -> Tensor:
+        """The last layer's states x_TC of one sequence from its start, without the cache."""
         tokens_T = torch.tensor(tokens, device=self.decoder.device)
         positions_T = torch.arange(len(tokens), device=self.decoder.device)
         like = torch.empty(0, dtype=self.decoder.compute_dtype, device=self.decoder.device)
         attend = FullAttention(self.decoder.spec, len(tokens), like)
-        x_TC = self.decoder.hidden(tokens_T, positions_T, len(tokens), attend)
-        return self.decoder.logits(x_TC)
+        return self.decoder.hidden(tokens_T, positions_T, len(tokens), attend)
 
     def _sample(self, runs: Sequence[Run], x_TC: Tensor, batch: Batch) -> list[list[Choice]]:
         """What each run drew: nothing where it does not sample."""

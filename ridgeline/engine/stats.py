@@ -2,44 +2,94 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
 
 from ridgeline.engine.core.plan import StepPlan
 from ridgeline.engine.core.step import StepView
 from ridgeline.records import Ask, Event, Failed, Finished, StepStat
+from ridgeline.spec.cost import CostModel
 
 MAX_STEPS = 100_000
 """Steps kept for `drain`; the oldest are forgotten first. At 10 ms a step: 17 minutes."""
 
 
+RECENT = 128
+"""Steps over which the present utilisation is taken."""
+
+TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Tokens per step, as vLLM's iteration_tokens_total has them."""
+
+
+class StepTotals:
+    """Running sums over steps, and the same over the latest `RECENT`."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+        self._sums = np.zeros(len(_SUMS))
+        self._recent: deque[npt.NDArray[np.float64]] = deque(maxlen=RECENT)
+        self._by_tokens = [0] * (len(TOKEN_BUCKETS) + 1)
+
+    def add(self, stat: StepStat) -> None:
+        work = self._model.step(stat.shapes, stat.num_sampled)
+        num_tokens = sum(new for new, _ in stat.shapes)
+        busy_s = stat.plan_s + stat.run_s
+        row = np.array(
+            (num_tokens, len(stat.shapes), stat.max_num_seqs, busy_s, work.flops, work.bytes)
+        )
+        self._sums += row
+        self._recent.append(row)
+        self._by_tokens[bisect_left(TOKEN_BUCKETS, num_tokens)] += 1
+
+    def as_dict(self) -> dict[str, float]:
+        """`step_*` since the opening, `recent_*` of the latest steps, `step_tokens_le_*`: steps of
+        at most so many tokens."""
+        recent = np.sum(list(self._recent), axis=0) if self._recent else np.zeros(len(_SUMS))
+        below = accumulate(self._by_tokens)
+        named = zip((*map(str, TOKEN_BUCKETS), "inf"), below, strict=True)
+        return (
+            {f"step_{name}": float(v) for name, v in zip(_SUMS, self._sums, strict=True)}
+            | {f"recent_{name}": float(v) for name, v in zip(_SUMS, recent, strict=True)}
+            | {f"step_tokens_le_{name}": float(number) for name, number in named}
+        )
+
+
+_SUMS = ("tokens", "seqs", "seats", "busy_s", "flops", "bytes")
+
+
 class StepLog:
     """Written by the engine thread, drained by any other."""
 
-    def __init__(self, max_steps: int = MAX_STEPS) -> None:
+    def __init__(self, totals: StepTotals, max_steps: int = MAX_STEPS) -> None:
+        self.totals = totals
         self._ring: deque[StepStat] = deque(maxlen=max_steps)
 
     def note(
         self, plan: StepPlan, view: StepView, began_s: float, planned_s: float, done_s: float
     ) -> None:
         """One step with runs. `view` is the scheduler's, taken between plan and commit."""
-        self._ring.append(
-            StepStat(
-                index=plan.index,
-                at_s=began_s,
-                plan_s=planned_s - began_s,
-                run_s=done_s - planned_s,
-                shapes=tuple((len(run.tokens), run.start) for run in plan.runs),
-                num_sampled=sum(run.sample is not None for run in plan.runs),
-                num_running=view.num_running,
-                num_waiting=view.num_waiting,
-                used_blocks=view.used_blocks,
-                num_blocks=view.num_blocks,
-                max_num_seqs=view.max_num_seqs,
-                num_preempted=view.num_preempted,
-                queried_tokens=view.queried_tokens,
-                hit_tokens=view.hit_tokens,
-            )
+        stat = StepStat(
+            index=plan.index,
+            at_s=began_s,
+            plan_s=planned_s - began_s,
+            run_s=done_s - planned_s,
+            shapes=tuple((len(run.tokens), run.start) for run in plan.runs),
+            num_sampled=sum(run.sample is not None for run in plan.runs),
+            num_running=view.num_running,
+            num_waiting=view.num_waiting,
+            used_blocks=view.used_blocks,
+            num_blocks=view.num_blocks,
+            max_num_seqs=view.max_num_seqs,
+            num_preempted=view.num_preempted,
+            queried_tokens=view.queried_tokens,
+            hit_tokens=view.hit_tokens,
         )
+        self._ring.append(stat)
+        self.totals.add(stat)
 
     def drain(self) -> list[StepStat]:
         """The steps since the last call, oldest first."""

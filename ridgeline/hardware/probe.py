@@ -50,6 +50,17 @@ def probe(
     return machine
 
 
+def known(
+    *,
+    max_age_s: float = MAX_AGE_S,
+    cache_dir: Path | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Machine | None:
+    """This machine as it was measured before; None where `probe` would have to measure."""
+    found = _load((cache_dir or default_cache_dir()) / "machine.json")
+    return found if found is not None and _fresh(found, max_age_s, clock()) else None
+
+
 def default_cache_dir() -> Path:
     """$XDG_CACHE_HOME/ridgeline, or ~/.cache/ridgeline."""
     home = os.environ.get("XDG_CACHE_HOME", "")

@@ -14,8 +14,9 @@ from starlette.responses import Response
 import ridgeline
 from ridgeline.errors import RidgelineError
 from ridgeline.serve import errors
-from ridgeline.serve.api import openai, operations
+from ridgeline.serve.api import embeddings, messages, openai, operations, responses, text
 from ridgeline.serve.contract import ServedEngine
+from ridgeline.serve.engine_metrics import Peaks
 from ridgeline.serve.errors import ApiError, ClientGone
 from ridgeline.serve.options import ServerOptions, names_of
 from ridgeline.serve.safety.guard import OPEN_PATHS, Door, Guard
@@ -27,6 +28,12 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/completions", openai.complete),
     ("POST", "/v1/chat/completions", openai.chat),
+    ("POST", "/v1/embeddings", embeddings.embed),
+    ("POST", "/v1/responses", responses.create),
+    ("POST", "/v1/messages", messages.create),
+    ("POST", "/v1/messages/count_tokens", messages.count),
+    ("POST", "/tokenize", text.tokenize),
+    ("POST", "/detokenize", text.detokenize),
     ("GET", "/v1/models", openai.models),
     ("GET", "/v1/models/{name:path}", openai.model),
     ("GET", "/health", operations.health),
@@ -35,6 +42,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/ready", operations.ready),
     ("GET", "/version", operations.version),
     ("GET", "/metrics", operations.scrape),
+    ("GET", "/openapi.json", operations.openapi),
 )
 
 ADMIN_ROUTES: tuple[tuple[str, str, Handler], ...] = (
@@ -47,9 +55,14 @@ ADMIN_ROUTES: tuple[tuple[str, str, Handler], ...] = (
 )
 
 
-def create_app(engine: ServedEngine, options: ServerOptions | None = None) -> FastAPI:
-    """The server over `engine`. `app.state.service` is what its routes share."""
-    service = Service(engine, options or ServerOptions())
+def create_app(
+    engine: ServedEngine, options: ServerOptions | None = None, *, peaks: Peaks | None = None
+) -> FastAPI:
+    """The server over `engine`. `app.state.service` is what its routes share.
+
+    `peaks`: what MFU and MBU are measured against.
+    """
+    service = Service(engine, options or ServerOptions(), peaks=peaks)
     app = _app(service, ROUTES)
     add_page(app, engine, service.name, service.options.promise)
     app.add_middleware(Guard, door=_door(service))

@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from ridgeline.records import Token
 from ridgeline.serve.asks import Job, Update
 from ridgeline.serve.choices import Choice, Tally
 from ridgeline.serve.contract import Tokenizer
+from ridgeline.serve.dialect.base import Call, Content, Part, Reader, Reasoning
+from ridgeline.serve.dialect.choose import Dialect
 from ridgeline.serve.logprobs import IdNames, chat_logprobs, prompt_logprobs
 from ridgeline.serve.requests import ChatRequest
+
+
+class Listener:
+    """Follows one choice: its text as parts, its calls counted."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect, self._reader = dialect, dialect.reader()
+        self.num_calls = 0
+        self.introduced = False
+
+    def hear(self, text: str, *, ended: bool) -> list[Part]:
+        """The parts of the next piece of text; of all that is left where the choice `ended`."""
+        reader: Reader = self._reader
+        parts = reader.feed(text) if text else []
+        return self._counted(parts + (reader.end() if ended else []))
+
+    def reason(self, reason: str | None) -> str | None:
+        """Why the choice ended, knowing of its calls."""
+        called = self.num_calls and self._dialect.calls_finish and reason == "stop"
+        return "tool_calls" if called else reason
+
+    def _counted(self, parts: list[Part]) -> list[Part]:
+        kept, most = [], self._dialect.most_calls
+        for part in parts:
+            if isinstance(part, Call):
+                if most is not None and self.num_calls >= most:
+                    continue
+                self.num_calls += 1
+            kept.append(part)
+        return kept
 
 
 class ChatVoice:
@@ -18,25 +51,31 @@ class ChatVoice:
     answer_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, request: ChatRequest, job: Job, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, request: ChatRequest, job: Job, tokenizer: Tokenizer, dialect: Dialect
+    ) -> None:
         self._request, self._job = request, job
         self._tokenizer = IdNames() if request.return_tokens_as_token_ids else tokenizer
-        self._introduced: set[int] = set()
+        self._listeners = [Listener(dialect) for _ in range(job.sampling.n)]
 
     def chunks(self, update: Update) -> list[dict[str, Any]]:
         """The `choices` entries of the chunks for this update: the role first, where it is due."""
-        entries = []
-        if update.choice not in self._introduced:
-            self._introduced.add(update.choice)
+        entries, listener = [], self._listeners[update.choice]
+        if not listener.introduced:
+            listener.introduced = True
             entries.append(_entry(update.choice, {"role": "assistant", "content": ""}))
         choice = Choice()
         choice.add(update)
-        delta = {"content": update.text} if update.token or update.text else {}
+        first_call = listener.num_calls
+        parts = listener.hear(update.text, ended=update.finished is not None)
+        delta = _delta(parts, first_call)
+        if update.token and not delta:
+            delta = {"content": ""}  # a token came, whatever its text: clients count them
         entries.append(
             {
                 **_entry(update.choice, delta),
                 "logprobs": self._logprobs(choice.tokens) if choice.tokens else None,
-                **choice.ending,
+                **_ending(choice, listener),
                 **self._token_ids(choice),
             }
         )
@@ -44,16 +83,7 @@ class ChatVoice:
 
     def choices(self, tally: Tally) -> list[dict[str, Any]]:
         """The `choices` of a whole answer."""
-        return [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self._logprobs(choice.tokens),
-                **choice.ending,
-                **self._token_ids(choice),
-            }
-            for index, choice in enumerate(tally.choices)
-        ]
+        return [self._whole(index, choice) for index, choice in enumerate(tally.choices)]
 
     def extras(self, tally: Tally) -> dict[str, Any]:
         """`prompt_logprobs`, which a chat answer carries beside its choices, when asked for."""
@@ -61,6 +91,17 @@ class ChatVoice:
             return {}
         known = next((c.prompt_logprobs for c in tally.choices if c.prompt_logprobs), ())
         return {"prompt_logprobs": prompt_logprobs(known, self._tokenizer)}
+
+    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
+        listener = self._listeners[index]
+        parts = listener.hear(choice.text, ended=True)
+        return {
+            "index": index,
+            "message": _message(parts),
+            "logprobs": self._logprobs(choice.tokens),
+            **_ending(choice, listener),
+            **self._token_ids(choice),
+        }
 
     def _token_ids(self, choice: Choice) -> dict[str, list[int]]:
         if not self._request.return_token_ids:
@@ -73,5 +114,49 @@ class ChatVoice:
         return chat_logprobs([at.logprobs for at in tokens if at.logprobs], self._tokenizer)
 
 
-def _entry(index: int, delta: dict[str, str]) -> dict[str, Any]:
+def call_id() -> str:
+    """An id that nobody has used."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def text_of(parts: list[Part], kind: type[Content] | type[Reasoning]) -> str:
+    """All text of one kind."""
+    return "".join(part.text for part in parts if isinstance(part, kind))
+
+
+def _entry(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _ending(choice: Choice, listener: Listener) -> dict[str, Any]:
+    ending = choice.ending
+    return {**ending, "finish_reason": listener.reason(ending["finish_reason"])}
+
+
+def _delta(parts: list[Part], first_call: int) -> dict[str, Any]:
+    delta: dict[str, Any] = {}
+    if reasoning := text_of(parts, Reasoning):
+        delta["reasoning_content"] = reasoning
+    if content := text_of(parts, Content):
+        delta["content"] = content
+    calls = [part for part in parts if isinstance(part, Call)]
+    if calls:
+        numbered = enumerate(calls, first_call)
+        delta["tool_calls"] = [{"index": at, **_call(call)} for at, call in numbered]
+    return delta
+
+
+def _message(parts: list[Part]) -> dict[str, Any]:
+    calls = [_call(part) for part in parts if isinstance(part, Call)]
+    content, reasoning = text_of(parts, Content), text_of(parts, Reasoning)
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message |= {"content": content or None, "tool_calls": calls}
+    return message
+
+
+def _call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call_id(), "type": "function", "function": function}

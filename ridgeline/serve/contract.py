@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from concurrent.futures import Future
+from typing import Any, Literal, Protocol
 
 from ridgeline.records import EngineInfo, Event, Sampling, Slo
 
@@ -59,6 +60,12 @@ class ServedEngine(Protocol):
         slo: Slo | None = None,
         background: bool = False,
     ) -> AsyncIterator[Event]: ...
+
+    def embed(
+        self, tokens: Sequence[int], pooling: Literal["mean", "last"]
+    ) -> Future[Sequence[float]]:
+        """The last layer's states of a text, pooled: one number per dimension."""
+        ...
 
     def abort(self, ask_id: str) -> None: ...
 

@@ -93,6 +93,25 @@ def body(error: ApiError) -> dict[str, object]:
     }
 
 
+_ANTHROPIC = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_body(error: ApiError) -> dict[str, object]:
+    """The error body of Anthropic's API."""
+    kind = _ANTHROPIC.get(error.status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
 def of_failure(failed: Failed) -> ApiError:
     """What a client may be told about an ask that ended in `Failed`."""
     if failed.cause == "deadline":
@@ -100,18 +119,22 @@ def of_failure(failed: Failed) -> ApiError:
     return ApiError(500, scrub(failed.error))
 
 
-def response(error: ApiError) -> JSONResponse:
+def response(error: ApiError, path: str = "") -> JSONResponse:
+    """The answer that tells an error, in the words of the API that `path` belongs to."""
     headers = {"retry-after": "1"} if error.status == 503 else {}
-    return JSONResponse(body(error), status_code=error.status, headers=headers | error.headers)
+    told = anthropic_body(error) if path.startswith("/v1/messages") else body(error)
+    return JSONResponse(told, status_code=error.status, headers=headers | error.headers)
 
 
-async def handle(_request: Request, error: Exception) -> JSONResponse:
+async def handle(request: Request, error: Exception) -> JSONResponse:
     """Exception handler of the app: every exception becomes a body a client can read."""
     if isinstance(error, HTTPException):
-        return response(ApiError(error.status_code, str(error.detail), headers=error.headers or {}))
-    if isinstance(error, ClientGone):
-        return response(ApiError(499, "the client closed the connection"))
-    return response(as_api_error(error))
+        told = ApiError(error.status_code, str(error.detail), headers=error.headers or {})
+    elif isinstance(error, ClientGone):
+        told = ApiError(499, "the client closed the connection")
+    else:
+        told = as_api_error(error)
+    return response(told, request.scope.get("path", ""))
 
 
 def _param(error: UserError) -> str | None:

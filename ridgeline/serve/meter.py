@@ -50,6 +50,7 @@ class Meter:
         now = self._metrics.now()
         if isinstance(event, Started):
             self._start(now)
+            self._metrics.count_cached(event.cached_tokens)
         elif isinstance(event, Token):
             self._metrics.publish.observe(max(0.0, now - event.at_s))
             self._token(event, now)
@@ -62,6 +63,8 @@ class Meter:
         """The client went away or the ask failed: the open choices count as aborted."""
         for _ in self._choices:
             self._metrics.count_end("abort")
+            if not self._failed:
+                self._metrics.count_cancelled("queued" if self._started_s is None else "running")
         self._choices.clear()
         if self._failed and self._slo is not None:
             self._metrics.count_promise(self._slo_class, ("failed",))

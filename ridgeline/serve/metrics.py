@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ridgeline.records import FinishReason, Sampling, Slo
 from ridgeline.serve.contract import ServedEngine
-from ridgeline.serve.engine_metrics import EngineCollector
+from ridgeline.serve.engine_metrics import EngineCollector, Peaks
 from ridgeline.serve.meter import Meter
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -72,6 +73,7 @@ class Metrics:
         *,
         now: Callable[[], float] = time.perf_counter,
         price_per_hour: float | None = None,
+        peaks: Peaks | None = None,
     ) -> None:
         self.now = now
         self.model_name = model_name
@@ -84,6 +86,17 @@ class Metrics:
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of started requests.")
+        text = "Prompt tokens that came from the prefix cache."
+        self._cached_tokens = self._counter("prompt_tokens_cached", text)
+        cancelled = Counter(
+            "ridgeline_cancelled",
+            "Choices that ended before their answer did, by how far they were.",
+            ["model_name", "phase"],
+            registry=self.registry,
+        )
+        self._cancelled = {
+            phase: cancelled.labels(model_name, phase) for phase in ("queued", "running")
+        }
         self._generation_tokens = self._counter("generation_tokens", "Tokens sent to clients.")
         success = Counter(
             "vllm:request_success",
@@ -110,7 +123,7 @@ class Metrics:
             ["model_name", "reason"],
             registry=self.registry,
         )
-        self.registry.register(EngineCollector(engine, model_name))
+        self.registry.register(EngineCollector(engine, model_name, peaks))
         if price_per_hour is not None:
             self._tell_cost(price_per_hour)
 
@@ -158,6 +171,12 @@ class Metrics:
     def count_prompt(self, num_tokens: int) -> None:
         self._prompt_tokens.inc(num_tokens)
         self.observe("request_prompt_tokens", num_tokens)
+
+    def count_cached(self, num_tokens: int) -> None:
+        self._cached_tokens.inc(num_tokens)
+
+    def count_cancelled(self, phase: Literal["queued", "running"]) -> None:
+        self._cancelled[phase].inc()
 
     def count_token(self) -> None:
         self._generation_tokens.inc()

@@ -227,6 +227,14 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise _explain(error) from None
 
 
+def validated(kind: type[Body], fields: dict[str, Any]) -> Body:
+    """As `parse`, for fields that were translated from another endpoint's."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _explain(error) from None
+
+
 Asked = TypeVar("Asked", CompletionRequest, ChatRequest)
 
 

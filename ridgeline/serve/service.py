@@ -15,6 +15,7 @@ from ridgeline.records import Sampling, Slo
 from ridgeline.serve.answer import answer_headers, request_id_of
 from ridgeline.serve.asks import Asks, Job, Terms
 from ridgeline.serve.contract import ServedEngine
+from ridgeline.serve.engine_metrics import Peaks
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.lifecycle import Drain
 from ridgeline.serve.metrics import Metrics
@@ -52,12 +53,15 @@ class Service:
         engine: ServedEngine,
         options: ServerOptions,
         *,
+        peaks: Peaks | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine, self.options, self.now = engine, options, now
         self.name = options.served_model_name or name_of(engine.info.model)
         self.caps: Caps = options.caps
-        self.metrics = Metrics(engine, self.name, price_per_hour=options.price_per_hour)
+        self.metrics = Metrics(
+            engine, self.name, price_per_hour=options.price_per_hour, peaks=peaks
+        )
         self.ring = load_keys(options.api_key, options.api_keys_file)
         self.drain = Drain()
         self.classes = options.classes

@@ -34,7 +34,7 @@ def structured_of(request: Sampled, max_bytes: int) -> Structured | None:
         names = " and ".join(found)
         raise ApiError(400, f"{names} contradict each other; fix: send one", param=names.split()[0])
     for name, wanted in found.items():
-        _check_size(name, wanted, max_bytes)
+        check_size(name, wanted, max_bytes)
         return wanted
     return None
 
@@ -44,7 +44,8 @@ def schema_of(schema: object) -> Structured:
     return Structured("json", json.dumps(schema, separators=(",", ":")))
 
 
-def _check_size(name: str, wanted: Structured, max_bytes: int) -> None:
+def check_size(name: str, wanted: Structured, max_bytes: int) -> None:
+    """ApiError 400 where a grammar is larger than `max_bytes`."""
     size = len(wanted.text.encode("utf-8", "replace"))
     if size > max_bytes:
         raise ApiError(400, f"{name} is too large: {size} bytes; limit: {max_bytes}", param=name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.records import Sampling
+from ridgeline.records import Sampling, Structured
 from ridgeline.serve.contract import Tokenizer
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.options import Caps
@@ -53,12 +53,22 @@ def scores_only(request: CompletionRequest) -> bool:
     return bool(request.echo) and _max_tokens(request) == 0
 
 
-def chat_sampling(request: ChatRequest, caps: Caps) -> Sampling:
-    """The sampling of a chat; without a limit it may run to the end of the context."""
+def chat_sampling(
+    request: ChatRequest, caps: Caps, called_for: Structured | None = None
+) -> Sampling:
+    """The sampling of a chat; without a limit it may run to the end of the context.
+
+    `called_for`: the grammar that the request's tools call for.
+    """
     if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs = true", param="top_logprobs")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     shared = _shared(request, caps)
+    if called_for is not None:
+        if "structured" in shared:
+            message = "tool_choice and a format for the answer contradict each other"
+            raise ApiError(400, message, param="tool_choice")
+        shared["structured"] = called_for
     return Sampling(**shared, logprobs=logprobs, max_tokens=_max_tokens(request))
 
 
@@ -67,11 +77,11 @@ async def completion_prompts(
 ) -> list[Prompt]:
     """Every prompt of the request as token ids."""
     specials = request.add_special_tokens is not False
-    entries = _entries(request.prompt) or [""]
+    entries = entries_of(request.prompt) or [""]
     check_cap("prompt", len(entries), caps.max_prompts, "prompts")
     num_choices = len(entries) * (request.n or 1)
     check_cap("prompt", num_choices, caps.max_choices, "choices (prompts x n)")
-    prompts = [await _prompt(entry, tokenizer, specials) for entry in entries]
+    prompts = [await prompt_of(entry, tokenizer, specials) for entry in entries]
     return [_truncated(prompt, request.truncate_prompt_tokens, tokenizer) for prompt in prompts]
 
 
@@ -84,7 +94,7 @@ async def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, caps: Caps) ->
         message = "continue_final_message excludes add_generation_prompt"
         raise ApiError(400, message, param="continue_final_message")
     asks = request.add_generation_prompt is not False and not continues
-    tools = tools_offered(request, caps)
+    tools = tools_offered(request)
     variables = _template_variables(request)
     tokens = await _maybe_in_thread(
         sum(len(message["content"] or "") for message in messages),
@@ -99,13 +109,11 @@ async def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, caps: Caps) ->
     return _truncated(Prompt(tuple(tokens), ""), request.truncate_prompt_tokens, tokenizer)
 
 
-def tools_offered(request: ChatRequest, caps: Caps) -> list[dict[str, Any]] | None:
+def tools_offered(request: ChatRequest) -> list[dict[str, Any]] | None:
     """What the template may tell the model of; none where the request forbids calling."""
     if not request.tools or request.tool_choice == "none":
         return None
-    check_cap("tools", len(request.tools), caps.max_tools, "tools")
-    message = "tools is not supported by this server; fix: leave tools out"
-    raise ApiError(400, message, param="tools")
+    return [tool.model_dump(exclude_none=True) for tool in request.tools]
 
 
 def _template_variables(request: ChatRequest) -> dict[str, Any]:
@@ -161,7 +169,7 @@ def _max_tokens(request: CompletionRequest | ChatRequest) -> int | None:
     return request.max_tokens if newer is None else newer
 
 
-def _entries(prompt: str | Sequence[Any]) -> list[str | list[int]]:
+def entries_of(prompt: str | Sequence[Any]) -> list[str | list[int]]:
     """The four shapes of `prompt` as a list of texts or token lists."""
     if isinstance(prompt, str):
         return [prompt]
@@ -170,15 +178,26 @@ def _entries(prompt: str | Sequence[Any]) -> list[str | list[int]]:
     return list(prompt)
 
 
-async def _prompt(entry: str | list[int], tokenizer: Tokenizer, specials: bool) -> Prompt:
+async def prompt_of(
+    entry: str | list[int], tokenizer: Tokenizer, specials: bool, *, name: str = "prompt"
+) -> Prompt:
+    """One text or token list as a prompt; ApiError 400 where it is empty."""
     if not entry:
-        raise ApiError(400, "prompt is empty; fix: send at least one token of text", param="prompt")
+        raise ApiError(400, f"{name} is empty; fix: send at least one token of text", param=name)
     if isinstance(entry, str):
-        tokens = await _maybe_in_thread(
-            len(entry), lambda: tokenizer.encode(entry, add_special_tokens=specials)
-        )
-        return Prompt(tuple(tokens), entry)
+        prompt = await text_prompt(entry, tokenizer, specials)
+        if not prompt.tokens:
+            raise ApiError(400, f"{name} holds no token", param=name)
+        return prompt
     return Prompt(tuple(entry), tokenizer.decode(entry, skip_special_tokens=False))
+
+
+async def text_prompt(text: str, tokenizer: Tokenizer, specials: bool) -> Prompt:
+    """A text as a prompt."""
+    tokens = await _maybe_in_thread(
+        len(text), lambda: tokenizer.encode(text, add_special_tokens=specials)
+    )
+    return Prompt(tuple(tokens), text)
 
 
 async def _maybe_in_thread(num_chars: int, work: Any) -> list[int]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
-import uvicorn
+from fastapi import FastAPI
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.options import ServerOptions
-from ridgeline.serve.run import listen, server_config, url_of
+from ridgeline.serve.run import Server, listen, server_config, url_of
 from tests.serve.fake_engine import FakeEngine
 
 
@@ -28,18 +29,25 @@ async def http(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+@contextmanager
+def running(app: FastAPI, options: ServerOptions | None = None) -> Iterator[str]:
+    """The URL of a real server over `app`, on a loopback port and a thread of its own."""
+    options = options or ServerOptions()
+    with listen(ServerOptions(port=0)) as listener:
+        server = Server(server_config(app, options), app.state.service, lambda: None)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not server.started and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield url_of(listener)
+        server.should_exit = True
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+
+
 @pytest.fixture
 def served(engine: FakeEngine) -> Iterator[str]:
-    """The URL of a real uvicorn server over the fake engine."""
-    listener = listen(ServerOptions(port=0))
-    server = uvicorn.Server(server_config(create_app(engine), ServerOptions()))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    deadline = time.monotonic() + 10
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.01)
-    yield url_of(listener)
-    server.should_exit = True
-    thread.join(timeout=10)
-    listener.close()
-    assert not thread.is_alive()
+    """The URL of a real server over the fake engine."""
+    with running(create_app(engine)) as url:
+        yield url

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Literal
 
 from ridgeline.errors import BadInput
 from ridgeline.records import (
@@ -40,7 +41,7 @@ class CharTokenizer:
         return [ord(character) for character in text]
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return "".join(chr(token) for token in tokens)
+        return "".join(map(_character, tokens))
 
     def apply_chat_template(
         self,
@@ -57,6 +58,11 @@ class CharTokenizer:
         text = "".join(f"<tool>{tool['function']['name']}" for tool in tools or ()) + text
         self.variables = dict(variables or {})
         return self.encode(text + ("<assistant>" if add_generation_prompt else ""))
+
+
+def _character(token: int) -> str:
+    """A token that is no character decodes to the replacement character, as real ones do."""
+    return chr(token) if token < 0xD800 or 0xE000 <= token < 0x110000 else "\ufffd"
 
 
 class FakeEngine:
@@ -90,6 +96,11 @@ class FakeEngine:
     def healthy(self) -> bool:
         return self.alive
 
+    def embed(
+        self, tokens: Sequence[int], pooling: Literal["mean", "last"]
+    ) -> Future[Sequence[float]]:
+        return pooled(tokens, pooling)
+
     def abort(self, ask_id: str) -> None:
         self.aborted.append(ask_id)
 
@@ -120,7 +131,7 @@ class FakeEngine:
     async def _script(
         self, tokens: tuple[int, ...], sampling: Sampling, ask_id: str
     ) -> AsyncIterator[Event]:
-        order = "".join(map(chr, tokens))
+        order = "".join(map(_character, tokens))
         if "!crash" in order:
             raise RuntimeError("bug at /srv/app/secret.py 0x7fffdeadbeef")
         yield Started(ask_id=ask_id, at_s=0.0, cached_tokens=3)
@@ -164,3 +175,11 @@ def _token(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+
+
+def pooled(tokens: Sequence[int], pooling: str) -> Future[Sequence[float]]:
+    """Two numbers: the last or the mean token, and 1."""
+    future: Future[Sequence[float]] = Future()
+    value = tokens[-1] if pooling == "last" else sum(tokens) / len(tokens)
+    future.set_result([float(value), 1.0])
+    return future

@@ -19,7 +19,8 @@ import uvicorn
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.options import ServerOptions
-from ridgeline.serve.run import Server, listen, server_config, url_of
+from ridgeline.serve.run import server_config
+from tests.serve.conftest import running
 from tests.serve.fake_engine import FakeEngine
 from tests.serve.test_run import SERVER
 
@@ -28,18 +29,9 @@ QUICK = {"header_timeout_s": 0.3, "body_timeout_s": 0.3, "max_num_connections": 
 
 @pytest.fixture
 def url(engine: FakeEngine) -> Iterator[str]:
-    options = ServerOptions(port=0, **QUICK)
-    with listen(options) as listener:
-        app = create_app(engine, options)
-        server = Server(server_config(app, options), app.state.service, lambda: None)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield url_of(listener)
-        server.should_exit = True
-        thread.join(timeout=10)
-        assert not thread.is_alive()
+    options = ServerOptions(**QUICK)
+    with running(create_app(engine, options), options) as url:
+        yield url
 
 
 def connect(url: str) -> socket.socket:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import httpx
 import openai
 import pytest
 
-from tests.serve.fake_engine import ANSWER, MAX_MODEL_LEN
+from ridgeline.serve.app import create_app
+from ridgeline.serve.options import ServerOptions
+from tests.serve.fake_engine import ANSWER, MAX_MODEL_LEN, FakeEngine
 
 
 @pytest.fixture
@@ -75,3 +80,39 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
         client.completions.create(model="fake", prompt="!fail")
     with pytest.raises(openai.APIError, match="lost"):
         list(client.completions.create(model="fake", prompt="!fail", stream=True))
+
+
+def test_responses(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model="fake", input="hi", max_output_tokens=1000)
+    assert answer.output_text == ANSWER and answer.status == "completed"
+    assert answer.usage is not None and answer.usage.input_tokens_details.cached_tokens == 3
+    texts, last = [], None
+    for event in client.responses.create(model="fake", input="hi", stream=True):
+        last = event
+        if event.type == "response.output_text.delta":
+            texts.append(event.delta)
+    assert "".join(texts) == ANSWER
+    assert last is not None and last.type == "response.completed"
+    with client.responses.stream(model="fake", input="hi") as stream:
+        assert stream.get_final_response().output_text == ANSWER
+
+
+def test_embeddings(client: openai.OpenAI) -> None:
+    answer = client.embeddings.create(model="fake", input=["ab", "c"])  # base64 on the wire
+    assert [len(entry.embedding) for entry in answer.data] == [2, 2]
+
+
+def test_rate_limits_are_the_clients_own_errors() -> None:
+    app = create_app(FakeEngine(), ServerOptions(requests_per_minute=1))
+    transport = httpx.ASGITransport(app=app)
+
+    async def ask_twice() -> None:
+        async with httpx.AsyncClient(transport=transport) as http:
+            client = openai.AsyncOpenAI(
+                base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=http
+            )
+            await client.completions.create(model="fake", prompt="x")
+            with pytest.raises(openai.RateLimitError):
+                await client.completions.create(model="fake", prompt="x")
+
+    asyncio.run(ask_twice())

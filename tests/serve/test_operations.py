@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from typing import Any
 
 import httpx
 import pytest
 
 import ridgeline
 from ridgeline.serve.app import create_app
-from ridgeline.serve.engine_metrics import ENGINE_COUNTERS
+from ridgeline.serve.engine_metrics import ENGINE_COUNTERS, Peaks
 from ridgeline.serve.options import ServerOptions
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
@@ -137,3 +138,54 @@ async def test_served_model_name() -> None:
         assert (await http.get("/v1/models")).json()["data"][0]["id"] == "mine"
         reply = await http.post("/v1/completions", json={"prompt": "a", "model": "mine"})
         assert reply.json()["model"] == "mine"
+
+
+def client_of(engine: FakeEngine, peaks: Peaks | None = None, **options: Any) -> httpx.AsyncClient:
+    app = create_app(engine, ServerOptions(**options), peaks=peaks)
+    transport = httpx.ASGITransport(app=app)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+
+async def test_goodput_is_counted_by_class() -> None:
+    classes = "kept=ttft:60000;broken=tpot:0.001"
+    async with client_of(FakeEngine(), slo_classes=classes) as http:
+        for name, prompt in (("kept", "x"), ("broken", "!slow"), ("broken", "!fail")):
+            body = {"prompt": prompt, "slo_class": name, "max_tokens": 5}
+            await http.post("/v1/completions", json=body)
+        numbers = await scrape(http)
+    label = '{model_name="fake",slo_class="%s"}'
+    for name, asked, met in (("kept", 1, 1), ("broken", 2, 0)):
+        assert numbers["ridgeline_slo_requests_total" + label % name] == asked
+        assert numbers.get("ridgeline_slo_met_total" + label % name, 0) == met
+    missed = 'ridgeline_slo_missed_total{model_name="fake",slo_class="broken",why="%s"}'
+    assert numbers[missed % "tpot"] == numbers[missed % "failed"] == 1
+
+
+async def test_our_own_numbers() -> None:
+    engine = FakeEngine()
+    engine.numbers |= {
+        "recent_seqs": 30.0, "recent_seats": 40.0, "recent_busy_s": 2.0, "recent_flops": 6.0,
+        "recent_bytes": 8.0, "step_tokens": 9.0, "step_tokens_le_8": 3.0, "step_tokens_le_inf": 4.0,
+        "refused_requests": 5.0, "num_queued_tokens": 70.0,
+    }  # fmt: skip
+    peaks = Peaks(flops_s=30.0, bytes_s=10.0)
+    async with client_of(engine, peaks, price_per_hour=3600.0) as http:
+        await http.post("/v1/completions", json={"prompt": "x", "max_tokens": 4})
+        numbers = await scrape(http)
+    assert numbers["ridgeline_batch_fill_ratio"] == 0.75
+    assert numbers["ridgeline_mfu_ratio"] == 0.1 and numbers["ridgeline_mbu_ratio"] == 0.4
+    assert numbers["ridgeline_queued_tokens"] == 70
+    rejected = 'vllm:admission_rejections_total{model_name="fake",reason="max_num_queued_reqs"}'
+    assert numbers[rejected] == 5
+    bucket = 'vllm:iteration_tokens_total_bucket{le="%s",model_name="fake"}'
+    assert numbers[bucket % "8.0"] == 3 and numbers[bucket % "+Inf"] == 4
+    assert numbers["vllm:prompt_tokens_cached_total"] == 3
+    assert numbers["ridgeline_time_to_publish_seconds_count"] == 4
+    spent = numbers["ridgeline_cost_spent"]
+    per_million = numbers["ridgeline_cost_per_million_tokens"]
+    assert 0 < spent < 60 and per_million == pytest.approx(spent / 4 * 1e6, rel=0.5)
+
+
+async def test_without_peaks_and_price_nothing_is_made_up(http: httpx.AsyncClient) -> None:
+    text = (await http.get("/metrics")).text
+    assert not any(name in text for name in ("mfu", "mbu", "cost"))

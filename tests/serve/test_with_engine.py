@@ -150,6 +150,52 @@ async def test_hanging_up_gives_the_blocks_back(url: str, engine: Engine) -> Non
     assert engine.healthy()
 
 
+def test_a_required_tool_is_called_as_its_schema_says(client: openai.OpenAI) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["days"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "weather?"}],
+        tools=[tool],  # type: ignore[list-item]
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=1,
+        seed=1,
+    )
+    (call,) = answer.choices[0].message.tool_calls or []
+    assert call.type == "function" and call.function.name == "look"
+    assert 1 <= json.loads(call.function.arguments)["days"] <= 9
+
+
+async def test_embeddings_and_callers_who_leave(url: str, engine: Engine) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        body = {"input": ["import os", "import os", "class Point:"]}
+        told = (await http.post("/v1/embeddings", json=body)).json()
+        first, second, third = (entry["embedding"] for entry in told["data"])
+        assert first == second != third and len(first) == engine.resolved.spec.hidden_size
+        long = {"input": ["x = 1\n" * 100] * 50}
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(http.post("/v1/embeddings", json=long), 0.1)
+        assert (await http.post("/v1/embeddings", json=body)).status_code == 200
+    assert engine.healthy()
+
+
+async def test_one_bad_grammar_fails_alone(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+        alone = (await http.post("/v1/completions", json=body)).json()["choices"][0]["text"]
+        good, bad = await asyncio.gather(
+            http.post("/v1/completions", json=body),
+            http.post("/v1/completions", json={"prompt": "x", "guided_regex": "(["}),
+        )
+    assert bad.status_code == 400 and good.json()["choices"][0]["text"] == alone
+
+
 def test_metrics_of_the_engine(url: str) -> None:
     httpx.post(f"{url}/v1/completions", json={"prompt": PROMPTS[0] * 20, "max_tokens": 2})
     httpx.post(f"{url}/v1/completions", json={"prompt": PROMPTS[0] * 20, "max_tokens": 2})
@@ -160,6 +206,50 @@ def test_metrics_of_the_engine(url: str) -> None:
     hits = float(numbers['vllm:prefix_cache_hits_total{model_name="demo"}'])
     queries = float(numbers['vllm:prefix_cache_queries_total{model_name="demo"}'])
     assert 0 < hits <= queries
+
+
+async def test_counters_equal_what_clients_were_given(url: str) -> None:
+    """Requests and tokens, to the last one, over a mix of ways to ask."""
+
+    async def ask(http: httpx.AsyncClient, index: int) -> tuple[int, int, int]:
+        body = {
+            "prompt": PROMPTS[: 1 + index % 3], "max_tokens": 3 + index, "n": 1 + index % 2,
+            "temperature": 1.0, "seed": index, "stream": index % 2 == 0,
+        }  # fmt: skip
+        if body["stream"]:
+            body["stream_options"] = {"include_usage": True}
+        reply = await http.post("/v1/completions", json=body)
+        usage = (
+            json.loads(reply.text.split("data: ")[-2])["usage"]
+            if body["stream"]
+            else reply.json()["usage"]
+        )
+        choices = len(body["prompt"]) * body["n"]  # type: ignore[operator,arg-type]
+        return choices, usage["prompt_tokens"], usage["completion_tokens"]
+
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        before = await numbers_of(http)
+        told = await asyncio.gather(*(ask(http, index) for index in range(12)))
+        after = await numbers_of(http)
+    grown = {name: after[name] - before.get(name, 0.0) for name in after}
+    choices, prompt_tokens, completion_tokens = (sum(column) for column in zip(*told, strict=True))
+    model = '{model_name="demo"}'
+    assert grown[f"vllm:prompt_tokens_total{model}"] == prompt_tokens
+    assert grown[f"vllm:generation_tokens_total{model}"] == completion_tokens
+    assert grown[f"vllm:e2e_request_latency_seconds_count{model}"] == choices
+    assert grown[f"ridgeline_time_to_publish_seconds_count{model}"] == completion_tokens
+    ended = [name for name in grown if name.startswith("vllm:request_success_total")]
+    assert sum(grown[name] for name in ended) == choices
+    assert grown[f"ridgeline_step_flops_total{model}"] > 0
+    steps = grown[f"ridgeline_steps_total{model}"]
+    assert grown[f"vllm:iteration_tokens_total_count{model}"] == steps > 0
+    assert 0 < after[f"ridgeline_batch_fill_ratio{model}"] <= 1
+
+
+async def numbers_of(http: httpx.AsyncClient) -> dict[str, float]:
+    text = (await http.get("/metrics")).text
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in lines}
 
 
 def test_what_load_generators_send(url: str) -> None:

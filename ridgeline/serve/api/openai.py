@@ -8,6 +8,7 @@ from starlette.responses import Response
 from ridgeline.serve.answer import OpenAiVoice, answer, usage_wanted
 from ridgeline.serve.chat import ChatVoice
 from ridgeline.serve.completions import CompletionVoice
+from ridgeline.serve.dialect.choose import Dialect, dialect_of
 from ridgeline.serve.requests import (
     ChatRequest,
     CompletionRequest,
@@ -15,7 +16,7 @@ from ridgeline.serve.requests import (
     ignored_fields,
     read,
 )
-from ridgeline.serve.service import Service, Wish, to_json
+from ridgeline.serve.service import Order, Service, Wish, to_json
 from ridgeline.serve.translate import (
     chat_prompt,
     chat_sampling,
@@ -48,17 +49,25 @@ async def chat(service: Service, request: Request) -> Response:
     """POST /v1/chat/completions."""
     asked = read(ChatRequest, await service.body(request))
     service.check_model(asked.model)
-    sampling = chat_sampling(asked, service.caps)
-    prompts = [await chat_prompt(asked, service.engine.tokenizer, service.caps)]
-    order = service.order(request, "chatcmpl", prompts, sampling, wish_of(asked))
+    order, dialect = await chat_order(service, request, "chatcmpl", asked)
     job = order.job
-    wording = ChatVoice(asked, job, service.engine.tokenizer)
+    wording = ChatVoice(asked, job, service.engine.tokenizer, dialect)
     wanted = usage_wanted(asked, service.options.enable_per_request_metrics)
     voice = OpenAiVoice(wording, job, service.name, wanted)
     stream = bool(asked.stream)
     return await answer(
         request, job, service.asks(job), voice, stream=stream, headers=order.headers
     )
+
+
+async def chat_order(
+    service: Service, request: Request, kind: str, asked: ChatRequest
+) -> tuple[Order, Dialect]:
+    """A conversation as a job, and how to read its answer."""
+    dialect = dialect_of(asked, service.options, service.caps)
+    sampling = chat_sampling(asked, service.caps, dialect.structured)
+    prompts = [await chat_prompt(asked, service.engine.tokenizer, service.caps)]
+    return service.order(request, kind, prompts, sampling, wish_of(asked)), dialect
 
 
 async def models(service: Service, _request: Request) -> Response:

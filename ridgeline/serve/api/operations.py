@@ -9,6 +9,7 @@ import ridgeline
 from ridgeline.serve import errors
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.metrics import CONTENT_TYPE
+from ridgeline.serve.openapi import document
 from ridgeline.serve.service import Service, to_json
 
 
@@ -30,6 +31,11 @@ async def ready(service: Service, _request: Request) -> Response:
 async def version(_service: Service, _request: Request) -> Response:
     """GET /version."""
     return to_json({"version": ridgeline.__version__})
+
+
+async def openapi(_service: Service, _request: Request) -> Response:
+    """GET /openapi.json."""
+    return to_json(document())
 
 
 async def scrape(service: Service, _request: Request) -> Response:

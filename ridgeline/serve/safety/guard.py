@@ -64,7 +64,7 @@ class Guard:
             preflight = self._check(scope, headers, origin)
         except ApiError as error:
             self._door.refused(_REASONS.get(error.status, "other"))
-            await errors.response(error)(scope, receive, send)
+            await errors.response(error, scope["path"])(scope, receive, send)
             return
         if preflight:
             await _preflight_answer()(scope, receive, send)

@@ -1,0 +1,72 @@
+"""`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes 2 Pro, Qwen 2.5, Qwen 3.
+
+Source: Nous Research's function-calling format (2024), which Qwen's chat templates adopted.
+"""
+
+from __future__ import annotations
+
+from ridgeline.serve.dialect.base import Content, Part, Reader, Schemas, calls_in
+from ridgeline.serve.dialect.tagged import Tagged
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+class TaggedCalls:
+    """Calls between two markers; `_calls` reads one body. White space between calls is dropped."""
+
+    def __init__(self, opening: str = OPEN, closing: str = CLOSE) -> None:
+        self._tags = Tagged(opening, closing)
+        self._opening, self._closing = opening, closing
+        self._body, self._blank = "", ""
+        self._any = False
+
+    def feed(self, text: str) -> list[Part]:
+        parts: list[Part] = []
+        for kind, piece in self._tags.feed(text):
+            if kind == "outside":
+                parts += self._outside(piece)
+            elif kind == "inside":
+                self._body += piece
+            else:
+                parts += self._close()
+        return parts
+
+    def end(self) -> list[Part]:
+        """A call that was never closed is content as it stands, unless it is whole all the same."""
+        parts: list[Part] = []
+        for kind, piece in self._tags.end():
+            if kind == "outside":
+                parts += self._outside(piece)
+            else:
+                self._body += piece
+        if self._tags.inside:
+            calls = self._calls(self._body)
+            parts += calls or [Content(self._opening + self._body)]
+        return parts
+
+    def _outside(self, text: str) -> list[Part]:
+        """Blanks before a call are held until it is known what follows them."""
+        text = self._blank + text
+        kept = text.rstrip()
+        self._blank = text[len(kept) :]
+        if not kept:
+            return []
+        return [Content(kept.lstrip() if self._any else kept)]
+
+    def _close(self) -> list[Part]:
+        body, self._body, self._blank = self._body, "", ""
+        calls = self._calls(body)
+        if not calls:
+            return [Content(self._opening + body + self._closing)]
+        self._any = True
+        return calls
+
+    def _calls(self, body: str) -> list[Part]:
+        return [*calls_in(body)]
+
+
+class Hermes:
+    """See `ridgeline.serve.dialect.base.CallFormat`."""
+
+    def reader(self, tools: Schemas) -> Reader:
+        return TaggedCalls()

@@ -1,0 +1,53 @@
+"""`<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`.
+
+The format of Qwen3-Coder. Values are text; the tool's schema says which of them are something else.
+Source: the chat template of Qwen3-Coder (2025).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ridgeline.serve.dialect.base import Call, Part, Reader, Schemas
+from ridgeline.serve.dialect.hermes import TaggedCalls
+
+_FUNCTION = re.compile(r"\s*<function=([^>\s]{1,128})>(.*?)(?:</function>\s*|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]{1,128})>\n?(.*?)\n?</parameter>", re.DOTALL)
+
+
+class _QwenReader(TaggedCalls):
+    def __init__(self, tools: Schemas) -> None:
+        super().__init__()
+        self._tools = tools
+
+    def _calls(self, body: str) -> list[Part]:
+        found = _FUNCTION.fullmatch(body)
+        if found is None:
+            return []
+        name, inside = found.groups()
+        kinds = self._tools.get(name, {}).get("properties", {})
+        arguments = {
+            key: _value(text, kinds.get(key) if isinstance(kinds, Mapping) else None)
+            for key, text in _PARAMETER.findall(inside)
+        }
+        return [Call(name, json.dumps(arguments, ensure_ascii=False))]
+
+
+def _value(text: str, schema: object) -> Any:
+    """Text where the schema says so or says nothing that the text is; else the JSON it is."""
+    if not isinstance(schema, Mapping) or schema.get("type") == "string":
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+class QwenXml:
+    """See `ridgeline.serve.dialect.base.CallFormat`."""
+
+    def reader(self, tools: Schemas) -> Reader:
+        return _QwenReader(tools)

@@ -1,0 +1,62 @@
+"""Tokens and embeddings over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve.fake_engine import FakeEngine
+
+
+async def test_tokens_there_and_back(http: httpx.AsyncClient) -> None:
+    body = {"prompt": "héj", "return_token_strs": True}
+    told = (await http.post("/tokenize", json=body)).json()
+    assert told == {
+        "count": 3, "max_model_len": 256, "tokens": [104, 233, 106], "token_strs": ["h", "é", "j"],
+    }  # fmt: skip
+    back = await http.post("/detokenize", json={"tokens": told["tokens"]})
+    assert back.json() == {"prompt": "héj"}
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    assert (await http.post("/tokenize", json=chat)).json()["count"] == len("<user>a<assistant>")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}),
+        ("/tokenize", {"prompt": "x", "wild": 1}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": "x"}),
+        ("/v1/embeddings", {"input": ""}),
+        ("/v1/embeddings", {"input": []}),
+        ("/v1/embeddings", {"input": ["x"] * 257}),
+        ("/v1/embeddings", {"input": "x" * 300}),
+        ("/v1/embeddings", {"input": "x", "dimensions": 7}),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "int8"}),
+    ],
+)
+async def test_bad_bodies(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+    assert (await http.post(path, json=body)).status_code == 400
+
+
+async def test_embeddings_are_unit_vectors_in_either_form(http: httpx.AsyncClient) -> None:
+    body = {"input": [[97, 98], [99, 100]]}
+    told = (await http.post("/v1/embeddings", json=body)).json()
+    assert told["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+    vectors = [entry["embedding"] for entry in told["data"]]
+    assert [entry["index"] for entry in told["data"]] == [0, 1]
+    assert all(sum(v * v for v in vector) == pytest.approx(1) for vector in vectors)
+    packed = await http.post("/v1/embeddings", json={**body, "encoding_format": "base64"})
+    raw = base64.b64decode(packed.json()["data"][1]["embedding"])
+    assert struct.unpack(f"<{len(raw) // 4}f", raw) == pytest.approx(vectors[1])
+
+
+async def test_pooling_and_length(engine: FakeEngine, http: httpx.AsyncClient) -> None:
+    body = {"input": "ab", "pooling": "last", "normalize": False}
+    told = (await http.post("/v1/embeddings", json=body)).json()
+    assert told["data"][0]["embedding"] == [98.0, 1.0]

@@ -1,0 +1,264 @@
+"""Tools and reasoning over HTTP: chat, Messages and Responses tell the same answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from ridgeline.serve.app import create_app
+from ridgeline.serve.options import ServerOptions
+from tests.serve import fake_engine
+from tests.serve.fake_engine import FakeEngine
+
+CHAT = "/v1/chat/completions"
+LOOK = {
+    "name": "look",
+    "description": "Look.",
+    "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+}
+TOOLS = [{"type": "function", "function": LOOK}]
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "Paris"}}\n</tool_call>'
+AUTO: dict[str, Any] = {
+    "enable_auto_tool_choice": True, "tool_call_parser": "hermes", "reasoning_parser": "think",
+}  # fmt: skip
+
+
+def client_of(engine: FakeEngine, **options: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=create_app(engine, ServerOptions(**options)))
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(fake_engine, "ANSWER", text)
+
+
+def data_of(text: str) -> list[dict[str, Any]]:
+    lines = [line for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
+
+
+async def test_auto_finds_reasoning_text_and_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, f"<think>hm</think>\nSure.\n{CALL}")
+    async with client_of(FakeEngine(), **AUTO) as http:
+        body = {**ASK, "tools": TOOLS}
+        choice = (await http.post(CHAT, json=body)).json()["choices"][0]
+        stream = data_of((await http.post(CHAT, json={**body, "stream": True})).text)
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert message["reasoning_content"] == "hm" and message["content"] == "Sure."
+    (call,) = message["tool_calls"]
+    assert call["type"] == "function" and call["id"].startswith("call_")
+    assert call["function"]["name"] == "look"
+    assert json.loads(call["function"]["arguments"]) == {"place": "Paris"}
+    deltas = [chunk["choices"][0]["delta"] for chunk in stream]
+    assert "".join(d.get("reasoning_content", "") for d in deltas) == "hm"
+    assert "".join(d.get("content") or "" for d in deltas) == "Sure."
+    (told,) = [d["tool_calls"] for d in deltas if "tool_calls" in d]
+    assert told[0]["index"] == 0 and told[0]["function"]["name"] == "look"
+    assert stream[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_without_tools_the_markers_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, CALL)
+    async with client_of(FakeEngine(), **AUTO) as http:
+        for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+            choice = (await http.post(CHAT, json={**ASK, **fields})).json()["choices"][0]
+            assert choice["message"]["content"] == CALL and choice["finish_reason"] == "stop"
+
+
+async def test_a_named_tool_is_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, '{"place": "Rome"}')
+    engine = FakeEngine()
+    choice = {"type": "function", "function": {"name": "look"}}
+    async with client_of(engine) as http:
+        body = {**ASK, "tools": TOOLS, "tool_choice": choice}
+        reply = (await http.post(CHAT, json=body)).json()["choices"][0]
+    assert reply["message"]["tool_calls"][0]["function"]["arguments"] == '{"place": "Rome"}'
+    ((_, sampling, _, _),) = engine.asks.values()
+    assert sampling.structured and json.loads(sampling.structured.text) == LOOK["parameters"]
+
+
+async def test_required_is_a_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, '[{"name": "look", "parameters": {"place": "Rome"}}]')
+    engine = FakeEngine()
+    async with client_of(engine) as http:
+        body = {**ASK, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+        reply = (await http.post(CHAT, json=body)).json()["choices"][0]
+    assert reply["finish_reason"] == "tool_calls"
+    assert reply["message"]["tool_calls"][0]["function"]["name"] == "look"
+    ((_, sampling, _, _),) = engine.asks.values()
+    assert sampling.structured is not None
+    assert json.loads(sampling.structured.text)["maxItems"] == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": TOOLS},
+        {"tool_choice": "required"},
+        {"tools": TOOLS * 2, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
+        {"tools": [{"type": "web_search"}]},
+        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        {"tools": [{"type": "function", "function": {"name": "a b"}}], "tool_choice": "required"},
+        {"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)],
+         "tool_choice": "required"},
+    ],
+)  # fmt: skip
+async def test_tools_that_cannot_be_served_are_refused(fields: dict[str, Any]) -> None:
+    async with client_of(FakeEngine()) as http:
+        reply = await http.post(CHAT, json={**ASK, **fields})
+    assert reply.status_code == 400 and "tool" in reply.json()["error"]["message"]
+
+
+# -- Anthropic's Messages
+
+
+MESSAGE: dict[str, Any] = {
+    "model": "fake",
+    "max_tokens": 200,
+    "messages": [{"role": "user", "content": "hi"}],
+}
+
+
+async def test_messages_tell_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, f"<think>hm</think>\nSure.\n{CALL}")
+    tools = [{"name": "look", "input_schema": LOOK["parameters"]}]
+    async with client_of(FakeEngine(), **AUTO) as http:
+        whole = (await http.post("/v1/messages", json={**MESSAGE, "tools": tools})).json()
+        reply = await http.post("/v1/messages", json={**MESSAGE, "tools": tools, "stream": True})
+    assert [block["type"] for block in whole["content"]] == ["thinking", "text", "tool_use"]
+    assert whole["content"][2]["input"] == {"place": "Paris"}
+    assert whole["stop_reason"] == "tool_use"
+    assert whole["usage"]["cache_read_input_tokens"] == 3
+    events = data_of(reply.text)
+    assert [event["type"] for event in events if event["type"] != "content_block_delta"] == [
+        "message_start",
+        *["content_block_start", "content_block_stop"] * 3,
+        "message_delta",
+        "message_stop",
+    ]
+    assert events[0]["message"]["usage"]["cache_read_input_tokens"] == 3
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+    assert "[DONE]" not in reply.text
+
+
+async def test_messages_say_what_a_chat_would(engine: FakeEngine, http: httpx.AsyncClient) -> None:
+    body = {
+        **MESSAGE,
+        "system": [{"type": "text", "text": "S", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "A"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "B"}]},
+            {"role": "user", "content": "C"},
+        ],
+        "stop_sequences": ["!"],
+        "temperature": 0.5,
+    }
+    reply = await http.post("/v1/messages", json=body)
+    assert reply.status_code == 200, reply.text
+    ((tokens, sampling, _, _),) = engine.asks.values()
+    assert "".join(map(chr, tokens)) == "<system>S<user>A<assistant>B<user>C<assistant>"
+    assert sampling.stop == ("!",) and sampling.temperature == 0.5
+    counted = await http.post(
+        "/v1/messages/count_tokens",
+        json={name: body[name] for name in ("model", "system", "messages")},
+    )
+    assert counted.json() == {"input_tokens": len(tokens)}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 0},
+        {"messages": []},
+        {"messages": [{"role": "system", "content": "x"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        {"temperature": -1},
+        {"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}] * 5},
+        {"messages": [{"role": "user", "content": [
+            {"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},
+    ],
+)  # fmt: skip
+async def test_messages_errors_are_anthropics(
+    http: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    reply = await http.post("/v1/messages", json={**MESSAGE, **fields})
+    assert reply.status_code == 400
+    assert reply.json()["type"] == "error"
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_message_that_breaks_off_says_so(http: httpx.AsyncClient) -> None:
+    body = {**MESSAGE, "messages": [{"role": "user", "content": "!fail"}], "stream": True}
+    events = data_of((await http.post("/v1/messages", json=body)).text)
+    assert events[-1]["type"] == "error" and events[-1]["error"]["type"] == "api_error"
+
+
+# -- OpenAI's Responses
+
+
+async def test_responses_tell_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, f"<think>hm</think>\nSure.\n{CALL}")
+    body = {"input": "hi", "tools": [{"type": "function", **LOOK}], "max_output_tokens": 200}
+    async with client_of(FakeEngine(), **AUTO) as http:
+        whole = (await http.post("/v1/responses", json=body)).json()
+        reply = await http.post("/v1/responses", json={**body, "stream": True})
+    assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call"]
+    assert whole["status"] == "completed" and whole["store"] is False
+    assert whole["output"][1]["content"][0]["text"] == "Sure."
+    assert json.loads(whole["output"][2]["arguments"]) == {"place": "Paris"}
+    assert 0 < whole["usage"]["output_tokens_details"]["reasoning_tokens"] < 25
+    events = data_of(reply.text)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[0]["type"] == "response.created" and events[-1]["type"] == "response.completed"
+    last = events[-1]["response"]
+    assert [item["type"] for item in last["output"]] == ["reasoning", "message", "function_call"]
+    text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+    assert text == "Sure."
+    assert last["usage"] == whole["usage"]
+
+
+async def test_responses_remember_what_they_are_told(
+    engine: FakeEngine, http: httpx.AsyncClient
+) -> None:
+    body = {
+        "instructions": "S",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "A"}]},
+            {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+        ],
+        "max_output_tokens": 5,
+        "text": {"format": {"type": "json_object"}},
+    }
+    reply = (await http.post("/v1/responses", json=body)).json()
+    assert reply["status"] == "incomplete"
+    assert reply["incomplete_details"] == {"reason": "max_output_tokens"}
+    ((tokens, sampling, _, _),) = engine.asks.values()
+    assert "".join(map(chr, tokens)) == "<system>S<user>A<assistant><tool>sunny<assistant>"
+    assert sampling.structured is not None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": []},
+        {"previous_response_id": "resp_1"},
+        {"background": True},
+        {"tools": [{"type": "web_search"}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        {"max_output_tokens": 0},
+        {"text": {"format": {"type": "json_schema"}}},
+        {"input": [{"type": "reasoning"}]},
+    ],
+)
+async def test_responses_refuse_what_they_cannot_keep(
+    http: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    reply = await http.post("/v1/responses", json={"input": "hi", **fields})
+    assert reply.status_code == 400 and set(reply.json()) == {"error"}
