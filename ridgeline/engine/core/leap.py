@@ -9,7 +9,8 @@ proof is a test over random loads: tests/plan/test_fleet.py drives both ways and
 is told.
 
 A leap assumes what a simulation decides anyway: that the sampled tokens are all `token`, that no
-end-of-sequence token is among them, one choice per ask, and no time to live in the prefix cache.
+end-of-sequence token is among them, one choice per ask, no drafts, nobody in the background lane,
+and no time to live in the prefix cache.
 Anything else makes `calm_steps` 0, and the caller goes step by step.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import math
 
+from ridgeline.engine.core.drafting import NoDrafts
 from ridgeline.engine.core.prefix import NoPrefixCache, PrefixCache, block_digest, root_digest
 from ridgeline.engine.core.scheduler import Scheduler
 from ridgeline.engine.core.sequence import Sequence
@@ -31,12 +33,19 @@ def calm_steps(scheduler: Scheduler) -> int:
     running = roster.running
     if not running or len(running) > limits.max_num_batched_tokens:
         return 0
-    if len(roster.returning) or (len(roster.fresh) and len(running) < limits.max_num_seqs):
+    online, *others = roster.lanes
+    if online.waits and len(running) < limits.max_num_seqs:
+        return 0
+    if any(lane.num_running or lane.waits for lane in others) or _drafts(scheduler):
         return 0
     if scheduler._events or scheduler._deadlines.next_s is not None or _has_ttl(scheduler):
         return 0
     most = min([_left(seq, limits.max_model_len) for seq in running])
     return _with_blocks(scheduler, running, most) if most > 0 else 0
+
+
+def _drafts(scheduler: Scheduler) -> bool:
+    return not isinstance(scheduler.drafting._drafts, NoDrafts)
 
 
 def _has_ttl(scheduler: Scheduler) -> bool:
