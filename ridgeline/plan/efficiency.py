@@ -1,4 +1,4 @@
-"""How far from its roof a device works: published shares of the peaks, or calibrated ones."""
+"""How far from its roof a device works: published shares of its peaks."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ The point is a closed loop: `batch` clients, each of which sends a prompt of `is
     kv_tokens_max   tokens of KV cache that the replica can hold
     bound           what the decode step's time is mostly made of
     mbu, mfu        bytes and FLOPs of the decode step against the device's peaks (dense)
-    interval        80 % intervals of the three, from the errors in efficiency.toml or of the
-                    calibration
+    interval        80 % intervals of the three, from the errors in efficiency.toml
 
 With pp > 1 the batch goes round in pp micro-batches.
 """
