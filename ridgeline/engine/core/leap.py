@@ -31,7 +31,10 @@ def calm_steps(scheduler: Scheduler) -> int:
     running = roster.running
     if not running or len(running) > limits.max_num_batched_tokens:
         return 0
-    if len(roster.returning) or (len(roster.fresh) and len(running) < limits.max_num_seqs):
+    online, background = roster.lanes
+    if background.num_running or background.waits or len(online.returning):
+        return 0
+    if len(online.fresh) and len(running) < limits.max_num_seqs:
         return 0
     if scheduler._events or scheduler._deadlines.next_s is not None or _has_ttl(scheduler):
         return 0
