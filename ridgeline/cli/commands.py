@@ -14,6 +14,7 @@ from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
 from ridgeline.cli.plan_commands import add_plan_commands
 from ridgeline.cli.quantities import duration_of, one_of
 from ridgeline.cli.server_flags import takes_server_flags
+from ridgeline.cli.terminal_commands import add_terminal_commands
 from ridgeline.settings import NAIVE, Settings
 
 if TYPE_CHECKING:
@@ -345,4 +346,5 @@ def diagnose(
 
 
 add_plan_commands(app)
+add_terminal_commands(app)
 model_commands.add_to(app)

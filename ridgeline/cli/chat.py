@@ -1,0 +1,107 @@
+"""`ridgeline chat`: talk to an OpenAI-compatible server on the terminal, with the speed of every
+answer. Each line of input is one message; an empty line or Ctrl-D ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+
+import httpx
+import msgspec
+from rich.console import Console
+
+from ridgeline.cli.generate import figures
+from ridgeline.errors import RidgelineError
+
+Message = dict[str, str]
+
+
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to, and how to sample."""
+
+    url: str
+    model: str | None = None
+    api_key: str | None = None
+    system: str | None = None
+    temperature: float = 0.7
+    max_tokens: int = 512
+
+
+def command(options: ChatOptions) -> int:
+    """Talk until the input ends."""
+    console = Console(stderr=True, highlight=False)
+    said: list[Message] = []
+    if options.system:
+        said.append({"role": "system", "content": options.system})
+    headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    base = options.url.rstrip("/").removesuffix("/v1")
+    with httpx.Client(base_url=base, headers=headers, timeout=600) as client:
+        for text in _input(console):
+            said.append({"role": "user", "content": text})
+            answer, line = _answer(client, options, said)
+            said.append({"role": "assistant", "content": answer})
+            console.print(line, style="dim", markup=False)
+    return 0
+
+
+def _input(console: Console) -> Iterator[str]:
+    """Messages until an empty one; the prompt shows only to people."""
+    while True:
+        if sys.stdin.isatty():
+            console.print("> ", style="bold", end="")
+        text = sys.stdin.readline().strip()
+        if not text:
+            return
+        yield text
+
+
+def _answer(client: httpx.Client, options: ChatOptions, said: list[Message]) -> tuple[str, str]:
+    """Print the answer as it comes; its text, and the line of figures."""
+    sent_s, token_s, text = time.perf_counter(), [], ""
+    for piece in _pieces(client, options, said):
+        token_s.append(time.perf_counter())
+        text += piece
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    return text, figures(sent_s, token_s)
+
+
+def _pieces(client: httpx.Client, options: ChatOptions, said: list[Message]) -> Iterator[str]:
+    """The answer's chunks, one per token on most servers; RidgelineError where there is none."""
+    body = {
+        "messages": said,
+        "stream": True,
+        "temperature": options.temperature,
+        "max_tokens": options.max_tokens,
+        **({"model": options.model} if options.model else {}),
+    }
+    try:
+        with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            if reply.status_code != 200:
+                raise RidgelineError(_why(reply.read(), reply.status_code))
+            for line in reply.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    yield from _text(json.loads(line[6:]))
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise RidgelineError(f"{options.url} does not answer: {error}") from None
+
+
+def _text(chunk: dict[str, object]) -> Iterator[str]:
+    if "error" in chunk:
+        raise RidgelineError(_why(json.dumps(chunk).encode(), 500))
+    choices = chunk.get("choices")
+    for choice in choices if isinstance(choices, list) else []:
+        delta = choice.get("delta", {})
+        if delta.get("content") is not None and "role" not in delta:
+            yield delta["content"]
+
+
+def _why(body: bytes, status: int) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server said {status}"

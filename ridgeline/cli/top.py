@@ -1,0 +1,213 @@
+"""`ridgeline top`: a server's /metrics as figures for people, once or as they change.
+
+Latencies are quantiles of histograms, interpolated within a bucket: of the last minute while it
+watches, of everything since the server's start with `--once`. Rates are of the last interval. A
+figure that the server does not tell is absent, never zero.
+"""
+
+from __future__ import annotations
+
+import json as json_lib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import httpx
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ridgeline.errors import BadInput, RidgelineError
+
+WINDOW_S = 60.0
+Buckets = dict[float, float]
+"""Upper edge → how many observations are at most that."""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """One look at a server: values by name (summed over labels), histograms by stem."""
+
+    at_s: float
+    values: dict[str, float]
+    buckets: dict[str, Buckets]
+
+
+def read_page(text: str, at_s: float) -> Reading:
+    """A Prometheus page; BadInput where it is none."""
+    values: dict[str, float] = {}
+    buckets: dict[str, Buckets] = {}
+    try:
+        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    except ValueError as error:
+        raise BadInput(f"the server's /metrics is not Prometheus text: {error}") from None
+    for sample in samples:
+        values[sample.name] = values.get(sample.name, 0.0) + sample.value
+        if sample.name.endswith("_bucket"):
+            edges = buckets.setdefault(sample.name.removesuffix("_bucket"), {})
+            edge = float(sample.labels["le"])
+            edges[edge] = edges.get(edge, 0.0) + sample.value
+    return Reading(at_s, values, buckets)
+
+
+def quantile(now: Buckets, before: Buckets, share: float) -> float | None:
+    """Of the observations between two readings; None without any."""
+    counts = [(edge, n - before.get(edge, 0.0)) for edge, n in sorted(now.items())]
+    total = counts[-1][1] if counts else 0.0
+    if total <= 0:
+        return None
+    low = below = 0.0
+    for edge, up_to in counts:
+        if up_to >= share * total:
+            if math.isinf(edge):
+                return low
+            return low + (edge - low) * (share * total - below) / max(up_to - below, 1e-9)
+        low, below = edge, up_to
+    return low
+
+
+def figures(now: Reading, last: Reading | None, old: Reading | None) -> dict[str, float]:
+    """What is worth knowing. `last`: the reading before (rates); `old`: that from which latencies
+    and hits count (None: since the server's start)."""
+    found = {name: now.values[key] for name, key in _LEVELS.items() if key in now.values}
+    for name, key in _RATES.items():
+        if last is not None and key in now.values and now.at_s > last.at_s:
+            grown = now.values[key] - last.values.get(key, 0.0)
+            found[name] = max(0.0, grown) / (now.at_s - last.at_s)
+    queried, hit = (_growth(now, old, f"vllm:prefix_cache_{n}_total") for n in ("queries", "hits"))
+    if queried > 0:
+        found["hit_share"] = hit / queried
+    for name, stem in _LATENCIES.items():
+        before = old.buckets.get(stem, {}) if old is not None else {}
+        for share in (50, 95):
+            value = quantile(now.buckets.get(stem, {}), before, share / 100)
+            if value is not None:
+                found[f"{name}_p{share}_s"] = value
+    return found
+
+
+def command(url: str, api_key: str | None, *, once: bool, json: bool, interval_s: float) -> int:
+    """Look once, or until Ctrl-C."""
+    if json and not once:
+        raise BadInput("--json needs --once", fix="add --once")
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    base = url.rstrip("/").removesuffix("/v1")
+    with httpx.Client(base_url=base, headers=headers, timeout=10) as client:
+        look = partial(look_at, client)
+        if once:
+            tell_once(look, json=json, interval_s=interval_s)
+        else:
+            watch(look, look(), interval_s)
+    return 0
+
+
+def tell_once(look: Callable[[], Reading], *, json: bool, interval_s: float) -> None:
+    """Two looks, for the rates; then the figures, as a table or as JSON."""
+    first = look()
+    time.sleep(interval_s)
+    told = figures(look(), first, None)
+    if json:
+        print(json_lib.dumps(told))
+    else:
+        Console().print(table(told, "since the server's start"))
+
+
+def watch(look: Callable[[], Reading], first: Reading, interval_s: float) -> None:
+    """A table that keeps up until Ctrl-C."""
+    kept = deque([first])
+    try:
+        with Live(table({}, ""), screen=False, auto_refresh=False) as live:
+            while True:
+                kept.append(look())
+                while len(kept) > 2 and kept[-1].at_s - kept[0].at_s > WINDOW_S:
+                    kept.popleft()
+                told = figures(kept[-1], kept[-2], kept[0])
+                live.update(table(told, "of the last minute"), refresh=True)
+                time.sleep(interval_s)
+    except KeyboardInterrupt:
+        return
+
+
+def look_at(client: httpx.Client) -> Reading:
+    """The server's page now; RidgelineError where it does not answer."""
+    try:
+        reply = client.get("/metrics")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise RidgelineError(f"{client.base_url} does not answer: {error}") from None
+    if reply.status_code != 200:
+        raise RidgelineError(f"{client.base_url}metrics says {reply.status_code}")
+    return read_page(reply.text, time.monotonic())
+
+
+def table(told: dict[str, float], span: str) -> Table:
+    """One row per figure that is known."""
+    made = Table(box=None, pad_edge=False, title="ridgeline top", title_justify="left")
+    for name, style in (("figure", ""), ("value", "bold"), ("", "dim")):
+        made.add_column(name, style=style, justify="right" if name == "value" else "left")
+    for name, label, render in _ROWS:
+        if name in told:
+            made.add_row(label, render(told[name]), span if name in _SPANNED else "")
+    return made
+
+
+def _growth(now: Reading, old: Reading | None, key: str) -> float:
+    return now.values.get(key, 0.0) - (old.values.get(key, 0.0) if old is not None else 0.0)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.1f} ms"
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _speed(value: float) -> str:
+    return f"{value:,.0f} tok/s"
+
+
+_LEVELS = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "kv_used_share": "vllm:kv_cache_usage_perc",
+    "preemptions": "vllm:num_preemptions_total",
+    "finished": "vllm:request_success_total",
+    "batch_lines_running": "ridgeline_batch_lines_running",
+    "batch_lines_open": "ridgeline_batch_lines_open",
+}
+_RATES = {
+    "output_tok_s": "vllm:generation_tokens_total",
+    "prompt_tok_s": "vllm:prompt_tokens_total",
+    "batch_tok_s": "ridgeline_batch_tokens_total",
+}
+_LATENCIES = {
+    "ttft": "vllm:time_to_first_token_seconds",
+    "itl": "vllm:inter_token_latency_seconds",
+    "e2e": "vllm:e2e_request_latency_seconds",
+}
+_ROWS: Iterable[tuple[str, str, Callable[[float], str]]] = (
+    ("running", "requests running", _count),
+    ("waiting", "requests waiting", _count),
+    ("finished", "requests finished", _count),
+    ("output_tok_s", "output", _speed),
+    ("prompt_tok_s", "prompts", _speed),
+    ("ttft_p50_s", "ttft p50", _ms),
+    ("ttft_p95_s", "ttft p95", _ms),
+    ("itl_p50_s", "itl p50", _ms),
+    ("itl_p95_s", "itl p95", _ms),
+    ("e2e_p95_s", "e2e p95", _ms),
+    ("kv_used_share", "KV blocks in use", _share),
+    ("hit_share", "prompt tokens from the cache", _share),
+    ("preemptions", "preemptions", _count),
+    ("batch_lines_running", "batch lines being answered", _count),
+    ("batch_lines_open", "batch lines open", _count),
+    ("batch_tok_s", "batch lines", _speed),
+)
+_SPANNED = {name for name, _, _ in _ROWS if name.endswith("_s") and "_p" in name} | {"hit_share"}

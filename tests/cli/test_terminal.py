@@ -1,0 +1,81 @@
+"""`ridgeline chat` and `ridgeline top` against a server."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+
+import httpx
+import pytest
+
+from ridgeline.cli.main import main
+from ridgeline.cli.top import figures, quantile, read_page
+from tests.serve.conftest import engine, served  # noqa: F401  # fixtures
+from tests.serve.fake_engine import ANSWER
+
+
+def test_chat_answers_every_line(
+    served: str,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nand again\n"))
+    assert main(["chat", "--url", served, "--system", "be kind"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{ANSWER}\n{ANSWER}\n"
+    assert len(re.findall(rf"{len(ANSWER)} tokens · ttft \d+ ms · [\d.,]+ tok/s", err)) == 2
+
+
+def test_chat_says_why_there_is_no_answer(
+    served: str,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for text, told in (("!fail\n", "lost"), ("x" * 999 + "\n", "too long")):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        assert main(["chat", "--url", served]) == 1
+        assert told in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    assert main(["chat", "--url", "http://127.0.0.1:9"]) == 1
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_top_once(served: str, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    for _ in range(3):
+        httpx.post(f"{served}/v1/completions", json={"prompt": "a", "max_tokens": 5})
+    look = ["top", "--url", served, "--once", "--interval", "0.05"]
+    assert main([*look, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["running"], told["finished"], told["output_tok_s"]) == (1, 3, 0)
+    assert 0 < told["ttft_p50_s"] <= told["ttft_p95_s"] < 5 and "batch_lines_open" not in told
+    assert main(look) == 0
+    text = capsys.readouterr().out
+    assert "ttft p95" in text and "since the server's start" in text
+    assert main(["top", "--url", served, "--json"]) == 2
+
+
+def test_top_of_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--url", "http://127.0.0.1:9", "--once"]) == 1
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_quantiles_are_of_what_came_between() -> None:
+    before = {0.1: 10.0, 0.2: 10.0, float("inf"): 10.0}
+    now = {0.1: 10.0, 0.2: 14.0, float("inf"): 15.0}
+    assert quantile(now, before, 0.4) == pytest.approx(0.15)
+    assert quantile(now, before, 0.95) == 0.2
+    assert quantile(before, before, 0.5) is None and quantile({}, {}, 0.5) is None
+
+
+def test_rates_and_shares() -> None:
+    page = (
+        'vllm:generation_tokens_total{model_name="a"} %d\n'
+        "vllm:prefix_cache_queries_total %d\nvllm:prefix_cache_hits_total %d\n"
+    )
+    first = read_page("# TYPE vllm:generation_tokens counter\n" + page % (10, 100, 0), 0.0)
+    then = read_page("# TYPE vllm:generation_tokens counter\n" + page % (30, 200, 50), 2.0)
+    told = figures(then, first, first)
+    assert told["output_tok_s"] == 10 and told["hit_share"] == 0.5
+    assert figures(then, None, None)["hit_share"] == 0.25
