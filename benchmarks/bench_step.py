@@ -214,10 +214,15 @@ KIND = {"int4": "int4", "int8": "int16", "bf16": "float32", "dense": "float32"}
 
 
 def table(
-    resolved: Resolved, num_seqs: int, context: int, spent: dict[str, float], whole: float
+    resolved: Resolved,
+    num_seqs: int,
+    context: int,
+    spent: dict[str, float],
+    whole: float,
+    limits: tuple[float, dict[str, float]],
 ) -> list[dict[str, Any]]:
     """A row per operator, the slowest first."""
-    read, peaks = rates(resolved)
+    read, peaks = limits
     need = work(resolved, num_seqs, context)
     layer = KIND[resolved.spec.layers[0].mlp.gate.format.kind]
     head = KIND[resolved.spec.lm_head.format.kind]
@@ -234,6 +239,7 @@ def table(
                 "operator": name,
                 "ms": taken * 1e3,
                 "mb": num_bytes * 1e-6,
+                "macs": macs,
                 "bound_ms": bound * 1e3,
                 "bound_by": limit if bound else "",
                 "of_bound": bound / taken,
@@ -264,6 +270,7 @@ def measure(bench: Bench, num_seqs: int, context: int, steps: int) -> dict[str, 
     whole = seconds(bench.step, steps)
     outside: float | None = None
     rows: list[dict[str, Any]] = []
+    limits = rates(bench.resolved)
     if isinstance(forward, NativeForward):
         segments = forward.segments
         timed = tuple(Timed(clock, "segment", each) for each in segments)
@@ -272,12 +279,13 @@ def measure(bench: Bench, num_seqs: int, context: int, steps: int) -> dict[str, 
         split(forward, clock)
         spent = by_operator(bench, clock, steps)
         forward.segments = segments
-        rows = table(bench.resolved, num_seqs, context, spent, whole)
+        rows = table(bench.resolved, num_seqs, context, spent, whole, limits)
     bench.stop(num_seqs)
     print(f"{num_seqs} sequences of {context}: step {whole * 1e3:.3f} ms", end="")
     print("" if outside is None else f", outside native code {outside * 1e3:.3f} ms")
     show(rows)
-    return {"sequences": num_seqs, "step_s": whole, "outside_s": outside, "operators": rows}
+    measured = {"read_bytes_s": limits[0], "peak_macs_s": limits[1], "operators": rows}
+    return {"sequences": num_seqs, "step_s": whole, "outside_s": outside, **measured}
 
 
 def main() -> None:
