@@ -57,7 +57,7 @@ def build(settings: Settings, workload: Workload, machine: Machine) -> Lab:
         work_of=numbers.work,
         ceilings_of=numbers.ceilings,
         facts=base_facts(machine, numbers, settings, sample),
-        heldout=_heldout(tokenizer, settings),
+        heldout=heldout_pieces(tokenizer, settings),
         check_prompts=check_prompts_of(sample),
         longest_output=max(request.max_tokens for request in sample),
         vocab_size=spec.vocab_size,
@@ -153,7 +153,7 @@ def shared_share(sample: Sequence[LoadRequest]) -> float:
     return shared / total
 
 
-def _heldout(tokenizer: Tokenizer, settings: Settings) -> tuple[tuple[int, ...], ...]:
+def heldout_pieces(tokenizer: Tokenizer, settings: Settings) -> tuple[tuple[int, ...], ...]:
     """Windows of the held-out text, code and prose alike; none for a model without a tokenizer."""
     _, size = quality.shipped()
     folder = files("ridgeline") / "assets" / "heldout"

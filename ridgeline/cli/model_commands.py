@@ -1,4 +1,4 @@
-"""The flags of the subcommands that make models and judge them: quantize."""
+"""The flags of the subcommands that make models and judge them: quantize, eval."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ridgeline.cli.flags import EngineFlags, takes_engine_flags
 from ridgeline.cli.quantities import one_of
 
 _MODEL = "A Hugging Face model directory, or 'demo'."
@@ -19,6 +20,7 @@ _FORMATS = ("ridgeline", "compressed-tensors", "gptq", "awq", "gguf")
 def add_to(app: typer.Typer) -> None:
     """Make them commands of `app`."""
     app.command()(quantize)
+    app.command("eval")(takes_engine_flags(evaluate))
 
 
 def _end(code: int) -> None:
@@ -87,3 +89,17 @@ def quantize(
         seed=seed,
     )
     _end(command(model, output, choices))
+
+
+def evaluate(
+    a: Annotated[str, typer.Argument(help="The original: " + _MODEL, show_default=False)],
+    b: Annotated[str, typer.Argument(help="The candidate.", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    *,
+    engine: EngineFlags,
+) -> None:
+    """Does B still say what A says? The engine's flags are B's; exit code 1 unless it passes."""
+    from ridgeline.cli.evaluate import command
+    from ridgeline.settings import Settings
+
+    _end(command(Settings(model=a), engine.settings(b), json))

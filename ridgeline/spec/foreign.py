@@ -34,7 +34,8 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
 
     `codec` names the reader; `name` is for people. `group_size` None: one scale per output (or
     per tensor). `integers`: the weights are whole numbers times scales, else floats or tables.
-    `block`: outputs and inputs that share a scale, where scales are per block.
+    `block`: outputs and inputs that share a scale, where scales are per block. `ordered`: groups
+    may be scattered over the inputs.
     """
 
     codec: str
@@ -45,12 +46,14 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
     integers: bool = True
     version: int = 1
     block: tuple[int, int] = (128, 128)
+    ordered: bool = False
 
     def format(self, num_in: int, wide_scales: bool = False) -> Format:
         """In which format a linear of this checkpoint is computed."""
         if not self.integers or (wide_scales and self.bits < 8):
             return dense("float32")
-        return format_for(self.bits, self.group_size or num_in, num_in, self.zeros)
+        format = format_for(self.bits, self.group_size or num_in, num_in, self.zeros)
+        return replace(format, ordered=self.ordered and format.kind == "int4")
 
 
 def foreign_of(told: Any, where: str) -> Foreign:
@@ -101,6 +104,7 @@ def _gptq(told: Mapping[str, Any], where: str) -> Foreign:
         group_size=_group(told, where),
         zeros=not symmetric,
         version=2 if layout == "gptq_v2" else 1,
+        ordered=bool(told.get("desc_act")),
     )
 
 
@@ -162,6 +166,7 @@ def _compressed_weights(weights: Any, layout: str, where: str) -> Foreign:
         zeros=not weights.get("symmetric", True),
         integers=integers,
         block=block,
+        ordered=weights.get("actorder") in ("group", True),
     )
 
 

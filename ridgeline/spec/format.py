@@ -20,7 +20,8 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     `kind` is the key of the linear registry (`ridgeline.engine.quant`): "dense", "int8", … `bits`
     per weight; `group_size` weights along the input axis share one scale (None: one scale per
     output row); `scale_bytes` per scale (0: no scales); `zero_bits` per zero-point. `activations`
-    is the dtype in which the product is computed.
+    is the dtype in which the product is computed. `ordered`: each row of inputs is first
+    gathered in the order of the weights' groups (GPTQ's act-order).
     """
 
     kind: str = "dense"
@@ -29,6 +30,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     scale_bytes: int = 0
     zero_bits: float = 0
     activations: str = "float32"
+    ordered: bool = False
 
     def nbytes(self, num_out: int, num_in: int) -> int:
         """Bytes of an [num_out, num_in] weight with its scales and zero-points.

@@ -79,6 +79,11 @@ def test_act_order_is_gathered_at_run_time(tmp_path: Path) -> None:
             tensors[f"{module}.qzeros"] = tensors[f"{module}.qzeros"][order].contiguous()
             tensors[name] = (len(scales) - 1 - tensors[name]).contiguous()
         save_file(tensors, file)
+    with pytest.raises(BadModel, match="act-order"):
+        logits(plain)
+    config = plain / "config.json"
+    text = config.read_text(encoding="utf-8").replace('"desc_act": false', '"desc_act": true')
+    config.write_text(text, encoding="utf-8")
     after = logits(plain)
     assert (after - before).norm() < 0.02 * before.norm()  # sums in another order, int8 rows
 

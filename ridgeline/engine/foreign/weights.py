@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ridgeline.engine.foreign.base import codec_for
+from ridgeline.engine.foreign.base import codec_for, contradiction
 from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.safetensors_file import ALL, FLOATS, Entry, entries_of
@@ -143,7 +143,12 @@ class ForeignWeights:
                 "only some of the weights that are computed together are quantised",
                 value=" + ".join(keys),
             )
-        return _pack_together(grids, f"{'+'.join(keys)} of layer {layer}")
+        ready = _pack_together(grids, f"{'+'.join(keys)} of layer {layer}")
+        if isinstance(ready, OrderedPacked) and not spec.format.ordered:
+            raise contradiction("inputs in act-order", "scattered groups", "desc_act: false")
+        if spec.format.ordered and isinstance(ready, Packed):
+            return OrderedPacked(ready, torch.arange(ready.num_in))
+        return ready
 
     def _grid_of(self, key: str, layer: int | None, expert: int | None) -> Grid | None:
         part = self._parts.get((key, layer, expert))

@@ -124,6 +124,8 @@ class _Views:
 def _refusal(path: str, linear: LinearSpec, device: torch.device) -> str | None:
     """Why the linear at `path` cannot be part of a segment."""
     kind = linear.format.kind
+    if linear.format.ordered:
+        return f"{path} gathers its inputs in act-order"
     if path == "lm_head":
         return None
     if path.endswith(".router"):
