@@ -116,7 +116,7 @@ class Asks:
             if held:
                 yield held
             held = _update(choice, event)
-            if held.finished or not await self._more_at_hand():
+            if held.finished or self._queue.empty():  # else the same step has said more
                 yield held
                 held = None
         if held:
@@ -129,12 +129,6 @@ class Asks:
             raise self._first[1]
         if isinstance(self._first[1], Started):
             self.cached[self._first[0]] = self._first[1].cached_tokens
-
-    async def _more_at_hand(self) -> bool:
-        """True where the engine's step has already delivered the next event."""
-        if self._queue.empty():
-            await asyncio.sleep(0)
-        return not self._queue.empty()
 
     async def _get(self) -> _Item:
         first, self._first = self._first, None
