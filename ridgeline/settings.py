@@ -23,7 +23,7 @@ MAX_DRAFT_TOKENS = 128  # vLLM's MAX_SPEC_LEN
 class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Speculative decoding as asked: the keys of vLLM's `--speculative-config`.
 
-    `num_speculative_tokens`: drafts per sequence and step (None: the method's own default).
+    `num_speculative_tokens`: drafts per sequence and step (None: as many as pay, by measured cost).
     `prompt_lookup_min`, `prompt_lookup_max`: lengths of the n-grams that "ngram" looks up. `model`,
     `quantization`: the draft model and the format of its layers' weights. `draft_sample_method`:
     draft the likeliest token, or draw it (requests without a seed). `rejection_sample_method`: how

@@ -4,6 +4,8 @@ together.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,13 +40,13 @@ class Parts:
     weight_bytes: int
 
 
-def assemble(resolved: Resolved) -> Parts:
+def assemble(resolved: Resolved, clock: Callable[[], float] = time.perf_counter) -> Parts:
     """Load weights and tokenizer and build the parts. Raises BadModel, BadInput, CannotRun.
 
     What can be refused cheaply comes before the weights.
     """
     tokenizer = load_tokenizer(resolved.model)
-    speculation = speculate(resolved.speculative_config, tokenizer, resolved)
+    speculation = speculate(resolved.speculative_config, tokenizer, resolved, clock)
     scheduler = make_scheduler(resolved, speculation.drafts)
     device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
     decoder = load_decoder(
@@ -67,6 +69,7 @@ def assemble(resolved: Resolved) -> Parts:
     attention = build_attention(resolved.attention_backend, resolved.spec, kv)
     masks = _masks(tokenizer, resolved)
     runner = TorchRunner(decoder, kv, attention, masks, speculation.verifier)
+    speculation.calibrate(runner)
     num_bytes = decoder.nbytes + speculation.weight_bytes
     return Parts(tokenizer, scheduler, runner, masks, num_bytes)
 

@@ -88,7 +88,7 @@ class Engine:
         began_s = clock()
         resolved = resolve(settings)
         torch.set_num_threads(resolved.num_threads)
-        parts = assemble(resolved)
+        parts = assemble(resolved, clock)
         return Engine(resolved, parts, clock=clock, load_s=clock() - began_s)
 
     # -- asking

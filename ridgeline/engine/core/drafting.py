@@ -69,7 +69,7 @@ class Drafts(Protocol):
         ...
 
     def learn(self, verdicts: Sequence[Verdict]) -> None:
-        """The verdicts of one step."""
+        """The verdicts of one step; none where it carried no drafts."""
         ...
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
@@ -161,9 +161,8 @@ class Drafting:
 
     def learn(self) -> None:
         """Tell the drafter the verdicts of the step that was just committed."""
-        if self._verdicts:
-            verdicts, self._verdicts = self._verdicts, []
-            self._drafts.learn(verdicts)
+        verdicts, self._verdicts = self._verdicts, []
+        self._drafts.learn(verdicts)
 
     def forget(self, seq: Known) -> None:
         self._drafts.forget(seq.id, seq.tokens, seq.ask.tenant)

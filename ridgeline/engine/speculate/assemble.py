@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,10 +12,13 @@ import torch
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.core.blocks import BlockPool
-from ridgeline.engine.core.drafting import Drafts, NoDrafts
+from ridgeline.engine.core.drafting import Drafts, NoDrafts, Open
+from ridgeline.engine.core.plan import Runner
 from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.speculate.base import Drafter
+from ridgeline.engine.speculate.controller import Controller
+from ridgeline.engine.speculate.cost import DraftCost, StepCost, measure
 from ridgeline.engine.speculate.draft_model import DraftModelDrafter
 from ridgeline.engine.speculate.ngram import NgramDrafter
 from ridgeline.engine.speculate.resolve import Speculation, draft_spec
@@ -21,9 +26,16 @@ from ridgeline.engine.speculate.speculator import FixedDepth
 from ridgeline.engine.speculate.tokenizers import check_same_tokens
 from ridgeline.engine.speculate.verify import Drawn, Verifier
 from ridgeline.engine.text import Tokenizer, load_tokenizer
+from ridgeline.records import Sampling
 
 if TYPE_CHECKING:
     from ridgeline.engine.resolve import Resolved
+
+_GREEDY = Sampling(temperature=0.0)
+
+
+def _nothing(_runner: Runner) -> None:
+    """What a fixed depth measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +45,70 @@ class Speculating:
     drafts: Drafts
     verifier: Verifier
     weight_bytes: int = 0
+    calibrate: Callable[[Runner], None] = _nothing
 
 
-def speculate(used: Speculation | None, tokenizer: Tokenizer, resolved: Resolved) -> Speculating:
-    """The parts for `used`. Raises CannotRun where a draft model speaks other tokens."""
+def speculate(
+    used: Speculation | None,
+    tokenizer: Tokenizer,
+    resolved: Resolved,
+    clock: Callable[[], float],
+) -> Speculating:
+    """The parts for `used`. Raises CannotRun where a draft model speaks other tokens.
+
+    Where the depth is chosen by measured cost, `calibrate` measures: once, before anybody is
+    served.
+    """
     if used is None:
         return Speculating(NoDrafts(), Verifier())
     drawn = Drawn()
     verifier = Verifier(used.rejection_sample_method or "block", drawn)
     drafter, nbytes = _drafter(used, tokenizer, resolved, drawn)
-    return Speculating(FixedDepth(drafter, used.num_speculative_tokens), verifier, nbytes)
+    if not used.automatic:
+        return Speculating(FixedDepth(drafter, used.num_speculative_tokens), verifier, nbytes)
+    controller = Controller(drafter, used.num_speculative_tokens, clock)
+
+    def calibrate(runner: Runner) -> None:
+        controller.calibrate(
+            StepCost(measure_steps(runner, resolved, clock)),
+            DraftCost(measure_drafts(drafter, resolved, clock)),
+        )
+
+    return Speculating(controller, verifier, nbytes, calibrate)
+
+
+def measure_steps(
+    runner: Runner, resolved: Resolved, clock: Callable[[], float]
+) -> dict[tuple[int, int], float]:
+    """Seconds of decode steps by (runs, rows)."""
+    return measure(
+        runner,
+        clock,
+        num_blocks=resolved.num_blocks,
+        block_size=resolved.block_size,
+        max_num_seqs=resolved.max_num_seqs,
+    )
+
+
+def measure_drafts(
+    drafter: Drafter, resolved: Resolved, clock: Callable[[], float]
+) -> list[tuple[int, int, float]]:
+    """(sequences, depth, seconds) of drafts on text that repeats itself."""
+    found = []
+    for sequences, depth in itertools.product((1, min(8, resolved.max_num_seqs)), (1, 4)):
+        texts = [[5 + (i + j) % 7 for j in range(64)] for i in range(sequences)]
+        opens = [Open(-1 - i, text, 1, "", _GREEDY, 0, 99) for i, text in enumerate(texts)]
+        times = []
+        for turn in range(4):
+            begun_s = clock()
+            drafter.draft(opens, [depth] * sequences)
+            times.append(clock() - begun_s)
+            for i, text in enumerate(texts):
+                text.append(5 + (i + turn + 64) % 7)
+        found.append((sequences, depth, sorted(times[1:])[1]))
+        for each in opens:
+            drafter.forget(each.seq_id, (), "")
+    return found
 
 
 def _drafter(

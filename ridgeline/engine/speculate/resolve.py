@@ -11,7 +11,7 @@ from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import apply_quantization, with_dtype
 
-NUM_SPECULATIVE_TOKENS = {"ngram": 4, "draft_model": 3}
+MOST_TOKENS = {"ngram": 8, "draft_model": 6}
 LOOKUP_MIN, LOOKUP_MAX = 2, 4
 _OWN = {
     "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
@@ -22,6 +22,7 @@ _OWN = {
         "rejection_sample_method",
     ),
 }
+_DEPTH = {True: "depth chosen in every step by measured cost", False: "a fixed depth"}
 _COMMON = ("method", "num_speculative_tokens")
 
 
@@ -29,11 +30,13 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Speculation as used; the names are those of `ridgeline.settings.Speculative`.
 
     What does not belong to the method is None. `weight_bytes` and `kv_bytes_per_token`: what a
-    draft model adds to those of the target.
+    draft model adds to those of the target. `automatic`: the controller chooses depths up to
+    `num_speculative_tokens`; otherwise that many are drafted always.
     """
 
     method: str
     num_speculative_tokens: int
+    automatic: bool
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
     model: str | None = None
@@ -53,8 +56,8 @@ def resolve_speculation(
         why["speculative_config"] = "default: one token per sequence and step"
         return None
     _check_own(asked)
-    depth = asked.num_speculative_tokens or NUM_SPECULATIVE_TOKENS[asked.method]
-    if depth + 2 > max_model_len:
+    depth = asked.num_speculative_tokens or min(MOST_TOKENS[asked.method], max_model_len - 2)
+    if depth < 1 or depth + 2 > max_model_len:
         raise BadInput(
             "num_speculative_tokens does not fit in a sequence",
             value=depth,
@@ -63,11 +66,13 @@ def resolve_speculation(
         )
     if asked.method == "draft_model":
         return _draft_model(asked, depth, target, max_model_len, why)
-    why["speculative_config"] = f"asked for: {asked.method}; tokens stay those of plain decoding"
+    told = _DEPTH[asked.num_speculative_tokens is None]
+    why["speculative_config"] = f"asked for: {asked.method}, {told}; tokens stay as without it"
     low, high = _lengths(asked)
     return Speculation(
         method=asked.method,
         num_speculative_tokens=depth,
+        automatic=asked.num_speculative_tokens is None,
         prompt_lookup_min=low,
         prompt_lookup_max=high,
     )
@@ -112,12 +117,14 @@ def _draft_model(
         )
     sampling = asked.draft_sample_method or "probabilistic"
     why["speculative_config"] = (
-        f"asked for: {num_params(spec):,} parameters draft for {num_params(target):,}; greedy and "
-        f"seeded answers stay those of plain decoding, the others keep their distribution"
+        f"asked for: {num_params(spec):,} parameters draft for {num_params(target):,}, "
+        f"{_DEPTH[asked.num_speculative_tokens is None]}; greedy and seeded answers stay as "
+        "without it, the others keep their distribution"
     )
     return Speculation(
         method="draft_model",
         num_speculative_tokens=depth,
+        automatic=asked.num_speculative_tokens is None,
         model=asked.model,
         quantization=asked.quantization,
         draft_sample_method=sampling,

@@ -27,7 +27,12 @@ TEXT = "def add(a, b):\n    return a + b\n\nclass Point:\n    def __init__(self,
 def asked(**config: object) -> Settings:
     return settings_from(
         {
-            "speculative_config": {"method": "draft_model", "model": "demo-draft", **config},
+            "speculative_config": {
+                "method": "draft_model",
+                "model": "demo-draft",
+                "num_speculative_tokens": 3,
+                **config,
+            },
             "kv_cache_memory_bytes": 16 << 20,
             "num_threads": 1,
         }

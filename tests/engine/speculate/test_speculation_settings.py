@@ -28,7 +28,9 @@ def test_nothing_is_asked_by_default() -> None:
 def test_defaults_are_made_explicit() -> None:
     found = resolved({"method": "ngram"})
     assert found is not None
-    assert found.num_speculative_tokens >= 1
+    assert found.automatic and found.num_speculative_tokens > 1
+    fixed = resolved({"method": "ngram", "num_speculative_tokens": 2})
+    assert fixed is not None and not fixed.automatic and fixed.num_speculative_tokens == 2
     assert 1 <= found.prompt_lookup_min <= found.prompt_lookup_max
 
 

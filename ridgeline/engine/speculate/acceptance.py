@@ -1,0 +1,79 @@
+"""How likely a draft's i-th token is accepted, where those before it were: per sequence, by place.
+
+Counts fade: of all sequences together slowly, of one sequence with every verdict, and also while it
+is not drafted for, so that a sequence that was hard to guess is tried again later. A sequence of
+which little is known is taken to be like the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_PRIOR, _PRIOR_WEIGHT = 0.6, 2.0  # of all, before anything is known
+_LIKE_OTHERS = 3.0  # verdicts that the others' experience counts for
+_FADE_ALL, _FADE_OWN, _FADE_IDLE = 0.97, 0.85, 0.98
+
+
+class _Counts:
+    __slots__ = ("kept", "tried")
+
+    def __init__(self) -> None:
+        self.tried: list[float] = []
+        self.kept: list[float] = []
+
+    def note(self, num_drafted: int, num_accepted: int, fade: float) -> None:
+        """Places up to the first refusal were tried; those before it were kept."""
+        self.fade(fade)
+        num_tried = min(num_drafted, num_accepted + 1)
+        self.tried += [0.0] * (num_tried - len(self.tried))
+        self.kept += [0.0] * (num_tried - len(self.kept))
+        for place in range(num_tried):
+            self.tried[place] += 1
+            self.kept[place] += place < num_accepted
+
+    def fade(self, factor: float) -> None:
+        self.tried = [x * factor for x in self.tried]
+        self.kept = [x * factor for x in self.kept]
+
+    def rate(self, place: int, like: float, weight: float) -> float:
+        if place >= len(self.tried):
+            return like
+        return (self.kept[place] + weight * like) / (self.tried[place] + weight)
+
+
+class Acceptance:
+    """See the head of this file."""
+
+    def __init__(self) -> None:
+        self._all = _Counts()
+        self._own: dict[int, _Counts] = {}
+
+    def learn(self, seq_id: int, num_drafted: int, num_accepted: int) -> None:
+        self._all.note(num_drafted, num_accepted, _FADE_ALL)
+        self._own.setdefault(seq_id, _Counts()).note(num_drafted, num_accepted, _FADE_OWN)
+
+    def idle(self, seq_id: int) -> None:
+        """The sequence was not drafted for in this step."""
+        own = self._own.get(seq_id)
+        if own is not None:
+            own.fade(_FADE_IDLE)
+
+    def forget(self, seq_id: int) -> None:
+        self._own.pop(seq_id, None)
+
+    def rates(self, depth: int) -> list[float]:
+        """Of all sequences: the chance of each place, where those before it were accepted."""
+        found: list[float] = []
+        like = _PRIOR
+        for place in range(depth):
+            like = self._all.rate(place, like, _PRIOR_WEIGHT)
+            found.append(like)
+        return found
+
+    def survivals(self, seq_id: int, rates: Sequence[float]) -> list[float]:
+        """Chance that the first 1, 2, … drafts of a sequence are all accepted."""
+        own, found, alive = self._own.get(seq_id), [], 1.0
+        for place, like in enumerate(rates):
+            alive *= like if own is None else own.rate(place, like, _LIKE_OTHERS)
+            found.append(alive)
+        return found

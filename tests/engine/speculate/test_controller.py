@@ -1,0 +1,172 @@
+"""The controller on a virtual clock: scripted step cost and acceptance, and what it makes of them.
+Never slower than plain decoding by more than its allowance; near the best fixed depth where
+drafting wins."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from ridgeline import Engine
+from ridgeline.engine.core.drafting import Open, Room, Verdict
+from ridgeline.engine.speculate.acceptance import Acceptance
+from ridgeline.engine.speculate.controller import Controller
+from ridgeline.engine.speculate.cost import DraftCost, StepCost
+from ridgeline.records import Sampling
+
+SAMPLING = Sampling()
+Seconds = Callable[[int, int], float]
+
+
+def flat(runs: int, rows: int) -> float:
+    """Bound by reading weights: rows are nearly free."""
+    return 10e-3 + 0.05e-3 * rows
+
+
+def steep(runs: int, rows: int) -> float:
+    """Bound by arithmetic: every row costs what a sequence costs."""
+    return 1e-3 + 1e-3 * rows
+
+
+def stairs(runs: int, rows: int) -> float:
+    """Three rows for the price of one, then the next stair."""
+    return 5e-3 * -(-rows // 3)
+
+
+class World:
+    """Sequences that go on for ever, a drafter that is right with chance `alpha` per token."""
+
+    name = "scripted"
+
+    def __init__(
+        self, seconds: Seconds, alpha: float, draft_s: float, batch: int, told: Seconds
+    ) -> None:
+        self.now_s, self.rng = 0.0, random.Random(4)
+        self.seconds, self.alpha, self.draft_s, self.batch = seconds, alpha, draft_s, batch
+        self.controller = Controller(self, 8, lambda: self.now_s)
+        grid = {(b, b * d): told(b, b * d) for b in (1, 2, 4, 8, 16, 32) for d in (1, 2, 3, 5, 9)}
+        drafts = [(n, k, draft_s * k * (1 + n / 8)) for n in (1, 8) for k in (1, 4)]
+        self.controller.calibrate(StepCost(grid), DraftCost(drafts))
+        self.num_tokens = 0
+
+    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+        self.now_s += self.draft_s * max(depths) * (1 + len(opens) / 8)
+        return [(1,) * depth for depth in depths]
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        pass
+
+    def step(self, depth: int | None = None) -> None:
+        """One step, by the controller or at a fixed depth; noise of 5 % on its time."""
+        opens = [Open(i, (), 1, "", SAMPLING, 0, 8) for i in range(self.batch)]
+        if depth is None:
+            drafts = self.controller.propose(opens, Room(self.batch, self.batch, 500))
+        else:
+            drafts = self.draft(opens, [depth] * self.batch)
+        rows = self.batch + sum(map(len, drafts))
+        self.now_s += self.seconds(self.batch, rows) * self.rng.uniform(0.95, 1.05)
+        verdicts = [self._verdict(i, len(draft)) for i, draft in enumerate(drafts) if draft]
+        self.num_tokens += self.batch + sum(v.num_accepted for v in verdicts)
+        if depth is None:
+            self.controller.learn(verdicts)
+
+    def _verdict(self, seq_id: int, num_drafted: int) -> Verdict:
+        kept = 0
+        while kept < num_drafted and self.rng.random() < self.alpha:
+            kept += 1
+        return Verdict(seq_id, num_drafted, kept)
+
+
+def rate(world: World, depth: int | None, steps: int = 600) -> float:
+    for _ in range(steps):
+        world.step(depth)
+    return world.num_tokens / world.now_s
+
+
+@pytest.mark.parametrize("seconds", [flat, steep, stairs])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("draft_s", [0.0, 1e-3])
+def test_it_never_loses_and_finds_what_wins(
+    seconds: Seconds, alpha: float, batch: int, draft_s: float
+) -> None:
+    made = [World(seconds, alpha, draft_s, batch, seconds) for _ in range(7)]
+    plain, chosen = rate(made[0], 0), rate(made[1], None)
+    best = max(rate(world, depth) for world, depth in zip(made[2:], (1, 2, 3, 5, 8), strict=True))
+    assert chosen >= 0.98 * plain
+    assert chosen >= 0.85 * best, "drafting wins here, and it was not found"
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_it_does_not_lose_when_the_curve_was_wrong(batch: int) -> None:
+    """Measured flat, in truth steep: the account stops what the prediction promises."""
+    plain = rate(World(steep, 0.4, 0.0, batch, flat), 0)
+    assert rate(World(steep, 0.4, 0.0, batch, flat), None) >= 0.97 * plain
+
+
+def test_it_comes_back() -> None:
+    """Nothing is accepted for a long time, then nearly everything."""
+    world = World(flat, 0.0, 0.0, 4, flat)
+    for _ in range(1500):
+        world.step()
+    world.alpha, before, began_s = 0.95, world.num_tokens, world.now_s
+    for _ in range(800):
+        world.step()
+    plain = 4 / flat(4, 4)
+    assert (world.num_tokens - before) / (world.now_s - began_s) > 2 * plain
+
+
+def test_an_engine_measures_its_curve_and_answers_as_without() -> None:
+    """The real parts: calibrated at the start, and the tokens are those of plain decoding."""
+    greedy = Sampling(temperature=0.0, max_tokens=60, ignore_eos=True)
+    prompts = ["for name in names:\n    print(name)\nfor name in names:\n", "import os\n"]
+    options = {"num_threads": 1, "kv_cache_memory_bytes": 16 << 20, "max_num_seqs": 2}
+    with Engine.open("demo", **options) as plain:
+        expected = [each.tokens for each in plain.generate(prompts, greedy)]
+    with Engine.open("demo", speculative_config={"method": "ngram"}, **options) as engine:
+        drafts = engine._loop.scheduler.drafting._drafts
+        assert isinstance(drafts, Controller) and drafts._step_cost is not None
+        assert 0 < drafts._step_cost.seconds(2, 2) < 1.0
+        assert [each.tokens for each in engine.generate(prompts, greedy)] == expected
+
+
+def test_before_it_is_calibrated_nothing_is_drafted() -> None:
+    world = World(flat, 0.9, 0.0, 2, flat)
+    world.controller = Controller(world, 4, lambda: world.now_s)
+    opens = [Open(0, (), 1, "", SAMPLING, 0, 8)]
+    assert all(world.controller.propose(opens, Room(1, 1, 9)) == [()] for _ in range(99))
+
+
+def test_acceptance_is_learnt_by_place_and_by_sequence() -> None:
+    acceptance, rng = Acceptance(), random.Random(1)
+    for _ in range(400):
+        acceptance.learn(0, 2, 2 if rng.random() < 0.5 else 1)
+        acceptance.learn(1, 2, 0)
+    rates = acceptance.rates(2)
+    assert 0.4 < rates[0] < 0.6, "half of all first tokens"
+    assert 0.3 < rates[1] < 0.7, "half of the second ones, where the first was accepted"
+    easy, hard = acceptance.survivals(0, rates), acceptance.survivals(1, rates)
+    assert easy[0] > 0.8 and 0.3 < easy[1] < 0.7 and hard[0] < 0.3
+    for _ in range(400):
+        acceptance.idle(1)
+    assert acceptance.survivals(1, rates)[0] == pytest.approx(rates[0], abs=0.01)
+    acceptance.forget(1)
+    assert acceptance.survivals(1, rates) == pytest.approx([rates[0], rates[0] * rates[1]])
+
+
+def test_the_curve_follows_what_is_measured() -> None:
+    cost = StepCost({(1, 1): 1.0, (1, 2): 2.0, (1, 4): 2.0, (4, 4): 4.0, (4, 8): 6.0})
+    assert cost.seconds(1, 1) == 1.0 and cost.seconds(1, 3) == 2.0
+    assert cost.seconds(2, 4) == pytest.approx(2.0 + 2.0 / 3)
+    assert cost.seconds(1, 8) == 2.0 and cost.seconds(4, 12) == 8.0
+    for _ in range(200):
+        cost.learn(1, 1, 3.0)
+    assert cost.seconds(1, 1) == pytest.approx(3.0, rel=0.01)
+    assert cost.seconds(4, 4) > 4.2, "everything plain got slower, by a little"
+    assert cost.seconds(1, 2) == 2.0, "of steps with drafts nothing was learnt"
+    before = cost.seconds(1, 1)
+    cost.learn(1, 1, 1000.0)
+    assert cost.seconds(1, 1) == before, "an outlier says nothing"
+    assert cost.line(1, 1, 4) == pytest.approx([cost.seconds(1, r) for r in range(1, 5)])
