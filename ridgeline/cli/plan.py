@@ -225,12 +225,15 @@ def _print(plan: Plan, slo: Slo, out: Console) -> None:
 
 
 def fleet_table(fleets: tuple[Candidate, ...]) -> Table:
-    """One row per replica kind, cheapest first."""
-    table = Table(box=None, pad_edge=False)
+    """One row per replica kind, cheapest first: ms, dollars per hour and per 1M tokens."""
+    caption = "ms, with 80 % intervals; dollars per hour, per 1M tokens in and out"
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left"
+    )
     for name in ("fleet", "weights/KV"):
         table.add_column(name, no_wrap=True)
-    for name in ("in flight", "TTFT ms", "80 %", "TPOT ms", "80 %", "$/h", "in $/1M", "out", "kW"):
-        table.add_column(name, justify="right")
+    for name in ("seqs", "TTFT", "80 %", "TPOT", "80 %", "$/h", "$in", "$out", "kW"):
+        table.add_column(name, justify="right", overflow="fold")
     for each in fleets:
         table.add_row(
             f"{each.num_replicas} x {each.device} {each.layout}",
@@ -258,7 +261,7 @@ def _short(dtype: str) -> str:
 
 
 def _dollars(value: float | None) -> str:
-    return "" if value is None else f"{value:.2g}" if value < 1 else f"{value:.4g}"
+    return "" if value is None else f"{value:.2g}" if value < 1 else f"{value:.3g}"
 
 
 def _memory_table(plan: Plan) -> Table:

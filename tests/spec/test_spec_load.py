@@ -64,7 +64,7 @@ def test_generation_config_adds_end_tokens(tmp_path: Path) -> None:
         ("some-org/some-model", "hf download"),
         ("empty", "no config.json"),
         ("lora", "LoRA"),
-        ("ggufs", "GGUF"),
+        ("ggufs", "name the .gguf file itself"),
         ("pickles", "safetensors"),
         ("model.gguf", "GGUF"),
         ("model.bin", "can run code"),
