@@ -6,6 +6,7 @@ dropped: a flag that would be silently ignored is worse than a note.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ _VALUE_FLAGS = (
     "kv_cache_memory_bytes",
     "block_size",
 )
+VLLM_DRAFTS = 4  # vLLM chooses no depth by itself
 _SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
 
 
@@ -41,10 +43,18 @@ def serve_command(settings: Settings) -> Command:
     if settings.kv_cache_dtype == "bfloat16":
         words += ["--kv-cache-dtype", "bfloat16"]
     words += [_flag(name if getattr(settings, name) else f"no_{name}") for name in _SWITCHES]
+    if settings.speculative_config is not None:
+        words += ["--speculative-config", json.dumps(_speculative(settings))]
     if settings.seed:
         words += ["--seed", str(settings.seed)]
     notes = tuple(note for when, note in _NOTES if when(settings))
     return Command(shlex.join(words), notes)
+
+
+def _speculative(settings: Settings) -> dict[str, object]:
+    given = msgspec.to_builtins(settings.speculative_config)
+    told = {name: value for name, value in given.items() if value is not None}
+    return {"num_speculative_tokens": VLLM_DRAFTS, **told}
 
 
 def ridgeline_command(config: str) -> str:
@@ -74,6 +84,12 @@ _NOTES: tuple[tuple[Callable[[Settings], bool], str], ...] = (
     (
         lambda s: s.lm_head_quantization is not None,
         "lm_head_quantization: vLLM keeps the LM head as the checkpoint stores it.",
+    ),
+    (
+        lambda s: (
+            s.speculative_config is not None and s.speculative_config.num_speculative_tokens is None
+        ),
+        f"speculative_config: vLLM chooses no depth by itself; {VLLM_DRAFTS} drafts are a guess.",
     ),
     (
         lambda s: s.kv_cache_dtype not in ("auto", "bfloat16"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from typing import Any
 
 from ridgeline.diagnose.conditions import seconds
@@ -92,4 +94,6 @@ def _flag(name: str, value: object) -> str:
         return f"--{flag}"
     if value is False:
         return f"--no-{flag}"
+    if isinstance(value, dict):
+        return f"--{flag} {shlex.quote(json.dumps(value))}"
     return f"--{flag} {value}"

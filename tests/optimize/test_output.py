@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import re
+import shlex
 import shutil
 import tomllib
 from html.parser import HTMLParser
@@ -16,12 +17,13 @@ import pytest
 
 from ridgeline.errors import BadInput
 from ridgeline.measure.report.svg import Scale, log_ticks, nice_ticks
+from ridgeline.optimize import words
 from ridgeline.optimize.config import final_settings, ladder_json, ridgeline_toml
 from ridgeline.optimize.report.page import headline, report
 from ridgeline.optimize.result import LadderResult
 from ridgeline.optimize.vllm import Command, serve_command
 from ridgeline.optimize.write import check_writable, write_all
-from ridgeline.settings import Settings, load_settings
+from ridgeline.settings import Settings, load_settings, settings_from
 from tests.optimize.fake import Fake, Physics, Quirks
 from tests.optimize.test_loop import INT8, climb, only
 
@@ -205,3 +207,14 @@ def test_a_scale_maps_its_ends_and_clips_beyond() -> None:
     scale = Scale(low=1, high=100, start=0, end=200, log=True)
     assert scale(10) == pytest.approx(100)
     assert scale(1e9) <= 204
+
+
+def test_speculation_is_carried_over_and_its_guess_is_told() -> None:
+    settings = settings_from({"model": "m", "speculative_config": {"method": "ngram"}})
+    command = serve_command(settings)
+    words_of = shlex.split(command.text)
+    told = json.loads(words_of[words_of.index("--speculative-config") + 1])
+    assert told["method"] == "ngram" and told["num_speculative_tokens"] >= 1
+    assert any("no depth by itself" in note for note in command.notes)
+    line = words.settings_line({"speculative_config": {"method": "ngram"}})
+    assert shlex.split(line) == ["--speculative-config", '{"method": "ngram"}']
