@@ -149,3 +149,34 @@ def test_without_a_tokenizer_grammars_cannot_run_and_say_so() -> None:
 def test_what_contradicts_a_grammar_is_refused() -> None:
     with pytest.raises(BadInput, match="grammar"):
         Sampling(structured=DATE, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
+        {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 3},
+    ],
+)
+def test_drafts_that_a_grammar_forbids_change_nothing(
+    engine: Engine, drafter: dict[str, object]
+) -> None:
+    """The prompt is full of what no grammar allows, so that looked-up drafts break it midway."""
+    prompt = (
+        'd = {"name": "x", "size": 2024-13-99+7+8, "kind": "maybe yes no"} # 2024-13-99+7+8\n' * 3
+    )
+    sampling = [
+        Sampling(max_tokens=60, temperature=heat, seed=seed, structured=kind)
+        for kind in (JSON, DATE, CHOICE, SUM)
+        for heat, seed in ((0.0, 0), (1.0, 1), (1.0, 2))
+    ]
+    plain = engine.generate([prompt] * len(sampling), sampling)
+    with Engine.open(
+        "demo", max_num_seqs=8, kv_cache_memory_bytes=32 << 20, speculative_config=drafter
+    ) as drafting:
+        found = drafting.generate([prompt] * len(sampling), sampling)
+        counts = drafting.counters()
+    assert counts["spec_decode_num_draft_tokens"] > counts["spec_decode_num_accepted_tokens"] > 0
+    for asked, before, after in zip(sampling, plain, found, strict=True):
+        assert after.tokens == before.tokens, asked
+        _check(asked.structured, after.text)
