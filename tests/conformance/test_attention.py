@@ -295,11 +295,11 @@ def tolerance_of(backend: str, kv: str, size: float) -> float:
 
     A query of normal numbers then errs by up to max|q| / 65534 = 6e-5 an element, a score by about
     3.5e-5 (its root mean square; the sum over the head is divided by the root of its length), and a
-    weight by as much of itself: 2e-4 is what six times that can do. Scores of large keys are large,
+    weight by as much of itself: 1e-4 is three times that. Scores of large keys are large,
     and so is what a rounded query does to them.
     """
     if backend == "native" and kv == "int8":
-        return 2e-4 if size <= 1 else 4e-3
+        return 1e-4 if size <= 1 else 2e-3
     return 5e-6 if size <= 1 else 1e-4
 
 
