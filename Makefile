@@ -8,7 +8,7 @@ export GOMP_SPINCOUNT ?= 1000
 SOURCES := $(shell (find ridgeline -name '*.py' | sort; cat pyproject.toml native/*.*) | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.installed-$(SOURCES)
 
-.PHONY: install demo test lint bench clean check-native check-isa
+.PHONY: install demo test lint bench clean check-native check-isa bench-peers
 
 install: $(STAMP)
 
@@ -39,6 +39,10 @@ check-native:
 
 check-isa:
 	native/tests/check.sh emulate
+
+# llama.cpp, OpenVINO GenAI and vLLM in environments of their own, on the same weights (hours, 14 GB).
+bench-peers: install
+	$(BIN)/python benchmarks/bench_peers.py --json build/peers.json
 
 clean:
 	rm -rf $(VENV) build dist ridgeline-out
