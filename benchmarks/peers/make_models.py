@@ -4,8 +4,8 @@
 
 Runs in llama.cpp's environment (numpy, gguf, llama_cpp). Writes into FOLDER: `hf/` (safetensors in
 bfloat16, config.json, tokenizer.json), `bf16.gguf`, and what llama.cpp's own quantiser makes of
-that: `f16.gguf` (for OpenVINO), `q4_0.gguf`, `q8_0.gguf`. The rows of q and k keep their order: with
-random weights the order of rotary pairs changes no time.
+that: `f16.gguf` (for OpenVINO), `q4_0.gguf`, `q8_0.gguf`. The rows of q and k keep their order:
+with random weights the order of rotary pairs changes no time.
 """
 
 from __future__ import annotations
