@@ -17,7 +17,9 @@ finite.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -25,6 +27,8 @@ from torch import Tensor
 
 from ridgeline.engine.attention.kv_format import KvFormat, PlainKv
 from ridgeline.spec.model import ModelSpec
+
+_LARGE_PAGE = 2 << 20  # bytes
 
 
 class KvCache:
@@ -87,9 +91,21 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Zeros; on the CPU as pages that the system supplies when they are first written.
 
     `torch.zeros` writes every page at once: 0.9 s and all of the memory for 800 MB, of which a
-    lightly loaded server never uses most.
+    lightly loaded server never uses most. Large caches ask for large pages: attention jumps from
+    block to block, and the walk to a page that is not in the TLB costs as much as the block
+    (docs/performance.md).
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     nbytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)).view(dtype).view(shape)
+    return _pages(nbytes).view(dtype).view(shape)
+
+
+def _pages(nbytes: int) -> Tensor:
+    """Zero bytes, each page supplied by the system when it is first written."""
+    if nbytes < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8))
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system without large pages gives small ones
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
