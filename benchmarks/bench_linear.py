@@ -7,7 +7,7 @@ For each kind of weight, ISA variant and number of rows: time of one product (me
 rows rotate through more weights than any cache holds), bytes of weights, GB/s against the measured
 read bandwidth, GOPS against the measured peak of the best exact sequence of instructions for that
 kind ("int4": bytes; "int8": bytes with VNNI, else words; "bf16", "fp32": fused multiply-adds).
-fbgemm and fp32 (torch) are there for comparison. `bound` is the larger of bytes / bandwidth and
+fbgemm and torch's fp32 are there for comparison. `bound` is the larger of bytes / bandwidth and
 operations / peak: what a perfect kernel would take.
 """
 
@@ -35,7 +35,7 @@ from ridgeline.engine.kernels.native_linear import (
 )
 from ridgeline.engine.quant.int8.fbgemm import FbgemmGemm
 from ridgeline.engine.quant.packed import random_packed
-from ridgeline.spec.format import BF16, INT4, INT8, Format, dense
+from ridgeline.spec.format import BF16, FP32, INT4, INT8, Format, dense
 from ridgeline.spec.model import LinearSpec
 
 Product = Callable[[Tensor], Tensor]
@@ -43,17 +43,25 @@ FORMATS: dict[str, Format] = {
     "int4": INT4,
     "int8": INT8,
     "bf16": BF16,
-    "fp32": dense("float32"),
+    "fp32": FP32,
+    "torch fp32": dense("float32"),
     "fbgemm": INT8,
 }
-PEAK = {"int4": "int4", "int8": "int16", "bf16": "float32", "fp32": "float32", "fbgemm": "int8"}
-TORCH = ("fp32", "fbgemm")
+PEAK = {
+    "int4": "int4",
+    "int8": "int16",
+    "bf16": "float32",
+    "fp32": "float32",
+    "torch fp32": "float32",
+    "fbgemm": "int8",
+}
+TORCH = ("torch fp32", "fbgemm")
 COLD_BYTES = 160e6  # weights that few rows rotate through: several times the largest cache
 
 
 def make(kind: str, num_out: int, num_in: int) -> Product:
     """One random linear of `kind`."""
-    if kind == "fp32":
+    if kind == "torch fp32":
         weight_OI = torch.randn(num_out, num_in)
         return lambda x_TI: torch.nn.functional.linear(x_TI, weight_OI)
     if kind == "fbgemm":
@@ -62,6 +70,9 @@ def make(kind: str, num_out: int, num_in: int) -> Product:
     if kind == "bf16":
         lines = pack_lines("bf16", torch.randn(num_out, num_in).bfloat16(), 0)
         return NativeLinear(Packed("bf16", num_out, num_in, 0, lines))
+    if kind == "fp32":
+        lines = pack_lines("fp32", torch.randn(num_out, num_in), 0)
+        return NativeLinear(Packed("fp32", num_out, num_in, 0, lines))
     spec = LinearSpec(num_out=num_out, num_in=num_in, format=FORMATS[kind])
     packed = random_packed(spec, torch.Generator().manual_seed(0))
     assert packed is not None
@@ -132,7 +143,7 @@ def with_bounds(
 
 def show(found: dict[str, object]) -> str:
     return (
-        f"{found['kind']:7} {found['isa']:11} {found['rows']:5} rows {found['us']:10.0f} us "
+        f"{found['kind']:10} {found['isa']:11} {found['rows']:5} rows {found['us']:10.0f} us "
         f"{found['gb_s']:6.1f} GB/s {found['of_bandwidth']:5.0%}   "
         f"{found['gops']:6.0f} GOPS {found['of_peak']:5.0%}   of bound {found['of_bound']:5.0%}"
     )

@@ -26,7 +26,8 @@ WeightKind kind_of(const std::string& name) {
   if (name == "int4") return WeightKind::kInt4;
   if (name == "int8") return WeightKind::kInt8;
   if (name == "bf16") return WeightKind::kBf16;
-  throw std::invalid_argument("unknown kind " + name + "; known: int4, int8, bf16");
+  if (name == "fp32") return WeightKind::kFp32;
+  throw std::invalid_argument("unknown kind " + name + "; known: int4, int8, bf16, fp32");
 }
 
 PackedWeight shape_of(const std::string& kind, int num_out, int num_in, int group) {
@@ -68,7 +69,7 @@ struct Weight {
     require((w.kind == WeightKind::kInt4) == (scales != 0), "int4 has scales, the other kinds have none");
     require(!scales || num_scales == each, "scales have another size than the shape says");
     require(!zeros || w.kind == WeightKind::kInt4, "only int4 has zeros");
-    require((w.kind == WeightKind::kBf16) == (factors == 0), "int4 and int8 have factors, bf16 none");
+    require(takes_floats(w.kind) == (factors == 0), "int4 and int8 have factors, bf16 and fp32 none");
     require(!factors || num_factors == panels * kPanel, "factors have another size than the shape says");
     require(!bias || num_bias == w.num_out, "the bias has another size than the shape says");
     w.lines = reinterpret_cast<const uint8_t*>(lines);
@@ -118,7 +119,7 @@ std::unique_ptr<Rows> quantise(uintptr_t x, int64_t x_stride, int num_rows, int 
 
 void multiply(const Weight& weight, const Rows& rows, uintptr_t out, int64_t out_stride, int num_threads,
               const std::string& isa) {
-  require(weight.w.kind != WeightKind::kBf16, "bf16 weights take rows of floats");
+  require(!takes_floats(weight.w.kind), "bf16 and fp32 weights take rows of floats");
   require(rows.rows.num_in == weight.w.num_in && rows.rows.group == weight.w.group,
           "rows were quantised for another num_in or group");
   require(num_threads > 0, "num_threads must be positive");
@@ -129,11 +130,11 @@ void multiply(const Weight& weight, const Rows& rows, uintptr_t out, int64_t out
   linear_quantised(ops, weight.w, rows.rows, reinterpret_cast<float*>(out), out_stride, num_threads);
 }
 
-// x as floats: quantised here first, except for bf16.
+// x as floats: quantised here first, except for bf16 and fp32.
 void linear(const Weight& weight, uintptr_t x, int64_t x_stride, int num_rows, uintptr_t out, int64_t out_stride,
             float row_scale, int num_threads, const std::string& isa) {
   const PackedWeight& w = weight.w;
-  if (w.kind != WeightKind::kBf16) {
+  if (!takes_floats(w.kind)) {
     const auto rows = quantise(x, x_stride, num_rows, w.num_in, w.group, row_scale, num_threads, isa);
     return multiply(weight, *rows, out, out_stride, num_threads, isa);
   }

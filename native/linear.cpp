@@ -61,7 +61,7 @@ struct Place {
 };
 
 Place place(const PackedWeight& w, int n, int k) {
-  const int per_line = kLineBytes * 8 / w.bits() / kPanel;  // inputs of one line: 8, 4 or 2
+  const int per_line = kLineBytes * 8 / w.bits() / kPanel;  // inputs of one line: 8, 4, 2 or 1
   const int64_t line = n / kPanel * w.panel_bytes() + static_cast<int64_t>(k / per_line) * kLineBytes;
   const int o = n % kPanel, j = k % per_line;
   if (w.kind == WeightKind::kInt4) return {line + 4 * o + j % 4, j >= 4};
@@ -71,6 +71,11 @@ Place place(const PackedWeight& w, int n, int k) {
 
 void pack_row(const PackedWeight& w, int n, const void* q, uint8_t* lines) {
   const int64_t row = static_cast<int64_t>(n) * w.num_in;
+  if (w.kind == WeightKind::kFp32) {  // whole models come this way: no division per element
+    uint8_t* to = lines + n / kPanel * w.panel_bytes() + 4 * (n % kPanel);
+    for (int k = 0; k < w.num_in; ++k) memcpy(to + int64_t{kLineBytes} * k, static_cast<const float*>(q) + row + k, 4);
+    return;
+  }
   for (int k = 0; k < w.num_in; ++k) {
     const Place at = place(w, n, k);
     if (w.kind == WeightKind::kInt4) {
@@ -140,6 +145,8 @@ void unpack_row(const PackedWeight& w, int row, float* to) {
       to[k] = static_cast<float>(q - (w.zeros ? w.zeros[s] : 8)) * half_to_float(w.scales[s]) * factor;
     } else if (w.kind == WeightKind::kInt8) {
       to[k] = static_cast<float>(w.lines[at.byte] - 128) * factor;
+    } else if (w.kind == WeightKind::kFp32) {
+      memcpy(to + k, w.lines + at.byte, 4);
     } else {
       uint32_t bits = 0;
       memcpy(reinterpret_cast<char*>(&bits) + 2, w.lines + at.byte, 2);

@@ -1,4 +1,5 @@
-// y[M, N] = x[M, K] * W[N, K]^T (+ bias): weights in 4 or 8 bits or bfloat16, rows quantised as they come.
+// y[M, N] = x[M, K] * W[N, K]^T (+ bias): weights in 4 or 8 bits, rows quantised as they come; or in
+// bfloat16 or float32, rows as they are.
 //
 // Legend: M rows, K inputs, N outputs; panel = 16 outputs; block = 32 inputs; group = the inputs that
 // share one scale; line = 64 bytes of packed weights.
@@ -9,6 +10,7 @@
 //         nibble, both as q in 0..15; the weight is (q - zero) * scale, zero = 8 where there are no zeros.
 //   int8  line = 16 outputs x 4 inputs.  Byte 4*o + j holds q + 128, q in -127..127; weight = q * scale.
 //   bf16  line = 16 outputs x 2 inputs.  16-bit word 2*o + j; the weight itself.
+//   fp32  line = 16 outputs x 1 input.   Float o; the weight itself.
 // int4 has scales fp16 [panels][groups][16], zeros u8 of the same shape (or none), and a factor per output
 // (a power of two, so that every scale is a normal fp16 number). int8 has only the factor: its scale.
 //
@@ -22,7 +24,8 @@
 //   int4  per group: an exact int32 sum; then, groups ascending, y = fma(float(sum), scale_w * scale_x, y)
 //         from 0; then y * factor + bias, rounded twice.
 //   int8  one exact int32 sum; y = float(sum) * (factor * scale_x); then + bias.
-//   bf16  y = fma(x_k, w_k, y), k ascending, from 0; then + bias.
+//   bf16, fp32  y = fma(x_k, w_k, y), k ascending, from 0; then + bias: a weight that bfloat16 holds
+//         exactly gives the same bits in both.
 // Integer sums are exact in any order. Rows and outputs are never reduced over.
 #pragma once
 #include <stddef.h>
@@ -33,7 +36,10 @@ namespace ridgeline {
 constexpr int kPanel = 16, kBlock = 32, kLineBytes = 64;
 constexpr int kMaxInputs = 1 << 16;  // 65536 * 255 * 127 < 2^31
 
-enum class WeightKind { kInt4, kInt8, kBf16 };
+enum class WeightKind { kInt4, kInt8, kBf16, kFp32 };
+
+// Rows stay floats, and neither has scales.
+inline bool takes_floats(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kFp32; }
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -42,14 +48,16 @@ struct PackedWeight {
   const uint8_t* lines;    // 64-byte aligned
   const uint16_t* scales;  // fp16 [panels][groups][16]; int4 only
   const uint8_t* zeros;    // [panels][groups][16]; int4 only, or null
-  const float* factors;    // [panels * 16]; null for bf16
+  const float* factors;    // [panels * 16]; null for bf16 and fp32
   const float* bias;       // [N] or null
-  int num_out, num_in, group;  // group: int4 a multiple of 32; int8 and bf16: the padded num_in
+  int num_out, num_in, group;  // group: int4 a multiple of 32; others: the padded num_in
 
   int padded_in() const { return static_cast<int>(round_up(num_in, group)); }
   int num_panels() const { return static_cast<int>(round_up(num_out, kPanel) / kPanel); }
   int num_groups() const { return padded_in() / group; }
-  int bits() const { return kind == WeightKind::kInt4 ? 4 : kind == WeightKind::kInt8 ? 8 : 16; }
+  int bits() const {
+    return kind == WeightKind::kInt4 ? 4 : kind == WeightKind::kInt8 ? 8 : kind == WeightKind::kBf16 ? 16 : 32;
+  }
   int64_t panel_bytes() const { return static_cast<int64_t>(padded_in()) * kPanel * bits() / 8; }
 };
 
@@ -67,8 +75,8 @@ struct QuantRows {
 struct LinearArgs {
   PackedWeight weight;
   const void* x;        // [blocks][M][32] in the elements that x_bytes asks for
-  const float* scales;  // QuantRows::scales; null for bf16
-  const int32_t* sums;  // QuantRows::sums; null for bf16
+  const float* scales;  // QuantRows::scales; null for floats
+  const int32_t* sums;  // QuantRows::sums; null for floats
   float* out;           // [M, N], rows out_stride apart
   int64_t out_stride;
   int num_rows;
@@ -105,7 +113,8 @@ void linear_quantised(const LinearOps& ops, const PackedWeight& weight, const Qu
 void linear_float(const LinearOps& ops, const PackedWeight& weight, const float* x, int64_t x_stride, int num_rows,
                   float* out, int64_t out_stride, int num_threads);
 
-// Packing. `q` is [N, K]: 0..15 for int4 (one per byte), -127..127 for int8, bfloat16 words for bf16.
+// Packing. `q` is [N, K]: 0..15 for int4 (one per byte), -127..127 for int8, bfloat16 words for bf16, floats for
+// fp32.
 // `lines` has num_panels * panel_bytes bytes; padding is written as weights of value zero.
 void pack_lines(const PackedWeight& shape, const void* q, uint8_t* lines);
 // One row of the weight as floats: what an embedding lookup needs.

@@ -99,7 +99,7 @@ struct Int8 : Bytes, Int8Common<128> {
   static void decode(const uint8_t* line, Vec (&w)[1][1]) { memcpy(w[0][0].v, line, kLineBytes); }
 };
 
-struct Bf16 : Bf16Common {
+struct Floats {  // weights and rows as they are in a Vf
   using Vec = Vf;
   using Part = Vf;
   static constexpr bool kFlush = false;
@@ -109,6 +109,9 @@ struct Bf16 : Bf16Common {
   static Vf begin(const float* acc) { return load_f(acc); }
   static void end(float* acc, Vf part) { store_f(acc, part); }
   static Vf dot(Vf part, Vf w, Vf x) { return fma_f(w, x, part); }
+};
+
+struct Bf16 : Floats, Bf16Common {
   static void decode(const uint8_t* line, Vf (&w)[2][1]) {
     for (int i = 0; i < LANES; ++i) {
       uint32_t both;
@@ -117,6 +120,12 @@ struct Bf16 : Bf16Common {
       memcpy(&w[0][0].v[i], &low, 4);
       memcpy(&w[1][0].v[i], &high, 4);
     }
+  }
+};
+
+struct Fp32 : Floats, Fp32Common {
+  static void decode(const uint8_t* line, Vec (&w)[1][1]) {
+    w[0][0] = load_f(reinterpret_cast<const float*>(line) + 0 * LANES);
   }
 };
 

@@ -70,7 +70,7 @@ struct Frame {
 };
 
 // Rows as a weight takes them: whole numbers, also widened where the ISA multiplies words; or, for weights of
-// 16 bits, floats in blocks. Rows first_row .. are a piece of their own: see QuantRows for how they lie.
+// 16 or 32 bits, floats in blocks. Rows first_row .. are a piece of their own: see QuantRows for how they lie.
 struct PreparedRows {
   QuantRows rows;
   void* x;  // LinearArgs::x

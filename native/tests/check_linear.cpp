@@ -67,7 +67,7 @@ void fill(const Case& c, Made& m) {
   for (float& b : m.bias) b = normal();
   m.dense.resize(static_cast<size_t>(c.num_out) * c.num_in);
   const size_t count = m.dense.size();
-  std::vector<uint8_t> q(count * 2);
+  std::vector<uint8_t> q(count * 4);
   for (size_t i = 0; i < count; ++i) {
     if (c.kind == WeightKind::kInt4) q[i] = static_cast<uint8_t>(c.extreme ? 15 * pick(0, 1) : pick(0, 15));
     if (c.kind == WeightKind::kInt8)
@@ -76,12 +76,16 @@ void fill(const Case& c, Made& m) {
       const float x = normal();
       memcpy(&q[2 * i], reinterpret_cast<const char*>(&x) + 2, 2);
     }
+    if (c.kind == WeightKind::kFp32) {
+      const float x = c.extreme ? ldexpf(normal(), pick(-20, 20)) : normal();
+      memcpy(&q[4 * i], &x, 4);
+    }
   }
   pack_lines(w, q.data(), lines);
   w.lines = lines;
   if (c.kind == WeightKind::kInt4) w.scales = m.scales.data();
   if (c.zeros) w.zeros = m.zeros.data();
-  if (c.kind != WeightKind::kBf16) w.factors = m.factors.data();
+  if (!takes_floats(c.kind)) w.factors = m.factors.data();
   if (c.bias) w.bias = m.bias.data();
   std::vector<float> row(c.num_in);
   for (int n = 0; n < c.num_out; ++n) {
@@ -95,6 +99,10 @@ void fill(const Case& c, Made& m) {
         expected = (q[i] - (c.zeros ? m.zeros[s] : 8)) * static_cast<double>(half_value(m.scales[s])) * m.factors[n];
       } else if (c.kind == WeightKind::kInt8) {
         expected = static_cast<int8_t>(q[i]) * static_cast<double>(m.factors[n]);
+      } else if (c.kind == WeightKind::kFp32) {
+        float kept;
+        memcpy(&kept, &q[4 * i], 4);
+        expected = kept;
       }
       if (fabs(expected - row[k]) > 1e-6 * fabs(expected)) {
         printf("unpack_row is wrong at %d, %d: %g instead of %g\n", n, k, row[k], expected);
@@ -109,7 +117,7 @@ std::vector<float> product(const LinearOps& ops, const Made& m, const std::vecto
                            int num_threads, std::vector<double>* rounded) {
   const PackedWeight& w = m.w;
   std::vector<float> out(static_cast<size_t>(num_rows) * w.num_out, NAN);
-  if (w.kind == WeightKind::kBf16) {
+  if (takes_floats(w.kind)) {
     linear_float(ops, w, x.data(), w.num_in, num_rows, out.data(), w.num_out, num_threads);
     rounded->assign(x.begin(), x.end());
     return out;
@@ -207,7 +215,8 @@ int main() {
           for (bool zeros : {false, true})
             check({WeightKind::kInt4, size[0], size[1], group, zeros, zeros, extreme}, variants, num_rows), ++cases;
         check({WeightKind::kInt8, size[0], size[1], 0, false, extreme, extreme}, variants, num_rows), ++cases;
-        check({WeightKind::kBf16, size[0], size[1], 0, false, extreme, extreme}, variants, num_rows), ++cases;
+        for (WeightKind kind : {WeightKind::kBf16, WeightKind::kFp32})
+          check({kind, size[0], size[1], 0, false, extreme, extreme}, variants, num_rows), ++cases;
       }
     }
   }

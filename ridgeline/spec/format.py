@@ -52,6 +52,7 @@ def dense(dtype: str) -> Format:
 
 INT8 = Format(kind="int8", bits=8, scale_bytes=4, activations="int8")
 BF16 = Format(kind="bf16", bits=16, activations="float32")
+FP32 = Format(kind="fp32", bits=32, activations="float32")
 
 
 def int4(group_size: int = 128, *, zeros: bool = False) -> Format:

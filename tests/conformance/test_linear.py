@@ -10,7 +10,7 @@ import torch
 from ridgeline.engine.quant import KINDS, build_linear
 from ridgeline.engine.quant.base import Linear
 from ridgeline.errors import CannotRun
-from ridgeline.spec.format import BF16, INT4, INT8, Format, dense, int4
+from ridgeline.spec.format import BF16, FP32, INT4, INT8, Format, dense, int4
 from ridgeline.spec.model import LinearSpec
 
 CPU = torch.device("cpu")
@@ -32,6 +32,7 @@ CASES = {
     "int4, groups of 32": Kind(int4(32), 0.13),
     "int4, zero-points": Kind(int4(64, zeros=True), 0.13),
     "bf16": Kind(BF16, 1e-6),
+    "fp32": Kind(FP32, 1e-6),
 }
 
 

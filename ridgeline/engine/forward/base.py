@@ -27,6 +27,7 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.model.layers import Block, Norm
 from ridgeline.engine.model.rope import RopeTables
+from ridgeline.spec.format import Format
 from ridgeline.spec.model import ModelSpec
 
 
@@ -57,6 +58,11 @@ class ForwardKind(Protocol):
     @staticmethod
     def why_not(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Sequence[str]:
         """Reasons why it cannot run this model there; empty where it can."""
+        ...
+
+    @staticmethod
+    def stored(format: Format) -> Format:
+        """The format in which it wants a weight of `format`: the same numbers, perhaps in order."""
         ...
 
     def __call__(self, body: Body) -> Forward: ...

@@ -10,7 +10,8 @@ the form that the next product takes; threads claim pieces, and none waits for o
 Invariant: bitwise the same row whatever it is batched with, on any number of threads, on every ISA
 (the order of its sums stands in native/fused.h).
 
-When it loses: nowhere that it runs; it needs the CPU, float32 arithmetic and packed weights.
+When it loses: nowhere that it runs; it needs the CPU, float32 arithmetic and weights that pack
+(dense ones do: quant/fp32.py).
 
 Shape legend: T tokens, C hidden_size, H query heads, K key heads, D head_dim, X = H + 2·K.
 """
@@ -26,10 +27,11 @@ from ridgeline.engine.attention.native import BoundStep, NativeStep
 from ridgeline.engine.forward.base import Body
 from ridgeline.engine.forward.segments import heads_of, segment_of, stages
 from ridgeline.engine.kernels.native_linear import isa
+from ridgeline.spec.format import FP32, Format
 from ridgeline.spec.model import LinearSpec, ModelSpec
 from ridgeline.spec.rewrite import linears
 
-_KINDS = ("int4", "int8", "bf16")
+_KINDS = ("int4", "int8", "bf16", "fp32", "dense")
 
 
 class NativeForward:
@@ -58,6 +60,11 @@ class NativeForward:
         reasons = [_refusal(path, linear, device) for path, linear in linears(spec).items()]
         found = [*_joined(spec), *(reason for reason in reasons if reason is not None)]
         return tuple(dict.fromkeys(found))
+
+    @staticmethod
+    def stored(format: Format) -> Format:
+        """Dense weights are put in the kernels' order."""
+        return FP32 if format.kind == "dense" else format
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
         num_rows = len(tokens_T)
@@ -129,7 +136,7 @@ def _refusal(path: str, linear: LinearSpec, device: torch.device) -> str | None:
     if path == "lm_head":
         return None
     if path.endswith(".router"):
-        plain = kind in ("dense", "bf16") and not linear.bias
+        plain = kind in ("dense", "bf16", "fp32") and not linear.bias
         return None if plain else f"routes in float32, not by {kind} weights (or a bias)"
     if kind not in _KINDS:
         return f"multiplies packed weights ({', '.join(_KINDS)}), not {kind}"

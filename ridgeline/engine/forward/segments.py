@@ -163,7 +163,7 @@ def _experts(mlp: MoeMlp, size: int) -> Op:
 def _router_weight(router: Linear) -> torch.Tensor:
     """Its weight as contiguous float32 [E, C]."""
     if type(router) is PackedLinear:
-        assert router.native.packed.kind == "bf16" and router.native.bias_O is None
+        assert router.native.packed.kind in ("bf16", "fp32") and router.native.bias_O is None
         return router.native.rows(torch.arange(router.native.packed.num_out))
     assert type(router) is DenseLinear and router.bias_O is None
     assert router.weight_OI.dtype == torch.float32

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.forward.base import Body
+from ridgeline.spec.format import Format
 from ridgeline.spec.model import ModelSpec
 
 
@@ -24,6 +25,11 @@ class TorchForward:
     @staticmethod
     def why_not(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
         return ()
+
+    @staticmethod
+    def stored(format: Format) -> Format:
+        """Weights stay as they are."""
+        return format
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
         body = self.body

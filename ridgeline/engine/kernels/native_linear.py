@@ -1,4 +1,4 @@
-"""Linears by Ridgeline's own CPU kernels: packed weights of 4, 8 or 16 bits, on every ISA.
+"""Linears by Ridgeline's own CPU kernels: packed weights of 4 to 32 bits, on every ISA.
 
 What: the layouts, the kernels and the reduction order stand in native/linear.h. A `Packed` weight
 is a few flat tensors (they may be mapped from a file); a `NativeLinear` multiplies with it. Rows
@@ -15,7 +15,9 @@ Shape legend: T rows, I inputs, O outputs.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -27,7 +29,10 @@ ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"
 """Forces a variant: auto, portable, avx2, avxvnni, avx512, avx512vnni."""
 PANEL, BLOCK = 16, 32
 
-Kind = Literal["int4", "int8", "bf16"]
+Kind = Literal["int4", "int8", "bf16", "fp32"]
+_PACKED_FROM: Mapping[Kind, torch.dtype] = MappingProxyType(
+    {"int4": torch.uint8, "int8": torch.int8, "bf16": torch.bfloat16, "fp32": torch.float32}
+)
 
 
 def isa() -> str:
@@ -72,9 +77,8 @@ def empty_lines(kind: Kind, num_out: int, num_in: int, group: int) -> Tensor:
 
 
 def pack_lines(kind: Kind, q_OI: Tensor, group: int) -> Tensor:
-    """The lines of whole numbers: 0..15 (uint8) for int4, int8, or bfloat16 weights."""
-    dtype = {"int4": torch.uint8, "int8": torch.int8, "bf16": torch.bfloat16}[kind]
-    assert q_OI.dtype == dtype, (kind, q_OI.dtype)
+    """The lines of whole numbers (0..15 in uint8 for int4, int8), or of the weights themselves."""
+    assert q_OI.dtype == _PACKED_FROM[kind], (kind, q_OI.dtype)
     q_OI = q_OI.contiguous()
     num_out, num_in = q_OI.shape
     lines = empty_lines(kind, num_out, num_in, group)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from ridgeline.engine.foreign import ForeignWeights, foreign_in
 from ridgeline.engine.foreign.gguf import GgufWeights
 from ridgeline.engine.forward import choose as choose_forward
 from ridgeline.engine.forward import forward_kind
-from ridgeline.engine.forward.base import Body
+from ridgeline.engine.forward.base import Body, ForwardKind
+from ridgeline.engine.forward.torch_ops import TorchForward
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.dtype import DTYPES, is_exact
 from ridgeline.engine.model.layers import (
@@ -59,8 +61,9 @@ def load_decoder(
     device = torch.device(device)
     backend, _ = choose_forward(layer_backend, spec, device, compute_dtype)
     with torch.inference_mode(), _source(model, spec, seed) as weights:
-        builder = DecoderBuilder(spec, weights, device, compute_dtype)
-        return builder.decoder(max_model_len or spec.max_positions, backend)
+        forward = forward_kind(backend)
+        builder = DecoderBuilder(spec, weights, device, compute_dtype, forward)
+        return builder.decoder(max_model_len or spec.max_positions)
 
 
 def _source(model: str, spec: ModelSpec, seed: int) -> AbstractContextManager[Weights]:
@@ -79,12 +82,18 @@ class DecoderBuilder:
     """Reads parts in order and makes the pieces; counts the bytes kept."""
 
     def __init__(
-        self, spec: ModelSpec, weights: Weights, device: torch.device, dtype: torch.dtype
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        device: torch.device,
+        dtype: torch.dtype,
+        forward: ForwardKind = TorchForward,
     ) -> None:
         self.spec, self.weights, self.device, self.dtype = spec, weights, device, dtype
+        self.forward = forward
         self.nbytes = 0
 
-    def decoder(self, context: int, backend: str) -> Decoder:
+    def decoder(self, context: int) -> Decoder:
         spec = self.spec
         embed_VC = self._table()
         self.nbytes += embed_VC.nbytes
@@ -103,7 +112,7 @@ class DecoderBuilder:
             ropes=tables,
             dtype=self.dtype,
         )
-        return Decoder(body, forward_kind(backend)(body), lm_head, self.nbytes)
+        return Decoder(body, self.forward(body), lm_head, self.nbytes)
 
     def _table(self) -> Tensor:
         """The embedding, as narrow as nothing is lost: a rewrite (a rotation) may have left the
@@ -191,7 +200,8 @@ class DecoderBuilder:
                 self._tensor(key, (spec.num_out, spec.num_in), layer, expert)
                 for key, spec in zip(keys, specs, strict=True)
             ]
-            linear = fuse(specs, weights, biases, self.device, self.dtype)
+            stored = [replace(s, format=self.forward.stored(s.format)) for s in specs]
+            linear = fuse(stored, weights, biases, self.device, self.dtype)
         self.nbytes += linear.nbytes
         return linear
 

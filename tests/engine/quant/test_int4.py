@@ -50,6 +50,9 @@ def of_kind(kind: str, num_out: int, num_in: int) -> Packed:
     if kind == "bf16":
         weight_OI = torch.randn(num_out, num_in).bfloat16()
         return Packed("bf16", num_out, num_in, 0, pack_lines("bf16", weight_OI, 0))
+    if kind == "fp32":
+        lines = pack_lines("fp32", torch.randn(num_out, num_in), 0)
+        return Packed("fp32", num_out, num_in, 0, lines)
     if kind == "int4":
         return pack(quantise(torch.randn(num_out, num_in), 32, zeros=True), 32)
     packed = random_packed(
@@ -86,7 +89,7 @@ def test_sums_are_exact_where_every_product_is_largest(isa: str) -> None:
     assert torch.equal(linear(x_TI).double(), x_TI.double() @ sign_OI.double().T)
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8", "bf16"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "bf16", "fp32"])
 def test_the_same_bits_on_every_isa_in_any_batch_and_on_any_threads(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +114,7 @@ def test_the_same_bits_on_every_isa_in_any_batch_and_on_any_threads(
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
-    st.sampled_from(["int4", "int8", "bf16"]),
+    st.sampled_from(["int4", "int8", "bf16", "fp32"]),
     st.integers(1, 70),
     st.integers(1, 300),
     st.integers(0, 40),
@@ -142,7 +145,7 @@ def test_rows_quantised_beforehand_give_the_same(kind: str) -> None:
         linear.of_quantised(other)
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8", "bf16"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "bf16", "fp32"])
 def test_rows_of_the_weight_are_an_embedding(kind: str) -> None:
     packed = of_kind(kind, 50, 70)
     linear, ids = NativeLinear(packed), torch.tensor([0, 49, 7, 7])
@@ -151,6 +154,13 @@ def test_rows_of_the_weight_are_an_embedding(kind: str) -> None:
     assert relative(linear(torch.eye(70)).T, dense_OI) < 1e-6
     with pytest.raises(ValueError, match="no such row"):
         linear.rows(torch.tensor([50]))
+
+
+def test_floats_that_bfloat16_holds_give_the_same_bits_in_both_widths() -> None:
+    weight_OI, x_TI = torch.randn(33, 70).bfloat16(), torch.randn(9, 70)
+    bf16 = NativeLinear(Packed("bf16", 33, 70, 0, pack_lines("bf16", weight_OI, 0)))
+    fp32 = NativeLinear(Packed("fp32", 33, 70, 0, pack_lines("fp32", weight_OI.float(), 0)))
+    assert torch.equal(bf16(x_TI), fp32(x_TI))
 
 
 @pytest.mark.parametrize("zeros", [False, True])
