@@ -133,20 +133,24 @@ class Telling:
         self._asks, self._tally, self._voice = asks, tally, voice
         self.frames = voice.frames
 
-    async def run(self, put: Callable[[bytes], None]) -> None:
-        """Hand everything over to `put` as it comes, up to the end; raises where it breaks."""
-        voice, tally = self._voice, self._tally
+    async def run(self, put: Callable[[bytes], None]) -> bytes:
+        """Hand everything over to `put` as it comes; what ends the last choice goes with the end.
+
+        Raises where the job breaks.
+        """
+        voice, tally, asks = self._voice, self._tally, self._asks
+        last: list[bytes] = voice.opening(tally)
 
         def tell(updates: list[Update]) -> None:
-            events: list[bytes] = []
             for update in updates:
                 tally.count(update)
-                events += voice.news(update, tally)
-            put(b"".join(events))
+                last.extend(voice.news(update, tally))
+            if not asks.have_ended:
+                put(b"".join(last))
+                last.clear()
 
-        put(b"".join(voice.opening(tally)))
-        await self._asks.tell(tell)
-        put(b"".join(voice.closing(tally)))
+        await asks.tell(tell)
+        return b"".join(last + voice.closing(tally))
 
     def close(self) -> None:
         self._asks.close()

@@ -91,6 +91,11 @@ class Asks:
         for future in (self._begun, self._ended):
             future.add_done_callback(_seen)
 
+    @property
+    def have_ended(self) -> bool:
+        """Nothing more will be told."""
+        return not self._open
+
     async def begin(self) -> None:
         """Ask for everything; returns once the engine has begun, raises why it will not."""
         for index in range(len(self._job.prompts)):

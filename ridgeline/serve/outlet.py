@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from starlette.types import Scope, Send
@@ -62,36 +62,36 @@ class Outlet:
                 self._connection.cut()
         self._wake.set()
 
-    def end(self) -> None:
-        """Nothing follows."""
+    def end(self, data: bytes) -> None:
+        """The last piece: it goes with the end of the body, in one write."""
+        self._held.append(data)
         self._is_over = True
         self._wake.set()
 
     async def run(self) -> None:
         """Send what is held until the end; ClientGone where the client does not read."""
-        while not (self._is_over and not self._held):
+        is_over = False
+        while not is_over:
             await self._wake.wait()
             self._wake.clear()
             if self._is_full:
                 raise ClientGone
-            await self._send_held()
-
-    async def _send_held(self) -> None:
-        self._is_sending = True
-        while self._held:
-            data, self._held, self._num_held = b"".join(self._held), [], 0
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self._is_sending = False
+            self._is_sending = True
+            while self._held:
+                is_over, data = self._is_over, b"".join(self._held)
+                self._held, self._num_held = [], 0
+                body = {"type": "http.response.body", "body": data, "more_body": not is_over}
+                await self._send(body)
+            self._is_sending = False
 
 
 @contextlib.asynccontextmanager
-async def outlet(scope: Scope, send: Send) -> AsyncIterator[Callable[[bytes], None]]:
-    """How to put pieces of a body; all are on their way when the block ends."""
+async def outlet(scope: Scope, send: Send) -> AsyncIterator[Outlet]:
+    """Where to put the pieces of a body; after `end`, all are on their way when the block ends."""
     found = Outlet(send, (scope.get("extensions") or {}).get(CONNECTION))
     runner = asyncio.create_task(found.run())
     try:
-        yield found.put
-        found.end()
+        yield found
         await runner
     finally:
         runner.cancel()

@@ -103,7 +103,9 @@ class Source(Protocol):
 
     frames: Frames
 
-    async def run(self, put: Callable[[bytes], None]) -> None: ...
+    async def run(self, put: Callable[[bytes], None]) -> bytes:
+        """Put what comes, as it comes; what is left to say at the end."""
+        ...
 
     def close(self) -> None: ...
 
@@ -127,16 +129,15 @@ class EventStream(Response):
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with outlet(scope, send) as put:
+        async with outlet(scope, send) as body:
             try:
-                await self._source.run(put)
+                last = await self._source.run(body.put)
             except Exception as error:
                 told = as_api_error(error)
                 if told.status == 500:
                     log.exception("a stream failed")
-                put(self._source.frames.error(told))
-            put(self._source.frames.end)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                last = self._source.frames.error(told)
+            body.end(last + self._source.frames.end)
 
 
 async def _disconnected(receive: Receive) -> None:
