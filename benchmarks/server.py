@@ -1,12 +1,18 @@
 """What HTTP adds to the engine: TTFT and throughput at 32 streams, and 500 streams at once.
 
-    python benchmarks/server.py [--rounds 5] [--streams 32] [--requests 96] [--open 500]
+    python benchmarks/server.py [--rounds 5] [--streams 32] [--requests 128] [--open 500]
 
-Both arms run the demo model with the same settings and the same prompts, closed loop, in turns:
+All arms run the demo model with the same settings and the same prompts, closed loop, in turns:
 *inside* calls `Engine.stream` in this process; *http* streams `/v1/completions` from a server
-process, read by a client that does little more than look for the ends of events. The client shares
-the cores with the server, as it would on a laptop; its cost is counted as the server's. TTFT is
-from the call (or the first byte sent) to the first token. Prints a row per round, the medians over
+process; *whole* asks the server for the same answers without streaming them, so that what is left
+is the cost per token. Answers are of 24 to 72 tokens, so that requests come one by one after the
+first wave, as people do, in every arm; `--burst` makes them all alike (they then come in waves of
+`streams` at the same instant, and TTFT is mostly the time to read so many requests).
+
+The client shares the cores with the server, as it would on a laptop. It is one thread that waits,
+receives and counts; its CPU time per token is printed, and so is that of the server's event loop:
+what HTTP takes is about their sum over the cores. TTFT is from the call (or the first byte sent) to
+the first token, over all requests but the first wave. Prints a row per round, the medians over
 rounds of the pairwise differences, then one JSON line.
 """
 
@@ -15,20 +21,48 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
+import os
+import selectors
+import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 from ridgeline.engine.engine import Engine
 from ridgeline.records import Sampling, Token
 
-NUM_PROMPT, MAX_TOKENS = 32, 48
-Ask = Callable[[int], Awaitable[tuple[float, int]]]
-"""One request by its number: (TTFT in seconds, tokens)."""
+NUM_PROMPT, FEWEST, MEAN = 32, 24, 48
+Load = Callable[[list[int], int], "Measured"]
+"""Request numbers and streams to what came of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """(TTFT in seconds, tokens) of every request in the order they began; client's CPU seconds."""
+
+    done: list[tuple[float, int]]
+    took_s: float
+    cpu_s: float
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(num_tokens for _, num_tokens in self.done)
+
+    def ttft_ms(self, skipped: int) -> float:
+        return statistics.median(ttft_s for ttft_s, _ in self.done[skipped:]) * 1000
+
+    @property
+    def tok_s(self) -> float:
+        return self.num_tokens / self.took_s
 
 
 def prompt_of(index: int) -> list[int]:
@@ -36,9 +70,19 @@ def prompt_of(index: int) -> list[int]:
     return [10 + (index * 7919 + place * 31) % 4000 for place in range(NUM_PROMPT)]
 
 
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How many tokens each request wants: all alike, or spread evenly about the same mean."""
+
+    burst: bool
+
+    def of(self, index: int) -> int:
+        return MEAN if self.burst else FEWEST + (index * 29) % (2 * (MEAN - FEWEST) + 1)
+
+
 @contextlib.contextmanager
-def server(max_num_seqs: int) -> Iterator[str]:
-    """A server process on a free port; its address."""
+def server(max_num_seqs: int) -> Iterator[tuple[str, int]]:
+    """A server process on a free port: its address and its process id."""
     flags = ["serve", "demo", "--port", "0", "--max-num-seqs", str(max_num_seqs)]
     code = f"import sys; sys.argv = ['ridgeline', *{flags}]; from ridgeline.cli.main import main"
     code += "; main()"
@@ -50,139 +94,210 @@ def server(max_num_seqs: int) -> Iterator[str]:
             url = line.split("is served at ")[1].split("/v1")[0].strip()
             break
     try:
-        yield url
+        yield url, process.pid
     finally:
         process.terminate()
         process.wait(timeout=30)
 
 
-def inside(engine: Engine) -> Ask:
-    sampling = Sampling(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+def loop_cpu_s(process_id: int) -> float:
+    """CPU seconds of a process's first thread: the server's event loop (Linux)."""
+    text = Path(f"/proc/{process_id}/task/{process_id}/schedstat").read_text()
+    return int(text.split()[0]) / 1e9
 
+
+def inside(engine: Engine, lengths: Lengths) -> Load:
     async def ask(index: int) -> tuple[float, int]:
         began_s, ttft_s, num_tokens = time.perf_counter(), 0.0, 0
-        async for event in engine.stream(prompt_of(index), sampling):
+        wanted = Sampling(temperature=0.0, max_tokens=lengths.of(index), ignore_eos=True)
+        async for event in engine.stream(prompt_of(index), wanted):
             if isinstance(event, Token):
                 ttft_s = ttft_s or time.perf_counter() - began_s
                 num_tokens += 1
         return ttft_s, num_tokens
 
-    return ask
+    async def closed_loop(numbers: list[int], streams: int) -> Measured:
+        left, done = iter(numbers), {}
+
+        async def user() -> None:
+            for index in left:
+                done[index] = await ask(index)
+
+        began_s, cpu_s = time.perf_counter(), time.thread_time()
+        await asyncio.gather(*(user() for _ in range(streams)))
+        took_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
+        return Measured([done[index] for index in numbers], took_s, cpu_s)
+
+    return lambda numbers, streams: asyncio.run(closed_loop(numbers, streams))
 
 
-def over_http(url: str) -> tuple[Ask, Callable[[], None]]:
-    """Requests over kept connections, and how to close them."""
-    host, port = urlsplit(url).netloc.split(":")
-    free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+@dataclass(slots=True)
+class Connection:
+    """One connection of the client, and where its request stands."""
 
-    async def ask(index: int) -> tuple[float, int]:
-        reader, writer = free.pop() if free else await asyncio.open_connection(host, int(port))
-        body = json.dumps(
-            {
-                "prompt": prompt_of(index),
-                "max_tokens": MAX_TOKENS,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-            }
-        )
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        began_s, ttft_s, num_events, rest = time.perf_counter(), 0.0, 0, b""
-        writer.write((head + body).encode())
-        while b"[DONE]\n\n" not in rest:
-            rest = rest[-16:] + (part := await reader.read(65536))
-            if not part:
-                raise ConnectionError("the server hung up")
-            events = part.count(b"data: {")
-            if events and not num_events:
-                ttft_s = time.perf_counter() - began_s
-            num_events += events
-        while not rest.endswith(b"0\r\n\r\n"):
-            rest += await reader.read(65536)
-        free.append((reader, writer))
-        return ttft_s, num_events
+    socket: socket.socket
+    number: int
+    began_s: float = 0.0
+    ttft_s: float = 0.0
+    num_events: int = 0
+    tail: bytes = b""
 
-    def close() -> None:
-        for _, writer in free:
-            writer.close()
-        free.clear()
-
-    return ask, close
+    def take(self, part: bytes) -> bool:
+        """Count what came; True at the end of the answer."""
+        if not part:
+            raise ConnectionError("the server hung up")
+        if not self.num_events:
+            self.ttft_s = time.perf_counter() - self.began_s
+        self.num_events += (self.tail + part).count(b"data: {") - self.tail.count(b"data: {")
+        self.tail = (self.tail + part)[-8:]
+        return self.tail.endswith((b"0\r\n\r\n", b"}"))
 
 
-async def load(ask: Ask, num_requests: int, streams: int, first: int) -> tuple[float, float]:
-    """(median TTFT in ms, tokens/s) of a closed loop of `streams`."""
-    numbers = iter(range(first, first + num_requests))
-    done: list[tuple[float, int]] = []
+class Client:
+    """Closed loops over kept connections, on one thread: epoll, receive, count. Nothing else."""
 
-    async def user() -> None:
-        for index in numbers:
-            done.append(await ask(index))
+    def __init__(self, url: str, lengths: Lengths) -> None:
+        self._lengths = lengths
+        host, port = urlsplit(url).netloc.split(":")
+        self._address = host, int(port)
+        self._free: list[socket.socket] = []
 
-    began_s = time.perf_counter()
-    await asyncio.gather(*(user() for _ in range(streams)))
-    took_s = time.perf_counter() - began_s
-    assert all(num_tokens == MAX_TOKENS for _, num_tokens in done), "tokens were lost"
-    ttft_ms = statistics.median(ttft_s for ttft_s, _ in done) * 1000
-    return ttft_ms, sum(num_tokens for _, num_tokens in done) / took_s
+    def load(self, numbers: list[int], streams: int, stream: bool = True) -> Measured:
+        requests = [(number, self._request(number, stream)) for number in numbers]
+        left, done = iter(requests), dict[int, tuple[float, int]]()
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        with selectors.DefaultSelector() as selector:
+            for number, request in itertools.islice(left, streams):
+                connection = Connection(self._connect(), number)
+                selector.register(connection.socket, selectors.EVENT_READ, connection)
+                self._send(connection, request)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    connection = key.data
+                    if not connection.take(connection.socket.recv(65536)):
+                        continue
+                    events = (
+                        connection.num_events if stream else self._lengths.of(connection.number)
+                    )
+                    done[connection.number] = connection.ttft_s, events
+                    if (following := next(left, None)) is not None:
+                        connection.number = following[0]
+                        self._send(connection, following[1])
+                    else:
+                        selector.unregister(connection.socket)
+                        self._free.append(connection.socket)
+        took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
+        return Measured([done[number] for number in numbers], took_s, cpu_s)
+
+    def close(self) -> None:
+        for each in self._free:
+            each.close()
+        self._free.clear()
+
+    def _connect(self) -> socket.socket:
+        if self._free:
+            return self._free.pop()
+        made = socket.create_connection(self._address)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+
+    def _send(self, connection: Connection, request: bytes) -> None:
+        connection.num_events, connection.tail = 0, b""
+        connection.began_s = time.perf_counter()
+        connection.socket.sendall(request)
+
+    def _request(self, number: int, stream: bool) -> bytes:
+        fields = {
+            "prompt": prompt_of(number),
+            "max_tokens": self._lengths.of(number),
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": stream,
+        }
+        body = json.dumps(fields)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {self._address[0]}\r\n"
+        return (head + f"content-length: {len(body)}\r\n\r\n" + body).encode()
 
 
-async def compare(
-    engine: Engine, url: str, streams: int, num_requests: int, rounds: int
+def compare(
+    arms: dict[str, Load], process_id: int, lengths: Lengths, streams: int, num: int, rounds: int
 ) -> dict[str, float]:
-    http, close = over_http(url)
-    arms: list[tuple[str, Ask]] = [("inside", inside(engine)), ("http", http)]
-    rows: list[dict[str, tuple[float, float]]] = []
+    """Rounds of all arms in turns; medians of what each loses against the first."""
+    rows: list[dict[str, Measured]] = []
+    cpu: dict[str, list[float]] = {name: [] for name in arms}
     for number in range(rounds + 1):  # the first round warms up and is not counted
-        found = {}
-        for name, ask in arms if number % 2 else arms[::-1]:
-            found[name] = await load(ask, num_requests, streams, first=number * num_requests)
-            close()  # the server would, before the next round
+        found: dict[str, Measured] = {}
+        numbers = list(range(number * num, (number + 1) * num))
+        for name, load in list(arms.items())[:: 1 if number % 2 else -1]:
+            before_s = loop_cpu_s(process_id)
+            found[name] = load(numbers, streams)
+            cpu[name].append((loop_cpu_s(process_id) - before_s) / found[name].num_tokens * 1e6)
+            wanted = [lengths.of(index) for index in numbers]
+            assert [tokens for _, tokens in found[name].done] == wanted, "tokens were lost"
         if number:
             rows.append(found)
             print(
                 f"{streams:3} streams, round {number}: "
-                + " · ".join(f"{n} TTFT {t:.2f} ms, {r:,.0f} tok/s" for n, (t, r) in found.items())
+                + " · ".join(
+                    f"{name} TTFT {each.ttft_ms(streams):.2f} ms, {each.tok_s:,.0f} tok/s"
+                    for name, each in found.items()
+                ),
+                flush=True,
             )
-    ttft = statistics.median(row["http"][0] - row["inside"][0] for row in rows)
-    share = statistics.median(1 - row["http"][1] / row["inside"][1] for row in rows)
-    return {f"ttft_added_ms_{streams}": ttft, f"throughput_lost_{streams}": share}
+    first, *others = arms
+    told: dict[str, float] = {}
+    for name in others:
+        tag = f"{name}_{streams}"
+        told[f"throughput_lost_{tag}"] = _median(
+            1 - row[name].tok_s / row[first].tok_s for row in rows
+        )
+        told[f"server_loop_us_per_token_{tag}"] = _median(cpu[name][1:])
+        told[f"client_us_per_token_{tag}"] = _median(
+            row[name].cpu_s / row[name].num_tokens * 1e6 for row in rows
+        )
+    ttft = _median(row["http"].ttft_ms(streams) - row[first].ttft_ms(streams) for row in rows)
+    return told | {f"ttft_added_ms_{streams}": ttft}
 
 
-async def many_open(url: str, num_open: int) -> dict[str, float]:
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
+
+
+def many_open(client: Client, lengths: Lengths, num_open: int) -> dict[str, float]:
     """All of them at once, each read to its end."""
-    http, close = over_http(url)
-    began_s = time.perf_counter()
-    done = await asyncio.gather(
-        *(http(1_000_000 + index) for index in range(num_open)), return_exceptions=True
-    )
-    close()
-    errors = [each for each in done if isinstance(each, BaseException)]
-    for error in errors[:3]:
-        print(f"error: {error!r}")
-    whole = sum(not isinstance(each, BaseException) and each[1] == MAX_TOKENS for each in done)
-    took_s = time.perf_counter() - began_s
-    print(f"{num_open} open streams: {whole} whole, {len(errors)} errors, {took_s:.1f} s")
-    return {"open_streams": num_open, "open_errors": num_open - whole, "open_s": took_s}
+    numbers = list(range(1_000_000, 1_000_000 + num_open))
+    found = client.load(numbers, num_open)
+    each = zip(found.done, numbers, strict=True)
+    whole = sum(tokens == lengths.of(number) for (_, tokens), number in each)
+    print(f"{num_open} open streams: {whole} whole, {found.took_s:.1f} s")
+    return {"open_streams": num_open, "open_errors": num_open - whole, "open_s": found.took_s}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--open", type=int, default=500)
+    parser.add_argument("--burst", action="store_true")
     given = parser.parse_args()
-    with server(given.streams) as url, Engine.open("demo", max_num_seqs=given.streams) as engine:
-        found: dict[str, float] = {}
+    lengths, found = Lengths(given.burst), dict[str, float]()
+    with (
+        server(given.streams) as (url, pid),
+        Engine.open("demo", max_num_seqs=given.streams) as engine,
+    ):
+        client = Client(url, lengths)
+        arms: dict[str, Load] = {
+            "inside": inside(engine, lengths),
+            "http": client.load,
+            "whole": lambda numbers, streams: client.load(numbers, streams, stream=False),
+        }
         if given.rounds:
-            found |= asyncio.run(compare(engine, url, 1, 24, given.rounds))
-            each = asyncio.run(compare(engine, url, given.streams, given.requests, given.rounds))
-            found |= each
+            found |= compare(arms, pid, lengths, 1, 12, given.rounds)
+            found |= compare(arms, pid, lengths, given.streams, given.requests, given.rounds)
         if given.open:
-            found |= asyncio.run(many_open(url, given.open))
+            found |= many_open(client, lengths, given.open)
+        client.close()
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))
 
 

@@ -78,8 +78,10 @@ def _listen_for_admin(options: ServerOptions, held: contextlib.ExitStack) -> soc
 
 def _attach_batches(app: FastAPI, engine: Engine, options: ServerOptions) -> None:
     """The Batch API, where a store was named for it."""
+    limit = options.batch_store_max_bytes
     if options.batch_store is None:
-        refuse(["--batch-window"] if options.batch_window else [], "without --batch-store")
+        given = {"--batch-window": options.batch_window, "--batch-store-max-bytes": limit}
+        refuse([flag for flag, value in given.items() if value], "without --batch-store")
         return
     from ridgeline.serve.app import create_app
     from ridgeline.serve.batches.attach import BatchOptions, attach
@@ -89,7 +91,10 @@ def _attach_batches(app: FastAPI, engine: Engine, options: ServerOptions) -> Non
     line_app = create_app(background(engine), for_lines(options))
     window = None if options.batch_window is None else Window.parse(options.batch_window)
     settings = BatchOptions(
-        store=Path(options.batch_store), most=engine.resolved.max_num_seqs, window=window
+        store=Path(options.batch_store),
+        most=engine.resolved.max_num_seqs,
+        window=window,
+        **({"max_bytes": limit} if limit is not None else {}),
     )
     attach(app, line_app, settings, app.state.service.metrics.registry)
 

@@ -28,7 +28,7 @@ from ridgeline.engine.core.gate import Gate, GateLimits
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.resolve import Resolved, resolve
 from ridgeline.engine.stats import StepTotals
-from ridgeline.engine.subscribers import AsyncInboxes, BlockingInbox
+from ridgeline.engine.subscribers import AsyncInboxes, BlockingInbox, Inbox, Sink
 from ridgeline.engine.validate import check_sampling, check_tokens
 from ridgeline.records import (
     Ask,
@@ -124,9 +124,30 @@ class Engine:
         return [builder.completion() for builder in builders.values()]
 
     async def stream(
+        self, prompt: Prompt, sampling: Sampling, **terms: Any
+    ) -> AsyncGenerator[Event, None]:
+        """The events of one ask, to its end; terms and errors as `listen` has them.
+
+        Closing the generator aborts the ask.
+        """
+        queue: asyncio.Queue[Sequence[Event]] = asyncio.Queue()
+        leave = await self.listen(prompt, sampling, queue.put_nowait, **terms)
+        num_unfinished = sampling.n
+        try:
+            while num_unfinished:
+                for event in await queue.get():
+                    num_unfinished -= isinstance(event, Finished)
+                    if isinstance(event, Failed):
+                        num_unfinished = 0
+                    yield event
+        finally:
+            leave()
+
+    async def listen(
         self,
         prompt: Prompt,
         sampling: Sampling,
+        sink: Sink,
         *,
         ask_id: str | None = None,
         priority: int = 0,
@@ -134,29 +155,27 @@ class Engine:
         timeout_s: float | None = None,
         slo: Slo | None = None,
         background: bool = False,
-    ) -> AsyncGenerator[Event, None]:
-        """The events of one ask, to its end. Closing the generator aborts the ask.
+    ) -> Callable[[], None]:
+        """Ask; from then on `sink` gets the ask's events, on this asyncio loop, a step's at once.
 
+        Returns how to leave: nothing more is heard, and what has not ended is aborted.
         `timeout_s`: from now, after which the answer is of no use. `slo`: what the caller was
         promised. `background`: yields its seat and its blocks to any other ask (`core/lanes.py`).
-        Raises BadInput, CannotRun, DoesNotFit, EngineFull or EngineUnavailable before the first
-        event.
+        Raises BadInput, CannotRun, DoesNotFit, EngineFull or EngineUnavailable.
         """
         if sampling.structured is not None:
             await asyncio.to_thread(self._masks.prepare, sampling.structured)
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
         ask = self._ask(prompt, sampling, ask_id, priority, tenant, deadline_s, slo, background)
         inboxes = self._inboxes_here()
-        queue, num_unfinished = self._submit(ask, inboxes), sampling.n
+        inbox = inboxes.open(ask.id, sink, sampling.n)
+        leave = partial(self._leave, inboxes, ask.id, inbox)
         try:
-            while num_unfinished:
-                event = await queue.get()
-                num_unfinished -= isinstance(event, Finished)
-                if isinstance(event, Failed):
-                    num_unfinished = 0
-                yield event
-        finally:
-            self._leave(inboxes, ask.id, unfinished=num_unfinished > 0)
+            self._loop.submit_if_admitted(ask, inboxes)
+        except BaseException:
+            inboxes.close(ask.id, inbox)
+            raise
+        return leave
 
     def abort(self, ask_id: str) -> None:
         """End an ask; nothing happens if it is unknown or has ended. From any thread."""
@@ -256,22 +275,12 @@ class Engine:
             background=background,
         )
 
-    def _submit(self, ask: Ask, inboxes: AsyncInboxes) -> asyncio.Queue[Event]:
-        queue = inboxes.open(ask.id)
-        try:
-            self._loop.submit_if_admitted(ask, inboxes)
-        except BaseException:
-            inboxes.close(ask.id)
-            raise
-        return queue
-
     def _inboxes_here(self) -> AsyncInboxes:
         loop = asyncio.get_running_loop()
         return self._inboxes.setdefault(loop, AsyncInboxes(loop))
 
-    def _leave(self, inboxes: AsyncInboxes, ask_id: str, *, unfinished: bool) -> None:
-        inboxes.close(ask_id)
-        if unfinished:
+    def _leave(self, inboxes: AsyncInboxes, ask_id: str, inbox: Inbox) -> None:
+        if inboxes.close(ask_id, inbox):
             self.abort(ask_id)
         if not inboxes:
             self._inboxes.pop(asyncio.get_running_loop(), None)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
 from ridgeline.engine.validate import id_in_use
-from ridgeline.records import Event
+from ridgeline.records import Event, Failed, Finished
+
+Sink = Callable[[Sequence[Event]], None]
 
 
 class BlockingInbox:
@@ -26,38 +28,73 @@ class BlockingInbox:
             yield from self._queue.get()
 
 
+class Inbox:
+    """One ask's place in an asyncio loop: its events of a step reach `sink` in one call.
+
+    Called on the loop, so it must neither block nor raise.
+    """
+
+    __slots__ = ("num_unfinished", "sink")
+
+    def __init__(self, sink: Sink, num_choices: int) -> None:
+        self.sink, self.num_unfinished = sink, num_choices
+
+    def take(self, events: Sequence[Event]) -> bool:
+        """Hand them over; True where nothing can follow."""
+        for event in events:
+            if isinstance(event, Finished):
+                self.num_unfinished -= 1
+            elif isinstance(event, Failed):
+                self.num_unfinished = 0
+        self.sink(events)
+        return self.num_unfinished <= 0
+
+
 class AsyncInboxes:
-    """For the coroutines of one asyncio loop: one queue per ask, one wake-up per engine step.
+    """For one asyncio loop: one sink per ask, one wake-up per engine step.
 
     Waking a loop from another thread costs a system call; with one call per token, 64 streams would
-    cost the engine thread more than planning the step.
+    cost the engine thread more than planning the step. Where the loop is behind, what several steps
+    had to say is handed over at once: whoever writes it to a socket writes once.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._queues: dict[str, asyncio.Queue[Event]] = {}
+        self._inboxes: dict[str, Inbox] = {}
+        self._pending: deque[Sequence[Event]] = deque()
 
-    def open(self, ask_id: str) -> asyncio.Queue[Event]:
-        """On the loop: where the ask's events will come. BadInput where its id is in use."""
-        if ask_id in self._queues:
+    def open(self, ask_id: str, sink: Sink, num_choices: int) -> Inbox:
+        """On the loop: where the ask's events will go. BadInput where its id is in use."""
+        if ask_id in self._inboxes:
             raise id_in_use(ask_id)
-        queue = self._queues[ask_id] = asyncio.Queue()
-        return queue
+        inbox = self._inboxes[ask_id] = Inbox(sink, num_choices)
+        return inbox
 
-    def close(self, ask_id: str) -> None:
-        """On the loop: nobody reads them any more."""
-        self._queues.pop(ask_id, None)
+    def close(self, ask_id: str, inbox: Inbox) -> bool:
+        """On the loop: nobody hears them any more. Whether something could still have come."""
+        if self._inboxes.get(ask_id) is not inbox:
+            return False  # it has ended, and the id may be another's by now
+        del self._inboxes[ask_id]
+        return True
 
     def deliver(self, events: Sequence[Event]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-            self._loop.call_soon_threadsafe(self._spread, events)
+        self._pending.append(events)
+        if len(self._pending) == 1:  # else the wake-up that is under way takes them along
+            try:
+                self._loop.call_soon_threadsafe(self._spread)
+            except RuntimeError:  # the loop is closed: nobody is left to be told
+                self._pending.clear()
 
-    def _spread(self, events: Sequence[Event]) -> None:
-        for event in events:
-            queue = self._queues.get(event.ask_id)
-            if queue is not None:
-                queue.put_nowait(event)
+    def _spread(self) -> None:
+        told: dict[str, list[Event]] = {}
+        while self._pending:
+            for event in self._pending.popleft():
+                told.setdefault(event.ask_id, []).append(event)
+        for ask_id, events in told.items():
+            inbox = self._inboxes.get(ask_id)
+            if inbox is not None and inbox.take(events):
+                self.close(ask_id, inbox)
 
     def __bool__(self) -> bool:
-        """Whether anybody still reads."""
-        return bool(self._queues)
+        """Whether anybody still hears."""
+        return bool(self._inboxes)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -114,34 +113,47 @@ async def answer(
     request: Request, job: Job, asks: Asks, voice: Voice, *, stream: bool, headers: dict[str, str]
 ) -> Response:
     """The response to a job, whose asks are aborted if the client leaves before its end."""
+    tally = Tally(job, asks)
     if not stream:
-        tally = await unless_gone(request.receive, gather(asks, job))
+        await unless_gone(request.receive, gather(asks, tally))
         body = encode(voice.whole(tally))
         return Response(body, media_type="application/json", headers=headers)
-    events = _stream(asks, Tally(job, asks), voice)
-    await unless_gone(request.receive, _prime(events))
-    return EventStream(events, headers, voice.frames)
+    try:
+        await unless_gone(request.receive, asks.begin())  # a refusal still gets its own status
+    except BaseException:
+        asks.close()
+        raise
+    return EventStream(Telling(asks, tally, voice), headers)
 
 
-async def _stream(asks: Asks, tally: Tally, voice: Voice) -> AsyncGenerator[bytes, None]:
-    """First nothing (the engine accepted the job: the headers may go), then one event per chunk."""
-    async with asks:
-        await asks.started()
-        yield b""
-        for event in voice.opening(tally):
-            yield event
-        async with contextlib.aclosing(asks.updates()) as updates:
-            async for update in updates:
+class Telling:
+    """A `Source` of events: what a voice makes of a job's updates."""
+
+    def __init__(self, asks: Asks, tally: Tally, voice: Voice) -> None:
+        self._asks, self._tally, self._voice = asks, tally, voice
+        self.frames = voice.frames
+
+    async def run(self, put: Callable[[bytes], None]) -> bytes:
+        """Hand everything over to `put` as it comes; what ends the last choice goes with the end.
+
+        Raises where the job breaks.
+        """
+        voice, tally, asks = self._voice, self._tally, self._asks
+        last: list[bytes] = voice.opening(tally)
+
+        def tell(updates: list[Update]) -> None:
+            for update in updates:
                 tally.count(update)
-                for event in voice.news(update, tally):
-                    yield event
-        for event in voice.closing(tally):
-            yield event
+                last.extend(voice.news(update, tally))
+            if not asks.have_ended:
+                put(b"".join(last))
+                last.clear()
 
+        await asks.tell(tell)
+        return b"".join(last + voice.closing(tally))
 
-async def _prime(events: AsyncGenerator[bytes, None]) -> None:
-    """Run a stream up to its first, empty event, so that a refusal still gets its own status."""
-    await anext(events)
+    def close(self) -> None:
+        self._asks.close()
 
 
 def usage_wanted(asked: Sampled, timings: bool) -> UsageWanted:

@@ -1,15 +1,18 @@
-"""The asks of one HTTP request: started together, merged into one stream, and never left behind.
+"""The asks of one HTTP request: started together, told of together, and never left behind.
 
-One request may hold many prompts, each of which is one ask. `Asks` pumps the events of all of
-them into one queue. However the request ends (answered, failed, client gone, server stopping),
-leaving the `async with` aborts whatever still runs, so that its blocks are free within one step.
+One request may hold many prompts, each of which is one ask. What a step of the engine says of an
+ask comes as one call on the event loop, and goes from there to whoever words the answer without a
+queue or a task between: at 32 streams those would cost more than the writing. However the request
+ends (answered, failed, client gone, server stopping), `close` aborts whatever still runs, so that
+its blocks are free within one step.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from types import TracebackType
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -61,115 +64,126 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
         return head + (self.finished.text if self.finished else "")
 
 
-def _update(choice: int, event: Token | Finished) -> Update:
-    if isinstance(event, Token):
-        return Update(choice=choice, token=event)
-    return Update(choice=choice, finished=event)
-
-
-_Item = tuple[int, Event | Exception | None]
+Tell = Callable[[list[Update]], None]
 
 
 class Asks:
-    """Every ask of a job as one stream of updates.
+    """Every ask of a job as one series of updates.
 
-    `cached` is how much of each prompt came from the prefix cache, as far as is known.
+    `begin` asks, `tell` names who hears of it; `close` ends what has not ended. `cached` is how
+    much of each prompt came from the prefix cache, as far as is known.
     """
 
     def __init__(self, engine: ServedEngine, job: Job, metrics: Metrics) -> None:
-        self._engine, self._job = engine, job
+        self._engine, self._job, self._now = engine, job, metrics.now
         self.cached = [0] * len(job.prompts)
-        self._queue: asyncio.Queue[_Item] = asyncio.Queue()
         self.meters = [
             metrics.meter(len(prompt.tokens), job.sampling, job.terms.slo_class, job.terms.slo)
             for prompt in job.prompts
         ]
-        self._open = set(range(len(job.prompts)))
-        self._tasks: list[asyncio.Task[None]] = []
-        self._first: _Item | None = None
+        self._open = dict.fromkeys(range(len(job.prompts)), job.sampling.n)
+        self._leave: list[Callable[[], None]] = []
+        self._early: list[Update] = []
+        self._told: Tell = self._early.extend
+        loop = asyncio.get_running_loop()
+        self._begun: asyncio.Future[None] = loop.create_future()
+        self._ended: asyncio.Future[None] = loop.create_future()
+        for future in (self._begun, self._ended):
+            future.add_done_callback(_seen)
 
-    async def __aenter__(self) -> Asks:
-        self._tasks = [asyncio.create_task(self._pump(index)) for index in sorted(self._open)]
-        return self
+    @property
+    def have_ended(self) -> bool:
+        """Nothing more will be told."""
+        return not self._open
 
-    async def __aexit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    async def begin(self) -> None:
+        """Ask for everything; returns once the engine has begun, raises why it will not."""
+        for index in range(len(self._job.prompts)):
+            self._leave.append(await self._ask(index))
+        await self._begun
+
+    def tell(self, told: Tell) -> asyncio.Future[None]:
+        """`told` gets all updates, those of one step at once. The future: the end, or why not."""
+        self._told, early = told, list(self._early)
+        if early:
+            self._tell(early)
+        return self._ended
+
+    def close(self) -> None:
+        """Leave the engine; what has not ended is aborted."""
+        for leave in self._leave:
+            leave()
         for index in self._open:
-            self._engine.abort(self._ask_id(index))
             self.meters[index].left()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._open = {}
 
-    async def updates(self) -> AsyncGenerator[Update, None]:
-        """News in order of arrival; a token and the end that came with it are one update."""
-        held: Update | None = None
-        async for choice, event in self._events():
-            if held and isinstance(event, Finished) and held.choice == choice:
-                yield Update(choice=choice, token=held.token, finished=event)
-                held = None
-                continue
-            if held:
-                yield held
-            held = _update(choice, event)
-            if held.finished or self._queue.empty():  # else the same step has said more
-                yield held
-                held = None
-        if held:
-            yield held
+    def _ask(self, index: int) -> Coroutine[Any, Any, Callable[[], None]]:
+        terms = self._job.terms
+        return self._engine.listen(
+            self._job.prompts[index].tokens,
+            self._job.sampling,
+            partial(self._heard, index),
+            ask_id=self._ask_id(index),
+            priority=terms.priority,
+            tenant=terms.tenant,
+            timeout_s=terms.timeout_s,
+            slo=terms.slo,
+        )
 
-    async def started(self) -> None:
-        """Wait until the engine has accepted the job or refused it (then this raises why)."""
-        self._first = await self._queue.get()
-        if isinstance(self._first[1], Exception):
-            raise self._first[1]
-        if isinstance(self._first[1], Started):
-            self.cached[self._first[0]] = self._first[1].cached_tokens
+    def _heard(self, index: int, events: Sequence[Event]) -> None:
+        """On the loop, once per step: accounts, and the news in the order they came."""
+        self.meters[index].saw(events, self._now())
+        if num_tokens := sum(isinstance(event, Token) for event in events):
+            self._job.spent(num_tokens)
+        if updates := self._updates(index, events):
+            self._tell(updates)
+        if not self._begun.done():
+            self._begun.set_result(None)
+        if not self._open and not self._ended.done():
+            self._ended.set_result(None)
 
-    async def _get(self) -> _Item:
-        first, self._first = self._first, None
-        return first if first is not None else await self._queue.get()
+    def _updates(self, index: int, events: Sequence[Event]) -> list[Update]:
+        """A token and the end that came with it are one update."""
+        updates: list[Update] = []
+        for event in events:
+            if isinstance(event, Token):
+                updates.append(Update(choice=self._choice(index, event), token=event))
+            elif isinstance(event, Finished):
+                choice = self._choice(index, event)
+                last = updates.pop() if updates and updates[-1].choice == choice else None
+                token = None if last is None else last.token
+                updates.append(Update(choice=choice, token=token, finished=event))
+                self._ended_one(index)
+            elif isinstance(event, Started):
+                self.cached[index] = event.cached_tokens
+            elif isinstance(event, Failed):
+                self._fail(of_failure(event))
+        return updates
 
-    async def _events(self) -> AsyncGenerator[tuple[int, Token | Finished], None]:
-        """(choice, event) of every ask until all have ended."""
-        while self._open:
-            index, item = await self._get()
-            if item is None:
-                self._open.discard(index)
-            elif isinstance(item, Exception):
-                raise item
-            elif isinstance(item, Failed):
-                raise of_failure(item)
-            elif isinstance(item, Started):
-                self.cached[index] = item.cached_tokens
-            elif isinstance(item, Token | Finished):
-                yield index * self._job.sampling.n + item.index, item
-
-    async def _pump(self, index: int) -> None:
-        job, meter = self._job, self.meters[index]
+    def _tell(self, updates: list[Update]) -> None:
         try:
-            stream = self._engine.stream(
-                job.prompts[index].tokens,
-                job.sampling,
-                ask_id=self._ask_id(index),
-                priority=job.terms.priority,
-                tenant=job.terms.tenant,
-                timeout_s=job.terms.timeout_s,
-                slo=job.terms.slo,
-            )
-            async for event in stream:
-                meter.saw(event)
-                if isinstance(event, Token):
-                    job.spent(1)
-                self._queue.put_nowait((index, event))
-        except Exception as error:
-            self._queue.put_nowait((index, error))
-        else:
-            self._queue.put_nowait((index, None))
+            self._told(updates)
+        except Exception as error:  # a fault in wording one answer is that answer's alone
+            self._fail(error)
+
+    def _ended_one(self, index: int) -> None:
+        self._open[index] -= 1
+        if not self._open[index]:
+            del self._open[index]
+
+    def _fail(self, error: Exception) -> None:
+        for future in (self._begun, self._ended):
+            if not future.done():
+                future.set_exception(error)
+
+    def _choice(self, index: int, event: Token | Finished) -> int:
+        return index * self._job.sampling.n + event.index
 
     def _ask_id(self, index: int) -> str:
         return self._job.id if len(self._job.prompts) == 1 else f"{self._job.id}-{index}"
+
+
+def _seen(future: asyncio.Future[None]) -> None:
+    """A failure that nobody waits for any more is no news."""
+    if not future.cancelled():
+        future.exception()

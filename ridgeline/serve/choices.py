@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 from ridgeline.records import Finished, Token, TokenLogprobs
@@ -47,6 +48,10 @@ class Tally:
         self.choices[update.choice].add(update)
         self.count(update)
 
+    def add_all(self, updates: Iterable[Update]) -> None:
+        for update in updates:
+            self.add(update)
+
     def count(self, update: Update) -> None:
         """Only the usage: what a stream needs, whose text has already gone."""
         self._num_tokens += update.token is not None and not self._job.scores_only
@@ -76,10 +81,8 @@ class Tally:
         }
 
 
-async def gather(asks: Asks, job: Job) -> Tally:
-    """Run the job to its end."""
-    tally = Tally(job, asks)
-    async with asks, contextlib.aclosing(asks.updates()) as updates:
-        async for update in updates:
-            tally.add(update)
-    return tally
+async def gather(asks: Asks, tally: Tally) -> None:
+    """Run the asks to their end."""
+    with contextlib.closing(asks):
+        await asks.begin()
+        await asks.tell(tally.add_all)

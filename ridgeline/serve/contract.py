@@ -2,9 +2,10 @@
 
 `ridgeline.engine.engine.Engine` has this shape; the tests hand in a scripted one. Invariants:
 
-- `stream` yields the events of one ask in order; every choice ends in exactly one `Finished`,
-  unless a `Failed` ends the whole ask. A `UserError` (prompt too long, a grammar that cannot be
-  compiled, …) or `EngineFull` is raised before the first event.
+- `listen` hands the events of one ask to `sink` in order, on the running loop, those of one step in
+  one call; every choice ends in exactly one `Finished`, unless a `Failed` ends the whole ask. It
+  returns how to leave: then nothing more is heard, and what has not ended is aborted. A `UserError`
+  (prompt too long, a grammar that cannot be compiled, …) or `EngineFull` is raised instead.
 - `abort` may be called at any time, from the event loop, for an ask that is unknown or has ended.
 - `counters` only ever grow where they count; `healthy` is True while the engine makes progress.
 - None of these blocks the event loop for longer than a lock's hand-over.
@@ -12,11 +13,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from ridgeline.records import EngineInfo, Event, Sampling, Slo
+
+Sink = Callable[[Sequence[Event]], None]
 
 
 class Tokenizer(Protocol):
@@ -48,10 +51,11 @@ class ServedEngine(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def stream(
+    async def listen(
         self,
         prompt: str | Sequence[int],
         sampling: Sampling,
+        sink: Sink,
         *,
         ask_id: str | None = None,
         priority: int = 0,
@@ -59,7 +63,7 @@ class ServedEngine(Protocol):
         timeout_s: float | None = None,
         slo: Slo | None = None,
         background: bool = False,
-    ) -> AsyncIterator[Event]: ...
+    ) -> Callable[[], None]: ...
 
     def embed(
         self, tokens: Sequence[int], pooling: Literal["mean", "last"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ridgeline.records import Event, Failed, Finished, Slo, Started, Token
@@ -45,19 +46,23 @@ class Meter:
         self._failed = False
         self._choices = {index: _Choice() for index in range(num_choices)}
 
-    def saw(self, event: Event) -> None:
-        """Account for one event that is on its way to the client."""
-        now = self._metrics.now()
-        if isinstance(event, Started):
-            self._start(now)
-            self._metrics.count_cached(event.cached_tokens)
-        elif isinstance(event, Token):
-            self._metrics.publish.observe(max(0.0, now - event.at_s))
-            self._token(event, now)
-        elif isinstance(event, Finished):
-            self._finish(event, now)
-        elif isinstance(event, Failed):
-            self._failed = True
+    def saw(self, events: Sequence[Event], now: float) -> None:
+        """Account for what a step said, on its way to the client at `now`."""
+        num_tokens = 0
+        for event in events:
+            if isinstance(event, Token):
+                num_tokens += 1
+                self._metrics.publish.observe(now - event.at_s)
+                self._token(event, now)
+            elif isinstance(event, Finished):
+                self._finish(event, now)
+            elif isinstance(event, Started):
+                self._start(now)
+                self._metrics.count_cached(event.cached_tokens)
+            elif isinstance(event, Failed):
+                self._failed = True
+        if num_tokens:
+            self._metrics.count_tokens(num_tokens)
 
     def left(self) -> None:
         """The client went away or the ask failed: the open choices count as aborted."""
@@ -80,16 +85,16 @@ class Meter:
             self._metrics.count_prompt(self._num_prompt_tokens)
 
     def _token(self, event: Token, now: float) -> None:
-        self._start(now)
+        if self._started_s is None:
+            self._start(now)
         choice = self._choices[event.index]
         if choice.num_tokens == 0:
             choice.first_s = now
             self._metrics.observe("time_to_first_token_seconds", now - self._arrival_s)
         else:
-            self._metrics.observe("inter_token_latency_seconds", now - choice.last_s)
+            self._metrics.gaps.observe(now - choice.last_s)
         choice.last_s = now
         choice.num_tokens += 1
-        self._metrics.count_token()
 
     def _finish(self, event: Finished, now: float) -> None:
         choice = self._choices.pop(event.index)

@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from ridgeline.records import FinishReason, Sampling, Slo
 from ridgeline.serve.contract import ServedEngine
 from ridgeline.serve.engine_metrics import EngineCollector, Peaks
+from ridgeline.serve.histograms import Buckets, HistogramCollector
 from ridgeline.serve.meter import Meter
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -56,6 +57,7 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_params_max_tokens": ("max_tokens as asked.", _COUNTS),
 }
 
+_GAPS = "inter_token_latency_seconds"
 _SLO = {
     "requests": ("Requests of an SLO class that ended.", ("model_name", "slo_class")),
     "met": ("Requests that got all that their class promises.", ("model_name", "slo_class")),
@@ -79,12 +81,9 @@ class Metrics:
         self.model_name = model_name
         self._num_tokens = 0
         self.registry = CollectorRegistry()
-        self._histograms = {
-            name: Histogram(
-                f"vllm:{name}", text, ["model_name"], buckets=buckets, registry=self.registry
-            ).labels(model_name)
-            for name, (text, buckets) in _HISTOGRAMS.items()
-        }
+        self._histograms = {name: Buckets(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+        self.publish, self.gaps = Buckets(_PUBLISH), self._histograms[_GAPS]
+        self.registry.register(HistogramCollector(model_name, self._families()))
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of started requests.")
         text = "Prompt tokens that came from the prefix cache."
         self._cached_tokens = self._counter("prompt_tokens_cached", text)
@@ -106,13 +105,6 @@ class Metrics:
         )
         reasons: tuple[FinishReason, ...] = ("stop", "length", "abort")
         self._success = {reason: success.labels(model_name, reason) for reason in reasons}
-        self.publish = Histogram(
-            "ridgeline_time_to_publish_seconds",
-            "From the end of the step that made a token to the hand-over to its connection.",
-            ["model_name"],
-            buckets=_PUBLISH,
-            registry=self.registry,
-        ).labels(model_name)
         self._slo = {
             what: Counter(f"ridgeline_slo_{what}", text, [*labels], registry=self.registry)
             for what, (text, labels) in _SLO.items()
@@ -126,6 +118,14 @@ class Metrics:
         self.registry.register(EngineCollector(engine, model_name, peaks))
         if price_per_hour is not None:
             self._tell_cost(price_per_hour)
+
+    def _families(self) -> dict[str, tuple[str, Buckets]]:
+        found = {
+            f"vllm:{name}": (text, self._histograms[name])
+            for name, (text, _) in _HISTOGRAMS.items()
+        }
+        text = "From the end of the step that made a token to the hand-over to its connection."
+        return found | {"ridgeline_time_to_publish_seconds": (text, self.publish)}
 
     def _tell_cost(self, price_per_hour: float) -> None:
         """What the time since this app was made has cost, idle time and all."""
@@ -166,7 +166,7 @@ class Metrics:
         return Meter(self, num_prompt_tokens, sampling.n, slo_class, slo)
 
     def observe(self, name: str, value: float) -> None:
-        self._histograms[name].observe(max(0.0, value))
+        self._histograms[name].observe(value)
 
     def count_prompt(self, num_tokens: int) -> None:
         self._prompt_tokens.inc(num_tokens)
@@ -178,9 +178,9 @@ class Metrics:
     def count_cancelled(self, phase: Literal["queued", "running"]) -> None:
         self._cancelled[phase].inc()
 
-    def count_token(self) -> None:
-        self._generation_tokens.inc()
-        self._num_tokens += 1
+    def count_tokens(self, num_tokens: int) -> None:
+        self._generation_tokens.inc(num_tokens)
+        self._num_tokens += num_tokens
 
     def count_promise(self, slo_class: str, missed: tuple[str, ...]) -> None:
         """One ask of a class came to its end, and which of its promises were broken."""

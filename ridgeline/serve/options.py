@@ -35,6 +35,7 @@ HELP = {
     "tokens_per_minute": "Each key's tokens per minute, prompt and answer together.",
     "slo_classes": "Promises by class, e.g. 'chat=ttft:500 tpot:50;bulk=e2e:60000'.",
     "batch_store": "SQLite file of the Batch API (default: no Batch API).",
+    "batch_store_max_bytes": "Most bytes that file may hold (default: 16 GiB): then 413, and lines wait.",
     "batch_window": "Hours in which batch lines are begun: 22:00-06:00.",
     "price_per_hour": "What this machine costs per hour, for the cost metrics.",
     "default_slo_class": "Class of requests that name none (default: the first).",
@@ -85,6 +86,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     batch_store: str | None = None
+    batch_store_max_bytes: int | None = None
     batch_window: str | None = None
     price_per_hour: float | None = None
     slo_classes: str = ""
@@ -101,7 +103,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("shutdown_timeout_s", "header_timeout_s", "body_timeout_s", "keep_alive_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise BadInput(f"{_flag(name)} is negative", value=getattr(self, name))
-        for name in ("max_body_bytes", "max_num_connections", *_RATES):
+        for name in ("max_body_bytes", "max_num_connections", "batch_store_max_bytes", *_RATES):
             number = getattr(self, name)
             if number is not None and number < 1:
                 raise BadInput(f"{_flag(name)} must be positive", value=number, limit=">= 1")

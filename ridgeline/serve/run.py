@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import threading
@@ -139,6 +140,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        gc.collect()
+        gc.freeze()  # the model's modules live as long as the server: no collection walks them
         if self._admin is not None:
             await self._serve_admin(self._admin)
         self._ready()

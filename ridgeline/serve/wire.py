@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.serve.errors import ApiError, ClientGone, as_api_error, body
+from ridgeline.serve.outlet import outlet
 
 Result = TypeVar("Result")
 log = logging.getLogger("ridgeline.serve")
@@ -97,51 +98,46 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
         await asyncio.gather(worker, watcher, return_exceptions=True)
 
 
+class Source(Protocol):
+    """Where a stream's events come from."""
+
+    frames: Frames
+
+    async def run(self, put: Callable[[bytes], None]) -> bytes:
+        """Put what comes, as it comes; what is left to say at the end."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class EventStream(Response):
-    """A stream of server-sent events; whatever happens, `events` is closed when it ends.
+    """A stream of server-sent events; whatever happens, `source` is closed when it ends.
 
     An error after the headers are out becomes an error object in the stream, as clients expect.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        events: AsyncGenerator[bytes, None],
-        headers: Mapping[str, str],
-        frames: Frames = OPENAI_FRAMES,
-    ) -> None:
+    def __init__(self, source: Source, headers: Mapping[str, str]) -> None:
         super().__init__(headers={**headers, "cache-control": "no-cache"})
         del self.headers["content-length"]
-        self._events, self._frames = events, frames
+        self._source = source
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientGone, OSError):
-            await unless_gone(receive, self._send_all(send))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.closing(self._source), contextlib.suppress(ClientGone, OSError):
+            await unless_gone(receive, self._send_all(scope, send))
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with contextlib.aclosing(_guarded(self._events, self._frames)) as chunks:
-            async for chunk in chunks:
-                if chunk:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _guarded(
-    events: AsyncGenerator[bytes, None], frames: Frames
-) -> AsyncGenerator[bytes, None]:
-    """The events, a closing error object where they break, and the end."""
-    async with contextlib.aclosing(events):
-        try:
-            async for event in events:
-                yield event
-        except Exception as error:
-            told = as_api_error(error)
-            if told.status == 500:
-                log.exception("a stream failed")
-            yield frames.error(told)
-    yield frames.end
+        async with outlet(scope, send) as body:
+            try:
+                last = await self._source.run(body.put)
+            except Exception as error:
+                told = as_api_error(error)
+                if told.status == 500:
+                    log.exception("a stream failed")
+                last = self._source.frames.error(told)
+            body.end(last + self._source.frames.end)
 
 
 async def _disconnected(receive: Receive) -> None:

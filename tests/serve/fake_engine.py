@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
@@ -87,6 +87,7 @@ class FakeEngine:
         self.terms: dict[str, tuple[float | None, Slo | None]] = {}
         self.in_background: set[str] = set()
         self.aborted: list[str] = []
+        self._pumps: dict[asyncio.Task[None], None] = {}  # of asks that have not ended
         self.ended: list[str] = []
         self.numbers = {"num_requests_running": 1.0, "prefix_cache_hits": 7.0}
 
@@ -115,7 +116,7 @@ class FakeEngine:
         timeout_s: float | None = None,
         slo: Slo | None = None,
         background: bool = False,
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         assert ask_id is not None and not isinstance(prompt, str)
         tokens = tuple(prompt)
         if len(tokens) >= MAX_MODEL_LEN:
@@ -127,6 +128,36 @@ class FakeEngine:
         async for event in self._script(tokens, sampling, ask_id):
             yield event
         self.ended.append(ask_id)
+
+    async def listen(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling,
+        sink: Callable[[Sequence[Event]], None],
+        **terms: Any,
+    ) -> Callable[[], None]:
+        events = self.stream(prompt, sampling, **terms)
+        first = await anext(events)
+
+        async def pump() -> None:
+            step = [first]  # as the engine: what ends with a token comes with it
+            async for event in events:
+                if not isinstance(event, Finished):
+                    sink(step)
+                    step = []
+                step.append(event)
+            sink(step)
+            del self._pumps[task]
+
+        task = asyncio.create_task(pump())
+        self._pumps[task] = None
+
+        def leave() -> None:
+            if self._pumps.pop(task, task) is None:
+                task.cancel()
+                self.abort(terms["ask_id"])
+
+        return leave
 
     async def _script(
         self, tokens: tuple[int, ...], sampling: Sampling, ask_id: str

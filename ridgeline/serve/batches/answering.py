@@ -8,6 +8,7 @@ file.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,6 +16,8 @@ from starlette.types import ASGIApp, Message, Scope
 
 from ridgeline.serve.batches.records import Lease, Outcome
 from ridgeline.serve.batches.worker import Busy, failed
+from ridgeline.serve.safety.guard import CALLER
+from ridgeline.serve.safety.keys import NOBODY, Caller
 
 _PASSING = (429, 503)
 _HOST = b"127.0.0.1"
@@ -44,23 +47,24 @@ class _Answer(msgspec.Struct):
 
 
 class InProcess:
-    """Answers lines with `app`."""
+    """Answers lines with `app`; `caller` says who a tenant is there."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, caller: Callable[[str], Caller] = lambda _: NOBODY) -> None:
+        self._app, self._caller = app, caller
 
     async def __call__(self, lease: Lease) -> Outcome:
         body = msgspec.json.decode(lease.text, type=_Request).body
         if body.get("stream"):
             return failed(lease, "invalid_request", "a batch line cannot be streamed")
-        status, answer = await post(self._app, lease.endpoint, msgspec.json.encode(body))
+        sent = msgspec.json.encode(body)
+        status, answer = await post(self._app, lease.endpoint, sent, self._caller(lease.tenant))
         if status in _PASSING:
             raise Busy
         return _outcome(lease, status, answer)
 
 
-async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
-    """Status and body of `POST path`. The client never hangs up before the answer."""
+async def post(app: ASGIApp, path: str, body: bytes, caller: Caller = NOBODY) -> tuple[int, bytes]:
+    """Status and body of `POST path` by `caller`. It never hangs up before the answer."""
     sent: list[Message] = []
     incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -72,7 +76,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, bytes]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await app(_scope(path, len(body)), receive, send)
+    await app({**_scope(path, len(body)), CALLER: caller}, receive, send)
     start = next(message for message in sent if message["type"] == "http.response.start")
     pieces = (m.get("body", b"") for m in sent if m["type"] == "http.response.body")
     return int(start["status"]), b"".join(pieces)

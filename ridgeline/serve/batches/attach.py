@@ -19,16 +19,19 @@ from ridgeline.serve.batches.records import STATUSES, Batch
 from ridgeline.serve.batches.routes import BatchRoutes
 from ridgeline.serve.batches.store import Store
 from ridgeline.serve.batches.worker import Window, Worker, WorkerOptions
+from ridgeline.serve.safety.keys import KeyRing
 
 _ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`store`: the SQLite file; `most`: lines at once; `window`: hours in which they are begun."""
+    """`store`: the SQLite file; `most`: lines at once; `window`: hours in which they are begun;
+    `max_bytes`: what the store may hold."""
 
     store: Path
     most: int
     window: Window | None = None
+    max_bytes: int = 16 << 30
     beat_s: float = 1.0
 
 
@@ -39,9 +42,10 @@ def attach(
 
     BadInput where the store cannot be opened.
     """
-    store = Store(options.store)
+    store = Store(options.store, max_bytes=options.max_bytes)
+    ring: KeyRing = app.state.service.ring
     settings = WorkerOptions(most=options.most, beat_s=options.beat_s, window=options.window)
-    worker = Worker(store, InProcess(line_app), settings)
+    worker = Worker(store, InProcess(line_app, ring.named), settings)
     BatchRoutes(store, worker, endpoints_of(line_app)).add_to(app)
     registry.register(BatchCollector(store, worker))
     _live_with(app, worker, store)
@@ -86,6 +90,7 @@ class BatchCollector(Collector):
         yield levels
         yield _gauge("lines_running", "Lines that are being answered.", self._worker.num_running)
         open_lines = sum(b.total - b.completed - b.failed for b in batches)
+        yield _gauge("store_bytes", "What the store holds on the disk.", self._store.used_bytes())
         yield _gauge("lines_open", "Lines that are not answered yet.", open_lines)
         lines = CounterMetricFamily("ridgeline_batch_lines", "Settled lines.", labels=["result"])
         lines.add_metric(["succeeded"], sum(batch.completed for batch in batches))

@@ -7,15 +7,15 @@ latencies of lines never mix with those that were promised to people.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from ridgeline.records import Event, Sampling
-from ridgeline.serve.contract import ServedEngine
+from ridgeline.records import Sampling
+from ridgeline.serve.contract import ServedEngine, Sink
 
 
 class _Background:
-    """Delegates everything; `stream` asks in the background class."""
+    """Delegates everything; `listen` asks in the background class."""
 
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
@@ -23,10 +23,10 @@ class _Background:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def stream(
-        self, prompt: str | Sequence[int], sampling: Sampling, **terms: Any
-    ) -> AsyncIterator[Event]:
-        return self._engine.stream(prompt, sampling, **{**terms, "background": True})
+    async def listen(
+        self, prompt: str | Sequence[int], sampling: Sampling, sink: Sink, **terms: Any
+    ) -> Callable[[], None]:
+        return await self._engine.listen(prompt, sampling, sink, **{**terms, "background": True})
 
 
 def background(engine: ServedEngine) -> ServedEngine:

@@ -15,7 +15,7 @@ from ridgeline.serve.batches.records import StoredFile
 from ridgeline.serve.batches.schema import Database
 
 CHUNK_BYTES = 1 << 20
-_COLUMNS = "id, filename, purpose, num_bytes, created_at, expires_at, batch_id, lines_in"
+_COLUMNS = "id, filename, purpose, num_bytes, created_at, expires_at, batch_id, lines_in, tenant"
 _LINES_AT_ONCE = 64
 
 
@@ -62,14 +62,14 @@ class Files:
     def __init__(self, db: Database, clock: Callable[[], float]) -> None:
         self._db, self._clock = db, clock
 
-    def begin(self) -> Upload:
+    def begin(self, tenant: str = "") -> Upload:
         """A new upload."""
         file_id = new_file_id()
         with self._db.transaction() as db:
             db.execute(
-                "INSERT INTO files (id, filename, purpose, num_bytes, created_at, complete) "
-                "VALUES (?, '', '', 0, ?, 0)",
-                (file_id, int(self._clock())),
+                "INSERT INTO files (id, filename, purpose, num_bytes, created_at, complete, tenant) "
+                "VALUES (?, '', '', 0, ?, 0, ?)",
+                (file_id, int(self._clock()), tenant),
             )
         return Upload(self._db, file_id)
 
@@ -79,17 +79,24 @@ class Files:
             return None if row is None else _file(row)
 
     def page(
-        self, *, purpose: str | None, after: str | None, limit: int, newest_first: bool = True
+        self,
+        *,
+        purpose: str | None,
+        after: str | None,
+        limit: int,
+        newest_first: bool = True,
+        tenant: str | None = None,
     ) -> list[StoredFile]:
-        """A page of files; `after` is the id of the last one seen (an unknown one: from the
-        start)."""
+        """A page of files, of one tenant or of all (None); `after` is the id of the last one seen
+        (an unknown one: from the start)."""
         sign, order = ("<", "DESC") if newest_first else (">", "ASC")
         with self._db.reading() as db:
             rows = db.execute(
                 f"SELECT {_COLUMNS} FROM files WHERE complete = 1 AND (? IS NULL OR purpose = ?) "
+                "AND (? IS NULL OR tenant = ?) "
                 f"AND ifnull(serial {sign} (SELECT serial FROM files WHERE id = ?), 1) "
                 f"ORDER BY serial {order} LIMIT ?",
-                (purpose, purpose, after, limit),
+                (purpose, purpose, tenant, tenant, after, limit),
             ).fetchall()
         return [_file(row) for row in rows]
 
@@ -169,8 +176,18 @@ def add_result_file(
     file_id, kind = new_file_id(), "output" if lines_in == "succeeded" else "error"
     db.execute(
         "INSERT INTO files (id, filename, purpose, num_bytes, created_at, expires_at, complete, "
-        "batch_id, lines_in) VALUES (?, ?, 'batch_output', ?, ?, ?, 1, ?, ?)",
-        (file_id, f"{batch_id}_{kind}.jsonl", size, now_s, expires_at, batch_id, lines_in),
+        "batch_id, lines_in, tenant) VALUES (?, ?, 'batch_output', ?, ?, ?, 1, ?, ?, "
+        "(SELECT tenant FROM batches WHERE id = ?))",
+        (
+            file_id,
+            f"{batch_id}_{kind}.jsonl",
+            size,
+            now_s,
+            expires_at,
+            batch_id,
+            lines_in,
+            batch_id,
+        ),
     )
     return file_id
 

@@ -29,7 +29,10 @@ PRICE_FACTOR = 0.5
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """An uploaded file, or one made of a batch's lines. Instants are Unix seconds."""
+    """An uploaded file, or one made of a batch's lines. Instants are Unix seconds.
+
+    `tenant`: the name of the key that it belongs to; empty where nobody was asked for a key.
+    """
 
     id: str
     filename: str
@@ -39,6 +42,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int | None
     batch_id: str | None
     lines_in: Literal["succeeded", "failed"] | None
+    tenant: str
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +75,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    tenant: str
 
 
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +87,7 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     window_s: int
     metadata: dict[str, str] | None = None
     output_expires_after_s: int | None = None
+    tenant: str = ""
 
 
 class LineError(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +116,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     custom_id: str
     text: bytes
+    tenant: str = ""
 
     @property
     def request_id(self) -> str:

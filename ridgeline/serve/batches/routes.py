@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 
 from ridgeline.serve.batches.records import Batch, StoredFile
 from ridgeline.serve.batches.store import Store
-from ridgeline.serve.batches.uploads import receive_file
+from ridgeline.serve.batches.uploads import check_room, receive_file
 from ridgeline.serve.batches.wording import (
     batch_object,
     file_object,
@@ -22,6 +22,7 @@ from ridgeline.serve.batches.wording import (
 )
 from ridgeline.serve.batches.worker import Worker
 from ridgeline.serve.errors import ApiError
+from ridgeline.serve.safety.guard import caller_of
 from ridgeline.serve.wire import encode, read_body
 
 MAX_CREATE_BYTES, BODY_TIMEOUT_S = 64 << 10, 30.0  # of a request to create a batch
@@ -61,7 +62,9 @@ class BatchRoutes:
 
     async def upload(self, request: Request) -> Response:
         """POST /v1/files."""
-        return _json(file_object(await receive_file(request, self._store, self._clock())))
+        tenant = caller_of(request.scope).name
+        file = await receive_file(request, self._store, self._clock(), tenant)
+        return _json(file_object(file))
 
     async def files(self, request: Request) -> Response:
         """GET /v1/files?purpose&after&limit&order."""
@@ -76,6 +79,7 @@ class BatchRoutes:
             after=query.get("after"),
             limit=limit + 1,
             newest_first=order == "desc",
+            tenant=_seen_by(request),
         )
         return _page(found, limit, file_object)
 
@@ -102,9 +106,10 @@ class BatchRoutes:
     async def create(self, request: Request) -> Response:
         """POST /v1/batches."""
         asked, ignored = read_create(await read_body(request, MAX_CREATE_BYTES, BODY_TIMEOUT_S))
-        new = new_batch(asked, self._endpoints)
+        new = new_batch(asked, self._endpoints, caller_of(request.scope).name)
+        await asyncio.to_thread(check_room, self._store)
         file = await asyncio.to_thread(self._store.files.get, new.input_file_id)
-        if file is None or file.purpose != "batch":
+        if file is None or file.purpose != "batch" or not _may_see(request, file):
             message = "input_file_id names no file that was uploaded with purpose batch"
             raise ApiError(400, message, param="input_file_id")
         batch = await asyncio.to_thread(self._store.create, new)
@@ -115,7 +120,9 @@ class BatchRoutes:
         """GET /v1/batches?after&limit."""
         limit = _limit(request, "batches", default=20)
         after = request.query_params.get("after")
-        found = await asyncio.to_thread(self._store.page, after=after, limit=limit + 1)
+        found = await asyncio.to_thread(
+            self._store.page, after=after, limit=limit + 1, tenant=_seen_by(request)
+        )
         return _page(found, limit, batch_object)
 
     async def batch(self, request: Request) -> Response:
@@ -134,15 +141,25 @@ class BatchRoutes:
 
     async def _file(self, request: Request) -> StoredFile:
         file = await asyncio.to_thread(self._store.files.get, request.path_params["file_id"])
-        if file is None:
+        if file is None or not _may_see(request, file):
             raise ApiError(404, "no such file", param="file_id")
         return file
 
     async def _batch(self, request: Request) -> Batch:
         batch = await asyncio.to_thread(self._store.get, request.path_params["batch_id"])
-        if batch is None:
+        if batch is None or not _may_see(request, batch):
             raise ApiError(404, "no such batch", param="batch_id")
         return batch
+
+
+def _seen_by(request: Request) -> str | None:
+    """Whose files and batches a request may see: its key's; None is everybody's."""
+    caller = caller_of(request.scope)
+    return None if caller.admin else caller.name
+
+
+def _may_see(request: Request, thing: Batch | StoredFile) -> bool:
+    return _seen_by(request) in (None, thing.tenant)
 
 
 def _limit(request: Request, what: str, default: int | None = None) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ridgeline.errors import BadInput
 from ridgeline.serve.batches.records import STATUSES
 
-VERSION = 1
+VERSION = 2
 
 _TABLES = f"""
 CREATE TABLE files (
@@ -29,7 +29,8 @@ CREATE TABLE files (
   expires_at INTEGER,
   complete INTEGER NOT NULL CHECK (complete IN (0, 1)),
   batch_id TEXT,                    -- output and error files: their text is the batch's lines
-  lines_in TEXT CHECK (lines_in IN ('succeeded', 'failed'))
+  lines_in TEXT CHECK (lines_in IN ('succeeded', 'failed')),
+  tenant TEXT NOT NULL DEFAULT ''   -- the name of the key it belongs to
 );
 CREATE TABLE chunks (               -- of uploaded files: all of the same size, but the last
   file_id TEXT NOT NULL REFERENCES files (id) ON DELETE CASCADE,
@@ -61,6 +62,7 @@ CREATE TABLE batches (
   prompt_tokens INTEGER NOT NULL DEFAULT 0,
   cached_tokens INTEGER NOT NULL DEFAULT 0,
   completion_tokens INTEGER NOT NULL DEFAULT 0,
+  tenant TEXT NOT NULL DEFAULT '',
   CHECK (completed + failed <= total)
 );
 CREATE TABLE lines (
@@ -82,6 +84,15 @@ CREATE TABLE lines (
 CREATE INDEX open_lines ON lines (batch_id, place) WHERE state IN ('pending', 'leased');
 PRAGMA user_version = {VERSION};
 """
+
+_MIGRATIONS = {
+    1: """
+ALTER TABLE files ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+ALTER TABLE batches ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+PRAGMA user_version = 2;
+""",
+}
+"""From each version to the next."""
 
 
 class Database:
@@ -110,7 +121,11 @@ class Database:
             if found == 0:
                 for statement in _statements(_TABLES):
                     db.execute(statement)
-            elif found != VERSION:
+            while found in _MIGRATIONS:
+                for statement in _statements(_MIGRATIONS[found]):
+                    db.execute(statement)
+                found = db.execute("PRAGMA user_version").fetchone()[0]
+            if found not in (0, VERSION):
                 raise BadInput(
                     "the batch store was written by another version", value=found, limit=VERSION
                 )
@@ -132,6 +147,15 @@ class Database:
         """A block that only reads."""
         with self._lock:
             yield self._connection
+
+    def used_bytes(self) -> int:
+        """What the store holds on the disk; what was deleted is not counted."""
+        with self.reading() as db:
+            pages, free, size = (
+                db.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return int((pages - free) * size)
 
     def close(self) -> None:
         with self._lock:

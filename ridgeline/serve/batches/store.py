@@ -14,6 +14,7 @@ Unix seconds of `clock`.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import defaultdict
@@ -58,14 +59,29 @@ class Store:
     """One open batch store: `files`, and the batches themselves. Usable from any thread."""
 
     def __init__(
-        self, path: Path, *, clock: Callable[[], float] = time.time, owner: str | None = None
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        owner: str | None = None,
+        max_bytes: float = math.inf,
     ) -> None:
+        self.max_bytes = max_bytes
         self._db, self._clock = Database(path), clock
         self._owner = this_process() if owner is None else owner
         self.files = Files(self._db, clock)
 
     def close(self) -> None:
         self._db.close()
+
+    @property
+    def is_full(self) -> bool:
+        """No more is taken in, and no more is answered, until something is deleted or expires."""
+        return self.used_bytes() >= self.max_bytes
+
+    def used_bytes(self) -> int:
+        """What it holds on the disk: files, lines and results."""
+        return self._db.used_bytes()
 
     def recover(self) -> int:
         """At a start: take back what dead processes of this machine held; how many lines."""
@@ -87,8 +103,8 @@ class Store:
         with self._db.transaction() as db:
             db.execute(
                 "INSERT INTO batches (id, status, endpoint, input_file_id, completion_window, "
-                "metadata, output_expires_after_s, price_factor, created_at, expires_at) "
-                "VALUES (?, 'validating', ?, ?, ?, ?, ?, ?, ?, ?)",
+                "metadata, output_expires_after_s, price_factor, created_at, expires_at, tenant) "
+                "VALUES (?, 'validating', ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     batch_id,
                     new.endpoint,
@@ -99,6 +115,7 @@ class Store:
                     PRICE_FACTOR,
                     now_s,
                     now_s + new.window_s,
+                    new.tenant,
                 ),
             )
             return _batch(_find(db, batch_id))
@@ -108,14 +125,16 @@ class Store:
             row = _find(db, batch_id)
             return None if row is None else _batch(row)
 
-    def page(self, *, after: str | None = None, limit: int = 20) -> list[Batch]:
-        """A page, newest first; `after`: the id of the last one seen."""
+    def page(
+        self, *, after: str | None = None, limit: int = 20, tenant: str | None = None
+    ) -> list[Batch]:
+        """A page, newest first, of one tenant or of all (None); `after`: the last one seen."""
         with self._db.reading() as db:
             rows = db.execute(
                 f"SELECT {_COLUMNS} FROM batches "
                 "WHERE ifnull(serial < (SELECT serial FROM batches WHERE id = ?), 1) "
-                "ORDER BY serial DESC LIMIT ?",
-                (after, limit),
+                "AND (? IS NULL OR tenant = ?) ORDER BY serial DESC LIMIT ?",
+                (after, tenant, tenant, limit),
             ).fetchall()
         return [_batch(row) for row in rows]
 
@@ -173,7 +192,7 @@ class Store:
         found: list[Lease] = []
         with self._db.transaction() as db:
             batches = db.execute(
-                "SELECT id, endpoint, input_file_id FROM batches WHERE status = 'in_progress' "
+                "SELECT id, endpoint, input_file_id, tenant FROM batches WHERE status = 'in_progress' "
                 "AND expires_at > ? ORDER BY serial",
                 (now_s,),
             ).fetchall()
@@ -196,6 +215,7 @@ class Store:
             token=token,
             custom_id=row["custom_id"],
             text=read_range(db, batch["input_file_id"], row["first_byte"], row["num_bytes"]),
+            tenant=batch["tenant"],
         )
 
     def renew(self, leases: Iterable[Lease], *, lease_s: float = LEASE_S) -> set[str]:

@@ -107,16 +107,19 @@ class Form:
         return MultipartParser(boundary, cast("MultipartCallbacks", callbacks))
 
 
-async def receive_file(request: Request, store: Store, now_s: float) -> StoredFile:
+async def receive_file(
+    request: Request, store: Store, now_s: float, tenant: str = ""
+) -> StoredFile:
     """Store the uploaded file of `POST /v1/files`; ApiError 400 or 413 where it cannot be taken."""
+    await asyncio.to_thread(check_room, store)
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > MAX_FILE_BYTES + _FRAME_BYTES:
         raise _too_large()
     form = Form()
     parser = form.parser(request.headers.get("content-type"))
-    upload = await asyncio.to_thread(store.files.begin)
+    upload = await asyncio.to_thread(store.files.begin, tenant)
     try:
-        await _write(request, form, parser, upload)
+        await _write(request, form, parser, upload, store)
         expires_at = _check(form, int(now_s))
         purpose, name = form.fields["purpose"], form.filename or "file"
         return await asyncio.to_thread(upload.finish, name, purpose, expires_at)
@@ -125,7 +128,9 @@ async def receive_file(request: Request, store: Store, now_s: float) -> StoredFi
         raise
 
 
-async def _write(request: Request, form: Form, parser: MultipartParser, upload: Upload) -> None:
+async def _write(
+    request: Request, form: Form, parser: MultipartParser, upload: Upload, store: Store
+) -> None:
     held, size = bytearray(), 0
     async for chunk in request.stream():
         try:
@@ -140,6 +145,7 @@ async def _write(request: Request, form: Form, parser: MultipartParser, upload: 
         if len(held) >= CHUNK_BYTES:
             await asyncio.to_thread(upload.write, bytes(held))
             held.clear()
+            await asyncio.to_thread(check_room, store)
     await asyncio.to_thread(upload.write, bytes(held))
 
 
@@ -166,6 +172,13 @@ def _complaints(form: Form) -> Iterator[tuple[str, str | None]]:
     if anchor != "created_at" or not whole or not low <= int(seconds or 0) <= high:
         limit = f"limit: anchor created_at and {low} to {high} seconds"
         yield f"expires_after is not understood; {limit}", "expires_after"
+
+
+def check_room(store: Store) -> None:
+    """ApiError 413 where the store holds as much as it may."""
+    if store.is_full:
+        limit = f"limit: {store.max_bytes:.0f} bytes (--batch-store-max-bytes)"
+        raise ApiError(413, f"the batch store is full; {limit}; fix: delete files", param="file")
 
 
 def _too_large() -> ApiError:

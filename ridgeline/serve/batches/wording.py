@@ -43,7 +43,7 @@ def read_create(raw: bytes) -> tuple[CreateBatch, list[str]]:
     return asked, sorted(set(given) - set(CreateBatch.__struct_fields__))
 
 
-def new_batch(asked: CreateBatch, endpoints: tuple[str, ...]) -> NewBatch:
+def new_batch(asked: CreateBatch, endpoints: tuple[str, ...], tenant: str) -> NewBatch:
     """What was asked for, checked; ApiError 400 that names the field."""
     if asked.endpoint not in endpoints:
         message = f"endpoint is not served in batches; limit: {', '.join(endpoints)}"
@@ -64,6 +64,7 @@ def new_batch(asked: CreateBatch, endpoints: tuple[str, ...]) -> NewBatch:
         window_s=window_s,
         metadata=asked.metadata,
         output_expires_after_s=None if expiry is None else expiry.seconds,
+        tenant=tenant,
     )
 
 

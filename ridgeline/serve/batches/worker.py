@@ -161,6 +161,8 @@ class Worker:
             return
         if window is not None and not window.holds(datetime.fromtimestamp(self._clock())):
             return
+        if await asyncio.to_thread(lambda: self._store.is_full):
+            return
         leases = await asyncio.to_thread(self._store.lease, room)
         for lease in leases:
             self._running[lease.token] = (lease, asyncio.ensure_future(self._work(lease)))

@@ -83,15 +83,15 @@ class Guard:
             return True
         is_open = scope["path"] in self._door.open_paths
         if not is_open:
-            scope[CALLER] = self._caller(headers)
+            scope[CALLER] = self._caller(scope, headers)
             if self._door.drain.is_draining and scope["method"] not in ("GET", "HEAD"):
                 raise ApiError(503, "the server is stopping", headers=self._door.drain.headers())
         return False
 
-    def _caller(self, headers: dict[bytes, bytes]) -> Caller:
+    def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         ring = self._door.ring
         if not ring:
-            return NOBODY
+            return caller_of(scope)  # a batch line brings whose it is; a connection brings nobody
         found = ring.find(_given_key(headers))
         if found is None:
             raise ApiError(

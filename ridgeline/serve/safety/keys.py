@@ -82,6 +82,13 @@ class KeyRing:
                 found = caller
         return found
 
+    def named(self, name: str) -> Caller:
+        """Who acts under a key's name, also when the key is gone; NOBODY for no name."""
+        for key, caller in zip(self.keys, self._callers, strict=True):
+            if key.name == name:
+                return caller
+        return self._caller(Key(name=name, sha256="0" * 64)) if name else NOBODY
+
     def _caller(self, key: Key) -> Caller:
         kind, name = ("key", key.name) if key.cache_group is None else ("group", key.cache_group)
         salt = hmac.new(self._secret, f"{kind}\0{name}".encode(), sha256).hexdigest()

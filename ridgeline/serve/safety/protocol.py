@@ -4,6 +4,10 @@ uvicorn closes idle connections but waits without end for a request that has beg
 gathers a header of any length. Here a request's headers must be complete within `header_timeout_s`
 and `max_header_bytes`, and only `max_connections` connections are kept. Bodies have their own
 limits (`ridgeline.serve.wire.read_body`): by then somebody is there to answer.
+
+And for clients that never read: where what is written stays unread for `send_timeout_s`, the
+connection is cut off, and with it whatever was computed for it. A stream may write to the
+connection directly (`ridgeline.serve.outlet`).
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.serve.errors import ApiError, body
+from ridgeline.serve.outlet import CONNECTION
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +29,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 4096
     header_timeout_s: float = 15.0
     max_header_bytes: int = 64 << 10
+    send_timeout_s: float = 30.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -33,6 +39,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _num_bytes = 0  # of the headers that are coming
     _in_headers = True
+    _unread: tuple[asyncio.TimerHandle, int] | None = None  # and how much it was at the last look
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -43,6 +50,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -58,6 +66,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_headers = True
         super().on_message_begin()
+        scope: Any = self.scope
+        scope["extensions"] = {CONNECTION: self}
 
     def on_headers_complete(self) -> None:
         self._in_headers, self._num_bytes = False, 0
@@ -67,6 +77,50 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_headers, self._num_bytes = True, 0  # whatever comes next opens a request
+
+    # -- clients that do not read
+
+    def write_chunk(self, data: bytes) -> bool:
+        """A piece of the body of the answer under way, where the buffer has room for it."""
+        if self.flow.write_paused:
+            return False
+        if not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def cut(self) -> None:
+        """End the connection without a word: nobody is reading."""
+        self.transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_again()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread[0].cancel()
+            self._unread = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The answer is complete; what has not been read of it by now is not waited for."""
+        if self.transport.get_write_buffer_size():
+            self.cut()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _look_again(self) -> None:
+        timer = self.loop.call_later(self.limits.send_timeout_s, self._still_unread)
+        self._unread = timer, self.transport.get_write_buffer_size()
+
+    def _still_unread(self) -> None:
+        before = 0 if self._unread is None else self._unread[1]
+        if self.transport.get_write_buffer_size() < before:
+            self._look_again()  # slow, but reading
+        else:
+            self.cut()
+
+    # -- clients that do not write
 
     def _watch(self) -> None:
         if self._timer is None:
