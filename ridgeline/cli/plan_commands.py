@@ -16,15 +16,46 @@ Catalogue = Annotated[
     Path | None,
     typer.Option(help="A catalogue of accelerators instead of ours (TOML).", metavar="FILE"),
 ]
+Calibrated = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration",
+        help="A file of `ridgeline calibrate`: adds its device, by default this-machine.",
+        metavar="FILE",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def add_plan_commands(app: typer.Typer) -> None:
     """Register them."""
+    app.command()(calibrate)
     app.command()(predict)
     app.command()(plan)
     app.command()(simulate)
     app.command()(cost)
+
+
+def calibrate(
+    engine: Annotated[
+        str, typer.Option(help="A model for Ridgeline's own engine, larger than the caches.")
+    ],
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="Its formats, with commas: dense, int8, int4, bf16 (default: 3 of them)."
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(help="Where to write the calibration.", metavar="FILE")
+    ] = Path("calibration.json"),
+    budget: Annotated[float, typer.Option(help="Seconds to measure, models' loading apart.")] = 150,
+    json: Json = False,
+) -> None:
+    """Learn from at most five short runs how fast this machine is; predict and simulate with it."""
+    from ridgeline.cli.calibrate import command, runs_of
+
+    command(runs_of(engine, quantization), output, budget, json)
 
 
 def predict(
@@ -39,7 +70,9 @@ def predict(
     weight_dtype: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
     kv_dtype: Annotated[str | None, typer.Option(help=_KV)] = None,
     cached: Annotated[int, typer.Option(help="Prompt tokens that the prefix cache holds.")] = 0,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Tokens per step (default: 8192; calibrated: 512).")
+    ] = None,
     input: Annotated[
         str | None, typer.Option(help="JSONL of points; - reads stdin.", metavar="FILE")
     ] = None,
@@ -47,26 +80,35 @@ def predict(
         Path | None, typer.Option(help="Write JSONL there, not to stdout.", metavar="FILE")
     ] = None,
     catalogue: Catalogue = None,
+    calibration: Calibrated = None,
     list_models: Annotated[
         bool, typer.Option("--list-models", help="Print the known shapes and devices.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Predict time, throughput and memory of an operating point, from arithmetic alone."""
-    from ridgeline.cli.predict import answer_file, answer_one, list_known
+    from ridgeline.cli.predict import (
+        answer_file,
+        answer_one,
+        chosen_device,
+        list_known,
+        read_catalogue,
+    )
     from ridgeline.errors import BadInput
     from ridgeline.plan.predict import Point
 
+    rows = read_catalogue(catalogue, calibration)
     if list_models:
-        list_known(catalogue)
+        list_known(rows)
         return
     if input is not None:
         if model is not None or device is not None:
             raise BadInput("MODEL and --device have no effect with --input", value=input)
-        code = answer_file(input, output, catalogue)
+        code = answer_file(input, output, rows)
         if code:
             raise typer.Exit(code)
         return
+    device = chosen_device(device, rows)
     if model is None or device is None:
         raise BadInput("predict needs a MODEL and a --device, or --input FILE", value=model)
     if output is not None:
@@ -85,7 +127,7 @@ def predict(
         cached=cached,
         max_num_batched_tokens=max_num_batched_tokens,
     )
-    answer_one(point, catalogue, json)
+    answer_one(point, rows, json)
 
 
 def plan(
@@ -116,6 +158,7 @@ def plan(
         int | None, typer.Option(help="For the commands (default: the longest request).")
     ] = None,
     catalogue: Catalogue = None,
+    calibration: Calibrated = None,
     manifests: Annotated[
         Path | None,
         typer.Option(help="Write Kubernetes and Ray Serve manifests there.", metavar="FOLDER"),
@@ -142,6 +185,7 @@ def plan(
         max_devices=max_devices,
         max_model_len=max_model_len,
         catalogue=catalogue,
+        calibration=calibration,
         manifests=manifests,
         html=html,
     )
@@ -150,7 +194,9 @@ def plan(
 
 def simulate(
     model: Annotated[str, typer.Argument(help=_SHAPE, show_default=False)],
-    device: Annotated[str, typer.Option(help="An accelerator of the catalogue.")],
+    device: Annotated[
+        str | None, typer.Option(help="An accelerator of the catalogue, or the calibrated one.")
+    ] = None,
     workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
     isl: Annotated[int | None, typer.Option(help="Prompt tokens (default: 1024).")] = None,
     osl: Annotated[int | None, typer.Option(help="Answer tokens (default: 256).")] = None,
@@ -175,8 +221,12 @@ def simulate(
     weight_dtype: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
     kv_dtype: Annotated[str | None, typer.Option(help=_KV)] = None,
     slo: Annotated[str | None, typer.Option(help="The promise, in ms.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Seats of a replica.")] = 256,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Seats of a replica (default: 256; calibrated: 64).")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Tokens per step (default: 8192; calibrated: 512).")
+    ] = None,
     enable_prefix_caching: Annotated[
         bool, typer.Option(help="Share what recorded prompts have in common.")
     ] = False,
@@ -194,6 +244,7 @@ def simulate(
         bool, typer.Option("--step-by-step", help="No leaps over calm steps: slow, the same.")
     ] = False,
     catalogue: Catalogue = None,
+    calibration: Calibrated = None,
     html: Annotated[Path | None, typer.Option(help="Write a page.", metavar="FILE")] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Write a Chrome trace, for Perfetto.", metavar="FILE")
@@ -231,6 +282,7 @@ def simulate(
         mtbf_s=mtbf_s,
         repair_s=repair_s,
         catalogue=catalogue,
+        calibration=calibration,
         html=html,
         trace=trace,
         seed=seed,
@@ -275,6 +327,7 @@ def cost(
         bool, typer.Option("--accept-stale", help="Use prices older than a year, and say so.")
     ] = False,
     catalogue: Catalogue = None,
+    calibration: Calibrated = None,
     json: Json = False,
 ) -> None:
     """Compare a fleet of your own with providers' prices: per request, per month, break-even."""
@@ -313,6 +366,7 @@ def cost(
         prices=prices,
         accept_stale=accept_stale,
         catalogue=catalogue,
+        calibration=calibration,
         today=date.today(),
     )
     command(options, json)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.lengths import is_text, workload_lengths
-from ridgeline.cli.predict import read_catalogue
+from ridgeline.cli.predict import chosen_device, read_catalogue
 from ridgeline.engine.core import (
     BlockPool,
     Limits,
@@ -42,6 +42,7 @@ from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.memory import BLOCK_SIZE, MemoryAsked, memory, require_fit
 from ridgeline.plan.outline import load_outline
 from ridgeline.plan.pace import Modelled, Pace
+from ridgeline.plan.predict import limits_of
 from ridgeline.records import RunTrace, Slo
 
 SHOWN_REQUESTS = 4000
@@ -51,7 +52,7 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The command's flags."""
 
     model: str
-    device: str
+    device: str | None
     tp: int
     pp: int
     ep: int
@@ -68,8 +69,8 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     replay_speed: float | None
     batch_share: float
     slo: str | None
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
     prefix_caching: bool
     autoscale: int | None
     target_in_flight: float
@@ -77,6 +78,7 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     mtbf_s: float | None
     repair_s: float
     catalogue: Path | None
+    calibration: Path | None
     html: Path | None
     trace: Path | None
     seed: int
@@ -96,7 +98,7 @@ def command(options: SimulateOptions, as_json: bool) -> int:
     finally:
         gc.enable()
     found = summarise(outcome, slo)
-    _write(options, outcome, slo)
+    _write(options, machine.device.name, outcome, slo)
     if as_json:
         print(json_lib.dumps(msgspec.to_builtins(found)))
         return 0
@@ -108,9 +110,13 @@ def command(options: SimulateOptions, as_json: bool) -> int:
 
 
 def _machine(options: SimulateOptions) -> Replica:
+    rows = read_catalogue(options.catalogue, options.calibration)
+    device = chosen_device(options.device, rows)
+    if device is None:
+        raise BadInput("simulate needs a --device, or a --calibration", value=device)
     return replica(
         load_outline(options.model),
-        find_accelerator(options.device, read_catalogue(options.catalogue)),
+        find_accelerator(device, rows),
         Layout(tp=options.tp, pp=options.pp, ep=options.ep),
         weight_dtype=None if options.weight_dtype is None else weight_dtype(options.weight_dtype),
         kv_dtype=None if options.kv_dtype is None else kv_dtype(options.kv_dtype),
@@ -124,14 +130,13 @@ def _fleet(options: SimulateOptions, machine: Replica, longest: int) -> FleetPla
             value=str(machine.layout),
             fix="use tp, and ep up to tp",
         )
-    asked = MemoryAsked(
-        max_num_batched_tokens=options.max_num_batched_tokens, max_num_seqs=options.max_num_seqs
-    )
+    seats, tokens = limits_of(machine, options.max_num_seqs, options.max_num_batched_tokens)
+    asked = MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=seats)
     fits = memory(machine, asked)
     require_fit(machine, fits, longest)
     limits = Limits(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=seats,
+        max_num_batched_tokens=tokens,
         max_model_len=min(machine.outline.max_positions, max(longest, 1)),
     )
 
@@ -233,11 +238,11 @@ def _arranged(
     ]
 
 
-def _write(options: SimulateOptions, outcome: Outcome, slo: Slo | None) -> None:
+def _write(options: SimulateOptions, device: str, outcome: Outcome, slo: Slo | None) -> None:
     if options.html is None and options.trace is None:
         return
     run = RunTrace(
-        target=f"{options.replicas} x {options.model} on {options.device} (simulated)",
+        target=f"{options.replicas} x {options.model} on {device} (simulated)",
         workload=options.workload or f"synthetic:input={options.isl},output={options.osl}",
         arrivals=f"poisson:{options.rate:g}" if options.replay_speed is None else "recorded",
         seed=options.seed,

@@ -36,6 +36,8 @@ from ridgeline.plan.memory import MemoryAsked, memory, require_fit
 from ridgeline.plan.outline import load_outline
 
 MAX_NUM_BATCHED_TOKENS = 8192
+MAX_NUM_SEQS = 256
+ENGINE_TOKENS, ENGINE_SEATS = 512, 64  # what Ridgeline's own engine has by default on a CPU
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +54,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     cached: int = 0
-    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
+    max_num_batched_tokens: int | None = None
+
+    def tokens_per_step(self, machine: Replica) -> int:
+        """As asked, or the default of the engine that the device was calibrated with."""
+        return limits_of(machine, None, self.max_num_batched_tokens)[1]
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +87,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     output_tok_s: float
 
 
-def predict(point: Point, catalogue: Mapping[str, Accelerator] | None = None) -> Prediction:
+def predict(
+    point: Point,
+    catalogue: Mapping[str, Accelerator] | None = None,
+) -> Prediction:
     """Raises BadInput, BadModel, CannotRun, or DoesNotFit where the point cannot be run.
 
     `catalogue` replaces the accelerators that come with Ridgeline.
@@ -111,8 +120,8 @@ def predict_on(machine: Replica, point: Point, asked: MemoryAsked | None = None)
             value=f"{point.isl} + {point.osl} tokens",
             limit=machine.outline.max_positions,
         )
-    tokens = point.max_num_batched_tokens
-    asked = asked or MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=max(256, point.batch))
+    tokens = point.tokens_per_step(machine)
+    asked = asked or _memory_asked(machine, point)
     fits = memory(machine, asked)
     require_fit(machine, fits, context, point.batch)
     at = timing(machine, point)
@@ -138,11 +147,27 @@ def predict_on(machine: Replica, point: Point, asked: MemoryAsked | None = None)
     )
 
 
+def _memory_asked(machine: Replica, point: Point) -> MemoryAsked:
+    """The seats that the point needs, and no fewer than servers have by default."""
+    seats, tokens = limits_of(machine, None, point.max_num_batched_tokens)
+    return MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=max(seats, point.batch))
+
+
+def limits_of(machine: Replica, seats: int | None, tokens: int | None) -> tuple[int, int]:
+    """Seats and tokens per step: as asked, or what the engine there has by default."""
+    own = machine.calibration is not None
+    return (
+        seats or (ENGINE_SEATS if own else MAX_NUM_SEQS),
+        tokens or (ENGINE_TOKENS if own else MAX_NUM_BATCHED_TOKENS),
+    )
+
+
 def check_point(point: Point) -> None:
     """BadInput for a number out of range."""
     for name in ("isl", "osl", "batch", "max_num_batched_tokens"):
-        if getattr(point, name) < 1:
-            raise BadInput(f"{name} must be positive", value=getattr(point, name), limit=">= 1")
+        asked = getattr(point, name)
+        if asked is not None and asked < 1:
+            raise BadInput(f"{name} must be positive", value=asked, limit=">= 1")
     if not 0 <= point.cached < point.isl:
         raise BadInput("cached must be below isl", value=point.cached, limit=f"0..{point.isl - 1}")
 
@@ -162,6 +187,8 @@ def timing(machine: Replica, point: Point) -> Timing:
     batch = _decoding(machine, point)
     decode_s = machine.uniform(batch, 1, _middle(point), sampled=batch).seconds
     ttft_s, prefill_s = _prefill(machine, point, batch, decode_s)
+    if machine.calibration is not None:
+        ttft_s += machine.calibration.overheads.first_s
     others = (point.batch - 1) / machine.layout.num_attention
     tpot_s = decode_s + others / point.osl * prefill_s
     total_s = ttft_s + (point.osl - 1) * tpot_s
@@ -177,7 +204,7 @@ def timing(machine: Replica, point: Point) -> Timing:
 def _prefill(machine: Replica, point: Point, batch: int, decode_s: float) -> tuple[float, float]:
     """(seconds until the first token, seconds that the prompt adds to steps of decodes)."""
     others = batch - 1
-    room = max(1, point.max_num_batched_tokens - others)
+    room = max(1, point.tokens_per_step(machine) - others)
     at, took_s, steps = point.cached, 0.0, 0
     while at < point.isl:
         new = min(room, point.isl - at)
