@@ -73,6 +73,13 @@ def predict(
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(help="Tokens per step (default: 8192; calibrated: 512).")
     ] = None,
+    num_speculative_tokens: Annotated[int, typer.Option(help="Drafts per sequence and step.")] = 0,
+    acceptance: Annotated[
+        float | None, typer.Option(help="Probability that a draft is accepted.")
+    ] = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help="What drafts, on the same devices (default: lookup, free).")
+    ] = None,
     input: Annotated[
         str | None, typer.Option(help="JSONL of points; - reads stdin.", metavar="FILE")
     ] = None,
@@ -126,6 +133,9 @@ def predict(
         kv_dtype=kv_dtype,
         cached=cached,
         max_num_batched_tokens=max_num_batched_tokens,
+        num_speculative_tokens=num_speculative_tokens,
+        acceptance=acceptance,
+        draft_model=draft_model,
     )
     answer_one(point, rows, json)
 
@@ -208,6 +218,16 @@ def simulate(
     batch_share: Annotated[
         float, typer.Option(help="Share of requests that may wait for the others.")
     ] = 0.0,
+    off_peak: Annotated[
+        str | None,
+        typer.Option(help="When those are served, as 22:00-06:00@18:30 (@: the start's time)."),
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(help="Drafts per sequence and step, by lookup.")
+    ] = 0,
+    acceptance: Annotated[
+        float | None, typer.Option(help="Probability that a draft is accepted.")
+    ] = None,
     replicas: Annotated[int, typer.Option(help="Replicas (with --autoscale: at least).")] = 1,
     decode_replicas: Annotated[
         int, typer.Option(help="Disaggregate: so many replicas decode, the others prefill.")
@@ -240,6 +260,13 @@ def simulate(
     ] = None,
     repair_s: Annotated[float, typer.Option(help="Seconds until a failed one is back.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Decides every number.")] = 0,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help="What if: a setting and values, as replicas=2,4,8; may be repeated."),
+    ] = None,
+    num_workers: Annotated[
+        int | None, typer.Option(help="With --sweep: fleets at a time (default: one per core).")
+    ] = None,
     step_by_step: Annotated[
         bool, typer.Option("--step-by-step", help="No leaps over calm steps: slow, the same.")
     ] = False,
@@ -272,6 +299,9 @@ def simulate(
         num_prompts=num_prompts,
         replay_speed=replay_speed,
         batch_share=batch_share,
+        off_peak=off_peak,
+        num_speculative_tokens=num_speculative_tokens,
+        acceptance=acceptance,
         slo=slo,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -288,6 +318,13 @@ def simulate(
         seed=seed,
         step_by_step=step_by_step,
     )
+    if sweep:
+        from ridgeline.cli.sweep import command as sweep_command
+
+        code = sweep_command(options, sweep, num_workers, json)
+        if code:
+            raise typer.Exit(code)
+        return
     command(options, json)
 
 

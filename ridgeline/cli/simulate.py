@@ -26,6 +26,7 @@ from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
+from ridgeline.plan.counted_pool import CountedPool
 from ridgeline.plan.fleet import (
     Build,
     Faults,
@@ -40,9 +41,11 @@ from ridgeline.plan.formats import kv_dtype, weight_dtype
 from ridgeline.plan.layout import NETWORK_BYTES_S, Layout
 from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.memory import BLOCK_SIZE, MemoryAsked, memory, require_fit
+from ridgeline.plan.off_peak import OffPeak
 from ridgeline.plan.outline import load_outline
 from ridgeline.plan.pace import Modelled, Pace
 from ridgeline.plan.predict import limits_of
+from ridgeline.plan.speculation import Speculation
 from ridgeline.records import RunTrace, Slo
 
 SHOWN_REQUESTS = 4000
@@ -68,6 +71,9 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_prompts: int
     replay_speed: float | None
     batch_share: float
+    off_peak: str | None
+    num_speculative_tokens: int
+    acceptance: float | None
     slo: str | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
@@ -85,18 +91,23 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     step_by_step: bool
 
 
-def command(options: SimulateOptions, as_json: bool) -> int:
-    """Simulate and print; the exit code."""
-    slo = None if options.slo is None else Slo.parse(options.slo)
+def run(options: SimulateOptions) -> tuple[Replica, Outcome]:
+    """One fleet under one load; all that decides it is in the options."""
     requests = _requests(options)
     machine = _machine(options)
     longest = max(request.num_prompt + request.num_output for request in requests)
     plan = _fleet(options, machine, longest)
     gc.disable()  # nothing here is garbage in cycles, and there are millions of records to walk
     try:
-        outcome = simulate_fleet(requests, plan)
+        return machine, simulate_fleet(requests, plan)
     finally:
         gc.enable()
+
+
+def command(options: SimulateOptions, as_json: bool) -> int:
+    """Simulate and print; the exit code."""
+    slo = None if options.slo is None else Slo.parse(options.slo)
+    machine, outcome = run(options)
     found = summarise(outcome, slo)
     _write(options, machine.device.name, outcome, slo)
     if as_json:
@@ -141,11 +152,12 @@ def _fleet(options: SimulateOptions, machine: Replica, longest: int) -> FleetPla
     )
 
     def scheduler() -> Scheduler:
-        pool = BlockPool(fits.kv_tokens // BLOCK_SIZE, BLOCK_SIZE)
+        num_blocks = fits.kv_tokens // BLOCK_SIZE
+        pool = (BlockPool if options.prefix_caching else CountedPool)(num_blocks, BLOCK_SIZE)
         cache = PrefixCache(pool) if options.prefix_caching else NoPrefixCache()
         return Scheduler(limits, make_policy("continuous"), pool, cache)
 
-    pace: Pace = Modelled(machine)
+    pace: Pace = Modelled(machine, _drafts(options))
     build = Build(
         name=machine.device.name,
         scheduler=scheduler,
@@ -164,6 +176,14 @@ def _fleet(options: SimulateOptions, machine: Replica, longest: int) -> FleetPla
         seed=options.seed,
         leaps=not options.step_by_step,
     )
+
+
+def _drafts(options: SimulateOptions) -> Speculation | None:
+    if not options.num_speculative_tokens:
+        return None
+    if options.acceptance is None:
+        raise BadInput("speculation needs the acceptance of drafts", fix="give --acceptance")
+    return Speculation(num_tokens=options.num_speculative_tokens, acceptance=options.acceptance)
 
 
 def _transfer(machine: Replica) -> Callable[[int], float]:
@@ -219,7 +239,11 @@ def _arranged(
     lengths: Sequence[tuple[int, int, tuple[int, ...]]],
     at_s: Sequence[float],
 ) -> list[Request]:
-    """Requests in order; `batch_share` of them, drawn by the seed, may wait for the others."""
+    """Requests in order; `batch_share` of them, drawn by the seed, may wait for the others, and
+    wait for the off-peak window where there is one."""
+    window = None if options.off_peak is None else OffPeak.parse(options.off_peak)
+    if window is not None and not options.batch_share:
+        raise BadInput("--off-peak has no effect without --batch-share", value=options.off_peak)
     drawn = np.random.default_rng(options.seed + 1).random(len(lengths))
     return [
         Request(
@@ -231,6 +255,7 @@ def _arranged(
             session=str(i),
             priority=int(low),
             kind="batch" if low else "",
+            not_before_s=window.opens_s(at) if low and window is not None else 0.0,
         )
         for i, ((num_prompt, num_output, blocks), at, low) in enumerate(
             zip(lengths, at_s, (drawn < options.batch_share).tolist(), strict=True)

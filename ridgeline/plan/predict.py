@@ -34,6 +34,7 @@ from ridgeline.plan.layout import Layout
 from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.memory import MemoryAsked, memory, require_fit
 from ridgeline.plan.outline import load_outline
+from ridgeline.plan.speculation import Speculation
 
 MAX_NUM_BATCHED_TOKENS = 8192
 MAX_NUM_SEQS = 256
@@ -41,7 +42,11 @@ ENGINE_TOKENS, ENGINE_SEATS = 512, 64  # what Ridgeline's own engine has by defa
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One question; dtypes None: as the checkpoint stores them. `cached`: prompt tokens hit."""
+    """One question; dtypes None: as the checkpoint stores them. `cached`: prompt tokens hit.
+
+    With `num_speculative_tokens` drafts per step, of which each is accepted with the probability
+    `acceptance`, drafted by `draft_model` on the same devices (None: by lookup, for nothing).
+    """
 
     model: str
     device: str
@@ -55,6 +60,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kv_dtype: str | None = None
     cached: int = 0
     max_num_batched_tokens: int | None = None
+    num_speculative_tokens: int = 0
+    acceptance: float | None = None
+    draft_model: str | None = None
 
     def tokens_per_step(self, machine: Replica) -> int:
         """As asked, or the default of the engine that the device was calibrated with."""
@@ -124,8 +132,13 @@ def predict_on(machine: Replica, point: Point, asked: MemoryAsked | None = None)
     asked = asked or _memory_asked(machine, point)
     fits = memory(machine, asked)
     require_fit(machine, fits, context, point.batch)
-    at = timing(machine, point)
-    decode = machine.uniform(_decoding(machine, point), 1, _middle(point), sampled=point.batch)
+    drafts = speculation_of(machine, point)
+    at = timing(machine, point, drafts)
+    batch = _decoding(machine, point)
+    if drafts is None:
+        decode = machine.uniform(batch, 1, _middle(point), sampled=batch)
+    else:
+        decode = drafts.verify(machine, batch, _middle(point))
     first = machine.uniform(1, min(point.isl - point.cached, tokens), point.cached, sampled=1)
     eff, device = machine.efficiency, machine.device
     return Prediction(
@@ -182,10 +195,38 @@ def _middle(point: Point) -> int:
     return point.isl + point.osl // 2
 
 
-def timing(machine: Replica, point: Point) -> Timing:
+def speculation_of(machine: Replica, point: Point) -> Speculation | None:
+    """What the point says of drafts; BadInput where it says half of it."""
+    if not point.num_speculative_tokens:
+        if point.acceptance is not None or point.draft_model is not None:
+            raise BadInput(
+                "acceptance and draft_model have no effect without drafts",
+                value=point.acceptance if point.draft_model is None else point.draft_model,
+                fix="give num_speculative_tokens",
+            )
+        return None
+    if point.acceptance is None:
+        raise BadInput(
+            "speculation needs the acceptance of drafts",
+            value=point.num_speculative_tokens,
+            fix="measure it: ridgeline bench prints drafted and accepted tokens",
+        )
+    draft = None
+    if point.draft_model is not None:
+        outline = _outline(point.draft_model)
+        draft = replica(outline, machine.device, machine.layout, kv_dtype=machine.kv_dtype)
+    return Speculation(
+        num_tokens=point.num_speculative_tokens, acceptance=point.acceptance, draft=draft
+    )
+
+
+def timing(machine: Replica, point: Point, drafts: Speculation | None = None) -> Timing:
     """The seconds of a point, whether it fits or not."""
     batch = _decoding(machine, point)
-    decode_s = machine.uniform(batch, 1, _middle(point), sampled=batch).seconds
+    if drafts is None:
+        decode_s = machine.uniform(batch, 1, _middle(point), sampled=batch).seconds
+    else:
+        decode_s = drafts.decode_s(machine, batch, _middle(point))
     ttft_s, prefill_s = _prefill(machine, point, batch, decode_s)
     if machine.calibration is not None:
         ttft_s += machine.calibration.overheads.first_s
