@@ -66,7 +66,8 @@ def hour() -> None:
 
 def main() -> None:
     if sys.argv[1:] == ["hour"]:
-        return hour()
+        hour()
+        return
     count, replicas, rate = (
         float(given) if given else default
         for given, default in zip([*sys.argv[1:4], "", "", ""][:3], (10_000, 100, 200), strict=True)

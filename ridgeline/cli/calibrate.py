@@ -102,7 +102,7 @@ def runs_of(model: str, formats: str | None) -> tuple[Run, ...]:
 
 def settings_of(run: Run, kv_bytes: int = 1 << 29) -> Settings:
     """Enough cache for every measured context."""
-    limit = resolve(settings_from({"model": run.model})).spec.max_positions
+    limit = load_outline(run.model).max_positions
     return settings_from(
         {
             "model": run.model,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ridgeline.cli.bench_flags import WORKLOADS
+from ridgeline.cli.calibrate_flags import calibrate
 
 _SHAPE = "A published shape's name, a config.json, or a model directory."
 _WEIGHTS = "float32, bfloat16, float16, fp8, int8, int4, mxfp4 (default: as stored)."
@@ -24,6 +25,19 @@ Calibrated = Annotated[
         metavar="FILE",
     ),
 ]
+Drafts = Annotated[int, typer.Option(help="Speculation: drafts per sequence and step.")]
+Acceptance = Annotated[float | None, typer.Option(help="Probability that a draft is accepted.")]
+OffPeakHours = Annotated[
+    str | None,
+    typer.Option(help="When those are served, as 22:00-06:00@18:30 (@: the start's time)."),
+]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option(help="What if: a setting and values, as replicas=2,4,8; may be repeated."),
+]
+Workers = Annotated[
+    int | None, typer.Option(help="With --sweep: fleets at a time (default: one per core).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -34,28 +48,6 @@ def add_plan_commands(app: typer.Typer) -> None:
     app.command()(plan)
     app.command()(simulate)
     app.command()(cost)
-
-
-def calibrate(
-    engine: Annotated[
-        str, typer.Option(help="A model for Ridgeline's own engine, larger than the caches.")
-    ],
-    quantization: Annotated[
-        str | None,
-        typer.Option(
-            help="Its formats, with commas: dense, int8, int4, bf16 (default: 3 of them)."
-        ),
-    ] = None,
-    output: Annotated[
-        Path, typer.Option(help="Where to write the calibration.", metavar="FILE")
-    ] = Path("calibration.json"),
-    budget: Annotated[float, typer.Option(help="Seconds to measure, models' loading apart.")] = 150,
-    json: Json = False,
-) -> None:
-    """Learn from at most five short runs how fast this machine is; predict and simulate with it."""
-    from ridgeline.cli.calibrate import command, runs_of
-
-    command(runs_of(engine, quantization), output, budget, json)
 
 
 def predict(
@@ -73,10 +65,8 @@ def predict(
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(help="Tokens per step (default: 8192; calibrated: 512).")
     ] = None,
-    num_speculative_tokens: Annotated[int, typer.Option(help="Drafts per sequence and step.")] = 0,
-    acceptance: Annotated[
-        float | None, typer.Option(help="Probability that a draft is accepted.")
-    ] = None,
+    num_speculative_tokens: Drafts = 0,
+    acceptance: Acceptance = None,
     draft_model: Annotated[
         str | None, typer.Option(help="What drafts, on the same devices (default: lookup, free).")
     ] = None,
@@ -218,16 +208,9 @@ def simulate(
     batch_share: Annotated[
         float, typer.Option(help="Share of requests that may wait for the others.")
     ] = 0.0,
-    off_peak: Annotated[
-        str | None,
-        typer.Option(help="When those are served, as 22:00-06:00@18:30 (@: the start's time)."),
-    ] = None,
-    num_speculative_tokens: Annotated[
-        int, typer.Option(help="Drafts per sequence and step, by lookup.")
-    ] = 0,
-    acceptance: Annotated[
-        float | None, typer.Option(help="Probability that a draft is accepted.")
-    ] = None,
+    off_peak: OffPeakHours = None,
+    num_speculative_tokens: Drafts = 0,
+    acceptance: Acceptance = None,
     replicas: Annotated[int, typer.Option(help="Replicas (with --autoscale: at least).")] = 1,
     decode_replicas: Annotated[
         int, typer.Option(help="Disaggregate: so many replicas decode, the others prefill.")
@@ -260,13 +243,8 @@ def simulate(
     ] = None,
     repair_s: Annotated[float, typer.Option(help="Seconds until a failed one is back.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Decides every number.")] = 0,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(help="What if: a setting and values, as replicas=2,4,8; may be repeated."),
-    ] = None,
-    num_workers: Annotated[
-        int | None, typer.Option(help="With --sweep: fleets at a time (default: one per core).")
-    ] = None,
+    sweep: Sweep = None,
+    num_workers: Workers = None,
     step_by_step: Annotated[
         bool, typer.Option("--step-by-step", help="No leaps over calm steps: slow, the same.")
     ] = False,
