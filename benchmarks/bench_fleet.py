@@ -1,6 +1,7 @@
 """What a simulated request costs: a fleet of Llama-3.1-8B on H100s, the fast way and step by step.
 
     python benchmarks/bench_fleet.py [requests] [replicas] [requests per second]
+    python benchmarks/bench_fleet.py hour     720,000 requests to 100 replicas, and parts of it
 
 Prints microseconds of one core per request, interleaved, medians of five. The step-by-step way
 serves a twentieth of the requests.
@@ -15,8 +16,9 @@ import time
 
 import numpy as np
 
-from ridgeline.engine.core import BlockPool, Limits, NoPrefixCache, Scheduler, make_policy
+from ridgeline.engine.core import Limits, NoPrefixCache, Scheduler, make_policy
 from ridgeline.hardware.catalogue import find_accelerator
+from ridgeline.plan.counted_pool import CountedPool
 from ridgeline.plan.fleet import Build, FleetPlan, Request, simulate_fleet
 from ridgeline.plan.machine import replica
 from ridgeline.plan.outline import load_outline
@@ -27,7 +29,7 @@ ROUNDS = 5
 
 def make_scheduler() -> Scheduler:
     limits = Limits(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=32_768)
-    return Scheduler(limits, make_policy("continuous"), BlockPool(25_000, 16), NoPrefixCache())
+    return Scheduler(limits, make_policy("continuous"), CountedPool(25_000, 16), NoPrefixCache())
 
 
 def load(count: int, rate: float, seed: int) -> list[Request]:
@@ -51,7 +53,21 @@ def cost_us(requests: list[Request], replicas: int, leaps: bool) -> float:
     return (time.perf_counter() - began_s) / len(requests) * 1e6
 
 
+def hour() -> None:
+    """The whole thing for real, and how it grows: an eighth and a half of the hour before it."""
+    gc.disable()
+    for count in (90_000, 360_000, 720_000):
+        requests = load(count, 200.0, 0)
+        took_s = cost_us(requests, 100, True) * count / 1e6
+        print(
+            f"{count:9,} requests: {took_s:6.1f} s, {took_s / count * 1e6:.0f} us each", flush=True
+        )
+
+
 def main() -> None:
+    if sys.argv[1:] == ["hour"]:
+        hour()
+        return
     count, replicas, rate = (
         float(given) if given else default
         for given, default in zip([*sys.argv[1:4], "", "", ""][:3], (10_000, 100, 200), strict=True)

@@ -52,6 +52,7 @@ class CostOptions(msgspec.Struct, frozen=True, kw_only=True):
     prices: Path | None
     accept_stale: bool
     catalogue: Path | None
+    calibration: Path | None
     today: date
 
 
@@ -86,7 +87,9 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
 def command(options: CostOptions, as_json: bool) -> int:
     """Compare and print; the exit code."""
     demand = _demand(options)
-    device = find_accelerator(options.device, read_catalogue(options.catalogue))
+    device = find_accelerator(
+        options.device, read_catalogue(options.catalogue, options.calibration)
+    )
     per_device, basis, notes = _per_device(options, device)
     fleet = _fleet(options, demand, per_device)
     usage = Usage(
@@ -136,7 +139,10 @@ def _per_device(options: CostOptions, device: Accelerator) -> tuple[float, str, 
 
 
 def _fleet(options: CostOptions, demand: Demand, per_device: float) -> Candidate:
-    outline, catalogue = load_outline(options.model), read_catalogue(options.catalogue)
+    outline, catalogue = (
+        load_outline(options.model),
+        read_catalogue(options.catalogue, options.calibration),
+    )
     space = Space(
         devices=(find_accelerator(options.device, catalogue).name,),
         dollars_per_device_hour=per_device,

@@ -48,6 +48,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_devices: int
     max_model_len: int | None
     catalogue: Path | None
+    calibration: Path | None
     manifests: Path | None
     html: Path | None
     seed: int = 0
@@ -70,7 +71,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def command(options: PlanOptions, as_json: bool) -> int:
     """Plan and print; the exit code. Raises UserError where no fleet can keep the promise."""
-    outline, catalogue = load_outline(options.model), read_catalogue(options.catalogue)
+    outline, catalogue = (
+        load_outline(options.model),
+        read_catalogue(options.catalogue, options.calibration),
+    )
     demand, slo = _demand(options), Slo.parse(options.slo)
     space = _space(options, catalogue)
     found = search(outline, demand, slo, space, catalogue)

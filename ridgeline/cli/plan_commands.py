@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ridgeline.cli.bench_flags import WORKLOADS
+from ridgeline.cli.calibrate_flags import calibrate
 
 _SHAPE = "A published shape's name, a config.json, or a model directory."
 _WEIGHTS = "float32, bfloat16, float16, fp8, int8, int4, mxfp4 (default: as stored)."
@@ -16,11 +17,33 @@ Catalogue = Annotated[
     Path | None,
     typer.Option(help="A catalogue of accelerators instead of ours (TOML).", metavar="FILE"),
 ]
+Calibrated = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration",
+        help="A file of `ridgeline calibrate`: adds its device, by default this-machine.",
+        metavar="FILE",
+    ),
+]
+Drafts = Annotated[int, typer.Option(help="Speculation: drafts per sequence and step.")]
+Acceptance = Annotated[float | None, typer.Option(help="Probability that a draft is accepted.")]
+OffPeakHours = Annotated[
+    str | None,
+    typer.Option(help="When those are served, as 22:00-06:00@18:30 (@: the start's time)."),
+]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option(help="What if: a setting and values, as replicas=2,4,8; may be repeated."),
+]
+Workers = Annotated[
+    int | None, typer.Option(help="With --sweep: fleets at a time (default: one per core).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def add_plan_commands(app: typer.Typer) -> None:
     """Register them."""
+    app.command()(calibrate)
     app.command()(predict)
     app.command()(plan)
     app.command()(simulate)
@@ -39,7 +62,14 @@ def predict(
     weight_dtype: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
     kv_dtype: Annotated[str | None, typer.Option(help=_KV)] = None,
     cached: Annotated[int, typer.Option(help="Prompt tokens that the prefix cache holds.")] = 0,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Tokens per step (default: 8192; calibrated: 512).")
+    ] = None,
+    num_speculative_tokens: Drafts = 0,
+    acceptance: Acceptance = None,
+    draft_model: Annotated[
+        str | None, typer.Option(help="What drafts, on the same devices (default: lookup, free).")
+    ] = None,
     input: Annotated[
         str | None, typer.Option(help="JSONL of points; - reads stdin.", metavar="FILE")
     ] = None,
@@ -47,26 +77,35 @@ def predict(
         Path | None, typer.Option(help="Write JSONL there, not to stdout.", metavar="FILE")
     ] = None,
     catalogue: Catalogue = None,
+    calibration: Calibrated = None,
     list_models: Annotated[
         bool, typer.Option("--list-models", help="Print the known shapes and devices.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Predict time, throughput and memory of an operating point, from arithmetic alone."""
-    from ridgeline.cli.predict import answer_file, answer_one, list_known
+    from ridgeline.cli.predict import (
+        answer_file,
+        answer_one,
+        chosen_device,
+        list_known,
+        read_catalogue,
+    )
     from ridgeline.errors import BadInput
     from ridgeline.plan.predict import Point
 
+    rows = read_catalogue(catalogue, calibration)
     if list_models:
-        list_known(catalogue)
+        list_known(rows)
         return
     if input is not None:
         if model is not None or device is not None:
             raise BadInput("MODEL and --device have no effect with --input", value=input)
-        code = answer_file(input, output, catalogue)
+        code = answer_file(input, output, rows)
         if code:
             raise typer.Exit(code)
         return
+    device = chosen_device(device, rows)
     if model is None or device is None:
         raise BadInput("predict needs a MODEL and a --device, or --input FILE", value=model)
     if output is not None:
@@ -84,8 +123,11 @@ def predict(
         kv_dtype=kv_dtype,
         cached=cached,
         max_num_batched_tokens=max_num_batched_tokens,
+        num_speculative_tokens=num_speculative_tokens,
+        acceptance=acceptance,
+        draft_model=draft_model,
     )
-    answer_one(point, catalogue, json)
+    answer_one(point, rows, json)
 
 
 def plan(
@@ -116,6 +158,7 @@ def plan(
         int | None, typer.Option(help="For the commands (default: the longest request).")
     ] = None,
     catalogue: Catalogue = None,
+    calibration: Calibrated = None,
     manifests: Annotated[
         Path | None,
         typer.Option(help="Write Kubernetes and Ray Serve manifests there.", metavar="FOLDER"),
@@ -142,6 +185,7 @@ def plan(
         max_devices=max_devices,
         max_model_len=max_model_len,
         catalogue=catalogue,
+        calibration=calibration,
         manifests=manifests,
         html=html,
     )
@@ -150,7 +194,9 @@ def plan(
 
 def simulate(
     model: Annotated[str, typer.Argument(help=_SHAPE, show_default=False)],
-    device: Annotated[str, typer.Option(help="An accelerator of the catalogue.")],
+    device: Annotated[
+        str | None, typer.Option(help="An accelerator of the catalogue, or the calibrated one.")
+    ] = None,
     workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
     isl: Annotated[int | None, typer.Option(help="Prompt tokens (default: 1024).")] = None,
     osl: Annotated[int | None, typer.Option(help="Answer tokens (default: 256).")] = None,
@@ -162,6 +208,9 @@ def simulate(
     batch_share: Annotated[
         float, typer.Option(help="Share of requests that may wait for the others.")
     ] = 0.0,
+    off_peak: OffPeakHours = None,
+    num_speculative_tokens: Drafts = 0,
+    acceptance: Acceptance = None,
     replicas: Annotated[int, typer.Option(help="Replicas (with --autoscale: at least).")] = 1,
     decode_replicas: Annotated[
         int, typer.Option(help="Disaggregate: so many replicas decode, the others prefill.")
@@ -175,8 +224,12 @@ def simulate(
     weight_dtype: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
     kv_dtype: Annotated[str | None, typer.Option(help=_KV)] = None,
     slo: Annotated[str | None, typer.Option(help="The promise, in ms.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Seats of a replica.")] = 256,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens per step.")] = 8192,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Seats of a replica (default: 256; calibrated: 64).")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Tokens per step (default: 8192; calibrated: 512).")
+    ] = None,
     enable_prefix_caching: Annotated[
         bool, typer.Option(help="Share what recorded prompts have in common.")
     ] = False,
@@ -190,10 +243,13 @@ def simulate(
     ] = None,
     repair_s: Annotated[float, typer.Option(help="Seconds until a failed one is back.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Decides every number.")] = 0,
+    sweep: Sweep = None,
+    num_workers: Workers = None,
     step_by_step: Annotated[
         bool, typer.Option("--step-by-step", help="No leaps over calm steps: slow, the same.")
     ] = False,
     catalogue: Catalogue = None,
+    calibration: Calibrated = None,
     html: Annotated[Path | None, typer.Option(help="Write a page.", metavar="FILE")] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Write a Chrome trace, for Perfetto.", metavar="FILE")
@@ -221,6 +277,9 @@ def simulate(
         num_prompts=num_prompts,
         replay_speed=replay_speed,
         batch_share=batch_share,
+        off_peak=off_peak,
+        num_speculative_tokens=num_speculative_tokens,
+        acceptance=acceptance,
         slo=slo,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -231,11 +290,19 @@ def simulate(
         mtbf_s=mtbf_s,
         repair_s=repair_s,
         catalogue=catalogue,
+        calibration=calibration,
         html=html,
         trace=trace,
         seed=seed,
         step_by_step=step_by_step,
     )
+    if sweep:
+        from ridgeline.cli.sweep import command as sweep_command
+
+        code = sweep_command(options, sweep, num_workers, json)
+        if code:
+            raise typer.Exit(code)
+        return
     command(options, json)
 
 
@@ -275,6 +342,7 @@ def cost(
         bool, typer.Option("--accept-stale", help="Use prices older than a year, and say so.")
     ] = False,
     catalogue: Catalogue = None,
+    calibration: Calibrated = None,
     json: Json = False,
 ) -> None:
     """Compare a fleet of your own with providers' prices: per request, per month, break-even."""
@@ -313,6 +381,7 @@ def cost(
         prices=prices,
         accept_stale=accept_stale,
         catalogue=catalogue,
+        calibration=calibration,
         today=date.today(),
     )
     command(options, json)

@@ -13,34 +13,45 @@ from rich.table import Table
 
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, load_catalogue
+from ridgeline.plan.calibration import MeasuredDevice, load_calibration
 from ridgeline.plan.outline import known_shapes
 from ridgeline.plan.predict import Point, Prediction, predict, predict_lines
 
 MENDABLE = 2
 
 
-def read_catalogue(path: Path | None) -> dict[str, Accelerator]:
-    """The user's catalogue, or Ridgeline's."""
+def read_catalogue(path: Path | None, calibration: Path | None = None) -> dict[str, Accelerator]:
+    """The user's catalogue, or Ridgeline's; with a calibration's device in front, if one is named.
+
+    BadInput for a file that cannot be read.
+    """
+    measured = None if calibration is None else load_calibration(calibration).accelerator()
+    rows = {} if measured is None else {measured.name: measured}
     if path is None:
-        return load_catalogue()
+        return {**rows, **load_catalogue()}
     try:
-        return load_catalogue(path.read_text(encoding="utf-8"))
+        return {**rows, **load_catalogue(path.read_text(encoding="utf-8"))}
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("cannot read the catalogue", value=str(path), fix=str(error)) from None
 
 
-def answer_one(point: Point, catalogue: Path | None, as_json: bool) -> None:
+def chosen_device(asked: str | None, rows: dict[str, Accelerator]) -> str | None:
+    """The device as asked; without, the measured one, where there is one."""
+    measured = (row.name for row in rows.values() if isinstance(row, MeasuredDevice))
+    return asked or next(measured, None)
+
+
+def answer_one(point: Point, rows: dict[str, Accelerator], as_json: bool) -> None:
     """Print one prediction. Raises UserError where the point cannot be run."""
-    found = predict(point, read_catalogue(catalogue))
+    found = predict(point, rows)
     if as_json:
         print(json_lib.dumps(msgspec.to_builtins(found)))
         return
     Console(highlight=False).print(_table(point, found))
 
 
-def answer_file(source: str, output: Path | None, catalogue: Path | None) -> int:
+def answer_file(source: str, output: Path | None, rows: dict[str, Accelerator]) -> int:
     """Answer every line; 2 where any could not be answered."""
-    rows = read_catalogue(catalogue)
     failed = False
     stream = sys.stdout if output is None else output.open("w", encoding="utf-8")
     try:
@@ -53,6 +64,13 @@ def answer_file(source: str, output: Path | None, catalogue: Path | None) -> int
     return MENDABLE if failed else 0
 
 
+def list_known(rows: dict[str, Accelerator]) -> None:
+    """Names that `predict` and `plan` take."""
+    out = Console(highlight=False)
+    out.print("models:  " + " ".join(known_shapes()))
+    out.print("devices: " + " ".join(rows))
+
+
 def _lines(source: str) -> Iterator[str]:
     if source == "-":
         yield from sys.stdin
@@ -62,13 +80,6 @@ def _lines(source: str) -> Iterator[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("cannot read the points", value=source, fix=str(error)) from None
     yield from text.split("\n")
-
-
-def list_known(catalogue: Path | None) -> None:
-    """Names that `predict` and `plan` take."""
-    out = Console(highlight=False)
-    out.print("models:  " + " ".join(known_shapes()))
-    out.print("devices: " + " ".join(read_catalogue(catalogue)))
 
 
 def _table(point: Point, found: Prediction) -> Table:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ridgeline.cli.lengths import is_text, workload_lengths
-from ridgeline.cli.predict import read_catalogue
+from ridgeline.cli.predict import chosen_device, read_catalogue
 from ridgeline.engine.core import (
     BlockPool,
     Limits,
@@ -26,6 +26,7 @@ from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
+from ridgeline.plan.counted_pool import CountedPool
 from ridgeline.plan.fleet import (
     Build,
     Faults,
@@ -40,8 +41,11 @@ from ridgeline.plan.formats import kv_dtype, weight_dtype
 from ridgeline.plan.layout import NETWORK_BYTES_S, Layout
 from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.memory import BLOCK_SIZE, MemoryAsked, memory, require_fit
+from ridgeline.plan.off_peak import OffPeak
 from ridgeline.plan.outline import load_outline
 from ridgeline.plan.pace import Modelled, Pace
+from ridgeline.plan.predict import limits_of
+from ridgeline.plan.speculation import Speculation
 from ridgeline.records import RunTrace, Slo
 
 SHOWN_REQUESTS = 4000
@@ -51,7 +55,7 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The command's flags."""
 
     model: str
-    device: str
+    device: str | None
     tp: int
     pp: int
     ep: int
@@ -67,9 +71,12 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_prompts: int
     replay_speed: float | None
     batch_share: float
+    off_peak: str | None
+    num_speculative_tokens: int
+    acceptance: float | None
     slo: str | None
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
     prefix_caching: bool
     autoscale: int | None
     target_in_flight: float
@@ -77,26 +84,32 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     mtbf_s: float | None
     repair_s: float
     catalogue: Path | None
+    calibration: Path | None
     html: Path | None
     trace: Path | None
     seed: int
     step_by_step: bool
 
 
-def command(options: SimulateOptions, as_json: bool) -> int:
-    """Simulate and print; the exit code."""
-    slo = None if options.slo is None else Slo.parse(options.slo)
+def run(options: SimulateOptions) -> tuple[Replica, Outcome]:
+    """One fleet under one load; all that decides it is in the options."""
     requests = _requests(options)
     machine = _machine(options)
     longest = max(request.num_prompt + request.num_output for request in requests)
     plan = _fleet(options, machine, longest)
     gc.disable()  # nothing here is garbage in cycles, and there are millions of records to walk
     try:
-        outcome = simulate_fleet(requests, plan)
+        return machine, simulate_fleet(requests, plan)
     finally:
         gc.enable()
+
+
+def command(options: SimulateOptions, as_json: bool) -> int:
+    """Simulate and print; the exit code."""
+    slo = None if options.slo is None else Slo.parse(options.slo)
+    machine, outcome = run(options)
     found = summarise(outcome, slo)
-    _write(options, outcome, slo)
+    _write(options, machine.device.name, outcome, slo)
     if as_json:
         print(json_lib.dumps(msgspec.to_builtins(found)))
         return 0
@@ -108,9 +121,13 @@ def command(options: SimulateOptions, as_json: bool) -> int:
 
 
 def _machine(options: SimulateOptions) -> Replica:
+    rows = read_catalogue(options.catalogue, options.calibration)
+    device = chosen_device(options.device, rows)
+    if device is None:
+        raise BadInput("simulate needs a --device, or a --calibration", value=device)
     return replica(
         load_outline(options.model),
-        find_accelerator(options.device, read_catalogue(options.catalogue)),
+        find_accelerator(device, rows),
         Layout(tp=options.tp, pp=options.pp, ep=options.ep),
         weight_dtype=None if options.weight_dtype is None else weight_dtype(options.weight_dtype),
         kv_dtype=None if options.kv_dtype is None else kv_dtype(options.kv_dtype),
@@ -124,23 +141,23 @@ def _fleet(options: SimulateOptions, machine: Replica, longest: int) -> FleetPla
             value=str(machine.layout),
             fix="use tp, and ep up to tp",
         )
-    asked = MemoryAsked(
-        max_num_batched_tokens=options.max_num_batched_tokens, max_num_seqs=options.max_num_seqs
-    )
+    seats, tokens = limits_of(machine, options.max_num_seqs, options.max_num_batched_tokens)
+    asked = MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=seats)
     fits = memory(machine, asked)
     require_fit(machine, fits, longest)
     limits = Limits(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=seats,
+        max_num_batched_tokens=tokens,
         max_model_len=min(machine.outline.max_positions, max(longest, 1)),
     )
 
     def scheduler() -> Scheduler:
-        pool = BlockPool(fits.kv_tokens // BLOCK_SIZE, BLOCK_SIZE)
+        num_blocks = fits.kv_tokens // BLOCK_SIZE
+        pool = (BlockPool if options.prefix_caching else CountedPool)(num_blocks, BLOCK_SIZE)
         cache = PrefixCache(pool) if options.prefix_caching else NoPrefixCache()
         return Scheduler(limits, make_policy("continuous"), pool, cache)
 
-    pace: Pace = Modelled(machine)
+    pace: Pace = Modelled(machine, _drafts(options))
     build = Build(
         name=machine.device.name,
         scheduler=scheduler,
@@ -159,6 +176,14 @@ def _fleet(options: SimulateOptions, machine: Replica, longest: int) -> FleetPla
         seed=options.seed,
         leaps=not options.step_by_step,
     )
+
+
+def _drafts(options: SimulateOptions) -> Speculation | None:
+    if not options.num_speculative_tokens:
+        return None
+    if options.acceptance is None:
+        raise BadInput("speculation needs the acceptance of drafts", fix="give --acceptance")
+    return Speculation(num_tokens=options.num_speculative_tokens, acceptance=options.acceptance)
 
 
 def _transfer(machine: Replica) -> Callable[[int], float]:
@@ -214,7 +239,11 @@ def _arranged(
     lengths: Sequence[tuple[int, int, tuple[int, ...]]],
     at_s: Sequence[float],
 ) -> list[Request]:
-    """Requests in order; `batch_share` of them, drawn by the seed, may wait for the others."""
+    """Requests in order; `batch_share` of them, drawn by the seed, may wait for the others, and
+    wait for the off-peak window where there is one."""
+    window = None if options.off_peak is None else OffPeak.parse(options.off_peak)
+    if window is not None and not options.batch_share:
+        raise BadInput("--off-peak has no effect without --batch-share", value=options.off_peak)
     drawn = np.random.default_rng(options.seed + 1).random(len(lengths))
     return [
         Request(
@@ -226,6 +255,7 @@ def _arranged(
             session=str(i),
             priority=int(low),
             kind="batch" if low else "",
+            not_before_s=window.opens_s(at) if low and window is not None else 0.0,
         )
         for i, ((num_prompt, num_output, blocks), at, low) in enumerate(
             zip(lengths, at_s, (drawn < options.batch_share).tolist(), strict=True)
@@ -233,11 +263,11 @@ def _arranged(
     ]
 
 
-def _write(options: SimulateOptions, outcome: Outcome, slo: Slo | None) -> None:
+def _write(options: SimulateOptions, device: str, outcome: Outcome, slo: Slo | None) -> None:
     if options.html is None and options.trace is None:
         return
     run = RunTrace(
-        target=f"{options.replicas} x {options.model} on {options.device} (simulated)",
+        target=f"{options.replicas} x {options.model} on {device} (simulated)",
         workload=options.workload or f"synthetic:input={options.isl},output={options.osl}",
         arrivals=f"poisson:{options.rate:g}" if options.replay_speed is None else "recorded",
         seed=options.seed,

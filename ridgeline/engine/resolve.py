@@ -18,8 +18,8 @@ import torch
 
 from ridgeline.engine.attention import choose as choose_attention
 from ridgeline.engine.attention.base import Site
+from ridgeline.engine.core.kv_budget import BudgetAsked, KvBudget, kv_budget
 from ridgeline.engine.forward import choose as choose_forward
-from ridgeline.engine.kv_budget import BudgetAsked, KvBudget, kv_budget
 from ridgeline.engine.model.dtype import resolve_dtype
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.speculate.resolve import Speculation, resolve_speculation

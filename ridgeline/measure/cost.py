@@ -12,9 +12,7 @@ import math
 import msgspec
 
 from ridgeline.errors import BadInput
-
-MILLION = 1e6
-HOUR_S = 3600.0
+from ridgeline.records.price import dollars_each, dollars_per_million
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,17 +40,17 @@ def cost_of(
     """`prefill_share` of the served time went into prompts; None where it is not known."""
     if not (math.isfinite(dollars_per_hour) and dollars_per_hour >= 0):
         raise BadInput("the price per hour must not be negative", value=dollars_per_hour)
-    per_s = dollars_per_hour / HOUR_S
 
-    def each(rate: float | None, share: float | None = 1.0, unit: float = 1.0) -> float | None:
-        return share * per_s / rate * unit if rate and share is not None else None
+    def tokens(tok_s: float, share: float | None = 1.0) -> float | None:
+        return None if share is None else dollars_per_million(dollars_per_hour, tok_s, share)
 
     rest = None if prefill_share is None else 1 - prefill_share
+    good = None if goodput_req_s is None else dollars_each(dollars_per_hour, goodput_req_s)
     return Cost(
         dollars_per_hour=dollars_per_hour,
-        per_million_output=each(output_tok_s, unit=MILLION),
-        per_million_input_split=each(input_tok_s, prefill_share, MILLION),
-        per_million_output_split=each(output_tok_s, rest, MILLION),
-        per_request=each(request_rate),
-        per_good_request=each(goodput_req_s),
+        per_million_output=tokens(output_tok_s),
+        per_million_input_split=tokens(input_tok_s, prefill_share),
+        per_million_output_split=tokens(output_tok_s, rest),
+        per_request=dollars_each(dollars_per_hour, request_rate),
+        per_good_request=good,
     )

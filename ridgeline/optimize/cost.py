@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ridgeline.records.price import dollars_per_million
+
 NOTIONAL_PRICE = 1.0
 
 
@@ -29,10 +31,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 def cost_of(price: Price, good_output_tok_s: float, good_input_tok_s: float) -> Cost:
     """The whole bill divided by output tokens alone, and by input and output tokens together."""
     return Cost(
-        output_dollars_per_mtok=_per_million(price, good_output_tok_s),
-        total_dollars_per_mtok=_per_million(price, good_output_tok_s + good_input_tok_s),
+        output_dollars_per_mtok=dollars_per_million(price.dollars_per_hour, good_output_tok_s),
+        total_dollars_per_mtok=dollars_per_million(
+            price.dollars_per_hour, good_output_tok_s + good_input_tok_s
+        ),
     )
-
-
-def _per_million(price: Price, tok_s: float) -> float | None:
-    return price.dollars_per_hour / (tok_s * 3600) * 1e6 if tok_s > 0 else None

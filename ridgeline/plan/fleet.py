@@ -18,10 +18,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
 
 import numpy as np
 
 from ridgeline.engine.core.leap import implant
+from ridgeline.engine.core.prefix import NoPrefixCache
 from ridgeline.errors import BadInput
 from ridgeline.plan.fleet_records import (
     Build,
@@ -84,6 +86,10 @@ class _World:
         self.area = self.seen_s = 0.0
         self.sizes: list[tuple[float, int]] = []
         self.samplings: dict[int, Sampling] = {}
+        self.reads_prompts = any(
+            not isinstance(build.scheduler().cache, NoPrefixCache)
+            for build in dict.fromkeys((*plan.builds, *plan.decode))
+        )
         for pool, builds in enumerate((plan.builds, plan.decode)):
             for build in builds:
                 self._hire(build, pool, 0.0)
@@ -106,7 +112,7 @@ class _World:
             self._clock(at_s)
             if arrives_s <= wakes_s:
                 self.num_open += 1
-                self._route(next_up, 0)
+                self._arrive(next_up)
                 next_up += 1
             else:
                 self._wake(*heapq.heappop(heap))
@@ -140,6 +146,14 @@ class _World:
 
     # -- requests
 
+    def _arrive(self, index: int) -> None:
+        """To a replica at once, or when the request may be served."""
+        opens_s = self.lives[index].request.not_before_s
+        if opens_s > self.now_s:
+            self._at(opens_s, partial(self._route, index, 0))
+        else:
+            self._route(index, 0)
+
     def _route(self, index: int, pool: int) -> None:
         """Send request `index` to a replica of the pool, or park it until one is up."""
         active = self.active[pool]
@@ -159,7 +173,7 @@ class _World:
         self._watch(member)
 
     def _ask(self, name: str, request: Request, pool: int) -> Ask:
-        prompt = _prompt(name, request)
+        prompt = _prompt(name, request) if self.reads_prompts else _anything(request.num_prompt)
         num_output = request.num_output
         if self.plan.decode:
             prompt, num_output = (prompt, 1) if pool == 0 else ((*prompt, FILLER), num_output - 1)
@@ -315,6 +329,11 @@ class _World:
             num_events=self.num_events,
             num_replicas=tuple(self.sizes),
         )
+
+
+@lru_cache(maxsize=4096)
+def _anything(num_tokens: int) -> tuple[int, ...]:
+    return (FILLER,) * num_tokens
 
 
 def _prompt(name: str, request: Request) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ from ridgeline.plan.station import Station
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One arrival. `prefix`: ids of the prompt's leading blocks of `prefix_block` tokens; equal ids
-    are equal tokens. What is beyond them is the request's own. Lower `priority` goes first."""
+    are equal tokens. What is beyond them is the request's own. Lower `priority` goes first.
+    `not_before_s`: held back until then; its times count from `at_s` all the same."""
 
     at_s: float
     num_prompt: int
@@ -25,6 +26,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     priority: int = 0
     kind: str = ""
+    not_before_s: float = 0.0
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):

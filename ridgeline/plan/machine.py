@@ -16,8 +16,9 @@ from typing import Literal
 
 import msgspec
 
-from ridgeline.errors import BadInput
+from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
+from ridgeline.plan.calibration import Calibration, MeasuredDevice, Part, Priced, Work
 from ridgeline.plan.efficiency import Efficiency, efficiency_of
 from ridgeline.plan.formats import KV_BYTES, KV_ROW_SCALE_BYTES, WEIGHTS, WeightFormat
 from ridgeline.plan.layout import Layout, Wires, check_layout, wires
@@ -29,13 +30,15 @@ Shapes = Sequence[tuple[int, int]]
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One step on one device. Of the seconds for memory and for compute the larger counts."""
+    """One step on one device. `busy_s`: memory and compute as they overlap; the larger of the two
+    where nothing was measured."""
 
     weight_bytes: float
     kv_bytes: float
     flops: float
     memory_s: float
     compute_s: float
+    busy_s: float
     overhead_s: float
     communication_s: float
 
@@ -45,7 +48,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        return max(self.memory_s, self.compute_s) + self.overhead_s + self.communication_s
+        return self.busy_s + self.overhead_s + self.communication_s
 
     @property
     def bound(self) -> Bound:
@@ -57,6 +60,15 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
             "communication": self.communication_s,
         }
         return max(parts, key=lambda name: parts[name])
+
+
+class Attended(msgspec.Struct, frozen=True):
+    """Attention of a step, all heads: decodes (one new token) and the rest; FLOPs and KV bytes."""
+
+    decode_flops: float
+    decode_kv_bytes: float
+    fresh_flops: float
+    fresh_kv_bytes: float
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,21 +89,27 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     resident_bytes: float
     linear_flops: float
     head_flops: float
+    head_dtype: str
+    calibration: Calibration | None = None
 
     def price(self, shapes: Shapes, num_sampled: int) -> StepCost:
         """One step of runs (new tokens, tokens computed before) of one attention group."""
         num_tokens = sum([new for new, _ in shapes])
-        kv_bytes = flops = 0.0
+        decoding = [shape for shape in shapes if shape[0] == 1]
+        fresh = [shape for shape in shapes if shape[0] != 1] if len(decoding) < len(shapes) else []
+        decode_bytes = fresh_bytes = decode_flops = fresh_flops = 0.0
         for group in self.outline.attention:
-            pairs, span = visible(shapes, group.window)
-            flops += group.num_layers * group.flops_per_pair * pairs
-            kv_bytes += self._kv_row(group) * (group.num_layers * span)
-            kv_bytes += self._kv_row(group) * (group.num_cached * num_tokens)
-            extra = group.decode_flops_per_pair - group.flops_per_pair
-            if extra:
-                decoding = [shape for shape in shapes if shape[0] == 1]
-                flops += group.num_layers * extra * visible(decoding, group.window)[0]
-        return self._cost(num_tokens, num_sampled, len(shapes), kv_bytes, flops)
+            row = self._kv_row(group)
+            pairs, span = visible(decoding, group.window)
+            decode_flops += group.num_layers * group.decode_flops_per_pair * pairs
+            decode_bytes += row * (group.num_layers * span + group.num_cached * len(decoding))
+            if fresh:
+                pairs, span = visible(fresh, group.window)
+                fresh_flops += group.num_layers * group.flops_per_pair * pairs
+                new = num_tokens - len(decoding)
+                fresh_bytes += row * (group.num_layers * span + group.num_cached * new)
+        attended = Attended(decode_flops, decode_bytes, fresh_flops, fresh_bytes)
+        return self._cost(num_tokens, num_sampled, len(shapes), attended)
 
     def uniform(self, batch: int, new: int, done: int, *, sampled: int) -> StepCost:
         """`price` of `batch` equal runs, at the cost of one."""
@@ -99,17 +117,24 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
     def grouped(self, runs: Sequence[tuple[int, int, int]], num_sampled: int) -> StepCost:
         """`price` of runs (how many alike, new tokens, tokens computed before)."""
-        kv_bytes = flops = 0.0
+        num_tokens = sum([count * new for count, new, _ in runs])
+        num_runs = sum([count for count, _, _ in runs])
+        return self._cost(num_tokens, num_sampled, num_runs, self._attended(runs))
+
+    def _attended(self, runs: Sequence[tuple[int, int, int]]) -> Attended:
+        decode_bytes = fresh_bytes = decode_flops = fresh_flops = 0.0
         for group in self.outline.attention:
             row = self._kv_row(group)
             for count, new, done in runs:
                 pairs, span = visible(((new, done),), group.window)
-                per_pair = group.decode_flops_per_pair if new == 1 else group.flops_per_pair
-                flops += count * group.num_layers * per_pair * pairs
-                kv_bytes += count * row * (group.num_layers * span + group.num_cached * new)
-        num_tokens = sum([count * new for count, new, _ in runs])
-        num_runs = sum([count for count, _, _ in runs])
-        return self._cost(num_tokens, num_sampled, num_runs, kv_bytes, flops)
+                nbytes = count * row * (group.num_layers * span + group.num_cached * new)
+                if new == 1:
+                    decode_flops += count * group.num_layers * group.decode_flops_per_pair * pairs
+                    decode_bytes += nbytes
+                else:
+                    fresh_flops += count * group.num_layers * group.flops_per_pair * pairs
+                    fresh_bytes += nbytes
+        return Attended(decode_flops, decode_bytes, fresh_flops, fresh_bytes)
 
     def decode_sum(self, batch: int, computed: int) -> StepCost:
         """A decode step of `batch` sequences that hold `computed` tokens together; no windows."""
@@ -118,27 +143,73 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             seen = computed + batch  # each new token sees itself too
             flops += group.num_layers * group.decode_flops_per_pair * seen
             kv_bytes += self._kv_row(group) * (group.num_layers * seen + group.num_cached * batch)
-        return self._cost(batch, batch, batch, kv_bytes, flops)
+        return self._cost(batch, batch, batch, Attended(flops, kv_bytes, 0.0, 0.0))
 
     def _cost(
-        self, num_tokens: int, num_sampled: int, num_runs: int, kv_bytes: float, flops: float
+        self, num_tokens: int, num_sampled: int, num_runs: int, attended: Attended
     ) -> StepCost:
-        """`kv_bytes` of all heads, `flops` of all attention: divided here."""
+        """`attended`: of all heads, divided here."""
         layout, eff = self.layout, self.efficiency
         weight_bytes = self.shared_bytes + (self.head_bytes if num_sampled else 0.0)
         reached = num_tokens * layout.num_attention
         for group, nbytes in zip(self.outline.experts, self.expert_bytes, strict=True):
             weight_bytes += nbytes * _touched(group, reached)
+        kv_bytes = attended.decode_kv_bytes + attended.fresh_kv_bytes
         kv_bytes /= min(layout.tp, self.outline.num_kv_heads)
-        flops = flops / layout.tp + self.linear_flops * num_tokens + self.head_flops * num_sampled
+        flops = (attended.decode_flops + attended.fresh_flops) / layout.tp
+        flops += self.linear_flops * num_tokens + self.head_flops * num_sampled
+        if self.calibration is not None:
+            priced = self.calibration.priced(
+                self._work(num_tokens, num_sampled, num_runs, attended)
+            )
+        else:
+            memory_s = (weight_bytes + kv_bytes) / (self.device.bandwidth_bytes_s * eff.bandwidth)
+            compute_s = flops / (self.peak_flop_s * eff.compute)
+            overhead_s = eff.step_s + eff.layer_s * self.outline.num_layers + eff.run_s * num_runs
+            priced = Priced(memory_s, compute_s, max(memory_s, compute_s), overhead_s)
         return StepCost(
             weight_bytes=weight_bytes,
             kv_bytes=kv_bytes,
             flops=flops,
-            memory_s=(weight_bytes + kv_bytes) / (self.device.bandwidth_bytes_s * eff.bandwidth),
-            compute_s=flops / (self.peak_flop_s * eff.compute),
-            overhead_s=eff.step_s + eff.layer_s * self.outline.num_layers + eff.run_s * num_runs,
+            memory_s=priced.memory_s,
+            compute_s=priced.compute_s,
+            busy_s=priced.busy_s,
+            overhead_s=priced.overhead_s,
             communication_s=self.wires.seconds(num_tokens),
+        )
+
+    def work(self, shapes: Shapes, num_sampled: int) -> Work:
+        """What `price` prices, before anything is timed: for one device."""
+        runs = [(1, new, done) for new, done in shapes]
+        num_tokens = sum([new for new, _ in shapes])
+        return self._work(num_tokens, num_sampled, len(shapes), self._attended(runs))
+
+    def _work(self, num_tokens: int, num_sampled: int, num_runs: int, attended: Attended) -> Work:
+        outline = self.outline
+        parts = [
+            Part(self.weight_dtype, outline.shared_params, self.shared_bytes, num_tokens),
+        ]
+        for group, nbytes in zip(outline.experts, self.expert_bytes, strict=True):
+            met = _touched(group, num_tokens)
+            rows = num_tokens * group.per_token / met
+            weights = group.num_layers * met * group.params
+            parts.append(Part(self.weight_dtype, weights, nbytes * met, rows))
+        if num_sampled:
+            parts.append(Part(self.head_dtype, outline.head_params, self.head_bytes, num_sampled))
+        outputs = outline.shared_rows + sum(
+            [g.num_layers * g.per_token * g.rows for g in outline.experts]
+        )
+        return Work(
+            parts=tuple(parts),
+            weight_set_bytes=sum([part.nbytes for part in parts]),
+            decode_flops=attended.decode_flops,
+            decode_kv_bytes=attended.decode_kv_bytes,
+            fresh_flops=attended.fresh_flops,
+            layer_format=self.weight_dtype,
+            num_layers=outline.num_layers,
+            num_runs=num_runs,
+            num_logits=num_sampled * outline.vocab_size,
+            num_outputs=num_tokens * outputs,
         )
 
     def _kv_row(self, group: Attention) -> float:
@@ -178,40 +249,89 @@ def replica(
     kv_dtype: str | None = None,
     efficiency: Efficiency | None = None,
 ) -> Replica:
-    """Formats default to the checkpoint's. Raises BadInput or CannotRun for what cannot be."""
+    """Formats default to the checkpoint's; on a measured device, to what its engine makes of it.
+
+    Raises BadInput or CannotRun for what cannot be.
+    """
     layout = Layout() if layout is None else layout
+    calibration = device.calibration if isinstance(device, MeasuredDevice) else None
     check_layout(layout, outline, device)
-    stored = outline.stored_dtype
-    weight_dtype = weight_dtype or outline.packed or stored
-    form, wide = WEIGHTS[weight_dtype], WEIGHTS[stored]
+    kept = outline.stored_dtype if calibration is None else calibration.dense_dtype
+    weight_dtype = weight_dtype or outline.packed or kept
+    form = WEIGHTS[weight_dtype]
+    head_dtype = _head_dtype(outline, weight_dtype, calibration)
+    if calibration is not None:
+        _check_calibrated(calibration, layout, (weight_dtype, head_dtype))
     compute_dtype = _computed_in(form, device)
-    eff = efficiency_of(device) if efficiency is None else efficiency
-    act_bytes = 4 if stored == "float32" else 2
-    head = outline.head_params
+    eff = _errors(calibration) if calibration is not None else efficiency or efficiency_of(device)
+    act_bytes = 4 if kept == "float32" else 2
+    head_bytes = WEIGHTS[head_dtype].nbytes(outline.head_params, outline.vocab_size)
     shared = form.nbytes(outline.shared_params, outline.shared_rows)
-    shared += outline.small_params * wide.bits / 8
+    shared += outline.small_params * WEIGHTS[kept].bits / 8
     spread = layout.ep if layout.ep > 1 else layout.tp
     experts = tuple(g.num_layers * form.nbytes(g.params, g.rows) for g in outline.experts)
     routed = sum(n * g.num_experts for n, g in zip(experts, outline.experts, strict=True))
-    tables = wide.nbytes(head, outline.vocab_size) * (1 if outline.tied_embeddings else 2)
+    is_one = outline.tied_embeddings and (calibration is None or head_dtype == kept)
+    tables = head_bytes + (0.0 if is_one else _table_bytes(outline, kept))
     active = sum(g.num_layers * g.per_token * g.params for g in outline.experts)
     return Replica(
         outline=outline,
         device=device,
         layout=layout,
         weight_dtype=weight_dtype,
-        kv_dtype=kv_dtype or stored,
+        kv_dtype=kv_dtype or kept,
         compute_dtype=compute_dtype,
         peak_flop_s=device.peak(compute_dtype),
         efficiency=eff,
         wires=wires(layout, outline, device.link_bytes_s or 1.0, eff.collective_s, act_bytes),
         shared_bytes=shared / layout.tp,
-        head_bytes=wide.nbytes(head, outline.vocab_size) / layout.tp,
+        head_bytes=head_bytes / layout.tp,
         expert_bytes=tuple(nbytes / spread for nbytes in experts),
         resident_bytes=((shared + tables) / layout.tp + routed / spread) / layout.pp,
         linear_flops=2 * (outline.shared_params + active) / layout.tp,
-        head_flops=2 * head / layout.tp,
+        head_flops=2 * outline.head_params / layout.tp,
+        head_dtype=head_dtype,
+        calibration=calibration,
     )
+
+
+def _errors(calibration: Calibration) -> Efficiency:
+    """Of a calibrated device only the errors and their source are read."""
+    return Efficiency(
+        bandwidth=1.0,
+        compute=1.0,
+        step_s=0.0,
+        layer_s=0.0,
+        run_s=0.0,
+        collective_s=0.0,
+        tpot_error=calibration.tpot_error,
+        ttft_error=calibration.ttft_error,
+        source=calibration.source,
+        as_of=calibration.as_of,
+    )
+
+
+def _head_dtype(outline: Outline, weight_dtype: str, calibration: Calibration | None) -> str:
+    """As stored; Ridgeline's engine keeps what it does not quantise in its dense dtype, but the
+    head of a quantised bfloat16 checkpoint as it is stored."""
+    if calibration is None:
+        return outline.stored_dtype
+    dense, stored = calibration.dense_dtype, outline.stored_dtype
+    quantised = weight_dtype != dense
+    return stored if quantised and (stored, dense) == ("bfloat16", "float32") else dense
+
+
+def _table_bytes(outline: Outline, kept: str) -> float:
+    """An embedding table of its own: bfloat16 stays as it is stored."""
+    dtype = "bfloat16" if outline.stored_dtype == "bfloat16" else kept
+    return WEIGHTS[dtype].nbytes(outline.head_params, outline.vocab_size)
+
+
+def _check_calibrated(calibration: Calibration, layout: Layout, formats: tuple[str, ...]) -> None:
+    if layout.num_devices > 1:
+        raise CannotRun("one device was calibrated", value=str(layout), limit="tp1")
+    for name in formats:
+        calibration.linear(name)
 
 
 def _computed_in(form: WeightFormat, device: Accelerator) -> str:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import msgspec
 
+from ridgeline.engine.core.kv_budget import BudgetAsked, kv_budget
 from ridgeline.errors import DoesNotFit
+from ridgeline.plan.calibration import Memory as Calibrated
 from ridgeline.plan.machine import Replica
 
 BLOCK_SIZE = 16
@@ -22,13 +24,19 @@ _ROWS_OF_HIDDEN = 6  # residual, normed input, q with k and v, attention's outpu
 
 
 class MemoryAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the budget depends on besides the replica."""
+    """What the budget depends on besides the replica.
+
+    `max_model_len` (None: the model's own) and `kv_bytes` (None: derived) are read on a calibrated
+    device alone, where the engine's own rule decides.
+    """
 
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     utilization: float = UTILIZATION
     runtime_bytes: int = RUNTIME_BYTES
     block_size: int = BLOCK_SIZE
+    max_model_len: int | None = None
+    kv_bytes: int | None = None
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +71,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 def memory(machine: Replica, asked: MemoryAsked | None = None) -> Memory:
     """The table; `kv_tokens` is 0 where the weights leave nothing. Nothing is raised."""
     asked = MemoryAsked() if asked is None else asked
+    if machine.calibration is not None:
+        return _as_the_engine(machine, asked, machine.calibration.memory)
     layout, outline = machine.layout, machine.outline
     usable = machine.device.memory_bytes * asked.utilization
     activations = _activations(machine, asked)
@@ -79,6 +89,38 @@ def memory(machine: Replica, asked: MemoryAsked | None = None) -> Memory:
         kv_bytes_per_token=per_token,
         kv_copies=machine.kv_copies,
         kv_tokens=blocks * asked.block_size * layout.num_attention,
+    )
+
+
+def _as_the_engine(machine: Replica, asked: MemoryAsked, found: Calibrated) -> Memory:
+    """What Ridgeline's engine would resolve to on this machine; no cache where it would refuse."""
+    per_token = int(machine.kv_bytes_per_token)
+    rule = BudgetAsked(
+        weight_bytes=int(machine.resident_bytes),
+        kv_bytes_per_token=per_token,
+        max_model_len=asked.max_model_len or machine.outline.max_positions,
+        max_num_seqs=asked.max_num_seqs,
+        block_size=asked.block_size,
+        memory_bytes=found.total_bytes,
+        available_bytes=found.available_bytes,
+        device="cpu",
+        asked_bytes=asked.kv_bytes,
+    )
+    try:
+        budget = kv_budget(rule)
+        nbytes, blocks = budget.nbytes, budget.num_blocks
+    except DoesNotFit:
+        nbytes = blocks = 0
+    return Memory(
+        device_bytes=found.total_bytes,
+        usable_bytes=found.available_bytes,
+        weight_bytes=machine.resident_bytes,
+        activation_bytes=0.0,
+        runtime_bytes=0.0,
+        kv_bytes=nbytes,
+        kv_bytes_per_token=per_token,
+        kv_copies=1.0,
+        kv_tokens=blocks * asked.block_size,
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.plan.search import Candidate
+from ridgeline.records.price import HOUR_S
 
 HOURS_PER_YEAR = 8760
 
@@ -65,12 +66,12 @@ def break_even(fleet: Candidate, dollars_per_hour: float, api_dollars: float) ->
     A replica costs the same whatever it does; where it is cheaper full, it is from some load on.
     Where it is not, more replicas are not either.
     """
-    per_second = dollars_per_hour / fleet.num_replicas / 3600
+    per_second = dollars_per_hour / fleet.num_replicas / HOUR_S
     rate = per_second / api_dollars if api_dollars > 0 else float("inf")
     reached = rate <= fleet.rate
     return BreakEven(
         rate=rate if reached else None,
-        requests_per_month=rate * 730 * 3600 if reached else None,
+        requests_per_month=rate * 730 * HOUR_S if reached else None,
         share=rate / fleet.rate if reached else None,
         dollars_per_request=per_second / fleet.rate,
         api_dollars_per_request=api_dollars,

@@ -9,6 +9,9 @@ from typing import Protocol
 import msgspec
 
 from ridgeline.plan.machine import Replica, Shapes
+from ridgeline.plan.speculation import Speculation
+
+_NEAR = 1024  # tokens of context between which a line is drawn
 
 
 class Glide(msgspec.Struct, frozen=True):
@@ -66,13 +69,28 @@ class Modelled:
     there is no line and `glide` is None.
     """
 
-    def __init__(self, machine: Replica) -> None:
-        self._machine = machine
+    def __init__(self, machine: Replica, drafts: Speculation | None = None) -> None:
+        self._machine, self._drafts = machine, drafts
         self._linear = all(group.window is None for group in machine.outline.attention)
         self._lines: dict[int, _Lines] = {}
 
     def step_s(self, shapes: Shapes, num_sampled: int) -> float:
-        return self._machine.price(shapes, num_sampled).seconds
+        took_s = self._machine.price(shapes, num_sampled).seconds
+        return took_s if self._drafts is None else took_s + self._saved_s(shapes)
+
+    def _saved_s(self, shapes: Shapes) -> float:
+        """What drafts change of a step, per token that it gives each decode: below 0 if they pay.
+
+        The scheduler that is driven gives one token per step and sequence, so that a step with
+        drafts takes its share of the seconds: the mean of many, not the jumps of each.
+        """
+        assert self._drafts is not None
+        decoding = [done for new, done in shapes if new == 1]
+        if not decoding:
+            return 0.0
+        batch, done = len(decoding), sum(decoding) // len(decoding)
+        plain_s = self._machine.uniform(batch, 1, done, sampled=batch).seconds
+        return self._drafts.decode_s(self._machine, batch, done) - plain_s
 
     def glide(self, computed: Sequence[int], num_steps: int) -> Glide | None:
         if not self._linear:
@@ -80,7 +98,7 @@ class Modelled:
         batch, total = len(computed), sum(computed)
         lines = self._lines.get(batch)
         if lines is None:
-            lines = self._lines[batch] = _lines(self._machine, batch)
+            lines = self._lines[batch] = _lines(self._machine, batch, self._drafts)
         memory_s = lines.memory_s + lines.memory_more_s * total
         compute_s = lines.compute_s + lines.compute_more_s * total
         grown = batch * (num_steps - 1)
@@ -103,10 +121,17 @@ class _Lines(msgspec.Struct, frozen=True):
     other_s: float
 
 
-def _lines(machine: Replica, batch: int) -> _Lines:
+def _lines(machine: Replica, batch: int, drafts: Speculation | None) -> _Lines:
     """From two points: both are straight without windows."""
     far = 1 << 20
+    if drafts is not None:  # one line through seconds as they are: near enough to straight
+        near_s, far_s = (drafts.decode_s(machine, batch, n) for n in (_NEAR, 2 * _NEAR))
+        more_s = (far_s - near_s) / (_NEAR * batch)
+        return _Lines(near_s - more_s * _NEAR * batch, more_s, 0.0, 0.0, 0.0)
     none, some = machine.decode_sum(batch, 0), machine.decode_sum(batch, far)
+    if machine.calibration is not None:  # memory and compute overlap: their sum is straight
+        more_s = (some.busy_s - none.busy_s) / far
+        return _Lines(none.busy_s, more_s, 0.0, 0.0, none.overhead_s + none.communication_s)
     return _Lines(
         none.memory_s,
         (some.memory_s - none.memory_s) / far,

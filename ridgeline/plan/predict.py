@@ -34,12 +34,19 @@ from ridgeline.plan.layout import Layout
 from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.memory import MemoryAsked, memory, require_fit
 from ridgeline.plan.outline import load_outline
+from ridgeline.plan.speculation import Speculation
 
 MAX_NUM_BATCHED_TOKENS = 8192
+MAX_NUM_SEQS = 256
+ENGINE_TOKENS, ENGINE_SEATS = 512, 64  # what Ridgeline's own engine has by default on a CPU
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One question; dtypes None: as the checkpoint stores them. `cached`: prompt tokens hit."""
+    """One question; dtypes None: as the checkpoint stores them. `cached`: prompt tokens hit.
+
+    With `num_speculative_tokens` drafts per step, of which each is accepted with the probability
+    `acceptance`, drafted by `draft_model` on the same devices (None: by lookup, for nothing).
+    """
 
     model: str
     device: str
@@ -52,7 +59,14 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     weight_dtype: str | None = None
     kv_dtype: str | None = None
     cached: int = 0
-    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
+    max_num_batched_tokens: int | None = None
+    num_speculative_tokens: int = 0
+    acceptance: float | None = None
+    draft_model: str | None = None
+
+    def tokens_per_step(self, machine: Replica) -> int:
+        """As asked, or the default of the engine that the device was calibrated with."""
+        return limits_of(machine, None, self.max_num_batched_tokens)[1]
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +95,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     output_tok_s: float
 
 
-def predict(point: Point, catalogue: Mapping[str, Accelerator] | None = None) -> Prediction:
+def predict(
+    point: Point,
+    catalogue: Mapping[str, Accelerator] | None = None,
+) -> Prediction:
     """Raises BadInput, BadModel, CannotRun, or DoesNotFit where the point cannot be run.
 
     `catalogue` replaces the accelerators that come with Ridgeline.
@@ -111,12 +128,17 @@ def predict_on(machine: Replica, point: Point, asked: MemoryAsked | None = None)
             value=f"{point.isl} + {point.osl} tokens",
             limit=machine.outline.max_positions,
         )
-    tokens = point.max_num_batched_tokens
-    asked = asked or MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=max(256, point.batch))
+    tokens = point.tokens_per_step(machine)
+    asked = asked or _memory_asked(machine, point)
     fits = memory(machine, asked)
     require_fit(machine, fits, context, point.batch)
-    at = timing(machine, point)
-    decode = machine.uniform(_decoding(machine, point), 1, _middle(point), sampled=point.batch)
+    drafts = speculation_of(machine, point)
+    at = timing(machine, point, drafts)
+    batch = _decoding(machine, point)
+    if drafts is None:
+        decode = machine.uniform(batch, 1, _middle(point), sampled=batch)
+    else:
+        decode = drafts.verify(machine, batch, _middle(point))
     first = machine.uniform(1, min(point.isl - point.cached, tokens), point.cached, sampled=1)
     eff, device = machine.efficiency, machine.device
     return Prediction(
@@ -138,11 +160,27 @@ def predict_on(machine: Replica, point: Point, asked: MemoryAsked | None = None)
     )
 
 
+def _memory_asked(machine: Replica, point: Point) -> MemoryAsked:
+    """The seats that the point needs, and no fewer than servers have by default."""
+    seats, tokens = limits_of(machine, None, point.max_num_batched_tokens)
+    return MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=max(seats, point.batch))
+
+
+def limits_of(machine: Replica, seats: int | None, tokens: int | None) -> tuple[int, int]:
+    """Seats and tokens per step: as asked, or what the engine there has by default."""
+    own = machine.calibration is not None
+    return (
+        seats or (ENGINE_SEATS if own else MAX_NUM_SEQS),
+        tokens or (ENGINE_TOKENS if own else MAX_NUM_BATCHED_TOKENS),
+    )
+
+
 def check_point(point: Point) -> None:
     """BadInput for a number out of range."""
     for name in ("isl", "osl", "batch", "max_num_batched_tokens"):
-        if getattr(point, name) < 1:
-            raise BadInput(f"{name} must be positive", value=getattr(point, name), limit=">= 1")
+        asked = getattr(point, name)
+        if asked is not None and asked < 1:
+            raise BadInput(f"{name} must be positive", value=asked, limit=">= 1")
     if not 0 <= point.cached < point.isl:
         raise BadInput("cached must be below isl", value=point.cached, limit=f"0..{point.isl - 1}")
 
@@ -157,11 +195,41 @@ def _middle(point: Point) -> int:
     return point.isl + point.osl // 2
 
 
-def timing(machine: Replica, point: Point) -> Timing:
+def speculation_of(machine: Replica, point: Point) -> Speculation | None:
+    """What the point says of drafts; BadInput where it says half of it."""
+    if not point.num_speculative_tokens:
+        if point.acceptance is not None or point.draft_model is not None:
+            raise BadInput(
+                "acceptance and draft_model have no effect without drafts",
+                value=point.acceptance if point.draft_model is None else point.draft_model,
+                fix="give num_speculative_tokens",
+            )
+        return None
+    if point.acceptance is None:
+        raise BadInput(
+            "speculation needs the acceptance of drafts",
+            value=point.num_speculative_tokens,
+            fix="measure it: ridgeline bench prints drafted and accepted tokens",
+        )
+    draft = None
+    if point.draft_model is not None:
+        outline = _outline(point.draft_model)
+        draft = replica(outline, machine.device, machine.layout, kv_dtype=machine.kv_dtype)
+    return Speculation(
+        num_tokens=point.num_speculative_tokens, acceptance=point.acceptance, draft=draft
+    )
+
+
+def timing(machine: Replica, point: Point, drafts: Speculation | None = None) -> Timing:
     """The seconds of a point, whether it fits or not."""
     batch = _decoding(machine, point)
-    decode_s = machine.uniform(batch, 1, _middle(point), sampled=batch).seconds
+    if drafts is None:
+        decode_s = machine.uniform(batch, 1, _middle(point), sampled=batch).seconds
+    else:
+        decode_s = drafts.decode_s(machine, batch, _middle(point))
     ttft_s, prefill_s = _prefill(machine, point, batch, decode_s)
+    if machine.calibration is not None:
+        ttft_s += machine.calibration.overheads.first_s
     others = (point.batch - 1) / machine.layout.num_attention
     tpot_s = decode_s + others / point.osl * prefill_s
     total_s = ttft_s + (point.osl - 1) * tpot_s
@@ -177,7 +245,7 @@ def timing(machine: Replica, point: Point) -> Timing:
 def _prefill(machine: Replica, point: Point, batch: int, decode_s: float) -> tuple[float, float]:
     """(seconds until the first token, seconds that the prompt adds to steps of decodes)."""
     others = batch - 1
-    room = max(1, point.max_num_batched_tokens - others)
+    room = max(1, point.tokens_per_step(machine) - others)
     at, took_s, steps = point.cached, 0.0, 0
     while at < point.isl:
         new = min(room, point.isl - at)

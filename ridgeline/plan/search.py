@@ -26,6 +26,7 @@ from ridgeline.plan.memory import MemoryAsked, memory
 from ridgeline.plan.outline import Outline
 from ridgeline.plan.predict import Point, timing
 from ridgeline.records import Slo
+from ridgeline.records.price import dollars_per_million
 
 HOURS_PER_MONTH = 730
 BATCH_STEP = 1.5
@@ -279,7 +280,7 @@ def _ttft(
 
 
 def _per_mtok(dollars_per_hour: float | None, share: float, tok_s: float) -> float | None:
-    return None if dollars_per_hour is None else dollars_per_hour * share / (tok_s * 3600) * 1e6
+    return None if dollars_per_hour is None else dollars_per_million(dollars_per_hour, tok_s, share)
 
 
 def _price(device: Accelerator, space: Space) -> float | None:

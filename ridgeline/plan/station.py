@@ -47,7 +47,7 @@ class Station:
             from_s, most, glide = self._calm
             steps = glide.steps_until(now_s - from_s)
             if steps < most:
-                self._land(steps)
+                self._land(steps, all_calm=False)
         self.scheduler.add(ask)
         if self._plan is None and self._calm is None:
             self.wake_s = max(now_s, self._free_s)
@@ -106,7 +106,7 @@ class Station:
         self._calm = (now_s, steps, glide)
         self.wake_s = now_s + glide.seconds(steps)
 
-    def _land(self, steps: int) -> list[Event]:
+    def _land(self, steps: int, *, all_calm: bool = True) -> list[Event]:
         """Do `steps` of the calm ones; the next plan is when the last of them ends."""
         assert self._calm is not None
         (from_s, _, glide), self._calm = self._calm, None
@@ -114,7 +114,9 @@ class Station:
         self.num_steps += steps
         self.busy_s += took_s
         self.wake_s = self._free_s = from_s + took_s
-        return leap(self.scheduler, steps, self._free_s, FILLER) if steps else []
+        if not steps:
+            return []
+        return leap(self.scheduler, steps, self._free_s, FILLER, all_calm=all_calm)
 
 
 def _no_check(_scheduler: Scheduler) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from ridgeline.engine.kv_budget import GIB, BudgetAsked, kv_budget, size
+from ridgeline.engine.core.kv_budget import GIB, BudgetAsked, kv_budget, size
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.settings import Settings

@@ -127,6 +127,8 @@ class Joining:
     def _num_to_be_had(self, beginning: _Beginning, lane: Lane) -> int:
         """Blocks that only sequences of worse lanes own, those that would be taken over apart."""
         worse = self._roster.running[self._roster.num_running_up_to(lane) :]
+        if not worse:
+            return 0
         owners = Counter(block for seq in worse for block in seq.blocks)
         kept = set(beginning.blocks)
         return sum(self._pool.refs(b) == n and b not in kept for b, n in owners.items())

@@ -85,10 +85,13 @@ def _with_blocks(scheduler: Scheduler, running: list[Sequence], most: int) -> in
     return low
 
 
-def leap(scheduler: Scheduler, num_steps: int, now_s: float, token: int) -> list[Event]:
+def leap(
+    scheduler: Scheduler, num_steps: int, now_s: float, token: int, *, all_calm: bool = True
+) -> list[Event]:
     """As `num_steps` pairs of plan and commit that all sample `token`; at most `calm_steps`.
 
-    `now_s`: the instant of the last of these commits. Returns who ended with it.
+    `now_s`: the instant of the last of these commits. Returns who ended with it; nobody can unless
+    these are `all_calm` steps that there were.
     """
     running = scheduler._roster.running
     if isinstance(scheduler.cache, NoPrefixCache):
@@ -100,6 +103,8 @@ def leap(scheduler: Scheduler, num_steps: int, now_s: float, token: int) -> list
     totals.num_tokens += num_steps * len(running)
     totals.num_sampled += num_steps * len(running)
     scheduler._now_s = now_s
+    if not all_calm:
+        return []
     most = scheduler.limits.max_model_len
     ended = [seq for seq in running if not _left(seq, most)]
     return [scheduler._finish(seq, "length", None, now_s) for seq in ended]

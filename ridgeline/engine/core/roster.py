@@ -51,7 +51,9 @@ class Roster:
         return self.lanes[: lane.rank + 1]
 
     def num_running_up_to(self, lane: Lane) -> int:
-        return sum(each.num_running for each in self.up_to(lane))
+        if not lane.rank:
+            return lane.num_running
+        return sum([each.num_running for each in self.up_to(lane)])
 
     def running_by_id(self, seq_id: int) -> Sequence | None:
         return self._by_id.get(seq_id)

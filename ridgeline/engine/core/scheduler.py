@@ -215,6 +215,8 @@ class Scheduler:
 
     def _plan_lane(self, lane: Lane, step: Step) -> None:
         """Who runs, then who waits, unless somebody better waits or somebody lost blocks."""
+        if not (lane.num_running or lane.waits):
+            return
         better = self._roster.lanes[: lane.rank]
         if any(each.num_running for each in better):
             step.budget.narrow(self.limits.background_tokens)

@@ -1,0 +1,340 @@
+"""How wrong `ridgeline predict` is after a calibration: predicted and measured, at unseen points.
+
+    python benchmarks/bench_predict.py measure --raw raw.jsonl [--seconds 180]    repeat until done
+    python benchmarks/bench_predict.py table --raw raw.jsonl [--markdown FILE] [--calibration FILE]
+
+`measure` works through the runs of a calibration and through the points, and appends what it finds;
+what is there is not measured again, so that a machine that is only free for minutes at a time will
+do. `table` fits the calibration to the calibration's runs alone, and predicts every point from it.
+
+Points are (model shape, weights, batch, context) that the calibration did not see: decode steps of
+`batch` sequences behind `context` tokens (TPOT), prompts to an idle engine (TTFT), and what the
+engine says its KV cache holds. The machine's speed (reads and arithmetic) is measured around every
+point, in the calibration too: errors are told as they are, and at the speed of the moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
+
+import msgspec
+
+from ridgeline.cli.calibrate import (
+    Ran,
+    Run,
+    Speed,
+    calibrated,
+    default_runs,
+    facts,
+    machine_for,
+    measure_run,
+    often,
+    settings_of,
+    timed,
+    usual,
+    write,
+)
+from ridgeline.cli.rig import Measured, Rig, rig
+from ridgeline.engine.resolve import resolve
+from ridgeline.hardware import system
+from ridgeline.plan.calibrate import Facts, slowed
+from ridgeline.plan.calibration import Calibration, Memory
+from ridgeline.plan.memory import MemoryAsked, memory
+from ridgeline.plan.outline import load_outline
+from ridgeline.plan.predict import Point, predict_on
+from ridgeline.settings import settings_from
+
+CALIBRATED_WITH = "dummy:qwen2.5-0.5b"
+RUN_S = 40.0  # a run of the calibration
+KV_BYTES = 3 << 29
+KV_LENGTH = 4096  # for what the engine's cache holds by default
+
+# (model, weights, decodes as (batch, context), prompts)
+POINTS: tuple[tuple[str, str | None, tuple[tuple[int, int], ...], tuple[int, ...]], ...] = (
+    ("demo", "int4", ((1, 100), (3, 700), (12, 64), (48, 256)), (48, 300, 1000)),
+    ("demo", None, ((3, 200), (6, 1500), (24, 900), (48, 64)), (100, 700)),
+    ("demo", "int8", ((1, 700), (6, 100), (12, 1200), (48, 500)), (40, 420)),
+    ("dummy:smollm2-135m", None, ((1, 64), (3, 500), (12, 256), (48, 100)), (48, 300)),
+    ("dummy:smollm2-135m", "int8", ((1, 1000), (6, 64), (24, 500), (64, 128)), (100, 700)),
+    ("dummy:smollm2-135m", "bf16", ((1, 300), (12, 64)), (64,)),
+    ("dummy:smollm2-360m", None, ((1, 200), (6, 700), (24, 64)), (100,)),
+    ("dummy:smollm2-360m", "int8", ((1, 64), (3, 4000), (12, 300), (48, 64)), (48, 420)),
+    ("dummy:qwen3-0.6b", None, ((1, 100), (12, 200)), (64,)),
+    ("dummy:qwen3-0.6b", "int8", ((1, 500), (6, 64), (24, 256)), (48, 300)),
+    ("dummy:qwen3-0.6b", "int4", ((1, 1500), (3, 300), (12, 64), (48, 100)), (100, 420)),
+    ("dummy:gemma-3-1b", "int8", ((1, 100), (6, 1500)), (48,)),
+    ("dummy:gemma-3-1b", "int4", ((1, 700), (12, 64)), (100,)),
+    ("dummy:tinyllama-1.1b", "int8", ((1, 64), (6, 500), (24, 64)), (100,)),
+    ("dummy:tinyllama-1.1b", "int4", ((1, 1000), (3, 64), (12, 300), (48, 64)), (48, 200)),
+    ("dummy:llama-1b-32k", None, ((1, 64), (6, 100)), (32,)),
+    ("dummy:llama-1b-32k", "int8", ((1, 2000), (12, 64)), (64,)),
+    ("dummy:llama-1b-32k", "int4", ((1, 64), (6, 1000), (24, 64)), (100, 300)),
+    ("dummy:llama-3.2-1b", "int4", ((1, 300), (3, 3000), (12, 128)), (64,)),
+    ("dummy:llama-3.2-1b", "int8", ((3, 64), (24, 100)), (48,)),
+)
+
+
+class Raw(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the file. `run`: of the calibration, or a point of `POINTS`."""
+
+    run: bool
+    ran: Ran
+    asked: tuple[int, int] = (0, 0)
+    kv_tokens: int = 0
+    memory: Memory
+    facts: Facts | None = None  # on the last line of each run of the calibration
+
+
+# ---- measuring ---------------------------------------------------------------------------------
+
+
+def measure(path: Path, seconds: float) -> bool:
+    """Append what is missing while there is time; True when nothing is."""
+    ends_s = time.perf_counter() + seconds
+    done = {(raw.run, raw.ran.model, raw.ran.quantization) for raw in read(path)}
+    todo = [
+        *((True, run) for run in default_runs(CALIBRATED_WITH)),
+        *((False, Run(model=model, quantization=name)) for model, name, _, _ in POINTS),
+    ]
+    for is_run, run in todo:
+        if (is_run, run.model, run.quantization) in done:
+            continue
+        if time.perf_counter() + RUN_S > ends_s:
+            return False
+        began_s = time.perf_counter()
+        with path.open("ab") as stream:
+            for raw in list(of_run(run) if is_run else of_points(run)):
+                stream.write(msgspec.json.encode(raw) + b"\n")
+        kind = "run" if is_run else "points"
+        print(f"{kind} {run}: {time.perf_counter() - began_s:.0f} s", flush=True)
+    return True
+
+
+def of_run(run: Run) -> Iterator[Raw]:
+    """One run of the calibration."""
+    found, settings = memory_now(), settings_of(run)
+    dense_dtype = resolve(settings).dtype
+    with rig(settings) as bench:
+        rans = list(measure_run(bench, run, RUN_S))
+    told = facts(rans, found, 0.0, dense_dtype)
+    for ran in rans:
+        yield Raw(run=True, ran=ran, memory=found, facts=told)
+
+
+def of_points(run: Run) -> Iterator[Raw]:
+    """The points of one model in one format."""
+    decodes, prompts = next(p[2:] for p in POINTS if p[:2] == (run.model, run.quantization))
+    found = memory_now()
+    kv_tokens = default_kv_tokens(run)
+    longest = max([context for _, context in decodes] + list(prompts)) + 64
+    settings = msgspec.structs.replace(
+        settings_of(run, kv_bytes=KV_BYTES), max_model_len=min(longest, 4200)
+    )
+    with rig(settings, seed=1) as bench:
+        bench.first(16)
+        for asked, ran in each_point(bench, run, decodes, prompts):
+            yield Raw(run=False, ran=ran, asked=asked, kv_tokens=kv_tokens, memory=found)
+
+
+def each_point(
+    bench: Rig, run: Run, decodes: tuple[tuple[int, int], ...], prompts: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, int], Ran]]:
+    """(batch, context) of decodes, (0, tokens) of prompts."""
+    for shape in decodes:
+        yield shape, timed(run, "decode", partial(bench.decode, *shape))
+    for tokens in prompts:
+        yield (0, tokens), timed(run, "ttft", partial(often, partial(asking, bench, tokens)))
+
+
+def asking(bench: Rig, tokens: int) -> Measured:
+    """From asking an idle engine to the answer's one token."""
+    return Measured((), 0, bench.ttft_s(tokens))
+
+
+def memory_now() -> Memory:
+    found = system.memory()
+    return Memory(total_bytes=found.total_bytes, available_bytes=found.available_bytes)
+
+
+def default_kv_tokens(run: Run) -> int:
+    """What the engine would resolve to by itself."""
+    fields = {"model": run.model, "quantization": run.quantization}
+    limit = load_outline(run.model).max_positions
+    found = resolve(settings_from({**fields, "max_model_len": min(KV_LENGTH, limit)}))
+    return found.num_blocks * found.block_size
+
+
+def read(path: Path) -> list[Raw]:
+    if not path.exists():
+        return []
+    return [msgspec.json.decode(line, type=Raw) for line in path.read_bytes().splitlines()]
+
+
+# ---- the table ---------------------------------------------------------------------------------
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One point: predicted over measured, as it is and at the speed of the moment."""
+
+    name: str
+    metric: str
+    predicted: float
+    measured: float
+    at_the_time: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def normalised(self) -> float:
+        return self.at_the_time / self.measured - 1
+
+
+def rows_of(raws: list[Raw], calibration: Calibration) -> Iterator[Row]:
+    """Every point against its prediction; one KV row per model and format."""
+    mostly = usual([raw.ran for raw in raws if raw.run])
+    told: set[str] = set()
+    for raw in raws:
+        ran = raw.ran
+        if raw.run:
+            continue
+        name = f"{ran.model.removeprefix('dummy:')} {ran.quantization or 'fp32'}"
+        if name not in told:
+            told.add(name)
+            machine = machine_for(calibration, ran.model, ran.quantization)
+            longest = min(KV_LENGTH, machine.outline.max_positions)
+            asked = MemoryAsked(max_num_seqs=64, max_model_len=longest)
+            tokens = memory(machine, asked).kv_tokens
+            yield Row(
+                name=name,
+                metric="kv",
+                predicted=tokens,
+                measured=raw.kv_tokens,
+                at_the_time=tokens,
+            )
+        yield Row(
+            name=f"{name}, {where(raw)}",
+            metric="tpot" if ran.kind == "decode" else "ttft",
+            predicted=predicted_ms(calibration, raw),
+            measured=1000 * ran.seconds,
+            at_the_time=predicted_ms(slowed(calibration, *slowness(mostly, ran.speed)), raw),
+        )
+
+
+def slowness(usually: Speed, now: Speed) -> tuple[float, float]:
+    return usually.read_bytes_s / now.read_bytes_s, usually.ops_s / now.ops_s
+
+
+def where(raw: Raw) -> str:
+    if raw.ran.kind == "decode":
+        return f"{raw.asked[0]} x {raw.asked[1]}"
+    return f"prompt of {raw.asked[1]}"
+
+
+def predicted_ms(calibration: Calibration, raw: Raw) -> float:
+    """What `ridgeline predict` says."""
+    machine = machine_for(calibration, raw.ran.model, raw.ran.quantization)
+    if raw.ran.kind == "decode":
+        done = raw.ran.shapes[len(raw.ran.shapes) // 2][1]
+        point = Point(model="", device="", isl=done, osl=1, batch=len(raw.ran.shapes))
+        return predict_on(machine, point, ROOMY).decode_ms
+    point = Point(model="", device="", isl=raw.asked[1], osl=1)
+    return predict_on(machine, point, ROOMY).ttft_ms
+
+
+ROOMY = MemoryAsked(max_num_seqs=64, max_model_len=4200, kv_bytes=KV_BYTES)
+
+
+def together(runs: list[Raw]) -> Facts:
+    """The facts of all runs: the middle of the rates, the best of the peaks."""
+    each = [raw.facts for raw in runs if raw.facts is not None]
+    sizes, kinds = each[0].bandwidth_bytes_s, each[0].peak_flops
+    rates = {n: statistics.median(f.bandwidth_bytes_s[n] for f in each) for n in sizes}
+    rates[max(rates, key=int)] = usual([raw.ran for raw in runs]).read_bytes_s
+    return msgspec.structs.replace(
+        each[0],
+        runs=tuple(dict.fromkeys(name for f in each for name in f.runs)),
+        bandwidth_bytes_s=rates,
+        peak_flops={kind: max(f.peak_flops[kind] for f in each) for kind in kinds},
+        first_s=statistics.median(raw.ran.seconds for raw in runs if raw.ran.kind == "ttft"),
+    )
+
+
+LIMITS = {"tpot": 0.08, "ttft": 0.12, "kv": 0.03}
+NAMES = {"tpot": "TPOT", "ttft": "TTFT, idle engine", "kv": "KV tokens"}
+
+
+def summary(rows: list[Row]) -> Iterator[str]:
+    """Markdown: quantiles of the errors by metric, then the worst points."""
+    yield "| | points | median error | 90 % | worst | bias | median, moment's speed |"
+    yield "|---|---|---|---|---|---|---|"
+    for metric, limit in LIMITS.items():
+        of = [row for row in rows if row.metric == metric]
+        errors = sorted(abs(row.error) for row in of)
+        again = statistics.median(abs(row.normalised) for row in of)
+        middle = statistics.median(errors)
+        yield (
+            f"| {NAMES[metric]} | {len(of)} | {middle:.1%} (aim {limit:.0%}) "
+            f"| {errors[int(0.9 * len(errors))]:.1%} | {errors[-1]:.1%} "
+            f"| {statistics.median(row.error for row in of):+.1%} | {again:.1%} |"
+        )
+    yield ""
+    yield "| worst | metric | predicted | measured | error | at the moment's speed |"
+    yield "|---|---|---|---|---|---|"
+    timed = [row for row in rows if row.metric != "kv"]
+    for row in sorted(timed, key=lambda row: -abs(row.error))[:10]:
+        yield line(row)
+
+
+def line(row: Row) -> str:
+    return (
+        f"| {row.name} | {row.metric} | {row.predicted:.3g} ms | {row.measured:.3g} ms "
+        f"| {row.error:+.1%} | {row.normalised:+.1%} |"
+    )
+
+
+def table(raws: list[Raw], calibration_path: Path | None, every: bool) -> Iterator[str]:
+    runs = [raw for raw in raws if raw.run]
+    calibration = calibrated([raw.ran for raw in runs], together(runs))
+    if calibration_path is not None:
+        write(calibration, calibration_path)
+    rows = list(rows_of(raws, calibration))
+    yield from summary(rows)
+    yield ""
+    yield (
+        f"Misfit of the calibration's own {len(calibration.residuals)} kinds of steps: "
+        f"decodes {calibration.tpot_error:.1%}, prompts {calibration.ttft_error:.1%} (median)."
+    )
+    if every:
+        yield from ["", "| point | metric | predicted | measured | error | normalised |"]
+        yield "|---|---|---|---|---|---|"
+        yield from (line(row) for row in rows if row.metric != "kv")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("measure", "table"))
+    parser.add_argument("--raw", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--calibration", type=Path)
+    parser.add_argument("--every", action="store_true", help="print all points")
+    given = parser.parse_args()
+    if given.what == "measure":
+        return 0 if measure(given.raw, given.seconds) else 3
+    for each in table(read(given.raw), given.calibration, given.every):
+        sys.stdout.write(each + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

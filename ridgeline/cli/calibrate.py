@@ -1,0 +1,320 @@
+"""`ridgeline calibrate`: short runs of Ridgeline's engine on this machine, and the fit to them.
+
+A run is one model in one weight format. What is measured is kept raw (`Ran`), so that runs made
+apart can be fitted together: `benchmarks/bench_predict.py` does.
+"""
+
+from __future__ import annotations
+
+import json as json_lib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
+from functools import lru_cache, partial
+from pathlib import Path
+from statistics import median
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+import ridgeline
+from ridgeline.cli.rig import Measured, Rig, rig
+from ridgeline.engine.resolve import resolve
+from ridgeline.errors import BadInput
+from ridgeline.hardware import measure, system
+from ridgeline.plan.calibrate import Facts, Sample, blank, fit
+from ridgeline.plan.calibration import Calibration, Memory
+from ridgeline.plan.machine import Replica, replica
+from ridgeline.plan.outline import load_outline
+from ridgeline.settings import Settings, settings_from
+
+FIRSTS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+DEEP = ((256, 1024), (64, 1024))  # (new tokens, tokens in the cache)
+DECODES = (
+    *((1, 32), (8, 32), (1, 1536), (64, 32), (8, 1024)),
+    *((2, 32), (32, 32), (4, 32), (16, 32), (32, 512)),
+)  # (batch, context)
+LENGTH = 2048
+REPEATS = ((0.03, 9), (0.3, 3))  # (steps shorter than this, are measured so many times)
+BANDWIDTH_BYTES = tuple(size << 20 for size in (1, 4, 8, 16, 24, 32, 48, 64, 128, 512))
+SMALL = "demo"  # fits into a cache: shows what a large model hides, the overheads
+MOST_RUNS = 5
+FORMATS = {"int8": "int8", "int4": "int4", "bf16": "bfloat16"}
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """Memory reads in bytes/s and arithmetic in operations/s: shared machines have moods."""
+
+    read_bytes_s: float
+    ops_s: float
+
+    def middle(self, other: Speed) -> Speed:
+        return Speed((self.read_bytes_s + other.read_bytes_s) / 2, (self.ops_s + other.ops_s) / 2)
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of step of one engine, raw; `seconds` is a median. `kind`: first, decode or ttft.
+
+    ttft: what asking costs besides the step, as a step without runs. `speed`: the machine's at that
+    moment, before and after.
+    """
+
+    model: str
+    quantization: str | None
+    kind: str
+    shapes: tuple[tuple[int, int], ...]
+    num_sampled: int
+    seconds: float
+    speed: Speed
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A model in a weight format (None: as the engine keeps it)."""
+
+    model: str
+    quantization: str | None
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.quantization or 'dense'}"
+
+
+def default_runs(model: str) -> tuple[Run, ...]:
+    """The model in every format that the engine has, and a small one for the overheads."""
+    runs = [Run(model=model, quantization=name) for name in (None, "int8", "int4")]
+    if model != SMALL:
+        runs += [Run(model=SMALL, quantization=name) for name in (None, "int8")]
+    return tuple(runs)
+
+
+def runs_of(model: str, formats: str | None) -> tuple[Run, ...]:
+    """The model in the formats named (dense, int8, int4, bf16), and the small one."""
+    if formats is None:
+        return default_runs(model)
+    names = [name.strip() for name in formats.split(",")]
+    for name in names:
+        if name not in ("dense", *FORMATS):
+            raise BadInput("unknown format", value=name, limit=", ".join(("dense", *FORMATS)))
+    runs = [Run(model=model, quantization=None if n == "dense" else n) for n in names]
+    small = [] if model == SMALL else [Run(model=SMALL, quantization=runs[0].quantization)]
+    return (*runs, *small)
+
+
+def settings_of(run: Run, kv_bytes: int = 1 << 29) -> Settings:
+    """Enough cache for every measured context."""
+    limit = load_outline(run.model).max_positions
+    return settings_from(
+        {
+            "model": run.model,
+            "quantization": run.quantization,
+            "kv_cache_memory_bytes": kv_bytes,
+            "max_model_len": min(LENGTH, limit),
+        }
+    )
+
+
+def measure_run(bench: Rig, run: Run, budget_s: float) -> Iterator[Ran]:
+    """Everything of one run, most telling first; what does not fit the budget is left out."""
+    ends_s = time.perf_counter() + budget_s
+
+    yield timed(run, "ttft", lambda: _asking(bench))
+    for shape in DECODES[:5]:
+        yield timed(run, "decode", partial(bench.decode, *shape))
+    for shape in (*((n, 0) for n in FIRSTS), *DEEP):
+        if time.perf_counter() < ends_s:
+            yield timed(run, "first", partial(often, partial(bench.first, *shape)))
+    for shape in DECODES[5:]:
+        if time.perf_counter() < ends_s:
+            yield timed(run, "decode", partial(bench.decode, *shape))
+
+
+def timed(run: Run, kind: str, measured: Callable[[], Measured]) -> Ran:
+    """A measurement between two looks at the machine's speed."""
+    before, found = speed(), measured()
+    return Ran(
+        model=run.model,
+        quantization=run.quantization,
+        kind=kind,
+        shapes=found.shapes,
+        num_sampled=found.num_sampled,
+        seconds=found.seconds,
+        speed=before.middle(speed()),
+    )
+
+
+def often(measured: Callable[[], Measured]) -> Measured:
+    """The middle of several, where one is short."""
+    found = [measured()]
+    times = next((times for limit_s, times in REPEATS if found[0].seconds < limit_s), 1)
+    while len(found) < times:
+        found.append(measured())
+    return sorted(found, key=lambda each: each.seconds)[len(found) // 2]
+
+
+def _asking(bench: Rig) -> Measured:
+    """What asking costs besides the step."""
+    bench.first(16)  # what is set up once is paid here
+    asked = median(bench.ttft_s(16) for _ in range(5))
+    step = median(bench.first(16).seconds for _ in range(5))
+    return Measured((), 0, max(0.0, asked - step))
+
+
+def _num_threads() -> int:
+    return max(1, int(system.cores().usable))
+
+
+def speed() -> Speed:
+    """The machine's at this moment, in a quarter of a second."""
+    threads, native = _num_threads(), measure.native()
+    reads = native.read_rates(256 << 20, threads, 5, 0.01)
+    ops = native.multiply_rates("float32", threads, 5, 0.01)
+    return Speed(median(rate for rate, _ in reads), median(rate for rate, _ in ops))
+
+
+def usual(ran: Sequence[Ran]) -> Speed:
+    """What the machine mostly did meanwhile."""
+    return Speed(
+        median(each.speed.read_bytes_s for each in ran), median(each.speed.ops_s for each in ran)
+    )
+
+
+def read_rates() -> dict[str, float]:
+    """Read bandwidth by working set; never rising with it: what seems so was disturbed."""
+    found = {n: measure.read_bandwidth(n, _num_threads()).per_s for n in BANDWIDTH_BYTES}
+    rates: dict[str, float] = {}
+    best = 0.0
+    for size in sorted(found, reverse=True):
+        best = max(best, found[size])
+        rates[str(size)] = best
+    return rates
+
+
+# ---- the fit -----------------------------------------------------------------------------------
+
+
+def facts(ran: Sequence[Ran], memory: Memory, took_s: float, dense_dtype: str) -> Facts:
+    """What a calibration tells beside the fit; rates are measured now."""
+    rates = read_rates()
+    rates[max(rates, key=int)] = usual(ran).read_bytes_s
+    peaks = measure.multiply_peaks(_num_threads())
+    runs = dict.fromkeys(str(Run(model=r.model, quantization=r.quantization)) for r in ran)
+    return Facts(
+        device="this-machine",
+        as_of=date.today().isoformat(),
+        source=f"ridgeline {ridgeline.__version__} calibrate on {system.cpu_model()}",
+        took_s=took_s,
+        runs=tuple(runs),
+        peak_flops={kind: rate.per_s for kind, rate in peaks.items()},
+        bandwidth_bytes_s=rates,
+        memory=memory,
+        dense_dtype=dense_dtype,
+        first_s=median(each.seconds for each in ran if each.kind == "ttft"),
+    )
+
+
+def calibrated(ran: Sequence[Ran], told: Facts) -> Calibration:
+    """The fit to everything that was run."""
+    rates = usual(ran)
+    counting = blank(told, ("float32", "bfloat16", "float16", "int8", "int4"))
+    machines = lru_cache(maxsize=None)(partial(machine_for, counting))
+    samples = [
+        Sample(
+            what=f"{each.model} {each.quantization or 'dense'}: {words(each.shapes)}",
+            work=machines(each.model, each.quantization).work(each.shapes, each.num_sampled),
+            seconds=each.seconds,
+            prompt=each.kind == "first",
+            read_slowness=rates.read_bytes_s / each.speed.read_bytes_s,
+            ops_slowness=rates.ops_s / each.speed.ops_s,
+        )
+        for each in ran
+        if each.shapes
+    ]
+    return fit(samples, told)
+
+
+def machine_for(calibration: Calibration, model: str, quantization: str | None) -> Replica:
+    """A model of the engine on the calibrated device."""
+    chosen = None if quantization is None else FORMATS[quantization]
+    return replica(
+        load_outline(model),
+        calibration.accelerator(),
+        weight_dtype=chosen,
+    )
+
+
+def words(shapes: Sequence[tuple[int, int]]) -> str:
+    """`8 x 1 new behind 69` for eight decodes."""
+    new, done = shapes[len(shapes) // 2]
+    return f"{len(shapes)} x {new} new behind {done}"
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -> int:
+    """Measure, fit, write, and tell how well the fit holds; the exit code."""
+    if len(runs) > MOST_RUNS:
+        raise BadInput("too many runs", value=len(runs), limit=MOST_RUNS)
+    if not output.parent.is_dir():
+        raise BadInput("there is no such folder", value=str(output.parent))
+    out, began_s = Console(highlight=False, stderr=True), time.perf_counter()
+    found = system.memory()
+    memory = Memory(total_bytes=found.total_bytes, available_bytes=found.available_bytes)
+    ran: list[Ran] = []
+    dense_dtype = "float32"
+    for number, run in enumerate(runs, 1):
+        settings = settings_of(run)
+        dense_dtype = resolve(settings).dtype
+        with rig(settings) as bench:
+            ran += measure_run(bench, run, budget_s / len(runs))
+        spent_s = time.perf_counter() - began_s
+        out.print(f"run {number}/{len(runs)}: {run}, {spent_s:.0f} s so far", style="dim")
+    told = facts(ran, memory, time.perf_counter() - began_s, dense_dtype)
+    found_fit = calibrated(ran, told)
+    write(found_fit, output)
+    if as_json:
+        print(json_lib.dumps(msgspec.to_builtins(found_fit)))
+    else:
+        Console(highlight=False).print(table(found_fit, output))
+    return 0
+
+
+def write(calibration: Calibration, output: Path) -> None:
+    """The file, indented: people read it."""
+    output.write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=2))
+
+
+def table(found: Calibration, output: Path) -> Table:
+    """What was learnt, for a person."""
+    kinds = f"{len(found.residuals)} kinds of steps in {found.took_s:.0f} s"
+    title = f"{found.device}, {found.as_of}: {kinds}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("", "", ""):
+        table.add_column(name, justify="left")
+    reads = found.memory_bandwidth / 1e9
+    table.add_row("memory reads", f"{reads:.1f} GB/s", "")
+    for name, linear in found.linears.items():
+        at = min(64, linear.rows[-1])
+        rate = 2 * at / linear.seconds_per_weight(at) / 1e9
+        share = (
+            f"{linear.bandwidth:.0%} of the read bandwidth; {1e6 * linear.layer_s:.0f} us a layer"
+        )
+        table.add_row(name, f"{rate:.0f} GFLOP/s at {at} rows", share)
+    attention = found.attention
+    table.add_row(
+        "attention",
+        f"{1e-9 / max(attention.fresh_flop_s, 1e-18):.0f} GFLOP/s in prompts",
+        f"{1e-9 / max(attention.decode_byte_s, 1e-18):.0f} GB/s and "
+        f"{1e-9 / max(attention.decode_flop_s, 1e-18):.0f} GFLOP/s in decodes",
+    )
+    over = found.overheads
+    table.add_row(
+        "overhead",
+        f"{1e6 * over.step_s:.0f} us a step",
+        f"{1e6 * over.run_s:.1f} us a sequence; {1e3 * over.first_s:.2f} ms to ask",
+    )
+    table.add_row(
+        "median misfit", f"decodes {found.tpot_error:.1%}", f"prompts {found.ttft_error:.1%}"
+    )
+    table.add_row("written to", str(output), "use it with --calibration")
+    return table

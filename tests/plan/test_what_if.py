@@ -1,0 +1,135 @@
+"""Sweeps, off-peak windows, speculation and counted blocks: each against the plain way."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from ridgeline.cli.main import main
+from ridgeline.engine.core import BlockPool, Limits, NoPrefixCache, Scheduler, make_policy
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.hardware.catalogue import find_accelerator
+from ridgeline.plan.counted_pool import CountedPool
+from ridgeline.plan.fleet import Build, FleetPlan, Request, simulate_fleet
+from ridgeline.plan.machine import Replica, replica
+from ridgeline.plan.off_peak import OffPeak
+from ridgeline.plan.outline import load_outline
+from ridgeline.plan.pace import Modelled, Steady
+from ridgeline.plan.predict import Point, predict_on
+from ridgeline.plan.speculation import Speculation
+
+WORDS = ["simulate", "llama-3.1-8b", "--device", "h100-sxm", "--num-prompts", "40", "--rate", "8"]
+
+
+def machine(model: str = "llama-3.1-8b") -> Replica:
+    return replica(load_outline(model), find_accelerator("h100-sxm"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_counted_blocks_change_nothing(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    at_s = np.cumsum(rng.exponential(0.05, 150))
+    requests = [
+        Request(at_s=float(at), num_prompt=int(p), num_output=int(n), priority=int(p) % 2)
+        for at, p, n in zip(at_s, rng.integers(1, 300, 150), rng.integers(1, 200, 150), strict=True)
+    ]
+    limits = Limits(max_num_seqs=24, max_num_batched_tokens=128, max_model_len=600)
+
+    def served(pool: type[BlockPool]) -> list[tuple[float, float, int]]:
+        def make() -> Scheduler:
+            return Scheduler(limits, make_policy("continuous"), pool(90, 16), NoPrefixCache())
+
+        build = Build(name="x", scheduler=make, pace=Steady(0.01))
+        lives = simulate_fleet(requests, FleetPlan(builds=(build,))).lives
+        return [(life.first_s, life.finished_s, life.num_preempted) for life in lives]
+
+    found = served(CountedPool)
+    assert found == served(BlockPool) and sum(preempted for *_, preempted in found) > 0
+
+
+def test_counted_blocks_cannot_be_told_apart() -> None:
+    pool = CountedPool(4, 16)
+    for what in (pool.retain, pool.publish):
+        with pytest.raises(CannotRun):
+            what(0)
+
+
+def test_off_peak_windows() -> None:
+    night = OffPeak.parse("22:00-06:00@18:30")
+    assert night.opens_s(0.0) == 3.5 * 3600 and night.opens_s(4 * 3600.0) == 4 * 3600.0
+    assert night.opens_s(11.5 * 3600 - 1) == 11.5 * 3600 - 1  # 05:59:59
+    assert night.opens_s(11.5 * 3600) == 27.5 * 3600  # 06:00: the next night
+    assert OffPeak.parse("01:00-05:00").opens_s(0.0) == 3600.0
+    for bad in ("night", "22:00-22:00", "25:00-26:00", "01:00-00:99"):
+        with pytest.raises(BadInput):
+            OffPeak.parse(bad)
+
+
+def test_batch_requests_wait_for_their_window(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*WORDS, "--batch-share", "0.5", "--json"]
+    assert main(words) == 0
+    soon = json.loads(capsys.readouterr().out)
+    assert main([*words, "--off-peak", "01:00-02:00"]) == 0
+    later = json.loads(capsys.readouterr().out)
+    assert soon["ttft"]["p90"] < 10 and later["ttft"]["p90"] > 3500
+    assert later["num_served"] == 40 and later["ttft"]["p50"] > soon["ttft"]["p50"]
+    assert main([*WORDS, "--off-peak", "01:00-02:00"]) == 2
+
+
+def test_a_sweep_is_its_fleets_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--sweep", "replicas=1,2", "--sweep", "max-num-seqs=4,64"]
+    assert main([*WORDS, "--slo", "ttft:500 tpot:30", *asked, "--json"]) == 0
+    cases = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [case["changes"] for case in cases] == [
+        {"replicas": n, "max_num_seqs": m} for n in (1, 2) for m in (4, 64)
+    ]
+    alone = [*WORDS, "--slo", "ttft:500 tpot:30", "--replicas", "2", "--max-num-seqs", "4"]
+    assert main([*alone, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == cases[2]["found"]
+
+
+@pytest.mark.parametrize("axis", ["replicas", "replicas=two", "nothing=1", "html=a,b"])
+def test_a_sweep_over_what_is_no_setting(axis: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, "--sweep", axis]) == 2
+    assert "--sweep" in capsys.readouterr().err
+
+
+def test_tokens_per_step() -> None:
+    drafts = Speculation(num_tokens=4, acceptance=0.8)
+    assert drafts.tokens_per_step == pytest.approx((1 - 0.8**5) / (1 - 0.8))
+    assert Speculation(num_tokens=4, acceptance=1.0).tokens_per_step == 5
+    for bad in ({"num_tokens": 0, "acceptance": 0.5}, {"num_tokens": 2, "acceptance": 1.5}):
+        with pytest.raises(BadInput):
+            Speculation(**bad)  # type: ignore[arg-type]
+
+
+def test_speculation_pays_for_few_and_costs_many() -> None:
+    here = machine()
+
+    def tpot(batch: int, **drafts: object) -> float:
+        fields = {"model": "", "device": "", "isl": 500, "osl": 100, "batch": batch, **drafts}
+        return predict_on(here, Point(**fields)).decode_ms  # type: ignore[arg-type]
+
+    likely = {"num_speculative_tokens": 4, "acceptance": 0.7}
+    assert tpot(1, **likely) < 0.45 * tpot(1)
+    assert tpot(1, **likely, draft_model="llama-3.2-1b") > tpot(1, **likely)
+    unlikely = {"num_speculative_tokens": 4, "acceptance": 0.1}
+    assert tpot(200, **unlikely) > tpot(200)
+    for half in ({"acceptance": 0.5}, {"num_speculative_tokens": 3}):
+        with pytest.raises(BadInput):
+            tpot(1, **half)
+
+
+def test_drafts_in_a_simulation_are_those_of_the_prediction() -> None:
+    drafts = Speculation(num_tokens=3, acceptance=0.6)
+    pace, here = Modelled(machine(), drafts), machine()
+    computed = [700, 900, 800]
+    glide = pace.glide(computed, 10)
+    assert glide is not None
+    expected_s = drafts.decode_s(here, 3, 800)
+    assert glide.first_s == pytest.approx(expected_s, rel=1e-3)
+    assert pace.step_s([(1, n) for n in computed], 3) == pytest.approx(expected_s, rel=1e-3)
+    assert math.isclose(pace.step_s([(512, 0)], 1), Modelled(here).step_s([(512, 0)], 1))
