@@ -256,11 +256,9 @@ class Climb:
     ) -> Contender | None:
         """The candidate as a contender, or None where its tokens or the time ended it before."""
         incumbent = self._the_incumbent
-        exact = candidate.rung.honesty == "exact"
-        if exact:
-            evidence.exactness = await self._gates.same_tokens(incumbent.subject, subject)
-            if not evidence.exactness.same:
-                return None
+        honesty = candidate.rung.honesty
+        if not await self._gates.says_the_same(honesty, incumbent.subject, subject, evidence):
+            return None
         fixed = self._job.objective == "latency"
         start = incumbent.rate * (1.0 if fixed else max(1.0, evidence.forecast.worth))
         evidence.duel = found = await duel(
@@ -275,9 +273,7 @@ class Climb:
             Side("candidate", subject, start, fixed=fixed),
             max_rounds=MAX_ROUNDS,
         )
-        if not exact and found.ratio is not None:
-            self._ground.tell("comparing its tokens with the baseline's on held-out text")
-            evidence.quality = self._gates.quality(incumbent.subject, subject)
+        await self._gates.examine_to_the_end(incumbent.subject, subject, evidence)
         return Contender(
             label=candidate.label,
             settings=candidate.settings,
@@ -300,6 +296,8 @@ class Climb:
 
     def _promote(self, contender: Contender) -> None:
         """The candidate is the incumbent now; the old one is shut."""
+        if self._trials[-1].honesty == "lossy":
+            self._gates.baseline_is_gone()
         self._the_incumbent.stack.close()
         self._incumbent = contender
         steps = self._steps_of(contender.readings, contender.settings)

@@ -22,6 +22,7 @@ Outcome = Literal["gain", "loss", "nothing", "unclear"]
 LEVEL = 0.95
 INTERIM_LEVEL = 0.99
 LEAST_GAIN = 0.02  # a smaller gain is not worth a change, however surely it is known
+UNBOUNDED = 1e9  # an end of an interval that nothing bounds: infinity is not JSON
 WORTHWHILE = 0.08  # a rung that surely brings less than this is called "no gain"
 
 
@@ -34,7 +35,8 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     level: float = LEVEL
 
     def __str__(self) -> str:
-        return f"{self.mid:.3g} [{self.low:.3g}, {self.high:.3g}]"
+        high = "∞" if self.high >= UNBOUNDED else f"{self.high:.3g}"
+        return f"{self.mid:.3g} [{self.low:.3g}, {high}]"
 
 
 def student_t(level: float, num_samples: int) -> float:
@@ -54,7 +56,7 @@ def mean_interval(
     count = len(samples)
     mean = math.fsum(samples) / count
     if count < 2:
-        return Interval(low=-math.inf, mid=mean, high=math.inf, level=level)
+        return Interval(low=-UNBOUNDED, mid=mean, high=UNBOUNDED, level=level)
     variance = math.fsum((x - mean) ** 2 for x in samples) / (count - 1)
     half = widen * student_t(level, count) * math.sqrt(max(variance, least_sd**2) / count)
     return Interval(low=mean - half, mid=mean, high=mean + half, level=level)
