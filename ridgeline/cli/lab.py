@@ -32,7 +32,7 @@ from ridgeline.measure.inprocess import InProcessTarget
 from ridgeline.measure.workload import Chat, LoadRequest, Workload, plain_chat
 from ridgeline.optimize import quality
 from ridgeline.optimize.quality import Array, Task
-from ridgeline.optimize.subject import Lab, Load, Subject, dues_s, margin_of
+from ridgeline.optimize.subject import Lab, Load, Make, Subject, dues_s, margin_of
 from ridgeline.plan.step_time import Roof
 from ridgeline.records import EngineInfo, RunTrace, Sampling, Token
 from ridgeline.settings import Settings
@@ -60,10 +60,17 @@ def build(settings: Settings, workload: Workload, machine: Machine) -> Lab:
         facts=base_facts(machine, numbers, settings, sample),
         heldout=heldout_pieces(tokenizer, spec.vocab_size, size.window_tokens),
         tasks=tasks_for(tokenizer),
+        make=_maker(tokenised, tokenizer),
         check_prompts=check_prompts_of(sample),
         longest_output=max(request.max_tokens for request in sample),
         vocab_size=spec.vocab_size,
     )
+
+
+def _maker(workload: Tokenised, tokenizer: Tokenizer) -> Make:
+    from ridgeline.cli.making import maker  # which needs this file
+
+    return maker(workload, tokenizer)
 
 
 # ---- the workload ------------------------------------------------------------------------------
@@ -230,7 +237,8 @@ class Numbers:
         resolved, machine = self.resolved(settings), self._machine
         nbytes = self._model(settings).fixed_weight_bytes + self._model(settings).head_weight_bytes
         rates = _rates(machine, resolved)
-        by_bytes = resolved.quantization in ("int8", "int4") and "int8" in rates
+        kind = resolved.spec.layers[-1].mlp.gate.format.kind
+        by_bytes = kind in ("int8", "int4") and "int8" in rates
         dtype = "int8" if by_bytes else resolved.dtype
         return Ceilings(
             bandwidth_bytes_s=_bandwidth(machine, resolved, nbytes),
@@ -245,6 +253,7 @@ class Numbers:
             "model_name": resolved.spec.name,
             "model_params": num_params(resolved.spec),
             "model_compute_dtype": resolved.dtype,
+            "model_stored_dtype": resolved.spec.stored_dtype,
             "model_kv_bytes_per_token": kv_bytes_per_token(resolved.spec),
         }
 

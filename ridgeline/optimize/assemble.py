@@ -24,6 +24,7 @@ from ridgeline.errors import UserError
 from ridgeline.optimize.cost import cost_of
 from ridgeline.optimize.duel import Duel
 from ridgeline.optimize.job import Contender, Job
+from ridgeline.optimize.ladder import Candidate
 from ridgeline.optimize.objective import Reading, pooled, samples, typical
 from ridgeline.optimize.predict import Forecast
 from ridgeline.optimize.quality import Examination, Quality
@@ -54,6 +55,11 @@ class Evidence:
         self.examination: Examination | None = None
         self.quality: Quality | None = None
         self.failure: tuple[Verdict, str] | None = None
+
+    def is_of(self, candidate: Candidate) -> Candidate:
+        """What is measured, where it differs from what was simulated: its weights were made."""
+        self.forecast = msgspec.structs.replace(self.forecast, candidate=candidate)
+        return candidate
 
     def failed(self, error: BaseException, reason: str) -> None:
         self.failure = ("cannot run" if isinstance(error, UserError) else "crashed", reason)
@@ -99,6 +105,12 @@ def judged(evidence: Evidence) -> tuple[Verdict, str]:
     if found is None and evidence.quality is not None and evidence.quality.verdict == "fail":
         told = _broken(evidence.quality)
         return "quality failed", f"it breaks the quality gate, so its speed was left out: {told}"
+    if found is not None and found.beaten_at is not None:
+        share = found.beaten_at / found.before_rate
+        return "worse", (
+            f"at {found.beaten_at:.3g} req/s, {share:.0%} of the incumbent's load, it missed the "
+            "promise twice, and the incumbent kept it in between"
+        )
     if found is None or found.ratio is None:
         rounds = len(found.log_ratios) if found else 0
         return "cut short", f"the budget ended after {rounds} of the rounds that a verdict needs"
