@@ -1,96 +1,242 @@
-"""`ridgeline eval A B`: what B says differently from A on held-out text, and whether it is little.
+"""`ridgeline eval A B`: what B says differently from A, and whether it is little.
 
 First the floor: A against itself on another number of threads, which is what rounding alone does.
-Then B, judged by the thresholds and the paired intervals that `optimize` keeps a lossy rung by.
+Then B, by the panel, the thresholds and the paired intervals that `optimize` keeps a lossy rung by.
 Last a control: A with one block's feed-forward output three times too large, which must fail; where
-it does not, the text is too short to see anything, and no verdict is given.
+it does not, nothing could be seen with this text, and no verdict is given.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import msgspec
 import numpy as np
 import torch
 
-from ridgeline.cli.lab import heldout_pieces
+from ridgeline.cli.evaluate_table import show
+from ridgeline.cli.lab import KINDS, Tokenised, heldout_pieces, tasks_for
+from ridgeline.cli.panel import Panel, Part, part_of, refusal
+from ridgeline.engine.engine import Engine
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.resolve import Resolved, resolve
 from ridgeline.engine.runner import TorchRunner
-from ridgeline.engine.text import load_tokenizer
+from ridgeline.engine.text import Tokenizer, load_tokenizer
 from ridgeline.errors import BadInput
+from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize import quality
-from ridgeline.optimize.quality import Array, Quality
+from ridgeline.optimize.quality import (
+    Array,
+    Examination,
+    LengthDrift,
+    LogprobsOf,
+    Quality,
+    Reference,
+    TaskQuestion,
+    TaskReference,
+    TextQuestion,
+    divergence,
+    length_drift,
+)
+from ridgeline.optimize.quality.text import compare_window
+from ridgeline.records import Sampling
 from ridgeline.settings import Settings
 
 LOUD = 3.0  # times, the control's feed-forward output
-BUCKETS = (16, 64)  # ends of the contexts' lengths
+SEATS, CONTEXT = 16, 2048  # of the engines that are opened, where nobody asked for other numbers
+ENDS = (16, 64, 128, 256, 512, 1024)  # of the contexts' lengths
+MOST_LOGPROBS = 1 << 25  # of one window
 
 
-class Panel(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures. `kl_by_context`: mean KL of positions by how many tokens they had read."""
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is read: for so long per model, so many answers, so many windows of long context."""
 
-    floor: Quality
-    candidate: Quality
-    kl_by_context: dict[str, float]
-    control: Quality
-    verdict: str
+    budget_s: float = 120.0
+    num_prompts: int = 32
+    answer_tokens: int = 96
+    num_long: int = 8
 
 
-def command(a: Settings, b: Settings, as_json: bool) -> int:
+WHOLE = Extent()
+Answers = list[tuple[int, ...]]
+Prompts = Sequence[tuple[int, ...]]
+
+
+def command(a: Settings, b: Settings, as_json: bool, extent: Extent = WHOLE) -> int:
     """Print the panel; 0 where B passes, 1 where it fails or nothing can be said."""
-    panel = evaluate(a, b)
-    if as_json:
-        print(msgspec.json.encode(panel).decode())
-    else:
-        _print(a.model, b.model, panel)
+    panel = evaluate(a, b, extent, lambda text: print(f"{text} …", file=sys.stderr))
+    print(msgspec.json.encode(panel).decode() if as_json else show(panel))
     return 0 if panel.verdict == "pass" else 1
 
 
-def evaluate(a: Settings, b: Settings) -> Panel:
+def evaluate(
+    a: Settings,
+    b: Settings,
+    extent: Extent = WHOLE,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Panel:
     """Compare two configurations. Raises BadInput where their vocabularies differ."""
-    gate, size = quality.shipped()
     first, second = resolve(a), resolve(b)
     if first.spec.vocab_size != second.spec.vocab_size:
         raise BadInput(
             "the models have different vocabularies: their distributions cannot be compared",
             value=f"{first.spec.vocab_size} and {second.spec.vocab_size}",
         )
-    pieces = heldout_pieces(load_tokenizer(a.model), a)
-    pieces = pieces[: quality.affordable(pieces, first.spec.vocab_size, size)]
-    before = [np.asarray(each) for each in map(_reader(first), pieces)]
+    with ExitStack() as stack:
+        tell(f"reading held-out text with {a.model}")
+        bench = _Bench(_Model(a, stack), extent)
+        tell("the floor: the same on another number of threads")
+        with ExitStack() as short:
+            floor = bench.judge(_Model(_on_other_threads(a, first), short))
+        tell(f"reading with {b.model}")
+        return bench.panel(_Model(b, stack), floor, _control(first), tell)
 
-    def judged(after: Callable[[Sequence[int]], Array]) -> tuple[Quality, Array]:
-        found, kl = quality.compare(pieces, before, after)
-        return quality.judge(found, kl, gate, size), kl
 
-    floor, _ = judged(_on_other_threads(first))
-    candidate, kl = judged(_reader(second))
-    control, _ = judged(_reader(first, loud=True))
-    return Panel(
-        floor=floor,
-        candidate=candidate,
-        kl_by_context=_by_context(kl, len(pieces)),
-        control=control,
-        verdict=candidate.verdict if control.verdict == "fail" else "inconclusive",
+class _Model:
+    """One configuration that answers and tells distributions."""
+
+    def __init__(self, settings: Settings, stack: ExitStack) -> None:
+        self.settings = settings
+        self.engine = stack.enter_context(Engine.from_settings(_small(settings)))
+        self.logprobs_of: LogprobsOf = self.engine.logprobs_of
+
+    def answers(self, prompts: Prompts, max_tokens: int) -> Answers:
+        """Greedy answers that may end by themselves."""
+        sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
+        return [tuple(done.tokens) for done in self.engine.generate(prompts, sampling)]
+
+
+def _small(settings: Settings) -> Settings:
+    """A cache for a few answers: two or three engines are up at once."""
+    most = resolve(settings).max_model_len
+    return msgspec.structs.replace(
+        settings,
+        max_num_seqs=settings.max_num_seqs or SEATS,
+        max_model_len=settings.max_model_len or min(most, CONTEXT),
     )
 
 
-def _reader(resolved: Resolved, loud: bool = False) -> Callable[[Sequence[int]], Array]:
-    """Log-probabilities [T, V] of a configuration; `loud`: with the control's fault."""
+def _on_other_threads(settings: Settings, resolved: Resolved) -> Settings:
+    return msgspec.structs.replace(settings, num_threads=1 if resolved.num_threads > 1 else 2)
+
+
+class _Bench:
+    """The original with its texts, questions and answers, and what is compared with it."""
+
+    def __init__(self, original: _Model, extent: Extent) -> None:
+        self._gate, self._size = quality.shipped()
+        self._original, self._extent = original, extent
+        self._tokenizer, read = load_tokenizer(original.settings.model), original.logprobs_of
+        self._vocab_size = original.engine.resolved.spec.vocab_size
+        pieces = heldout_pieces(self._tokenizer, self._vocab_size, self._size.window_tokens)
+        self._text = Reference(pieces, read, self._size.max_reference_bytes)
+        self._tasks = [TaskReference(task, read) for task in tasks_for(self._tokenizer)]
+        self._prompts = _prompts(self._tokenizer, original.engine.resolved, extent)
+        self._answers = self._answers_of(original)
+
+    def _answers_of(self, model: _Model) -> Answers:
+        return model.answers(self._prompts, self._extent.answer_tokens)
+
+    def judge(self, other: _Model) -> Quality:
+        """The panel for one other model."""
+        examination, _ = self._examined(other.logprobs_of)
+        return examination.conclude(divergence(self._answers, self._answers_of(other)))
+
+    def panel(
+        self, other: _Model, floor: Quality, control: LogprobsOf, tell: Callable[[str], None]
+    ) -> Panel:
+        """Everything about the candidate, and the verdict that floor and control allow."""
+        examination, text = self._examined(other.logprobs_of)
+        answers = self._answers_of(other)
+        candidate = examination.conclude(divergence(self._answers, answers))
+        by_kind = {
+            kind: part_of([text.found[i] for i in _places(kind, len(text.found))])
+            for kind in sorted(set(KINDS))
+        }
+        tell("by length of context")
+        by_context = self._by_context(other.logprobs_of)
+        tell("the control, which must fail")
+        spoiled = self._examined(control)[0].conclude()
+        refused = refusal(floor, spoiled)
+        return Panel(
+            original=self._original.settings.model,
+            candidate_name=other.settings.model,
+            floor=floor,
+            candidate=candidate,
+            by_kind={kind: part for kind, part in by_kind.items() if part.num_positions},
+            by_context=by_context,
+            lengths=self._drift(answers),
+            control=spoiled,
+            refusal=refused,
+            verdict="inconclusive" if refused else candidate.verdict,
+        )
+
+    def _drift(self, answers: Answers) -> LengthDrift | None:
+        if not answers:
+            return None
+        return length_drift(self._answers, answers, self._extent.answer_tokens)
+
+    def _examined(self, after: LogprobsOf) -> tuple[Examination, TextQuestion]:
+        gate, size = self._gate, self._size
+        text = TextQuestion(self._text, after, gate, size)
+        tasks = [TaskQuestion(task, after, gate, size) for task in self._tasks]
+        examination = Examination(text, tasks, most_looks=size.most_looks, clock=time.perf_counter)
+        examination.run(self._extent.budget_s)
+        return examination, text
+
+    def _by_context(self, after: LogprobsOf) -> dict[str, Part]:
+        """Positions by how many tokens they had before them, from windows that long."""
+        resolved = self._original.engine.resolved
+        longest = min(resolved.max_model_len, MOST_LOGPROBS // self._vocab_size)
+        ends = [end for end in ENDS if end <= longest]
+        pieces = heldout_pieces(self._tokenizer, self._vocab_size, ends[-1] + 1)[
+            : self._extent.num_long
+        ]
+        read = self._original.logprobs_of
+        pairs = [(tokens, np.asarray(read(tokens)), after(tokens)) for tokens in pieces]
+        starts = [0, *ends[:-1]]
+        return {
+            f"{start + 1}-{end}": part_of(
+                [
+                    compare_window(tokens[start : end + 1], old[start:end], new[start:end])[0]
+                    for tokens, old, new in pairs
+                ]
+            )
+            for start, end in zip(starts, ends, strict=True)
+        }
+
+
+def _places(kind: str, count: int) -> list[int]:
+    return [i for i in range(count) if KINDS[i % len(KINDS)] == kind]
+
+
+def _prompts(tokenizer: Tokenizer, resolved: Resolved, extent: Extent) -> Prompts:
+    """Questions and beginnings of code that fit; none for a model without a tokenizer."""
+    drawn = Tokenised(parse_workload("chat-and-code"), tokenizer)
+    try:
+        prompts = [request.prompt for request in drawn.sample(2 * extent.num_prompts, 0)]
+    except BadInput:
+        return []
+    longest = resolved.max_model_len - extent.answer_tokens
+    return [p for p in prompts if isinstance(p, tuple) and len(p) <= longest][: extent.num_prompts]
+
+
+def _control(resolved: Resolved) -> LogprobsOf:
+    """Log-probabilities [T, V] of the original with its fault."""
     decoder = load_decoder(
         resolved.model,
         resolved.spec,
         device=resolved.device,
         compute_dtype=getattr(torch, resolved.dtype),
         seed=resolved.seed,
-        layer_backend="torch" if loud else "auto",
+        layer_backend="torch",
     )
-    if loud:
-        block = decoder.blocks[len(decoder.blocks) // 2]
-        inner = block.mlp
-        block.mlp = lambda x_TC: inner(x_TC) * LOUD  # type: ignore[assignment,unused-ignore]
+    block = decoder.blocks[len(decoder.blocks) // 2]
+    inner = block.mlp
+    block.mlp = lambda x_TC: inner(x_TC) * LOUD  # type: ignore[assignment,unused-ignore]
     runner = TorchRunner(decoder, None, None)  # type: ignore[arg-type]
 
     def read(tokens: Sequence[int]) -> Array:
@@ -98,46 +244,3 @@ def _reader(resolved: Resolved, loud: bool = False) -> Callable[[Sequence[int]],
         return found
 
     return read
-
-
-def _on_other_threads(resolved: Resolved) -> Callable[[Sequence[int]], Array]:
-    before = torch.get_num_threads()
-    other = 1 if before > 1 else 2
-    torch.set_num_threads(other)
-    try:
-        read = _reader(resolved)
-    finally:
-        torch.set_num_threads(before)
-
-    def narrow(tokens: Sequence[int]) -> Array:
-        torch.set_num_threads(other)
-        try:
-            return read(tokens)
-        finally:
-            torch.set_num_threads(before)
-
-    return narrow
-
-
-def _by_context(kl: Array, num_windows: int) -> dict[str, float]:
-    kl_WT = kl.reshape(num_windows, -1)
-    ends = [end for end in BUCKETS if end < kl_WT.shape[1]] + [kl_WT.shape[1]]
-    pairs = zip([0, *ends[:-1]], ends, strict=True)
-    return {f"{s + 1}-{e}": float(kl_WT[:, s:e].mean()) for s, e in pairs}
-
-
-def _print(a: str, b: str, panel: Panel) -> None:
-    print(f"{b} against {a}: {panel.candidate.num_windows} windows of held-out text")
-    for name, found in (
-        ("floor: A on other threads", panel.floor),
-        ("B", panel.candidate),
-        ("control: must fail", panel.control),
-    ):
-        print(f"  {name}: {found.verdict}")
-        for check in found.checks:
-            print(f"    {check.name}: {check.found}, limit {check.limit:g}: {check.verdict}")
-    before, after = panel.candidate.perplexity_before, panel.candidate.perplexity_after
-    print(f"  perplexity {before:.3f} -> {after:.3f}")
-    parts = ", ".join(f"{name}: {kl:.2g}" for name, kl in panel.kl_by_context.items())
-    print(f"  mean KL by tokens of context: {parts}")
-    print(f"verdict: {panel.verdict}")

@@ -31,8 +31,8 @@ from ridgeline.measure.client import LoadOptions, OnFinish, run_load
 from ridgeline.measure.inprocess import InProcessTarget
 from ridgeline.measure.workload import Chat, LoadRequest, Workload, plain_chat
 from ridgeline.optimize import quality
-from ridgeline.optimize.quality import Array
-from ridgeline.optimize.subject import Lab, Load, Subject, dues_s, margin_of
+from ridgeline.optimize.quality import Array, Task
+from ridgeline.optimize.subject import Lab, Load, Make, Subject, dues_s, margin_of
 from ridgeline.plan.step_time import Roof
 from ridgeline.records import EngineInfo, RunTrace, Sampling, Token
 from ridgeline.settings import Settings
@@ -42,6 +42,7 @@ SAMPLE = 64  # requests that the workload's facts are taken from
 NUM_CHECKS = 4
 CHECK_PROMPT_TOKENS = 160
 BLOCK = 16
+NUM_MADE_WINDOWS = 64  # of random tokens
 
 
 def build(settings: Settings, workload: Workload, machine: Machine) -> Lab:
@@ -50,18 +51,26 @@ def build(settings: Settings, workload: Workload, machine: Machine) -> Lab:
     tokenised = Tokenised(workload, tokenizer)
     numbers = Numbers(machine)
     sample = sample_of(tokenised, numbers.resolved(settings))
-    spec = numbers.resolved(settings).spec
+    spec, (_, size) = numbers.resolved(settings).spec, quality.shipped()
     return Lab(
         open=lambda chosen: _open(chosen, tokenised),
         oracle=SimulatedEngine(numbers.costs, numbers.scheduler, tokenised.requests),
         work_of=numbers.work,
         ceilings_of=numbers.ceilings,
         facts=base_facts(machine, numbers, settings, sample),
-        heldout=heldout_pieces(tokenizer, settings),
+        heldout=heldout_pieces(tokenizer, spec.vocab_size, size.window_tokens),
+        tasks=tasks_for(tokenizer),
+        make=_maker(tokenised, tokenizer),
         check_prompts=check_prompts_of(sample),
         longest_output=max(request.max_tokens for request in sample),
         vocab_size=spec.vocab_size,
     )
+
+
+def _maker(workload: Tokenised, tokenizer: Tokenizer) -> Make:
+    from ridgeline.cli.making import maker  # which needs this file
+
+    return maker(workload, tokenizer)
 
 
 # ---- the workload ------------------------------------------------------------------------------
@@ -153,20 +162,42 @@ def shared_share(sample: Sequence[LoadRequest]) -> float:
     return shared / total
 
 
-def heldout_pieces(tokenizer: Tokenizer, settings: Settings) -> tuple[tuple[int, ...], ...]:
-    """Windows of the held-out text, code and prose alike; none for a model without a tokenizer."""
-    _, size = quality.shipped()
+KINDS = ("code", "prose", "code", "chat")
+"""Of the held-out windows, in turn."""
+
+
+def heldout_texts() -> dict[str, str]:
+    """The held-out text by kind; code twice as long as the others."""
     folder = files("ridgeline") / "assets" / "heldout"
+    names = {"code": "code.txt", "prose": "docs.txt"}
+    found = {kind: (folder / name).read_text(encoding="utf-8") for kind, name in names.items()}
+    lines = (folder / "chat.jsonl").read_text(encoding="utf-8").splitlines()
+    chats = [msgspec.json.decode(line)["messages"] for line in lines]
+    told = ("\n\n".join(f"{m['role']}: {m['content']}" for m in chat) for chat in chats)
+    return {**found, "chat": "\n\n".join(told)}
+
+
+def heldout_pieces(
+    tokenizer: Tokenizer, vocab_size: int, length: int, seed: int = 0
+) -> tuple[tuple[int, ...], ...]:
+    """Windows of the held-out text, `KINDS` in turn; random ones where there is no tokenizer."""
     try:
-        texts = [(folder / name).read_text(encoding="utf-8") for name in ("code.txt", "docs.txt")]
-        tokens = [tokenizer.encode(text[:200_000]) for text in texts]
+        tokens = {kind: tokenizer.encode(text) for kind, text in heldout_texts().items()}
     except BadInput:
-        vocab_size = resolve(settings).spec.vocab_size
-        rng = np.random.default_rng(settings.seed)
-        tokens = [rng.integers(0, vocab_size, size.num_windows * size.window_tokens).tolist()]
-    half = msgspec.structs.replace(size, num_windows=size.num_windows // len(tokens))
-    pieces = [quality.windows(each, half) for each in tokens]
-    return tuple(window for group in zip(*pieces, strict=False) for window in group)
+        rng = np.random.default_rng(seed)
+        made = rng.integers(0, vocab_size, (NUM_MADE_WINDOWS, length))
+        return tuple(tuple(window) for window in made.tolist())
+    half = len(tokens["code"]) // 2
+    turns = (tokens["code"][:half], tokens["prose"], tokens["code"][half:], tokens["chat"])
+    return quality.windows(turns, length, seed)
+
+
+def tasks_for(tokenizer: Tokenizer) -> tuple[Task, ...]:
+    """The questions of the quality panel; none for a model without a tokenizer."""
+    try:
+        return quality.make_tasks(tokenizer.encode)
+    except BadInput:
+        return ()
 
 
 # ---- the arithmetic ----------------------------------------------------------------------------
@@ -206,7 +237,8 @@ class Numbers:
         resolved, machine = self.resolved(settings), self._machine
         nbytes = self._model(settings).fixed_weight_bytes + self._model(settings).head_weight_bytes
         rates = _rates(machine, resolved)
-        by_bytes = resolved.quantization in ("int8", "int4") and "int8" in rates
+        kind = resolved.spec.layers[-1].mlp.gate.format.kind
+        by_bytes = kind in ("int8", "int4") and "int8" in rates
         dtype = "int8" if by_bytes else resolved.dtype
         return Ceilings(
             bandwidth_bytes_s=_bandwidth(machine, resolved, nbytes),
@@ -221,6 +253,7 @@ class Numbers:
             "model_name": resolved.spec.name,
             "model_params": num_params(resolved.spec),
             "model_compute_dtype": resolved.dtype,
+            "model_stored_dtype": resolved.spec.stored_dtype,
             "model_kv_bytes_per_token": kv_bytes_per_token(resolved.spec),
         }
 

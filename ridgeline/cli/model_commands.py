@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ridgeline.cli.flags import EngineFlags, takes_engine_flags
-from ridgeline.cli.quantities import one_of
+from ridgeline.cli.quantities import duration_of, one_of
 
 _MODEL = "A Hugging Face model directory, or 'demo'."
 Model = Annotated[str, typer.Argument(help=_MODEL, show_default=False)]
@@ -95,11 +95,17 @@ def evaluate(
     a: Annotated[str, typer.Argument(help="The original: " + _MODEL, show_default=False)],
     b: Annotated[str, typer.Argument(help="The candidate.", show_default=False)],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    budget: Annotated[
+        float,
+        typer.Option(
+            help="Judge by what was read after so long: 90s, 5m.", parser=duration_of("--budget")
+        ),
+    ] = "2m",  # type: ignore[assignment]
     *,
     engine: EngineFlags,
 ) -> None:
     """Does B still say what A says? The engine's flags are B's; exit code 1 unless it passes."""
-    from ridgeline.cli.evaluate import command
+    from ridgeline.cli.evaluate import Extent, command
     from ridgeline.settings import Settings
 
-    _end(command(Settings(model=a), engine.settings(b), json))
+    _end(command(Settings(model=a), engine.settings(b), json, Extent(budget_s=budget)))

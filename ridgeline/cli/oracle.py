@@ -47,13 +47,13 @@ class SimulatedEngine:
         requests: Callable[[int, int], Sequence[LoadRequest]],
     ) -> None:
         self._costs_of, self._scheduler_of, self._requests = costs_of, scheduler_of, requests
-        self._samples: dict[str | None, list[StepSample]] = {}
+        self._samples: dict[tuple[str, str | None], list[StepSample]] = {}
         self._time: StepTime | None = None
 
     def learn(self, settings: Settings, steps: Sequence[StepStat]) -> None:
         """Refit to everything measured with these weights; other weights have other kernels."""
         costs = self._costs_of(settings)
-        samples = self._samples.setdefault(settings.quantization, [])
+        samples = self._samples.setdefault((settings.model, settings.quantization), [])
         samples += [_sample(costs, step) for step in steps if step.shapes]
         del samples[:-MOST_STEPS]
         if len(samples) >= LEAST_STEPS:

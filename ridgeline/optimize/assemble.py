@@ -24,9 +24,10 @@ from ridgeline.errors import UserError
 from ridgeline.optimize.cost import cost_of
 from ridgeline.optimize.duel import Duel
 from ridgeline.optimize.job import Contender, Job
+from ridgeline.optimize.ladder import Candidate
 from ridgeline.optimize.objective import Reading, pooled, samples, typical
 from ridgeline.optimize.predict import Forecast
-from ridgeline.optimize.quality import Quality
+from ridgeline.optimize.quality import Examination, Quality
 from ridgeline.optimize.result import (
     Ended,
     Exactness,
@@ -51,8 +52,14 @@ class Evidence:
         self.forecast, self.begun_s = forecast, begun_s
         self.exactness: Exactness | None = None
         self.duel: Duel | None = None
+        self.examination: Examination | None = None
         self.quality: Quality | None = None
         self.failure: tuple[Verdict, str] | None = None
+
+    def is_of(self, candidate: Candidate) -> Candidate:
+        """What is measured, where it differs from what was simulated: its weights were made."""
+        self.forecast = msgspec.structs.replace(self.forecast, candidate=candidate)
+        return candidate
 
     def failed(self, error: BaseException, reason: str) -> None:
         self.failure = ("cannot run" if isinstance(error, UserError) else "crashed", reason)
@@ -95,6 +102,15 @@ def judged(evidence: Evidence) -> tuple[Verdict, str]:
     if evidence.exactness is not None and not evidence.exactness.same:
         return "not exact", f"claims the same tokens, but {evidence.exactness.detail}"
     found = evidence.duel
+    if found is None and evidence.quality is not None and evidence.quality.verdict == "fail":
+        told = _broken(evidence.quality)
+        return "quality failed", f"it breaks the quality gate, so its speed was left out: {told}"
+    if found is not None and found.beaten_at is not None:
+        share = found.beaten_at / found.before_rate
+        return "worse", (
+            f"at {found.beaten_at:.3g} req/s, {share:.0%} of the incumbent's load, it missed the "
+            "promise twice, and the incumbent kept it in between"
+        )
     if found is None or found.ratio is None:
         rounds = len(found.log_ratios) if found else 0
         return "cut short", f"the budget ended after {rounds} of the rounds that a verdict needs"
@@ -124,11 +140,16 @@ def _by_quality(ratio: Interval, evidence: Evidence) -> tuple[Verdict, str]:
         return "inconclusive", f"{gain}, but its quality was not measured"
     if gate.verdict == "pass":
         return "kept", f"{gain}; quality within every limit"
-    bad = [check for check in gate.checks if check.verdict == gate.verdict]
-    named = ", ".join(f"{c.name} {c.found.mid:.4g} (limit {c.limit:g})" for c in bad)
     if gate.verdict == "fail":
-        return "quality failed", f"{gain}, but it breaks the quality gate: {named}"
-    return "inconclusive", f"{gain}, but the held-out text is too short to clear it: {named}"
+        return "quality failed", f"{gain}, but it breaks the quality gate: {_broken(gate)}"
+    read = f"{gate.num_windows} windows of held-out text"
+    return "inconclusive", f"{gain}, but {read} do not clear its quality: {_broken(gate)}"
+
+
+def _broken(gate: Quality) -> str:
+    """The checks that make the verdict."""
+    bad = [check for check in gate.checks if check.verdict == gate.verdict]
+    return ", ".join(f"{c.name} {c.found} (limit {c.limit:g})" for c in bad)
 
 
 def _percent(ratio: float) -> str:

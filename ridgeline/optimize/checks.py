@@ -1,5 +1,5 @@
-"""Does a candidate still say the same? Token for token if it claims to be exact, by the gate if
-not.
+"""Does a candidate still say the same? Token for token if it claims to be exact, by the quality
+panel if not.
 
 An exact rung is checked and not believed: its greedy continuations of a few prompts, sent
 together so that they share batches, must equal the incumbent's. Where two outputs part at a
@@ -11,18 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ridgeline.optimize import quality
+from ridgeline.optimize.assemble import Evidence
 from ridgeline.optimize.ground import Ground
-from ridgeline.optimize.quality import Array, Quality
+from ridgeline.optimize.quality import (
+    Divergence,
+    Examination,
+    GateSize,
+    Reference,
+    TaskQuestion,
+    TaskReference,
+    TextQuestion,
+    divergence,
+)
+from ridgeline.optimize.quality.greedy import first_difference
 from ridgeline.optimize.result import Exactness
 from ridgeline.optimize.subject import Lab, Subject
 
 CHECK_S = 1.5  # about how long the continuations may take
 LEAST_TOKENS, MOST_TOKENS = 8, 32
-GATE_SHARE = 0.04  # of the budget, for each side's reading of the held-out text
-LEAST_WINDOWS = 6
+GATE_SHARE = 0.08  # of the budget, at most, for the panel of one candidate
 
 Outputs = list[tuple[int, ...]]
 
@@ -34,7 +42,9 @@ class Gatekeeper:
         self._lab, self._ground = lab, ground
         self._num_tokens = LEAST_TOKENS
         self._known: tuple[Subject, Outputs] | None = None
-        self._reference: list[Array] | None = None
+        self._text: Reference | None = None
+        self._tasks: Sequence[TaskReference] = ()
+        self._gone = False
 
     async def time_one_answer(self, subject: Subject) -> float:
         """Seconds of one typical answer to a lone request, after a little warm-up."""
@@ -52,14 +62,13 @@ class Gatekeeper:
         """Compare greedy continuations of the check prompts."""
         self._ground.tell("checking that it gives the same tokens")
         prompts = self._lab.check_prompts
-        if self._known is None or self._known[0] is not incumbent:
-            self._known = incumbent, await incumbent.greedy(prompts, self._num_tokens)
-        before, after = self._known[1], await candidate.greedy(prompts, self._num_tokens)
+        before = await self._greedy(incumbent)
+        after = await candidate.greedy(prompts, self._num_tokens)
         ties, detail = 0, ""
         for prompt, old, new in zip(prompts, before, after, strict=True):
             if old == new:
                 continue
-            where = _first_difference(old, new)
+            where = first_difference(old, new)
             gap = incumbent.margin(prompt, old, where)
             if gap < self._lab.near_tie:
                 ties += 1
@@ -76,32 +85,80 @@ class Gatekeeper:
             detail=detail,
         )
 
-    def quality(self, incumbent: Subject, candidate: Subject) -> Quality:
-        """The gate, against the baseline's own distributions.
+    async def says_the_same(
+        self, honesty: str, incumbent: Subject, candidate: Subject, evidence: Evidence
+    ) -> bool:
+        """Before any time goes into speed: equal tokens, or a first look that does not fail."""
+        if honesty == "exact":
+            evidence.exactness = await self.same_tokens(incumbent, candidate)
+            return evidence.exactness.same
+        self._ground.tell("a first look at what it says of held-out text")
+        evidence.examination = examination = self.examine(incumbent, candidate)
+        examination.look()
+        evidence.quality = examination.conclude()
+        return evidence.quality.verdict != "fail"
 
-        They are read from the incumbent at the first lossy candidate: until then every kept rung
-        was exact, so the incumbent speaks for the baseline.
+    async def examine_to_the_end(
+        self, incumbent: Subject, candidate: Subject, evidence: Evidence
+    ) -> None:
+        """A lossy candidate that is faster: the panel reads on until it is decided."""
+        examination, found = evidence.examination, evidence.duel
+        if examination is None or found is None or found.outcome != "gain":
+            return
+        self._ground.tell("reading held-out text until its quality is decided")
+        self.read_on(examination)
+        evidence.quality = examination.conclude(await self.parting(incumbent, candidate))
+
+    def examine(self, incumbent: Subject, candidate: Subject) -> Examination:
+        """A lossy candidate under the panel, against the baseline's own distributions.
+
+        Until a lossy rung is kept every kept rung was exact, so the incumbent speaks for the
+        baseline; from then on (`baseline_is_gone`) what was read of it must do.
         """
         gate, size = quality.shipped()
-        if self._reference is None:
-            count = quality.affordable(self._lab.heldout, self._lab.vocab_size, size)
-            self._reference = self._read(incumbent, self._lab.heldout[:count])
-        pieces = self._lab.heldout[: len(self._reference)]
-        found, kl = quality.compare(pieces, self._reference, candidate.logprobs_of)
-        return quality.judge(found, kl, gate, size)
+        text, tasks = self._references(incumbent, size)
+        return Examination(
+            TextQuestion(text, candidate.logprobs_of, gate, size),
+            [TaskQuestion(task, candidate.logprobs_of, gate, size) for task in tasks],
+            most_looks=size.most_looks,
+            clock=lambda: self._ground.budget.spent_s,
+        )
 
-    def _read(self, subject: Subject, pieces: Sequence[Sequence[int]]) -> list[Array]:
-        """Log-probabilities of each window, fewer of them where the model is slow."""
-        budget, kept = self._ground.budget, []
-        stop_s = budget.spent_s + GATE_SHARE * budget.total_s
-        for tokens in pieces:
-            kept.append(np.asarray(subject.logprobs_of(tokens), dtype=np.float32))
-            if len(kept) >= LEAST_WINDOWS and budget.spent_s > stop_s:
-                break
-        return kept
+    def read_on(self, examination: Examination) -> None:
+        """Until it is decided, within the gate's share of the budget."""
+        budget = self._ground.budget
+        spare_s = budget.left_s - budget.closing_cost_s
+        examination.run(min(GATE_SHARE * budget.total_s, spare_s))
 
+    async def parting(self, incumbent: Subject, candidate: Subject) -> Divergence:
+        """Where greedy answers to the check prompts part."""
+        before = await self._greedy(incumbent)
+        return divergence(before, await candidate.greedy(self._lab.check_prompts, self._num_tokens))
 
-def _first_difference(old: Sequence[int], new: Sequence[int]) -> int:
-    pairs = zip(old, new, strict=False)
-    shorter = min(len(old), len(new))
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+    def baseline_is_gone(self) -> None:
+        """A lossy rung was kept: the incumbent no longer says what the baseline said."""
+        if self._text is not None:
+            self._text.freeze()
+        for task in self._tasks:
+            task.freeze()
+        self._gone = True
+
+    def _references(
+        self, incumbent: Subject, size: GateSize
+    ) -> tuple[Reference, Sequence[TaskReference]]:
+        read = incumbent.logprobs_of
+        if self._text is None:
+            assert not self._gone, "a lossy rung is kept after it was examined"
+            self._text = Reference(self._lab.heldout, read, size.max_reference_bytes)
+            self._tasks = [TaskReference(task, read) for task in self._lab.tasks]
+        if not self._gone:
+            self._text.read_by(read)
+            for task in self._tasks:
+                task.read_by(read)
+        return self._text, self._tasks
+
+    async def _greedy(self, incumbent: Subject) -> Outputs:
+        if self._known is None or self._known[0] is not incumbent:
+            answers = await incumbent.greedy(self._lab.check_prompts, self._num_tokens)
+            self._known = incumbent, answers
+        return self._known[1]

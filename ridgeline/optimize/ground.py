@@ -7,16 +7,46 @@ prefix cache, and the second configuration measured would look better than the f
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
 
 from ridgeline.errors import UserError
 from ridgeline.measure.search import GoodputResult, find_goodput
 from ridgeline.optimize.budget import Budget
 from ridgeline.optimize.objective import GiveUp, Objective, Reading, read
 from ridgeline.optimize.observe import Observer, Progress
+from ridgeline.optimize.stats import NO_PRIOR, Prior
 from ridgeline.optimize.subject import Load, Subject
 from ridgeline.records import RunTrace, Slo
 
 LATEST_ANSWER_S = 30.0  # without a promise on the whole answer, no answer is waited for longer
+
+
+class Spread:
+    """How much the rounds of the last few duels scattered about their means.
+
+    Three rounds alone hardly know their own scatter, and Student's interval makes up for that by
+    being twice as wide as it had to be. Rounds of one climb are made alike, so that what the last
+    duels showed counts as well, up to `MOST` degrees of freedom.
+    """
+
+    DUELS, MOST = 3, 6
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, int]] = deque(maxlen=self.DUELS)
+
+    def note(self, log_ratios: Sequence[float]) -> None:
+        if len(log_ratios) > 1:
+            mean = math.fsum(log_ratios) / len(log_ratios)
+            squares = math.fsum((value - mean) ** 2 for value in log_ratios)
+            self._recent.append((squares, len(log_ratios) - 1))
+
+    @property
+    def prior(self) -> Prior:
+        freedom = sum(each for _, each in self._recent)
+        if not freedom:
+            return NO_PRIOR
+        return Prior(sum(squares for squares, _ in self._recent) / freedom, min(freedom, self.MOST))
 
 
 class OutOfTimeError(Exception):
@@ -40,6 +70,7 @@ class Ground:
         self._observer, self._seed = observer, seed
         self._grace_s = _longest_good_answer_s(slo, longest_output)
         self._stage = "start"
+        self.spread = Spread()
 
     def stage(self, name: str, doing: str) -> None:
         self._stage = name

@@ -18,6 +18,7 @@ from ridgeline.diagnose.conditions import Condition, Facts, parse
 from ridgeline.errors import BadInput
 from ridgeline.settings import Settings, settings_from
 
+MAKE = "make"  # beside settings: how the weights are made
 Honesty = Literal["exact", "lossy"]
 
 
@@ -54,12 +55,16 @@ class Ladder(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A rung applied to an incumbent: the settings to try, and what differs."""
+    """A rung applied to an incumbent: the settings to try, and what differs.
+
+    `make`: how weights of that format are made first; until then the settings stand for them.
+    """
 
     rung: Rung
     label: str
     changes: dict[str, Any]
     settings: Settings
+    make: str | None = None
 
 
 def shipped() -> Ladder:
@@ -87,7 +92,7 @@ def _rung(row: dict[str, Any]) -> Rung:
         raise BadInput(f"rung {row.get('id')!r}: {error}") from None
     known = set(Settings.__struct_fields__)
     for changes in (rung.changes, *rung.variants):
-        if unknown := sorted(set(changes) - known):
+        if unknown := sorted(set(changes) - known - {MAKE}):
             raise BadInput(f"rung {rung.id!r} changes no setting of this name", value=unknown[0])
     return msgspec.structs.replace(rung, needs=needs)
 
@@ -103,15 +108,17 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Every variant of a rung that would change something. `resolved`: the values really in use."""
     for variant in rung.variants or ({},):
+        asked = {**rung.changes, **variant}
+        make = asked.pop(MAKE, None)
         changes = {
             name: _value(change, resolved.get(name, getattr(incumbent, name)))
-            for name, change in {**rung.changes, **variant}.items()
+            for name, change in asked.items()
         }
         changes = {k: v for k, v in changes.items() if v != resolved.get(k, getattr(incumbent, k))}
         if changes:
             settings = settings_from({**msgspec.to_builtins(incumbent), **changes})
-            label = _label(rung, variant, changes)
-            yield Candidate(rung=rung, label=label, changes=changes, settings=settings)
+            label = _label(rung, variant, {**changes, MAKE: make})
+            yield Candidate(rung=rung, label=label, changes=changes, settings=settings, make=make)
 
 
 def _value(change: object, current: object) -> object:
@@ -128,5 +135,9 @@ def _value(change: object, current: object) -> object:
 
 
 def _label(rung: Rung, variant: dict[str, Any], changes: dict[str, Any]) -> str:
-    told = [f"{name}={changes[name]}" for name in variant if name in changes]
+    told = [
+        str(changes[name]) if name == MAKE else f"{name}={changes[name]}"
+        for name in variant
+        if name in changes
+    ]
     return f"{rung.title} ({', '.join(told)})" if told else rung.title

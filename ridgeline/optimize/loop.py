@@ -25,7 +25,6 @@ from ridgeline.errors import BadInput, RidgelineError
 from ridgeline.optimize.assemble import (
     Account,
     Evidence,
-    facts_for,
     finish,
     measured_trial,
     standing,
@@ -35,11 +34,12 @@ from ridgeline.optimize.checks import Gatekeeper
 from ridgeline.optimize.duel import Duel, Side, duel
 from ridgeline.optimize.ground import Ground, OutOfTimeError, reason_of, start_of
 from ridgeline.optimize.job import Contender, Job
-from ridgeline.optimize.ladder import Candidate, Ladder, Rung, candidates, unmet
+from ridgeline.optimize.ladder import Candidate, Ladder
 from ridgeline.optimize.objective import Reading
 from ridgeline.optimize.observe import Observer, Silent
 from ridgeline.optimize.predict import Forecast, Predictor
-from ridgeline.optimize.result import Ended, LadderResult, NotTried, Trial
+from ridgeline.optimize.ranking import Ranking
+from ridgeline.optimize.result import Ended, LadderResult, Trial
 from ridgeline.optimize.subject import Lab, Subject
 from ridgeline.records import StepStat
 from ridgeline.settings import Settings, settings_from
@@ -73,7 +73,7 @@ class Climb:
     def __init__(
         self, job: Job, lab: Lab, ladder: Ladder, budget: Budget, observer: Observer
     ) -> None:
-        self._job, self._lab, self._ladder = job, lab, ladder
+        self._job, self._lab = job, lab
         self._budget, self._observer = budget, observer
         self._ground = Ground(
             slo=job.slo,
@@ -90,11 +90,11 @@ class Climb:
             ladder.weights,
             lambda rate: self._ground.load(rate, job.seed),
         )
+        self._ranking = Ranking(job, lab, ladder, self._predictor, budget)
         self._gates = Gatekeeper(lab, self._ground)
         self._stack = ExitStack()
         self._trials: list[Trial] = []
-        self._tried: set[Settings] = set()
-        self._left_out: dict[str, NotTried] = {}
+        self._tried: set[tuple[Settings, str | None]] = set()
         self._baseline: Contender | None = None
         self._incumbent: Contender | None = None
 
@@ -139,7 +139,7 @@ class Climb:
             readings=_near(readings, rate),
             settled=found.best is not None and found.failed_load is not None,
         )
-        self._tried.add(settings)
+        self._tried.add((settings, None))
         self._predictor.learn_steps(settings, self._steps_of(readings, settings))
 
     def _refuse_hopeless_budget(self) -> None:
@@ -158,83 +158,26 @@ class Climb:
     async def _climb(self) -> Ended:
         """Try the most promising rung until none is left or the time is."""
         while True:
-            forecasts = self._rank()
-            promising = [f for f in forecasts if self._predictor.promises(f)]
+            self._ground.stage("Ranking", "simulating rungs from the incumbent's measured steps")
+            promising = self._ranking.rank(self._the_incumbent, self._tried, self._trials)
             if not promising:
                 return "nothing promises more"
             if not self._budget.affords_trial():
-                self._leave_out_for_time(promising)
+                self._ranking.leave_out_for_time(promising)
                 return "budget spent"
             await self._try(promising[0])
-
-    # ---- ranking -------------------------------------------------------------------------------
-
-    def _rank(self) -> list[Forecast]:
-        """The best variant of every rung that is possible now, most promising first."""
-        incumbent = self._the_incumbent
-        self._ground.stage("Ranking", "simulating every rung from the incumbent's measured steps")
-        facts = facts_for(
-            incumbent.subject.info,
-            incumbent.readings,
-            incumbent.settings,
-            self._lab,
-            self._job.slo,
-        )
-        self._left_out.clear()
-        best: list[Forecast] = []
-        for rung in self._ladder.rungs:
-            if reason := unmet(rung, facts) or self._unprovable(rung):
-                self._leave_out(rung.id, rung.title, reason)
-                continue
-            options = [
-                self._predictor.forecast(incumbent.settings, option, incumbent.rate)
-                for option in candidates(rung, incumbent.settings, incumbent.subject.info.settings)
-                if option.settings not in self._tried
-            ]
-            if options:
-                best.append(max(options, key=self._predictor.rank_key))
-        for forecast in best:
-            if not self._predictor.promises(forecast):
-                self._leave_out_forecast(forecast, self._predictor.why_not(forecast))
-        return sorted(best, key=self._predictor.rank_key, reverse=True)
-
-    def _unprovable(self, rung: Rung) -> str | None:
-        if rung.honesty == "exact" or self._lab.heldout:
-            return None
-        return "lossy, and the server does not tell whole distributions: its quality has no proof"
-
-    def _leave_out(self, rung: str, label: str, reason: str) -> None:
-        if all(trial.rung != rung for trial in self._trials):
-            self._left_out[rung] = NotTried(rung=rung, label=label, reason=reason)
-
-    def _leave_out_forecast(self, forecast: Forecast, reason: str) -> None:
-        rung = forecast.candidate.rung
-        self._left_out[rung.id] = NotTried(
-            rung=rung.id,
-            label=forecast.candidate.label,
-            reason=reason,
-            predicted=forecast.predicted,
-        )
-
-    def _leave_out_for_time(self, promising: list[Forecast]) -> None:
-        needed_s, left_s = self._budget.trial_cost_s, self._budget.left_s
-        reason = (
-            f"the budget ended: a trial takes about {needed_s:.0f} s, and of {left_s:.0f} s left "
-            f"{self._budget.closing_cost_s:.0f} s are kept for the closing measurement"
-        )
-        for forecast in promising:
-            self._leave_out_forecast(forecast, reason)
 
     # ---- one trial -----------------------------------------------------------------------------
 
     async def _try(self, forecast: Forecast) -> None:
         """Open, check, measure, gate, decide. Whatever goes wrong is this trial's outcome."""
         candidate = forecast.candidate
-        self._tried.add(candidate.settings)
+        self._tried.add((candidate.settings, candidate.make))
         evidence = Evidence(forecast, begun_s=self._budget.spent_s)
         self._ground.stage(candidate.label, "opening it beside the incumbent")
         stack = ExitStack()
         try:
+            candidate = evidence.is_of(self._made(candidate))
             subject, stack = self._open(candidate.settings)
             contender = await self._put_to_the_test(candidate, subject, stack, evidence)
         except Exception as error:  # whatever a candidate does, the climb goes on
@@ -249,18 +192,26 @@ class Climb:
             self._promote(contender)
         else:
             stack.close()
+            self._learn_from(trial)
             self._note_readings(evidence)
+
+    def _made(self, candidate: Candidate) -> Candidate:
+        """The candidate with its weights made, where they are to be made first."""
+        if candidate.make is None:
+            return candidate
+        self._ground.tell(f"making its weights ({candidate.make})")
+        spare_s = self._budget.left_s - self._budget.closing_cost_s - self._budget.trial_cost_s
+        settings = self._lab.make(candidate.settings, candidate.make, max(0.0, spare_s))
+        return msgspec.structs.replace(candidate, settings=settings)
 
     async def _put_to_the_test(
         self, candidate: Candidate, subject: Subject, stack: ExitStack, evidence: Evidence
     ) -> Contender | None:
         """The candidate as a contender, or None where its tokens or the time ended it before."""
         incumbent = self._the_incumbent
-        exact = candidate.rung.honesty == "exact"
-        if exact:
-            evidence.exactness = await self._gates.same_tokens(incumbent.subject, subject)
-            if not evidence.exactness.same:
-                return None
+        honesty = candidate.rung.honesty
+        if not await self._gates.says_the_same(honesty, incumbent.subject, subject, evidence):
+            return None
         fixed = self._job.objective == "latency"
         start = incumbent.rate * (1.0 if fixed else max(1.0, evidence.forecast.worth))
         evidence.duel = found = await duel(
@@ -275,9 +226,7 @@ class Climb:
             Side("candidate", subject, start, fixed=fixed),
             max_rounds=MAX_ROUNDS,
         )
-        if not exact and found.ratio is not None:
-            self._ground.tell("comparing its tokens with the baseline's on held-out text")
-            evidence.quality = self._gates.quality(incumbent.subject, subject)
+        await self._gates.examine_to_the_end(incumbent.subject, subject, evidence)
         return Contender(
             label=candidate.label,
             settings=candidate.settings,
@@ -300,6 +249,8 @@ class Climb:
 
     def _promote(self, contender: Contender) -> None:
         """The candidate is the incumbent now; the old one is shut."""
+        if self._trials[-1].honesty == "lossy":
+            self._gates.baseline_is_gone()
         self._the_incumbent.stack.close()
         self._incumbent = contender
         steps = self._steps_of(contender.readings, contender.settings)
@@ -315,9 +266,10 @@ class Climb:
                 readings=evidence.duel.before,
                 settled=True,
             )
-            self._learn_from(self._trials[-1])
 
     def _learn_from(self, trial: Trial) -> None:
+        if trial.verdict == "quality failed" or (trial.verdict == "worse" and not trial.ratio):
+            self._predictor.learn_failure(trial.rung)
         if trial.ratio is not None:
             self._predictor.learn_trial(trial.rung, trial.predicted, trial.ratio.mid)
 
@@ -353,7 +305,7 @@ class Climb:
             spent_s=self._budget.spent_s,
             window_s=self._budget.window_s,
             trials=tuple(self._trials),
-            not_tried=tuple(self._left_out.values()),
+            not_tried=self._ranking.left_out,
             total=closing.ratio if closing else None,
             slo_holds=any(reading.holds for reading in after),
         )

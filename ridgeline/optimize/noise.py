@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ridgeline.optimize.quality import Array
+from ridgeline.optimize.quality.text import Array
 from ridgeline.records import RunTrace, StepStat
 
 LEAST_STEPS = 20  # of a run, to say how fast it was

@@ -30,6 +30,7 @@ from ridgeline.settings import Settings
 FIRST_ERROR = 0.20  # standard error of log(measured / predicted) before anything is known
 LEAST_ERROR = 0.05
 CLEAR_GAIN = 0.10  # a promise beyond this goes before a rung that was not measured yet
+UNSEEN = "the simulator does not see this change"
 SEARCH_STEP = 1.5
 MAX_PROBES = 6  # a promise beyond SEARCH_STEP^5 = 7.6x is ranked first in any case
 BISECTIONS = 2
@@ -63,6 +64,7 @@ class Predictor:
         self._weights, self._make_load = weights, make_load
         self._misses: list[float] = []
         self._of_rung: dict[str, float] = {}
+        self._failed: set[str] = set()
         self._known: dict[Settings, float | str] = {}
 
     def learn_steps(self, settings: Settings, steps: Sequence[StepStat]) -> None:
@@ -77,6 +79,18 @@ class Predictor:
         self._misses.append(miss)
         self._of_rung[rung] = self._of_rung.get(rung, 0.0) + miss
 
+    def learn_failure(self, rung: str) -> None:
+        """One variant broke the quality gate: the others come after everything else."""
+        self._failed.add(rung)
+
+    def unknown(self, candidate: Candidate, note: str) -> Forecast:
+        """A candidate of which nothing could be simulated: no gain is promised, none excluded."""
+        return Forecast(candidate=candidate, predicted=self._prediction(1.0, note))
+
+    def _prediction(self, gain: float, note: str = "") -> Prediction:
+        spread = math.exp(self.error)
+        return Prediction(gain=gain, low=gain / spread, high=gain * spread, note=note)
+
     @property
     def error(self) -> float:
         """Root mean square of what was missed so far; the first guess counts as two trials."""
@@ -90,9 +104,8 @@ class Predictor:
             problem = after if isinstance(after, str) else str(before)
             return Forecast(candidate=candidate, predicted=None, problem=problem)
         gain = after / before * math.exp(self._of_rung.get(candidate.rung.id, 0.0))
-        spread = math.exp(self.error)
-        predicted = Prediction(gain=gain, low=gain / spread, high=gain * spread)
-        return Forecast(candidate=candidate, predicted=predicted)
+        note = UNSEEN if after == before else ""
+        return Forecast(candidate=candidate, predicted=self._prediction(gain, note))
 
     def promises(self, forecast: Forecast) -> bool:
         """Whether the upper end of the prediction pays for the rung's risk and complexity.
@@ -102,16 +115,21 @@ class Predictor:
         if forecast.predicted is None:
             return False
         rung, predicted = forecast.candidate.rung, forecast.predicted
-        best = predicted.gain if rung.id in self._of_rung else predicted.high
+        known = rung.id in self._of_rung or rung.id in self._failed
+        best = predicted.gain if known else predicted.high
         return best / self._weights.discount(rung) > 1 + LEAST_GAIN
 
     def rank_key(self, forecast: Forecast) -> tuple[int, float]:
-        """Clear promises by size; then rungs not measured yet; then more of the same rungs."""
-        rung = forecast.candidate.rung
+        """Clear promises by size; then rungs not measured yet, those of which the simulator saw
+        nothing last; then more of the same rungs.
+        """
+        rung, predicted = forecast.candidate.rung, forecast.predicted
         worth = forecast.worth / self._weights.discount(rung)
+        if predicted is None or rung.id in self._of_rung or rung.id in self._failed:
+            return (3 if worth > 1 + CLEAR_GAIN and rung.id not in self._failed else 0), worth
         if worth > 1 + CLEAR_GAIN:
-            return 2, worth
-        return int(rung.id not in self._of_rung), worth
+            return 3, worth
+        return (1 if predicted.note else 2), worth
 
     def why_not(self, forecast: Forecast) -> str:
         """The reason for leaving a rung out, with the arithmetic."""

@@ -22,6 +22,7 @@ Outcome = Literal["gain", "loss", "nothing", "unclear"]
 LEVEL = 0.95
 INTERIM_LEVEL = 0.99
 LEAST_GAIN = 0.02  # a smaller gain is not worth a change, however surely it is known
+UNBOUNDED = 1e9  # an end of an interval that nothing bounds: infinity is not JSON
 WORTHWHILE = 0.08  # a rung that surely brings less than this is called "no gain"
 
 
@@ -34,7 +35,8 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     level: float = LEVEL
 
     def __str__(self) -> str:
-        return f"{self.mid:.3g} [{self.low:.3g}, {self.high:.3g}]"
+        high = "∞" if self.high >= UNBOUNDED else f"{self.high:.3g}"
+        return f"{self.mid:.3g} [{self.low:.3g}, {high}]"
 
 
 def student_t(level: float, num_samples: int) -> float:
@@ -44,19 +46,37 @@ def student_t(level: float, num_samples: int) -> float:
     return math.inf if num_samples < 2 else float(stdtrit(num_samples - 1, (1 + level) / 2))
 
 
+class Prior(msgspec.Struct, frozen=True):
+    """What earlier samples scattered: a variance, worth so many degrees of freedom."""
+
+    variance: float = 0.0
+    freedom: int = 0
+
+
+NO_PRIOR = Prior()
+
+
 def mean_interval(
-    samples: Sequence[float], *, level: float = LEVEL, least_sd: float = 0.0, widen: float = 1.0
+    samples: Sequence[float],
+    *,
+    level: float = LEVEL,
+    least_sd: float = 0.0,
+    widen: float = 1.0,
+    prior: Prior = NO_PRIOR,
 ) -> Interval:
     """Student's interval of a mean. `least_sd`: what the instrument cannot resolve.
 
-    `widen` multiplies the half-width, for samples that are not quite independent.
+    `widen` multiplies the half-width, for samples that are not quite independent. A `prior`
+    moderates the variance (Smyth 2004): both estimates, weighed by their degrees of freedom.
     """
     count = len(samples)
     mean = math.fsum(samples) / count
     if count < 2:
-        return Interval(low=-math.inf, mid=mean, high=math.inf, level=level)
-    variance = math.fsum((x - mean) ** 2 for x in samples) / (count - 1)
-    half = widen * student_t(level, count) * math.sqrt(max(variance, least_sd**2) / count)
+        return Interval(low=-UNBOUNDED, mid=mean, high=UNBOUNDED, level=level)
+    squares = math.fsum((x - mean) ** 2 for x in samples)
+    freedom = count - 1 + prior.freedom
+    variance = (squares + prior.freedom * prior.variance) / freedom
+    half = widen * student_t(level, freedom + 1) * math.sqrt(max(variance, least_sd**2) / count)
     return Interval(low=mean - half, mid=mean, high=mean + half, level=level)
 
 
@@ -66,9 +86,10 @@ def ratio_interval(
     level: float = LEVEL,
     least_sd: float = 0.0,
     widen: float = 1.0,
+    prior: Prior = NO_PRIOR,
 ) -> Interval:
     """Interval of a ratio from the logarithms of the rounds' ratios."""
-    logs = mean_interval(log_ratios, level=level, least_sd=least_sd, widen=widen)
+    logs = mean_interval(log_ratios, level=level, least_sd=least_sd, widen=widen, prior=prior)
     return Interval(
         low=math.exp(logs.low),
         mid=math.exp(logs.mid),

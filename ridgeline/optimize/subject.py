@@ -17,8 +17,10 @@ import numpy as np
 
 from ridgeline.diagnose import Ceilings, WorkOf
 from ridgeline.diagnose.conditions import Value
+from ridgeline.errors import CannotRun
 from ridgeline.measure.client import OnFinish
-from ridgeline.optimize.quality import Array
+from ridgeline.optimize.quality.tasks import Task
+from ridgeline.optimize.quality.text import Array
 from ridgeline.records import EngineInfo, RunTrace, StepStat
 from ridgeline.settings import NAIVE, Settings
 
@@ -105,15 +107,24 @@ def own_steps(run: RunTrace, settings: Settings) -> Sequence[StepStat]:
     return run.steps
 
 
+Make = Callable[[Settings, str, float], Settings]
+
+
+def makes_nothing(settings: Settings, method: str, allowed_s: float) -> Settings:
+    """Of a laboratory that cannot make weights."""
+    raise CannotRun("weights cannot be made here", value=method)
+
+
 class Lab(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that comes in from outside.
 
     `facts` are named numbers of machine, model and workload that rungs may ask for; `heldout` the
-    windows of the quality gate (none where distributions cannot be read: no lossy rung is tried
-    then), `check_prompts` those of the exactness check; `longest_output` the
+    windows of the quality panel (none where distributions cannot be read: no lossy rung is tried
+    then), `tasks` its questions, `check_prompts` those of the exactness check; `longest_output` the
     most tokens that one request of the workload asks for; `start` the settings of the baseline;
     `steps_of` what the simulator learns from a run; `near_tie` the nats between two tokens that
-    rounding may exchange.
+    rounding may exchange; `make` writes weights as settings ask for them, by a method and within so
+    many seconds, and returns the settings that open them (CannotRun where time is too short).
     """
 
     open: Callable[[Settings], AbstractContextManager[Subject]]
@@ -130,3 +141,5 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True):
     steps_of: Callable[[RunTrace, Settings], Sequence[StepStat]] = own_steps
     near_tie: float = 1e-3
     next_steps: NextSteps = NextSteps()
+    tasks: tuple[Task, ...] = ()
+    make: Make = makes_nothing

@@ -9,6 +9,7 @@ from typing import Any
 from ridgeline.diagnose.conditions import seconds
 from ridgeline.optimize.cost import Cost
 from ridgeline.optimize.quality import Quality
+from ridgeline.optimize.quality.text import AGREEMENT, KL_MEAN, PERPLEXITY
 from ridgeline.optimize.result import Exactness, Measured, Trial
 from ridgeline.optimize.stats import Interval
 
@@ -66,10 +67,8 @@ def quality(trial: Trial) -> str:
 
 
 def quality_line(found: Quality) -> str:
-    checks = {check.name: check for check in found.checks}
-    perplexity = checks["perplexity ratio"].found.mid
-    agreement = checks["greedy agreement"].found.mid
-    kl = checks["KL mean (nats)"].found.mid
+    perplexity = found.check(PERPLEXITY).found.mid
+    agreement, kl = found.check(AGREEMENT).found.mid, found.check(KL_MEAN).found.mid
     return (
         f"{found.verdict}: perplexity {100 * (perplexity - 1):+.2f}%, KL {kl:.2g}, "
         f"agreement {100 * agreement:.1f}%"

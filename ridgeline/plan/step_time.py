@@ -2,10 +2,12 @@
 
     t = alpha · max(bytes / bandwidth, flops / peak) + a + b · runs + c · tokens
 
-The first term is the roofline of the step's own work, from the spec; alpha >= 0 is how far from the
-roof the kernels are. The other three are overhead: per step, per run (tables, sampling, events) and
-per token. Rewriting the spec (INT8, say) moves the first term and leaves the others, which is why a
-prediction made with it also tells when a smaller weight will not pay.
+The first term is the roofline of the step's own work, from the spec; alpha is how far from the
+roof the kernels are: at least 1, for no step beats its roof (less only where measured ones did).
+Without that floor a step's work, which grows with its tokens, could be taken for overhead. The
+other three are overhead: per step, per run (tables, sampling, events) and per token. Rewriting the
+spec (INT8, say) moves the first term and leaves the others, which is why a prediction made with it
+also tells when a smaller weight will not pay.
 
 Fitted by non-negative least squares on relative errors, so that short decode steps weigh as much
 as long prefill steps. Source of the form: the step-time models compared in docs/optimize.md.
@@ -83,10 +85,12 @@ def fit_step_time(samples: Sequence[StepSample]) -> StepTime | None:
     # With the same number of runs in every step (a server of one request at a time) the cost of a
     # run cannot be told from that of a step; a guess would forbid batching before it was tried.
     told_apart = np.array([True, True, bool(np.ptp(chosen[:, 2]) > 0), True])
-    rows, seconds = (chosen / taken_s[kept, None])[:, told_apart], np.ones(int(kept.sum()))
+    floor = min(1.0, float(np.quantile(taken_s[kept] / np.maximum(chosen[:, 0], 1e-12), 0.05)))
+    rows = (chosen / taken_s[kept, None])[:, told_apart]
+    seconds = 1 - floor * rows[:, 0]
     scale = np.abs(rows).max(axis=0)
     found, _ = nnls(rows / scale, seconds)
     terms = np.zeros(4)
     terms[told_apart] = found / scale
     alpha, step_s, run_s, token_s = terms.tolist()
-    return StepTime(alpha=alpha, step_s=step_s, run_s=run_s, token_s=token_s)
+    return StepTime(alpha=floor + alpha, step_s=step_s, run_s=run_s, token_s=token_s)

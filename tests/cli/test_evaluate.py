@@ -1,23 +1,50 @@
-"""`ridgeline eval`: the floor is low, the control fails, INT4 is told from INT8."""
+"""`ridgeline eval`: the floor is low, the control fails, INT4 is told from the original."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from ridgeline.cli.evaluate import evaluate
+from ridgeline.cli.evaluate import Extent, evaluate
+from ridgeline.cli.evaluate_table import show
+from ridgeline.cli.panel import Panel, refusal
 from ridgeline.errors import BadInput
 from ridgeline.settings import Settings
 
 
-def test_the_panel_on_the_demo_model() -> None:
-    panel = evaluate(Settings(model="demo"), Settings(model="demo", quantization="int4"))
-    kl = {check.name: check.found.mid for check in panel.candidate.checks}
-    floor = {check.name: check.found.mid for check in panel.floor.checks}
-    assert floor["KL mean (nats)"] < 1e-6 and panel.floor.verdict == "pass"
+@pytest.fixture(scope="module")
+def panel() -> Panel:
+    extent = Extent(budget_s=0.1, num_prompts=6, answer_tokens=24, num_long=2)
+    return evaluate(Settings(model="demo"), Settings(model="demo", quantization="int4"), extent)
+
+
+def test_the_panel_on_the_demo_model(panel: Panel) -> None:
+    assert panel.floor.check("KL mean (nats)").found.mid < 1e-6
+    assert panel.floor.verdict != "fail"
     assert panel.control.verdict == "fail"
     assert panel.verdict == panel.candidate.verdict == "fail"  # a small model feels 4 bits
-    assert 0.01 < kl["KL mean (nats)"] < 0.2
-    assert list(panel.kl_by_context) == ["1-16", "17-64", "65-127"]
+    assert 0.01 < panel.candidate.check("KL mean (nats)").found.mid < 0.2
+
+
+def test_answers_tasks_and_contexts_are_told(panel: Panel) -> None:
+    assert panel.floor.divergence is not None and panel.candidate.divergence is not None
+    assert panel.floor.divergence.num_same > panel.candidate.divergence.num_same
+    assert panel.lengths is not None and panel.lengths.mean_before > 1
+    assert {task.name for task in panel.candidate.tasks} == {"arithmetic", "variables", "recall"}
+    assert list(panel.by_context) == ["1-16", "17-64", "65-128", "129-256", "257-512", "513-1024"]
+    assert set(panel.by_kind) == {"chat", "code", "prose"}
+
+
+def test_it_is_printed_and_encoded(panel: Panel) -> None:
+    text = show(panel)
+    assert "✗ KL mean (nats)" in text and text.endswith(")") and "verdict: fail (" in text
+    assert msgspec.json.decode(msgspec.json.encode(panel))["verdict"] == "fail"
+
+
+def test_a_control_that_passes_refuses_the_verdict(panel: Panel) -> None:
+    assert "planted fault" in str(refusal(panel.floor, panel.floor))
+    assert "itself" in str(refusal(panel.control, panel.control))
+    assert refusal(panel.floor, panel.control) is None
 
 
 def test_vocabularies_must_agree() -> None:

@@ -89,7 +89,7 @@ class Fake:
                 bandwidth_bytes_s=2e10, compute_flop_s={"float32": 1e11}, dtype="float32"
             ),
             facts={"machine_cores": 2, "model_params": 8e6, "shared_prompt_share": 0.5},
-            heldout=tuple(tuple((i + j) % VOCAB for j in range(128)) for i in range(16)),
+            heldout=tuple(tuple((i + j) % VOCAB for j in range(128)) for i in range(160)),
             check_prompts=((1, 2, 3), (4, 5, 6)),
             longest_output=self.physics.output,
             vocab_size=VOCAB,

@@ -131,3 +131,41 @@ def test_a_staircase_falls_twice_as_far_as_it_climbs() -> None:
     up.learn(True)
     down.learn(False)
     assert (up.rate / 10) ** 2 == pytest.approx(10 / down.rate)
+
+
+async def test_a_clear_loser_needs_no_rounds() -> None:
+    fake = Fake()
+    settled = FakeSubject(fake, Settings(batching="continuous", max_num_seqs=16), Quirks())
+    slow = FakeSubject(fake, Settings(batching="continuous", seed=1), Quirks(speed=0.4))
+    found = await duel(
+        ground(fake, 3), Side("a", settled, 30.0, settled=True), Side("b", slow, 30.0), max_rounds=6
+    )
+    assert found.outcome == "loss" and not found.log_ratios
+    assert found.beaten_at is not None and found.beaten_at <= 0.8 * 30.0
+
+
+async def test_equals_are_never_beaten_in_the_approach() -> None:
+    for seed in range(20):
+        fake = Fake()
+        sides = [
+            Side(name, FakeSubject(fake, Settings(seed=i), Quirks(noise=0.05)), 30.0, settled=not i)
+            for i, name in enumerate("ab")
+        ]
+        found = await duel(ground(fake, seed), sides[0], sides[1], max_rounds=3)
+        assert found.beaten_at is None
+
+
+async def test_what_earlier_duels_scattered_narrows_the_next_ones_honestly() -> None:
+    """A climb of many duels on one ground: intervals from shared scatter still cover the truth."""
+    fake, covered, rounds = Fake(), 0, []
+    place = ground(fake, 7)
+    for seed in range(14):
+        settings = [Settings(batching="continuous", max_num_seqs=16, seed=s) for s in (0, 1 + seed)]
+        a, b = (FakeSubject(fake, each, Quirks(noise=0.03)) for each in settings)
+        found = await duel(place, Side("a", a, 30.0), Side("b", b, 30.0), max_rounds=6)
+        assert found.ratio is not None
+        covered += found.ratio.low <= 1.0 <= found.ratio.high
+        rounds.append(len(found.log_ratios))
+    assert covered >= 12
+    assert place.spread.prior.freedom == place.spread.MOST
+    assert statistics.fmean(rounds) < 6, "none ended before its last round"

@@ -20,7 +20,7 @@ from ridgeline.measure.client import LoadOptions, OnFinish, run_load
 from ridgeline.measure.http import HttpTarget, wire_to
 from ridgeline.measure.wire import OK, WireError
 from ridgeline.measure.workload import Workload
-from ridgeline.optimize.quality import Array
+from ridgeline.optimize.quality.text import Array
 from ridgeline.optimize.subject import Load, dues_s
 from ridgeline.records import EngineInfo, RunTrace
 from ridgeline.settings import Settings

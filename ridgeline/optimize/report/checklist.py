@@ -55,8 +55,8 @@ def _functional(result: LadderResult) -> tuple[Line, ...]:
             Line(
                 group="",
                 what=f"held-out perplexity ({trial.label})",
-                before=f"{found.perplexity_before:.4g}" if found else words.DASH,
-                after=f"{found.perplexity_after:.4g}" if found else words.DASH,
+                before=f"{found.perplexity_before.mid:.4g}" if found else words.DASH,
+                after=f"{found.perplexity_after.mid:.4g}" if found else words.DASH,
                 says="within limits" if found and found.verdict == "pass" else "not cleared",
                 css="good" if found and found.verdict == "pass" else "bad",
             )

@@ -1,0 +1,58 @@
+"""What `ridgeline eval` found: the figures, and the verdict that floor and control allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ridgeline.optimize.quality import GateVerdict, LengthDrift, Quality, Window
+from ridgeline.optimize.stats import Interval, mean_interval
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of the positions: of one kind of text, or with so many tokens before them."""
+
+    num_positions: int
+    kl: Interval
+    agreement: Interval
+
+
+class Panel(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is printed. `by_kind`: of text; `by_context`: by tokens read before.
+
+    `refusal`: why there is no verdict on the candidate, where there is none.
+    """
+
+    original: str
+    candidate_name: str
+    floor: Quality
+    candidate: Quality
+    by_kind: dict[str, Part]
+    by_context: dict[str, Part]
+    lengths: LengthDrift | None
+    control: Quality
+    refusal: str | None
+    verdict: GateVerdict
+
+
+def refusal(floor: Quality, control: Quality) -> str | None:
+    """Why no verdict can be given, where none can."""
+    if control.verdict != "fail":
+        return "a model with a planted fault was not told from the original"
+    if floor.verdict == "fail":
+        return "the original does not agree with itself on another number of threads"
+    return None
+
+
+def part_of(found: Sequence[Window]) -> Part:
+    """Means over windows, with their intervals."""
+    return Part(
+        num_positions=sum(window.count for window in found),
+        kl=_mean([window.kl / window.count for window in found]),
+        agreement=_mean([window.same_top / window.count for window in found]),
+    )
+
+
+def _mean(values: Sequence[float]) -> Interval:
+    return mean_interval(values) if values else Interval(low=0.0, mid=0.0, high=0.0)

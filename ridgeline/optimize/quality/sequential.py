@@ -1,0 +1,135 @@
+"""Reads on until every threshold is decided, without finding passes in noise.
+
+The first look reads a little; each further one doubles it. Looking often and stopping at the first
+pass would pass too much, so all looks together share one chance of error: 5 % for each threshold,
+two-sided. Each look before the last spends half a percent of it, the last whatever is left. The sum
+bounds the whole by Bonferroni, however the looks depend on each other (they share most of their
+text), and whenever the time ends: the end of the time knows nothing of the data. What one threshold
+has decided stays decided; a change passes when all have passed (an intersection-union test, which
+needs no further correction) and fails with the first that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from ridgeline.optimize.quality.greedy import Divergence
+from ridgeline.optimize.quality.tasks import TaskQuestion, TaskScore
+from ridgeline.optimize.quality.text import TextQuestion, perplexity
+from ridgeline.optimize.quality.thresholds import Check, GateVerdict
+from ridgeline.optimize.stats import Interval
+
+ERROR = 0.05
+INTERIM = 0.005
+
+
+class Quality(msgspec.Struct, frozen=True, kw_only=True):
+    """The panel's answer. `perplexity_before`, `_after` are over the same positions.
+
+    `num_flips`: positions whose most likely token changed. `num_looks`: how often the evidence was
+    looked at.
+    """
+
+    verdict: GateVerdict
+    checks: tuple[Check, ...]
+    perplexity_before: Interval
+    perplexity_after: Interval
+    num_positions: int
+    num_windows: int
+    num_flips: int
+    num_looks: int
+    tasks: tuple[TaskScore, ...] = ()
+    divergence: Divergence | None = None
+
+    def check(self, name: str) -> Check:
+        return next(check for check in self.checks if check.name == name)
+
+
+class Question(Protocol):
+    """A part of the panel that can be read further."""
+
+    def read(self, look: int) -> bool: ...
+
+    def checks(self, level: float) -> Sequence[Check]: ...
+
+
+class Examination:
+    """A candidate under the panel. `clock`: seconds, to know what a further look will cost."""
+
+    def __init__(
+        self,
+        text: TextQuestion,
+        tasks: Sequence[TaskQuestion],
+        *,
+        most_looks: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._text, self._tasks = text, tasks
+        self._open: list[Question] = [text, *tasks]
+        self._most_looks, self._clock = most_looks, clock
+        self._checks: dict[str, Check] = {}
+        self._num_looks, self._spent_s = 0, 0.0
+
+    @property
+    def verdict(self) -> GateVerdict:
+        """As far as it has been read."""
+        verdicts = {check.verdict for check in self._checks.values()}
+        if "fail" in verdicts:
+            return "fail"
+        return "inconclusive" if "inconclusive" in verdicts or not verdicts else "pass"
+
+    def look(self) -> None:
+        """One look further."""
+        begun_s = self._clock()
+        more = [question for question in self._open if question.read(self._num_looks)]
+        self._num_looks += 1
+        last = self._num_looks == self._most_looks or not more
+        self._judge(self._level(last, self._num_looks - 1))
+        self._open = [] if last else [each for each in more if not self._settled(each)]
+        self._spent_s += self._clock() - begun_s
+
+    def run(self, limit_s: float) -> None:
+        """Look until it is decided, or the next look would take the whole beyond `limit_s`."""
+        while self.verdict == "inconclusive" and (self._open or not self._num_looks):
+            if self._num_looks and 2 * self._spent_s > limit_s:
+                break  # a look doubles what was read, and so what it took
+            self.look()
+        if self.verdict == "inconclusive" and self._open:
+            self._judge(self._level(True, self._num_looks))
+            self._open = []
+
+    def _level(self, last: bool, num_interim: int) -> float:
+        """The confidence that a look asks for; `num_interim` looks have had their share."""
+        return 1 - (ERROR - INTERIM * num_interim if last else INTERIM)
+
+    def _judge(self, level: float) -> None:
+        questions: list[Question] = [self._text, *self._tasks]
+        for question in questions:
+            for check in question.checks(level):
+                old = self._checks.get(check.name)
+                if old is None or old.verdict == "inconclusive":
+                    self._checks[check.name] = check
+
+    def _settled(self, question: Question) -> bool:
+        names = [check.name for check in question.checks(1 - INTERIM)]
+        return all(self._checks[name].verdict != "inconclusive" for name in names)
+
+    def conclude(self, divergence: Divergence | None = None) -> Quality:
+        """What was found so far."""
+        found = self._text.found
+        positions = sum(window.count for window in found)
+        return Quality(
+            verdict=self.verdict,
+            checks=tuple(self._checks.values()),
+            perplexity_before=perplexity(found, lambda w: w.nll_before),
+            perplexity_after=perplexity(found, lambda w: w.nll_after),
+            num_positions=positions,
+            num_windows=len(found),
+            num_flips=positions - sum(window.same_top for window in found),
+            num_looks=self._num_looks,
+            tasks=tuple(task.score() for task in self._tasks),
+            divergence=divergence,
+        )

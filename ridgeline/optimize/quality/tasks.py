@@ -1,0 +1,254 @@
+"""Questions with one right answer, made on the spot: what perplexity averages away.
+
+    arithmetic   three steps with small numbers, a few worked lines before     (maths)
+    variables    the value of a variable after three assignments, as Python    (code)
+    recall       which number stood beside a word, six pairs before            (memory)
+
+An answer is one token of a known few, and the model's is the likeliest of those: that scores models
+which could never write the answer by themselves, and makes the level of chance known. The right
+answer is drawn evenly, so that no constant guess beats chance. A task that the original does not
+master beyond chance cannot show a loss: it is reported as such and counts neither way.
+
+The change is paired by question. Where hardly any answer flips, the interval cannot be taken from
+the flips alone: it is never narrower than one more flip would make it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from ridgeline.optimize.quality.text import LogprobsOf
+from ridgeline.optimize.quality.thresholds import Check, Gate, GateSize, check_min
+from ridgeline.optimize.stats import mean_interval
+
+Encode = Callable[[str], Sequence[int]]
+NUM_SHOTS = 5
+NUM_STEPS = 3
+WORDS = (
+    "lamp",
+    "river",
+    "stone",
+    "apple",
+    "chair",
+    "window",
+    "garden",
+    "paper",
+    "silver",
+    "engine",
+)
+NUM_PAIRS = 6
+SURE = 2.24  # standard errors above chance, one-sided 98.75 %: mastered
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One question: tokens so far, the tokens that may follow, and which of them is right."""
+
+    prompt: tuple[int, ...]
+    options: tuple[int, ...]
+    right: int
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """One question as text: the options follow the prompt at once."""
+
+    prompt: str
+    options: tuple[str, ...]
+    right: int
+
+
+class Task:
+    """A kind of question; `item(i)` is always the same one."""
+
+    def __init__(self, name: str, draw: Callable[[random.Random], Asked], encode: Encode) -> None:
+        self.name, self._draw, self._encode = name, draw, encode
+        self._items: dict[int, Item] = {}
+
+    def item(self, index: int) -> Item:
+        if index not in self._items:
+            asked = self._draw(random.Random(f"{self.name}/{index}"))
+            item = _item(asked, self._encode)
+            assert item is not None, "make_tasks tried the options of this task"
+            self._items[index] = item
+        return self._items[index]
+
+    @property
+    def chance(self) -> float:
+        return 1 / len(self.item(0).options)
+
+
+class TaskScore(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of right answers. `right_after` None: the original is not beyond chance, so that the
+    candidate was not asked.
+    """
+
+    name: str
+    num_items: int
+    chance: float
+    right_before: float
+    right_after: float | None
+    num_flips: int
+
+
+def make_tasks(encode: Encode) -> tuple[Task, ...]:
+    """The tasks whose answers this tokenizer can tell apart by one token."""
+    kinds = (("arithmetic", _arithmetic), ("variables", _variables), ("recall", _recall))
+    return tuple(
+        Task(name, draw, encode)
+        for name, draw in kinds
+        if all(_item(draw(random.Random(f"{name}/{i}")), encode) for i in range(8))
+    )
+
+
+def _item(asked: Asked, encode: Encode) -> Item | None:
+    """None where the options share their first token or are joined with the prompt."""
+    coded = [tuple(encode(asked.prompt + option)) for option in asked.options]
+    shortest = min(map(len, coded))
+    same = next((i for i in range(shortest) if len({c[i] for c in coded}) > 1), shortest)
+    options = tuple(c[same] for c in coded if len(c) > same)
+    if same == 0 or len(set(options)) < len(asked.options):
+        return None
+    return Item(coded[0][:same], options, asked.right)
+
+
+DIGITS = tuple(f" {digit}" for digit in range(10))
+
+
+def _steps(rng: random.Random) -> list[int]:
+    """Values from the first to the last, each a digit; the last is drawn evenly."""
+    return [rng.randrange(10) for _ in range(NUM_STEPS + 1)]
+
+
+def _step(old: int, new: int) -> str:
+    return f"+ {new - old}" if new >= old else f"- {old - new}"
+
+
+def _line(values: Sequence[int]) -> str:
+    changes = " ".join(_step(a, b) for a, b in pairwise(values))
+    return f"{values[0]} {changes} ="
+
+
+def _arithmetic(rng: random.Random) -> Asked:
+    """`3 + 4 - 2 + 1 = 6`."""
+    shots = [_steps(rng) for _ in range(NUM_SHOTS + 1)]
+    lines = [f"{_line(values)} {values[-1]}\n" for values in shots[:-1]]
+    return Asked("".join(lines) + _line(shots[-1]), DIGITS, shots[-1][-1])
+
+
+def _program(values: Sequence[int], names: Sequence[str]) -> str:
+    first = f"{names[0]} = {values[0]}\n"
+    rest = [
+        f"{names[i + 1]} = {names[i]} {_step(values[i], values[i + 1])}\n"
+        for i in range(len(values) - 1)
+    ]
+    return first + "".join(rest) + f"assert {names[len(values) - 1]} =="
+
+
+def _variables(rng: random.Random) -> Asked:
+    """`a = 3`, `b = a + 4`, `c = b - 2`, …, `assert d == 6`."""
+    shots = [_steps(rng) for _ in range(3)]
+    programs = [_program(values, "abcd") for values in shots]
+    told = [f"{p} {v[-1]}\n\n" for p, v in zip(programs[:-1], shots[:-1], strict=True)]
+    return Asked("".join(told) + programs[-1], DIGITS, shots[-1][-1])
+
+
+def _recall(rng: random.Random) -> Asked:
+    """`lamp = 4`, `river = 7`, …, `river =`."""
+    words, values = rng.sample(WORDS, NUM_PAIRS), rng.sample(range(10), NUM_PAIRS)
+    pairs = [f"{word} = {value}\n" for word, value in zip(words, values, strict=True)]
+    right = rng.randrange(NUM_PAIRS)
+    options = tuple(f" {value}" for value in values)
+    return Asked("".join(pairs) + f"{words[right]} =", options, right)
+
+
+class TaskReference:
+    """The original's answers, asked once each."""
+
+    def __init__(self, task: Task, read: LogprobsOf) -> None:
+        self.task, self._read = task, read
+        self._right: list[bool] = []
+        self._frozen = False
+
+    def right(self, count: int) -> Sequence[bool]:
+        """Of the first `count` questions, fewer once it is frozen."""
+        if not self._frozen:
+            while len(self._right) < count:
+                self._right.append(is_right(self._read, self.task.item(len(self._right))))
+        return self._right[:count]
+
+    def read_by(self, read: LogprobsOf) -> None:
+        """The same answers come from another place now."""
+        self._read = read
+
+    def mastered(self, count: int) -> bool:
+        """Whether the first look shows more right answers than chance would."""
+        right, chance = self.right(count), self.task.chance
+        error = math.sqrt(chance * (1 - chance) / max(1, len(right)))
+        return sum(right) / max(1, len(right)) > chance + SURE * error
+
+    def freeze(self) -> None:
+        """The original is gone: only what it was asked is known."""
+        self._frozen = True
+
+
+def is_right(read: LogprobsOf, item: Item) -> bool:
+    """Whether the likeliest of the options is the right one."""
+    last_V = np.asarray(read(item.prompt))[-1]
+    return int(np.argmax(last_V[list(item.options)])) == item.right
+
+
+class TaskQuestion:
+    """One task as a part of the panel."""
+
+    def __init__(
+        self, reference: TaskReference, after: LogprobsOf, gate: Gate, size: GateSize
+    ) -> None:
+        self._reference, self._after, self._gate, self._size = reference, after, gate, size
+        self._mastered = reference.mastered(size.first_items)
+        self._right: list[bool] = []
+
+    def read(self, look: int) -> bool:
+        """Ask as many questions as the given look wants; False where no further were left."""
+        if not self._mastered:
+            return False
+        wanted = self._size.first_items << look
+        before = self._reference.right(wanted)
+        task = self._reference.task
+        while len(self._right) < len(before):
+            self._right.append(is_right(self._after, task.item(len(self._right))))
+        return len(before) == wanted
+
+    def checks(self, level: float) -> tuple[Check, ...]:
+        """None for a task that is not mastered."""
+        if not self._mastered:
+            return ()
+        changes = self._changes()
+        least_sd = math.sqrt(1 / len(changes))
+        found = mean_interval(changes, level=level, least_sd=least_sd)
+        return (check_min(self.name, found, -self._gate.task_drop_max),)
+
+    @property
+    def name(self) -> str:
+        return f"{self._reference.task.name}, right answers"
+
+    def _changes(self) -> list[float]:
+        before = self._reference.right(len(self._right))
+        return [float(new) - float(old) for old, new in zip(before, self._right, strict=True)]
+
+    def score(self) -> TaskScore:
+        """What to show."""
+        count = len(self._right) or self._size.first_items
+        before = self._reference.right(count)
+        return TaskScore(
+            name=self._reference.task.name,
+            num_items=len(before),
+            chance=self._reference.task.chance,
+            right_before=sum(before) / max(1, len(before)),
+            right_after=sum(self._right) / count if self._mastered else None,
+            num_flips=sum(change != 0 for change in self._changes()),
+        )

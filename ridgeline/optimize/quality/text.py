@@ -1,0 +1,185 @@
+"""Held-out text, read by the original and by the candidate, compared position by position.
+
+    perplexity   exp(mean change of the true token's negative log-probability)
+    KL           KL(original || candidate), mean and 99.9th percentile: the whole distribution, not
+                 only the token that happened to come next
+    agreement    share of positions with the same most likely token: how soon greedy outputs part
+
+Tokens of one piece of text are not independent, so the interval is over windows, not over tokens.
+The pairing does the work: perplexity itself varies by tens of percent between windows, its *change*
+hardly.
+
+Legend: T positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ridgeline.optimize.quality.tail import quantile_interval
+from ridgeline.optimize.quality.thresholds import (
+    Check,
+    Gate,
+    GateSize,
+    check_max,
+    check_min,
+)
+from ridgeline.optimize.stats import Interval, mean_interval
+
+Array = NDArray[np.floating[Any]]
+LogprobsOf = Callable[[Sequence[int]], Array]
+"""[T, V] log-probabilities after each of T tokens."""
+
+TAIL = 0.001
+PERPLEXITY, KL_MEAN = "perplexity ratio", "KL mean (nats)"
+AGREEMENT, KL_TAIL = "greedy agreement", "KL p99.9 (nats)"
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Sums over one window's positions."""
+
+    count: int
+    nll_before: float
+    nll_after: float
+    kl: float
+    same_top: int
+
+
+def windows(
+    texts: Sequence[Sequence[int]], length: int, seed: int = 0
+) -> tuple[tuple[int, ...], ...]:
+    """Every whole piece of `length` tokens of each text, the texts in turn, in a drawn order.
+
+    However far one reads, each text has had its share; it ends with the shortest one.
+    """
+    turns = []
+    for number, tokens in enumerate(texts):
+        starts = range(0, len(tokens) - length + 1, length)
+        pieces = [tuple(tokens[start : start + length]) for start in starts]
+        random.Random(f"{seed}/{number}").shuffle(pieces)
+        turns.append(pieces)
+    return tuple(piece for turn in zip(*turns, strict=False) for piece in turn)
+
+
+class Reference:
+    """What the original says about each piece of text, read once and kept while memory lasts.
+
+    Pieces beyond that are read again each time, until `freeze` says that nobody can any more.
+    """
+
+    def __init__(self, pieces: Sequence[Sequence[int]], read: LogprobsOf, max_bytes: int) -> None:
+        self._pieces, self._read, self._left_bytes = pieces, read, max_bytes
+        self._kept: dict[int, Array] = {}
+        self._frozen = False
+
+    def __len__(self) -> int:
+        """How many pieces can be compared."""
+        if not self._frozen:
+            return len(self._pieces)
+        return next(i for i in range(len(self._pieces) + 1) if i not in self._kept)
+
+    def piece(self, index: int) -> Sequence[int]:
+        return self._pieces[index]
+
+    def logprobs(self, index: int) -> Array:
+        """[T, V] of a piece."""
+        if index in self._kept:
+            return self._kept[index]
+        assert not self._frozen, "only kept pieces are left"
+        found = np.asarray(self._read(self._pieces[index]), dtype=np.float32)
+        if found.nbytes <= self._left_bytes:
+            self._kept[index] = found
+            self._left_bytes -= found.nbytes
+        return found
+
+    def read_by(self, read: LogprobsOf) -> None:
+        """The same distributions come from another place now."""
+        self._read = read
+
+    def freeze(self) -> None:
+        """The original is gone: only what was kept is left."""
+        self._frozen = True
+
+
+def compare_window(
+    tokens: Sequence[int], before_TV: Array, after_TV: Array
+) -> tuple[Window, Array]:
+    """Sums of one window, and the KL of each position. Row t predicts token t + 1."""
+    targets = np.asarray(tokens[1:], dtype=np.int64)
+    rows = np.arange(len(targets))
+    before_TV, after_TV = before_TV[: len(targets)], after_TV[: len(targets)]
+    kl_T = kl_of(before_TV, after_TV)
+    window = Window(
+        count=len(targets),
+        nll_before=-float(before_TV[rows, targets].sum(dtype=np.float64)),
+        nll_after=-float(after_TV[rows, targets].sum(dtype=np.float64)),
+        kl=float(kl_T.sum(dtype=np.float64)),
+        same_top=int((before_TV.argmax(-1) == after_TV.argmax(-1)).sum()),
+    )
+    return window, kl_T
+
+
+def kl_of(before_TV: Array, after_TV: Array) -> Array:
+    """KL(before || after) per position; where `before` gives no mass, `after` may say anything."""
+    mass = np.exp(before_TV.astype(np.float64))
+    gap = np.where(mass > 0, before_TV.astype(np.float64) - after_TV, 0.0)
+    kl_T: Array = np.maximum((mass * gap).sum(-1), 0.0)
+    return kl_T
+
+
+class TextQuestion:
+    """Held-out text as one part of the panel: how far it was read, and the checks on it."""
+
+    def __init__(self, reference: Reference, after: LogprobsOf, gate: Gate, size: GateSize) -> None:
+        self._reference, self._after, self._gate, self._size = reference, after, gate, size
+        self.found: list[Window] = []
+        self.kl: list[Array] = []
+
+    def read(self, look: int) -> bool:
+        """Read as far as the given look goes (the first is 0); False where no text was left."""
+        wanted = min(len(self._reference), self._size.first_windows << look)
+        for index in range(len(self.found), wanted):
+            tokens = self._reference.piece(index)
+            after_TV = np.asarray(self._after(tokens))
+            window, kl_T = compare_window(tokens, self._reference.logprobs(index), after_TV)
+            self.found.append(window)
+            self.kl.append(kl_T)
+        return wanted == self._size.first_windows << look
+
+    def checks(self, level: float) -> tuple[Check, ...]:
+        """Every threshold against what was read so far, at a level of confidence."""
+        gate, found = self._gate, self.found
+        change = _per_token(found, lambda w: w.nll_after - w.nll_before, level)
+        return (
+            check_max(PERPLEXITY, _exp(change), gate.perplexity_ratio_max),
+            check_max(KL_MEAN, _per_token(found, lambda w: w.kl, level), gate.kl_mean_max),
+            check_min(
+                AGREEMENT,
+                _per_token(found, lambda w: w.same_top, level),
+                gate.greedy_agreement_min,
+            ),
+            check_max(KL_TAIL, quantile_interval(self.kl, TAIL, level), gate.kl_p999_max),
+        )
+
+
+def perplexity(found: Sequence[Window], nll: Callable[[Window], float]) -> Interval:
+    """Perplexity with its interval over windows, unpaired."""
+    return _exp(_per_token(found, nll))
+
+
+def _per_token(
+    found: Sequence[Window], total: Callable[[Window], float], level: float = 0.95
+) -> Interval:
+    return mean_interval([total(window) / window.count for window in found], level=level)
+
+
+def _exp(change: Interval) -> Interval:
+    low, mid, high = (math.exp(min(value, 50)) for value in (change.low, change.mid, change.high))
+    return Interval(low=low, mid=mid, high=high, level=change.level)

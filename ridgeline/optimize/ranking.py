@@ -1,0 +1,129 @@
+"""Which rung is worth a trial next, and why the others are not: within a share of the time.
+
+Simulating every rung's variants is cheaper than trying one, but not free: where loads are high, a
+simulated run takes a good part of a measured one. So each ranking has a share of the budget. Rungs
+are simulated in the order of what they promised last (new ones first); those that the time does not
+reach keep their last promise, and without one are ranked behind everything that has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from ridgeline.optimize.assemble import facts_for
+from ridgeline.optimize.budget import Budget
+from ridgeline.optimize.job import Contender, Job
+from ridgeline.optimize.ladder import Candidate, Ladder, Rung, candidates, unmet
+from ridgeline.optimize.predict import Forecast, Predictor
+from ridgeline.optimize.result import NotTried, Trial
+from ridgeline.optimize.subject import Lab
+from ridgeline.settings import Settings
+
+RANKING_SHARE = 0.03  # of the budget, for one ranking
+Tried = Set[tuple[Settings, str | None]]
+
+
+class Ranking:
+    """The rungs in order, and the reasons of those left out."""
+
+    def __init__(
+        self, job: Job, lab: Lab, ladder: Ladder, predictor: Predictor, budget: Budget
+    ) -> None:
+        self._job, self._lab, self._ladder = job, lab, ladder
+        self._predictor, self._budget = predictor, budget
+        self._last: dict[str, Forecast] = {}
+        self._left_out: dict[str, NotTried] = {}
+        self._trials: Sequence[Trial] = ()
+
+    def rank(self, incumbent: Contender, tried: Tried, trials: Sequence[Trial]) -> list[Forecast]:
+        """The promising rungs, each by its best variant, most promising first."""
+        self._left_out.clear()
+        self._trials = trials
+        stop_s = self._budget.spent_s + RANKING_SHARE * self._budget.total_s
+        best = [
+            forecast
+            for rung, options in self._possible(incumbent, tried)
+            if (forecast := self._best(rung, options, incumbent, stop_s)) is not None
+        ]
+        for forecast in best:
+            if not self._predictor.promises(forecast):
+                self._leave_out_forecast(forecast, self._predictor.why_not(forecast))
+        promising = [forecast for forecast in best if self._predictor.promises(forecast)]
+        return sorted(promising, key=self._predictor.rank_key, reverse=True)
+
+    def _possible(self, incumbent: Contender, tried: Tried) -> list[tuple[Rung, list[Candidate]]]:
+        """Rungs whose needs are met, with the variants that were not tried; best known first."""
+        info, settings = incumbent.subject.info, incumbent.settings
+        facts = facts_for(info, incumbent.readings, settings, self._lab, self._job.slo)
+        found = []
+        for rung in self._ladder.rungs:
+            if reason := unmet(rung, facts) or self._unprovable(rung):
+                self._leave_out(rung.id, rung.title, reason)
+                continue
+            options = [
+                option
+                for option in candidates(rung, settings, info.settings)
+                if (option.settings, option.make) not in tried
+            ]
+            if options:
+                found.append((rung, options))
+        return sorted(found, key=lambda pair: self._known_worth(pair[0]), reverse=True)
+
+    def _known_worth(self, rung: Rung) -> float:
+        last = self._last.get(rung.id)
+        return float("inf") if last is None else last.worth
+
+    def _best(
+        self, rung: Rung, options: Sequence[Candidate], incumbent: Contender, stop_s: float
+    ) -> Forecast | None:
+        found: list[Forecast] = []
+        for option in options:
+            if self._budget.spent_s > stop_s:
+                break
+            found.append(self._predictor.forecast(incumbent.settings, option, incumbent.rate))
+        if not found:
+            return self._from_before(rung, options)
+        self._last[rung.id] = best = max(found, key=self._predictor.rank_key)
+        return best
+
+    def _from_before(self, rung: Rung, options: Sequence[Candidate]) -> Forecast:
+        """What it promised last, for the variant that it would be now; else nothing is known."""
+        last = self._last.get(rung.id)
+        if last is None:
+            return self._predictor.unknown(options[0], "the time for simulating was over")
+        like = [option for option in options if option.label == last.candidate.label]
+        return Forecast(candidate=(like or options)[0], predicted=last.predicted)
+
+    def _unprovable(self, rung: Rung) -> str | None:
+        if rung.honesty == "exact" or self._lab.heldout:
+            return None
+        return "lossy, and the server does not tell whole distributions: its quality has no proof"
+
+    # ---- what is left out ----------------------------------------------------------------------
+
+    @property
+    def left_out(self) -> tuple[NotTried, ...]:
+        return tuple(self._left_out.values())
+
+    def leave_out_for_time(self, promising: Sequence[Forecast]) -> None:
+        """The budget ended before these."""
+        needed_s, left_s = self._budget.trial_cost_s, self._budget.left_s
+        reason = (
+            f"the budget ended: a trial takes about {needed_s:.0f} s, and of {left_s:.0f} s left "
+            f"{self._budget.closing_cost_s:.0f} s are kept for the closing measurement"
+        )
+        for forecast in promising:
+            self._leave_out_forecast(forecast, reason)
+
+    def _leave_out(self, rung: str, label: str, reason: str) -> None:
+        if all(trial.rung != rung for trial in self._trials):
+            self._left_out[rung] = NotTried(rung=rung, label=label, reason=reason)
+
+    def _leave_out_forecast(self, forecast: Forecast, reason: str) -> None:
+        rung = forecast.candidate.rung
+        self._left_out[rung.id] = NotTried(
+            rung=rung.id,
+            label=forecast.candidate.label,
+            reason=reason,
+            predicted=forecast.predicted,
+        )
