@@ -7,10 +7,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
-from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.constrain import make_masks
@@ -26,6 +26,7 @@ from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.resolve import Resolved
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.speculate.assemble import speculate
+from ridgeline.engine.speculate.target import Target
 from ridgeline.engine.text import HfTokenizer, Tokenizer, load_tokenizer
 
 
@@ -46,8 +47,20 @@ def assemble(resolved: Resolved, clock: Callable[[], float] = time.perf_counter)
     What can be refused cheaply comes before the weights.
     """
     tokenizer = load_tokenizer(resolved.model)
-    speculation = speculate(resolved.speculative_config, tokenizer, resolved, clock)
+    target = cache(lambda: _target(resolved))
+    speculation = speculate(resolved.speculative_config, tokenizer, resolved, clock, target)
     scheduler = make_scheduler(resolved, speculation.drafts)
+    decoder, kv = target().decoder, target().cache
+    masks = _masks(tokenizer, resolved)
+    attention, verifier = target().attention(), speculation.verifier
+    runner = TorchRunner(decoder, kv, attention, masks, verifier, speculation.watch)
+    speculation.calibrate(runner)
+    num_bytes = decoder.nbytes + speculation.weight_bytes
+    return Parts(tokenizer, scheduler, runner, masks, num_bytes)
+
+
+def _target(resolved: Resolved) -> Target:
+    """Weights and cache of the model that answers."""
     device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
     decoder = load_decoder(
         resolved.model,
@@ -66,12 +79,7 @@ def assemble(resolved: Resolved, clock: Callable[[], float] = time.perf_counter)
         device,
         kv_format(resolved.kv_cache_dtype),
     )
-    attention = build_attention(resolved.attention_backend, resolved.spec, kv)
-    masks = _masks(tokenizer, resolved)
-    runner = TorchRunner(decoder, kv, attention, masks, speculation.verifier)
-    speculation.calibrate(runner)
-    num_bytes = decoder.nbytes + speculation.weight_bytes
-    return Parts(tokenizer, scheduler, runner, masks, num_bytes)
+    return Target(decoder, kv, resolved.attention_backend, resolved.layer_backend)
 
 
 def _masks(tokenizer: Tokenizer, resolved: Resolved) -> TokenMasks:

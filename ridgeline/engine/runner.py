@@ -26,6 +26,7 @@ from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult, sampl
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling import token_logprobs
 from ridgeline.engine.sampling.base import Choice
+from ridgeline.engine.speculate.states import NoWatch, Watch
 from ridgeline.engine.speculate.verify import Verifier
 from ridgeline.engine.tensors import Batch, make_batch
 from ridgeline.records import TokenLogprobs
@@ -43,10 +44,11 @@ class TorchRunner:
         attention: Attention,
         masks: TokenMasks | None = None,
         verifier: Verifier | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.decoder, self.cache, self.attention = decoder, cache, attention
         self.masks = masks or NoGrammars("this runner was given none")
-        self.verifier = verifier or Verifier()
+        self.verifier, self.watch = verifier or Verifier(), watch or NoWatch()
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -58,6 +60,7 @@ class TorchRunner:
         attend = self.attention.prepare(plan.runs)
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
         drawn = self._sample(plan.runs, x_TC, batch)
+        self.watch.note(plan.runs, [len(each) for each in drawn], x_TC)
         prompts = self._prompt_logprobs(plan.runs, x_TC)
         return StepResult(tuple(map(_sampled, drawn, prompts)))
 

@@ -31,13 +31,17 @@ from ridgeline.engine.core import (
 from ridgeline.engine.core.drafting import Drafts, NoDrafts, Open
 from ridgeline.engine.core.plan import SampleAt
 from ridgeline.engine.core.stopping import derive_seed
+from ridgeline.engine.forward import choose as choose_forward
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.sampling.reference import distribution
 from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.engine.speculate.layer_skip import SelfDrafter
 from ridgeline.engine.speculate.ngram import NgramDrafter
 from ridgeline.engine.speculate.speculator import FixedDepth
+from ridgeline.engine.speculate.target import Target
+from ridgeline.engine.speculate.verify import Drawn
 from ridgeline.records import Ask, Event, Failed, Token
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
@@ -72,6 +76,10 @@ class Model:
         spec = with_kv_dtype(spec, kv_dtype)
         decoder = load_decoder(name, spec, device="cpu", compute_dtype=torch.float32)
         return Model(spec, decoder, attention)
+
+    def target(self, kv: KvCache) -> Target:
+        layer_backend, _ = choose_forward("auto", self.spec, torch.device("cpu"), torch.float32)
+        return Target(self.decoder, kv, self.attention, layer_backend)
 
     @property
     def slack(self) -> float:
@@ -117,7 +125,7 @@ class Served:
 
 def serve(model: Model, asks: Sequence[Ask], schedule: Schedule) -> list[Served]:
     """All asks in one engine, `rounds` times over; the clock ticks once per step."""
-    scheduler, runner = _build(model, schedule, drafts_of(model, asks, schedule))
+    scheduler, runner = _build(model, schedule, asks)
     return [
         _round(scheduler, runner, [_named(ask, turn) for ask in asks], schedule)
         for turn in range(schedule.rounds)
@@ -149,17 +157,21 @@ class _Prophet:
         return tuple(t if self._rng.random() < 0.7 else wrong for t in future)
 
 
-def drafts_of(model: Model, asks: Sequence[Ask], schedule: Schedule) -> Drafts:
+def drafts_of(model: Model, asks: Sequence[Ask], schedule: Schedule, kv: KvCache) -> Drafts:
     if not schedule.drafts:
         return NoDrafts()
     if schedule.drafts == "ngram":
         return FixedDepth(NgramDrafter(1, 3), schedule.depth)
+    if schedule.drafts == "self":
+        kept = [i for i in range(len(model.spec.layers)) if i != 1]
+        drafter = SelfDrafter(model.target(kv), kept, drawn=Drawn(), draws=False)
+        return FixedDepth(drafter, schedule.depth)
     choices = [(ask, index) for ask in asks for index in range(ask.sampling.n)]
     answers = [(*ask.prompt, *alone(model, ask, index)) for ask, index in choices]
     return FixedDepth(_Prophet(answers, model.spec.vocab_size), schedule.depth)
 
 
-def _build(model: Model, schedule: Schedule, drafts: Drafts) -> tuple[Scheduler, TorchRunner]:
+def _build(model: Model, schedule: Schedule, asks: Sequence[Ask]) -> tuple[Scheduler, TorchRunner]:
     pool = BlockPool(schedule.num_blocks, schedule.block_size)
     limits = Limits(
         max_num_seqs=schedule.max_num_seqs,
@@ -178,7 +190,7 @@ def _build(model: Model, schedule: Schedule, drafts: Drafts) -> tuple[Scheduler,
         kv_format(model.spec.kv_dtype),
     )
     runner = TorchRunner(model.decoder, kv, build_attention(model.attention, model.spec, kv))
-    eos = model.spec.eos_token_ids
+    eos, drafts = model.spec.eos_token_ids, drafts_of(model, asks, schedule, kv)
     scheduler = Scheduler(limits, policy, pool, cache, eos_token_ids=eos, drafts=drafts)
     return scheduler, runner
 

@@ -145,13 +145,15 @@ def test_preempted_and_resumed_is_alone(model: Model, prefix: bool) -> None:
         Schedule(drafts="prophet", depth=3),
         Schedule(drafts="prophet", depth=6, num_blocks=15, prefix=True, arrives=(0, 1, 2, 3, 4)),
         Schedule(drafts="ngram", depth=4, max_num_batched_tokens=9),
+        Schedule(drafts="self", depth=4, num_blocks=12, prefix=True, arrives=(0, 1, 2, 3, 4)),
     ],
 )
 def test_with_drafts_is_alone(model: Model, schedule: Schedule) -> None:
     """Greedy, seeded, penalised: which guesses were made cannot be seen in the tokens."""
     asks = some_asks()
     [served] = serve(model, asks, schedule)
-    assert schedule.drafts == "ngram" or (served.num_accepted > 8 and served.num_rejected > 5)
+    if schedule.drafts == "prophet":
+        assert served.num_accepted > 8 and served.num_rejected > 5
     assert schedule.num_blocks > 100 or served.num_preempted
     check(model, asks, served)
 

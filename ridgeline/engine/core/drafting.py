@@ -33,7 +33,8 @@ class Open(msgspec.Struct, frozen=True):
     """A sequence whose run could carry up to `most` drafts.
 
     `tokens` are its known ones: to be read at once, neither changed nor kept. `tenant`: what is
-    learnt from one tenant's text must not show in another's speed.
+    learnt from one tenant's text must not show in another's speed. Of the known tokens the first
+    `num_computed` stand in the KV cache, in `blocks`, which have places for all of them.
     """
 
     seq_id: int
@@ -43,6 +44,8 @@ class Open(msgspec.Struct, frozen=True):
     sampling: Sampling
     seed: int
     most: int
+    num_computed: int = 0
+    blocks: tuple[int, ...] = ()
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -179,7 +182,17 @@ class Drafting:
         if most <= 0:
             return None
         ask = seq.choices.ask
-        return Open(seq.id, seq.tokens, seq.num_prompt, ask.tenant, ask.sampling, seq.seed, most)
+        return Open(
+            seq.id,
+            seq.tokens,
+            seq.num_prompt,
+            ask.tenant,
+            ask.sampling,
+            seq.seed,
+            most,
+            run.start,
+            run.blocks,
+        )
 
     def _carry(self, step: Step, i: int, drafts: tuple[int, ...]) -> None:
         """Put drafts behind run `i`, if there are blocks that nobody else needs."""

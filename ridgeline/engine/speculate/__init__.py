@@ -9,4 +9,6 @@ from __future__ import annotations
 DRAFTERS = {
     "ngram": "ridgeline.engine.speculate.ngram:NgramDrafter",
     "draft_model": "ridgeline.engine.speculate.draft_model:DraftModelDrafter",
+    "self": "ridgeline.engine.speculate.layer_skip:SelfDrafter",
+    "medusa": "ridgeline.engine.speculate.medusa:MedusaDrafter",
 }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,24 +17,33 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.core.blocks import BlockPool
 from ridgeline.engine.core.drafting import Drafts, NoDrafts, Open
 from ridgeline.engine.core.plan import Runner
+from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.speculate.base import Drafter
 from ridgeline.engine.speculate.controller import Controller
 from ridgeline.engine.speculate.cost import DraftCost, StepCost, measure
 from ridgeline.engine.speculate.draft_model import DraftModelDrafter
+from ridgeline.engine.speculate.drafter_file import read_config
+from ridgeline.engine.speculate.layer_skip import SelfDrafter, choose_layers
+from ridgeline.engine.speculate.medusa import MedusaDrafter, load_heads
 from ridgeline.engine.speculate.ngram import NgramDrafter
 from ridgeline.engine.speculate.resolve import Speculation, draft_spec
 from ridgeline.engine.speculate.speculator import FixedDepth
+from ridgeline.engine.speculate.states import NoWatch, States, Watch
+from ridgeline.engine.speculate.target import Target
 from ridgeline.engine.speculate.tokenizers import check_same_tokens
 from ridgeline.engine.speculate.verify import Drawn, Verifier
-from ridgeline.engine.text import Tokenizer, load_tokenizer
+from ridgeline.engine.text import NoTokenizer, Tokenizer, load_tokenizer
 from ridgeline.records import Sampling
 
 if TYPE_CHECKING:
     from ridgeline.engine.resolve import Resolved
 
 _GREEDY = Sampling(temperature=0.0)
+_LOG = logging.getLogger(__name__)
+NUM_SAMPLED = 192  # tokens of text on which layers are chosen
+CHOOSING_S = 3.0
 
 
 def _nothing(_runner: Runner) -> None:
@@ -46,6 +58,16 @@ class Speculating:
     verifier: Verifier
     weight_bytes: int = 0
     calibrate: Callable[[Runner], None] = _nothing
+    watch: Watch = field(default_factory=NoWatch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A drafter, the bytes of its weights, and what it wants to see of every step."""
+
+    drafter: Drafter
+    nbytes: int = 0
+    states: States | None = None
 
 
 def speculate(
@@ -53,8 +75,11 @@ def speculate(
     tokenizer: Tokenizer,
     resolved: Resolved,
     clock: Callable[[], float],
+    target: Callable[[], Target],
 ) -> Speculating:
     """The parts for `used`. Raises CannotRun where a draft model speaks other tokens.
+
+    `target` loads the model that is drafted for, once; it is called by what needs it.
 
     Where the depth is chosen by measured cost, `calibrate` measures: once, before anybody is
     served.
@@ -63,18 +88,20 @@ def speculate(
         return Speculating(NoDrafts(), Verifier())
     drawn = Drawn()
     verifier = Verifier(used.rejection_sample_method or "block", drawn)
-    drafter, nbytes = _drafter(used, tokenizer, resolved, drawn)
+    made = _drafter(used, tokenizer, resolved, drawn, target, clock)
+    watch, depth = made.states or NoWatch(), used.num_speculative_tokens
     if not used.automatic:
-        return Speculating(FixedDepth(drafter, used.num_speculative_tokens), verifier, nbytes)
-    controller = Controller(drafter, used.num_speculative_tokens, clock)
+        fixed = FixedDepth(made.drafter, depth)
+        return Speculating(fixed, verifier, made.nbytes, watch=watch)
+    controller = Controller(made.drafter, depth, clock)
 
     def calibrate(runner: Runner) -> None:
         controller.calibrate(
             StepCost(measure_steps(runner, resolved, clock)),
-            DraftCost(measure_drafts(drafter, resolved, clock)),
+            DraftCost(measure_drafts(made.drafter, resolved, clock, made.states)),
         )
 
-    return Speculating(controller, verifier, nbytes, calibrate)
+    return Speculating(controller, verifier, made.nbytes, calibrate, watch)
 
 
 def measure_steps(
@@ -91,15 +118,24 @@ def measure_steps(
 
 
 def measure_drafts(
-    drafter: Drafter, resolved: Resolved, clock: Callable[[], float]
+    drafter: Drafter,
+    resolved: Resolved,
+    clock: Callable[[], float],
+    states: States | None = None,
 ) -> list[tuple[int, int, float]]:
-    """(sequences, depth, seconds) of drafts on text that repeats itself."""
+    """(sequences, depth, seconds) of drafts on text that repeats itself. `states`: where the
+    drafter looks for those of the target."""
+    like_C = torch.zeros(resolved.spec.hidden_size, dtype=DTYPES[resolved.dtype])
+    like_C = like_C.to(resolved.device)
     found = []
     for sequences, depth in itertools.product((1, min(8, resolved.max_num_seqs)), (1, 4)):
         texts = [[5 + (i + j) % 7 for j in range(64)] for i in range(sequences)]
-        opens = [Open(-1 - i, text, 1, "", _GREEDY, 0, 99) for i, text in enumerate(texts)]
         times = []
         for turn in range(4):
+            opens = [_open(i, text, resolved) for i, text in enumerate(texts)]
+            if states is not None:
+                for each in opens:
+                    states.pretend(each.seq_id, len(each.tokens), like_C)
             begun_s = clock()
             drafter.draft(opens, [depth] * sequences)
             times.append(clock() - begun_s)
@@ -111,13 +147,63 @@ def measure_drafts(
     return found
 
 
+def _open(i: int, text: list[int], resolved: Resolved) -> Open:
+    """The `i`-th of some sequences that stand on blocks which nobody uses yet, if there are any."""
+    num_blocks = 80 // resolved.block_size + 1
+    blocks = tuple(range(i * num_blocks, (i + 1) * num_blocks))
+    known = blocks if blocks[-1] < resolved.num_blocks else ()
+    return Open(-1 - i, text, 1, "", _GREEDY, 0, 99, len(text) - 1, known)
+
+
 def _drafter(
-    used: Speculation, tokenizer: Tokenizer, resolved: Resolved, drawn: Drawn
-) -> tuple[Drafter, int]:
+    used: Speculation,
+    tokenizer: Tokenizer,
+    resolved: Resolved,
+    drawn: Drawn,
+    target: Callable[[], Target],
+    clock: Callable[[], float],
+) -> _Made:
     if used.method == "draft_model":
-        return _draft_model(used, tokenizer, resolved, drawn)
+        return _Made(*_draft_model(used, tokenizer, resolved, drawn))
+    if used.method == "self":
+        return _Made(_self(used, tokenizer, target(), drawn, clock))
+    if used.method == "medusa":
+        return _medusa(used, target().decoder, drawn)
     assert used.prompt_lookup_min is not None and used.prompt_lookup_max is not None
-    return NgramDrafter(used.prompt_lookup_min, used.prompt_lookup_max), 0
+    return _Made(NgramDrafter(used.prompt_lookup_min, used.prompt_lookup_max))
+
+
+def _medusa(used: Speculation, decoder: Decoder, drawn: Drawn) -> _Made:
+    assert used.model is not None
+    states = States(window=1)
+    heads = load_heads(used.model, read_config(used.model, "medusa"), decoder)
+    draws = used.draft_sample_method == "probabilistic"
+    drafter = MedusaDrafter(heads, decoder, states, drawn=drawn, draws=draws)
+    return _Made(drafter, heads.nbytes, states)
+
+
+def _self(
+    used: Speculation,
+    tokenizer: Tokenizer,
+    target: Target,
+    drawn: Drawn,
+    clock: Callable[[], float],
+) -> SelfDrafter:
+    tokens = sample_tokens(tokenizer, target.decoder.spec.vocab_size)
+    kept = choose_layers(target, tokens, used.num_speculative_tokens, clock, CHOOSING_S)
+    _LOG.info("self-speculation keeps %s", kept)
+    draws = used.draft_sample_method == "probabilistic"
+    return SelfDrafter(target, kept.layers, drawn=drawn, draws=draws)
+
+
+def sample_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[int]:
+    """A piece of text to measure on: shipped source code, or anything where there is no
+    tokenizer."""
+    if isinstance(tokenizer, NoTokenizer):
+        rng = random.Random(0)
+        return [rng.randrange(vocab_size) for _ in range(NUM_SAMPLED)]
+    text = (files("ridgeline") / "assets" / "calibration" / "code.txt").read_text(encoding="utf-8")
+    return tokenizer.encode(text[: 16 * NUM_SAMPLED])[:NUM_SAMPLED]
 
 
 def _draft_model(

@@ -23,16 +23,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.core.blocks import BlockPool
 from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.core.plan import Run, SampleAt
+from ridgeline.engine.core.plan import Run
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.sampling import probabilities, sample
-from ridgeline.engine.speculate.rejection import DRAFT, draw, numbers
+from ridgeline.engine.speculate.guess import Guess, given, numbers_for, take
 from ridgeline.engine.speculate.verify import Drawn
 from ridgeline.engine.tensors import make_batch
 
@@ -47,25 +45,11 @@ class _Reader:
     blocks: list[int] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Guess:
-    """One sequence's draft in the making. `rows`: what each token was drawn from."""
+@dataclass(slots=True, kw_only=True)
+class _Guess(Guess):
+    """One sequence's draft in the making, and how far it has been read."""
 
-    each: Open
     reader: _Reader
-    depth: int
-    numbers: list[float]
-    drafts: list[int] = field(default_factory=list)
-    rows: list[Tensor] = field(default_factory=list)
-
-    @property
-    def at(self) -> SampleAt:
-        """How the next token is to be sampled."""
-        each, text = self.each, (*self.each.tokens, *self.drafts)
-        history = text if each.sampling.has_penalties else ()
-        sampling = each.sampling if self.numbers else replace(each.sampling, temperature=0.0)
-        index = len(text) - each.num_prompt
-        return SampleAt(replace(sampling, logprobs=None), 0, index, each.num_prompt, history)
 
 
 class DraftModelDrafter:
@@ -96,13 +80,8 @@ class DraftModelDrafter:
         self._read(going)
         while going:
             self._go_on(going)
-            going = [guess for guess in going if len(guess.drafts) < guess.depth]
-        for guess in guesses:
-            if guess is not None and guess.rows:
-                drafts = tuple(guess.drafts)
-                self._drawn.note(guess.each.seq_id, drafts, torch.stack(guess.rows))
-        found = {g.each.seq_id: tuple(g.drafts) for g in guesses if g is not None}
-        return [found.get(each.seq_id, ()) for each in opens]
+            going = [guess for guess in going if not guess.is_done]
+        return given(opens, [guess for guess in guesses if guess is not None], self._drawn)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         reader = self._readers.pop(seq_id, None)
@@ -118,10 +97,8 @@ class DraftModelDrafter:
         if depth <= 0 or num_missing > self._pool.num_idle:
             return None
         reader.blocks += [self._pool.alloc() for _ in range(num_missing)]
-        draws = self._draws and not each.sampling.greedy and each.sampling.seed is None
-        index = len(each.tokens) - each.num_prompt
-        own = numbers(each.seed, index, depth, DRAFT) if draws else []
-        return _Guess(each, reader, depth, own)
+        own = numbers_for(each, depth, self._draws)
+        return _Guess(each, depth, own, reader=reader)
 
     def _read(self, guesses: Sequence[_Guess]) -> None:
         """Feed all but the last known token, where more than that is new."""
@@ -137,18 +114,7 @@ class DraftModelDrafter:
         """One pass: everybody's next token."""
         runs = [_run(guess) for guess in guesses]
         logits_SV = _as_wide(self._decoder.logits(self._hidden(runs)), self._vocab_size)
-        certain = [i for i, guess in enumerate(guesses) if not guess.numbers]
-        drawing = [i for i, guess in enumerate(guesses) if guess.numbers]
-        if certain:
-            at = [guesses[i].at for i in certain]
-            for i, (token, _) in zip(certain, sample(logits_SV[certain], at), strict=True):
-                guesses[i].drafts.append(token)
-        if drawing:
-            rows = probabilities(logits_SV[drawing], [guesses[i].at for i in drawing])
-            for i, q_V in zip(drawing, rows, strict=True):
-                guess = guesses[i]
-                guess.drafts.append(draw(q_V, guess.numbers[len(guess.drafts)]))
-                guess.rows.append(q_V)
+        take(guesses, logits_SV)
         for guess, run in zip(guesses, runs, strict=True):
             guess.reader.tokens += run.tokens
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ridgeline.engine.speculate.drafter_file import check_sizes, read_config, weight_bytes
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.settings import Settings, Speculative
 from ridgeline.spec.cost import kv_bytes_per_token, num_params, resident_weight_bytes
@@ -11,7 +12,7 @@ from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import apply_quantization, with_dtype
 
-MOST_TOKENS = {"ngram": 8, "draft_model": 6}
+MOST_TOKENS = {"ngram": 8, "draft_model": 6, "self": 4, "medusa": 4}
 LOOKUP_MIN, LOOKUP_MAX = 2, 4
 _OWN = {
     "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
@@ -21,6 +22,8 @@ _OWN = {
         "draft_sample_method",
         "rejection_sample_method",
     ),
+    "self": ("draft_sample_method", "rejection_sample_method"),
+    "medusa": ("model", "draft_sample_method", "rejection_sample_method"),
 }
 _DEPTH = {True: "depth chosen in every step by measured cost", False: "a fixed depth"}
 _COMMON = ("method", "num_speculative_tokens")
@@ -66,6 +69,10 @@ def resolve_speculation(
         )
     if asked.method == "draft_model":
         return _draft_model(asked, depth, target, max_model_len, why)
+    if asked.method == "self":
+        return _self(asked, depth, target, why)
+    if asked.method == "medusa":
+        return _trained(asked, depth, target, why)
     told = _DEPTH[asked.num_speculative_tokens is None]
     why["speculative_config"] = f"asked for: {asked.method}, {told}; tokens stay as without it"
     low, high = _lengths(asked)
@@ -131,6 +138,59 @@ def _draft_model(
         rejection_sample_method=asked.rejection_sample_method or "block",
         weight_bytes=int(resident_weight_bytes(spec)),
         kv_bytes_per_token=kv_bytes_per_token(spec),
+    )
+
+
+def _self(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, str]) -> Speculation:
+    if len(target.layers) < 2:
+        raise CannotRun(
+            "a model of one layer has none to leave out",
+            value=len(target.layers),
+            fix='choose another method, such as {"method": "ngram"}',
+        )
+    why["speculative_config"] = (
+        f"asked for: the model's own layers, some left out by a measurement at the start, "
+        f"{_DEPTH[asked.num_speculative_tokens is None]}; greedy and seeded answers stay as "
+        "without it, the others keep their distribution"
+    )
+    return Speculation(
+        method="self",
+        num_speculative_tokens=depth,
+        automatic=asked.num_speculative_tokens is None,
+        draft_sample_method=asked.draft_sample_method or "probabilistic",
+        rejection_sample_method=asked.rejection_sample_method or "block",
+    )
+
+
+def _trained(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, str]) -> Speculation:
+    """A drafter that was trained for this model."""
+    if asked.model is None:
+        raise BadInput(
+            f"speculation by {asked.method} needs a trained drafter",
+            fix=f'name its folder: {{"method": "{asked.method}", "model": "DIR"}}',
+        )
+    config = read_config(asked.model, asked.method)
+    check_sizes(config, target, asked.model)
+    num = asked.num_speculative_tokens
+    if config.num_heads and num is not None and num > config.num_heads:
+        raise BadInput(
+            "the drafter has fewer heads than tokens are asked for",
+            value=num,
+            limit=config.num_heads,
+            fix=f"use num_speculative_tokens of {config.num_heads} or less",
+        )
+    why["speculative_config"] = (
+        f"asked for: {asked.method} {asked.model}, {_DEPTH[num is None]}; greedy and seeded "
+        "answers stay as without it, the others keep their distribution"
+    )
+    return Speculation(
+        method=asked.method,
+        num_speculative_tokens=min(depth, config.num_heads or depth),
+        automatic=num is None,
+        model=asked.model,
+        draft_sample_method=asked.draft_sample_method or "probabilistic",
+        rejection_sample_method=asked.rejection_sample_method or "block",
+        weight_bytes=weight_bytes(asked.model, asked.method, target.dtype),
     )
 
 

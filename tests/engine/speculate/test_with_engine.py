@@ -23,6 +23,7 @@ SEEDED = Sampling(
 CONFIGS: list[dict[str, Any]] = [
     {"method": "ngram", "num_speculative_tokens": 5},
     {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 3},
+    {"method": "self", "num_speculative_tokens": 3},
 ]
 
 

@@ -1,0 +1,147 @@
+"""The model's own layers draft: with all of them, what it would have said; where it may write,
+and what is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from unittest import mock
+
+import msgspec
+import pytest
+import torch
+
+from ridgeline import Engine, Sampling
+from ridgeline.engine.assemble import Parts, assemble
+from ridgeline.engine.core.drafting import Open
+from ridgeline.engine.core.plan import Run, StepPlan
+from ridgeline.engine.resolve import resolve
+from ridgeline.engine.speculate.layer_skip import (
+    SelfDrafter,
+    best_depth,
+    choose_layers,
+    influences,
+)
+from ridgeline.engine.speculate.resolve import resolve_speculation
+from ridgeline.engine.speculate.target import Target
+from ridgeline.engine.speculate.verify import Drawn
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.settings import settings_from
+
+GREEDY = Sampling(temperature=0.0, max_tokens=64, ignore_eos=True)
+TEXT = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n"
+ALL = (0, 1, 2, 3, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def parts() -> Parts:
+    return assemble(resolve(settings_from({"kv_cache_memory_bytes": 16 << 20, "num_threads": 1})))
+
+
+@pytest.fixture(scope="module")
+def target(parts: Parts) -> Target:
+    return Target(parts.runner.decoder, parts.runner.cache, "native", "torch")
+
+
+def drafter(target: Target, kept: tuple[int, ...] = ALL, draws: bool = False) -> SelfDrafter:
+    return SelfDrafter(target, kept, drawn=Drawn(), draws=draws)
+
+
+def opened(parts: Parts, tokens: list[int], num_blocks: int, sampling: Sampling = GREEDY) -> Open:
+    """The sequence with all but its last token computed."""
+    blocks = tuple(range(3, 3 + num_blocks))
+    for layer in parts.runner.cache.layers:
+        layer.zero_()
+    parts.runner.run(StepPlan(0, (Run(0, 0, tuple(tokens[:-1]), blocks, None),)))
+    return Open(0, tokens, 1, "", sampling, 5, 99, len(tokens) - 1, blocks)
+
+
+def test_with_all_layers_it_drafts_the_answer(parts: Parts, target: Target) -> None:
+    tokens = parts.tokenizer.encode(TEXT)
+    [drafts] = drafter(target).draft([opened(parts, tokens, 9)], [6])
+    with Engine.open("demo", kv_cache_memory_bytes=16 << 20, num_threads=1) as engine:
+        [expected] = engine.generate([TEXT], Sampling(temperature=0.0, max_tokens=6))
+    assert drafts == expected.tokens
+
+
+def test_it_writes_behind_the_computed_tokens_of_kept_layers_only(
+    parts: Parts, target: Target
+) -> None:
+    tokens, kept = parts.tokenizer.encode(TEXT)[:40], (0, 2, 5)
+    each = opened(parts, tokens, 3)
+    before = [layer.clone() for layer in parts.runner.cache.layers]
+    [drafts] = drafter(target, kept).draft([each], [4])
+    assert len(drafts) == 4
+    for i, (old, new) in enumerate(zip(before, parts.runner.cache.layers, strict=True)):
+        changed = {tuple(at) for at in (old != new).any(-1).any(2).any(1).nonzero().tolist()}
+        places = {(each.blocks[p // 16], p % 16) for p in range(len(tokens) - 1, len(tokens) + 3)}
+        assert changed == (places if i in kept else set())
+
+
+@pytest.mark.parametrize(("num_tokens", "depth"), [(32, 1), (31, 2), (29, 4), (17, 5)])
+def test_a_draft_ends_where_the_block_ends(
+    parts: Parts, target: Target, num_tokens: int, depth: int
+) -> None:
+    tokens = parts.tokenizer.encode(TEXT * 2)[:num_tokens]
+    [drafts] = drafter(target).draft([opened(parts, tokens, 2)], [5])
+    assert len(drafts) == depth
+
+
+def test_without_places_or_far_behind_it_says_nothing(parts: Parts, target: Target) -> None:
+    tokens = parts.tokenizer.encode(TEXT * 4)[:90]
+    nothing = Open(0, tokens, 1, "", GREEDY, 5, 99, 89, ())
+    behind = Open(1, tokens, 1, "", GREEDY, 5, 99, 0, tuple(range(6)))
+    assert drafter(target).draft([nothing, behind], [3, 3]) == [(), ()]
+
+
+def test_drawn_drafts_come_with_their_distribution(parts: Parts, target: Target) -> None:
+    tokens, own = parts.tokenizer.encode(TEXT), drafter(target, (0, 1, 3, 5), draws=True)
+    warm = opened(parts, tokens, 9, Sampling(temperature=1.1, top_k=20))
+    [drafts] = own.draft([warm], [3])
+    _, rows = own._drawn._rows[0]
+    assert torch.allclose(rows.sum(1), torch.ones(3).double())
+    assert bool(((rows > 0).sum(1) <= 20).all())
+    assert all(row[token] > 0 for row, token in zip(rows, drafts, strict=True))
+    own.draft([opened(parts, tokens, 9, Sampling(temperature=1.0, seed=3))], [3])
+    assert not own._drawn._rows
+
+
+def test_layers_that_do_nothing_are_left_out(target: Target, parts: Parts) -> None:
+    """Two blocks are made to pass their input on: they go first, and nothing disagrees."""
+    decoder = target.decoder
+    idle = {1, 4}
+    blocks = tuple(
+        mock.Mock(side_effect=lambda x, *_: x) if i in idle else block
+        for i, block in enumerate(decoder.blocks)
+    )
+    tokens = parts.tokenizer.encode(TEXT * 3)[:64]
+    with mock.patch.object(decoder, "body", dataclasses.replace(decoder.body, blocks=blocks)):
+        found = influences(decoder, tokens)
+    assert sorted(range(6), key=found.__getitem__)[:2] == [1, 4]
+    assert found[1] == pytest.approx(0.0, abs=1e-6) and min(found[0], found[2]) > 1e-3
+
+
+def test_the_best_measured_set_is_taken(target: Target, parts: Parts) -> None:
+    tokens = parts.tokenizer.encode(TEXT * 3)[:64]
+    kept = choose_layers(target, tokens, 3, time.perf_counter, 60.0)
+    assert 1 <= len(kept.layers) < 6 and kept.layers == tuple(sorted(kept.layers))
+    assert 0 <= kept.agreement <= 1 and kept.cost > 0 and 1 <= kept.depth <= 3
+    hurried = choose_layers(target, tokens, 3, time.perf_counter, 0.0)
+    assert len(hurried.layers) == 5
+
+
+def test_depth_and_gain_follow_from_agreement_and_cost() -> None:
+    flat = [1.0] * 5
+    assert best_depth(0.5, 0.0, flat) == (4, pytest.approx(1 + 0.5 + 0.25 + 0.125 + 0.0625))
+    assert best_depth(0.5, 10.0, flat) == (1, pytest.approx(1.5 / 11))
+    assert best_depth(0.8, 0.0, [1, 1, 9, 9, 9]) == (1, pytest.approx(1.8))
+
+
+def test_what_cannot_be_is_refused() -> None:
+    asked = settings_from({"speculative_config": {"method": "self", "model": "demo-draft"}})
+    with pytest.raises(BadInput, match="means nothing"):
+        resolve(asked)
+    asked = settings_from({"speculative_config": {"method": "self"}})
+    one = resolve(settings_from({})).spec
+    with pytest.raises(CannotRun, match="one layer"):
+        resolve_speculation(asked, msgspec.structs.replace(one, layers=one.layers[:1]), 99, {})
