@@ -8,7 +8,7 @@ export GOMP_SPINCOUNT ?= 1000
 SOURCES := $(shell (find ridgeline -name '*.py' | sort; cat pyproject.toml native/*.*) | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.installed-$(SOURCES)
 
-.PHONY: install demo test lint bench clean check-native check-isa
+.PHONY: install demo test lint bench clean check-native check-isa check-readback
 
 install: $(STAMP)
 
@@ -39,6 +39,11 @@ check-native:
 
 check-isa:
 	native/tests/check.sh emulate
+
+# Do llama.cpp, compressed-tensors and bitsandbytes read what `ridgeline quantize` writes? In environments of
+# their own under out/readback; llama-cpp-python compiles for minutes.
+check-readback: install
+	scripts/check_readback.sh $(BIN)/python out/readback
 
 clean:
 	rm -rf $(VENV) build dist ridgeline-out
