@@ -8,7 +8,7 @@ export GOMP_SPINCOUNT ?= 1000
 SOURCES := $(shell (find ridgeline -name '*.py' | sort; cat pyproject.toml native/*.*) | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.installed-$(SOURCES)
 
-.PHONY: install demo test lint bench clean check-native check-isa bench-peers
+.PHONY: install demo test lint clean check-native check-isa check-readback bench-peers
 
 install: $(STAMP)
 
@@ -43,6 +43,11 @@ check-isa:
 # llama.cpp, OpenVINO GenAI and vLLM in environments of their own, on the same weights (hours, 14 GB).
 bench-peers: install
 	$(BIN)/python benchmarks/bench_peers.py --json build/peers.json
+
+# Do llama.cpp, compressed-tensors and bitsandbytes read what `ridgeline quantize` writes? In environments of
+# their own under out/readback; llama-cpp-python compiles for minutes.
+check-readback: install
+	scripts/check_readback.sh $(BIN)/python out/readback
 
 clean:
 	rm -rf $(VENV) build dist ridgeline-out

@@ -12,9 +12,10 @@ from ridgeline.cli.quantities import duration_of, one_of
 
 _MODEL = "A Hugging Face model directory, or 'demo'."
 Model = Annotated[str, typer.Argument(help=_MODEL, show_default=False)]
-_BITS, _HEAD_BITS = ("3", "4", "8", "16"), ("4", "8", "16")
+_BITS, _HEAD_BITS = ("3", "4", "5", "8", "16"), ("4", "8", "16")
 _METHODS = ("rtn", "hqq", "gptq", "awq", "smoothquant")
-_FORMATS = ("ridgeline", "compressed-tensors", "gptq", "awq", "gguf")
+_FORMATS = ("ridgeline", "compressed-tensors", "gptq", "awq", "gguf", "fp8", "bitsandbytes")
+_NUMBERS = ("int", "q4_k", "q6_k", "nf4", "fp8-tensor", "fp8-channel", "fp8-block")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -47,6 +48,14 @@ def quantize(
     zeros: Annotated[
         bool, typer.Option("--asym/--sym", help="3, 4 bits: a zero-point per group too.")
     ] = False,
+    numbers: Annotated[
+        str,
+        typer.Option(
+            help="int, or a layout of its own: q4_k, q6_k (gguf), nf4 (bitsandbytes), fp8-tensor, "
+            "fp8-channel (compressed-tensors), fp8-block (fp8).",
+            parser=one_of("--numbers", _NUMBERS),
+        ),
+    ] = "int",
     rotate: Annotated[
         bool, typer.Option("--rotate", help="Turn the model by R1 and R2 first (QuaRot).")
     ] = False,
@@ -67,7 +76,8 @@ def quantize(
     format: Annotated[
         str,
         typer.Option(
-            help="ridgeline (mapped when opened), compressed-tensors, gptq, awq, gguf.",
+            help="ridgeline (mapped when opened), compressed-tensors, gptq, awq, gguf, fp8, "
+            "bitsandbytes.",
             parser=one_of("--format", _FORMATS),
         ),
     ] = "ridgeline",
@@ -80,6 +90,7 @@ def quantize(
         bits=int(bits),
         group_size=group_size,
         zeros=zeros,
+        numbers=numbers,
         rotate=rotate,
         lm_head_bits=None if lm_head_bits is None else int(lm_head_bits),
         format=format,

@@ -27,10 +27,13 @@ FORMATS = {
     "compressed-tensors": "ridgeline.compress.write_safetensors:COMPRESSED",
     "gptq": "ridgeline.compress.write_safetensors:GPTQ",
     "awq": "ridgeline.compress.write_safetensors:AWQ",
+    "bitsandbytes": "ridgeline.compress.write_safetensors:BITSANDBYTES",
+    "fp8": "ridgeline.compress.write_safetensors:FP8",
     "gguf": "ridgeline.compress.write_gguf:GGUF",
 }
-SCALE_BITS = {"compressed-tensors": 8}
-"""Significant bits of a scale in the format's own dtype, where fp16 does not hold it (bfloat16)."""
+SCALE_BITS = {("compressed-tensors", False): 8, ("compressed-tensors", True): 8, ("gguf", True): 7}
+"""(format, zero-points) → significant bits of a scale, where fp16's 11 would not be held exactly:
+bfloat16 scales; GGUF's fp16 minima, which are scale times zero-point."""
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +43,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     bits: int = 4
     group_size: int | None = None
     zeros: bool = False
+    numbers: str = "int"
     rotate: bool = False
     lm_head_bits: int | None = None
     format: str = "ridgeline"
@@ -90,11 +94,12 @@ def recipe_for(choices: Choices) -> Recipe:
             bits=choices.bits,
             group_size=group_size,
             zeros=choices.zeros,
+            numbers=choices.numbers,  # type: ignore[arg-type]
             rotate=choices.rotate,
             num_windows=choices.num_windows,
             window_tokens=choices.window_tokens,
             seed=choices.seed,
-            scale_bits=SCALE_BITS.get(choices.format, 11),
+            scale_bits=SCALE_BITS.get((choices.format, choices.zeros), 11),
         )
     )
 

@@ -21,10 +21,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ridgeline.compress.lattice import Lattice, Rounded
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.rtn import Lattice, lattice, round_rtn
+from ridgeline.compress.rtn import lattice, round_rtn
 from ridgeline.compress.statistics import Stats
-from ridgeline.engine.quant.grid import Grid
 
 BLOCK = 128
 PATIENCE = (1.0, 10.0, 100.0)  # times the damping asked for
@@ -34,7 +34,7 @@ class NotPositiveError(Exception):
     """The Hessian cannot be factorised; the message says what was tried."""
 
 
-def round_gptq(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> Grid:
+def round_gptq(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> Rounded:
     """The grid that loses least of the layer's output. Raises NotPositiveError."""
     assert stats is not None and stats.moment_II is not None
     on = lattice(weight_OI, recipe, stats.importance())
@@ -48,7 +48,9 @@ def round_gptq(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> Grid:
     return on.grid(q_IO[back_I].T, recipe)
 
 
-def round_gptq_or_rtn(weight_OI: Tensor, stats: Stats, recipe: Recipe) -> tuple[Grid, str | None]:
+def round_gptq_or_rtn(
+    weight_OI: Tensor, stats: Stats, recipe: Recipe
+) -> tuple[Rounded, str | None]:
     """GPTQ's grid; where its Hessian cannot be used, rounding to nearest and the reason."""
     try:
         return round_gptq(weight_OI, stats, recipe), None

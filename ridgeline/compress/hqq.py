@@ -19,15 +19,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ridgeline.compress.lattice import Lattice, Rounded, rounded
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.rtn import Lattice, lattice, rounded
+from ridgeline.compress.rtn import lattice
 from ridgeline.compress.statistics import Stats
-from ridgeline.engine.quant.grid import Grid
 
 POWER, ROUNDS, BETA, GROWTH = 0.7, 20, 10.0, 1.05
 
 
-def round_hqq(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> Grid:
+def round_hqq(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> Rounded:
     """The grid of least Σ |error|^0.7, started from rounding to nearest; `stats` are not used."""
     start = lattice(weight_OI, recipe, None)
     size = start.group_size

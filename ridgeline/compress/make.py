@@ -22,6 +22,16 @@ from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import apply_formats, with_dtype
 
+HOLDERS = {
+    "int": "compressed-tensors, or gguf",
+    "q4_k": "gguf",
+    "q6_k": "gguf",
+    "nf4": "bitsandbytes",
+    "fp8-tensor": "compressed-tensors",
+    "fp8-channel": "compressed-tensors",
+    "fp8-block": "fp8",
+}
+"""Numbers → the `--format` that holds them."""
 LAYERS = ("layers.*.attention.*", "layers.*.mlp.*")
 
 
@@ -104,7 +114,12 @@ def _write_ridgeline(job: Job) -> int:
 
 
 def _holds_all(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
-    """Every recipe has a packed form."""
+    if recipe.numbers != "int" or recipe.bits == 5:
+        raise CannotRun(
+            "no kernel here multiplies such numbers: they are for other formats",
+            value=recipe.numbers if recipe.numbers != "int" else f"{recipe.bits} bits",
+            fix=f"use --format {HOLDERS[recipe.numbers]}",
+        )
 
 
 RIDGELINE = Writer(_holds_all, _write_ridgeline)
@@ -116,6 +131,8 @@ def describe(recipe: Recipe) -> str:
     kind = "with zero-points" if recipe.zeros else "symmetric"
     seed = f", seed {recipe.seed}" if recipe.calibrated else ""
     turned = ", rotated" if recipe.rotate else ""
+    if recipe.numbers != "int":
+        return f"{recipe.method}, {recipe.numbers}{turned}{seed}"
     return f"{recipe.method}, {recipe.bits} bits, {grouped}, {kind}{turned}{seed}"
 
 

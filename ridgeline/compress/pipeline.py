@@ -25,8 +25,10 @@ from torch import Tensor
 
 from ridgeline.compress.balance import Balanced, Site, choose_awq, choose_smooth, sites
 from ridgeline.compress.calibration import windows
+from ridgeline.compress.floats import code_fp8, code_nf4
 from ridgeline.compress.gptq import round_gptq_or_rtn
 from ridgeline.compress.hqq import round_hqq
+from ridgeline.compress.lattice import Rounded
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rotate import Rotated, rotated_spec
 from ridgeline.compress.rtn import round_clipped, round_rtn
@@ -36,7 +38,6 @@ from ridgeline.compress.walk import ProductKey, Walk
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.pack import layer_products
 from ridgeline.engine.model.weights import CheckpointWeights, Weights
-from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel, CannotRun
 from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import ModelSpec
@@ -134,11 +135,13 @@ def _layer(
     balanced = Balanced(source, spec)
     if recipe.method in _CHOOSERS:
         stats = _balance(spec, balanced, recipe, stats, index)
-    grids, notes = {}, []
+    grids: dict[Part, Rounded] = {}
+    notes: list[str] = []
     for part, key in _weights_of(spec, index):
         weight = balanced.get(part).float()
         _refuse_nonsense(part, weight)
-        grids[part], note = _round(weight, stats.get(key), recipe)
+        own = recipe.at(part.key, index, part.shape[1])
+        grids[part], note = _round(weight, stats.get(key), own, spec.stored_dtype)
         notes += [f"{part}: {note}"] if note else []
     kept = {part: balanced.get(part) for part in _changed(spec, balanced, recipe, index)}
     store.save(index, grids, kept, "; ".join(notes))
@@ -159,7 +162,8 @@ def _balance(
         if seen.num_rows == 0:
             continue
         weights = [balanced.get(shapes[key, site.expert]).float() for key in site.keys]
-        scale_I = _choose(spec, site, weights, seen, recipe)
+        own = recipe.at(site.keys[0], index, weights[0].shape[1])
+        scale_I = _choose(spec, site, weights, seen, own)
         balanced.apply(site, scale_I)
         found[site.keys, site.expert] = seen.divided(scale_I)
     return found
@@ -192,7 +196,13 @@ def _changed(spec: ModelSpec, balanced: Balanced, recipe: Recipe, index: int) ->
     return changed
 
 
-def _round(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> tuple[Grid, str | None]:
+def _round(
+    weight_OI: Tensor, stats: Stats | None, recipe: Recipe, dtype: str
+) -> tuple[Rounded, str | None]:
+    if recipe.numbers == "nf4":
+        return code_nf4(weight_OI, dtype), None
+    if recipe.numbers.startswith("fp8"):
+        return code_fp8(weight_OI, recipe.numbers), None
     if recipe.method == "gptq":
         assert stats is not None
         return round_gptq_or_rtn(weight_OI, stats, recipe)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from ridgeline.errors import BadInput
 from ridgeline.spec.format import INT8, Format, int4
@@ -13,11 +14,25 @@ from ridgeline.spec.format import INT8, Format, int4
 Method = Literal["rtn", "hqq", "gptq", "awq", "smoothquant"]
 METHODS: tuple[Method, ...] = ("rtn", "hqq", "gptq", "awq", "smoothquant")
 GROUPS = (32, 64, 128)
+Numbers = Literal["int", "q4_k", "q6_k", "nf4", "fp8-tensor", "fp8-channel", "fp8-block"]
+NUMBERS: tuple[Numbers, ...] = (
+    "int",
+    "q4_k",
+    "q6_k",
+    "nf4",
+    "fp8-tensor",
+    "fp8-channel",
+    "fp8-block",
+)
+_BITS = {"q4_k": 4, "q6_k": 6, "nf4": 4, "fp8-tensor": 8, "fp8-channel": 8, "fp8-block": 8}
+_LATTICES = ("int", "q4_k", "q6_k")
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """`bits` per weight; `group_size` inputs share a scale (None at 8 bits: the whole row).
 
+    `numbers`: whole ones with scales ("int"), or a layout of its own (`compress.coded`), which
+    fixes bits and groups. `widths`: bits of single weights, by "layer.key", where they differ.
     `zeros`: a zero-point per group. `damping`: share of the mean diagonal added to GPTQ's Hessian.
     `scale_bits`: significant bits of a scale (fp16: 11, bfloat16: 8), whatever holds it in the end.
     Calibration reads `num_windows` pieces of `window_tokens` tokens, drawn by `seed`.
@@ -27,6 +42,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     bits: int = 4
     group_size: int | None = 128
     zeros: bool = False
+    numbers: Numbers = "int"
+    widths: dict[str, int] = {}
     act_order: bool = True
     damping: float = 0.01
     rotate: bool = False
@@ -44,6 +61,23 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         """Inputs that share a scale, of a row of `num_in`."""
         return self.group_size or num_in
 
+    def at(self, key: str, layer: int | None, num_in: int) -> Recipe:
+        """The recipe of one weight: its own width, and what stands in where K-quants do not fit."""
+        if self.numbers in ("q4_k", "q6_k") and num_in % 256:
+            if self.numbers == "q4_k":
+                return replace(self, numbers="int", bits=5, group_size=32, zeros=False)
+            return replace(self, numbers="int", bits=8, group_size=None, zeros=False)
+        bits = self.widths.get(f"{layer}.{key}", self.bits)
+        if bits == self.bits:
+            return self
+        wide = bits == 8
+        return replace(
+            self,
+            bits=bits,
+            group_size=None if wide else self.group_size or 128,
+            zeros=self.zeros and not wide,
+        )
+
     def format(self) -> Format:
         """How the packed form stores it: 3 bits lie in nibbles, no kernel has a narrower place."""
         return INT8 if self.bits == 8 else int4(self.group_size or 128, zeros=self.zeros)
@@ -51,12 +85,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 def check(recipe: Recipe) -> Recipe:
     """The recipe; BadInput where its parts contradict each other."""
+    if recipe.numbers != "int":
+        recipe = _check_numbers(recipe)
+        return _check_windows(recipe)
     if recipe.bits == 8 and (recipe.group_size is not None or recipe.zeros):
         raise BadInput("groups and zero-points are for 3 and 4 bits", value="--bits 8")
     if recipe.bits == 8 and recipe.method == "hqq":
         raise BadInput("hqq is for 3 and 4 bits", value="--bits 8", fix="use --method rtn")
-    if recipe.bits not in (3, 4, 8):
-        raise BadInput("no grid of so many bits", value=recipe.bits, limit="3, 4, 8")
+    if recipe.bits not in (3, 4, 5, 8):
+        raise BadInput("no grid of so many bits", value=recipe.bits, limit="3, 4, 5, 8")
     if recipe.bits != 8 and recipe.group_size not in GROUPS:
         raise BadInput("no such group size", value=recipe.group_size, limit="32, 64, 128")
     if recipe.method == "smoothquant" and recipe.bits != 8:
@@ -65,6 +102,23 @@ def check(recipe: Recipe) -> Recipe:
             value=f"--bits {recipe.bits}",
             fix="use --bits 8, or --method awq",
         )
+    return _check_windows(recipe)
+
+
+def _check_numbers(recipe: Recipe) -> Recipe:
+    """Layouts of their own fix the bits and groups."""
+    known = ("rtn", "gptq", "awq") if recipe.numbers in _LATTICES else ("rtn",)
+    if recipe.method not in known:
+        raise BadInput(
+            f"{recipe.numbers} is not made by --method {recipe.method}",
+            limit=", ".join(known),
+        )
+    if recipe.zeros:
+        raise BadInput(f"{recipe.numbers} has no choice of zero-points", value="--asym")
+    return replace(recipe, bits=_BITS[recipe.numbers], group_size=None)
+
+
+def _check_windows(recipe: Recipe) -> Recipe:
     if recipe.num_windows < 1 or recipe.window_tokens < 8:
         raise BadInput("too little to calibrate on", value=recipe.num_windows)
     return recipe

@@ -10,48 +10,15 @@ When it loses: fewer than 4 bits, or small models; GPTQ and AWQ spend calibratio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ridgeline.compress.k_quants import k_lattice
+from ridgeline.compress.lattice import TINY, Lattice, Rounded, rounded, rounded_up
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.statistics import Stats
-from ridgeline.engine.quant.grid import Grid
 from ridgeline.engine.quant.int4.quantise import SHRINK, Reach, quantise
-
-_TINY = 1e-30
-
-
-@dataclass(frozen=True, slots=True)
-class Lattice:
-    """Where a weight may lie: scale and zero per output and group, and the range of q.
-
-    Numbers are those of `Grid`: q in low..high, float32 zeros.
-    """
-
-    scale_OG: Tensor
-    zero_OG: Tensor
-    low: int
-    high: int
-    group_size: int
-
-    def round(self, weight_OI: Tensor) -> Tensor:
-        """q_OI, as floats."""
-        at_I = torch.arange(weight_OI.shape[1]) // self.group_size
-        scale_OI, zero_OI = self.scale_OG[:, at_I], self.zero_OG[:, at_I]
-        return (weight_OI / scale_OI + zero_OI).round_().clamp_(self.low, self.high)
-
-    def dense(self, q_OI: Tensor) -> Tensor:
-        """What those whole numbers mean."""
-        at_I = torch.arange(q_OI.shape[1]) // self.group_size
-        return (q_OI - self.zero_OG[:, at_I]) * self.scale_OG[:, at_I]
-
-    def grid(self, q_OI: Tensor, recipe: Recipe) -> Grid:
-        zero = self.zero_OG.to(torch.uint8) if recipe.zeros else None
-        return Grid(
-            q_OI.to(torch.uint8).contiguous(), self.scale_OG, zero, recipe.bits, self.group_size
-        )
 
 
 def lattice(
@@ -61,6 +28,8 @@ def lattice(
     shrinks: Sequence[float] = SHRINK,
 ) -> Lattice:
     """Scales and zeros that lose least when `weight_OI` is rounded to nearest."""
+    if recipe.numbers in ("q4_k", "q6_k"):
+        return k_lattice(weight_OI, recipe.numbers, importance_I)
     if recipe.bits == 8:
         return _bytes(weight_OI, recipe.scale_bits)
     group = recipe.group(weight_OI.shape[1])
@@ -73,7 +42,7 @@ def lattice(
         shrinks=shrinks,
     )
     scale_OG = found.scale_OG.float() * found.factor_O.unsqueeze(1)
-    scale_OG = torch.where(scale_OG == 0, _TINY, rounded(scale_OG, recipe.scale_bits))
+    scale_OG = torch.where(scale_OG == 0, TINY, rounded(scale_OG, recipe.scale_bits))
     reach, middle = Reach.of(recipe.bits, recipe.zeros), 2 ** (recipe.bits - 1)
     if found.zero_OG is not None:
         return Lattice(scale_OG, found.zero_OG.float(), reach.low, reach.high, group)
@@ -81,28 +50,21 @@ def lattice(
     return Lattice(scale_OG, zero_OG, 0, 2 * middle - 1, group)
 
 
-def rounded(scale: Tensor, significant: int) -> Tensor:
-    """Rounded to so many significant bits, at any magnitude."""
-    mantissa, exponent = torch.frexp(scale)
-    return torch.ldexp((mantissa * 2**significant).round() / 2**significant, exponent)
-
-
 def _bytes(weight_OI: Tensor, scale_bits: int) -> Lattice:
     """One symmetric scale per row, rounded up to what the format can hold."""
-    top_O1 = weight_OI.abs().amax(1, keepdim=True).clamp(min=_TINY) / 127
-    power_O1 = torch.exp2(torch.floor(torch.log2(top_O1)) - (scale_bits - 1))
-    scale_O1 = torch.ceil(top_O1 / power_O1) * power_O1
+    top_O1 = weight_OI.abs().amax(1, keepdim=True).clamp(min=TINY) / 127
+    scale_O1 = rounded_up(top_O1, scale_bits)
     return Lattice(scale_O1, torch.full_like(scale_O1, 128), 1, 255, weight_OI.shape[1])
 
 
-def round_rtn(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> Grid:
+def round_rtn(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> Rounded:
     """The nearest point of the grid."""
     importance_I = None if stats is None else stats.importance()
     found = lattice(weight_OI, recipe, importance_I)
     return found.grid(found.round(weight_OI), recipe)
 
 
-def round_clipped(weight_OI: Tensor, stats: Stats, recipe: Recipe) -> Grid:
+def round_clipped(weight_OI: Tensor, stats: Stats, recipe: Recipe) -> Rounded:
     """To nearest, each group's range chosen by the error of its output (AWQ's clipping)."""
     assert stats.moment_II is not None
     found = lattice(weight_OI, recipe, stats.moment_II / max(1, stats.num_rows))

@@ -3,6 +3,7 @@
     OUT.partial/run.json            what was asked of what; another run's remains are refused
     OUT.partial/layer-00003.safetensors
         q.q uint8 [O, I] · q.scale float32 [O, G] · q.zero uint8 [O, G], or none
+        q.coded.<suffix>                what is on no such grid, as the format's file has it
         keep.attention_norm float32     what balancing or rotating has changed
     OUT.partial/result/             the model being written; renamed to OUT when it is whole
 
@@ -20,6 +21,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ridgeline.compress.coded import Coded
+from ridgeline.compress.lattice import Rounded
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.names import Part
@@ -66,11 +69,15 @@ class Store:
         return self._file(layer).is_file()
 
     def save(
-        self, layer: int, grids: Mapping[Part, Grid], kept: Mapping[Part, Tensor], note: str
+        self, layer: int, grids: Mapping[Part, Rounded], kept: Mapping[Part, Tensor], note: str
     ) -> None:
         """Keep a finished layer."""
         tensors: dict[str, Tensor] = {f"keep.{_name(p)}": t.contiguous() for p, t in kept.items()}
         for part, grid in grids.items():
+            if isinstance(grid, Coded):
+                start = f"{_name(part)}.coded"
+                tensors |= {start + suffix: t.contiguous() for suffix, t in grid.tensors.items()}
+                continue
             tensors[f"{_name(part)}.q"] = grid.q_OI.contiguous()
             tensors[f"{_name(part)}.scale"] = grid.scale_OG.contiguous()
             if grid.zero_OG is not None:
@@ -94,13 +101,24 @@ class Store:
                 return None
             zero = file.get_tensor(f"{name}.zero") if f"{name}.zero" in names else None
             q_OI, scale_OG = (file.get_tensor(f"{name}.{what}") for what in ("q", "scale"))
-        group = self._recipe.group(q_OI.shape[1])
-        return Grid(q_OI, scale_OG, zero, self._recipe.bits, group)
+        own = self._recipe.at(part.key, part.layer, q_OI.shape[1])
+        return Grid(q_OI, scale_OG, zero, own.bits, own.group(q_OI.shape[1]))
+
+    def coded(self, part: Part) -> Coded | None:
+        """The part in a layout of its own; None where it is in none."""
+        if part.layer is None or not self.has(part.layer):
+            return None
+        start = f"{_name(part)}.coded"
+        with safe_open(self._file(part.layer), framework="pt") as file:
+            found = [name for name in set(file.keys()) if name.startswith(start + ".")]
+            tensors = {name.removeprefix(start): file.get_tensor(name) for name in found}
+        shape = (part.shape[0], part.shape[-1])
+        return Coded(self._recipe.numbers, shape, tensors) if tensors else None
 
     def get(self, part: Part) -> Tensor:
         """The part as the quantised model has it, dense."""
-        grid = self.grid(part)
-        return self._kept(part) if grid is None else grid.dense()
+        rounded = self.grid(part) or self.coded(part)
+        return self._kept(part) if rounded is None else rounded.dense()
 
     def _kept(self, part: Part) -> Tensor:
         if part.layer is not None and self.has(part.layer):

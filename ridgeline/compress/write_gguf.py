@@ -1,8 +1,12 @@
-"""GGUF, as llama.cpp reads it: Q4_0 and Q8_0 with the numbers of the grids, bit for bit.
+"""GGUF, as llama.cpp reads it, with the numbers that the method chose, bit for bit.
 
-4 symmetric bits in groups of 32 are Q4_0; 8 bits with a scale per row are Q8_0 with that scale in
-each of the row's blocks. Embeddings and head keep the checkpoint's dtype, norms are float32. The
-tokenizer goes along (byte-level BPE). q and k rows of llama models are put in llama.cpp's order.
+    Q4_0   4 symmetric bits in groups of 32       Q4_1   the same with zero-points
+    Q5_0   5 symmetric bits in groups of 32       Q8_0   8 bits; the row's scale in each block
+    Q4_K, Q6_K   `compress.k_quants`; where 256 does not divide the inputs, Q5_0 and Q8_0
+
+Q4_1 stores its minimum as fp16: scales there have 7 significant bits, so that zero-point times
+scale is exact. Embeddings and head keep the checkpoint's dtype, norms are float32. The tokenizer
+goes along (byte-level BPE). q and k rows of llama models are put in llama.cpp's order.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
+from ridgeline.compress.coded import BLOCKS
 from ridgeline.compress.make import Job, Writer
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.foreign.gguf import name_of
@@ -30,6 +35,8 @@ NAME = "model.gguf"
 _NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}
 _PLAIN = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _ALIGN = 32
+_K_TYPES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
+_TYPES_32 = {(4, False): "Q4_0", (4, True): "Q4_1", (5, False): "Q5_0"}
 
 
 class _Entry(NamedTuple):
@@ -62,13 +69,17 @@ def _refuse(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
     odd = [n for layer in spec.layers for n in (layer.mlp.down.num_in, spec.hidden_size) if n % 32]
     if odd:
         raise CannotRun("GGUF's blocks are of 32 inputs", value=odd[0])
-    if recipe.bits == 8 or (recipe.bits, recipe.group_size, recipe.zeros) == (4, 32, False):
+    if recipe.numbers in _K_TYPES or (recipe.numbers == "int" and recipe.bits == 8):
+        return
+    fits = recipe.numbers == "int" and recipe.group_size == 32
+    if fits and (recipe.bits, recipe.zeros) in _TYPES_32:
         return
     raise CannotRun(
-        "GGUF holds 8 bits, or 4 symmetric bits in groups of 32, of these grids",
-        value=f"{recipe.bits} bits, groups of {recipe.group_size}"
+        "GGUF holds no such grid",
+        value=f"{recipe.bits} bits, groups of {recipe.group_size}, {recipe.numbers}"
         + (", zero-points" if recipe.zeros else ""),
-        fix="use --bits 4 --group-size 32 --sym, or --bits 8",
+        limit="--group-size 32 with 4 bits (--sym, --asym) or 5 (--sym); 8 bits; q4_k, q6_k",
+        fix="use --bits 4 --group-size 32, --bits 8, or --numbers q4_k",
     )
 
 
@@ -77,14 +88,16 @@ def _kind(job: Job, part: Part) -> str:
         return "F32"
     if part.layer is None:
         return _PLAIN[job.spec.stored_dtype]
-    return "Q8_0" if job.recipe.bits == 8 else "Q4_0"
+    own = job.recipe.at(part.key, part.layer, part.shape[1])
+    if own.numbers in _K_TYPES:
+        return _K_TYPES[own.numbers]
+    return "Q8_0" if own.bits == 8 else _TYPES_32[own.bits, own.zeros]
 
 
 def _bytes(job: Job, entry: _Entry) -> bytes:
-    grid = job.weights.grid(entry.part)
-    if grid is not None:
-        blocks = _q8_0(grid) if job.recipe.bits == 8 else _q4_0(grid)
-        rows = _their_rows(blocks.view(grid.shape[0], -1), job, entry.part)
+    blocks = _blocks(job, entry)
+    if blocks is not None:
+        rows = _their_rows(blocks.view(entry.part.shape[0], -1), job, entry.part)
         return bytes(rows.contiguous().numpy().tobytes())
     value = _their_rows(job.weights.get(entry.part).float(), job, entry.part)
     if entry.kind == "BF16":
@@ -92,6 +105,15 @@ def _bytes(job: Job, entry: _Entry) -> bytes:
     return bytes(
         value.to(torch.float16 if entry.kind == "F16" else torch.float32).numpy().tobytes()
     )
+
+
+def _blocks(job: Job, entry: _Entry) -> Tensor | None:
+    """The rows of a quantised part, as bytes; None where it is not quantised."""
+    coded = job.weights.coded(entry.part)
+    if coded is not None:
+        return coded.tensors[BLOCKS]
+    grid = job.weights.grid(entry.part)
+    return None if grid is None else _ENCODERS[entry.kind](grid)
 
 
 def _their_rows(value: Tensor, job: Job, part: Part) -> Tensor:
@@ -118,12 +140,32 @@ def _q4_0(grid: Grid) -> Tensor:
     return torch.cat([scale, q[:, 0] | (q[:, 1] << 4)], 1)
 
 
+def _q4_1(grid: Grid) -> Tensor:
+    """Blocks of 20 bytes: fp16 scale and minimum, then nibbles as in Q4_0."""
+    assert grid.zero_OG is not None
+    scale = grid.scale_OG.reshape(-1, 1)
+    low = -grid.zero_OG.float().reshape(-1, 1) * scale
+    q = grid.q_OI.reshape(-1, 2, 16)
+    return torch.cat([_halves(scale), _halves(low), q[:, 0] | (q[:, 1] << 4)], 1)
+
+
+def _q5_0(grid: Grid) -> Tensor:
+    """Blocks of 22 bytes: fp16 scale, the 32 fifth bits, then nibbles as in Q4_0."""
+    scale = _halves(grid.scale_OG.reshape(-1, 1))
+    q = grid.q_OI.reshape(-1, 2, 16)
+    fifth = (grid.q_OI.reshape(-1, 4, 8) >> 4) << torch.arange(8, dtype=torch.uint8)
+    low = q & 15
+    return torch.cat([scale, fifth.sum(2, dtype=torch.uint8), low[:, 0] | (low[:, 1] << 4)], 1)
+
+
 def _q8_0(grid: Grid) -> Tensor:
     """Blocks of 34 bytes: fp16 scale, then 32 signed bytes."""
     scale = _halves(grid.scale_OG.repeat_interleave(grid.shape[1] // 32, 1).reshape(-1, 1))
     q = (grid.q_OI.to(torch.int16) - 128).to(torch.int8).view(torch.uint8)
     return torch.cat([scale, q.reshape(-1, 32)], 1)
 
+
+_ENCODERS = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q8_0": _q8_0}
 
 # ---- the header --------------------------------------------------------------------------------
 
@@ -212,6 +254,8 @@ def _tokenizer(job: Job) -> Iterator[tuple[str, Any]]:
         yield start + "bos_token_id", job.spec.bos_token_id
     if job.spec.eos_token_ids:
         yield start + "eos_token_id", job.spec.eos_token_ids[0]
+    if len(job.spec.eos_token_ids) > 1:
+        yield start + "eot_token_id", job.spec.eos_token_ids[1]
     config = job.source / "tokenizer_config.json"
     template = read_json(config).get("chat_template") if config.is_file() else None
     if isinstance(template, str):

@@ -14,7 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ridgeline.compress.make import Job, Writer
+from ridgeline.compress.coded import Coded
+from ridgeline.compress.floats import FP8_BLOCK
+from ridgeline.compress.make import HOLDERS, Job, Writer
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.foreign.awq import ORDER
 from ridgeline.engine.foreign.words import pack_words
@@ -28,11 +30,14 @@ from ridgeline.spec.format import Format
 from ridgeline.spec.model import ModelSpec
 
 Encode = Callable[[Grid], dict[str, Tensor]]
+Refuse = Callable[[ModelSpec, Recipe, Format | None], None]
 
 
 def _write_compressed(job: Job) -> int:
     """compressed-tensors: pack-quantized up to 4 bits, int-quantized (W8A8) at 8."""
     dtype = DTYPES[job.spec.stored_dtype]
+    if job.recipe.numbers != "int":
+        return _write(job, None, _compressed_config(job))
     encode = _bytes if job.recipe.bits == 8 else _packed
     return _write(job, lambda grid: encode(grid, dtype), _compressed_config(job))
 
@@ -68,8 +73,36 @@ def _exactly(scale_OG: Tensor, dtype: torch.dtype) -> Tensor:
     return narrow_OG
 
 
+def _write_fp8(job: Job) -> int:
+    """FP8 in blocks, as DeepSeek's checkpoints and transformers have it."""
+    config = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+        "modules_to_not_convert": ["lm_head"],
+    }
+    return _write(job, None, config)
+
+
+def _write_nf4(job: Job) -> int:
+    """bitsandbytes' NF4, its block scales in float32 (no double quantisation)."""
+    config = {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": False,
+        "bnb_4bit_compute_dtype": "float32",
+        "bnb_4bit_quant_storage": "uint8",
+    }
+    return _write(job, None, config)
+
+
 def _compressed_config(job: Job) -> dict[str, Any]:
     recipe = job.recipe
+    if recipe.numbers != "int":
+        return _float_config(job)
     weights: dict[str, Any] = {
         "num_bits": recipe.bits,
         "type": "int",
@@ -81,10 +114,29 @@ def _compressed_config(job: Job) -> dict[str, Any]:
     }
     rows = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
     layout = "int-quantized" if recipe.bits == 8 else "pack-quantized"
+    return _compressed_group(job, layout, weights, rows if recipe.bits == 8 else None)
+
+
+def _float_config(job: Job) -> dict[str, Any]:
+    """FP8 weights alone: activations stay as they are."""
+    weights = {
+        "num_bits": 8,
+        "type": "float",
+        "symmetric": True,
+        "strategy": job.recipe.numbers.removeprefix("fp8-"),
+        "dynamic": False,
+        "observer": "minmax",
+    }
+    return _compressed_group(job, "float-quantized", weights, None)
+
+
+def _compressed_group(
+    job: Job, layout: str, weights: dict[str, Any], rows: dict[str, Any] | None
+) -> dict[str, Any]:
     group = {
         "targets": ["Linear"],
         "weights": weights,
-        "input_activations": rows if recipe.bits == 8 else None,
+        "input_activations": rows,
         "output_activations": None,
         "format": layout,
     }
@@ -161,7 +213,7 @@ def _in_eights(numbers_OR: Tensor) -> Tensor:
     return pack_words(rows_RW8.flatten(1).contiguous(), 4)
 
 
-def _write(job: Job, encode: Encode, config: Mapping[str, Any]) -> int:
+def _write(job: Job, encode: Encode | None, config: Mapping[str, Any]) -> int:
     """Shards, index and config; the bytes of the shards."""
     copy_config(job.source, job.folder, job.spec, {**config, **job.made})
     names = _names(job)
@@ -198,6 +250,12 @@ def _refuse(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
                 )
 
 
+def _refuse_gptq(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
+    if recipe.bits == 5:
+        raise CannotRun("GPTQ's layout holds 2, 3, 4 and 8 bits", value=recipe.bits)
+    _refuse(spec, recipe, head)
+
+
 def _refuse_awq(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
     if recipe.bits != 4:
         raise CannotRun("AWQ's layout holds 4 bits", value=recipe.bits, fix="use --bits 4")
@@ -220,14 +278,21 @@ def _names(job: Job) -> dict[str, list[Part]]:
 
 
 def _tensors(
-    job: Job, encode: Encode, names: Mapping[str, list[Part]], layer: int | None
+    job: Job, encode: Encode | None, names: Mapping[str, list[Part]], layer: int | None
 ) -> Iterator[tuple[str, Tensor]]:
     dtype = DTYPES[job.spec.stored_dtype]
     for name, inside in names.items():
         if inside[0].layer != layer:
             continue
+        coded = [found for part in inside if (found := job.weights.coded(part)) is not None]
+        if coded:
+            module = name.removesuffix(".weight")
+            for suffix, tensor in _alone(coded, name).tensors.items():
+                exact = _exactly(tensor, dtype) if suffix == ".weight_scale" else tensor
+                yield module + suffix, exact
+            continue
         grids = [grid for part in inside if (grid := job.weights.grid(part)) is not None]
-        if grids:
+        if grids and encode is not None:
             module = name.removesuffix(".weight")
             for suffix, tensor in encode(side_by_side(grids)).items():
                 yield module + suffix, tensor
@@ -236,6 +301,30 @@ def _tensors(
             yield name, torch.cat(values).to(dtype).contiguous()
 
 
-COMPRESSED = Writer(_refuse, _write_compressed)
-GPTQ = Writer(_refuse, _write_gptq)
-AWQ = Writer(_refuse_awq, _write_awq)
+def _alone(coded: list[Coded], name: str) -> Coded:
+    if len(coded) > 1:
+        raise CannotRun("tensors that hold several weights are not written so", value=name)
+    return coded[0]
+
+
+def _holds(refuse: Refuse, *numbers: str) -> Refuse:
+    """`refuse`, after what the format does not hold at all."""
+
+    def both(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
+        if recipe.numbers not in numbers:
+            raise CannotRun(
+                "this format does not hold such numbers",
+                value=recipe.numbers,
+                limit=", ".join(numbers),
+                fix=f"use --format {HOLDERS[recipe.numbers]}",
+            )
+        refuse(spec, recipe, head)
+
+    return both
+
+
+COMPRESSED = Writer(_holds(_refuse, "int", "fp8-tensor", "fp8-channel"), _write_compressed)
+GPTQ = Writer(_holds(_refuse_gptq, "int"), _write_gptq)
+AWQ = Writer(_holds(_refuse_awq, "int"), _write_awq)
+FP8 = Writer(_holds(_refuse, "fp8-block"), _write_fp8)
+BITSANDBYTES = Writer(_holds(_refuse, "nf4"), _write_nf4)

@@ -117,7 +117,7 @@ def test_layouts_without_a_kernel_are_told_apart() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        Recipe(bits=5),
+        Recipe(bits=6),
         Recipe(bits=8, group_size=128),
         Recipe(bits=4, group_size=48),
         Recipe(method="smoothquant", bits=4),

@@ -1,0 +1,65 @@
+"""Where a weight may lie: scales and zeros chosen, whole numbers still to be.
+
+Every method has its lattice chosen by `ridgeline.compress.rtn.lattice`, picks numbers on it in its
+own way, and turns them into what is stored (`Lattice.grid`).
+
+Shape legend: O outputs, I inputs, G groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ridgeline.compress.coded import Coded
+from ridgeline.compress.recipe import Recipe
+from ridgeline.engine.quant.grid import Grid
+
+TINY = 1e-30
+Rounded = Grid | Coded
+"""A weight that has been rounded; both say what they mean by `dense()`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lattice:
+    """Where a weight may lie: scale and zero per output and group, and the range of q.
+
+    Numbers are those of `Grid`: q in low..high, float32 zeros.
+    """
+
+    scale_OG: Tensor
+    zero_OG: Tensor
+    low: int
+    high: int
+    group_size: int
+
+    def round(self, weight_OI: Tensor) -> Tensor:
+        """q_OI, as floats."""
+        at_I = torch.arange(weight_OI.shape[1]) // self.group_size
+        scale_OI, zero_OI = self.scale_OG[:, at_I], self.zero_OG[:, at_I]
+        return (weight_OI / scale_OI + zero_OI).round_().clamp_(self.low, self.high)
+
+    def dense(self, q_OI: Tensor) -> Tensor:
+        """What those whole numbers mean."""
+        at_I = torch.arange(q_OI.shape[1]) // self.group_size
+        return (q_OI - self.zero_OG[:, at_I]) * self.scale_OG[:, at_I]
+
+    def grid(self, q_OI: Tensor, recipe: Recipe) -> Rounded:
+        zero = self.zero_OG.to(torch.uint8) if recipe.zeros else None
+        return Grid(
+            q_OI.to(torch.uint8).contiguous(), self.scale_OG, zero, recipe.bits, self.group_size
+        )
+
+
+def rounded(scale: Tensor, significant: int) -> Tensor:
+    """Rounded to so many significant bits, at any magnitude."""
+    mantissa, exponent = torch.frexp(scale)
+    return torch.ldexp((mantissa * 2**significant).round() / 2**significant, exponent)
+
+
+def rounded_up(scale: Tensor, significant: int) -> Tensor:
+    """Positive numbers rounded up to so many significant bits."""
+    power = torch.exp2(torch.floor(torch.log2(scale)) - (significant - 1))
+    return torch.ceil(scale / power) * power

@@ -1,0 +1,211 @@
+"""Are the quantised files that Ridgeline writes read by their own libraries as the same model?
+
+    python scripts/readback.py make FOLDER              here: writes every format, and what the
+                                                        engine says with the weights they mean
+    python scripts/readback.py llama FOLDER             where llama-cpp-python is installed
+    python scripts/readback.py transformers FOLDER      where transformers, compressed-tensors and
+                                                        bitsandbytes are installed
+
+`make` continues token ids greedily, in float32 with the weights that each file decodes to, and
+keeps the gap between the two best logits of every step. The libraries continue the same ids. Where
+they compute in float32 too, the tokens must be the same; llama.cpp rounds activations to 8 bits
+per block of 32 (or 256), so that a step whose gap is below `TIE` may go either way there: the
+continuation is compared up to the first such step, and the steps after it are judged one by one on
+our ids. `make check-readback` makes the environments and runs all three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "gguf-q4_0": {"format": "gguf", "group_size": 32},
+    "gguf-q4_1": {"format": "gguf", "group_size": 32, "zeros": True},
+    "gguf-q5_0": {"format": "gguf", "bits": 5, "group_size": 32},
+    "gguf-q8_0": {"format": "gguf", "bits": 8},
+    "gguf-q4_k": {"format": "gguf", "numbers": "q4_k"},
+    "gguf-q6_k": {"format": "gguf", "numbers": "q6_k"},
+    "ct-int4": {"format": "compressed-tensors", "group_size": 32},
+    "ct-int4-zeros": {"format": "compressed-tensors", "group_size": 64, "zeros": True},
+    "ct-int3": {"format": "compressed-tensors", "bits": 3, "group_size": 32},
+    "ct-int8": {"format": "compressed-tensors", "bits": 8},
+    "ct-fp8-tensor": {"format": "compressed-tensors", "numbers": "fp8-tensor"},
+    "ct-fp8-channel": {"format": "compressed-tensors", "numbers": "fp8-channel"},
+    "bnb-nf4": {"format": "bitsandbytes", "numbers": "nf4"},
+}
+PROMPTS = (
+    "def read_file(path):\n    ",
+    "The function returns a list of",
+    "import os\nimport sys\n\n\nclass ",
+    "If the argument is None, then",
+    "for name, value in sorted(",
+    "A string is a sequence of",
+    "    try:\n        return self.",
+    "This module provides",
+)
+STEPS = 32
+TIE = 0.25
+"""Gap of logits that 8-bit activations may turn over."""
+
+
+def make(folder: Path) -> int:
+    """Write every format and `expected.json`."""
+    from ridgeline.cli.quantize import Choices, command
+
+    for name, choices in FORMATS.items():
+        if not (folder / name).exists():
+            command("demo", folder / name, Choices(**choices))
+    found = {name: _expected(_path(folder, name)) for name in FORMATS}
+    (folder / "expected.json").write_text(json.dumps(found), encoding="utf-8")
+    return 0
+
+
+def _path(folder: Path, name: str) -> str:
+    return str(folder / name / "model.gguf" if name.startswith("gguf") else folder / name)
+
+
+def _expected(model: str) -> list[dict[str, Any]]:
+    import torch
+
+    from ridgeline.engine.model.load import load_decoder
+    from ridgeline.engine.runner import TorchRunner
+    from ridgeline.engine.text import load_tokenizer
+    from ridgeline.spec.format import dense
+    from ridgeline.spec.load import load_spec
+    from ridgeline.spec.model import LinearSpec
+    from ridgeline.spec.rewrite import map_linears, with_dtype
+
+    def plain(path: str, linear: LinearSpec) -> LinearSpec:
+        return LinearSpec(
+            num_out=linear.num_out,
+            num_in=linear.num_in,
+            bias=linear.bias,
+            format=dense("float32"),
+        )
+
+    spec = map_linears(with_dtype(load_spec(model), "float32"), plain)
+    decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
+    runner, tokenizer = TorchRunner(decoder, None, None), load_tokenizer(model)  # type: ignore[arg-type]
+    rows = []
+    for prompt in PROMPTS:
+        ids = list(tokenizer.encode(prompt))
+        length, gaps = len(ids), []
+        for _ in range(STEPS):
+            best = runner.logits(ids)[-1].topk(2)
+            gaps.append(float(best.values[0] - best.values[1]))
+            ids.append(int(best.indices[0]))
+        text = tokenizer.decode(ids[length:])
+        rows.append(
+            {"prompt": prompt, "ids": ids[:length], "out": ids[length:], "gaps": gaps, "text": text}
+        )
+    return rows
+
+
+class Verdict:
+    """Counts over the prompts of one format."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.whole, self.bad = name, 0, list[str]()
+        self.steps = self.agreed = 0
+
+    def add(self, row: dict[str, Any], out: list[int], forced: list[int], tie: float) -> None:
+        """`out`: the library's own continuation; `forced`: its choice at each step on our ids."""
+        self.whole += out == row["out"]
+        for step, (ours, theirs) in enumerate(zip(row["out"], forced, strict=True)):
+            self.steps += 1
+            self.agreed += ours == theirs
+            if ours != theirs and row["gaps"][step] >= tie:
+                self.bad.append(f"{row['prompt']!r} step {step}: gap {row['gaps'][step]:.3f}")
+
+    def tell(self) -> bool:
+        """Print it; did it hold?"""
+        print(
+            f"{self.name:16} same text {self.whole} of {len(PROMPTS)}, same token "
+            f"{self.agreed} of {self.steps} steps, beyond a tie {len(self.bad)}",
+            flush=True,
+        )
+        for line in self.bad[:5]:
+            print("   ", line)
+        return not self.bad
+
+
+def llama(folder: Path) -> int:
+    """llama.cpp reads the GGUF files: the same tokens from the text, the same continuation."""
+    from llama_cpp import Llama
+
+    expected = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
+    held = True
+    for name in FORMATS:
+        if not name.startswith("gguf"):
+            continue
+        model = Llama(_path(folder, name), n_ctx=256, logits_all=True, verbose=False, n_threads=2)
+        verdict = Verdict(name)
+        for row in expected[name]:
+            told = model.tokenize(row["prompt"].encode(), add_bos=False, special=False)
+            text = model.detokenize(row["out"]).decode("utf-8", errors="replace")
+            if told != row["ids"] or text != row["text"]:
+                verdict.bad.append(f"tokenizer: {row['prompt']!r} {told} {row['ids']}")
+            verdict.add(row, _llama_greedy(model, row["ids"]), _llama_forced(model, row), TIE)
+        held &= verdict.tell() and "chat_template" in str(model.metadata)
+    return 0 if held else 1
+
+
+def _llama_greedy(model: Any, ids: list[int]) -> list[int]:
+    out = list(ids)
+    model.reset()
+    model.eval(ids)
+    for _ in range(STEPS):
+        out.append(int(model.scores[model.n_tokens - 1].argmax()))
+        model.eval(out[-1:])
+    return out[len(ids) :]
+
+
+def _llama_forced(model: Any, row: dict[str, Any]) -> list[int]:
+    ids, length = [*row["ids"], *row["out"]], len(row["ids"])
+    model.reset()
+    model.eval(ids)
+    return [int(model.scores[i].argmax()) for i in range(length - 1, len(ids) - 1)]
+
+
+def transformers(folder: Path) -> int:
+    """transformers reads the safetensors folders; weights decompressed, float32."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    expected = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
+    held = True
+    for name in FORMATS:
+        if name.startswith("gguf"):
+            continue
+        verdict = Verdict(name)
+        model = AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32)
+        model = model.eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder / name)
+        for row in expected[name]:
+            if tokenizer.encode(row["prompt"], add_special_tokens=False) != row["ids"]:
+                verdict.bad.append(f"tokenizer: {row['prompt']!r}")
+            ids = torch.tensor([row["ids"] + row["out"]])
+            with torch.inference_mode():
+                forced = model(ids).logits[0].argmax(-1)[len(row["ids"]) - 1 : -1].tolist()
+                out = list(row["ids"])
+                for _ in range(STEPS):
+                    out.append(int(model(torch.tensor([out])).logits[0, -1].argmax()))
+            verdict.add(row, out[len(row["ids"]) :], forced, 1e-2)
+        held &= verdict.tell()
+    return 0 if held else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["make", "llama", "transformers"])
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args()
+    return {"make": make, "llama": llama, "transformers": transformers}[args.what](args.folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
