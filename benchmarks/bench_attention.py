@@ -1,11 +1,14 @@
 """Attention over a KV cache of each format: time, bytes, and percent of the bandwidth bound.
 
     python benchmarks/bench_attention.py [--threads N] [--rounds 5] [--model dummy:llama-1b-32k]
-        [--kv int8 bfloat16 ...] [--only "decode 1 at 8192"]
+        [--kv int8 bfloat16 ...] [--only "decode 1 at 8192"] [--layers 4] [--in-order]
     python benchmarks/bench_attention.py --quality
 
-One layer of the shape, native and torch interleaved, medians. The bound of a case is the larger of
-its bytes over the read rate and its multiplications over the fp32 rate, both measured in this run.
+One layer of the shape, native and torch interleaved, medians. Layers take turns, so that a long
+context comes from memory; with `--layers 1` a short one stays in the processor's caches, and the
+time left is the arithmetic's. `--in-order` lays the blocks one behind the other. The bound of a
+case is the larger of its bytes over the read rate and its multiplications over the fp32 rate, both
+measured in this run.
 `--quality` compares what the demo model says of its held-out text with float32 keys and values and
 with each narrower format, by the quality gate's own arithmetic.
 """
@@ -57,13 +60,15 @@ def seconds(call: Callable[[], object], least_s: float = 0.02) -> float:
     return spent / count
 
 
-def prepare(spec: ModelSpec, runs: Runs) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Native and torch over the same cache: blocks scattered over it."""
+def prepare(
+    spec: ModelSpec, runs: Runs, in_order: bool
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Native and torch over the same cache: blocks in order, or scattered over it."""
     attention, blocks = spec.layers[0].attention, [-(-(done + new) // 16) for done, new in runs]
     cache = KvCache.allocate(spec, sum(blocks), 16, torch.float32, "cpu", kv_format(spec.kv_dtype))
     for layer in cache.layers:
         layer[:] = cache.format.encode(torch.randn(*layer.shape[:-1], attention.head_dim))
-    order = iter(torch.randperm(sum(blocks)).tolist())
+    order = iter(range(sum(blocks)) if in_order else torch.randperm(sum(blocks)).tolist())
     plan = [
         Run(seq, done, (0,) * new, tuple(next(order) for _ in range(count)), None)
         for seq, ((done, new), count) in enumerate(zip(runs, blocks, strict=True))
@@ -81,10 +86,12 @@ def prepare(spec: ModelSpec, runs: Runs) -> tuple[Callable[[], object], Callable
     return every_layer(native), every_layer(twin)
 
 
-def case(spec: ModelSpec, name: str, rounds: int, rates: tuple[float, float]) -> dict[str, object]:
+def case(
+    spec: ModelSpec, name: str, rounds: int, rates: tuple[float, float], in_order: bool
+) -> dict[str, object]:
     """Times are per layer."""
     runs, attention, num_layers = CASES[name], spec.layers[0].attention, len(spec.layers)
-    native, twin = prepare(spec, runs)
+    native, twin = prepare(spec, runs, in_order)
     with torch.inference_mode():
         native(), twin()
         pairs = [(seconds(native), seconds(twin)) for _ in range(rounds)]
@@ -112,18 +119,19 @@ def measured_rates(num_threads: int) -> tuple[float, float]:
     return max(rate for rate, _ in read), max(rate for rate, _ in multiply)
 
 
-def speed(model: str, num_threads: int, rounds: int, kvs: list[str], only: str) -> None:
+def speed(asked: argparse.Namespace) -> None:
+    num_threads: int = asked.threads
     torch.set_num_threads(num_threads)
-    full = with_dtype(load_spec(model), "float32")
+    full = with_dtype(load_spec(asked.model), "float32")
     spec = type(full)(
         **{name: getattr(full, name) for name in full.__struct_fields__}
-        | {"layers": full.layers[:4]}
+        | {"layers": full.layers[: asked.layers]}
     )
     rates = measured_rates(num_threads)
     print(f"{num_threads} thread(s): {rates[0] / 1e9:.1f} GB/s, {rates[1] / 1e9:.0f} GFLOP/s")
-    for kv in kvs:
-        for name in (name for name in CASES if only in name):
-            row = case(with_kv_dtype(spec, kv), name, rounds, rates)
+    for kv in asked.kv:
+        for name in (name for name in CASES if asked.only in name):
+            row = case(with_kv_dtype(spec, kv), name, asked.rounds, rates, asked.in_order)
             print(
                 f"{row['case']:30} {row['us']:10.0f} us {row['percent']:5.0f} % of {row['bound']}"
                 f"   {row['ratio']:6.2f}x torch   {json.dumps(row)}",
@@ -163,12 +171,14 @@ def main() -> None:
     parser.add_argument("--model", default="dummy:llama-1b-32k")
     parser.add_argument("--kv", nargs="+", choices=KV_FORMATS, default=list(KV_FORMATS))
     parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--layers", type=int, default=4, help="that take turns")
+    parser.add_argument("--in-order", action="store_true", help="blocks one behind the other")
     parser.add_argument("--quality", action="store_true")
     args = parser.parse_args()
     if args.quality:
         measure_quality()
     else:
-        speed(args.model, args.threads, args.rounds, args.kv, args.only)
+        speed(args)
 
 
 if __name__ == "__main__":

@@ -4,16 +4,17 @@
         [--sequences 1,8,64] [--context 128] [--steps 15] [--layer-backend auto] [--json FILE]
 
 The engine's own parts are driven: its scheduler plans, its runner computes, the scheduler commits,
-texts are made, as in `engine/loop.py`; every sequence decodes greedily. Native segments are split
-into one per operator, so that each can be timed; the whole step is also timed with the segments as
-they are ("step"). Bytes are those an operator must read and write at least once (weights, or rows),
-its bound is the larger of bytes over the read rate and multiplications over the peak, both measured
-in this run, and "% of bound" is bound / time. Overhead is the step less its calls of native code.
+texts are made, as in `engine/loop.py`; every sequence decodes greedily. The native step times its
+own operators (`FusedFrame.profile`). Bytes are those an operator must read and write at least once
+(weights, or rows), its bound is the larger of bytes over the read rate and multiplications over the
+peak, both measured in this run, and "% of bound" is bound / time. Overhead is the step less its
+calls of native code.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -37,7 +38,8 @@ from ridgeline.engine.text.events import EventTexts
 from ridgeline.records import Ask, Sampling
 from ridgeline.settings import settings_from
 
-NATIVE = ("write_kv", "attend", "linear", "linear_quantised", "first_largest", "draw")
+Spent = dict[str, float]  # seconds by name
+NATIVE = ("linear", "linear_quantised", "first_largest", "draw")
 
 
 @dataclass
@@ -58,10 +60,10 @@ class Clock:
 
 
 class Timed:
-    """A segment whose runs are timed."""
+    """A step's segment whose runs are timed."""
 
-    def __init__(self, clock: Clock, name: str, segment: _native.FusedSegment) -> None:
-        self.run = clock.timed(name, segment.run)
+    def __init__(self, clock: Clock, segment: _native.FusedSegment) -> None:
+        self.run_step = clock.timed("segment", segment.run_step)
 
 
 @dataclass
@@ -131,15 +133,17 @@ def overhead(bench: Bench, clock: Clock, steps: int) -> float:
     return statistics.median(found)
 
 
-def by_operator(bench: Bench, clock: Clock, steps: int) -> dict[str, float]:
-    """Median time of each operator of a step, split segments and all."""
+def by_operator(bench: Bench, clock: Clock, frame: _native.FusedFrame, steps: int) -> Spent:
+    """Median time of each operator of a step."""
     found: dict[str, list[float]] = defaultdict(list)
+    frame.profile(True)
     with native_timed(clock):
         for _ in range(steps):
             clock.spent.clear()
             bench.step()
-            for name, spent in clock.spent.items():
+            for name, spent in {**clock.spent, **frame.profile(True)}.items():
                 found[name].append(spent)
+    frame.profile(False)
     return {name: statistics.median(spent) for name, spent in found.items()}
 
 
@@ -168,7 +172,7 @@ def work(resolved: Resolved, num_seqs: int, context: int) -> dict[str, tuple[flo
         rows = 4.0 * num_seqs
         add("norm+quantise", rows * spec.hidden_size * 6)
         add("gate+quantise", rows * wide * 2.25)
-        add("turn", rows * heads * attention.head_dim * 2)
+        add("turn, store", rows * heads * attention.head_dim * 2)
         keys = num_seqs * context * attention.num_kv_heads * attention.head_dim * 2
         width = kv[spec.kv_dtype]
         per_key = attention.num_heads // attention.num_kv_heads
@@ -178,25 +182,6 @@ def work(resolved: Resolved, num_seqs: int, context: int) -> dict[str, tuple[flo
     add("lm_head", head_bytes, num_seqs * head.num_in * head.num_out)
     add("argmax", 4.0 * num_seqs * spec.vocab_size)
     return {name: (num_bytes, macs) for name, (num_bytes, macs) in found.items()}
-
-
-def split(forward: NativeForward, clock: Clock) -> None:
-    """One segment per operator, each timed under its name."""
-    forward.segments = tuple(
-        Chain([Timed(clock, name, each) for name, each in pieces])  # type: ignore[misc]
-        for pieces in forward.pieces()
-    )
-
-
-class Chain:
-    """Segments that run one after another as one."""
-
-    def __init__(self, pieces: list[Timed]) -> None:
-        self.pieces = pieces
-
-    def run(self, *args: Any) -> None:
-        for piece in self.pieces:
-            piece.run(*args)
 
 
 def rates(resolved: Resolved) -> tuple[float, dict[str, float]]:
@@ -271,14 +256,13 @@ def measure(bench: Bench, num_seqs: int, context: int, steps: int) -> dict[str, 
     outside: float | None = None
     rows: list[dict[str, Any]] = []
     limits = rates(bench.resolved)
-    if isinstance(forward, NativeForward):
-        segments = forward.segments
-        timed = tuple(Timed(clock, "segment", each) for each in segments)
-        forward.segments = timed  # type: ignore[assignment]
+    if isinstance(forward, NativeForward) and forward.whole is not None:
+        whole_step = forward.whole
+        timed: Any = Timed(clock, whole_step.segment)
+        forward.whole = dataclasses.replace(whole_step, segment=timed)
         outside = overhead(bench, clock, steps)
-        split(forward, clock)
-        spent = by_operator(bench, clock, steps)
-        forward.segments = segments
+        forward.whole = whole_step
+        spent = by_operator(bench, clock, forward.frame, steps)
         rows = table(bench.resolved, num_seqs, context, spent, whole, limits)
     bench.stop(num_seqs)
     print(f"{num_seqs} sequences of {context}: step {whole * 1e3:.3f} ms", end="")

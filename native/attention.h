@@ -52,10 +52,42 @@ struct StoreArgs {
   KvKind kind;
 };
 
+// Rows of (token, head in group) pairs of one run, of `num_kv` kv heads from `kv_head` on: num_rows of each.
+struct AttentionItem {
+  int run, kv_head, num_kv, first_row, num_rows;
+  int all_rows() const { return num_kv * num_rows; }
+};
+
+// A layer's attention cut into units, which threads take one by one in any order. Where `split`, a unit is a chunk
+// of an item and its result a partial in `floats`; when all units are done, each item is merged.
+struct AttentionWork {
+  AttentionArgs args;
+  const AttentionItem* items;
+  const int* offset;  // split: [items + 1], where the units of an item begin
+  float* floats;      // split: the units' partials
+  int64_t num_floats;
+  int num_items, num_units, num_merges, max_rows, num_slots;
+  bool split, wide;  // wide: int8 is widened once per tile
+  int64_t macs;  // multiplications that it is worth, reading included
+};
+
+// Memory that planning needs, by what it is for: it stays until the work is done. A caller may give null for
+// kPartials and set `floats` later.
+enum class AttentionHold { kItems, kOffsets, kPartials };
+struct AttentionMemory {
+  void* owner;
+  void* (*hold)(void* owner, AttentionHold what, int64_t bytes);
+};
+
 struct AttentionOps {
   const char* isa;
   void (*attend)(const AttentionArgs&);
   void (*store_rows)(const StoreArgs&);
+  // The same as `attend`, by a caller with threads of its own; `desk`: desk_bytes, at a multiple of 64, of each.
+  void (*plan)(const AttentionArgs&, const AttentionMemory&, AttentionWork&);
+  void (*run_unit)(const AttentionWork&, int unit, void* desk);
+  void (*merge_item)(const AttentionWork&, int item, void* desk);
+  int64_t desk_bytes;
 };
 
 const AttentionOps& attention_ops_portable();

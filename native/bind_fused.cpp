@@ -1,13 +1,16 @@
 // Python face of the fused layers: segments, the frame they work in, and operators on their own for tests.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cmath>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "attention_isa.h"
 #include "isa.h"
 #include "linear_isa.h"
 #include "sample.h"
@@ -61,12 +64,30 @@ void set_turns(Frame& f, size_t rope, uintptr_t table, int64_t num_positions, in
   f.turns[rope] = {floats(table), num_positions, rotated};
 }
 
+// A piece of a step, attention before it and behind it being somebody else's.
 void run(const Segment& segment, Frame& frame, uintptr_t attended, uintptr_t heads, int num_threads) {
   require(num_threads > 0 && frame.num_rows > 0, "num_threads must be positive, and a step begun");
+  frame.plan = nullptr;
+  frame.num_threads = num_threads;
   frame.slots[kAttended] = reinterpret_cast<float*>(attended);
   frame.slots[kHeads] = reinterpret_cast<float*>(heads);
   nb::gil_scoped_release release;
-  segment.run(frame, num_threads);
+  segment.run(frame);
+}
+
+// A whole step.
+void run_step(const Segment& segment, Frame& frame, const AttentionPlan& plan, int num_threads) {
+  require(num_threads > 0 && frame.num_rows > 0, "num_threads must be positive, and a step begun");
+  frame.plan = &plan;
+  frame.num_threads = num_threads;
+  nb::gil_scoped_release release;
+  segment.run(frame);
+}
+
+// Seconds by operator since the profile was last read; reading it begins a new one.
+std::map<std::string, double> profile(Frame& frame, bool on) {
+  frame.profiling = on;
+  return std::exchange(frame.seconds, {});
 }
 
 void check_rows(uintptr_t x, int64_t stride, int64_t num_rows, int64_t width) {
@@ -120,6 +141,7 @@ void bind_fused(nb::module_& m) {
       }, nb::arg("isa"))
       .def("begin", &begin, nb::arg("num_rows"), nb::arg("tokens"), nb::arg("positions"), nb::arg("out"))
       .def("set_turns", &set_turns, nb::arg("rope"), nb::arg("table"), nb::arg("num_positions"), nb::arg("rotated"))
+      .def("profile", &profile, nb::arg("on"))
       .def_prop_ro("nbytes", &Frame::bytes);
   nb::class_<Segment>(m, "FusedSegment")
       .def(nb::init<>())
@@ -143,11 +165,20 @@ void bind_fused(nb::module_& m) {
         s.add(gate_op(activation_of(act), width, weight_at(for_weight)));
       }, nb::arg("activation"), nb::arg("width"), nb::arg("for_weight"))
       .def("turn", [](Segment& s, int num_q, int num_k, int num_heads, int head_dim, int rope, uintptr_t q_gain,
-                      uintptr_t k_gain, float eps) {
+                      uintptr_t k_gain, float eps, const PagedKv* kv, const std::string& isa) {
         require(num_q > 0 && num_k > 0 && num_q + num_k <= num_heads && head_dim > 0 && rope >= 0, "heads out of range");
-        s.add(turn_op({num_q, num_k, num_heads, head_dim, rope, floats(q_gain), floats(k_gain), eps}));
+        require(!kv || (kv->num_kv_heads == num_k && kv->head_dim == head_dim && num_q + 2 * num_k == num_heads),
+                "the KV cache has other heads");
+        s.add(turn_op({num_q, num_k, num_heads, head_dim, rope, floats(q_gain), floats(k_gain), eps, kv,
+                       &attention_ops(isa)}));
       }, nb::arg("num_q"), nb::arg("num_k"), nb::arg("num_heads"), nb::arg("head_dim"), nb::arg("rope"),
-         nb::arg("q_gain"), nb::arg("k_gain"), nb::arg("eps"))
+         nb::arg("q_gain"), nb::arg("k_gain"), nb::arg("eps"), nb::arg("kv").none(), nb::arg("isa"))
+      .def("attend", [](Segment& s, const PagedKv& kv, int num_heads, float scale, int window, float softcap,
+                        const std::string& isa) {
+        add_attention(s, kv, {num_heads, scale, window, softcap}, attention_ops(isa));
+        s.end_layer();
+      }, nb::arg("kv"), nb::arg("num_heads"), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), nb::arg("isa"))
+      .def("mark", &Segment::mark, nb::arg("name"))
       .def("experts", [](Segment& s, uintptr_t router, const std::vector<uintptr_t>& gate_up,
                          const std::vector<uintptr_t>& down, int width, int num_chosen, bool norm_topk,
                          const std::string& act) {
@@ -158,6 +189,7 @@ void bind_fused(nb::module_& m) {
         add_experts(s, plan);
       }, nb::arg("router"), nb::arg("gate_up"), nb::arg("down"), nb::arg("width"), nb::arg("num_chosen"),
          nb::arg("norm_topk"), nb::arg("activation"))
+      .def("run_step", &run_step, nb::arg("frame"), nb::arg("plan"), nb::arg("num_threads"))
       .def("run", &run, nb::arg("frame"), nb::arg("attended"), nb::arg("heads"), nb::arg("num_threads"));
   m.def("first_largest", &first_largest, nb::arg("x"), nb::arg("stride"), nb::arg("num_rows"), nb::arg("width"),
         nb::arg("num_threads"), nb::arg("isa"));

@@ -18,8 +18,9 @@ class RouteOp : public Op {
   explicit RouteOp(const ExpertsPlan& plan) : plan_(plan) {}
   void begin(Frame& frame) const override {
     const size_t pairs = static_cast<size_t>(frame.num_rows) * plan_.num_chosen;
-    for (auto* each : {&frame.experts.expert, &frame.experts.sorted, &frame.experts.place}) each->resize(pairs);
-    frame.experts.weight.resize(pairs);
+    Experts& e = frame.experts;  // shared by the layers of a segment, which may choose more or fewer
+    for (auto* each : {&e.expert, &e.sorted, &e.place}) each->resize(std::max(each->size(), pairs));
+    e.weight.resize(std::max(e.weight.size(), pairs));
     require(frame.slots[kNormed], "a slot has no memory");
   }
   int64_t num_items(const Frame& frame) const override { return frame.num_rows; }
@@ -56,28 +57,29 @@ class RouteOp : public Op {
 
 class SortOp : public Op {
  public:
-  explicit SortOp(int num_experts) : num_experts_(num_experts) {}
+  SortOp(int num_experts, int num_chosen) : num_experts_(num_experts), num_chosen_(num_chosen) {}
   void begin(Frame&) const override {}
   int64_t num_items(const Frame&) const override { return 1; }
   void run(const Frame& frame, int64_t, float*) const override {
     Experts& e = frame.experts;
+    const int num_pairs = frame.num_rows * num_chosen_;
     e.first.assign(static_cast<size_t>(num_experts_) + 1, 0);
-    for (int32_t expert : e.expert) e.first[expert + 1] += 1;
+    for (int pair = 0; pair < num_pairs; ++pair) e.first[e.expert[pair] + 1] += 1;
     e.chosen.clear();
     for (int i = 0; i < num_experts_; ++i) {
       if (e.first[i + 1]) e.chosen.push_back(i);
       e.first[i + 1] += e.first[i];
     }
     std::vector<int32_t> next(e.first.begin(), e.first.end() - 1);
-    for (size_t pair = 0; pair < e.expert.size(); ++pair) {
+    for (int pair = 0; pair < num_pairs; ++pair) {
       const int32_t place = next[e.expert[pair]]++;
       e.place[pair] = place;
-      e.sorted[place] = static_cast<int32_t>(pair);
+      e.sorted[place] = pair;
     }
   }
 
  private:
-  int num_experts_;
+  int num_experts_, num_chosen_;
 };
 
 PreparedRows rows_of(const Frame& frame, const PackedWeight& weight, int expert) {
@@ -167,7 +169,7 @@ void add_experts(Segment& segment, const ExpertsPlan& plan) {
             "experts must be alike");
   }
   segment.add(std::make_unique<RouteOp>(plan));
-  segment.add(std::make_unique<SortOp>(num_experts));
+  segment.add(std::make_unique<SortOp>(num_experts, plan.num_chosen));
   segment.add(std::make_unique<PairRowsOp>(plan, false));
   segment.add(std::make_unique<ExpertLinearOp>(plan.gate_up, plan.num_chosen, kWide));
   segment.add(std::make_unique<PairRowsOp>(plan, true));

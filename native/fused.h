@@ -1,5 +1,6 @@
 // Everything of a decoder layer that is not attention, fused: embedding, RMSNorm, residual adds, rotation,
-// gating, and the packed linears between them, in one parallel region from one attention to the next.
+// gating, and the packed linears between them, in one parallel region from one attention to the next; with
+// attention of attention.h (attend_op.cpp), the whole step in one.
 //
 // Legend: T rows (tokens of the step), C hidden size, I intermediate size, D head dim, R rotated dims.
 //

@@ -4,6 +4,7 @@
 #include <omp.h>
 #include <sched.h>
 #include <string.h>
+#include <time.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -35,7 +36,7 @@ void Frame::reserve(Slot slot, int width) {
 }
 
 int64_t Frame::bytes() const {
-  int64_t sum = scratch.bytes();
+  int64_t sum = scratch.bytes() + partials.bytes();
   for (const Grown& each : own) sum += each.bytes();
   sum += 4 * static_cast<int64_t>(3 * experts.expert.size() + experts.weight.size());
   for (const Grown* each : {&prepared.values, &prepared.scales, &prepared.sums, &prepared.wide}) sum += each->bytes();
@@ -178,7 +179,8 @@ class LinearOp : public Op {
  public:
   LinearOp(const PackedWeight* weight, Slot to) : weight_(weight), to_(to) {}
   void begin(Frame& frame) const override {
-    if (to_ != kHeads && to_ != kOut) frame.reserve(to_, weight_->num_out);
+    const bool given = to_ == kOut || (to_ == kHeads && !frame.plan);
+    if (!given) frame.reserve(to_, weight_->num_out);
     require(frame.slots[to_], "a slot has no memory");
   }
   int64_t num_items(const Frame& frame) const override { return num_chunks(frame, *weight_); }
@@ -221,8 +223,10 @@ class GateOp : public Op {
 
 class TurnOp : public Op {
  public:
-  explicit TurnOp(const TurnPlan& plan) : plan_(plan) {}
+  explicit TurnOp(const TurnPlan& plan) : plan_(plan), kv_(plan.kv ? *plan.kv : PagedKv{}) {}
   void begin(Frame& frame) const override {
+    require(!plan_.kv == !frame.plan, "keys are stored where the step's runs are known, and only there");
+    if (plan_.kv) frame.plan->check(kv_);
     require(frame.positions && static_cast<size_t>(plan_.rope) < frame.turns.size(), "no positions or no such rope");
     const Turns& turns = frame.turns[plan_.rope];
     require(turns.rotated <= plan_.head_dim && turns.rotated % 2 == 0, "the rope turns more than a head has");
@@ -239,15 +243,20 @@ class TurnOp : public Op {
       if (gain) frame.row->scale(head, frame.row->inverse_rms(head, plan_.head_dim, plan_.eps), gain, plan_.head_dim, head);
       frame.row->turn(head, cos, cos + turns.rotated, turns.rotated);
     }
+    if (plan_.kv) store(frame, item, head - plan_.num_k * plan_.head_dim);
   }
 
  private:
+  void store(const Frame& frame, int64_t item, const float* keys) const {
+    char* to = kv_.k + frame.plan->place(kv_, static_cast<int>(item));
+    for (int h = 0; h < 2 * plan_.num_k; ++h, keys += plan_.head_dim) {
+      if (h == plan_.num_k) to += kv_.v - kv_.k - plan_.num_k * kv_.stride_head;
+      plan_.store->store_rows({keys, plan_.head_dim, &to, 1, plan_.head_dim, kv_.kind});
+      to += kv_.stride_head;
+    }
+  }
   TurnPlan plan_;
-};
-
-struct alignas(64) Progress {
-  std::atomic<int64_t> next{0};
-  alignas(64) std::atomic<int64_t> done{0};
+  PagedKv kv_;
 };
 
 inline void pause() {
@@ -256,14 +265,34 @@ inline void pause() {
 #endif
 }
 
-void wait_for(const Progress& progress, int64_t num_items) {
-  for (int turn = 0; progress.done.load(std::memory_order_acquire) < num_items; ++turn) {
-    if (turn < kSpins) pause();
-    else sched_yield();
-  }
+double now_s() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
 }  // namespace
+
+struct alignas(64) Progress {
+  std::atomic<int64_t> next{0}, items{-1};
+  alignas(64) std::atomic<int64_t> done{0};
+
+  // The items of the operator as whoever came first counted them: a thread that comes late might find what they
+  // depend on (routed experts) already replaced by a later layer's.
+  int64_t count(const Op& op, const Frame& frame) {
+    int64_t known = items.load(std::memory_order_acquire);
+    if (known >= 0) return known;
+    const int64_t counted = op.num_items(frame);
+    return items.compare_exchange_strong(known, counted, std::memory_order_acq_rel) ? counted : known;
+  }
+
+  void wait_for(int64_t num_items) const {
+    for (int turn = 0; done.load(std::memory_order_acquire) < num_items; ++turn) {
+      if (turn < kSpins) pause();
+      else sched_yield();
+    }
+  }
+};
 
 std::unique_ptr<Op> embed_op(const void* table, bool is_bf16, int64_t num_tokens, int width, float scale) {
   return std::make_unique<EmbedOp>(table, is_bf16, num_tokens, width, scale);
@@ -280,25 +309,44 @@ void Segment::add(std::unique_ptr<Op> op) {
   ops_.push_back(std::move(op));
 }
 
-void Segment::run(Frame& frame, int num_threads) const {
-  const int threads = static_cast<int>(std::min<int64_t>(macs_ * frame.num_rows / kMacsPerThread + 1, num_threads));
+void Segment::mark(const std::string& name) { names_.resize(ops_.size(), name); }
+
+int Segment::threads_for(const Frame& frame) const {
+  int64_t macs = macs_ * frame.num_rows;
+  for (const auto& op : ops_) macs += op->step_macs();
+  return static_cast<int>(std::min<int64_t>(macs / std::max(1, num_layers_) / kMacsPerThread + 1, frame.num_threads));
+}
+
+// One thread's share of the operators.
+void Segment::work(Frame& frame, std::vector<Progress>& progress, float* scratch, bool first) const {
+  const bool timed = first && frame.profiling;
+  double since = timed ? now_s() : 0.0;
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    const int64_t items = progress[i].count(*ops_[i], frame);
+    int64_t mine = 0;
+    for (int64_t item; (item = progress[i].next.fetch_add(1, std::memory_order_relaxed)) < items; ++mine)
+      ops_[i]->run(frame, item, scratch);
+    if (mine) progress[i].done.fetch_add(mine, std::memory_order_acq_rel);
+    progress[i].wait_for(items);
+    if (!timed) continue;
+    const double now = now_s();
+    frame.seconds[i < names_.size() ? names_[i] : ""] += now - since;
+    since = now;
+  }
+}
+
+void Segment::run(Frame& frame) const {
   int64_t floats = 0;
   for (const auto& op : ops_) floats = std::max<int64_t>(floats, op->scratch_floats());
   floats = round_up(floats, 16);
-  frame.scratch.reserve(4 * floats * threads);
   for (const auto& op : ops_) op->begin(frame);
+  const int threads = threads_for(frame);
+  frame.scratch.reserve(4 * floats * threads);
   std::vector<Progress> progress(ops_.size());
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    float* scratch = frame.scratch.as<float>() + floats * omp_get_thread_num();
-    for (size_t i = 0; i < ops_.size(); ++i) {
-      const int64_t items = ops_[i]->num_items(frame);
-      int64_t mine = 0;
-      for (int64_t item; (item = progress[i].next.fetch_add(1, std::memory_order_relaxed)) < items; ++mine)
-        ops_[i]->run(frame, item, scratch);
-      if (mine) progress[i].done.fetch_add(mine, std::memory_order_acq_rel);
-      wait_for(progress[i], items);
-    }
+    const int thread = omp_get_thread_num();
+    work(frame, progress, frame.scratch.as<float>() + floats * thread, thread == 0);
   }
 }
 

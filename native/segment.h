@@ -1,10 +1,13 @@
 // Segments: lists of operators run in one parallel region; see fused.h.
 #pragma once
 #include <atomic>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "fused.h"
+#include "paged.h"
 
 namespace ridgeline {
 
@@ -55,10 +58,14 @@ struct Frame {
   float* slots[kNumSlots] = {};
   Grown own[kNumSlots];  // of the slots that are not bound from outside
   Prepared prepared;
-  Grown scratch;  // a row per thread
-  int64_t scratch_floats = 0;
+  Grown scratch;  // a row per thread, or what attention works on
+  Grown partials;  // of an attention cut into chunks
   const int64_t* tokens = nullptr;
   const int64_t* positions = nullptr;
+  const AttentionPlan* plan = nullptr;  // null: attention is somebody else's, between segments
+  int num_threads = 1;                  // at most so many
+  bool profiling = false;
+  std::map<std::string, double> seconds;  // by operator, where profiling
   std::vector<Turns> turns;
   mutable Experts experts;  // written by the operators that route
   const LinearOps* linear = nullptr;
@@ -92,6 +99,7 @@ class Op {
   virtual int64_t num_items(const Frame& frame) const = 0;
   virtual void run(const Frame& frame, int64_t item, float* scratch) const = 0;
   virtual int64_t macs() const { return 0; }  // multiply-adds per row
+  virtual int64_t step_macs() const { return 0; }  // of the step that has begun, where not so many per row
   virtual int scratch_floats() const { return 0; }
 };
 
@@ -100,12 +108,20 @@ class Segment {
   Segment() = default;
   Segment(const Segment&) = delete;
   void add(std::unique_ptr<Op> op);
-  // On at most num_threads threads; fewer where the work is small.
-  void run(Frame& frame, int num_threads) const;
+  // What a profile calls the operators added since the last mark.
+  void mark(const std::string& name);
+  // How many threads are worth waking is asked of the mean layer.
+  void end_layer() { ++num_layers_; }
+  // On at most frame.num_threads threads; fewer where the work is small.
+  void run(Frame& frame) const;
 
  private:
+  void work(Frame& frame, std::vector<struct Progress>& progress, float* scratch, bool first) const;
+  int threads_for(const Frame& frame) const;
   std::vector<std::unique_ptr<Op>> ops_;
+  std::vector<std::string> names_;
   int64_t macs_ = 0;
+  int num_layers_ = 0;
 };
 
 // Rows of an embedding table, bfloat16 or float32, times `scale`, to kResidual.
@@ -129,11 +145,16 @@ std::unique_ptr<Op> linear_op(const PackedWeight* weight, Slot to);
 // act(first half) * second half of kWide's rows, in place, then to the form of `for_weight`.
 std::unique_ptr<Op> gate_op(Activation act, int width, const PackedWeight* for_weight);
 
-// Heads of kHeads: q then k of each token normalised (where there are gains), then rotated.
+// Attention of kHeads' rows over a cache, to kAttended: two operators (attend_op.cpp).
+void add_attention(Segment& segment, const PagedKv& kv, const AttentionSite& site, const AttentionOps& ops);
+
+// Heads of kHeads: q then k of each token normalised (where there are gains), then rotated; k and v then stored.
 struct TurnPlan {
   int num_q, num_k, num_heads, head_dim, rope;  // num_heads: q, k and v together
   const float *q_gain, *k_gain;
   float eps;
+  const PagedKv* kv;         // where keys and values are stored at once; null: they are not
+  const AttentionOps* store;
 };
 std::unique_ptr<Op> turn_op(const TurnPlan& plan);
 

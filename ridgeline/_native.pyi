@@ -19,14 +19,12 @@ class PagedKv:
     ) -> None: ...
 
 class AttentionPlan:
-    """The runs of one step; every block id is checked once, here."""
+    """The runs of one step: (first position, number of rows, block table). Every block id is
+    checked once, here."""
 
     def __init__(
         self,
-        row_start: list[int],
-        computed: list[int],
-        table_start: list[int],
-        table: list[int],
+        runs: list[tuple[int, int, tuple[int, ...]]],
         num_blocks: int,
         block_size: int,
     ) -> None: ...
@@ -78,6 +76,7 @@ class FusedFrame:
     def __init__(self, isa: str) -> None: ...
     def begin(self, num_rows: int, tokens: int, positions: int, out: int) -> None: ...
     def set_turns(self, rope: int, table: int, num_positions: int, rotated: int) -> None: ...
+    def profile(self, on: bool) -> dict[str, float]: ...
     @property
     def nbytes(self) -> int: ...
 
@@ -112,7 +111,14 @@ class FusedSegment:
         q_gain: int,
         k_gain: int,
         eps: float,
+        kv: PagedKv | None,
+        isa: str,
     ) -> None: ...
+    def attend(
+        self, kv: PagedKv, num_heads: int, scale: float, window: int, softcap: float, isa: str
+    ) -> None: ...
+    def mark(self, name: str) -> None: ...
+    def run_step(self, frame: FusedFrame, plan: AttentionPlan, num_threads: int) -> None: ...
     def experts(
         self,
         router: int,

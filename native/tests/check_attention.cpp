@@ -176,6 +176,37 @@ std::vector<float> in_pieces(const AttentionOps& ops, Made& m, int size, int thr
   return out;
 }
 
+// By a caller with threads of its own: units in any order, then merges, partials placed late.
+struct Held {
+  std::vector<char> bytes[3];
+  static void* hold(void* owner, AttentionHold what, int64_t size) {
+    if (what == AttentionHold::kPartials) return nullptr;
+    auto& held = static_cast<Held*>(owner)->bytes[static_cast<int>(what)];
+    held.resize(static_cast<size_t>(size));
+    return held.data();
+  }
+};
+
+std::vector<float> in_units(const AttentionOps& ops, const Made& m, int threads) {
+  std::vector<float> out(m.q.size());
+  AttentionArgs a = m.args;
+  a.num_threads = threads;
+  Held held;
+  AttentionWork work;
+  ops.plan(a, {&held, Held::hold}, work);
+  std::vector<float> partials(static_cast<size_t>(work.num_floats));
+  work.floats = partials.data();
+  work.args.out = out.data();
+  std::vector<int> order;
+  for (int i = 0; i < work.num_units; ++i) order.push_back(i);
+  std::shuffle(order.begin(), order.end(), rng);
+  void* desk = aligned_alloc(64, static_cast<size_t>((ops.desk_bytes + 63) / 64 * 64));
+  for (int unit : order) ops.run_unit(work, unit, desk);
+  for (int i = 0; i < work.num_merges; ++i) ops.merge_item(work, i, desk);
+  free(desk);
+  return out;
+}
+
 void check(const AttentionOps& ops, const Shape& shape) {
   Made m(shape);
   m.fill(ops);
@@ -185,6 +216,8 @@ void check(const AttentionOps& ops, const Shape& shape) {
   compare(ops, m, out);
   for (auto [size, threads] : {std::pair(1, 1), std::pair(3, 2), std::pair(1000, 3)})
     if (in_pieces(ops, m, size, threads) != out) fail(ops.isa, shape, "differs in pieces of", size);
+  for (int threads : {1, 2, 5})
+    if (in_units(ops, m, threads) != out) fail(ops.isa, shape, "differs in units for threads", threads);
 }
 
 void check_all(const AttentionOps& ops) {
@@ -196,8 +229,8 @@ void check_all(const AttentionOps& ops) {
       s.runs = {{pick(0, 70), pick(1, 20)}, {pick(500, 600), 1}, {0, pick(1, 3)}};
       check(ops, s);
     }
-  Shape longest = {KvKind::kInt8, 4, 2, 64, 16, 0, 0, {{1500, 1}}};
-  check(ops, longest);
+  check(ops, {KvKind::kInt8, 4, 2, 64, 16, 0, 0, {{1500, 1}}});
+  check(ops, {KvKind::kBfloat16, 10, 5, 32, 16, 700, 0, {{1500, 1}, {3, 2}}});  // kv heads that divide unevenly
   printf("%s: checked, %d failure(s) so far\n", ops.isa, failures);
 }
 

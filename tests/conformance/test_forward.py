@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 import ridgeline._native as _native
+from ridgeline.engine.attention import build_attention
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.kv_format import kv_format
+from ridgeline.engine.core.plan import Run
 from ridgeline.engine.forward import choose
 from ridgeline.engine.forward.native import NativeForward
 from ridgeline.engine.kernels.native_linear import ISA_VARIABLE
@@ -18,7 +22,7 @@ from ridgeline.engine.model.load import load_decoder
 from ridgeline.errors import CannotRun
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import apply_quantization
+from ridgeline.spec.rewrite import apply_quantization, with_dtype, with_kv_dtype
 from tests.conformance.tiny_models import FAMILIES, make_model
 
 CPU = torch.device("cpu")
@@ -117,6 +121,73 @@ def test_every_isa_gives_the_same_bits(
     best = hidden(decoder_of(checkpoint(name), "int4", "native"), *rows)
     monkeypatch.setenv(ISA_VARIABLE, isa)
     assert torch.equal(hidden(decoder_of(checkpoint(name), "int4", "native"), *rows), best)
+
+
+NUM_BLOCKS, BLOCK = 200, 5
+
+
+def steps_of(lengths: list[int], chunk: int) -> list[list[Run]]:
+    """Every sequence fed `chunk` tokens at a time, together, its blocks anywhere."""
+    order = iter(torch.randperm(NUM_BLOCKS).tolist())
+    tokens = [tuple(torch.randint(0, 67, (length,)).tolist()) for length in lengths]
+    blocks = [tuple(next(order) for _ in range(-(-length // BLOCK))) for length in lengths]
+    return [
+        [
+            Run(seq, first, given, blocks[seq], None)
+            for seq, known in enumerate(tokens)
+            if (given := known[first : first + chunk])
+        ]
+        for first in range(0, max(lengths), chunk)
+    ]
+
+
+def through_cache(
+    decoder: Decoder, steps: list[list[Run]], kv: str, whole: bool
+) -> tuple[list[Tensor], KvCache]:
+    """Hidden states of each step, and the cache behind them; `whole`: the step as one segment."""
+    spec = with_kv_dtype(with_dtype(decoder.spec, "float32"), kv)
+    cache = KvCache.allocate(spec, NUM_BLOCKS, BLOCK, torch.float32, "cpu", kv_format(kv))
+    attention = build_attention("native", spec, cache)
+    found = []
+    with torch.inference_mode():
+        for runs in steps:
+            step = attention.prepare(runs)
+            attend = step if whole else lambda q, kv_T2KD, i, step=step: step(q, kv_T2KD, i)
+            tokens = torch.tensor([token for run in runs for token in run.tokens])
+            at = [torch.arange(run.start, run.start + len(run.tokens)) for run in runs]
+            end = max(run.start + len(run.tokens) for run in runs)
+            found.append(decoder.hidden(tokens, torch.cat(at), end, attend).clone())
+    return found, cache
+
+
+@pytest.mark.parametrize("kv", ["float32", "int8"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "mixtral"])
+def test_a_step_in_one_segment_gives_the_bits_of_attention_between_segments(
+    name: str, kv: str, checkpoint: Callable[[str], Path]
+) -> None:
+    decoder = decoder_of(checkpoint(name), "int4", "native")
+    assert isinstance(decoder.forward, NativeForward)
+    for lengths, chunk, threads in (([7], 3, 1), ([600, 40, 1], 550, 3), ([3] * 9, 2, 2)):
+        steps, decoder.forward.num_threads = steps_of(lengths, chunk), threads
+        (found, cache), (expected, twin) = (
+            through_cache(decoder, steps, kv, whole) for whole in (True, False)
+        )
+        assert all(map(torch.equal, found, expected)), (lengths, threads)
+        assert all(map(torch.equal, cache.layers, twin.layers)), (lengths, threads)
+
+
+def test_a_profile_names_every_operator_of_a_step(checkpoint: Callable[[str], Path]) -> None:
+    decoder = decoder_of(checkpoint("llama"), "int4", "native")
+    assert isinstance(decoder.forward, NativeForward)
+    frame, steps = decoder.forward.frame, steps_of([4], 4)
+    through_cache(decoder, steps, "int8", whole=True)
+    assert not frame.profile(True)
+    through_cache(decoder, steps, "int8", whole=True)
+    spent = frame.profile(False)
+    assert {"embed", "qkv", "turn, store", "attend", "o", "gate_up", "down", "norm"} <= set(spent)
+    assert all(seconds >= 0 for seconds in spent.values())
+    through_cache(decoder, steps, "int8", whole=True)
+    assert not frame.profile(False)
 
 
 def test_tokens_and_positions_outside_the_tables_are_refused(

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -65,63 +64,43 @@ class NativeAttention:
         return tuple(reasons)
 
     def prepare(self, runs: Sequence[Run]) -> NativeStep:
-        plan = _native.AttentionPlan(
-            row_start=list(accumulate((len(run.tokens) for run in runs), initial=0)),
-            computed=[run.start for run in runs],
-            table_start=list(accumulate((len(run.blocks) for run in runs), initial=0)),
-            table=[block for run in runs for block in run.blocks],
-            num_blocks=self.cache.num_blocks,
-            block_size=self.cache.block_size,
-        )
-        return NativeStep(self, plan)
+        cache = self.cache
+        placed = [(run.start, len(run.tokens), run.blocks) for run in runs]
+        return NativeStep(self, _native.AttentionPlan(placed, cache.num_blocks, cache.block_size))
 
 
 class NativeStep:
-    """One step of `NativeAttention`; `plan` is checked once and shared by all layers."""
+    """One step of `NativeAttention`; `plan` is checked once and shared by all layers.
+
+    Layers that are native too (engine/forward/native.py) never call it: attention is then part of
+    their own segment, by the same plan.
+    """
 
     def __init__(self, owner: NativeAttention, plan: _native.AttentionPlan) -> None:
         self.owner, self.plan = owner, plan
 
     def __call__(self, q_THD: Tensor, kv_T2KD: Tensor, layer: int) -> Tensor:
+        owner, plan, attention = self.owner, self.plan, self.owner.attentions[layer]
+        _check(q_THD, plan.num_rows, attention.num_heads, attention.head_dim)
+        _check(kv_T2KD, plan.num_rows, 2, attention.num_kv_heads, attention.head_dim)
+        place, (row, kind, head, _) = owner.places[layer], kv_T2KD.stride()
+        _native.write_kv(plan, place, kv_T2KD.data_ptr(), row, kind, head, owner.isa)
         out_THD = torch.empty(q_THD.shape, dtype=torch.float32)
-        BoundStep(self, q_THD, kv_T2KD, out_THD)(layer)
-        return out_THD
-
-
-class BoundStep:
-    """A step whose queries, keys, values and results stay in one place for all layers of a shape:
-    what is checked and looked up once is not looked up again per layer."""
-
-    __slots__ = ("kv", "owner", "plan", "q", "shape", "to")
-
-    def __init__(self, step: NativeStep, q_THD: Tensor, kv_T2KD: Tensor, out_THD: Tensor) -> None:
-        self.owner, self.plan = step.owner, step.plan
-        _, num_heads, head_dim = q_THD.shape
-        self.shape = num_heads, kv_T2KD.shape[2], head_dim
-        _check(q_THD, self.plan.num_rows, num_heads, head_dim)
-        _check(kv_T2KD, self.plan.num_rows, 2, self.shape[1], head_dim)
-        assert out_THD.shape == q_THD.shape and out_THD.is_contiguous()
-        self.q = q_THD.data_ptr(), q_THD.stride(0), q_THD.stride(1)
-        row, kind, head, _ = kv_T2KD.stride()
-        self.kv = kv_T2KD.data_ptr(), row, kind, head
-        self.to = out_THD.data_ptr()
-
-    def __call__(self, layer: int) -> None:
-        owner, attention, place = self.owner, self.owner.attentions[layer], self.owner.places[layer]
-        assert self.shape == (attention.num_heads, attention.num_kv_heads, attention.head_dim)
-        _native.write_kv(self.plan, place, *self.kv, owner.isa)
         _native.attend(
-            self.plan,
+            plan,
             place,
-            *self.q,
+            q_THD.data_ptr(),
+            q_THD.stride(0),
+            q_THD.stride(1),
             attention.num_heads,
-            self.to,
+            out_THD.data_ptr(),
             attention.scale,
             attention.window or 0,
             attention.softcap or 0.0,
             owner.num_threads,
             owner.isa,
         )
+        return out_THD
 
 
 def _place(kv_N2KBW: Tensor, kind: str, head_dim: int) -> _native.PagedKv:

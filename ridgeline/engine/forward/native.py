@@ -7,6 +7,9 @@ the form that the next product takes; threads claim pieces, and none waits for o
 
     embed·norm·qkv·turn ─attention─ o·add·norm·gate_up·gate·down·add·norm·qkv·turn ─attention─ …
 
+Where attention is native too, it is an operator like the others and the step one segment: Python is
+entered once per step and threads wake once. Any other attention is called between segments.
+
 Invariant: bitwise the same row whatever it is batched with, on any number of threads, on every ISA
 (the order of its sums stands in native/fused.h).
 
@@ -18,14 +21,16 @@ Shape legend: T tokens, C hidden_size, H query heads, K key heads, D head_dim, X
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 import ridgeline._native as _native
 from ridgeline.engine.attention.base import Attend
-from ridgeline.engine.attention.native import BoundStep, NativeStep
+from ridgeline.engine.attention.native import NativeAttention, NativeStep
 from ridgeline.engine.forward.base import Body
-from ridgeline.engine.forward.segments import heads_of, segment_of, stages
+from ridgeline.engine.forward.segments import Op, heads_of, segment_of, stages
 from ridgeline.engine.kernels.native_linear import isa
 from ridgeline.spec.format import FP32, Format
 from ridgeline.spec.model import LinearSpec, ModelSpec
@@ -43,13 +48,8 @@ class NativeForward:
         self.heads = tuple(heads_of(block.attention) for block in body.blocks)
         self.stages = stages(body)
         self.segments = tuple(segment_of(*ops) for ops in self.stages)
+        self.whole: _Whole | None = None
         self.tables: tuple[Tensor, ...] = ()
-        self.num_rows = 0
-        self.views: tuple[_Views, ...] = ()
-
-    def pieces(self) -> tuple[list[tuple[str, _native.FusedSegment]], ...]:
-        """The same segments cut into one per operator, by name: what a profile runs."""
-        return tuple([(op.name, segment_of(op)) for op in ops] for ops in self.stages)
 
     @staticmethod
     def why_not(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
@@ -73,22 +73,33 @@ class NativeForward:
         tokens_T, positions_T = tokens_T.contiguous(), positions_T.contiguous()
         self._turn_tables(end)
         frame.begin(num_rows, tokens_T.data_ptr(), positions_T.data_ptr(), out_TC.data_ptr())
-        for view in self._views(num_rows):
-            view.attend_by(attend)
-        attended = 0
-        for layer, view in enumerate(self.views):
-            self.segments[layer].run(frame, attended, view.address, threads)
-            attended = view.attended(layer)
-        self.segments[-1].run(frame, attended, 0, threads)
+        if isinstance(attend, NativeStep):
+            self._with(attend.owner).run_step(frame, attend.plan, threads)
+        else:
+            self._between(attend, num_rows)
         return out_TC
 
-    def _views(self, num_rows: int) -> tuple[_Views, ...]:
-        """One per shape of heads; `self.views` has one per layer. Kept while steps are alike."""
-        if num_rows != self.num_rows:
-            shapes = {shape: _Views(num_rows, *shape) for shape in dict.fromkeys(self.heads)}
-            self.views = tuple(shapes[shape] for shape in self.heads)
-            self.num_rows = num_rows
-        return tuple(dict.fromkeys(self.views))
+    def _with(self, attention: NativeAttention) -> _native.FusedSegment:
+        """The step as one segment; made at the first step with this attention."""
+        if self.whole is None or self.whole.attention is not attention:
+            ops = tuple(op for stage in stages(self.body, attention) for op in stage)
+            self.whole = _Whole(attention, ops, segment_of(*ops))
+        return self.whole.segment
+
+    def _between(self, attend: Attend, num_rows: int) -> None:
+        """The begun step, `attend` called between segments."""
+        views = {shape: _Views(num_rows, *shape) for shape in dict.fromkeys(self.heads)}
+        attended_THD: Tensor | None = None
+        for layer, shape in enumerate(self.heads):
+            view = views[shape]
+            self._run(self.segments[layer], attended_THD, view.heads_TXD.data_ptr())
+            attended_THD = attend(view.q_THD, view.kv_T2KD, layer).contiguous()
+            assert attended_THD.shape == view.q_THD.shape and attended_THD.dtype == torch.float32
+        self._run(self.segments[-1], attended_THD, 0)
+
+    def _run(self, segment: _native.FusedSegment, attended_THD: Tensor | None, heads: int) -> None:
+        attended = 0 if attended_THD is None else attended_THD.data_ptr()
+        segment.run(self.frame, attended, heads, self.num_threads)
 
     def _turn_tables(self, end: int) -> None:
         tables = self.body.ropes.ready(end)
@@ -100,32 +111,22 @@ class NativeForward:
         self.tables = tables
 
 
+@dataclass(frozen=True)
+class _Whole:
+    """A step as one segment; `ops` keep alive what it borrows."""
+
+    attention: NativeAttention
+    ops: tuple[Op, ...]
+    segment: _native.FusedSegment
+
+
 class _Views:
-    """The step's heads of one shape, which a segment writes, and what attention made of them."""
+    """The step's heads of one shape, which a segment writes."""
 
     def __init__(self, num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-        heads_TXD = torch.empty((num_rows, num_heads + 2 * num_kv_heads, head_dim))
-        self.address = heads_TXD.data_ptr()
-        self.q_THD = heads_TXD[:, :num_heads]
-        self.kv_T2KD = heads_TXD[:, num_heads:].view(-1, 2, num_kv_heads, head_dim)
-        self.out_THD = torch.empty((num_rows, num_heads, head_dim))
-
-    def attend_by(self, attend: Attend) -> None:
-        """The attention of the step that begins; our own is told once where everything lies."""
-        self.attend = attend
-        self.bound: BoundStep | None = None
-        if isinstance(attend, NativeStep):
-            self.bound = BoundStep(attend, self.q_THD, self.kv_T2KD, self.out_THD)
-
-    def attended(self, layer: int) -> int:
-        """Attention of a layer: where its contiguous results o_THD lie."""
-        if self.bound is not None:
-            self.bound(layer)
-            return self.out_THD.data_ptr()
-        o_THD = self.attend(self.q_THD, self.kv_T2KD, layer)
-        assert o_THD.shape == self.q_THD.shape and o_THD.dtype == torch.float32
-        self.out_THD = o_THD.contiguous()
-        return self.out_THD.data_ptr()
+        self.heads_TXD = torch.empty((num_rows, num_heads + 2 * num_kv_heads, head_dim))
+        self.q_THD = self.heads_TXD[:, :num_heads]
+        self.kv_T2KD = self.heads_TXD[:, num_heads:].view(-1, 2, num_kv_heads, head_dim)
 
 
 def _refusal(path: str, linear: LinearSpec, device: torch.device) -> str | None:

@@ -5,6 +5,9 @@
                   qkv · turn
     stage N       … · down · norm
 
+Where attention is native as well, keys and values are stored as they are turned, attention follows
+as one more operator, and all stages are one segment.
+
 A segment borrows the memory of weights and gains: the body keeps it alive.
 """
 
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 import ridgeline._native as _native
+from ridgeline.engine.attention.native import NativeAttention
 from ridgeline.engine.forward.base import Body
 from ridgeline.engine.model.layers import (
     AttentionLayer,
@@ -47,6 +51,7 @@ def segment_of(*ops: Op) -> _native.FusedSegment:
     segment = _native.FusedSegment()
     for op in ops:
         op.write(segment)
+        segment.mark(op.name)
     return segment
 
 
@@ -55,21 +60,23 @@ def heads_of(layer: AttentionLayer) -> tuple[int, int, int]:
     return layer.num_heads, layer.num_kv_heads, layer.head_dim
 
 
-def stages(body: Body) -> list[list[Op]]:
-    """What runs before each attention, and behind the last one."""
-    writer = _Writer(body)
+def stages(body: Body, attention: NativeAttention | None = None) -> list[list[Op]]:
+    """What runs before each attention, and behind the last one. With `attention`, each stage but
+    the last ends with it."""
+    writer = _Writer(body, attention)
     found, ops = [], [writer.embed()]
     branch: Norm | None = None
-    for block in body.blocks:
-        found.append([*ops, *writer.head(block, branch)])
+    for layer, block in enumerate(body.blocks):
+        found.append([*ops, *writer.head(layer, block, branch)])
         ops = list(writer.tail(block))
         branch = block.branch_norms[1]
     return [*found, [*ops, writer.rows("norm", body.norm, branch, None)]]
 
 
 class _Writer:
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: Body, attention: NativeAttention | None) -> None:
         self.body, self.eps, self.size = body, body.spec.norm_eps, body.spec.hidden_size
+        self.attention = attention
 
     def embed(self) -> Op:
         table_VC = self.body.embed_VC
@@ -79,7 +86,7 @@ class _Writer:
         at = table_VC.data_ptr()
         return Op("embed", lambda s: s.embed(at, is_bf16, num_tokens, width, scale))
 
-    def head(self, block: Block, branch: Norm | None) -> Iterator[Op]:
+    def head(self, layer_index: int, block: Block, branch: Norm | None) -> Iterator[Op]:
         """Up to the block's attention. `branch`: of the block before, None at the first."""
         layer = block.attention
         qkv = _packed(layer.qkv)
@@ -88,10 +95,19 @@ class _Writer:
         yield self.rows("norm+quantise", block.attention_norm, branch, qkv)
         yield _linear("qkv", qkv, "heads")
         q_gain, k_gain = _head_gains(layer)
-        all_heads, rope, eps = num_heads + 2 * num_keys, block.rope, self.eps
+        shape = (num_heads, num_keys, num_heads + 2 * num_keys, head_dim)
+        turned = (*shape, block.rope, q_gain, k_gain, self.eps)
+        if self.attention is None:
+            yield Op("turn", lambda s: s.turn(*turned, None, "auto"))
+            return
+        owner, place = self.attention, self.attention.places[layer_index]
+        yield Op("turn, store", lambda s: s.turn(*turned, place, owner.isa))
+        site = owner.attentions[layer_index]
+        assert heads_of(layer) == (site.num_heads, site.num_kv_heads, site.head_dim)
+        window, softcap = site.window or 0, site.softcap or 0.0
         yield Op(
-            "turn",
-            lambda s: s.turn(num_heads, num_keys, all_heads, head_dim, rope, q_gain, k_gain, eps),
+            "attend",
+            lambda s: s.attend(place, num_heads, site.scale, window, softcap, owner.isa),
         )
 
     def tail(self, block: Block) -> Iterator[Op]:
