@@ -149,24 +149,21 @@ class Engine:
         sampling: Sampling,
         sink: Sink,
         *,
-        ask_id: str | None = None,
-        priority: int = 0,
-        tenant: str = "",
         timeout_s: float | None = None,
-        slo: Slo | None = None,
-        background: bool = False,
+        **terms: Any,
     ) -> Callable[[], None]:
         """Ask; from then on `sink` gets the ask's events, on this asyncio loop, a step's at once.
 
         Returns how to leave: nothing more is heard, and what has not ended is aborted.
-        `timeout_s`: from now, after which the answer is of no use. `slo`: what the caller was
-        promised. `background`: yields its seat and its blocks to any other ask (`core/lanes.py`).
+        `timeout_s`: from now, after which the answer is of no use. `terms`: `ask_id`, `priority`,
+        `tenant`, `slo` (what the caller was promised), `background` (yields its seat and its blocks
+        to any other ask, `core/lanes.py`).
         Raises BadInput, CannotRun, DoesNotFit, EngineFull or EngineUnavailable.
         """
         if sampling.structured is not None:
             await asyncio.to_thread(self._masks.prepare, sampling.structured)
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
-        ask = self._ask(prompt, sampling, ask_id, priority, tenant, deadline_s, slo, background)
+        ask = self._ask(prompt, sampling, deadline_s=deadline_s, **terms)
         inboxes = self._inboxes_here()
         inbox = inboxes.open(ask.id, sink, sampling.n)
         leave = partial(self._leave, inboxes, ask.id, inbox)

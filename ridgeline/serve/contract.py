@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
-from ridgeline.records import EngineInfo, Event, Sampling, Slo
+from ridgeline.records import EngineInfo, Event, Sampling
 
 Sink = Callable[[Sequence[Event]], None]
 
@@ -57,13 +57,11 @@ class ServedEngine(Protocol):
         sampling: Sampling,
         sink: Sink,
         *,
-        ask_id: str | None = None,
-        priority: int = 0,
-        tenant: str = "",
         timeout_s: float | None = None,
-        slo: Slo | None = None,
-        background: bool = False,
-    ) -> Callable[[], None]: ...
+        **terms: Any,
+    ) -> Callable[[], None]:
+        """`terms`: ask_id, priority, tenant, slo, background, as `Engine.listen` has them."""
+        ...
 
     def embed(
         self, tokens: Sequence[int], pooling: Literal["mean", "last"]

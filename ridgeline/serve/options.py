@@ -35,7 +35,7 @@ HELP = {
     "tokens_per_minute": "Each key's tokens per minute, prompt and answer together.",
     "slo_classes": "Promises by class, e.g. 'chat=ttft:500 tpot:50;bulk=e2e:60000'.",
     "batch_store": "SQLite file of the Batch API (default: no Batch API).",
-    "batch_store_max_bytes": "Most bytes that file may hold (default: 16 GiB): then 413, and lines wait.",
+    "batch_store_max_bytes": "Most bytes in that file (default: 16 GiB): then 413, and lines wait.",
     "batch_window": "Hours in which batch lines are begun: 22:00-06:00.",
     "price_per_hour": "What this machine costs per hour, for the cost metrics.",
     "default_slo_class": "Class of requests that name none (default: the first).",

@@ -67,8 +67,8 @@ class Files:
         file_id = new_file_id()
         with self._db.transaction() as db:
             db.execute(
-                "INSERT INTO files (id, filename, purpose, num_bytes, created_at, complete, tenant) "
-                "VALUES (?, '', '', 0, ?, 0, ?)",
+                "INSERT INTO files (id, filename, purpose, num_bytes, created_at, complete, "
+                "tenant) VALUES (?, '', '', 0, ?, 0, ?)",
                 (file_id, int(self._clock()), tenant),
             )
         return Upload(self._db, file_id)

@@ -21,14 +21,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from sqlite3 import Connection, Row
-from typing import Literal
 
 import msgspec
 
 from ridgeline.serve.batches.files import Files, add_result_file, read_range
 from ridgeline.serve.batches.owner import is_gone, this_process
 from ridgeline.serve.batches.records import (
-    MOVES,
     PRICE_FACTOR,
     Batch,
     Lease,
@@ -39,13 +37,25 @@ from ridgeline.serve.batches.records import (
     Status,
 )
 from ridgeline.serve.batches.schema import Database
+from ridgeline.serve.batches.statements import (
+    COLUMNS,
+    LINE_KINDS,
+    MAX_LEASES,
+    OPEN,
+    RELEASE,
+    batch_of,
+    count,
+    end_if_done,
+    fail_open_lines,
+    find,
+    keep,
+    move,
+    open_lines,
+)
 
 LEASE_S = 60.0
 CANCEL_GRACE_S = 600.0
-MAX_LEASES = 10
-"""A line that was being answered when the process died so many times is held to be the cause."""
 
-_COLUMNS = ", ".join(field.name for field in msgspec.structs.fields(Batch))
 _UNRUN: dict[str, tuple[str, str]] = {
     "expired": (
         "batch_expired",
@@ -90,7 +100,7 @@ class Store:
             rows = db.execute("SELECT DISTINCT owner FROM lines WHERE state = 'leased'").fetchall()
             gone = [row["owner"] for row in rows if is_gone(row["owner"])]
             return sum(
-                db.execute(f"{_RELEASE} WHERE state = 'leased' AND owner = ?", (owner,)).rowcount
+                db.execute(f"{RELEASE} WHERE state = 'leased' AND owner = ?", (owner,)).rowcount
                 for owner in gone
             )
 
@@ -118,12 +128,12 @@ class Store:
                     new.tenant,
                 ),
             )
-            return _batch(_find(db, batch_id))
+            return batch_of(find(db, batch_id))
 
     def get(self, batch_id: str) -> Batch | None:
         with self._db.reading() as db:
-            row = _find(db, batch_id)
-            return None if row is None else _batch(row)
+            row = find(db, batch_id)
+            return None if row is None else batch_of(row)
 
     def page(
         self, *, after: str | None = None, limit: int = 20, tenant: str | None = None
@@ -131,34 +141,34 @@ class Store:
         """A page, newest first, of one tenant or of all (None); `after`: the last one seen."""
         with self._db.reading() as db:
             rows = db.execute(
-                f"SELECT {_COLUMNS} FROM batches "
+                f"SELECT {COLUMNS} FROM batches "
                 "WHERE ifnull(serial < (SELECT serial FROM batches WHERE id = ?), 1) "
                 "AND (? IS NULL OR tenant = ?) ORDER BY serial DESC LIMIT ?",
                 (after, tenant, tenant, limit),
             ).fetchall()
-        return [_batch(row) for row in rows]
+        return [batch_of(row) for row in rows]
 
     def having(self, *statuses: Status) -> Sequence[Batch]:
         """Batches in one of these states, oldest first."""
         marks = ", ".join("?" * len(statuses))
         with self._db.reading() as db:
             rows = db.execute(
-                f"SELECT {_COLUMNS} FROM batches WHERE status IN ({marks}) ORDER BY serial",
+                f"SELECT {COLUMNS} FROM batches WHERE status IN ({marks}) ORDER BY serial",
                 statuses,
             ).fetchall()
-        return [_batch(row) for row in rows]
+        return [batch_of(row) for row in rows]
 
     def cancel(self, batch_id: str) -> bool:
         """Begin to cancel; False where the batch is past that."""
         with self._db.transaction() as db:
-            return _move(db, batch_id, "cancelling", int(self._clock()))
+            return move(db, batch_id, "cancelling", int(self._clock()))
 
     # -- validation
 
     def accept(self, batch_id: str, lines: Iterable[Line], model: str | None) -> bool:
         """The input is good: its lines wait to be answered. False where it was cancelled."""
         with self._db.transaction() as db:
-            if not _move(db, batch_id, "in_progress", int(self._clock())):
+            if not move(db, batch_id, "in_progress", int(self._clock())):
                 return False
             rows = (
                 (batch_id, place, line.custom_id, line.first_byte, line.num_bytes)
@@ -178,7 +188,7 @@ class Store:
     def refuse(self, batch_id: str, errors: Sequence[LineError]) -> bool:
         """The input is bad. False where the batch was cancelled meanwhile."""
         with self._db.transaction() as db:
-            moved = _move(db, batch_id, "failed", int(self._clock()))
+            moved = move(db, batch_id, "failed", int(self._clock()))
             if moved:
                 text = msgspec.json.encode(errors).decode()
                 db.execute("UPDATE batches SET errors = ? WHERE id = ?", (text, batch_id))
@@ -192,12 +202,12 @@ class Store:
         found: list[Lease] = []
         with self._db.transaction() as db:
             batches = db.execute(
-                "SELECT id, endpoint, input_file_id, tenant FROM batches WHERE status = 'in_progress' "
-                "AND expires_at > ? ORDER BY serial",
+                "SELECT id, endpoint, input_file_id, tenant FROM batches "
+                "WHERE status = 'in_progress' AND expires_at > ? ORDER BY serial",
                 (now_s,),
             ).fetchall()
             for batch in batches:
-                for row in _open_lines(db, batch["id"], now_s, most - len(found)):
+                for row in open_lines(db, batch["id"], now_s, most - len(found)):
                     found.append(self._lease(db, batch, row, now_s + lease_s))
         return found
 
@@ -237,7 +247,7 @@ class Store:
         with self._db.transaction() as db:
             for lease in leases:
                 db.execute(
-                    f"{_RELEASE}, num_leases = num_leases - 1 "
+                    f"{RELEASE}, num_leases = num_leases - 1 "
                     "WHERE batch_id = ? AND place = ? AND state = 'leased' AND lease = ?",
                     (lease.batch_id, lease.place, lease.token),
                 )
@@ -247,11 +257,11 @@ class Store:
         taken: dict[str, list[Outcome]] = defaultdict(list)
         with self._db.transaction() as db:
             for outcome in outcomes:
-                if _keep(db, outcome):
+                if keep(db, outcome):
                     taken[outcome.lease.batch_id].append(outcome)
             for batch_id, each in taken.items():
-                _count(db, batch_id, each)
-                _end_if_done(db, batch_id, int(self._clock()))
+                count(db, batch_id, each)
+                end_if_done(db, batch_id, int(self._clock()))
         return sum(map(len, taken.values()))
 
     # -- endings
@@ -273,7 +283,7 @@ class Store:
     def _is_idle(self, batch: Batch) -> bool:
         with self._db.reading() as db:
             busy = db.execute(
-                f"SELECT 1 FROM lines WHERE batch_id = ? AND {_OPEN} "
+                f"SELECT 1 FROM lines WHERE batch_id = ? AND {OPEN} "
                 "AND state = 'leased' AND leased_until > ? LIMIT 1",
                 (batch.id, self._clock()),
             ).fetchone()
@@ -284,11 +294,11 @@ class Store:
         keep_s = batch.output_expires_after_s
         expires_at = None if keep_s is None else batch.created_at + keep_s
         with self._db.transaction() as db:
-            if not _move(db, batch.id, status, now_s):
+            if not move(db, batch.id, status, now_s):
                 return
             if status in _UNRUN:
-                _fail_open_lines(db, batch.id, *_UNRUN[status])
-            names = [add_result_file(db, batch.id, kind, now_s, expires_at) for kind in _LINE_KINDS]
+                fail_open_lines(db, batch.id, *_UNRUN[status])
+            names = [add_result_file(db, batch.id, kind, now_s, expires_at) for kind in LINE_KINDS]
             db.execute(
                 "UPDATE batches SET output_file_id = ?, error_file_id = ? WHERE id = ?",
                 (*names, batch.id),
@@ -300,116 +310,8 @@ class Store:
         values = (MAX_LEASES, self._clock())
         with self._db.transaction() as db:
             rows = db.execute(
-                f"SELECT DISTINCT batch_id FROM lines WHERE {_OPEN} {poison}", values
+                f"SELECT DISTINCT batch_id FROM lines WHERE {OPEN} {poison}", values
             ).fetchall()
             for row in rows:
-                _fail_open_lines(db, row["batch_id"], "server_error", message, poison, values)
-                _end_if_done(db, row["batch_id"], int(values[1]))
-
-
-_OPEN = "state IN ('pending', 'leased')"  # as the partial index has it, or it is not used
-_LINE_KINDS: tuple[Literal["succeeded", "failed"], ...] = ("succeeded", "failed")
-_RELEASE = "UPDATE lines SET state = 'pending', lease = NULL, owner = NULL, leased_until = NULL"
-
-
-def _find(db: Connection, batch_id: str) -> Row:
-    found: Row = db.execute(f"SELECT {_COLUMNS} FROM batches WHERE id = ?", (batch_id,)).fetchone()
-    return found
-
-
-def _batch(row: Row) -> Batch:
-    values = dict(row)
-    for name in ("metadata", "errors"):
-        values[name] = None if values[name] is None else msgspec.json.decode(values[name])
-    return msgspec.convert(values, Batch)
-
-
-def _move(db: Connection, batch_id: str, status: Status, now_s: int) -> bool:
-    """Move a batch along `MOVES`; False where it is in no state to."""
-    origins = MOVES[status]
-    done = db.execute(
-        f"UPDATE batches SET status = ?, {status}_at = ? WHERE id = ? "
-        f"AND status IN ({', '.join('?' * len(origins))})",
-        (status, now_s, batch_id, *origins),
-    )
-    return done.rowcount == 1
-
-
-def _open_lines(db: Connection, batch_id: str, now_s: float, most: int) -> Sequence[Row]:
-    if most <= 0:
-        return []
-    return db.execute(
-        "SELECT batch_id, place, custom_id, first_byte, num_bytes FROM lines "
-        f"WHERE batch_id = ? AND {_OPEN} "
-        "AND (state = 'pending' OR leased_until <= ?) AND num_leases < ? ORDER BY place LIMIT ?",
-        (batch_id, now_s, MAX_LEASES, most),
-    ).fetchall()
-
-
-def _keep(db: Connection, outcome: Outcome) -> bool:
-    lease = outcome.lease
-    done = db.execute(
-        "UPDATE lines SET state = ?, result = ?, lease = NULL, owner = NULL, leased_until = NULL "
-        "WHERE batch_id = ? AND place = ? AND state = 'leased' AND lease = ?",
-        (
-            "succeeded" if outcome.succeeded else "failed",
-            outcome.result,
-            lease.batch_id,
-            lease.place,
-            lease.token,
-        ),
-    )
-    return done.rowcount == 1
-
-
-def _count(db: Connection, batch_id: str, outcomes: Sequence[Outcome]) -> None:
-    num_succeeded = sum(outcome.succeeded for outcome in outcomes)
-    db.execute(
-        "UPDATE batches SET completed = completed + ?, failed = failed + ?, "
-        "prompt_tokens = prompt_tokens + ?, cached_tokens = cached_tokens + ?, "
-        "completion_tokens = completion_tokens + ? WHERE id = ?",
-        (
-            num_succeeded,
-            len(outcomes) - num_succeeded,
-            sum(outcome.prompt_tokens for outcome in outcomes),
-            sum(outcome.cached_tokens for outcome in outcomes),
-            sum(outcome.completion_tokens for outcome in outcomes),
-            batch_id,
-        ),
-    )
-
-
-def _end_if_done(db: Connection, batch_id: str, now_s: int) -> None:
-    row = db.execute(
-        "SELECT completed + failed = total AS done FROM batches WHERE id = ?", (batch_id,)
-    ).fetchone()
-    if row["done"]:
-        _move(db, batch_id, "finalizing", now_s)
-
-
-def _fail_open_lines(
-    db: Connection,
-    batch_id: str,
-    code: str,
-    message: str,
-    also: str = "",
-    values: tuple[float, ...] = (),
-) -> None:
-    """Open lines of a batch (of those, the ones for which `also` holds) fail unanswered."""
-    rows = db.execute(
-        f"SELECT place, custom_id FROM lines WHERE batch_id = ? AND {_OPEN} {also}",
-        (batch_id, *values),
-    ).fetchall()
-    for row in rows:
-        result = {
-            "id": f"batch_req_{batch_id.removeprefix('batch_')}_{row['place']}",
-            "custom_id": row["custom_id"],
-            "response": None,
-            "error": {"code": code, "message": message},
-        }
-        db.execute(
-            "UPDATE lines SET state = 'failed', result = ?, lease = NULL, owner = NULL, "
-            "leased_until = NULL WHERE batch_id = ? AND place = ?",
-            (msgspec.json.encode(result), batch_id, row["place"]),
-        )
-    db.execute("UPDATE batches SET failed = failed + ? WHERE id = ?", (len(rows), batch_id))
+                fail_open_lines(db, row["batch_id"], "server_error", message, poison, values)
+                end_if_done(db, row["batch_id"], int(values[1]))

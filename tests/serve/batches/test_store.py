@@ -14,7 +14,8 @@ from ridgeline.errors import BadInput
 from ridgeline.serve.batches import files
 from ridgeline.serve.batches.owner import is_gone, this_process
 from ridgeline.serve.batches.records import MOVES, STATUSES
-from ridgeline.serve.batches.store import CANCEL_GRACE_S, MAX_LEASES, Store
+from ridgeline.serve.batches.statements import MAX_LEASES
+from ridgeline.serve.batches.store import CANCEL_GRACE_S, Store
 from tests.serve.batches.helpers import (
     Clock,
     accepted,

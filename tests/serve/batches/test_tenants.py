@@ -1,4 +1,4 @@
-"""Files and batches belong to the key that made them; a store has an end; an old store is taken on."""
+"""Who may see what in a store, where it ends, and how an older one is taken on."""
 
 from __future__ import annotations
 
