@@ -314,7 +314,7 @@ def table(found: Calibration, output: Path) -> Table:
         f"{1e6 * over.run_s:.1f} us a sequence; {1e3 * over.first_s:.2f} ms to ask",
     )
     table.add_row(
-        "median misfit", f"decodes {found.tpot_error:.1%}", f"prompts {found.ttft_error:.1%}"
+        "median error", f"TPOT {found.tpot_error:.0%} to expect", f"TTFT {found.ttft_error:.0%}"
     )
     table.add_row("written to", str(output), "use it with --calibration")
     return table
