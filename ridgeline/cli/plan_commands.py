@@ -45,6 +45,15 @@ Seats = Annotated[
 StepTokens = Annotated[
     int | None, typer.Option(help="Tokens per step (default: 8192; calibrated: 512).")
 ]
+RouterName = Annotated[
+    str,
+    typer.Option(help="round-robin, least-loaded, power-of-two, prefix-aware or session."),
+]
+DecodeReplicas = Annotated[
+    int, typer.Option(help="Disaggregate: so many replicas decode, the others prefill.")
+]
+SharePrefixes = Annotated[bool, typer.Option(help="Share what recorded prompts have in common.")]
+BatchShare = Annotated[float, typer.Option(help="Share of requests that may wait for the others.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -211,20 +220,13 @@ def simulate(
     replay_speed: Annotated[
         float | None, typer.Option(help="Keep a recording's instants, so many times as fast.")
     ] = None,
-    batch_share: Annotated[
-        float, typer.Option(help="Share of requests that may wait for the others.")
-    ] = 0.0,
+    batch_share: BatchShare = 0.0,
     off_peak: OffPeakHours = None,
     num_speculative_tokens: Drafts = 0,
     acceptance: Acceptance = None,
     replicas: Annotated[int, typer.Option(help="Replicas (with --autoscale: at least).")] = 1,
-    decode_replicas: Annotated[
-        int, typer.Option(help="Disaggregate: so many replicas decode, the others prefill.")
-    ] = 0,
-    router: Annotated[
-        str,
-        typer.Option(help="round-robin, least-loaded, power-of-two, prefix-aware or session."),
-    ] = "least-loaded",
+    decode_replicas: DecodeReplicas = 0,
+    router: RouterName = "least-loaded",
     tp: Annotated[int, typer.Option(help="Tensor parallel devices of a replica.")] = 1,
     ep: Annotated[int, typer.Option(help="Devices that whole experts are spread over.")] = 1,
     weight_dtype: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
@@ -232,9 +234,7 @@ def simulate(
     slo: Annotated[str | None, typer.Option(help="The promise, in ms.")] = None,
     max_num_seqs: Seats = None,
     max_num_batched_tokens: StepTokens = None,
-    enable_prefix_caching: Annotated[
-        bool, typer.Option(help="Share what recorded prompts have in common.")
-    ] = False,
+    enable_prefix_caching: SharePrefixes = False,
     autoscale: Annotated[int | None, typer.Option(help="Most replicas to scale to.")] = None,
     target_in_flight: Annotated[
         float, typer.Option(help="With --autoscale: requests in flight per replica.")
