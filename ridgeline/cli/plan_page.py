@@ -94,9 +94,9 @@ def _row(each: Candidate) -> str:
         each.kv_dtype,
     )
     numbers = (
-        f"{each.ttft_s * 1000:.3g}",
+        _ms(each.ttft_s),
         _interval(each.ttft_interval_s),
-        f"{each.tpot_s * 1000:.3g}",
+        _ms(each.tpot_s),
         _interval(each.tpot_interval_s),
         "" if each.dollars_per_hour is None else f"{each.dollars_per_hour:.2f}",
         "" if each.input_dollars_per_mtok is None else f"{each.input_dollars_per_mtok:.3g}",
@@ -109,5 +109,11 @@ def _row(each: Candidate) -> str:
 
 
 def _interval(seconds: tuple[float, float]) -> str:
-    low, high = (f"{1000 * value:.3g}" for value in seconds)
+    low, high = (_ms(value) for value in seconds)
     return f"{low} .. {high}"
+
+
+def _ms(seconds: float) -> str:
+    """Three digits, without powers of ten."""
+    value = 1000 * seconds
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
