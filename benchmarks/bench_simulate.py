@@ -140,6 +140,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float:
+        if not self.real:
+            return 0.0 if not self.told else 1.0
         return self.told / self.real - 1
 
 

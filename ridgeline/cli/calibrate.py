@@ -35,6 +35,7 @@ DECODES = (
     *((1, 32), (8, 32), (1, 1536), (64, 32), (8, 1024)),
     *((2, 32), (32, 32), (4, 32), (16, 32), (32, 512)),
 )  # (batch, context)
+NUM_KINDS = 1 + len(DECODES) + len(FIRSTS) + len(DEEP)
 LENGTH = 2048
 REPEATS = ((0.03, 9), (0.3, 3))  # (steps shorter than this, are measured so many times)
 BANDWIDTH_BYTES = tuple(size << 20 for size in (1, 4, 8, 16, 24, 32, 48, 64, 128, 512))
@@ -266,9 +267,13 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
         settings = settings_of(run)
         dense_dtype = resolve(settings).dtype
         with rig(settings) as bench:
-            ran += measure_run(bench, run, budget_s / len(runs))
+            found_now = list(measure_run(bench, run, budget_s / len(runs)))
+        ran += found_now
+        kinds = f"{len(found_now)} of {NUM_KINDS} kinds of steps"
         spent_s = time.perf_counter() - began_s
-        out.print(f"run {number}/{len(runs)}: {run}, {spent_s:.0f} s so far", style="dim")
+        out.print(f"run {number}/{len(runs)}: {run}: {kinds}, {spent_s:.0f} s so far", style="dim")
+        if len(found_now) < NUM_KINDS:
+            out.print("  the rest did not fit --budget: expect larger errors", style="yellow")
     told = facts(ran, memory, time.perf_counter() - began_s, dense_dtype)
     found_fit = calibrated(ran, told)
     write(found_fit, output)
@@ -314,7 +319,7 @@ def table(found: Calibration, output: Path) -> Table:
         f"{1e6 * over.run_s:.1f} us a sequence; {1e3 * over.first_s:.2f} ms to ask",
     )
     table.add_row(
-        "median misfit", f"decodes {found.tpot_error:.1%}", f"prompts {found.ttft_error:.1%}"
+        "median error", f"TPOT {found.tpot_error:.0%} to expect", f"TTFT {found.ttft_error:.0%}"
     )
     table.add_row("written to", str(output), "use it with --calibration")
     return table

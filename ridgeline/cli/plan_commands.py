@@ -9,6 +9,7 @@ import typer
 
 from ridgeline.cli.bench_flags import WORKLOADS
 from ridgeline.cli.calibrate_flags import calibrate
+from ridgeline.cli.pack import pack
 
 _SHAPE = "A published shape's name, a config.json, or a model directory."
 _WEIGHTS = "float32, bfloat16, float16, fp8, int8, int4, mxfp4 (default: as stored)."
@@ -38,6 +39,21 @@ Sweep = Annotated[
 Workers = Annotated[
     int | None, typer.Option(help="With --sweep: fleets at a time (default: one per core).")
 ]
+Seats = Annotated[
+    int | None, typer.Option(help="Seats of a replica (default: 256; calibrated: 64).")
+]
+StepTokens = Annotated[
+    int | None, typer.Option(help="Tokens per step (default: 8192; calibrated: 512).")
+]
+RouterName = Annotated[
+    str,
+    typer.Option(help="round-robin, least-loaded, power-of-two, prefix-aware or session."),
+]
+DecodeReplicas = Annotated[
+    int, typer.Option(help="Disaggregate: so many replicas decode, the others prefill.")
+]
+SharePrefixes = Annotated[bool, typer.Option(help="Share what recorded prompts have in common.")]
+BatchShare = Annotated[float, typer.Option(help="Share of requests that may wait for the others.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -48,6 +64,7 @@ def add_plan_commands(app: typer.Typer) -> None:
     app.command()(plan)
     app.command()(simulate)
     app.command()(cost)
+    app.command()(pack)
 
 
 def predict(
@@ -62,9 +79,7 @@ def predict(
     weight_dtype: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
     kv_dtype: Annotated[str | None, typer.Option(help=_KV)] = None,
     cached: Annotated[int, typer.Option(help="Prompt tokens that the prefix cache holds.")] = 0,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Tokens per step (default: 8192; calibrated: 512).")
-    ] = None,
+    max_num_batched_tokens: StepTokens = None,
     num_speculative_tokens: Drafts = 0,
     acceptance: Acceptance = None,
     draft_model: Annotated[
@@ -205,34 +220,21 @@ def simulate(
     replay_speed: Annotated[
         float | None, typer.Option(help="Keep a recording's instants, so many times as fast.")
     ] = None,
-    batch_share: Annotated[
-        float, typer.Option(help="Share of requests that may wait for the others.")
-    ] = 0.0,
+    batch_share: BatchShare = 0.0,
     off_peak: OffPeakHours = None,
     num_speculative_tokens: Drafts = 0,
     acceptance: Acceptance = None,
     replicas: Annotated[int, typer.Option(help="Replicas (with --autoscale: at least).")] = 1,
-    decode_replicas: Annotated[
-        int, typer.Option(help="Disaggregate: so many replicas decode, the others prefill.")
-    ] = 0,
-    router: Annotated[
-        str,
-        typer.Option(help="round-robin, least-loaded, power-of-two, prefix-aware or session."),
-    ] = "least-loaded",
+    decode_replicas: DecodeReplicas = 0,
+    router: RouterName = "least-loaded",
     tp: Annotated[int, typer.Option(help="Tensor parallel devices of a replica.")] = 1,
     ep: Annotated[int, typer.Option(help="Devices that whole experts are spread over.")] = 1,
     weight_dtype: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
     kv_dtype: Annotated[str | None, typer.Option(help=_KV)] = None,
     slo: Annotated[str | None, typer.Option(help="The promise, in ms.")] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(help="Seats of a replica (default: 256; calibrated: 64).")
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Tokens per step (default: 8192; calibrated: 512).")
-    ] = None,
-    enable_prefix_caching: Annotated[
-        bool, typer.Option(help="Share what recorded prompts have in common.")
-    ] = False,
+    max_num_seqs: Seats = None,
+    max_num_batched_tokens: StepTokens = None,
+    enable_prefix_caching: SharePrefixes = False,
     autoscale: Annotated[int | None, typer.Option(help="Most replicas to scale to.")] = None,
     target_in_flight: Annotated[
         float, typer.Option(help="With --autoscale: requests in flight per replica.")

@@ -15,7 +15,7 @@ from ridgeline.records import Slo
 if TYPE_CHECKING:
     from ridgeline.cli.plan import Plan
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 320, 64, 20, 20, 46
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 340, 64, 20, 40, 46
 
 
 def plan_page(plan: Plan, slo: Slo) -> str:
@@ -63,7 +63,10 @@ def front_picture(front: Sequence[Candidate], slo: Slo) -> str:
         svg.y_axis(y, LEFT, WIDTH - RIGHT, "output tok/s per device"),
     ]
     if slo.tpot_s is not None:
-        parts.append(svg.line(x(1 / slo.tpot_s), TOP, x(1 / slo.tpot_s), HEIGHT - BOTTOM, "slo"))
+        at = x(1 / slo.tpot_s)
+        parts.append(svg.line(at, TOP, at, HEIGHT - BOTTOM, "slo"))
+        words = f"SLO {1000 * slo.tpot_s:g} ms a token"
+        parts.append(svg.text(at + 5, HEIGHT - BOTTOM - 8, words, "slo-label"))
     parts.append(svg.path([(x(e.tok_s_user), y(e.tok_s_device)) for e in front], "way"))
     for each in front:
         tip = f"{each.device} {each.layout} {each.weight_dtype}, {each.batch} in flight"
@@ -77,21 +80,40 @@ def _scale(values: Sequence[float], start: float, end: float) -> Scale:
 
 
 def _table(fleets: Sequence[Candidate]) -> str:
-    names = ("fleet", "weights", "KV", "TTFT ms", "TPOT ms", "$/h", "$/1M out", "kW")
-    head = "".join(f"<th>{name}</th>" for name in names)
+    names = ("TTFT ms", "80 %", "TPOT ms", "80 %", "$/h", "$/1M in", "$/1M out", "kW")
+    head = "".join(f"<th>{name}</th>" for name in ("fleet", "weights", "KV"))
+    head += "".join(f'<th class="num">{name}</th>' for name in names)
     rows = "".join(_row(each) for each in fleets)
     return f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
 
 
 def _row(each: Candidate) -> str:
-    cells = (
+    words = (
         f"{each.num_replicas} x {each.device} {each.layout}",
         each.weight_dtype,
         each.kv_dtype,
-        f"{each.ttft_s * 1000:.3g}",
-        f"{each.tpot_s * 1000:.3g}",
-        "" if each.dollars_per_hour is None else f"{each.dollars_per_hour:.4g}",
+    )
+    numbers = (
+        _ms(each.ttft_s),
+        _interval(each.ttft_interval_s),
+        _ms(each.tpot_s),
+        _interval(each.tpot_interval_s),
+        "" if each.dollars_per_hour is None else f"{each.dollars_per_hour:.2f}",
+        "" if each.input_dollars_per_mtok is None else f"{each.input_dollars_per_mtok:.3g}",
         "" if each.output_dollars_per_mtok is None else f"{each.output_dollars_per_mtok:.3g}",
         "" if each.watts is None else f"{each.watts / 1000:.1f}",
     )
-    return "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+    told = "".join(f"<td>{escape(cell)}</td>" for cell in words)
+    told += "".join(f'<td class="num">{escape(cell)}</td>' for cell in numbers)
+    return f"<tr>{told}</tr>"
+
+
+def _interval(seconds: tuple[float, float]) -> str:
+    low, high = (_ms(value) for value in seconds)
+    return f"{low} .. {high}"
+
+
+def _ms(seconds: float) -> str:
+    """Three digits, without powers of ten."""
+    value = 1000 * seconds
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

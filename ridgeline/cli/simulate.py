@@ -49,6 +49,7 @@ from ridgeline.plan.speculation import Speculation
 from ridgeline.records import RunTrace, Slo
 
 SHOWN_REQUESTS = 4000
+ISL, OSL = 1024, 256  # tokens of a request where nothing else is said
 
 
 class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +212,7 @@ def _requests(options: SimulateOptions) -> list[Request]:
             return _recorded(options, source)
         lengths = workload_lengths(options.workload, options.num_prompts, options.seed)
     else:
-        lengths = [(options.isl or 1024, options.osl or 256)] * options.num_prompts
+        lengths = [(options.isl or ISL, options.osl or OSL)] * options.num_prompts
     if options.replay_speed is not None:
         raise BadInput("--replay-speed needs a recorded workload", value=options.workload)
     return _arranged(options, [(*pair, ()) for pair in lengths], _poisson(options, len(lengths)))
@@ -266,9 +267,10 @@ def _arranged(
 def _write(options: SimulateOptions, device: str, outcome: Outcome, slo: Slo | None) -> None:
     if options.html is None and options.trace is None:
         return
+    isl, osl = options.isl or ISL, options.osl or OSL
     run = RunTrace(
         target=f"{options.replicas} x {options.model} on {device} (simulated)",
-        workload=options.workload or f"synthetic:input={options.isl},output={options.osl}",
+        workload=options.workload or f"synthetic:input={isl},output={osl}",
         arrivals=f"poisson:{options.rate:g}" if options.replay_speed is None else "recorded",
         seed=options.seed,
         started_unix_s=0.0,

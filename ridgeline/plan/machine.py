@@ -263,6 +263,8 @@ def replica(
     if calibration is not None:
         _check_calibrated(calibration, layout, (weight_dtype, head_dtype))
     compute_dtype = _computed_in(form, device)
+    if calibration is not None and weight_dtype in ("int8", "int4"):
+        compute_dtype = "int8" if "int8" in device.peak_flops else compute_dtype
     eff = _errors(calibration) if calibration is not None else efficiency or efficiency_of(device)
     act_bytes = 4 if kept == "float32" else 2
     head_bytes = WEIGHTS[head_dtype].nbytes(outline.head_params, outline.vocab_size)

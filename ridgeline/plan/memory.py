@@ -106,11 +106,7 @@ def _as_the_engine(machine: Replica, asked: MemoryAsked, found: Calibrated) -> M
         device="cpu",
         asked_bytes=asked.kv_bytes,
     )
-    try:
-        budget = kv_budget(rule)
-        nbytes, blocks = budget.nbytes, budget.num_blocks
-    except DoesNotFit:
-        nbytes = blocks = 0
+    nbytes, blocks = _budget(rule, shorter=asked.max_model_len is None)
     return Memory(
         device_bytes=found.total_bytes,
         usable_bytes=found.available_bytes,
@@ -122,6 +118,20 @@ def _as_the_engine(machine: Replica, asked: MemoryAsked, found: Calibrated) -> M
         kv_copies=1.0,
         kv_tokens=blocks * asked.block_size,
     )
+
+
+def _budget(rule: BudgetAsked, *, shorter: bool) -> tuple[int, int]:
+    """(bytes, blocks) of the cache. `shorter`: where a sequence of the model's own limit does not
+    fit, half of it may, and so on, as the engine would ask its user to say."""
+    while True:
+        try:
+            budget = kv_budget(rule)
+        except DoesNotFit:
+            if not shorter or rule.max_model_len <= rule.block_size:
+                return 0, 0
+            rule = msgspec.structs.replace(rule, max_model_len=rule.max_model_len // 2)
+        else:
+            return budget.nbytes, budget.num_blocks
 
 
 def _activations(machine: Replica, asked: MemoryAsked) -> float:

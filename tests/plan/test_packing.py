@@ -1,0 +1,77 @@
+"""Several models on several devices: limits hold, nobody is lost, small cases are optimal."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.cli.main import main
+from ridgeline.errors import DoesNotFit
+from ridgeline.hardware.catalogue import load_catalogue
+from ridgeline.plan.packing import BUSY, Tenant, pack, pieces_of, usable
+
+ROWS = load_catalogue()
+MODELS = ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-7b", "llama-3.1-8b", "phi-4")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(MODELS), st.sampled_from((0.1, 1.0, 4.0))),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_limits_hold_and_every_replica_is_placed(asked: list[tuple[str, float]]) -> None:
+    tenants = [Tenant(model=m, rate=rate + i / 1000) for i, (m, rate) in enumerate(asked)]
+    found = pack(tenants, {"h100-sxm": 8, "l40s": 8, "l4": 8}, ROWS)
+    for shelf in found.shelves:
+        assert shelf.memory_bytes <= shelf.usable_bytes == usable(ROWS[shelf.device])
+        assert shelf.busy <= BUSY + 1e-6 and shelf.pieces
+    placed = Counter(piece.model for shelf in found.shelves for piece in shelf.pieces)
+    assert set(placed) == {tenant.model for tenant in tenants}
+    assert found.least_devices <= len(found.shelves)
+
+
+def test_small_models_share_and_large_ones_take_the_large_device() -> None:
+    tenants = [Tenant(model=m, rate=0.2) for m in ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-32b")]
+    found = pack(tenants, {"l4": 2, "h100-sxm": 1}, ROWS)
+    where = {piece.model: shelf.device for shelf in found.shelves for piece in shelf.pieces}
+    assert where["qwen2.5-32b"] == "h100-sxm"
+    assert len(found.shelves) <= 2
+
+
+def test_a_load_beyond_one_device_is_cut() -> None:
+    one, many = (
+        pieces_of(Tenant(model="llama-3.1-8b", rate=rate), ROWS["h100-sxm"]) for rate in (1.0, 90.0)
+    )
+    assert len(one) == 1 and len(many) > 1
+    assert all(piece.busy <= BUSY for piece in many)
+
+
+def test_what_has_no_room_is_named() -> None:
+    with pytest.raises(DoesNotFit, match=r"llama-3.1-70b fits none"):
+        pack([Tenant(model="llama-3.1-70b", rate=1.0)], {"l4": 8}, ROWS)
+    crowd = [Tenant(model="llama-3.1-8b", rate=1.0 + i) for i in range(3)]
+    with pytest.raises(DoesNotFit, match="no room left"):
+        pack(crowd, {"l40s": 1}, ROWS)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "models.toml"
+    rows.write_text('[[model]]\nmodel = "llama-3.2-1b"\nrate = 1.0\n')
+    assert main(["pack", str(rows), "--device", "l4=2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [piece["model"] for piece in found["shelves"][0]["pieces"]] == ["llama-3.2-1b"]
+    assert main(["pack", str(rows), "--device", "l4"]) == 0
+    assert "llama-3.2-1b (" in capsys.readouterr().out
+    for bad in ("l4=0", "l4=x", "nothing"):
+        assert main(["pack", str(rows), "--device", bad]) == 2
+    rows.write_text("[[model]]\nrate = 1.0\n")
+    assert main(["pack", str(rows), "--device", "l4"]) == 2
+    assert "models" in capsys.readouterr().err
