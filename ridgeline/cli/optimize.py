@@ -115,7 +115,7 @@ def deliver(result: LadderResult, folder: Path) -> tuple[Path, ...]:
     from ridgeline.optimize.report.page import report
 
     config = ridgeline_toml(result)
-    vllm = serve_command(final_settings(result))
+    vllm = serve_command(final_settings(result), result.provenance.model)
     notes = "".join(f"# {note}\n" for note in vllm.notes)
     return write_all(
         folder,

@@ -223,10 +223,12 @@ def _finding(facts: dict[str, Value]) -> Finding:
 PROTOCOL = (
     "Every rung was measured beside the incumbent in alternating order (A B, B A, …), both under "
     "the same prompts and arrivals in a round and new ones in the next, in runs of {window:.1f} s. "
-    "Each side's load follows its own staircase around the largest load that keeps the SLO. The "
-    "ratio is the mean over rounds of log(after / before) with Student's 95% interval; looks "
-    "before the last round ask for 99%. Goodput is the offered rate times the share of requests "
-    "that met the SLO, failures included, latencies counted from the scheduled arrival."
+    "With promises on first token and pace, a run is cut once they are decided, and what is in "
+    "flight is judged by its pace so far. Each side's load follows its own staircase around the "
+    "largest load that keeps the SLO. The ratio is the mean over rounds of log(after / before) "
+    "with a 95% interval (Student's, its variance moderated by the duels before); looks before "
+    "the last round ask for 99%. Goodput is the offered rate times the share of requests that met "
+    "the SLO, failures included, latencies counted from the scheduled arrival."
 )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ridgeline.errors import UserError
 from ridgeline.measure.search import GoodputResult, find_goodput
 from ridgeline.optimize.budget import Budget
+from ridgeline.optimize.cut import decided_after_s
 from ridgeline.optimize.objective import GiveUp, Objective, Reading, read
 from ridgeline.optimize.observe import Observer, Progress
 from ridgeline.optimize.stats import NO_PRIOR, Prior
@@ -68,7 +69,9 @@ class Ground:
     ) -> None:
         self.slo, self.objective, self.budget = slo, objective, budget
         self._observer, self._seed = observer, seed
-        self._grace_s = _longest_good_answer_s(slo, longest_output)
+        decided_s = None if objective == "latency" else decided_after_s(slo)
+        whole_s = _longest_good_answer_s(slo, longest_output)
+        self._grace_s = whole_s if decided_s is None else min(decided_s, whole_s)
         self._stage = "start"
         self.spread = Spread()
 
@@ -86,7 +89,7 @@ class Ground:
         return self._seed
 
     def load(self, rate: float, seed: int) -> Load:
-        """A run of the settled length. What is unfinished after the grace has missed the SLO."""
+        """A run of the settled length, and the time after it in which its promises are decided."""
         window_s = self.budget.window_for(rate)
         grace_s = self.budget.grace_s(self._grace_s, window_s)
         return Load(rate=rate, seed=seed, window_s=window_s, grace_s=grace_s)

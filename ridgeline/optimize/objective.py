@@ -30,6 +30,7 @@ from ridgeline.measure.metrics import (
     ttft_s,
 )
 from ridgeline.measure.search import saturated
+from ridgeline.optimize.cut import projected
 from ridgeline.optimize.result import Distribution, Measured
 from ridgeline.optimize.subject import Load, dues_s
 from ridgeline.records import RequestTrace, RunTrace, Slo
@@ -52,6 +53,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
 def read(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> Reading:
     """Judge a run that was offered this load."""
+    run = run if objective == "latency" else projected(run)
     judged = goodput(run, slo)
     return Reading(
         rate=load.rate,

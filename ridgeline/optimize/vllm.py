@@ -32,9 +32,10 @@ class Command(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def serve_command(settings: Settings) -> Command:
-    """`vllm serve …` for these settings."""
-    words = ["vllm", "serve", settings.model]
+def serve_command(settings: Settings, original: str | None = None) -> Command:
+    """`vllm serve …` for these settings. `original`: the model that weights were made of."""
+    model = original or settings.model
+    words = ["vllm", "serve", model]
     if settings.dtype != "auto":
         words += ["--dtype", settings.dtype]
     for name in _VALUE_FLAGS:
@@ -47,7 +48,10 @@ def serve_command(settings: Settings) -> Command:
         words += ["--speculative-config", json.dumps(_speculative(settings))]
     if settings.seed:
         words += ["--seed", str(settings.seed)]
-    notes = tuple(note for when, note in _NOTES if when(settings))
+    asked = msgspec.structs.replace(settings, model=model)
+    notes = tuple(note for when, note in _NOTES if when(asked))
+    if model != settings.model:
+        notes = (_MADE.format(made=settings.model, original=model), *notes)
     return Command(shlex.join(words), notes)
 
 
@@ -66,6 +70,10 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+_MADE = (
+    "The weights found best ({made}) are in Ridgeline's own form: for vLLM make them again with "
+    "`ridgeline quantize {original} --format compressed-tensors`."
+)
 _NOTES: tuple[tuple[Callable[[Settings], bool], str], ...] = (
     (
         lambda s: s.model == "demo" or s.model.startswith("dummy:"),

@@ -218,3 +218,9 @@ def test_speculation_is_carried_over_and_its_guess_is_told() -> None:
     assert any("no depth by itself" in note for note in command.notes)
     line = words.settings_line({"speculative_config": {"method": "ngram"}})
     assert shlex.split(line) == ["--speculative-config", '{"method": "ngram"}']
+
+
+def test_made_weights_are_named_by_their_original_for_vllm() -> None:
+    command = serve_command(Settings(model="/cache/made/demo-int4-gptq"), "/models/llama")
+    assert command.text.startswith("vllm serve /models/llama")
+    assert "/cache/made/demo-int4-gptq" in command.notes[0]
