@@ -27,6 +27,7 @@ from ridgeline.engine.resolve import Resolved
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.speculate.assemble import speculate
 from ridgeline.engine.text import HfTokenizer, Tokenizer, load_tokenizer
+from ridgeline.engine.threads import StepThreads
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ def assemble(resolved: Resolved, clock: Callable[[], float] = time.perf_counter)
     )
     attention = build_attention(resolved.attention_backend, resolved.spec, kv)
     masks = _masks(tokenizer, resolved)
-    runner = TorchRunner(decoder, kv, attention, masks, speculation.verifier)
+    threads = StepThreads(resolved.num_threads, resolved.num_threads_decode)
+    runner = TorchRunner(decoder, kv, attention, masks, speculation.verifier, threads)
     speculation.calibrate(runner)
     num_bytes = decoder.nbytes + speculation.weight_bytes
     return Parts(tokenizer, scheduler, runner, masks, num_bytes)
