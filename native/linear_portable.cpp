@@ -70,7 +70,8 @@ struct Bytes {
     uint8_t v[kLineBytes];
   };
   using Part = Vi;
-  static constexpr bool kFlush = false;
+  static constexpr bool kWidens = false;
+  static constexpr int kRows = 4;
   static Vec load(const void* p) { Vec out; memcpy(&out, p, sizeof out); return out; }
   static void store(void* p, const Vec& v) { memcpy(p, &v, sizeof v); }
   static Vec spread(const uint8_t* p) { Vec out; memcpy(out.v, p, 4); return out; }
@@ -102,7 +103,8 @@ struct Int8 : Bytes, Int8Common<128> {
 struct Floats {  // weights and rows as they are in a Vf
   using Vec = Vf;
   using Part = Vf;
-  static constexpr bool kFlush = false;
+  static constexpr bool kWidens = false;
+  static constexpr int kRows = 4;
   static Vf load(const void* p) { return load_f(static_cast<const float*>(p)); }
   static void store(void* p, Vf v) { store_f(static_cast<float*>(p), v); }
   static Vf spread(const uint8_t* p) { float x; memcpy(&x, p, 4); return set_f(x); }
@@ -129,7 +131,7 @@ struct Fp32 : Floats, Fp32Common {
   }
 };
 
-constexpr int kTileRows = 4, kTilePanels = 1, kDirectRows = 1;
+constexpr int kTilePanels = 1, kDirectRows = 1, kDirectMost = 1;
 
 }  // namespace
 }  // namespace ridgeline

@@ -70,6 +70,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     attention_backend: str = "auto"
     layer_backend: str = "auto"
     num_threads: int | None = None
+    num_threads_decode: int | None = None
+    thread_plan: Literal["fixed", "auto"] = "fixed"
     speculative_config: Speculative | None = None
     max_num_queued_reqs: int | None = 1024
     max_num_queued_tokens: int | None = 1 << 20
@@ -84,6 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "kv_cache_memory_bytes",
             "block_size",
             "num_threads",
+            "num_threads_decode",
             "max_num_queued_reqs",
             "max_num_queued_tokens",
         ):

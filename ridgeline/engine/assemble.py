@@ -28,6 +28,7 @@ from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.speculate.assemble import speculate
 from ridgeline.engine.speculate.target import Target
 from ridgeline.engine.text import HfTokenizer, Tokenizer, load_tokenizer
+from ridgeline.engine.threads import StepThreads
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ def assemble(resolved: Resolved, clock: Callable[[], float] = time.perf_counter)
     decoder, kv = target().decoder, target().cache
     masks = _masks(tokenizer, resolved)
     attention, verifier = target().attention(), speculation.verifier
-    runner = TorchRunner(decoder, kv, attention, masks, verifier, speculation.watch)
+    threads = StepThreads(resolved.num_threads, resolved.num_threads_decode)
+    runner = TorchRunner(decoder, kv, attention, masks, verifier, speculation.watch, threads)
     speculation.calibrate(runner)
     num_bytes = decoder.nbytes + speculation.weight_bytes
     return Parts(tokenizer, scheduler, runner, masks, num_bytes)

@@ -23,6 +23,7 @@ from ridgeline.engine.forward import choose as choose_forward
 from ridgeline.engine.model.dtype import resolve_dtype
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.speculate.resolve import Speculation, resolve_speculation
+from ridgeline.engine.threads import measured_rates, plan_threads
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import system
 from ridgeline.settings import Batching, Settings
@@ -64,6 +65,8 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: str
     layer_backend: str
     num_threads: int
+    num_threads_decode: int
+    thread_plan: str
     speculative_config: Speculation | None
     max_num_queued_reqs: int | None
     max_num_queued_tokens: int | None
@@ -126,7 +129,7 @@ def resolve(settings: Settings) -> Resolved:
         block_size=block_size,
         attention_backend=backend,
         layer_backend=_layer_backend(settings, spec, device, dtype, why),
-        num_threads=_num_threads(settings, why),
+        **_threads(settings, why),
         speculative_config=speculation,
         spec=spec,
         derivations=why | _as_asked(settings, why),
@@ -148,6 +151,7 @@ _UNCHANGED = (
     "slo_throttle",
     "background_tokens",
     "seed",
+    "thread_plan",
 )
 
 
@@ -271,13 +275,10 @@ def _max_num_batched_tokens(settings: Settings, device: torch.device, why: dict[
     return tokens
 
 
-def _num_threads(settings: Settings, why: dict[str, str]) -> int:
-    if settings.num_threads is not None:
-        why["num_threads"] = "asked for"
-        return settings.num_threads
-    usable = system.cores().usable
-    why["num_threads"] = f"{usable:g} cores usable (affinity and cgroup quota)"
-    return max(1, int(usable))
+def _threads(settings: Settings, why: dict[str, str]) -> dict[str, Any]:
+    plan = plan_threads(settings, system.cores(), measured_rates)
+    why |= {"num_threads": plan.why, "num_threads_decode": plan.why_decode}
+    return {"num_threads": plan.num_threads, "num_threads_decode": plan.num_threads_decode}
 
 
 def _kv_budget(

@@ -29,6 +29,7 @@ from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.speculate.states import NoWatch, Watch
 from ridgeline.engine.speculate.verify import Verifier
 from ridgeline.engine.tensors import Batch, make_batch
+from ridgeline.engine.threads import StepThreads
 from ridgeline.records import TokenLogprobs
 
 LOGIT_ROWS = 256  # prompt log-probabilities go through the head this many rows at a time
@@ -45,10 +46,12 @@ class TorchRunner:
         masks: TokenMasks | None = None,
         verifier: Verifier | None = None,
         watch: Watch | None = None,
+        threads: StepThreads | None = None,
     ) -> None:
         self.decoder, self.cache, self.attention = decoder, cache, attention
         self.masks = masks or NoGrammars("this runner was given none")
         self.verifier, self.watch = verifier or Verifier(), watch or NoWatch()
+        self.threads = threads
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -57,6 +60,8 @@ class TorchRunner:
         if not plan.runs:
             return StepResult(())
         batch = make_batch(plan.runs, self.decoder.device)
+        if self.threads is not None:
+            self.threads.begin(len(batch.tokens_T))
         attend = self.attention.prepare(plan.runs)
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
         drawn = self._sample(plan.runs, x_TC, batch)

@@ -19,7 +19,7 @@ import msgspec
 from ridgeline.errors import CannotRun
 from ridgeline.hardware import system
 from ridgeline.hardware.machine import FULL_SHARE, Machine
-from ridgeline.hardware.measure import native
+from ridgeline.hardware.measure import enough_threads, native
 from ridgeline.hardware.probe import default_cache_dir, probe
 
 _GB = 1e9
@@ -255,6 +255,14 @@ def _bandwidth(machine: Machine, around: Surroundings) -> Check:
     return Check(ok=good, title="memory bandwidth", detail=detail, remedy=remedy)
 
 
+def _thread_plan(machine: Machine, around: Surroundings) -> Check:
+    few = enough_threads(machine.read_bandwidth_bytes_s)
+    detail = f"{few} of {machine.num_threads} threads read as fast as memory gives"
+    if few < machine.num_threads:
+        detail += f": --num-threads-decode {few} leaves cores to others (or --thread-plan auto)"
+    return Check(ok=True, title="threads to decode", detail=detail)
+
+
 def _arithmetic(machine: Machine, around: Surroundings) -> Check:
     peaks = ", ".join(f"{d} {rate / 1e9:.0f}" for d, rate in machine.multiply_flops.items())
     gemm = ", ".join(f"{d} {rate / 1e9:.0f}" for d, rate in machine.gemm_flops.items())
@@ -289,6 +297,7 @@ _OF_MACHINE: tuple[Callable[[Machine, Surroundings], Check], ...] = (
     _memory,
     _quiet,
     _bandwidth,
+    _thread_plan,
     _arithmetic,
     _gpus,
 )

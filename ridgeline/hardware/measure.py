@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
@@ -20,6 +20,7 @@ from ridgeline.hardware.machine import CpuCache, Gpu
 
 MIB = 1024**2
 CACHE_SIZES = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+ENOUGH = 0.97
 _GROUPS, _REPETITIONS, _MIN_S = 3, 3, 0.008
 _GEMM_ROWS, _GEMM_SIZE, _GEMM_S = 256, 2048, 0.35
 
@@ -65,6 +66,11 @@ def multiply_peaks(num_threads: int) -> dict[str, Measured]:
     return {kind: _multiply_peak(module, kind, num_threads) for kind in module.multiply_kinds()}
 
 
+def multiply_peak(kind: str, num_threads: int) -> Measured:
+    """Operations per second in registers, of one kind."""
+    return _multiply_peak(native(), kind, num_threads)
+
+
 def _multiply_peak(module: Any, kind: str, num_threads: int) -> Measured:
     return best_of_medians(lambda: module.multiply_rates(kind, num_threads, _REPETITIONS, _MIN_S))
 
@@ -82,6 +88,12 @@ def thread_counts(num_threads: int) -> list[int]:
     while counts[-1] * 2 < num_threads:
         counts.append(counts[-1] * 2)
     return counts if num_threads == 1 else [*counts, num_threads]
+
+
+def enough_threads(rates: Mapping[int, float]) -> int:
+    """The fewest threads that reach the best of `rates` (by threads) within 3 %."""
+    best = max(rates.values())
+    return min(count for count, rate in rates.items() if rate >= ENOUGH * best)
 
 
 def gemm_flops(num_threads: int) -> dict[str, float]:

@@ -117,8 +117,9 @@ _NOTES: tuple[tuple[Callable[[Settings], bool], str], ...] = (
         "prefix_cache_ttl_s: vLLM evicts by recency alone; a time to live has no equivalent.",
     ),
     (
-        lambda s: s.num_threads is not None,
-        "num_threads: on a CPU set VLLM_CPU_OMP_THREADS_BIND instead.",
+        lambda s: bool(s.num_threads or s.num_threads_decode or s.thread_plan != "fixed"),
+        "num_threads, num_threads_decode, thread_plan: on a CPU set "
+        "VLLM_CPU_OMP_THREADS_BIND instead.",
     ),
     (
         lambda s: s.attention_backend != "auto",

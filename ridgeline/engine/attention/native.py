@@ -48,7 +48,6 @@ class NativeAttention:
             for kv_N2KBW, attention in zip(cache.layers, self.attentions, strict=True)
         )
         self.isa = os.environ.get(ISA_VARIABLE, "auto")
-        self.num_threads = torch.get_num_threads()
 
     @staticmethod
     def why_not(site: Site) -> tuple[str, ...]:
@@ -97,7 +96,7 @@ class NativeStep:
             attention.scale,
             attention.window or 0,
             attention.softcap or 0.0,
-            owner.num_threads,
+            torch.get_num_threads(),
             owner.isa,
         )
         return out_THD

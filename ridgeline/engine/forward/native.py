@@ -43,7 +43,8 @@ class NativeForward:
     """See the module's head. Keeps the frame in which its steps work: one step at a time."""
 
     def __init__(self, body: Body) -> None:
-        self.body, self.num_threads = body, torch.get_num_threads()
+        self.body = body
+        self.num_threads: int | None = None  # torch's, as it is when a step begins
         self.frame = _native.FusedFrame(isa())
         self.heads = tuple(heads_of(block.attention) for block in body.blocks)
         self.stages = stages(body)
@@ -69,7 +70,7 @@ class NativeForward:
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
         num_rows = len(tokens_T)
         out_TC = torch.empty((num_rows, self.body.spec.hidden_size))
-        frame, threads = self.frame, self.num_threads
+        frame, threads = self.frame, self.num_threads or torch.get_num_threads()
         tokens_T, positions_T = tokens_T.contiguous(), positions_T.contiguous()
         self._turn_tables(end)
         frame.begin(num_rows, tokens_T.data_ptr(), positions_T.data_ptr(), out_TC.data_ptr())

@@ -107,7 +107,7 @@ def _address(tensor: Tensor | None, dtype: torch.dtype) -> int:
 class NativeLinear:
     """y_TO = x_TI @ W.T (+ bias_O), float32 in and out."""
 
-    __slots__ = ("_isa", "_num_threads", "_weight", "bias_O", "group", "packed")
+    __slots__ = ("_isa", "_weight", "bias_O", "group", "packed")
 
     def __init__(self, packed: Packed, bias_O: Tensor | None = None) -> None:
         self.packed = packed
@@ -131,7 +131,6 @@ class NativeLinear:
             0 if self.bias_O is None else self.bias_O.numel(),
         )
         self._isa = isa()
-        self._num_threads = torch.get_num_threads()
 
     def __call__(self, x_TI: Tensor, row_scale: float = 0.0) -> Tensor:
         """y_TO; `row_scale` fixes the scale of activations (0: each row and group has its own)."""
@@ -147,7 +146,7 @@ class NativeLinear:
             out_TO.data_ptr(),
             self.packed.num_out,
             row_scale,
-            self._num_threads,
+            torch.get_num_threads(),
             self._isa,
         )
         return out_TO
@@ -160,7 +159,7 @@ class NativeLinear:
             rows,
             out_TO.data_ptr(),
             self.packed.num_out,
-            self._num_threads,
+            torch.get_num_threads(),
             self._isa,
         )
         return out_TO

@@ -1,0 +1,104 @@
+"""The thread plan: within the quota, measured on request, and set before each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import torch
+
+from ridgeline.engine.engine import Engine
+from ridgeline.engine.resolve import resolve
+from ridgeline.engine.threads import FEW_ROWS, Rates, StepThreads, plan_threads
+from ridgeline.hardware.measure import enough_threads
+from ridgeline.hardware.system import Cores
+from ridgeline.records import Sampling
+from ridgeline.settings import Settings
+
+MACHINE = Rates({1: 12e9, 2: 20e9, 4: 29.5e9, 8: 30e9}, {1: 50e9, 2: 100e9, 4: 200e9, 8: 390e9})
+
+
+def cores(quota: float | None = None) -> Cores:
+    return Cores(logical=16, physical=8, affinity=16, quota=quota)
+
+
+def measured(most: int) -> Rates:
+    return Rates(*({n: rate for n, rate in rates.items() if n <= most} for rates in MACHINE))
+
+
+def not_asked(most: int) -> Rates:
+    raise AssertionError("nobody asked for a measurement")
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_fewest_threads_that_reach_the_best() -> None:
+    assert enough_threads(MACHINE.read) == 4
+    assert enough_threads(MACHINE.multiply) == 8
+
+
+def test_without_a_plan_all_usable_cores_and_nothing_is_measured() -> None:
+    plan = plan_threads(Settings(), cores(quota=3.5), not_asked)
+    assert plan[:2] == (3, 3) and "3.5 cores usable" in plan.why
+
+
+def test_auto_measures_and_keeps_to_the_quota() -> None:
+    auto = Settings(thread_plan="auto")
+    assert plan_threads(auto, cores(), measured)[:2] == (8, 4)
+    assert plan_threads(auto, cores(quota=2.0), measured)[:2] == (2, 2)
+    assert plan_threads(auto, cores(quota=0.5), measured)[:2] == (1, 1)
+    assert "GB/s" in plan_threads(auto, cores(), measured).why_decode
+
+
+def test_a_number_that_is_asked_for_wins_and_too_many_are_told() -> None:
+    asked = Settings(num_threads=6, num_threads_decode=2)
+    assert plan_threads(asked, cores(), not_asked)[:2] == (6, 2)
+    mixed = Settings(num_threads_decode=1, thread_plan="auto")
+    assert plan_threads(mixed, cores(), measured)[:2] == (8, 1)
+    crowd = plan_threads(Settings(num_threads=6), cores(quota=4.0), not_asked)
+    assert crowd.num_threads == 6 and "more than the 4 usable" in crowd.why
+
+
+def test_a_step_of_few_rows_takes_the_threads_of_decode() -> None:
+    threads = StepThreads(3, 2)
+    for num_rows, count in ((1, 2), (FEW_ROWS, 2), (FEW_ROWS + 1, 3), (512, 3), (4, 2)):
+        threads.begin(num_rows)
+        assert torch.get_num_threads() == count
+
+
+def test_this_machine_can_be_measured() -> None:
+    found = resolve(Settings(thread_plan="auto", max_model_len=64))
+    plain = resolve(Settings(max_model_len=64))
+    assert 1 <= found.num_threads_decode <= plain.num_threads
+    assert 1 <= found.num_threads <= plain.num_threads
+    assert "measured" in found.derivations["num_threads_decode"]
+
+
+def test_two_engines_on_half_the_cores_each_start_no_more_threads_than_they_say() -> None:
+    settings = {"kv_cache_memory_bytes": 16 << 20, "max_model_len": 256}
+    asked = Sampling(max_tokens=8, temperature=0)
+    first = Engine.open("demo", num_threads=2, num_threads_decode=1, **settings)
+    second = Engine.open("demo", num_threads=1, **settings)
+    with first, second:
+        before = _num_threads()
+        works = [
+            Thread(target=engine.generate, args=(["def f(x):" * 20], asked))
+            for engine in (first, second)
+        ]
+        for work in works:
+            work.start()
+        for work in works:
+            work.join()
+        # Of two threads one is the engine's own; one is OpenMP's. One thread needs no other.
+        assert _num_threads() <= before + 1
+
+
+def _num_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
