@@ -1,10 +1,11 @@
 """What each way of making a quantised model costs in quality: a table over methods, bits and seeds.
 
-    python benchmarks/bench_quant_quality.py [--model demo] [--bits 4 3] [--seeds 0 1 2]
+    python benchmarks/bench_quant_quality.py [--model demo] [--bits 4 3] [--seeds 0 1 2] [--fresh]
 
 Each row is a model written by the very code of `ridgeline quantize`, opened and compared with the
 original in float32 on held-out text: mean KL per token, share of positions with the same most
-likely token, change of perplexity. Calibrated methods run once per seed.
+likely token, change of perplexity. Calibrated methods run once per seed. `--fresh` judges by
+windows between the usual ones and by held-out conversations: text that no method was tuned on.
 """
 
 from __future__ import annotations
@@ -27,15 +28,25 @@ from ridgeline.spec.load import load_spec
 from ridgeline.spec.rewrite import with_dtype
 
 
-def held_out(model: str, num_windows: int, window: int) -> list[list[int]]:
-    """Windows of code and prose in turn."""
+def held_out(model: str, num_windows: int, window: int, fresh: bool = False) -> list[list[int]]:
+    """Windows of code and prose in turn; `fresh`: others, and conversations."""
     folder, tokenizer, found = files("ridgeline") / "assets" / "heldout", load_tokenizer(model), []
-    texts = [(folder / name).read_text(encoding="utf-8") for name in ("docs.txt", "code.txt")]
-    for text in texts:
-        ids = tokenizer.encode(text[:200_000])
-        stride = len(ids) // (num_windows // 2)
-        found.append([ids[i * stride : i * stride + window] for i in range(num_windows // 2)])
+    names = ("docs.txt", "code.txt", "chat.jsonl") if fresh else ("docs.txt", "code.txt")
+    for name in names:
+        ids = tokenizer.encode(_text(folder / name)[:200_000])
+        count = num_windows // len(names)
+        stride = len(ids) // count
+        begin = min(window + 64, stride - window) if fresh else 0
+        found.append([ids[begin + i * stride :][:window] for i in range(count)])
     return [w for pair in zip(*found, strict=True) for w in pair]
+
+
+def _text(file: Path) -> str:
+    text = file.read_text(encoding="utf-8")
+    if file.suffix != ".jsonl":
+        return text
+    chats = [json.loads(line)["messages"] for line in text.splitlines()]
+    return "\n".join(message["content"] for chat in chats for message in chat)
 
 
 def logprobs(model: str, windows: list[list[int]]) -> list[torch.Tensor]:
@@ -87,15 +98,16 @@ def main() -> None:
     parser.add_argument("--asym", action="store_true")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", default=["rtn", "hqq", "gptq", "awq"])
+    parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--windows", type=int, default=24)
     args = parser.parse_args()
-    windows = held_out(args.model, args.windows, 256)
+    windows = held_out(args.model, args.windows, 256, args.fresh)
     before = logprobs(args.model, windows)
     rows = []
     for bits in args.bits:
         for group in args.groups if bits < 8 else [None]:
             for method in args.methods:
-                seeds = args.seeds if method in ("gptq", "awq", "smoothquant") else [0]
+                seeds = args.seeds if method in ("gptq", "awq", "smoothquant", "qat") else [0]
                 for seed in seeds:
                     recipe = Recipe(
                         method=method, bits=bits, group_size=group, zeros=args.asym, seed=seed

@@ -86,11 +86,20 @@ def doctor(
 
 
 @app.command()
-def inspect(model: Model, json: Json = False) -> None:
-    """Print a model's arithmetic: parameters, FLOPs and bytes per token, KV cache."""
+def inspect(
+    model: Model,
+    json: Json = False,
+    against: Annotated[
+        str | None, typer.Option(help="A quantised model's original: how far its weights are.")
+    ] = None,
+) -> None:
+    """Print a model's arithmetic: parameters, FLOPs and bytes per token, KV cache.
+
+    A quantised checkpoint is checked layer by layer; exit code 1 where a layer is faulty.
+    """
     from ridgeline.cli.inspect import command
 
-    _end(command(model, json))
+    _end(command(model, json, against=against))
 
 
 @app.command()

@@ -1,28 +1,81 @@
-"""`ridgeline inspect MODEL`: the model's arithmetic as a table, or as JSON."""
+"""`ridgeline inspect MODEL`: the model's arithmetic as a table, or as JSON; of a quantised
+checkpoint also whether its layers are whole."""
 
 from __future__ import annotations
 
 import json as json_lib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console, Group
 from rich.table import Table
 
+from ridgeline.errors import BadInput
+from ridgeline.spec.gguf import is_gguf
 from ridgeline.spec.inspect import LayerGroup, Row, inspect_table, layer_groups
-from ridgeline.spec.load import load_spec
+from ridgeline.spec.load import load_spec, read_json
+from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.packed import KEY
+from ridgeline.spec.rewrite import linears
+
+if TYPE_CHECKING:
+    from ridgeline.engine.model.self_check import LayerCheck
 
 _SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def command(model: str, json: bool = False, console: Console | None = None) -> int:
-    """Print the arithmetic of `model`; the exit code. Raises BadModel."""
+def command(
+    model: str, json: bool = False, console: Console | None = None, against: str | None = None
+) -> int:
+    """Print the arithmetic of `model`; the exit code, 1 where a layer is faulty. Raises BadModel.
+
+    `against`: the original of a quantised model, whose weights its own are compared with.
+    """
     spec = load_spec(model)
+    checks = _checked(model, spec, against)
     if json:
-        print(json_lib.dumps(as_json(spec)))
+        told = as_json(spec) | {"self_check": msgspec.to_builtins(checks)}
+        print(json_lib.dumps(told))
     else:
-        (console or Console()).print(render(spec))
-    return 0
+        out = console or Console()
+        out.print(render(spec))
+        for line in _check_lines(checks):
+            out.print(line, highlight=False)
+    return 1 if any(check.faults for check in checks) else 0
+
+
+def is_quantised(model: str) -> bool:
+    """Does the checkpoint say so?"""
+    return is_gguf(model) or KEY in read_json(model_path(model) / "config.json")
+
+
+def _checked(model: str, spec: ModelSpec, against: str | None) -> list[LayerCheck]:
+    quantised = [p for p, linear in linears(spec).items() if linear.format.kind != "dense"]
+    told = not is_dummy(model) and (quantised or is_quantised(model))
+    if not told:
+        if against is not None:
+            raise BadInput("only a quantised model has an original", value=model)
+        return []
+    from ridgeline.engine.model.self_check import check_layers
+
+    return list(check_layers(model, against))
+
+
+def _check_lines(checks: Sequence[LayerCheck]) -> Iterator[str]:
+    if not checks:
+        return
+    faults = [f"  layer {each.layer}: {fault}" for each in checks for fault in each.faults]
+    count = sum(each.num_weights for each in checks)
+    yield f"self-check: {count} weights in {len(checks)} layers, " + (
+        f"{len(faults)} faults" if faults else "scales finite, numbers and zero-points in range"
+    )
+    yield from faults
+    errors = [each.error for each in checks if each.error is not None]
+    if errors:
+        told = ", ".join(f"{error:.3f}" for error in errors)
+        yield f"  distance from the original, largest of each layer: {told}"
 
 
 def as_json(spec: ModelSpec) -> dict[str, object]:

@@ -13,7 +13,7 @@ from ridgeline.cli.quantities import duration_of, one_of
 _MODEL = "A Hugging Face model directory, or 'demo'."
 Model = Annotated[str, typer.Argument(help=_MODEL, show_default=False)]
 _BITS, _HEAD_BITS = ("3", "4", "5", "8", "16"), ("4", "8", "16")
-_METHODS = ("rtn", "hqq", "gptq", "awq", "smoothquant")
+_METHODS = ("rtn", "hqq", "gptq", "awq", "smoothquant", "qat")
 _FORMATS = ("ridgeline", "compressed-tensors", "gptq", "awq", "gguf", "fp8", "bitsandbytes")
 _NUMBERS = ("int", "q4_k", "q6_k", "nf4", "fp8-tensor", "fp8-channel", "fp8-block")
 
@@ -35,13 +35,17 @@ def quantize(
     method: Annotated[
         str,
         typer.Option(
-            help="rtn, hqq (no text needed), gptq, awq, smoothquant (8 bits).",
+            help="rtn, hqq (no text needed), gptq, awq, smoothquant (8 bits), qat (trains).",
             parser=one_of("--method", _METHODS),
         ),
     ] = "rtn",
     bits: Annotated[
         str, typer.Option(help="Bits per weight of the layers.", parser=one_of("--bits", _BITS))
     ] = "4",
+    bits_budget: Annotated[
+        float | None,
+        typer.Option(help="Mean bits per weight: widths by measured sensitivity, e.g. 5."),
+    ] = None,
     group_size: Annotated[
         int | None, typer.Option(help="3, 4 bits: inputs that share a scale: 32, 64 or 128 (128).")
     ] = None,
@@ -73,6 +77,7 @@ def quantize(
     calibration_windows: Annotated[int, typer.Option(help="Pieces of it that are read.")] = 64,
     calibration_tokens: Annotated[int, typer.Option(help="Tokens of each piece.")] = 256,
     seed: Annotated[int, typer.Option(help="Draws the pieces, and --rotate's signs.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="qat: steps of training (200).")] = None,
     format: Annotated[
         str,
         typer.Option(
@@ -98,6 +103,8 @@ def quantize(
         num_windows=calibration_windows,
         window_tokens=calibration_tokens,
         seed=seed,
+        steps=steps,
+        bits_budget=bits_budget,
     )
     _end(command(model, output, choices))
 

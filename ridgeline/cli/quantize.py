@@ -19,7 +19,8 @@ from ridgeline.spec.rewrite import apply_formats, with_dtype
 
 if TYPE_CHECKING:
     from ridgeline.compress.make import Writer
-    from ridgeline.compress.pipeline import Progress
+    from ridgeline.compress.mixed import Mixed
+    from ridgeline.compress.progress import Progress
     from ridgeline.compress.recipe import Recipe
 
 FORMATS = {
@@ -31,6 +32,8 @@ FORMATS = {
     "fp8": "ridgeline.compress.write_safetensors:FP8",
     "gguf": "ridgeline.compress.write_gguf:GGUF",
 }
+WIDTHS = {"ridgeline": (4, 8), "compressed-tensors": (3, 4, 8)}
+"""What `--bits-budget` chooses from: our packed form saves nothing by 3 bits."""
 SCALE_BITS = {("compressed-tensors", False): 8, ("compressed-tensors", True): 8, ("gguf", True): 7}
 """(format, zero-points) → significant bits of a scale, where fp16's 11 would not be held exactly:
 bfloat16 scales; GGUF's fp16 minima, which are scale times zero-point."""
@@ -51,6 +54,8 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     num_windows: int = 64
     window_tokens: int = 256
     seed: int = 0
+    steps: int | None = None
+    bits_budget: float | None = None
 
 
 def command(model: str, output: Path, choices: Choices) -> int:
@@ -78,15 +83,35 @@ def _made(model: str, output: Path, choices: Choices) -> int:
         calibration=choices.calibration,
         write=_writer(choices.format),
         tell=_tell,
+        mixed=_mixed(choices),
     )
+
+
+def _mixed(choices: Choices) -> Mixed | None:
+    from ridgeline.compress.mixed import Mixed
+
+    if choices.bits_budget is None:
+        return None
+    if choices.format not in WIDTHS or choices.numbers != "int":
+        raise BadInput("several widths in one model", value=choices.format, limit=", ".join(WIDTHS))
+    if choices.bits != 4 or choices.method in ("smoothquant", "hqq"):
+        raise BadInput(
+            "--bits-budget chooses the bits itself",
+            value=f"--bits {choices.bits}, --method {choices.method}",
+            fix="leave --bits out; use --method rtn, gptq, awq or qat",
+        )
+    return Mixed(choices.bits_budget, WIDTHS[choices.format])
 
 
 def recipe_for(choices: Choices) -> Recipe:
     """The recipe of the flags. Raises BadInput."""
     from ridgeline.compress.recipe import Recipe, check
 
-    if choices.calibration is not None and choices.method in ("rtn", "hqq"):
+    reads = choices.method not in ("rtn", "hqq") or choices.bits_budget is not None
+    if choices.calibration is not None and not reads:
         raise BadInput(f"--method {choices.method} reads no text", value="--calibration")
+    if choices.steps is not None and choices.method != "qat":
+        raise BadInput(f"--method {choices.method} does not train", value="--steps")
     group_size = choices.group_size or (128 if choices.bits < 8 else None)
     return check(
         Recipe(
@@ -99,6 +124,7 @@ def recipe_for(choices: Choices) -> Recipe:
             num_windows=choices.num_windows,
             window_tokens=choices.window_tokens,
             seed=choices.seed,
+            steps=200 if choices.steps is None else choices.steps,
             scale_bits=SCALE_BITS.get((choices.format, choices.zeros), 11),
         )
     )
@@ -119,6 +145,8 @@ def _bf16(model: str, output: Path, choices: Choices) -> int:
         raise BadInput(
             "16 bits are kept and not rounded: no method, no other format", value="--bits 16"
         )
+    if choices.bits_budget is not None or choices.numbers != "int":
+        raise BadInput("--bits 16 stores every weight in 16 bits", value="--bits-budget, --numbers")
     if choices.group_size is not None or choices.zeros:
         raise BadInput("groups and zero-points are for 3 and 4 bits", value="--bits 16")
     return pack_model(model, _as_stored(model), output)
@@ -132,10 +160,8 @@ def _as_stored(model: str) -> ModelSpec:
 
 def _tell(progress: Progress) -> None:
     left = f", about {_span(progress.left_s)} left" if progress.left_s >= 1 else ""
-    print(
-        f"  layer {progress.layer + 1} of {progress.num_layers}: {progress.took_s:.1f} s{left}",
-        file=sys.stderr,
-    )
+    at = f"{progress.unit} {progress.layer + 1} of {progress.num_layers}"
+    print(f"  {at}: {progress.took_s:.1f} s{left}", file=sys.stderr)
     if progress.note:
         print(f"    {progress.note}", file=sys.stderr)
 

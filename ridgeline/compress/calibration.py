@@ -43,6 +43,11 @@ def read_text(file: Path | None) -> str:
         ) from None
 
 
+def tokens_of(model: str, text: str) -> list[int]:
+    """The whole text, for training; `windows` has checked it."""
+    return list(load_tokenizer(model).encode(text))
+
+
 def windows(model: str, text: str, recipe: Recipe, vocab_size: int) -> list[list[int]]:
     """`num_windows` pieces at places drawn by the recipe's seed. Raises BadInput."""
     tokens = load_tokenizer(model).encode(text)

@@ -4,14 +4,19 @@ made."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from ridgeline.compress.calibration import read_text
-from ridgeline.compress.pipeline import Tell, fingerprint, quantise_layers, source_of
+from ridgeline.compress.calibration import read_text, tokens_of, windows
+from ridgeline.compress.mixed import Mixed, choose_widths
+from ridgeline.compress.pipeline import fingerprint, quantise_layers, source_of
+from ridgeline.compress.progress import Tell
+from ridgeline.compress.qat import tune
 from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.store import Store, open_folder
 from ridgeline.engine.model.pack import write_packed
@@ -20,7 +25,7 @@ from ridgeline.spec.format import BF16, INT8, Format, int4
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import apply_formats, with_dtype
+from ridgeline.spec.rewrite import apply_formats, linears, with_dtype
 
 HOLDERS = {
     "int": "compressed-tensors, or gguf",
@@ -67,8 +72,9 @@ def make(
     calibration: Path | None,
     write: Writer,
     tell: Tell,
+    mixed: Mixed | None = None,
 ) -> int:
-    """Quantise `model` into `output`; the bytes of its weights.
+    """Quantise `model` into `output`; the bytes of its weights. `mixed`: widths by sensitivity.
 
     Raises BadInput, BadModel, CannotRun; nothing is left at `output` then, and what is finished
     waits beside it for the same command.
@@ -77,13 +83,19 @@ def make(
     if is_dummy(model):
         raise CannotRun("a dummy model has no weights to quantise", value=model)
     dense = with_dtype(load_spec(model), "float32")
-    text = read_text(calibration) if recipe.calibrated else ""
-    run = fingerprint(model, recipe, text)
+    text = read_text(calibration) if recipe.calibrated or mixed is not None else ""
     with source_of(model, dense, recipe) as (spec, source):
+        if mixed is not None:
+            pieces = windows(model, text, recipe, spec.vocab_size)
+            widths = choose_widths(spec, source, recipe, pieces, mixed, tell)
+            recipe = replace(recipe, widths=widths)
+        run = fingerprint(model, recipe, text)
         head = _head(spec, head_bits, recipe)
         write.refuse(spec, recipe, head)
         folder = open_folder(output, run)
         store = quantise_layers(model, spec, source, recipe, folder, text, tell)
+        if recipe.method == "qat":
+            store = tune(spec, source, store, recipe, tokens_of(model, text), folder, tell)
         result = folder / "result"
         shutil.rmtree(result, ignore_errors=True)
         result.mkdir()
@@ -107,10 +119,23 @@ def _head(spec: ModelSpec, bits: int | None, recipe: Recipe) -> Format | None:
 def _write_ridgeline(job: Job) -> int:
     """Ridgeline's own packed form: mapped, multiplied with where it lies."""
     formats: dict[str, Format] = dict.fromkeys(LAYERS, job.recipe.format())
+    if job.recipe.widths:
+        formats = dict(_by_path(job))
     if job.head is not None:
         formats["lm_head"] = job.head
     spec = apply_formats(job.spec, formats, f"quantize --method {job.recipe.method}")
     return write_packed(job.source, spec, job.weights, job.folder, job.made)
+
+
+def _by_path(job: Job) -> Iterator[tuple[str, Format]]:
+    """Formats of weights of several widths."""
+    for path, linear in linears(job.spec).items():
+        if path == "lm_head" or path.endswith(".router"):
+            continue
+        _, layer, _, key = path.split(".")
+        routed = job.spec.layers[int(layer)].mlp.router is not None and ".mlp." in path
+        own = job.recipe.at(f"expert_{key}" if routed else key, int(layer), linear.num_in)
+        yield path, own.format()
 
 
 def _holds_all(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
@@ -133,6 +158,10 @@ def describe(recipe: Recipe) -> str:
     turned = ", rotated" if recipe.rotate else ""
     if recipe.numbers != "int":
         return f"{recipe.method}, {recipe.numbers}{turned}{seed}"
+    if recipe.widths:
+        counts = Counter(recipe.widths.values())
+        told = ", ".join(f"{counts[bits]} of {bits} bits" for bits in sorted(counts))
+        return f"{recipe.method}, weights: {told}, {kind}{turned}{seed}"
     return f"{recipe.method}, {recipe.bits} bits, {grouped}, {kind}{turned}{seed}"
 
 

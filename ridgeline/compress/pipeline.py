@@ -13,7 +13,7 @@ checkpoint, recipe and text give the same grids, whether or not the run was inte
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -29,6 +29,7 @@ from ridgeline.compress.floats import code_fp8, code_nf4
 from ridgeline.compress.gptq import round_gptq_or_rtn
 from ridgeline.compress.hqq import round_hqq
 from ridgeline.compress.lattice import Rounded
+from ridgeline.compress.progress import Progress, Tell
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rotate import Rotated, rotated_spec
 from ridgeline.compress.rtn import round_clipped, round_rtn
@@ -43,18 +44,7 @@ from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import linears
 
-Tell = Callable[["Progress"], None]
 _CHOOSERS = {"awq": choose_awq, "smoothquant": choose_smooth}
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer is done. `left_s` is the time that the others will take, from those of this run."""
-
-    layer: int
-    num_layers: int
-    took_s: float
-    left_s: float
-    note: str = ""
 
 
 def fingerprint(model: str, recipe: Recipe, text: str) -> dict[str, Any]:
@@ -131,7 +121,7 @@ def _layer(
 ) -> None:
     stats: Mapping[ProductKey, Stats] = {}
     if walk is not None:
-        stats = walk.watch(source, index, moments=recipe.method in ("gptq", "awq"))
+        stats = walk.watch(source, index, moments=recipe.method in ("gptq", "awq", "qat"))
     balanced = Balanced(source, spec)
     if recipe.method in _CHOOSERS:
         stats = _balance(spec, balanced, recipe, stats, index)
@@ -203,7 +193,7 @@ def _round(
         return code_nf4(weight_OI, dtype), None
     if recipe.numbers.startswith("fp8"):
         return code_fp8(weight_OI, recipe.numbers), None
-    if recipe.method == "gptq":
+    if recipe.method in ("gptq", "qat"):  # what training starts from
         assert stats is not None
         return round_gptq_or_rtn(weight_OI, stats, recipe)
     if recipe.method == "awq" and stats is not None and recipe.bits < 8:

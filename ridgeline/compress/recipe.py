@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from ridgeline.errors import BadInput
 from ridgeline.spec.format import INT8, Format, int4
 
-Method = Literal["rtn", "hqq", "gptq", "awq", "smoothquant"]
-METHODS: tuple[Method, ...] = ("rtn", "hqq", "gptq", "awq", "smoothquant")
+Method = Literal["rtn", "hqq", "gptq", "awq", "smoothquant", "qat"]
+METHODS: tuple[Method, ...] = ("rtn", "hqq", "gptq", "awq", "smoothquant", "qat")
 GROUPS = (32, 64, 128)
 Numbers = Literal["int", "q4_k", "q6_k", "nf4", "fp8-tensor", "fp8-channel", "fp8-block"]
 NUMBERS: tuple[Numbers, ...] = (
@@ -35,6 +35,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     fixes bits and groups. `widths`: bits of single weights, by "layer.key", where they differ.
     `zeros`: a zero-point per group. `damping`: share of the mean diagonal added to GPTQ's Hessian.
     `scale_bits`: significant bits of a scale (fp16: 11, bfloat16: 8), whatever holds it in the end.
+    `steps` of training, where there is any.
     Calibration reads `num_windows` pieces of `window_tokens` tokens, drawn by `seed`.
     """
 
@@ -51,11 +52,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     window_tokens: int = 256
     seed: int = 0
     scale_bits: int = 11
+    steps: int = 200
 
     @property
     def calibrated(self) -> bool:
         """Does it read text?"""
-        return self.method in ("gptq", "awq", "smoothquant")
+        return self.method in ("gptq", "awq", "smoothquant", "qat")
 
     def group(self, num_in: int) -> int:
         """Inputs that share a scale, of a row of `num_in`."""
@@ -90,8 +92,10 @@ def check(recipe: Recipe) -> Recipe:
         return _check_windows(recipe)
     if recipe.bits == 8 and (recipe.group_size is not None or recipe.zeros):
         raise BadInput("groups and zero-points are for 3 and 4 bits", value="--bits 8")
-    if recipe.bits == 8 and recipe.method == "hqq":
-        raise BadInput("hqq is for 3 and 4 bits", value="--bits 8", fix="use --method rtn")
+    if recipe.bits == 8 and recipe.method in ("hqq", "qat"):
+        raise BadInput(
+            f"{recipe.method} is for 3 and 4 bits", value="--bits 8", fix="use --method rtn"
+        )
     if recipe.bits not in (3, 4, 5, 8):
         raise BadInput("no grid of so many bits", value=recipe.bits, limit="3, 4, 5, 8")
     if recipe.bits != 8 and recipe.group_size not in GROUPS:

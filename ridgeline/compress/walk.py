@@ -8,6 +8,7 @@ Shape legend: T tokens of a window, C hidden_size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 import torch.nn.functional as F
@@ -53,10 +54,16 @@ class Walk:
         length = len(windows[0])
         embed_VC = weights.get(Part("embed", (spec.vocab_size, spec.hidden_size))).float()
         ids = [F.embedding(torch.tensor(tokens), embed_VC) for tokens in windows]
-        self._states = [x_TC * spec.embed_scale for x_TC in ids]
+        self.states = [x_TC * spec.embed_scale for x_TC in ids]
         self._attend = FullAttention(spec, length, embed_VC)
         tables = RopeTables(self._ropes, length, torch.float32, torch.device("cpu"))
         self._turns = tables.at(torch.arange(length), length)
+
+    def fork(self) -> Walk:
+        """Another walk that starts where this one stands."""
+        other = copy(self)
+        other.states = list(self.states)
+        return other
 
     def _block(self, builder: DecoderBuilder, index: int) -> Block:
         return builder.block(self._spec.layers[index], index, self._ropes)
@@ -65,7 +72,7 @@ class Walk:
         """What the products of layer `index` read; the walk stays where it is."""
         builder = TappingBuilder(self._spec, weights, moments)
         block = self._block(builder, index)
-        for x_TC in self._states:
+        for x_TC in self.states:
             block(x_TC, self._turns, self._attend, index)
         return builder.taps
 
@@ -73,6 +80,6 @@ class Walk:
         """Through layer `index`. Raises BadModel where the states are no longer numbers."""
         builder = DecoderBuilder(self._spec, weights, torch.device("cpu"), torch.float32)
         block = self._block(builder, index)
-        self._states = [block(x, self._turns, self._attend, index) for x in self._states]
-        if not all(torch.isfinite(x_TC).all() for x_TC in self._states):
+        self.states = [block(x, self._turns, self._attend, index) for x in self.states]
+        if not all(torch.isfinite(x_TC).all() for x_TC in self.states):
             raise BadModel(f"the calibration's activations overflow in layer {index}")

@@ -61,6 +61,8 @@ def _refuse(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
         raise CannotRun(
             "GGUF of this family is not written", value=spec.family, limit="llama, qwen2, qwen3"
         )
+    if recipe.widths:
+        raise CannotRun("GGUF is written with one width", value="--bits-budget")
     ropes = {layer.attention.rope.kind for layer in spec.layers}
     if ropes != {"default"}:
         raise CannotRun("GGUF with scaled rotary embeddings is not written", value=sorted(ropes))

@@ -38,8 +38,11 @@ def _write_compressed(job: Job) -> int:
     dtype = DTYPES[job.spec.stored_dtype]
     if job.recipe.numbers != "int":
         return _write(job, None, _compressed_config(job))
-    encode = _bytes if job.recipe.bits == 8 else _packed
-    return _write(job, lambda grid: encode(grid, dtype), _compressed_config(job))
+
+    def encode(grid: Grid) -> dict[str, Tensor]:
+        return _bytes(grid, dtype) if grid.bits == 8 else _packed(grid, dtype)
+
+    return _write(job, encode, _compressed_config(job))
 
 
 def _packed(grid: Grid, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -100,10 +103,39 @@ def _write_nf4(job: Job) -> int:
 
 
 def _compressed_config(job: Job) -> dict[str, Any]:
-    recipe = job.recipe
-    if recipe.numbers != "int":
-        return _float_config(job)
-    weights: dict[str, Any] = {
+    """One group of modules per width."""
+    if job.recipe.numbers != "int":
+        groups = [_float_group(job.recipe)]
+    elif not job.recipe.widths:
+        groups = [_integer_group(job.recipe, ["Linear"])]
+    else:
+        groups = [_integer_group(recipe, names) for recipe, names in _by_width(job)]
+    layouts = {group["format"] for group in groups}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "config_groups": {f"group_{at}": group for at, group in enumerate(groups)},
+        "ignore": ["lm_head", *_routers(job)],
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def _by_width(job: Job) -> list[tuple[Recipe, list[str]]]:
+    """Each width's recipe and the modules that have it."""
+    found: dict[int, tuple[Recipe, list[str]]] = {}
+    for name, inside in _names(job).items():
+        part = inside[0]
+        if part.layer is None or job.weights.grid(part) is None:
+            continue
+        own = job.recipe.at(part.key, part.layer, part.shape[1])
+        found.setdefault(own.bits, (own, []))[1].append(name.removesuffix(".weight"))
+    return [found[bits] for bits in sorted(found)]
+
+
+def _integer_group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
+    weights = {
         "num_bits": recipe.bits,
         "type": "int",
         "symmetric": not recipe.zeros,
@@ -113,41 +145,33 @@ def _compressed_config(job: Job) -> dict[str, Any]:
         "observer": "minmax",
     }
     rows = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-    layout = "int-quantized" if recipe.bits == 8 else "pack-quantized"
-    return _compressed_group(job, layout, weights, rows if recipe.bits == 8 else None)
+    eight = recipe.bits == 8
+    layout = "int-quantized" if eight else "pack-quantized"
+    return _group(layout, weights, rows if eight else None, targets)
 
 
-def _float_config(job: Job) -> dict[str, Any]:
+def _float_group(recipe: Recipe) -> dict[str, Any]:
     """FP8 weights alone: activations stay as they are."""
     weights = {
         "num_bits": 8,
         "type": "float",
         "symmetric": True,
-        "strategy": job.recipe.numbers.removeprefix("fp8-"),
+        "strategy": recipe.numbers.removeprefix("fp8-"),
         "dynamic": False,
         "observer": "minmax",
     }
-    return _compressed_group(job, "float-quantized", weights, None)
+    return _group("float-quantized", weights, None, ["Linear"])
 
 
-def _compressed_group(
-    job: Job, layout: str, weights: dict[str, Any], rows: dict[str, Any] | None
+def _group(
+    layout: str, weights: dict[str, Any], rows: dict[str, Any] | None, targets: list[str]
 ) -> dict[str, Any]:
-    group = {
-        "targets": ["Linear"],
+    return {
+        "targets": targets,
         "weights": weights,
         "input_activations": rows,
         "output_activations": None,
         "format": layout,
-    }
-    return {
-        "quant_method": "compressed-tensors",
-        "format": layout,
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head", *_routers(job)],
-        "kv_cache_scheme": None,
-        "global_compression_ratio": None,
     }
 
 
@@ -311,6 +335,12 @@ def _holds(refuse: Refuse, *numbers: str) -> Refuse:
     """`refuse`, after what the format does not hold at all."""
 
     def both(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
+        if recipe.widths and "fp8-tensor" not in numbers:
+            raise CannotRun(
+                "this format holds one width",
+                value="--bits-budget",
+                fix="use --format ridgeline or compressed-tensors",
+            )
         if recipe.numbers not in numbers:
             raise CannotRun(
                 "this format does not hold such numbers",

@@ -14,6 +14,7 @@ tensors themselves say is checked when they are read (`ridgeline.engine.foreign`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -35,7 +36,9 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
     `codec` names the reader; `name` is for people. `group_size` None: one scale per output (or
     per tensor). `integers`: the weights are whole numbers times scales, else floats or tables.
     `block`: outputs and inputs that share a scale, where scales are per block. `ordered`: groups
-    may be scattered over the inputs.
+    may be scattered over the inputs. `scopes`: where modules differ, targets (module names, "re:"
+    patterns, "Linear" for all others) and how those are quantised; the record's own fields are
+    then the first scope's.
     """
 
     codec: str
@@ -47,6 +50,17 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     block: tuple[int, int] = (128, 128)
     ordered: bool = False
+    scopes: tuple[tuple[tuple[str, ...], Foreign], ...] = ()
+
+    def at(self, module: str) -> Foreign:
+        """How one module is quantised. Raises BadModel where no scope names it."""
+        if not self.scopes:
+            return self
+        for wanted in (lambda t: _names_module(t, module), lambda t: t == "Linear"):
+            for targets, foreign in self.scopes:
+                if any(wanted(target) for target in targets):
+                    return foreign
+        raise BadModel("no group of the quantization_config names a module", value=module, fix=_FIX)
 
     def format(self, num_in: int, wide_scales: bool = False) -> Format:
         """In which format a linear of this checkpoint is computed."""
@@ -54,6 +68,12 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
             return dense("float32")
         format = format_for(self.bits, self.group_size or num_in, num_in, self.zeros)
         return replace(format, ordered=self.ordered and format.kind == "int4")
+
+
+def _names_module(target: str, module: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), module) is not None
+    return target == module
 
 
 def foreign_of(told: Any, where: str) -> Foreign:
@@ -131,18 +151,26 @@ def _compressed(told: Mapping[str, Any], where: str) -> Foreign:
     groups = told.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise _refused(where, "compressed-tensors without config_groups")
-    schemes = {msgspec.json.encode(g.get("weights")) for g in groups.values()}
-    if len(schemes) > 1:
-        raise _refused(where, "compressed-tensors with different settings per module")
-    group = next(iter(groups.values()))
-    layout = group.get("format") or told.get("format")
+    if told.get("sparsity_config"):
+        raise _refused(where, "compressed-tensors with sparsity")
+    scopes = tuple(_scope(group, told.get("format"), where) for group in groups.values())
+    first = scopes[0][1]
+    if all(foreign == first for _, foreign in scopes):
+        return first
+    return replace(first, scopes=scopes)
+
+
+def _scope(group: Any, layout: Any, where: str) -> tuple[tuple[str, ...], Foreign]:
+    """A config group: its targets, and how they are quantised."""
+    targets = group.get("targets") if isinstance(group, Mapping) else None
+    if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
+        raise _refused(where, f"a config group with targets {targets!r}")
+    layout = group.get("format") or layout
     if layout not in _COMPRESSED:
         raise _refused(
             where, f"compressed-tensors in the format {layout!r}", ", ".join(_COMPRESSED)
         )
-    if told.get("sparsity_config"):
-        raise _refused(where, "compressed-tensors with sparsity")
-    return _compressed_weights(group.get("weights"), layout, where)
+    return tuple(targets), _compressed_weights(group.get("weights"), layout, where)
 
 
 def _compressed_weights(weights: Any, layout: str, where: str) -> Foreign:
@@ -247,9 +275,10 @@ def with_foreign(
         for name, dtype in tensors.items()
     )
     chosen = {
-        path: foreign.format(linear.num_in, wide)
+        path: foreign.at(module).format(linear.num_in, wide)
         for path, linear in linears(spec).items()
-        if any(_is(module, path) for module in _near(modules, path))
+        for module in _near(modules, path)
+        if _is(module, path)
     }
 
     def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
@@ -276,6 +305,10 @@ def _is(module: str, path: str) -> bool:
 
 def rule(foreign: Foreign, formats: Iterable[Format]) -> str:
     """In words: the format, its grid, and what is done with it."""
+    if foreign.scopes:
+        kinds = sorted({each.kind for each in formats})
+        told = ", ".join(f"{each.bits} bits ({each.name})" for _, each in foreign.scopes)
+        return f"several widths: {told}; run as {', '.join(kinds)}"
     group = "row" if foreign.group_size is None else f"group of {foreign.group_size}"
     zeros = ", zero-points" if foreign.zeros else ""
     grid = f"{foreign.bits} bits, a scale per {group}{zeros}" if foreign.integers else "table"

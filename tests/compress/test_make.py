@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ridgeline.compress.balance import Balanced, sites
+from ridgeline.compress.calibration import windows as calibration_windows
 from ridgeline.compress.make import RIDGELINE, make
-from ridgeline.compress.pipeline import Progress, quantise_layers, source_of
+from ridgeline.compress.pipeline import quantise_layers, source_of
+from ridgeline.compress.progress import Progress
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rotate import Rotated, rotated_spec
 from ridgeline.engine.model import load
@@ -125,9 +127,9 @@ def relative_change(
     spec: ModelSpec, after: ModelSpec, source: Weights, edited: Weights, patch: pytest.MonkeyPatch
 ) -> float:
     ids = [(7 * i) % spec.vocab_size for i in range(24)]
-    patch.setattr(load, "_source", lambda *_: Given(source))
+    patch.setattr(load, "open_weights", lambda *_: Given(source))
     before = logits("given", spec, ids)
-    patch.setattr(load, "_source", lambda *_: Given(edited))
+    patch.setattr(load, "open_weights", lambda *_: Given(edited))
     return float((logits("given", after, ids) - before).norm() / before.norm())
 
 
@@ -221,9 +223,30 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
             write=RIDGELINE,
             tell=lambda progress: None,
         )
+    tensors["model.layers.2.mlp.up_proj.weight"][5, 5] = float("inf")
+    save_file(tensors, broken / "model.safetensors")
+    with pytest.raises(BadModel, match="up of layer 2 holds NaN or infinite"):
+        made(Recipe(), tmp_path / "e", str(broken))
     spec = dense()
     with source_of("demo", spec, Recipe()) as (_, source):
         quantise_layers("demo", spec, source, Recipe(), tmp_path, "", lambda progress: None)
     packed = made(Recipe(), tmp_path / "packed")
     with pytest.raises(CannotRun, match="quantised already"):
         made(Recipe(), tmp_path / "d", packed)
+
+
+def test_a_tokenizer_of_another_model_is_refused() -> None:
+    text = "def read(path): return path " * 200
+    with pytest.raises(BadInput, match="do not belong together"):
+        calibration_windows("demo", text, Recipe(method="gptq", window_tokens=32), 300)
+
+
+def test_the_original_is_never_touched(tmp_path: Path) -> None:
+    original = tmp_path / "original"
+    shutil.copytree(model_path("demo"), original)
+    before = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in original.iterdir()}
+    made(Recipe(), tmp_path / "m", str(original))
+    with pytest.raises(BadInput, match="not empty"):
+        made(Recipe(), original, str(original))  # the output in the original's place
+    after = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in original.iterdir()}
+    assert after == before

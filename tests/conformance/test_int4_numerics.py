@@ -57,7 +57,7 @@ def test_int8_activations_cost_nothing_that_shows(monkeypatch: pytest.MonkeyPatc
     packed = nats_per_token(apply_quantization(dense, "int4"), windows)
     plain = nats_per_token(dense, windows)
     source = model_path("demo")
-    monkeypatch.setattr(load, "_source", lambda model, spec, seed: Rounded(source, spec))
+    monkeypatch.setattr(load, "open_weights", lambda model, spec, seed: Rounded(source, spec))
     rounded = nats_per_token(dense, windows)
     assert (
         abs(packed / rounded - 1) < 1e-3 and abs(packed - rounded) < 1e-3

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ridgeline.engine.foreign.base import codec_for, contradiction
+from ridgeline.engine.foreign.base import Codec, codec_for, contradiction
 from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.safetensors_file import ALL, FLOATS, Entry, entries_of
@@ -41,7 +41,7 @@ class ForeignWeights:
     """See the module's head. A context manager, as its siblings. Raises BadModel."""
 
     def __init__(self, directory: Path, spec: ModelSpec, foreign: Foreign) -> None:
-        self._codec = codec_for(foreign)
+        self._foreign, self._codecs = foreign, dict[Foreign, Codec]()
         self._entries = entries_of(directory, ALL)
         self._modules: dict[str, dict[str, Entry]] = {}
         self._spec, self._files, self._stack = spec, dict[Path, Any](), ExitStack()
@@ -58,12 +58,18 @@ class ForeignWeights:
         self._stack.close()
         self._files.clear()
 
+    def _codec(self, module: str) -> Codec:
+        own = self._foreign.at(module)
+        if own not in self._codecs:
+            self._codecs[own] = codec_for(own)
+        return self._codecs[own]
+
     def _found_modules(self) -> dict[str, dict[str, Entry]]:
         names = {found for name in self._entries if (found := module_of(name)) is not None}
         modules: dict[str, dict[str, Entry]] = {name: {} for name in names}
         for name, entry in self._entries.items():
             at = name.find(".weight.") if ".weight." in name else name.rfind(".")
-            if name[:at] in modules and self._codec.belongs(name[at:]):
+            if name[:at] in modules and self._codec(name[:at]).belongs(name[at:]):
                 modules[name[:at]][name[at:]] = entry
         return modules
 
@@ -77,7 +83,7 @@ class ForeignWeights:
                     value=entry.dtype,
                 )
         for module, entries in self._modules.items():
-            shape = self._codec.shape(entries, self._reader(module))
+            shape = self._codec(module).shape(entries, self._reader(module))
             plain[f"{module}.weight"] = next(iter(entries.values()))._replace(shape=shape)
         return plain
 
@@ -98,7 +104,7 @@ class ForeignWeights:
         if not at.name.endswith(".weight") or module not in self._modules:
             return None
         has: Mapping[str, Entry] = self._modules[module]
-        whole = self._codec.decode(
+        whole = self._codec(module).decode(
             (at.whole[0], at.whole[1]), lambda suffix: suffix in has, self._reader(module)
         )
         if at.rows is None:

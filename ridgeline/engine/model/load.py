@@ -60,13 +60,14 @@ def load_decoder(
     """
     device = torch.device(device)
     backend, _ = choose_forward(layer_backend, spec, device, compute_dtype)
-    with torch.inference_mode(), _source(model, spec, seed) as weights:
+    with torch.inference_mode(), open_weights(model, spec, seed) as weights:
         forward = forward_kind(backend)
         builder = DecoderBuilder(spec, weights, device, compute_dtype, forward)
         return builder.decoder(max_model_len or spec.max_positions)
 
 
-def _source(model: str, spec: ModelSpec, seed: int) -> AbstractContextManager[Weights]:
+def open_weights(model: str, spec: ModelSpec, seed: int) -> AbstractContextManager[Weights]:
+    """The source of a model's weights, by what lies in its folder. Raises BadModel."""
     if is_dummy(model):
         return nullcontext(DummyWeights(spec, seed))
     if is_gguf(model):

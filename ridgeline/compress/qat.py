@@ -1,0 +1,331 @@
+"""Quantisation-aware training: weights and scales learn while the forward pass rounds them.
+
+    ŵ = (round(v) - zero) · s₀ · exp(a)        v: a weight in steps of its grid, a: one per group
+
+What: a quantised model (GPTQ's) is the start; the original is the teacher, and the loss is KL
+between their next-token distributions on the calibration text. Rounding has no slope, so gradients
+go straight through it (Bengio et al., 2013, arXiv 1308.3432); scales learn beside the weights, as
+in LSQ (Esser et al., ICLR 2020, arXiv 1902.08153), by their logarithm. `v` is counted in steps, so
+that one learning rate fits every layer: over a run a weight may move by a step or two.
+
+The start is GPTQ's exactly: each `v` is the original weight on GPTQ's scale, brought near the
+number that GPTQ chose. Nearer the edges of the cells than `INSIDE` is worse: then thousands of
+weights change their numbers in the first steps, whatever their slopes say in the long run.
+
+Invariant: the result is a grid like any other: same bits, groups and zero-points, no cost at run
+time. Deterministic by seed, also after a kill (a checkpoint is weights, moments and the step).
+
+When it loses: time, and memory: the whole model is trained at once, with 16 bytes per weight
+besides the teacher. At 4 bits there is little left to win.
+
+Shape legend: T tokens, C hidden_size, V vocabulary, O outputs, I inputs, G groups.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ridgeline.compress.lattice import Rounded, rounded
+from ridgeline.compress.progress import Progress, Tell
+from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.store import Store
+from ridgeline.engine.attention.full import FullAttention
+from ridgeline.engine.model.layers import Joined, make_norm
+from ridgeline.engine.model.load import DecoderBuilder
+from ridgeline.engine.model.names import Part
+from ridgeline.engine.model.rope import RopeTables
+from ridgeline.engine.model.weights import Weights
+from ridgeline.engine.quant.base import Linear
+from ridgeline.engine.quant.grid import Grid
+from ridgeline.errors import BadModel, CannotRun
+from ridgeline.spec.model import LinearSpec, ModelSpec
+
+GRID_RATE, SCALE_RATE = 0.015, 3e-3  # of Adam: in steps of the grid; in logarithms of a scale
+WARM_UP = 10
+WINDOWS = 4  # of a step
+SAVE_EVERY = 25
+BYTES_PER_WEIGHT = 24  # latent, gradient, two moments, teacher, and what a step makes of them
+INSIDE = 0.25  # of a step: how far from the middle of its cell the start may lie
+
+
+class Latent:
+    """A weight under training: `v_OI` in steps, `log_OG` the scale's factor; both learn."""
+
+    __slots__ = ("_made_OI", "bias_O", "grid", "log_OG", "now_OI", "scale_OG", "v_OI", "zero_OG")
+
+    def __init__(self, grid: Grid, original_OI: Tensor, bias_O: Tensor | None) -> None:
+        self.grid, self.bias_O = grid, bias_O
+        self.scale_OG = grid.scale_OG.clone()
+        zero = torch.full_like(self.scale_OG, float(grid.middle))
+        self.zero_OG = zero if grid.zero_OG is None else grid.zero_OG.float()
+        q_OI = grid.q_OI.float()
+        exact_OI = original_OI / self._wide(self.scale_OG) + self._wide(self.zero_OG)
+        self.v_OI = q_OI + (exact_OI - q_OI).clamp(-INSIDE, INSIDE)
+        self.log_OG = torch.zeros_like(self.scale_OG)
+        self.v_OI.requires_grad_(True)
+        self.log_OG.requires_grad_(True)
+
+    def _wide(self, values_OG: Tensor) -> Tensor:
+        size = self.grid.group_size
+        return values_OG.repeat_interleave(size, 1)[:, : self.grid.q_OI.shape[1]]
+
+    def dense(self) -> Tensor:
+        """ŵ_OI, with slopes."""
+        rounded_OI = self.v_OI + (self.v_OI.round() - self.v_OI).detach()
+        q_OI = rounded_OI.clamp(0, 2**self.grid.bits - 1)
+        scale_OG = self.scale_OG * self.log_OG.exp()
+        return (q_OI - self._wide(self.zero_OG)) * self._wide(scale_OG)
+
+    def result(self, scale_bits: int) -> Grid:
+        """The grid that it has become."""
+        q_OI = self.v_OI.detach().round().clamp(0, 2**self.grid.bits - 1).to(torch.uint8)
+        scale_OG = rounded(self.scale_OG * self.log_OG.detach().exp(), scale_bits)
+        return replace(self.grid, q_OI=q_OI, scale_OG=scale_OG)
+
+    def begin(self) -> None:
+        """Round, once for all windows of a step."""
+        self._made_OI = self.dense()
+        self.now_OI = self._made_OI.detach().requires_grad_(True)
+
+    def end(self) -> None:
+        """Hand the windows' slopes on to what learns."""
+        assert self.now_OI.grad is not None
+        self._made_OI.backward(self.now_OI.grad)  # type: ignore[no-untyped-call]
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return F.linear(x_TI, self.now_OI, self.bias_O)
+
+    @property
+    def nbytes(self) -> int:
+        return self.v_OI.nbytes
+
+
+class Plain:
+    """Another source's weights as tensors that may take part in training."""
+
+    def __init__(self, inner: Weights) -> None:
+        self._inner = inner
+
+    def get(self, part: Part) -> Tensor:
+        return self._inner.get(part).clone()
+
+    def packed(
+        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
+    ) -> None:
+        """It holds plain weights."""
+
+
+class StudentBuilder(DecoderBuilder):
+    """Builds blocks whose rounded weights are being trained: `latents`, by part."""
+
+    def __init__(self, spec: ModelSpec, weights: Store, original: Weights) -> None:
+        super().__init__(spec, Plain(weights), torch.device("cpu"), torch.float32)
+        self._store, self._original = weights, original
+        self.latents: dict[Part, Latent] = {}
+
+    def _linear(
+        self, keys: list[str], specs: list[LinearSpec], layer: int | None, expert: int | None = None
+    ) -> Linear:
+        latents = [
+            latent
+            for key, spec in zip(keys, specs, strict=True)
+            if (latent := self._latent(key, spec, layer, expert)) is not None
+        ]
+        if not latents:
+            return super()._linear(keys, specs, layer, expert)
+        return latents[0] if len(latents) == 1 else Joined(latents)
+
+    def _latent(
+        self, key: str, spec: LinearSpec, layer: int | None, expert: int | None
+    ) -> Latent | None:
+        part = Part(key, (spec.num_out, spec.num_in), layer, expert)
+        grid = self._store.grid(part)
+        if grid is None:
+            return None
+        bias = self._tensor(f"{key}.bias", (spec.num_out,), layer, expert) if spec.bias else None
+        original_OI = self._original.get(part).clone().float()
+        self.latents[part] = latent = Latent(grid, original_OI, bias)
+        return latent
+
+
+class Model:
+    """Logits of a window; its blocks from `builder`."""
+
+    def __init__(self, builder: DecoderBuilder, length: int) -> None:
+        spec = self._spec = builder.spec
+        ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
+        self._embed_VC = builder.weights.get(Part("embed", (spec.vocab_size, spec.hidden_size)))
+        self._embed_VC = self._embed_VC.float()
+        self._blocks = [builder.block(layer, i, ropes) for i, layer in enumerate(spec.layers)]
+        gain_C = builder.weights.get(Part("norm", (spec.hidden_size,)))
+        self._norm = make_norm(gain_C, spec.norm_eps, spec.norm_plus_one, torch.float32)
+        self._head_VC = self._embed_VC
+        if not spec.tied_embeddings:
+            shape = (spec.lm_head.num_out, spec.lm_head.num_in)
+            self._head_VC = builder.weights.get(Part("lm_head", shape)).float()
+        self._attend = FullAttention(spec, length, self._embed_VC)
+        tables = RopeTables(ropes, length, torch.float32, torch.device("cpu"))
+        self._turns = tables.at(torch.arange(length), length)
+
+    def __call__(self, tokens: Sequence[int]) -> Tensor:
+        """Log-probabilities [T, V]."""
+        spec = self._spec
+        x_TC = F.embedding(torch.tensor(tokens), self._embed_VC) * spec.embed_scale
+        for index, block in enumerate(self._blocks):
+            x_TC = block(x_TC, self._turns, self._attend, index)
+        logits_TV = F.linear(self._norm(x_TC), self._head_VC)
+        cap = spec.final_softcap
+        capped_TV = logits_TV if cap is None else torch.tanh(logits_TV / cap) * cap
+        return torch.log_softmax(capped_TV, -1)
+
+
+def tune(
+    spec: ModelSpec,
+    source: Weights,
+    start: Store,
+    recipe: Recipe,
+    text: Sequence[int],
+    folder: Path,
+    tell: Tell,
+) -> Store:
+    """Train what `start` holds on the token ids `text`; the tuned layers, in `folder`/tuned.
+
+    Raises CannotRun where memory does not hold the training, BadModel where it diverges.
+    """
+    target = folder / "tuned"
+    target.mkdir(exist_ok=True)
+    tuned = Store(target, recipe, spec, start)
+    if all(tuned.has(index) for index in range(len(spec.layers))):
+        return tuned
+    with torch.inference_mode(False), torch.enable_grad():
+        builder = StudentBuilder(spec, start, source)
+        student = Model(builder, recipe.window_tokens)
+        _refuse_too_large(builder.latents)
+        training = Training(list(builder.latents.values()), recipe, folder / "training.safetensors")
+        teacher = Model(
+            DecoderBuilder(spec, Plain(source), torch.device("cpu"), torch.float32),
+            recipe.window_tokens,
+        )
+        for step in training.run(student, teacher, text):
+            tell(step)
+    for index in range(len(spec.layers)):
+        of_layer = {p: v for p, v in builder.latents.items() if p.layer == index}
+        grids: dict[Part, Rounded] = {
+            part: latent.result(recipe.scale_bits) for part, latent in of_layer.items()
+        }
+        tuned.save(index, grids, {}, start.note(index))
+    return tuned
+
+
+def _refuse_too_large(latents: dict[Part, Latent]) -> None:
+    needed = BYTES_PER_WEIGHT * sum(latent.v_OI.numel() for latent in latents.values())
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise CannotRun(
+            "quantisation-aware training holds the whole model with its moments",
+            value=f"{needed / 1e9:.1f} GB",
+            limit=f"{there / 1e9:.1f} GB of memory",
+            fix="use --method gptq",
+        )
+
+
+class Training:
+    """Adam over latents; goes on from its checkpoint file where there is one."""
+
+    def __init__(self, latents: list[Latent], recipe: Recipe, file: Path) -> None:
+        self._latents, self._recipe, self._file = latents, recipe, file
+        self._optimizer = torch.optim.Adam(
+            [
+                {"params": [latent.v_OI for latent in latents], "rate": GRID_RATE},
+                {"params": [latent.log_OG for latent in latents], "rate": SCALE_RATE},
+            ],
+            betas=(0.9, 0.95),
+        )
+        self._done = self._restored() if file.is_file() else 0
+
+    def run(self, student: Model, teacher: Model, text: Sequence[int]) -> Iterator[Progress]:
+        """Step by step to the end."""
+        num_steps, times = self._recipe.steps, list[float]()
+        for step in range(self._done, num_steps):
+            begun_s = perf_counter()
+            for group in self._optimizer.param_groups:
+                group["lr"] = group["rate"] * share(step, num_steps)
+            loss = self._step(student, teacher, self._windows(step, text))
+            if not math.isfinite(loss):
+                raise BadModel("the training diverged", value=loss, fix="use --method gptq")
+            times.append(perf_counter() - begun_s)
+            if (step + 1) % SAVE_EVERY == 0:
+                self._save(step + 1)
+            yield Progress(
+                unit="step",
+                layer=step,
+                num_layers=num_steps,
+                took_s=times[-1],
+                left_s=(num_steps - step - 1) * sum(times) / len(times),
+                note=f"KL {loss:.4f}" if (step + 1) % SAVE_EVERY == 0 else "",
+            )
+
+    def _windows(self, step: int, text: Sequence[int]) -> list[list[int]]:
+        rng, length = random.Random(f"{self._recipe.seed}/{step}"), self._recipe.window_tokens
+        starts = [rng.randrange(len(text) - length + 1) for _ in range(WINDOWS)]
+        return [list(text[start : start + length]) for start in starts]
+
+    def _step(self, student: Model, teacher: Model, windows: Sequence[Sequence[int]]) -> float:
+        self._optimizer.zero_grad()
+        for latent in self._latents:
+            latent.begin()
+        total = 0.0
+        for tokens in windows:
+            with torch.no_grad():
+                truth_TV = teacher(tokens)
+            loss = F.kl_div(student(tokens), truth_TV, reduction="batchmean", log_target=True)
+            (loss / len(windows)).backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        for latent in self._latents:
+            latent.end()
+        self._optimizer.step()
+        return total / len(windows)
+
+    def _save(self, step: int) -> None:
+        tensors = {}
+        for index, latent in enumerate(self._latents):
+            for name, value in (("v", latent.v_OI), ("log", latent.log_OG)):
+                state = self._optimizer.state[value]
+                tensors[f"{index}.{name}"] = value.detach()
+                tensors[f"{index}.{name}.mean"] = state["exp_avg"]
+                tensors[f"{index}.{name}.square"] = state["exp_avg_sq"]
+        partial = self._file.with_suffix(".writing")
+        save_file(tensors, partial, metadata={"step": str(step)})
+        partial.rename(self._file)
+
+    def _restored(self) -> int:
+        with safe_open(self._file, framework="pt") as file:
+            step = int((file.metadata() or {})["step"])
+            for index, latent in enumerate(self._latents):
+                for name, value in (("v", latent.v_OI), ("log", latent.log_OG)):
+                    with torch.no_grad():
+                        value.copy_(file.get_tensor(f"{index}.{name}"))
+                    self._optimizer.state[value] = {
+                        "step": torch.tensor(float(step)),
+                        "exp_avg": file.get_tensor(f"{index}.{name}.mean").clone(),
+                        "exp_avg_sq": file.get_tensor(f"{index}.{name}.square").clone(),
+                    }
+        return step
+
+
+def share(step: int, num_steps: int) -> float:
+    """Of the learning rate: up over the first steps, then down a cosine to nothing."""
+    up = min(1.0, (step + 1) / WARM_UP)
+    return up * 0.5 * (1 + math.cos(math.pi * step / num_steps))

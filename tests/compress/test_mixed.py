@@ -1,0 +1,107 @@
+"""Widths by sensitivity: the budget is kept, the sensitive get more, written and read by module."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline.cli.quantize import Choices, command
+from ridgeline.compress.mixed import Mixed, Variant, cost, measure, spend
+from ridgeline.compress.recipe import Recipe
+from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.model.weights import CheckpointWeights
+from ridgeline.engine.runner import TorchRunner
+from ridgeline.engine.text import load_tokenizer
+from ridgeline.errors import BadInput, BadModel
+from ridgeline.spec.foreign import foreign_of
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.locate import model_path
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.rewrite import apply_quantization, linears, with_dtype
+
+SITES = {(0, ("o",)): 1000, (0, ("down",)): 3000, (1, ("o",)): 1000}
+
+
+def test_the_budget_goes_where_it_helps() -> None:
+    recipe = Recipe(group_size=128)
+    loss = {(0, ("o",)): 0.5, (0, ("down",)): 0.6, (1, ("o",)): 0.01}
+    losses = {
+        Variant(*site, bits): loss[site] / (1 if bits == 4 else 100)
+        for site in SITES
+        for bits in (4, 8)
+    }
+    for budget, wide in ((4.2, set()), (5.0, {(0, ("o",))}), (7.3, {(0, ("o",)), (0, ("down",))})):
+        chosen = spend(losses, SITES, recipe, Mixed(budget, (4, 8)))
+        assert {site for site, bits in chosen.items() if bits == 8} == wide, budget
+        used = sum(SITES[site] * cost(recipe, bits) for site, bits in chosen.items())
+        assert used <= budget * sum(SITES.values())
+
+
+def logits(model: str, spec: ModelSpec) -> torch.Tensor:
+    ids = load_tokenizer("demo").encode("def read(path):\n    with open(path) as file:\n  ")
+    decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
+    return TorchRunner(decoder, None, None).logits(ids)  # type: ignore[arg-type]
+
+
+def test_measured_by_itself() -> None:
+    """Every product by itself, at every width: more bits, less KL."""
+    spec = with_dtype(load_spec("demo"), "float32")
+    windows = [[(7 * i) % 4000 for i in range(32)]]
+    recipe = Recipe(group_size=64)
+    with torch.inference_mode(), CheckpointWeights(model_path("demo"), spec) as source:
+        found = measure(spec, source, recipe, windows, (3, 8), lambda progress: None)
+    assert len(found) == 6 * 4 * 2
+    assert all(found[v] >= -1e-6 for v in found)
+    for variant in found:
+        if variant.bits == 3:
+            assert found[variant] > found[variant._replace(bits=8)]
+
+
+@pytest.mark.parametrize("format", ["ridgeline", "compressed-tensors"])
+def test_written_and_read_by_module(tmp_path: Path, format: str) -> None:
+    size = {"group_size": 64, "num_windows": 4, "window_tokens": 64, "format": format}
+    command("demo", tmp_path / "m", Choices(bits_budget=5.5, **size))  # type: ignore[arg-type]
+    spec = with_dtype(load_spec(str(tmp_path / "m")), "float32")
+    kinds = {p: linear.format.kind for p, linear in linears(spec).items() if p != "lm_head"}
+    assert set(kinds.values()) == {"int4", "int8"}
+    for path, kind in kinds.items():
+        if path.endswith(".q"):
+            assert kinds[path[:-1] + "k"] == kind
+    four, eight = (apply_quantization(spec_of_demo(), name) for name in ("int4", "int8"))
+    sizes = [layer_bytes(each) for each in (four, spec, eight)]
+    if format == "ridgeline":
+        assert sizes[0] < sizes[1] < sizes[2]
+    before, after = logits("demo", spec_of_demo()), logits(str(tmp_path / "m"), spec)
+    assert (after - before).norm() < 0.25 * before.norm()
+    if format == "compressed-tensors":
+        told = json.loads((tmp_path / "m" / "config.json").read_text(encoding="utf-8"))
+        config = told["quantization_config"]
+        assert config["format"] == "mixed-precision"
+        assert len(config["config_groups"]) in (2, 3)
+        with pytest.raises(BadModel, match="no group"):
+            foreign_of(config, "here").at("model.layers.9.mlp.up_proj")
+
+
+def layer_bytes(spec: ModelSpec) -> int:
+    return sum(linear.nbytes for path, linear in linears(spec).items() if path != "lm_head")
+
+
+def spec_of_demo() -> ModelSpec:
+    return with_dtype(load_spec("demo"), "float32")
+
+
+def test_what_cannot_be(tmp_path: Path) -> None:
+    short = {"num_windows": 4, "window_tokens": 32}
+    with pytest.raises(BadInput, match="no choice of widths is so small"):
+        command("demo", tmp_path / "m", Choices(bits_budget=3.0, **short))  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="several widths"):
+        command("demo", tmp_path / "m", Choices(bits_budget=5.0, format="gguf"))
+    for bits in (3, 8, 16):
+        with pytest.raises(BadInput):
+            command("demo", tmp_path / "m", Choices(bits_budget=5.0, bits=bits))
+    with pytest.raises(BadInput, match="--steps"):
+        command("demo", tmp_path / "m", Choices(steps=5))
+    assert not (tmp_path / "m").exists()

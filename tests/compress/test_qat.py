@@ -1,0 +1,111 @@
+"""Training through the rounding: slopes, a better model than its start, the same after a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline.compress import qat
+from ridgeline.compress.calibration import read_text, tokens_of
+from ridgeline.compress.lattice import rounded
+from ridgeline.compress.make import RIDGELINE, make
+from ridgeline.compress.pipeline import quantise_layers, source_of
+from ridgeline.compress.progress import Progress
+from ridgeline.compress.qat import Latent, Model, tune
+from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.rtn import round_rtn
+from ridgeline.engine.model.load import DecoderBuilder
+from ridgeline.engine.model.names import Part
+from ridgeline.engine.quant.grid import Grid
+from ridgeline.engine.text import load_tokenizer
+from ridgeline.errors import BadInput
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.locate import model_path
+from ridgeline.spec.rewrite import with_dtype
+
+QUICK = Recipe(method="qat", bits=3, num_windows=6, window_tokens=64, steps=50)
+
+
+def test_slopes_go_straight_through() -> None:
+    value = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    grid = round_rtn(value, None, Recipe(bits=3, group_size=32))
+    assert isinstance(grid, Grid)
+    latent = Latent(grid, value, None)
+    assert torch.equal(latent.dense(), grid.dense())  # the start is the start
+    latent.dense().sum().backward()
+    wide = grid.scale_OG.repeat_interleave(32, 1)
+    assert latent.v_OI.grad is not None and latent.log_OG.grad is not None
+    inside = (latent.v_OI > -0.5) & (latent.v_OI < 7.5)
+    assert torch.allclose(latent.v_OI.grad[inside], wide[inside])
+    assert torch.allclose(latent.log_OG.grad, grid.dense().view(4, 2, 32).sum(2), atol=1e-5)
+    same = latent.result(11)
+    assert torch.equal(same.q_OI, grid.q_OI) and torch.equal(same.scale_OG, grid.scale_OG)
+
+
+def test_it_beats_what_it_starts_from(tmp_path: Path) -> None:
+    """On held-out text, after a few seconds; benchmarks/bench_quant_quality.py has the figures."""
+    spec, text = with_dtype(load_spec("demo"), "float32"), read_text(None)
+    folder = model_path("demo").parent / "heldout"
+    ids = load_tokenizer("demo").encode((folder / "code.txt").read_text(encoding="utf-8")[:9000])
+    windows = [list(ids[i * 64 : (i + 1) * 64]) for i in range(16)]
+    with source_of("demo", spec, QUICK) as (_, source):
+        start = quantise_layers("demo", spec, source, QUICK, tmp_path, text, lambda p: None)
+        tokens = tokens_of("demo", text)
+        tuned = tune(spec, source, start, QUICK, tokens, tmp_path, lambda p: None)
+        models = [
+            Model(DecoderBuilder(spec, each, torch.device("cpu"), torch.float32), 64)
+            for each in (source, start, tuned)
+        ]
+
+        def kl(model: Model) -> float:
+            pairs = [(models[0](w), model(w)) for w in windows]
+            return float(torch.stack([(a.exp() * (a - b)).sum(-1).mean() for a, b in pairs]).mean())
+
+        assert kl(models[2]) < 0.97 * kl(models[1])
+        part = Part("down", (256, 704), 3)
+        before, after = start.grid(part), tuned.grid(part)
+        assert before is not None and after is not None
+        assert torch.equal(after.scale_OG, rounded(after.scale_OG, 11))
+        moved = (before.q_OI != after.q_OI).float().mean()
+        assert 0 < moved < 0.5
+
+
+def test_after_a_kill_it_ends_as_if_there_had_been_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qat, "SAVE_EVERY", 3)
+    recipe = Recipe(method="qat", bits=4, num_windows=4, window_tokens=32, steps=6)
+    choices = {"head_bits": None, "calibration": None, "write": RIDGELINE}
+    make("demo", recipe, tmp_path / "whole", tell=lambda p: None, **choices)  # type: ignore[arg-type]
+
+    def kill(progress: Progress) -> None:
+        if progress.unit == "step" and progress.layer == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make("demo", recipe, tmp_path / "broken", tell=kill, **choices)  # type: ignore[arg-type]
+    assert not (tmp_path / "broken").exists()
+    steps: list[int] = []
+
+    def note(progress: Progress) -> None:
+        steps.extend([progress.layer] if progress.unit == "step" else [])
+
+    make("demo", recipe, tmp_path / "broken", tell=note, **choices)  # type: ignore[arg-type]
+    assert steps == [3, 4, 5]
+    for file in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "broken" / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_what_it_is_not_for(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="3 and 4 bits"):
+        make(
+            "demo",
+            Recipe(method="qat", bits=8, group_size=None),
+            tmp_path / "a",
+            head_bits=None,
+            calibration=None,
+            write=RIDGELINE,
+            tell=lambda p: None,
+        )

@@ -1,0 +1,61 @@
+"""`ridgeline inspect` on quantised checkpoints: whole ones pass, planted faults are found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ridgeline.cli.inspect import command as inspect
+from ridgeline.cli.quantize import Choices, command
+from ridgeline.engine.model.self_check import check_layers
+from ridgeline.errors import BadInput
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        Choices(zeros=True),
+        Choices(group_size=32, format="gptq"),
+        Choices(group_size=32, format="gguf"),
+        Choices(numbers="nf4", format="bitsandbytes"),
+    ],
+    ids=lambda c: c.format,
+)
+def test_whole_ones_pass(
+    tmp_path: Path, choices: Choices, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command("demo", tmp_path / "m", choices)
+    name = str(tmp_path / "m" / "model.gguf" if choices.format == "gguf" else tmp_path / "m")
+    checks = list(check_layers(name, "demo"))
+    assert [each.num_weights for each in checks] == [7] * 6
+    assert not any(each.faults for each in checks)
+    assert all(each.error is not None and 0.05 < each.error < 0.15 for each in checks)
+    capsys.readouterr()
+    assert inspect(name, json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["self_check"]) == 6 and told["self_check"][0]["error"] is None
+
+
+def test_planted_faults_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command("demo", tmp_path / "m", Choices(group_size=32, format="gptq"))
+    file = next((tmp_path / "m").glob("model-00004*"))  # layer 2
+    tensors = load_file(file)
+    name = next(n for n in tensors if n.endswith("o_proj.scales"))
+    tensors[name][0, 3] = float("inf")
+    save_file(tensors, file)
+    checks = list(check_layers(str(tmp_path / "m")))
+    assert [each.layer for each in checks if each.faults] == [2]
+    assert any("scales are not finite" in fault for fault in checks[2].faults)
+    assert inspect(str(tmp_path / "m")) == 1
+    assert "o of layer 2: scales are not finite" in capsys.readouterr().out
+
+
+def test_an_original_is_for_quantised_models() -> None:
+    with pytest.raises(BadInput, match="only a quantised model"):
+        inspect("demo", against="demo")
+    assert inspect("demo", json=True) == 0
+    assert torch.is_inference_mode_enabled() is False
