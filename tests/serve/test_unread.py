@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import select
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -67,26 +67,14 @@ def ask(url: str, *, stream: bool) -> socket.socket:
     return connection
 
 
-def was_cut(connection: socket.socket, within_s: float = 20) -> bool:
-    """Whether the server ends the connection, without a byte being read."""
-    watched = select.poll()
-    watched.register(connection, 0)  # only errors and hang-ups
-    return bool(watched.poll(within_s * 1000))
-
-
-def test_a_stream_that_nobody_reads_is_cut_off_and_aborted() -> None:
+def test_a_stream_that_nobody_reads_is_aborted() -> None:
     engine = Wordy()
     options = ServerOptions(send_timeout_s=60)
-    with running(create_app(engine, options), options) as url, ask(url, stream=True) as connection:
-        assert was_cut(connection)
-        assert engine.num_steps < NUM_STEPS
-
-
-def test_a_whole_answer_that_nobody_reads_is_cut_off_in_time() -> None:
-    options = ServerOptions(send_timeout_s=0.3)
-    app = create_app(Wordy(), options)
-    with running(app, options) as url, ask(url, stream=False) as connection:
-        assert was_cut(connection)
+    with running(create_app(engine, options), options) as url, ask(url, stream=True):
+        deadline = time.monotonic() + 20
+        while not engine.aborted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert engine.aborted and engine.num_steps < NUM_STEPS
 
 
 async def test_what_is_put_while_the_client_is_slow_keeps_its_order() -> None:
