@@ -1,7 +1,7 @@
 """Speculation against plain decoding: the gain per drafter and workload, and that it never loses.
 
     python benchmarks/bench_speculation.py [--configs ngram draft] [--batches 1 8 32] [--tokens 64]
-        [--repeats 5] [--workloads edit question free] [--model demo]
+        [--repeats 5] [--workloads edit question free] [--model demo] [--drafter medusa=DIR]
 
 Two engines in one process, one that speculates and one that does not, answer the same prompts in
 turn; the ratio of their speeds is taken turn by turn, and its median printed with the range.
@@ -28,6 +28,7 @@ CONFIGS: dict[str, dict[str, Any] | None] = {
     "none": None,
     "ngram": {"method": "ngram"},
     "draft": {"method": "draft_model", "model": "demo-draft"},
+    "self": {"method": "self"},
 }
 HELDOUT = files("ridgeline") / "assets" / "heldout"
 
@@ -94,7 +95,7 @@ def compare(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--configs", nargs="+", default=list(CONFIGS))
+    parser.add_argument("--configs", nargs="*", default=list(CONFIGS))
     parser.add_argument("--workloads", nargs="+", default=["edit", "question", "free"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=64)
@@ -102,8 +103,12 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--drafter", action="append", default=[], help="KIND=DIR: trained")
     parser.add_argument("--depth", type=int, help="a fixed depth in place of the controller")
     args = parser.parse_args()
+    for kind, folder in (each.split("=", 1) for each in args.drafter):
+        CONFIGS[kind] = {"method": kind, "model": folder}
+        args.configs.append(kind)
     print(f"{'config':8}{'workload':10}{'batch':>6}{'plain tok/s':>13}{'ratio':>8}  range")
     common = {"num_threads": args.threads, "seed": 1}
     with Engine.open(args.model, **common) as plain:

@@ -71,6 +71,7 @@ inline uint16_t half_of(float x) {  // to the nearest, ties to even; beyond its 
   const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
   const float size = fabsf(x);
   if (!(size < 65520.0f)) return static_cast<uint16_t>(sign | (size != size ? 0x7E00 | (bits >> 13 & 0x3FF) : 0x7C00));
+  if (size == 0) return sign;
   int exponent;
   frexpf(size, &exponent);
   const int unit = exponent < -13 ? -24 : exponent - 11;  // what the last of 11 bits is worth

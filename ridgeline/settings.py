@@ -16,7 +16,7 @@ import msgspec
 from ridgeline.errors import BadInput
 
 Batching = Literal["static", "dynamic", "continuous"]
-DraftMethod = Literal["ngram", "draft_model", "self", "medusa"]
+DraftMethod = Literal["ngram", "draft_model", "self", "medusa", "eagle"]
 MAX_DRAFT_TOKENS = 128  # vLLM's MAX_SPEC_LEN
 
 

@@ -1,4 +1,4 @@
-"""The flags of the subcommands that make models and judge them: quantize, eval."""
+"""The flags of the subcommands that make models and judge them: quantize, train-drafter, eval."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _NUMBERS = ("int", "q4_k", "q6_k", "nf4", "fp8-tensor", "fp8-channel", "fp8-bloc
 def add_to(app: typer.Typer) -> None:
     """Make them commands of `app`."""
     app.command()(quantize)
+    app.command("train-drafter")(train_drafter)
     app.command("eval")(takes_engine_flags(evaluate))
 
 
@@ -105,6 +106,46 @@ def quantize(
         seed=seed,
         steps=steps,
         bits_budget=bits_budget,
+    )
+    _end(command(model, output, choices))
+
+
+def train_drafter(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Empty folder for the drafter.")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="medusa: heads on the last state. eagle: one layer that goes on from it.",
+            parser=one_of("--kind", ("medusa", "eagle")),
+        ),
+    ] = "medusa",
+    text: Annotated[
+        Path | None, typer.Option(help="Text to learn on (default: text shipped here).")
+    ] = None,
+    own_tokens: Annotated[
+        int, typer.Option(help="Tokens that the model writes itself, to learn on besides.")
+    ] = 65_536,
+    heads: Annotated[int, typer.Option(min=1, max=16, help="medusa: tokens guessed ahead.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 400,
+    batch: Annotated[int, typer.Option(min=1, help="Pieces of text per step.")] = 8,
+    tokens: Annotated[int, typer.Option(min=16, help="Tokens of each piece.")] = 128,
+    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
+    seed: Annotated[int, typer.Option(help="Draws the pieces and the first weights.")] = 0,
+) -> None:
+    """Train a drafter for MODEL. Interrupted, the same command goes on where it was."""
+    from ridgeline.cli.train_drafter import Choices, command
+
+    choices = Choices(
+        kind=kind,
+        text=text,
+        own_tokens=own_tokens,
+        num_heads=heads,
+        steps=steps,
+        batch=batch,
+        length=tokens,
+        rate=rate,
+        seed=seed,
     )
     _end(command(model, output, choices))
 

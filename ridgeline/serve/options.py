@@ -82,6 +82,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_num_connections: int = 4096
     header_timeout_s: float = 15.0
     body_timeout_s: float = 30.0
+    send_timeout_s: float = 30.0
     keep_alive_s: int = 15
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -100,7 +101,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             number = getattr(self, name)
             if number is not None and not 0 <= number <= 65535:
                 raise BadInput(f"{_flag(name)} is out of range", value=number, limit="0..65535")
-        for name in ("shutdown_timeout_s", "header_timeout_s", "body_timeout_s", "keep_alive_s"):
+        for name in ("shutdown_timeout_s", *_WAITS, "keep_alive_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise BadInput(f"{_flag(name)} is negative", value=getattr(self, name))
         for name in ("max_body_bytes", "max_num_connections", "batch_store_max_bytes", *_RATES):
@@ -136,6 +137,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return Caps(max_body_bytes=self.max_body_bytes)
 
 
+_WAITS = ("header_timeout_s", "body_timeout_s", "send_timeout_s")
 _RATES = ("requests_per_minute", "tokens_per_minute")
 
 

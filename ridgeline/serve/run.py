@@ -82,7 +82,9 @@ def run(
 def server_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
     """uvicorn as this server runs it. The drain has the patience; uvicorn then needs little."""
     limits = ConnectionLimits(
-        max_connections=options.max_num_connections, header_timeout_s=options.header_timeout_s
+        max_connections=options.max_num_connections,
+        header_timeout_s=options.header_timeout_s,
+        send_timeout_s=options.send_timeout_s,
     )
     return uvicorn.Config(
         app,

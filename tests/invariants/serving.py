@@ -37,9 +37,12 @@ from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.sampling.reference import distribution
 from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.engine.speculate.eagle import EagleDrafter, EagleLayer, EagleShape
 from ridgeline.engine.speculate.layer_skip import SelfDrafter
+from ridgeline.engine.speculate.medusa import Heads, MedusaDrafter
 from ridgeline.engine.speculate.ngram import NgramDrafter
 from ridgeline.engine.speculate.speculator import FixedDepth
+from ridgeline.engine.speculate.states import States
 from ridgeline.engine.speculate.target import Target
 from ridgeline.engine.speculate.verify import Drawn
 from ridgeline.records import Ask, Event, Failed, Token
@@ -157,7 +160,9 @@ class _Prophet:
         return tuple(t if self._rng.random() < 0.7 else wrong for t in future)
 
 
-def drafts_of(model: Model, asks: Sequence[Ask], schedule: Schedule, kv: KvCache) -> Drafts:
+def drafts_of(
+    model: Model, asks: Sequence[Ask], schedule: Schedule, kv: KvCache, states: States
+) -> Drafts:
     if not schedule.drafts:
         return NoDrafts()
     if schedule.drafts == "ngram":
@@ -166,9 +171,41 @@ def drafts_of(model: Model, asks: Sequence[Ask], schedule: Schedule, kv: KvCache
         kept = [i for i in range(len(model.spec.layers)) if i != 1]
         drafter = SelfDrafter(model.target(kv), kept, drawn=Drawn(), draws=False)
         return FixedDepth(drafter, schedule.depth)
+    if schedule.drafts == "medusa":
+        size = model.spec.hidden_size
+        heads = Heads(torch.zeros(3, size, size), torch.zeros(3, size))
+        medusa = MedusaDrafter(heads, model.decoder, states, drawn=Drawn(), draws=False)
+        return FixedDepth(medusa, schedule.depth)
+    if schedule.drafts == "eagle":
+        return FixedDepth(_eagle(model, schedule, states), schedule.depth)
     choices = [(ask, index) for ask in asks for index in range(ask.sampling.n)]
     answers = [(*ask.prompt, *alone(model, ask, index)) for ask, index in choices]
     return FixedDepth(_Prophet(answers, model.spec.vocab_size), schedule.depth)
+
+
+def _eagle(model: Model, schedule: Schedule, states: States) -> EagleDrafter:
+    """A layer of random weights that passes the state on, more or less."""
+    size, random = model.spec.hidden_size, torch.Generator().manual_seed(6)
+    shape = EagleShape(
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        intermediate_size=32,
+        rope_theta=1e4,
+        norm_eps=1e-5,
+    )
+    tensors = {
+        name: torch.randn(dims, generator=random) * 0.05
+        for name, dims in shape.shapes(size).items()
+    }
+    tensors["fc.weight"][:, size:] += torch.eye(size)
+    tensors["norm.weight"] += 1.0
+    layer = EagleLayer(shape, tensors, model.decoder, CONTEXT)
+    blocks = schedule.num_blocks, schedule.block_size
+    kv = KvCache.allocate(layer.spec, *blocks, torch.float32, "cpu")
+    attention = build_attention(model.attention, layer.spec, kv)
+    pool = BlockPool(*blocks)
+    return EagleDrafter(layer, attention, pool, states, drawn=Drawn(), draws=False)
 
 
 def _build(model: Model, schedule: Schedule, asks: Sequence[Ask]) -> tuple[Scheduler, TorchRunner]:
@@ -189,8 +226,10 @@ def _build(model: Model, schedule: Schedule, asks: Sequence[Ask]) -> tuple[Sched
         "cpu",
         kv_format(model.spec.kv_dtype),
     )
-    runner = TorchRunner(model.decoder, kv, build_attention(model.attention, model.spec, kv))
-    eos, drafts = model.spec.eos_token_ids, drafts_of(model, asks, schedule, kv)
+    states = States(window=64)
+    attention = build_attention(model.attention, model.spec, kv)
+    runner = TorchRunner(model.decoder, kv, attention, watch=states)
+    eos, drafts = model.spec.eos_token_ids, drafts_of(model, asks, schedule, kv, states)
     scheduler = Scheduler(limits, policy, pool, cache, eos_token_ids=eos, drafts=drafts)
     return scheduler, runner
 

@@ -146,6 +146,8 @@ def test_preempted_and_resumed_is_alone(model: Model, prefix: bool) -> None:
         Schedule(drafts="prophet", depth=6, num_blocks=15, prefix=True, arrives=(0, 1, 2, 3, 4)),
         Schedule(drafts="ngram", depth=4, max_num_batched_tokens=9),
         Schedule(drafts="self", depth=4, num_blocks=12, prefix=True, arrives=(0, 1, 2, 3, 4)),
+        Schedule(drafts="medusa", depth=4, num_blocks=12, prefix=True, arrives=(0, 1, 2, 3, 4)),
+        Schedule(drafts="eagle", depth=4, num_blocks=12, prefix=True, arrives=(0, 1, 2, 3, 4)),
     ],
 )
 def test_with_drafts_is_alone(model: Model, schedule: Schedule) -> None:

@@ -11,4 +11,5 @@ DRAFTERS = {
     "draft_model": "ridgeline.engine.speculate.draft_model:DraftModelDrafter",
     "self": "ridgeline.engine.speculate.layer_skip:SelfDrafter",
     "medusa": "ridgeline.engine.speculate.medusa:MedusaDrafter",
+    "eagle": "ridgeline.engine.speculate.eagle:EagleDrafter",
 }

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ridgeline.engine.attention import build_attention
+from ridgeline.engine.attention import choose as choose_attention
+from ridgeline.engine.attention.base import Site
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.core.blocks import BlockPool
 from ridgeline.engine.core.drafting import Drafts, NoDrafts, Open
@@ -25,6 +27,7 @@ from ridgeline.engine.speculate.controller import Controller
 from ridgeline.engine.speculate.cost import DraftCost, StepCost, measure
 from ridgeline.engine.speculate.draft_model import DraftModelDrafter
 from ridgeline.engine.speculate.drafter_file import read_config
+from ridgeline.engine.speculate.eagle import WINDOW, EagleDrafter, load_layer
 from ridgeline.engine.speculate.layer_skip import SelfDrafter, choose_layers
 from ridgeline.engine.speculate.medusa import MedusaDrafter, load_heads
 from ridgeline.engine.speculate.ngram import NgramDrafter
@@ -169,6 +172,8 @@ def _drafter(
         return _Made(_self(used, tokenizer, target(), drawn, clock))
     if used.method == "medusa":
         return _medusa(used, target().decoder, drawn)
+    if used.method == "eagle":
+        return _eagle(used, target().decoder, resolved, drawn)
     assert used.prompt_lookup_min is not None and used.prompt_lookup_max is not None
     return _Made(NgramDrafter(used.prompt_lookup_min, used.prompt_lookup_max))
 
@@ -180,6 +185,27 @@ def _medusa(used: Speculation, decoder: Decoder, drawn: Drawn) -> _Made:
     draws = used.draft_sample_method == "probabilistic"
     drafter = MedusaDrafter(heads, decoder, states, drawn=drawn, draws=draws)
     return _Made(drafter, heads.nbytes, states)
+
+
+def _eagle(used: Speculation, decoder: Decoder, resolved: Resolved, drawn: Drawn) -> _Made:
+    assert used.model is not None
+    config = read_config(used.model, "eagle")
+    layer = load_layer(used.model, config, decoder, resolved.max_model_len)
+    num_blocks, block_size = resolved.num_blocks, resolved.block_size
+    dtype = decoder.compute_dtype
+    cache = KvCache.allocate(layer.spec, num_blocks, block_size, dtype, decoder.device)
+    site = Site.of(layer.spec, decoder.device, dtype, block_size)
+    backend, _ = choose_attention("auto", site)
+    states = States(window=WINDOW)
+    drafter = EagleDrafter(
+        layer,
+        build_attention(backend, layer.spec, cache),
+        BlockPool(num_blocks, block_size),
+        states,
+        drawn=drawn,
+        draws=used.draft_sample_method == "probabilistic",
+    )
+    return _Made(drafter, layer.nbytes, states)
 
 
 def _self(

@@ -27,7 +27,6 @@ from ridgeline.errors import BadModel, CannotRun
 from ridgeline.spec.model import ModelSpec
 
 CONFIG = "drafter.json"
-BUILT_IN = ("demo-medusa", "demo-eagle")
 _TRAIN = "make one: ridgeline train-drafter MODEL --kind {kind} --output DIR"
 
 
@@ -45,9 +44,8 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def drafter_path(name: str, kind: str) -> Path:
-    """The folder of a drafter: a built-in one by name, or a directory. Raises BadModel."""
-    assets = Path(__file__).parent.parent.parent / "assets"
-    path = assets / name if name in BUILT_IN else Path(name).expanduser()
+    """The folder of a drafter. Raises BadModel."""
+    path = Path(name).expanduser()
     for file in (path / CONFIG, path / SINGLE):
         if not file.is_file():
             raise BadModel(

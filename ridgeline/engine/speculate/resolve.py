@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from ridgeline.engine.speculate.drafter_file import check_sizes, read_config, weight_bytes
+from ridgeline.engine.speculate.drafter_file import (
+    DrafterConfig,
+    check_sizes,
+    read_config,
+    weight_bytes,
+)
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.settings import Settings, Speculative
 from ridgeline.spec.cost import kv_bytes_per_token, num_params, resident_weight_bytes
@@ -12,7 +17,7 @@ from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import apply_quantization, with_dtype
 
-MOST_TOKENS = {"ngram": 8, "draft_model": 6, "self": 4, "medusa": 4}
+MOST_TOKENS = {"ngram": 8, "draft_model": 6, "self": 4, "medusa": 4, "eagle": 4}
 LOOKUP_MIN, LOOKUP_MAX = 2, 4
 _OWN = {
     "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
@@ -24,6 +29,7 @@ _OWN = {
     ),
     "self": ("draft_sample_method", "rejection_sample_method"),
     "medusa": ("model", "draft_sample_method", "rejection_sample_method"),
+    "eagle": ("model", "draft_sample_method", "rejection_sample_method"),
 }
 _DEPTH = {True: "depth chosen in every step by measured cost", False: "a fixed depth"}
 _COMMON = ("method", "num_speculative_tokens")
@@ -71,7 +77,7 @@ def resolve_speculation(
         return _draft_model(asked, depth, target, max_model_len, why)
     if asked.method == "self":
         return _self(asked, depth, target, why)
-    if asked.method == "medusa":
+    if asked.method in ("medusa", "eagle"):
         return _trained(asked, depth, target, why)
     told = _DEPTH[asked.num_speculative_tokens is None]
     why["speculative_config"] = f"asked for: {asked.method}, {told}; tokens stay as without it"
@@ -191,7 +197,17 @@ def _trained(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, s
         draft_sample_method=asked.draft_sample_method or "probabilistic",
         rejection_sample_method=asked.rejection_sample_method or "block",
         weight_bytes=weight_bytes(asked.model, asked.method, target.dtype),
+        kv_bytes_per_token=_layer_kv_bytes(config, target, asked.model),
     )
+
+
+def _layer_kv_bytes(config: DrafterConfig, target: ModelSpec, name: str) -> int:
+    """Of the drafter's own layer, where it has one."""
+    if not config.layer:
+        return 0
+    from ridgeline.engine.speculate.eagle import shape_of
+
+    return kv_bytes_per_token(shape_of(config, name).spec(target))
 
 
 def _check_size(spec: ModelSpec, target: ModelSpec) -> None:

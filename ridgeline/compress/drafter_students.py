@@ -1,0 +1,210 @@
+"""What `train-drafter` trains: the drafters of `engine.speculate`, written for autograd.
+
+The objective is acceptance. A drawn draft is accepted with probability sum min(p, q) of the
+target's p and the drafter's q, a greedy one where the two agree on the likeliest token. Far from p,
+cross-entropy against p has the better gradient; near it, -log of the acceptance is what counts: the
+weight moves from the first to the second as training goes on.
+
+Shapes: B windows, L places of each, K heads, C hidden_size, V vocabulary, H heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.quant.dense import DenseLinear
+from ridgeline.engine.speculate.eagle import EagleShape, normed
+from ridgeline.engine.speculate.target import states
+from ridgeline.errors import CannotRun
+
+FADE = 0.8  # weight of each place against the one before
+UNROLLED = 3  # places that eagle is trained on: its own output leads to all but the first
+
+
+class Batch(NamedTuple):
+    """Windows of text as the target sees them. `h_BLC[:, t]` is its state after token t, and
+    `logits_BLV[:, t]` what it says comes next."""
+
+    tokens_BL: Tensor
+    h_BLC: Tensor
+    logits_BLV: Tensor
+
+
+class Teacher:
+    """The frozen model that is drafted for, with its head as plain numbers."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        head = decoder.lm_head
+        if not isinstance(head, DenseLinear) or head.bias_O is not None:
+            raise CannotRun(
+                "drafters are trained on a model's dense head",
+                value=type(head).__name__,
+                fix="name the unquantised checkpoint; the drafter serves quantised forms too",
+            )
+        self.decoder, self.head_VC = decoder, head.weight_OI.clone()
+        self.embed_VC = decoder.embed_VC.clone()
+
+    @torch.no_grad()
+    def __call__(self, tokens_BL: Tensor) -> Batch:
+        each = [states(self.decoder, row.tolist()).clone() for row in tokens_BL]
+        h_BLC = torch.stack(each)
+        return Batch(tokens_BL, h_BLC, self.logits(h_BLC))
+
+    def logits(self, x_BLC: Tensor) -> Tensor:
+        logits_BLV, cap = F.linear(x_BLC, self.head_VC), self.decoder.spec.final_softcap
+        return logits_BLV if cap is None else torch.tanh(logits_BLV / cap) * cap
+
+
+class Student(Protocol):
+    """A drafter in training."""
+
+    def losses(self, batch: Batch, sharp: float) -> tuple[Tensor, list[Tensor]]:
+        """The loss, and the acceptance at each place drafted."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As the drafter's file holds them."""
+        ...
+
+
+def accepted(logits_NV: Tensor, teacher_NV: Tensor, sharp: float) -> tuple[Tensor, Tensor]:
+    """(loss, mean chance that a drawn draft is accepted). `sharp` 0: cross-entropy alone."""
+    p_NV, log_q_NV = teacher_NV.softmax(-1), logits_NV.log_softmax(-1)
+    chance_N = torch.minimum(p_NV, log_q_NV.exp()).sum(-1)
+    entropy = -(p_NV * log_q_NV).sum(-1).mean()
+    loss = entropy if not sharp else entropy - sharp * (chance_N + 1e-4).log().mean()
+    return loss, chance_N.detach().mean()
+
+
+class MedusaStudent(nn.Module):
+    """`num_heads` residual layers, zero at the start: every head begins as the LM head."""
+
+    def __init__(self, teacher: Teacher, num_heads: int) -> None:
+        super().__init__()
+        size = teacher.decoder.spec.hidden_size
+        self.teacher = teacher
+        self.weight_KCC = nn.Parameter(torch.zeros(num_heads, size, size))
+        self.bias_KC = nn.Parameter(torch.zeros(num_heads, size))
+
+    def losses(self, batch: Batch, sharp: float) -> tuple[Tensor, list[Tensor]]:
+        total, chances = torch.zeros(()), []
+        for k in range(len(self.bias_KC)):
+            x_BLC = batch.h_BLC[:, : -(k + 1)]
+            z_BLC = x_BLC + F.silu(F.linear(x_BLC, self.weight_KCC[k], self.bias_KC[k]))
+            said = self.teacher.logits(z_BLC).flatten(0, 1)
+            loss, chance = accepted(said, batch.logits_BLV[:, k + 1 :].flatten(0, 1), sharp)
+            total = total + FADE**k * loss
+            chances.append(chance)
+        return total, chances
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"heads.weight": self.weight_KCC, "heads.bias": self.bias_KC}
+
+
+class EagleStudent(nn.Module):
+    """The layer of `engine.speculate.eagle`, over whole windows."""
+
+    def __init__(self, teacher: Teacher, shape: EagleShape, seed: int) -> None:
+        super().__init__()
+        self.teacher, self.shape = teacher, shape
+        size = teacher.decoder.spec.hidden_size
+        random = torch.Generator().manual_seed(seed)
+        self.own = nn.ParameterDict(
+            {
+                name.removesuffix(".weight"): nn.Parameter(_first(name, shape, random))
+                for name, shape in shape.shapes(size).items()
+            }
+        )
+        with torch.no_grad():  # begin by passing the state on
+            self.own["fc"][:, size:] += torch.eye(size)
+
+    def losses(self, batch: Batch, sharp: float) -> tuple[Tensor, list[Tensor]]:
+        """Place t takes token t and the state before it; at the i-th place drafted, the state comes
+        from i passes before. Keys of earlier passes stand for what then would be known."""
+        tokens_BL, length = batch.tokens_BL[:, 1:], batch.tokens_BL.shape[1] - 1
+        e_BLC = normed(F.embedding(tokens_BL, self.teacher.embed_VC).to(batch.h_BLC.dtype))
+        h_BLC = batch.h_BLC[:, :-1]
+        total, chances = torch.zeros(()), []
+        past: list[tuple[Tensor, Tensor]] = []
+        for i in range(UNROLLED):
+            f_BLC, kv = self._layer(torch.cat((e_BLC, h_BLC), -1), past)
+            past.append(kv)
+            said = self.teacher.logits(f_BLC[:, i:]).flatten(0, 1)
+            loss, chance = accepted(said, batch.logits_BLV[:, i + 1 :].flatten(0, 1), sharp)
+            near = F.smooth_l1_loss(f_BLC[:, i:], batch.h_BLC[:, i + 1 :])
+            total = total + FADE**i * (loss + near)
+            chances.append(chance)
+            h_BLC = torch.cat((h_BLC[:, :1], f_BLC[:, : length - 1]), 1)
+        return total, chances
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"{name}.weight": tensor for name, tensor in self.own.items()}
+
+    def _layer(
+        self, d_BLD: Tensor, past: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        own, eps, size = self.own, self.shape.norm_eps, d_BLD.shape[-1] // 2
+        x_BLC = F.linear(d_BLD, own["fc"])
+        a_BLC = F.rms_norm(x_BLC, (size,), own["attention_norm"], eps)
+        o_BLC, kv = self._attention(a_BLC, past)
+        x_BLC = x_BLC + o_BLC
+        m_BLC = F.rms_norm(x_BLC, (size,), own["mlp_norm"], eps)
+        inner = F.silu(F.linear(m_BLC, own["gate"])) * F.linear(m_BLC, own["up"])
+        x_BLC = x_BLC + F.linear(inner, own["down"])
+        return F.rms_norm(x_BLC, (size,), own["norm"], eps), kv
+
+    def _attention(
+        self, a_BLC: Tensor, past: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        own, shape = self.own, self.shape
+        cos_LD, sin_LD = _turns(a_BLC.shape[1], shape)
+        q_BHLD = _turned(_heads(a_BLC, own["q"], shape), cos_LD, sin_LD)
+        k_BHLD = _turned(_heads(a_BLC, own["k"], shape), cos_LD, sin_LD)
+        kv = k_BHLD, _heads(a_BLC, own["v"], shape)
+        keys, values = (torch.cat(each, 2) for each in zip(*past, kv, strict=True))
+        times = shape.num_heads // shape.num_kv_heads
+        o_BHLD = F.scaled_dot_product_attention(
+            q_BHLD,
+            keys.repeat_interleave(times, 1),
+            values.repeat_interleave(times, 1),
+            attn_mask=seen(a_BLC.shape[1], len(past)),
+        )
+        return F.linear(o_BHLD.transpose(1, 2).flatten(2), own["o"]), kv
+
+
+def seen(length: int, num_past: int) -> Tensor:
+    """Which of the keys of each pass, side by side, the last pass sees: its own place in its own,
+    the place i before in that of i passes ago, and all before those in the first."""
+    ago_LL = torch.arange(length)[:, None] - torch.arange(length)[None]
+    passes = [ago_LL == num_past - i for i in range(1, num_past + 1)]
+    return torch.cat([ago_LL >= num_past, *passes], 1)
+
+
+def _first(name: str, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+    """Gains are one, what adds to the stream is small, the rest keeps the scale of its input."""
+    if len(shape) == 1:
+        return torch.ones(shape)
+    scale = 0.2 if name.startswith(("o.", "down.", "fc.")) else 1.0
+    return torch.randn(shape, generator=random) * (scale / math.sqrt(shape[1]))
+
+
+def _heads(a_BLC: Tensor, weight_OC: Tensor, shape: EagleShape) -> Tensor:
+    o_BLO = F.linear(a_BLC, weight_OC)
+    return o_BLO.view(*o_BLO.shape[:2], -1, shape.head_dim).transpose(1, 2)
+
+
+def _turns(length: int, shape: EagleShape) -> tuple[Tensor, Tensor]:
+    half = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
+    angles = torch.outer(torch.arange(length).float(), shape.rope_theta**-half).repeat(1, 2)
+    return angles.cos(), angles.sin()
+
+
+def _turned(x_BHLD: Tensor, cos_LD: Tensor, sin_LD: Tensor) -> Tensor:
+    a, b = x_BHLD.chunk(2, -1)
+    return x_BHLD * cos_LD + torch.cat((-b, a), -1) * sin_LD

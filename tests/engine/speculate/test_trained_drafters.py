@@ -1,0 +1,277 @@
+"""Drafters that were trained: heads and layer against plain readings of them, files that are
+refused, states that follow the steps, and answers that are those of plain decoding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ridgeline import Engine, Sampling
+from ridgeline.compress.drafter_students import EagleStudent, MedusaStudent, Teacher
+from ridgeline.compress.train_drafter import Recipe, make_student, teacher_of
+from ridgeline.engine.assemble import assemble
+from ridgeline.engine.attention import build_attention
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.core.blocks import BlockPool
+from ridgeline.engine.core.drafting import Open
+from ridgeline.engine.core.plan import Run, SampleAt
+from ridgeline.engine.resolve import resolve
+from ridgeline.engine.speculate.drafter_file import CONFIG, write_drafter
+from ridgeline.engine.speculate.eagle import EagleDrafter, EagleLayer
+from ridgeline.engine.speculate.medusa import Heads, MedusaDrafter
+from ridgeline.engine.speculate.states import States
+from ridgeline.engine.speculate.verify import Drawn
+from ridgeline.errors import BadInput, BadModel, UserError
+from ridgeline.settings import settings_from
+
+GREEDY = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
+KINDS = ("medusa", "eagle")
+
+
+@pytest.fixture(scope="module")
+def teacher() -> Teacher:
+    return teacher_of("demo")
+
+
+@pytest.fixture(scope="module")
+def folders(teacher: Teacher, tmp_path_factory: Any) -> dict[str, Path]:
+    """One untrained drafter of each kind: it guesses badly, and now and then well."""
+    found = {}
+    for kind in KINDS:
+        student, config = make_student(teacher, Recipe(kind=kind, num_heads=3))
+        found[kind] = tmp_path_factory.mktemp(kind)
+        write_drafter(found[kind], config, student.tensors())
+    return found
+
+
+def asked(kind: str, folder: Path | str, **config: object) -> dict[str, Any]:
+    config = {"num_speculative_tokens": 3, **config}
+    return {
+        "speculative_config": {"method": kind, "model": str(folder), **config},
+        "kv_cache_memory_bytes": 16 << 20,
+        "num_threads": 1,
+    }
+
+
+def opened(tokens: list[int], seq_id: int = 0, sampling: Sampling = GREEDY) -> Open:
+    return Open(seq_id, tokens, 1, "", sampling, 5, 99)
+
+
+def text(count: int, salt: int = 0) -> list[int]:
+    return [(i * i * 31 + 17 * i + 101 * salt) % 4000 + 5 for i in range(count)]
+
+
+def test_heads_say_what_the_student_learnt(teacher: Teacher) -> None:
+    student = MedusaStudent(teacher, 3)
+    random = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        student.weight_KCC.normal_(std=0.1, generator=random)
+        student.bias_KC.normal_(generator=random)
+    tokens = text(30)
+    batch = teacher(torch.tensor([tokens]))
+    states = States(window=1)
+    h_TC = batch.h_BLC[0]
+    states.note([Run(0, 0, tuple(tokens), (), None)], [0], h_TC)
+    heads = Heads(student.weight_KCC.detach(), student.bias_KC.detach())
+    drafter = MedusaDrafter(heads, teacher.decoder, states, drawn=Drawn(), draws=False)
+    [drafts] = drafter.draft([opened([*tokens, 9])], [5])
+    expected = []
+    for w_CC, b_C in zip(student.weight_KCC, student.bias_KC, strict=True):
+        z_C = h_TC[-1] + F.silu(w_CC @ h_TC[-1] + b_C)
+        expected.append(int((teacher.head_VC @ z_C).argmax()))
+    assert drafts == tuple(expected)
+    assert drafter.draft([opened(tokens)], [3]) == [()], "states of another place"
+    drafter.forget(0, tokens, "")
+    assert drafter.draft([opened([*tokens, 9])], [3]) == [()]
+
+
+def make_eagle(teacher: Teacher, num_blocks: int = 40) -> tuple[EagleStudent, EagleDrafter]:
+    student, _ = make_student(teacher, Recipe(kind="eagle", seed=4))
+    assert isinstance(student, EagleStudent)
+    tensors = {name: tensor.detach() for name, tensor in student.tensors().items()}
+    layer = EagleLayer(student.shape, tensors, teacher.decoder, 512)
+    cache = KvCache.allocate(layer.spec, num_blocks, 4, torch.float32, "cpu")
+    attention = build_attention("torch", layer.spec, cache)
+    pool, states = BlockPool(num_blocks, 4), States(window=64)
+    return student, EagleDrafter(layer, attention, pool, states, drawn=Drawn(), draws=False)
+
+
+@torch.no_grad()
+def slow_drafts(student: EagleStudent, tokens: list[int], depth: int) -> tuple[int, ...]:
+    """Each pass over the whole text: states of the target where they are known, the layer's own
+    behind, keys as they were written."""
+    batch = student.teacher(torch.tensor([tokens[:-1]]))
+    own, states, past = list(tokens[1:]), batch.h_BLC, []
+    drafts: list[int] = []
+    for _ in range(depth):
+        own_BL = torch.tensor([own])
+        e_BLC = F.rms_norm(
+            F.embedding(own_BL, student.teacher.embed_VC).float(), (256,), None, 1e-6
+        )
+        f_BLC, _ = student._layer(torch.cat((e_BLC, states), -1), past)
+        states = torch.cat((states, f_BLC[:, -1:]), 1)
+        drafts.append(int(student.teacher.logits(f_BLC[:, -1]).argmax()))
+        own.append(drafts[-1])
+    return tuple(drafts)
+
+
+def test_the_layer_says_what_the_student_learnt(teacher: Teacher) -> None:
+    """Two sequences side by side, over steps in which drafts are accepted and refused."""
+    student, drafter = make_eagle(teacher)
+    texts = [text(21), text(9, salt=1)]
+    seen = [0, 0]
+    for kept in ((2, 0), (1, 3), (0, 1)):
+        for i, tokens in enumerate(texts):
+            h_TC = teacher(torch.tensor([tokens[:-1]])).h_BLC[0]
+            run = Run(i, seen[i], tuple(tokens[seen[i] : -1]), (), None)
+            drafter._states.note([run], [0], h_TC[seen[i] :])
+            seen[i] = len(tokens) - 1
+        found = drafter.draft([opened(t, i) for i, t in enumerate(texts)], [3, 4])
+        for tokens, drafts, depth, num in zip(texts, found, (3, 4), kept, strict=True):
+            assert drafts == slow_drafts(student, tokens, depth)
+            tokens += [*drafts[:num], 77]
+    for seq_id in (0, 1):
+        drafter.forget(seq_id, [], "")
+    assert not drafter._readers and drafter._pool.num_owned == 0
+
+
+def test_without_states_or_blocks_eagle_says_nothing(teacher: Teacher) -> None:
+    _, drafter = make_eagle(teacher, num_blocks=2)
+    assert drafter.draft([opened(text(5))], [3]) == [()]
+    tokens = text(30)
+    drafter._states.note(
+        [Run(0, 0, tuple(tokens[:-1]), (), None)], [0], teacher(torch.tensor([tokens])).h_BLC[0]
+    )
+    assert drafter.draft([opened(tokens)], [3]) == [()]
+
+
+def test_states_follow_what_was_accepted() -> None:
+    """Rows of rejected drafts never get in; a gap begins anew; the window bounds what is kept."""
+    at = SampleAt(GREEDY, 0, 0, 1)
+    states = States(window=4)
+    rows = torch.arange(20.0)[:, None]
+    states.note([Run(1, 0, (5, 6), (), None), Run(2, 0, (5,), (), at)], [0, 1], rows[:3])
+    assert states.of(1, 3) is not None and states.of(1, 2) is None
+    states.note([Run(2, 1, (7, 8, 9), (), at, num_drafts=2)], [2], rows[3:6])
+    start, found = states.of(2, 4) or (0, rows)
+    assert start == 0 and found.flatten().tolist() == [2, 3, 4]
+    states.use_up(2)
+    assert states.of(2, 4) is None
+    states.note([Run(2, 3, (9,), (), at)], [1], rows[6:7])
+    start, found = states.of(2, 5) or (0, rows)
+    assert start == 3 and found.flatten().tolist() == [6]
+    states.note([Run(2, 9, (9,), (), at)], [1], rows[7:8])
+    assert (states.of(2, 11) or (0,))[0] == 9
+    states.note([Run(3, 0, tuple(range(11)), (), None)], [0], rows[:11])
+    start, found = states.of(3, 12) or (0, rows)
+    assert start == 7 and found.flatten().tolist() == [7, 8, 9, 10]
+    states.forget(3)
+    assert states.of(3, 12) is None
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Engine]:
+    with Engine.open("demo", kv_cache_memory_bytes=16 << 20, num_threads=1) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("extra", [{}, {"quantization": "int8", "max_num_batched_tokens": 24}])
+def test_answers_are_those_of_plain_decoding(
+    plain: Engine, folders: dict[str, Path], kind: str, extra: dict[str, Any]
+) -> None:
+    """Greedy, seeded with penalties, with stop strings; cut into chunks, over few blocks."""
+    prompts = ["def add(a, b):\n    return a + b\n", "import os\n" * 9, "class A:\n", "for i in"]
+    warm = Sampling(temperature=0.7, seed=3, max_tokens=40, repetition_penalty=1.1, ignore_eos=True)
+    stop = Sampling(temperature=0.0, max_tokens=40, stop=("(",), ignore_eos=True)
+    samplings = [GREEDY, warm, stop, GREEDY]
+    with Engine.from_settings(settings_from({**asked(kind, folders[kind]), **extra})) as fast:
+        found = fast.generate(prompts * 2, samplings * 2)
+        drafted = fast.counters()["spec_decode_num_draft_tokens"]
+    if extra:
+        quantised = {"kv_cache_memory_bytes": 16 << 20, "num_threads": 1, **extra}
+        with Engine.from_settings(settings_from(quantised)) as slow:
+            expected = slow.generate(prompts * 2, samplings * 2)
+    else:
+        expected = plain.generate(prompts * 2, samplings * 2)
+    assert [each.text for each in found] == [each.text for each in expected]
+    assert drafted > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drawn_drafts_and_automatic_depth(folders: dict[str, Path], kind: str) -> None:
+    settings = asked(kind, folders[kind], num_speculative_tokens=None)
+    with Engine.from_settings(settings_from(settings)) as engine:
+        warm = Sampling(temperature=0.9, max_tokens=30, ignore_eos=True, logprobs=1)
+        found = engine.generate(["import os\n", "def f(x):\n"], warm)
+    assert all(len(each.tokens) == 30 for each in found)
+    with Engine.from_settings(settings_from(asked(kind, folders[kind]))) as engine:
+        found = engine.generate(["import os\n", "def f(x):\n"], warm)
+        assert engine.counters()["spec_decode_num_draft_tokens"] > 50
+    assert all(len(each.tokens) == 30 for each in found)
+
+
+def test_they_are_counted_in_the_budget(folders: dict[str, Path]) -> None:
+    eagle = resolve(settings_from(asked("eagle", folders["eagle"]))).speculative_config
+    medusa = resolve(settings_from(asked("medusa", folders["medusa"]))).speculative_config
+    assert eagle is not None and medusa is not None
+    assert eagle.kv_bytes_per_token == 2 * 2 * 64 * 4 and medusa.kv_bytes_per_token == 0
+    assert medusa.weight_bytes == 4 * 3 * (256 * 256 + 256)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_does_not_belong_together_is_refused(
+    folders: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    config = json.loads((folders[kind] / CONFIG).read_text())
+    weights = (folders[kind] / "model.safetensors").read_bytes()
+
+    def refused(change: dict[str, Any], match: str, content: bytes = weights) -> None:
+        (tmp_path / CONFIG).write_text(json.dumps(config | change))
+        (tmp_path / "model.safetensors").write_bytes(content)
+        with pytest.raises(UserError, match=match):
+            assemble(resolve(settings_from(asked(kind, tmp_path))))
+
+    refused({"hidden_size": 512}, "for another model")
+    refused({"vocab_size": 5000}, "for another model")
+    refused({"target": "0" * 16}, "another model of the same sizes")
+    refused({"kind": "other"}, "another kind")
+    refused({"surprise": 1}, "cannot be read")
+    refused({}, "safetensors", weights[:-9])
+    refused({"num_heads": 4, "layer": config["layer"] | {"head_dim": 32}}, "drafter's")
+
+
+def test_missing_files_and_senseless_keys_are_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(BadModel, match=r"drafter\.json is missing"):
+        resolve(settings_from(asked("medusa", "no-such-folder")))
+    with pytest.raises(BadInput, match="needs a trained drafter"):
+        resolve(settings_from({"speculative_config": {"method": "eagle"}}))
+    with pytest.raises(BadInput, match="fewer heads"):
+        resolve(settings_from(asked("medusa", folders["medusa"], num_speculative_tokens=9)))
+    with pytest.raises(BadInput, match="means nothing"):
+        resolve(settings_from(asked("eagle", folders["eagle"], quantization="int8")))
+
+
+def test_a_cancelled_ask_leaves_nothing(folders: dict[str, Path]) -> None:
+    parts = assemble(resolve(settings_from(asked("eagle", folders["eagle"]))))
+    from ridgeline.records import Ask
+
+    for i in range(3):
+        prompt = tuple(text(20, salt=i))
+        parts.scheduler.add(Ask(id=f"{i}", prompt=prompt, sampling=GREEDY, arrival_s=0.0))
+    for step in range(5):
+        plan = parts.scheduler.plan(float(step))
+        parts.scheduler.commit(plan, parts.runner.run(plan), step + 0.5)
+    drafter: Any = parts.scheduler.drafting._drafts._drafter  # type: ignore[attr-defined]
+    assert len(drafter._readers) == 3 and drafter._pool.num_owned > 0
+    for i in range(3):
+        parts.scheduler.cancel(f"{i}")
+    assert not drafter._readers and not drafter._states._trails
+    assert drafter._pool.num_owned == 0 and msgspec.to_builtins(parts.scheduler.totals)

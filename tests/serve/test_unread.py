@@ -1,0 +1,134 @@
+"""Clients that ask and never read: what waits for them is bounded, and then they are cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from ridgeline.records import Event, Finished, Sampling, Token, Usage
+from ridgeline.serve import outlet
+from ridgeline.serve.app import create_app
+from ridgeline.serve.errors import ClientGone
+from ridgeline.serve.options import ServerOptions
+from tests.serve.conftest import running
+from tests.serve.fake_engine import FakeEngine
+
+LINE, PER_STEP, NUM_STEPS = "x" * 1000, 100, 200  # 20 MB: more than any socket takes
+
+
+class Wordy(FakeEngine):
+    """Answers with far more than a client that does not read can be sent."""
+
+    num_steps = 0
+
+    async def listen(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling,
+        sink: Callable[[Sequence[Event]], None],
+        **terms: Any,
+    ) -> Callable[[], None]:
+        name = terms["ask_id"]
+
+        async def talk() -> None:
+            token = Token(ask_id=name, index=0, token=5, text=LINE, at_s=0.0)
+            for _ in range(NUM_STEPS):
+                sink([token] * PER_STEP)
+                self.num_steps += 1
+                await asyncio.sleep(0.001)
+            usage = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
+            sink([Finished(ask_id=name, index=0, reason="stop", at_s=0.0, usage=usage)])
+
+        task = asyncio.create_task(talk())
+
+        def leave() -> None:
+            if task.cancel():
+                self.abort(name)
+
+        return leave
+
+
+def ask(url: str, *, stream: bool) -> socket.socket:
+    host, port = urlsplit(url).netloc.split(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(10)
+    connection.connect((host, int(port)))
+    body = json.dumps({"prompt": "hi", "max_tokens": 9, "stream": stream})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    connection.sendall((head + "\r\n" + body).encode())
+    return connection
+
+
+def test_a_stream_that_nobody_reads_is_aborted() -> None:
+    engine = Wordy()
+    options = ServerOptions(send_timeout_s=60)
+    with running(create_app(engine, options), options) as url, ask(url, stream=True):
+        deadline = time.monotonic() + 20
+        while not engine.aborted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert engine.aborted and engine.num_steps < NUM_STEPS
+
+
+async def test_what_is_put_while_the_client_is_slow_keeps_its_order() -> None:
+    sent: list[bytes] = []
+    gate = asyncio.Event()
+
+    class Slow:
+        room = True
+
+        def write_chunk(self, data: bytes) -> bool:
+            if self.room:
+                sent.append(data)
+            return self.room
+
+        def cut(self) -> None:
+            raise AssertionError
+
+    async def send(message: Any) -> None:
+        await gate.wait()
+        sent.append(message["body"])
+
+    connection = Slow()
+    scope = {"extensions": {outlet.CONNECTION: connection}}
+    async with outlet.outlet(scope, send) as body:
+        body.put(b"1")
+        connection.room = False
+        body.put(b"2")
+        await asyncio.sleep(0)
+        connection.room = True  # but 2 is still on its way
+        body.put(b"3")
+        gate.set()
+        await asyncio.sleep(0.01)
+        body.put(b"4")
+        body.end(b"5")
+    assert b"".join(sent) == b"12345" and sent[0] == b"1"
+
+
+async def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlet, "MAX_HELD_BYTES", 10)
+    cuts: list[int] = []
+
+    class Stuck:
+        def write_chunk(self, data: bytes) -> bool:
+            return False
+
+        def cut(self) -> None:
+            cuts.append(1)
+
+    async def send(message: Any) -> None:
+        raise AssertionError
+
+    body = outlet.Outlet(send, Stuck())
+    for _ in range(9):
+        body.put(b"four")
+    assert cuts == [1]
+    with pytest.raises(ClientGone):
+        await body.run()
