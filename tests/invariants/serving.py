@@ -9,7 +9,7 @@ logits. It is printed.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -36,8 +36,13 @@ from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.sampling.reference import distribution
 from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.engine.speculate.base import Lookup
+from ridgeline.engine.speculate.combined import Combined, Lookups
+from ridgeline.engine.speculate.lookahead import LookaheadDrafter
 from ridgeline.engine.speculate.ngram import NgramDrafter
 from ridgeline.engine.speculate.speculator import FixedDepth
+from ridgeline.engine.speculate.suffix import SuffixDrafter
+from ridgeline.engine.speculate.verify import Verifier, Watch
 from ridgeline.records import Ask, Event, Failed, Token
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
@@ -48,6 +53,11 @@ SLACK = 1e-4
 # the neighbouring code: on the demo model up to 6e-4 in a logit has been seen.
 CODE_SLACK = 2e-3
 CONTEXT = 96
+LOOKUPS: dict[str, Callable[[], Lookup]] = {
+    "ngram": lambda: NgramDrafter(1, 3),
+    "suffix": lambda: Lookups([NgramDrafter(2, 4), SuffixDrafter()]),
+    "lookahead": LookaheadDrafter,
+}
 Answers = dict[tuple[str, int], list[int]]
 
 
@@ -152,8 +162,8 @@ class _Prophet:
 def drafts_of(model: Model, asks: Sequence[Ask], schedule: Schedule) -> Drafts:
     if not schedule.drafts:
         return NoDrafts()
-    if schedule.drafts == "ngram":
-        return FixedDepth(NgramDrafter(1, 3), schedule.depth)
+    if schedule.drafts in LOOKUPS:
+        return FixedDepth(Combined(LOOKUPS[schedule.drafts](), None), schedule.depth)
     choices = [(ask, index) for ask in asks for index in range(ask.sampling.n)]
     answers = [(*ask.prompt, *alone(model, ask, index)) for ask, index in choices]
     return FixedDepth(_Prophet(answers, model.spec.vocab_size), schedule.depth)
@@ -177,10 +187,18 @@ def _build(model: Model, schedule: Schedule, drafts: Drafts) -> tuple[Scheduler,
         "cpu",
         kv_format(model.spec.kv_dtype),
     )
-    runner = TorchRunner(model.decoder, kv, build_attention(model.attention, model.spec, kv))
+    attention = build_attention(model.attention, model.spec, kv)
+    verifier = Verifier(watch=_watch_of(drafts))
+    runner = TorchRunner(model.decoder, kv, attention, verifier=verifier)
     eos = model.spec.eos_token_ids
     scheduler = Scheduler(limits, policy, pool, cache, eos_token_ids=eos, drafts=drafts)
     return scheduler, runner
+
+
+def _watch_of(drafts: Drafts) -> Watch | None:
+    """Whoever wants to see what the model says at drafted rows."""
+    lookup = getattr(getattr(drafts, "_drafter", None), "_lookup", None)
+    return lookup.watch if isinstance(lookup, LookaheadDrafter) else None
 
 
 def _round(

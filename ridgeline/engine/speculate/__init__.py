@@ -8,5 +8,8 @@ from __future__ import annotations
 
 DRAFTERS = {
     "ngram": "ridgeline.engine.speculate.ngram:NgramDrafter",
+    "suffix": "ridgeline.engine.speculate.suffix:SuffixDrafter",
+    "lookahead": "ridgeline.engine.speculate.lookahead:LookaheadDrafter",
+    "auto": "ridgeline.engine.speculate.combined:Combined",
     "draft_model": "ridgeline.engine.speculate.draft_model:DraftModelDrafter",
 }

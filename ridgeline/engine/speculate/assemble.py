@@ -16,15 +16,18 @@ from ridgeline.engine.core.drafting import Drafts, NoDrafts, Open
 from ridgeline.engine.core.plan import Runner
 from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.speculate.base import Drafter
+from ridgeline.engine.speculate.base import Drafter, Lookup
+from ridgeline.engine.speculate.combined import Combined, Lookups
 from ridgeline.engine.speculate.controller import Controller
 from ridgeline.engine.speculate.cost import DraftCost, StepCost, measure
 from ridgeline.engine.speculate.draft_model import DraftModelDrafter
+from ridgeline.engine.speculate.lookahead import LookaheadDrafter
 from ridgeline.engine.speculate.ngram import NgramDrafter
-from ridgeline.engine.speculate.resolve import Speculation, draft_spec
+from ridgeline.engine.speculate.resolve import LOOKUP_MAX, LOOKUP_MIN, Speculation, draft_spec
 from ridgeline.engine.speculate.speculator import FixedDepth
+from ridgeline.engine.speculate.suffix import SuffixDrafter
 from ridgeline.engine.speculate.tokenizers import check_same_tokens
-from ridgeline.engine.speculate.verify import Drawn, Verifier
+from ridgeline.engine.speculate.verify import Drawn, Verifier, Watch
 from ridgeline.engine.text import Tokenizer, load_tokenizer
 from ridgeline.records import Sampling
 
@@ -62,17 +65,22 @@ def speculate(
     if used is None:
         return Speculating(NoDrafts(), Verifier())
     drawn = Drawn()
-    verifier = Verifier(used.rejection_sample_method or "block", drawn)
+    lookup, watch = _lookup(used)
+    verifier = Verifier(used.rejection_sample_method or "block", drawn, watch)
     drafter, nbytes = _drafter(used, tokenizer, resolved, drawn)
+    most = used.num_speculative_tokens
     if not used.automatic:
-        return Speculating(FixedDepth(drafter, used.num_speculative_tokens), verifier, nbytes)
-    controller = Controller(drafter, used.num_speculative_tokens, clock)
+        alone = drafter if lookup is None else None
+        fixed = FixedDepth(alone or Combined(lookup, drafter), most)
+        return Speculating(fixed, verifier, nbytes)
+    controller = Controller(drafter, most, clock, lookup, drawn.clear)
 
     def calibrate(runner: Runner) -> None:
-        controller.calibrate(
-            StepCost(measure_steps(runner, resolved, clock)),
-            DraftCost(measure_drafts(drafter, resolved, clock)),
-        )
+        steps = StepCost(measure_steps(runner, resolved, clock))
+        if drafter is None:
+            controller.calibrate(steps)
+        else:
+            controller.calibrate(steps, DraftCost(measure_drafts(drafter, resolved, clock)))
 
     return Speculating(controller, verifier, nbytes, calibrate)
 
@@ -111,13 +119,26 @@ def measure_drafts(
     return found
 
 
+def _lookup(used: Speculation) -> tuple[Lookup | None, Watch | None]:
+    """Who looks up, and who wants to see what the model says at drafted rows."""
+    if used.method == "ngram":
+        assert used.prompt_lookup_min is not None and used.prompt_lookup_max is not None
+        return NgramDrafter(used.prompt_lookup_min, used.prompt_lookup_max), None
+    if used.method in ("suffix", "auto"):
+        return Lookups([NgramDrafter(LOOKUP_MIN, LOOKUP_MAX), SuffixDrafter()]), None
+    if used.method == "lookahead":
+        found = LookaheadDrafter()
+        return found, found.watch
+    return None, None
+
+
 def _drafter(
     used: Speculation, tokenizer: Tokenizer, resolved: Resolved, drawn: Drawn
-) -> tuple[Drafter, int]:
-    if used.method == "draft_model":
-        return _draft_model(used, tokenizer, resolved, drawn)
-    assert used.prompt_lookup_min is not None and used.prompt_lookup_max is not None
-    return NgramDrafter(used.prompt_lookup_min, used.prompt_lookup_max), 0
+) -> tuple[Drafter | None, int]:
+    """Who computes drafts."""
+    if used.model is None:
+        return None, 0
+    return _draft_model(used, tokenizer, resolved, drawn)
 
 
 def _draft_model(

@@ -18,9 +18,12 @@ Grid = Mapping[tuple[int, int], float]
 """(runs, rows) → seconds of a step."""
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-DEPTHS = (0, 1, 2, 3, 4, 6, 8)
+DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24)
+MOST_ROWS = 64  # of a measured step that is deeper than DEEP
+DEEP = 8
 CONTEXT = 128  # tokens before each run of a measured step
-REPEATS, BUDGET_S = 5, 3.0
+REPEATS = ((0.02, 5), (0.1, 3))  # times a step is timed that takes up to so many seconds; else 2
+BUDGET_S = 3.0
 _NEW, _COMMON = 0.15, 0.05  # weights of the latest observation: for its cell, for all of its kind
 _GREEDY = Sampling(temperature=0.0)
 
@@ -106,13 +109,21 @@ def measure(
     found: dict[tuple[int, int], float] = {}
     for runs in sorted({*(b for b in BATCHES if b < most), most}):
         for depth in DEPTHS:
-            if clock() - begun_s > budget_s and depth == 0 and runs > 1:
+            late = clock() - begun_s > budget_s
+            if late and depth == 0 and runs > 1:
                 return found
+            if depth > DEEP and (late or runs * (depth + 1) > MOST_ROWS):
+                break
             plan = _plan(runs, depth, blocks_each)
-            runner.run(plan)
-            times = sorted(_timed(runner, plan, clock) for _ in range(REPEATS))
-            found[runs, runs * (depth + 1)] = times[REPEATS // 2]
+            found[runs, runs * (depth + 1)] = _median_s(runner, plan, clock)
     return found
+
+
+def _median_s(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> float:
+    first_s = _timed(runner, plan, clock)
+    repeats = next((num for limit_s, num in REPEATS if first_s < limit_s), 2)
+    times = sorted(_timed(runner, plan, clock) for _ in range(repeats))
+    return times[(repeats - 1) // 2]
 
 
 def _plan(runs: int, depth: int, blocks_each: int) -> StepPlan:

@@ -61,7 +61,9 @@ class World:
     def step(self, depth: int | None = None) -> None:
         """One step, by the controller or at a fixed depth; noise of 5 % on its time."""
         opens = [Open(i, (), 1, "", SAMPLING, 0, 8) for i in range(self.batch)]
-        if depth is None:
+        if depth is None and not self.controller.wants():
+            drafts: list[tuple[int, ...]] = [()] * self.batch
+        elif depth is None:
             drafts = self.controller.propose(opens, Room(self.batch, self.batch, 500))
         else:
             drafts = self.draft(opens, [depth] * self.batch)
@@ -136,7 +138,8 @@ def test_before_it_is_calibrated_nothing_is_drafted() -> None:
     world = World(flat, 0.9, 0.0, 2, flat)
     world.controller = Controller(world, 4, lambda: world.now_s)
     opens = [Open(0, (), 1, "", SAMPLING, 0, 8)]
-    assert all(world.controller.propose(opens, Room(1, 1, 9)) == [()] for _ in range(99))
+    assert not any(world.controller.wants() for _ in range(99))
+    assert world.controller.propose(opens, Room(1, 1, 9)) == [()]
 
 
 def test_acceptance_is_learnt_by_place_and_by_sequence() -> None:
