@@ -27,6 +27,9 @@ from ridgeline import Engine, Sampling
 CONFIGS: dict[str, dict[str, Any] | None] = {
     "none": None,
     "ngram": {"method": "ngram"},
+    "suffix": {"method": "suffix"},
+    "lookahead": {"method": "lookahead"},
+    "auto": {"method": "auto", "model": "demo-draft"},
     "draft": {"method": "draft_model", "model": "demo-draft"},
 }
 HELDOUT = files("ridgeline") / "assets" / "heldout"

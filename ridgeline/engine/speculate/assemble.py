@@ -95,6 +95,7 @@ def measure_steps(
         num_blocks=resolved.num_blocks,
         block_size=resolved.block_size,
         max_num_seqs=resolved.max_num_seqs,
+        max_model_len=resolved.max_model_len,
     )
 
 

@@ -21,7 +21,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24)
 MOST_ROWS = 64  # of a measured step that is deeper than DEEP
 DEEP = 8
-CONTEXT = 128  # tokens before each run of a measured step
+CONTEXT = 128  # tokens before each run of a measured step, where so many fit
 REPEATS = ((0.02, 5), (0.1, 3))  # times a step is timed that takes up to so many seconds; else 2
 BUDGET_S = 3.0
 _NEW, _COMMON = 0.15, 0.05  # weights of the latest observation: for its cell, for all of its kind
@@ -97,24 +97,28 @@ def measure(
     num_blocks: int,
     block_size: int,
     max_num_seqs: int,
+    max_model_len: int,
     budget_s: float = BUDGET_S,
 ) -> dict[tuple[int, int], float]:
     """Time decode steps on scratch blocks of a cache that nobody uses yet: medians, in seconds.
 
     Ends early, with the smaller batches measured, when `budget_s` is spent.
     """
-    blocks_each = -(-(CONTEXT + max(DEPTHS) + 1) // block_size)
+    longest = min(max_model_len, num_blocks * block_size, CONTEXT + max(DEPTHS) + 1)
+    depths = [depth for depth in DEPTHS if depth + 2 <= longest]
+    context = max(1, longest - max(depths) - 1)
+    blocks_each = -(-longest // block_size)
     most = max(1, min(max_num_seqs, num_blocks // blocks_each))
     begun_s = clock()
     found: dict[tuple[int, int], float] = {}
     for runs in sorted({*(b for b in BATCHES if b < most), most}):
-        for depth in DEPTHS:
+        for depth in depths:
             late = clock() - begun_s > budget_s
             if late and depth == 0 and runs > 1:
                 return found
             if depth > DEEP and (late or runs * (depth + 1) > MOST_ROWS):
                 break
-            plan = _plan(runs, depth, blocks_each)
+            plan = _plan(runs, depth, context, blocks_each)
             found[runs, runs * (depth + 1)] = _median_s(runner, plan, clock)
     return found
 
@@ -126,14 +130,14 @@ def _median_s(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> flo
     return times[(repeats - 1) // 2]
 
 
-def _plan(runs: int, depth: int, blocks_each: int) -> StepPlan:
+def _plan(runs: int, depth: int, context: int, blocks_each: int) -> StepPlan:
     at = SampleAt(_GREEDY, 0, 0, 0)
     return StepPlan(
         0,
         tuple(
             Run(
                 seq_id=i,
-                start=CONTEXT,
+                start=context,
                 tokens=(1,) * (depth + 1),
                 blocks=tuple(range(i * blocks_each, (i + 1) * blocks_each)),
                 sample=at,
