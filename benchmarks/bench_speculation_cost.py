@@ -8,18 +8,17 @@ Random weights have no text worth guessing, but their steps cost what trained on
 answers are recorded first; then drafts are the recorded answer with every token wrong with chance
 1 - alpha, and the real controller decides on them, with the curve it measured: through real steps,
 verification and rollback. With --draft a real draft model makes its passes, and its tokens are
-replaced. Plain and drafting runs take turns in one engine; printed are the median of the ratios,
-their range, and what the controller had predicted: both over the same steps.
+replaced. Plain and drafting steps take turns, and the columns are those of bench_speculation.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import statistics
-import time
 from collections.abc import Sequence
 from typing import Any
+
+from bench_speculation import HEAD, Switching, compare, show, switched
 
 from ridgeline import Engine, Sampling
 from ridgeline.engine.core.drafting import NoDrafts, Open
@@ -85,13 +84,6 @@ def prompts_of(batch: int, length: int, vocab: int) -> list[tuple[int, ...]]:
     return [tuple(rng.randrange(10, vocab) for _ in range(length)) for _ in range(batch)]
 
 
-def seconds(engine: Engine, prompts: Sequence[tuple[int, ...]], sampling: Sampling) -> float:
-    """Of decoding: the prompts are in the prefix cache, their last blocks apart."""
-    begun_s = time.perf_counter()
-    engine.generate(prompts, sampling)
-    return time.perf_counter() - begun_s
-
-
 def show_curve(controller: Controller) -> None:
     cost = controller._step_cost
     assert cost is not None
@@ -105,36 +97,23 @@ def show_curve(controller: Controller) -> None:
         print(f"drafting for one sequence, ms: {told}")
 
 
-def compare(args: argparse.Namespace, engine: Engine, script: Script, batch: int) -> None:
-    scheduler, controller = engine._loop.scheduler, controller_of(engine)
+def measure(
+    args: argparse.Namespace, engine: Engine, drafts: Switching, script: Script, batch: int
+) -> None:
     prompts = prompts_of(batch, args.context, engine.resolved.spec.vocab_size)
     sampling = Sampling(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
-    scheduler.drafting._drafts = NoDrafts()
+    controller = drafts._inner
+    assert isinstance(controller, Controller)
+    engine._loop.scheduler.drafting._drafts = NoDrafts()
     found = engine.generate(prompts, sampling)
+    engine._loop.scheduler.drafting._drafts = drafts
     script.answers = {p: each.tokens for p, each in zip(prompts, found, strict=True)}
     for alpha in args.alphas:
         script.alpha = alpha
         controller.acceptance, controller.shadows = Acceptance(), Shadows()
         controller.account = Account()
-        ratios, gains = [], []
-        before = engine.counters()["num_steps"]
-        for turn in range(args.repeats + 1):
-            scheduler.drafting._drafts = NoDrafts()
-            plain_s = seconds(engine, prompts, sampling)
-            scheduler.drafting._drafts = controller
-            promised_s = controller.account.promised_s
-            fast_s = seconds(engine, prompts, sampling)
-            if turn:  # the first teaches acceptance and the deeper cells of the curve
-                ratios.append(plain_s / fast_s)
-                gains.append(1 + (controller.account.promised_s - promised_s) / fast_s)
-        num_steps = engine.counters()["num_steps"] - before
-        plain_steps = (args.repeats + 1) * args.tokens
-        print(
-            f"batch {batch:2} alpha {alpha:.2f}: {statistics.median(ratios):.2f} times as fast "
-            f"({min(ratios):.2f}..{max(ratios):.2f}), predicted {statistics.median(gains):.2f}; "
-            f"{plain_steps / max(1, num_steps - plain_steps):.2f} tokens per sequence and step",
-            flush=True,
-        )
+        result = compare(engine, drafts, prompts, sampling, args.repeats)
+        show("scripted", f"alpha {alpha:.2f}", batch, result)
 
 
 def main() -> None:
@@ -167,8 +146,10 @@ def main() -> None:
         else:
             controller._drafter = ScriptedDrafter(script, controller._drafter)
         show_curve(controller)
+        drafts = switched(engine)
+        print(HEAD)
         for batch in args.batches:
-            compare(args, engine, script, batch)
+            measure(args, engine, drafts, script, batch)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ more than the step gives without drafts, nothing is drafted.
 Never lose. The predicted gain must exceed a margin (half of it, while drafting: hysteresis), and
 there is an account in seconds. Every step pays in a small share of its time; every draft pays in
 what plain decoding would have taken for the same tokens, less what was taken. Drafting, and probing
-while drafting does not pay, are only done on credit; so whatever the predictions are worth, what is
-lost is at most that share, and what the account may hold (a few steps). While drafting, a plain
+while drafting does not pay, are only done on credit (without it, one step in `PROBE_STEPS` may try
+to earn some); so whatever the predictions are worth, what is lost is about that share, and what the
+account may hold (a few steps). While drafting, a plain
 step now and then keeps what it is compared with up to date. Lookups need no probes: a guess that is
 not verified is compared with what plain decoding gives. While nothing is drafted, the question
 itself is asked so seldom that it takes less than `ASK_SHARE` of the time.
@@ -32,6 +33,7 @@ from ridgeline.engine.speculate.acceptance import Acceptance
 from ridgeline.engine.speculate.account import Account
 from ridgeline.engine.speculate.base import NO_GUESS, Drafter, Guess, Lookup
 from ridgeline.engine.speculate.choose import Costs, Plan, best_plan, plain_plan
+from ridgeline.engine.speculate.combined import Combined
 from ridgeline.engine.speculate.cost import DraftCost, StepCost
 from ridgeline.engine.speculate.shadows import Shadows
 
@@ -74,7 +76,7 @@ class Controller:
         self.acceptance, self.shadows = Acceptance(), Shadows()
         self.account = Account()
         self._drafter, self._lookup = drafter, lookup
-        self._most, self._clock, self._renew = most, clock, renew
+        self.most, self._clock, self._renew = most, clock, renew
         self._step_cost: StepCost | None = None
         self._draft_cost: DraftCost | None = None
         self._under_way: Step | None = None
@@ -85,6 +87,19 @@ class Controller:
     def calibrate(self, step_cost: StepCost, draft_cost: DraftCost | None = None) -> None:
         """Before it nothing is drafted. `draft_cost`: of the drafter, if there is one."""
         self._step_cost, self._draft_cost = step_cost, draft_cost
+
+    @property
+    def costs(self) -> Costs:
+        """What steps and drafts cost by now; to be asked after `calibrate`."""
+        assert self._step_cost is not None
+        return Costs(self._step_cost, self._draft_cost)
+
+    @property
+    def drafter(self) -> Drafter:
+        """Lookup and drafter as one, for whoever decides on depths without this."""
+        if self._lookup is None and self._drafter is not None:
+            return self._drafter
+        return Combined(self._lookup, self._drafter)
 
     # -- the scheduler's side
 
@@ -143,15 +158,14 @@ class Controller:
         if self._lookup is None:
             return NO_GUESS
         self.shadows.compare(each.seq_id, each.tokens)
-        return self._lookup.look(each, min(each.most, self._most))
+        return self._lookup.look(each, min(each.most, self.most))
 
     def _decide(
         self, opens: Sequence[Open], guesses: Sequence[Guess], room: Room
     ) -> tuple[Plan, list[bool]]:
         """The plan, and whose drafts are to be computed. All depths are 0 where none is clearly
         worth it."""
-        assert self._step_cost is not None
-        costs = Costs(self._step_cost, self._draft_cost)
+        costs = self.costs
         none, plain = [False] * len(opens), plain_plan(len(opens), room, costs)
         if self._shows_plain():
             return plain, none
@@ -165,8 +179,9 @@ class Controller:
             other = best_plan(mixed, which, room, costs)
             best, computed = (other, which) if other.rate > best.rate else (best, computed)
         needed = MARGIN / 2 if self._drafting else MARGIN
-        self._drafting = best.rate > plain.rate * (1 + needed) and self.account.credit > 0
-        if self._drafting:
+        pays = best.rate > plain.rate * (1 + needed)
+        self._drafting = pays and self.account.credit > 0
+        if self._drafting or (pays and self._tries_again()):
             return best, computed
         return (self._probe(opens, plain), [True] * len(opens)) if self._probes() else (plain, none)
 
@@ -174,7 +189,7 @@ class Controller:
         self, opens: Sequence[Open], looked: Sequence[list[float]]
     ) -> tuple[list[list[float]], list[bool]]:
         """Chances where a drafter speaks for every sequence of which it expects more."""
-        rates = self.acceptance.rates(self._most)
+        rates = self.acceptance.rates(self.most)
         mixed, which = [], []
         for each, own in zip(opens, looked, strict=True):
             computed = self.acceptance.survivals(each.seq_id, rates[: each.most])
@@ -189,6 +204,13 @@ class Controller:
             return False
         self._num_drafting += 1
         return self._num_drafting in FIRST_PLAIN or self._num_drafting % PLAIN_STEPS == 0
+
+    def _tries_again(self) -> bool:
+        """Without credit, what promises a gain is tried once in a while: it may earn credit."""
+        if self._since_probe < PROBE_STEPS:
+            return False
+        self._since_probe = 0
+        return True
 
     def _probes(self) -> bool:
         """Every so often, a short computed draft although it does not pay."""

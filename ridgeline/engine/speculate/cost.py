@@ -3,8 +3,8 @@
 At the start the runner is timed on a grid of batches and depths; between the grid's points the
 curve is interpolated (kernels are staircases, so the points lie where drafts put them). While the
 engine serves, every decode step that carries no prompt corrects the cell it falls into (the first
-one outright), and a little the factor that is common to all plain steps, or to all that carry
-drafts: contexts grow, and other work shares the machine.
+one outright), and a little the factors that are common to all plain steps, to all that carry
+drafts, and to all: contexts grow, and other work shares the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEEP = 8
 CONTEXT = 128  # tokens before each run of a measured step, where so many fit
 REPEATS = ((0.02, 5), (0.1, 3))  # times a step is timed that takes up to so many seconds; else 2
 BUDGET_S = 3.0
-_NEW, _COMMON = 0.15, 0.05  # weights of the latest observation: for its cell, for all of its kind
+_NEW, _COMMON = 0.15, 0.03  # weights of the latest observation: for its cell, for all of its kind
 _GREEDY = Sampling(temperature=0.0)
 
 
@@ -39,15 +39,16 @@ class StepCost:
         self._own: dict[tuple[int, int], float] = {}  # of a cell, besides the common factor
         self._num: dict[tuple[int, int], int] = {}
         self._scale = {False: 1.0, True: 1.0}  # of plain steps, of steps with drafts
+        self._machine = 1.0  # of all: how fast the machine is by now
 
     def seconds(self, runs: int, rows: int) -> float:
         """Of a step with `runs` sequences that feed `rows` rows together."""
         own = self._own.get((runs, rows), 1.0)
-        return self._scale[rows > runs] * own * self._at_start(runs, rows)
+        return self._machine * self._scale[rows > runs] * own * self._at_start(runs, rows)
 
     def line(self, runs: int, first: int, count: int) -> list[float]:
         """Seconds for `first`, `first` + 1, … rows: `count` values, cheaper than one by one."""
-        own, scale = self._own, self._scale
+        own, scale = self._own, {k: x * self._machine for k, x in self._scale.items()}
         starts = self._starts(runs)
         starts += [self._at_start(runs, rows) for rows in range(len(starts), first + count)]
         rows = range(first, first + count)
@@ -68,6 +69,7 @@ class StepCost:
         weight = max(_NEW, 1 / num)
         self._own[cell] = self._own.get(cell, 1.0) * (1 + weight * (ratio - 1))
         self._scale[rows > runs] *= 1 + _COMMON * (ratio - 1)
+        self._machine *= 1 + _COMMON * (ratio - 1)
 
     def _at_start(self, runs: int, rows: int) -> float:
         """Interpolated between the batches of the grid on either side."""

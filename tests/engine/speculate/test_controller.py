@@ -168,7 +168,7 @@ def test_the_curve_follows_what_is_measured() -> None:
         cost.learn(1, 1, 3.0)
     assert cost.seconds(1, 1) == pytest.approx(3.0, rel=0.01)
     assert cost.seconds(4, 4) > 4.2, "everything plain got slower, by a little"
-    assert cost.seconds(1, 2) == 2.0, "of steps with drafts nothing was learnt"
+    assert 2.0 < cost.seconds(1, 2) < 2.3, "of steps with drafts: that the machine got slower"
     before = cost.seconds(1, 1)
     cost.learn(1, 1, 1000.0)
     assert cost.seconds(1, 1) == before, "an outlier says nothing"
