@@ -16,7 +16,9 @@ import msgspec
 from ridgeline.errors import BadInput
 
 Batching = Literal["static", "dynamic", "continuous"]
-DraftMethod = Literal["ngram", "draft_model", "self", "medusa", "eagle"]
+DraftMethod = Literal[
+    "ngram", "suffix", "lookahead", "draft_model", "self", "medusa", "eagle", "auto"
+]
 MAX_DRAFT_TOKENS = 128  # vLLM's MAX_SPEC_LEN
 
 
@@ -25,7 +27,8 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     `num_speculative_tokens`: drafts per sequence and step (None: as many as pay, by measured cost).
     `prompt_lookup_min`, `prompt_lookup_max`: lengths of the n-grams that "ngram" looks up. `model`,
-    `quantization`: the draft model and the format of its layers' weights. `draft_sample_method`:
+    `quantization`: the draft model (of "auto", where there is one) and the format of its layers'
+    weights. `draft_sample_method`:
     draft the likeliest token, or draw it (requests without a seed). `rejection_sample_method`: how
     drawn drafts are judged.
     """

@@ -104,8 +104,23 @@ def inspect(
 
 @app.command()
 @takes_engine_flags
-def explain(model: AnyModel = None, json: Json = False, *, engine: EngineFlags) -> None:
-    """Print every engine setting as it would be used, and how each default was derived."""
+def explain(
+    model: AnyModel = None,
+    of: Annotated[str | None, typer.Argument(help="After 'speculation': the model.")] = None,
+    json: Json = False,
+    *,
+    engine: EngineFlags,
+) -> None:
+    """Print every engine setting as it would be used, and how each default was derived.
+
+    `ridgeline explain speculation MODEL` measures whether drafts would pay instead.
+    """
+    if model == "speculation":
+        from ridgeline.cli.explain_speculation import command as speculation
+
+        _end(speculation(engine.settings(of), json))
+        return
+    refuse([of] if of else [], "here: only 'speculation' is explained of a model")
     from ridgeline.cli.explain import command
 
     _end(command(engine.settings(model), json))

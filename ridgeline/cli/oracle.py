@@ -4,10 +4,15 @@ ones.
 Steps of one sequence cannot tell what a second one would cost: the time per step, per run and of
 the weights are then one number. Until fuller steps have been measured, a few made-up ones stand
 in for them (`_prior`), and the first measured batch overrules them.
+
+Lookups (n-gram, suffix) are simulated as faster decode steps: how much faster is what replaying the
+workload's own prompts gives, the later half of each taken for an answer, with the learnt step times
+as the curve over rows.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -25,6 +30,9 @@ from ridgeline.spec.cost import CostModel, step_work
 PRIOR_PER_RUN = 0.06  # share of a lone step's time that each further sequence is believed to add
 PRIOR_BATCHES = (2, 4, 8, 16)
 MOST_STEPS = 3_000  # that one fit looks at
+REPLAYED = 8  # prompts
+REPLAY_ROWS = (1, 2, 3, 5, 9, 17)  # of a sequence, that the curve is made for
+Shapes = Sequence[tuple[int, int]]
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,9 +74,15 @@ class SimulatedEngine:
             raise CannotRun("too few steps were measured to predict from", limit=LEAST_STEPS)
         costs = self._costs_of(settings)
 
-        def seconds(shapes: Sequence[tuple[int, int]], num_sampled: int) -> float:
+        def plain_s(shapes: Sequence[tuple[int, int]], num_sampled: int) -> float:
             num_tokens = sum([new for new, _ in shapes])
             return time.seconds(costs.bound_s(shapes, num_sampled), len(shapes), num_tokens)
+
+        gain = self._lookups(settings, load.seed, plain_s)
+
+        def seconds(shapes: Sequence[tuple[int, int]], num_sampled: int) -> float:
+            decodes = gain is not None and all(new == 1 for new, _ in shapes)
+            return plain_s(shapes, num_sampled) / (gain(len(shapes)) if decodes and gain else 1.0)
 
         done = simulate(
             self._scheduler_of(settings),
@@ -87,10 +101,45 @@ class SimulatedEngine:
             steps=done.steps,
         )
 
+    def _lookups(
+        self, settings: Settings, seed: int, plain_s: Callable[[Shapes, int], float]
+    ) -> Callable[[int], float] | None:
+        """By how much lookups shorten the decode steps of so many sequences; None without them."""
+        asked = settings.speculative_config
+        if asked is None or asked.method not in ("ngram", "suffix", "auto"):
+            return None
+        prompts = [each.prompt for each in self._requests(REPLAYED, seed)]
+        texts = [(p, len(p) // 2) for p in prompts if isinstance(p, tuple) and len(p) > 3]
+
+        @functools.cache
+        def gain(num_runs: int) -> float:
+            return _gain(texts, num_runs, plain_s)
+
+        return lambda num_runs: gain(1 << (num_runs.bit_length() - 1))
+
     def _arrivals(self, load: Load) -> list[Arrival]:
         dues = dues_s(load)
         requests = self._requests(len(dues), load.seed)
         return [_arrival(*pair) for pair in zip(requests, dues, strict=True)]
+
+
+def _gain(
+    texts: Sequence[tuple[Sequence[int], int]],
+    num_runs: int,
+    plain_s: Callable[[Shapes, int], float],
+) -> float:
+    from ridgeline.engine.speculate.cost import CONTEXT, StepCost
+    from ridgeline.engine.speculate.ngram import NgramDrafter
+    from ridgeline.engine.speculate.replay import replay
+
+    curve = StepCost(
+        {
+            (num_runs, num_runs * rows): plain_s([(rows, CONTEXT)] * num_runs, num_runs * rows)
+            for rows in REPLAY_ROWS
+        }
+    )
+    found = replay(texts, NgramDrafter(2, 4), curve, num_runs, max(REPLAY_ROWS) - 1)
+    return max(1.0, found.gain)
 
 
 def _arrival(request: LoadRequest, due_s: float) -> Arrival:

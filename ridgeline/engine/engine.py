@@ -221,7 +221,7 @@ class Engine:
                 "generation_tokens": float(totals.num_sampled),
                 "num_steps": float(totals.num_steps),
             }
-            | scheduler.drafting.totals.as_dict()
+            | scheduler.drafting.numbers()
             | self._loop.counts.as_dict()
             | self._loop.gate.as_dict()
             | self._loop.steps.totals.as_dict()

@@ -44,6 +44,15 @@ OWN_COUNTERS = {
     "step_busy_s": ("step_busy_seconds", "Time spent planning and running steps."),
     "step_flops": ("step_flops", "Arithmetic of those steps, by the model's spec."),
     "step_bytes": ("step_bytes", "Bytes that those steps had to move, by the model's spec."),
+    "speculation_saved_s": (
+        "speculation_saved_seconds",
+        "Time that steps with drafts saved, against plain steps for the same tokens.",
+    ),
+    "speculation_lost_s": (
+        "speculation_lost_seconds",
+        "Time that drafts cost more than they saved, step by step, and of deciding against them.",
+    ),
+    "speculation_drafting_s": ("speculation_seconds", "Time of steps with drafts."),
     "request_failed": ("requests_failed", "Requests that the engine could not serve."),
 }
 REJECTIONS = {

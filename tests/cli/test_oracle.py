@@ -6,6 +6,7 @@ import random
 import statistics
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from ridgeline.cli.oracle import PRIOR_PER_RUN, Costs, SimulatedEngine
@@ -20,7 +21,7 @@ from ridgeline.measure.workload import LoadRequest
 from ridgeline.optimize.subject import Load
 from ridgeline.plan.step_time import Roof
 from ridgeline.records import StepStat
-from ridgeline.settings import Settings
+from ridgeline.settings import Settings, Speculative
 from ridgeline.spec.cost import cost_model
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.rewrite import apply_quantization
@@ -126,3 +127,20 @@ def test_lone_steps_leave_batching_cheap_until_a_batch_was_measured() -> None:
     assert guessed_s < lone_s * (1 + 4 * PRIOR_PER_RUN * 7)
     oracle.learn(Settings(), steps([8] * 200, seed=2))
     assert abs(full_step_s() - truth_s([(1, 72)] * 8)) < abs(guessed_s - truth_s([(1, 72)] * 8))
+
+
+def test_lookups_promise_what_the_prompts_repeat() -> None:
+    """The workload above says one token over and over; another says none twice."""
+    lookup = Settings(max_num_seqs=1, speculative_config=Speculative(method="ngram"))
+
+    def varied(count: int, seed: int) -> Sequence[LoadRequest]:
+        made = requests(count, seed)
+        return [msgspec.structs.replace(each, prompt=tuple(range(64))) for each in made]
+
+    gains = []
+    for asked in (requests, varied):
+        oracle = SimulatedEngine(costs_of, scheduler_of, asked)
+        oracle.learn(Settings(), steps([1 + i % 8 for i in range(200)]))
+        plain_s = median_tpot_s(oracle, Settings(max_num_seqs=1))
+        gains.append(plain_s / median_tpot_s(oracle, lookup))
+    assert gains[0] > 1.5 and gains[1] == pytest.approx(1.0)

@@ -9,7 +9,7 @@ logits. It is printed.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -37,14 +37,18 @@ from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.sampling.reference import distribution
 from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.engine.speculate.base import Lookup
+from ridgeline.engine.speculate.combined import Combined, Lookups
 from ridgeline.engine.speculate.eagle import EagleDrafter, EagleLayer, EagleShape
 from ridgeline.engine.speculate.layer_skip import SelfDrafter
+from ridgeline.engine.speculate.lookahead import LookaheadDrafter
 from ridgeline.engine.speculate.medusa import Heads, MedusaDrafter
 from ridgeline.engine.speculate.ngram import NgramDrafter
 from ridgeline.engine.speculate.speculator import FixedDepth
 from ridgeline.engine.speculate.states import States
+from ridgeline.engine.speculate.suffix import SuffixDrafter
 from ridgeline.engine.speculate.target import Target
-from ridgeline.engine.speculate.verify import Drawn
+from ridgeline.engine.speculate.verify import Drawn, Verifier, Witness
 from ridgeline.records import Ask, Event, Failed, Token
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
@@ -55,6 +59,11 @@ SLACK = 1e-4
 # the neighbouring code: on the demo model up to 6e-4 in a logit has been seen.
 CODE_SLACK = 2e-3
 CONTEXT = 96
+LOOKUPS: dict[str, Callable[[], Lookup]] = {
+    "ngram": lambda: NgramDrafter(1, 3),
+    "suffix": lambda: Lookups([NgramDrafter(2, 4), SuffixDrafter()]),
+    "lookahead": LookaheadDrafter,
+}
 Answers = dict[tuple[str, int], list[int]]
 
 
@@ -165,8 +174,8 @@ def drafts_of(
 ) -> Drafts:
     if not schedule.drafts:
         return NoDrafts()
-    if schedule.drafts == "ngram":
-        return FixedDepth(NgramDrafter(1, 3), schedule.depth)
+    if schedule.drafts in LOOKUPS:
+        return FixedDepth(Combined(LOOKUPS[schedule.drafts](), None), schedule.depth)
     if schedule.drafts == "self":
         kept = [i for i in range(len(model.spec.layers)) if i != 1]
         drafter = SelfDrafter(model.target(kv), kept, drawn=Drawn(), draws=False)
@@ -228,10 +237,17 @@ def _build(model: Model, schedule: Schedule, asks: Sequence[Ask]) -> tuple[Sched
     )
     states = States(window=64)
     attention = build_attention(model.attention, model.spec, kv)
-    runner = TorchRunner(model.decoder, kv, attention, watch=states)
     eos, drafts = model.spec.eos_token_ids, drafts_of(model, asks, schedule, kv, states)
+    verifier = Verifier(witness=_witness_of(drafts))
+    runner = TorchRunner(model.decoder, kv, attention, verifier=verifier, watch=states)
     scheduler = Scheduler(limits, policy, pool, cache, eos_token_ids=eos, drafts=drafts)
     return scheduler, runner
+
+
+def _witness_of(drafts: Drafts) -> Witness | None:
+    """Whoever wants to see what the model says at drafted rows."""
+    lookup = getattr(getattr(drafts, "_drafter", None), "_lookup", None)
+    return lookup.watch if isinstance(lookup, LookaheadDrafter) else None
 
 
 def _round(

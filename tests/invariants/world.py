@@ -133,6 +133,12 @@ class Prophet:
         self._world, self._most, self._rng = world, most, random.Random(most)
         self.num_told = 0
 
+    def wants(self) -> bool:
+        return True
+
+    def numbers(self) -> dict[str, float]:
+        return {}
+
     def propose(self, opens: Seq[Open], room: Room) -> list[tuple[int, ...]]:
         assert room.num_free > 0 and room.num_runs >= len(opens)
         return [self._draft(each) for each in opens]

@@ -1,6 +1,7 @@
 """Drafts: tokens that somebody guesses cheaply, so that one step can confirm several of them.
 
-    propose   after the runs of a step are decided, the drafter guesses how some of them go on
+    propose   after the runs of a step are decided, the drafter guesses how some of them go on (if
+              it `wants` to: where nothing pays, a step costs what it costs without drafts)
     verify    the guesses are fed behind the run's last known token; the target model says at each
               place what comes next
     accept    the guesses that agree become known, and one token more: what the target says after
@@ -67,6 +68,10 @@ class Verdict(msgspec.Struct, frozen=True):
 class Drafts(Protocol):
     """Where guesses come from. Called between plan and run; `learn` once per committed step."""
 
+    def wants(self) -> bool:
+        """Whether to be asked in this step at all: preparing the question costs time as well."""
+        ...
+
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
         """One draft per entry of `opens`, at most `most` tokens long (empty: nothing to say)."""
         ...
@@ -79,9 +84,16 @@ class Drafts(Protocol):
         """The sequence has left its seat (finished or preempted), knowing `tokens`."""
         ...
 
+    def numbers(self) -> dict[str, float]:
+        """Running totals of its own, for the engine's counters."""
+        ...
+
 
 class NoDrafts:
     """Nobody guesses."""
+
+    def wants(self) -> bool:
+        return False
 
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
         return [()] * len(opens)
@@ -91,6 +103,9 @@ class NoDrafts:
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         pass
+
+    def numbers(self) -> dict[str, float]:
+        return {}
 
 
 class DraftTotals(msgspec.Struct, kw_only=True):
@@ -144,10 +159,10 @@ class Drafting:
 
     def plan(self, step: Step) -> None:
         """Guesses for whoever decodes, in what the step has left over."""
-        if self._never:
+        if self._never or step.budget.left <= 0 or not self._drafts.wants():
             return
         opens = [(i, each) for i, run in enumerate(step.runs) if (each := self._open(run))]
-        if not opens or step.budget.left <= 0:
+        if not opens:
             return
         rows = sum(len(run.tokens) for run in step.runs)
         room = Room(len(step.runs), rows, step.budget.left)
@@ -169,6 +184,10 @@ class Drafting:
         """Tell the drafter the verdicts of the step that was just committed."""
         verdicts, self._verdicts = self._verdicts, []
         self._drafts.learn(verdicts)
+
+    def numbers(self) -> dict[str, float]:
+        """What was drafted and accepted, and what the drafter counts."""
+        return self.totals.as_dict() | self._drafts.numbers()
 
     def forget(self, seq: Known) -> None:
         self._drafts.forget(seq.id, seq.tokens, seq.ask.tenant)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 DRAFTERS = {
     "ngram": "ridgeline.engine.speculate.ngram:NgramDrafter",
+    "suffix": "ridgeline.engine.speculate.suffix:SuffixDrafter",
+    "lookahead": "ridgeline.engine.speculate.lookahead:LookaheadDrafter",
+    "auto": "ridgeline.engine.speculate.combined:Combined",
     "draft_model": "ridgeline.engine.speculate.draft_model:DraftModelDrafter",
     "self": "ridgeline.engine.speculate.layer_skip:SelfDrafter",
     "medusa": "ridgeline.engine.speculate.medusa:MedusaDrafter",

@@ -42,9 +42,10 @@ class _Counts:
 
 
 class Acceptance:
-    """See the head of this file."""
+    """See the head of this file. `prior`: the chance of a token before anything is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, prior: float = _PRIOR) -> None:
+        self._prior = prior
         self._all = _Counts()
         self._own: dict[int, _Counts] = {}
 
@@ -64,7 +65,7 @@ class Acceptance:
     def rates(self, depth: int) -> list[float]:
         """Of all sequences: the chance of each place, where those before it were accepted."""
         found: list[float] = []
-        like = _PRIOR
+        like = self._prior
         for place in range(depth):
             like = self._all.rate(place, like, _PRIOR_WEIGHT)
             found.append(like)
@@ -77,3 +78,7 @@ class Acceptance:
             alive *= like if own is None else own.rate(place, like, _LIKE_OTHERS)
             found.append(alive)
         return found
+
+    def tried(self) -> list[float]:
+        """How much is known of each place: verdicts, those of long ago counting less."""
+        return list(self._all.tried)

@@ -22,21 +22,24 @@ from ridgeline.engine.core.plan import Runner
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.speculate.base import Drafter
+from ridgeline.engine.speculate.base import Drafter, Lookup
+from ridgeline.engine.speculate.combined import Combined, Lookups
 from ridgeline.engine.speculate.controller import Controller
 from ridgeline.engine.speculate.cost import DraftCost, StepCost, measure
 from ridgeline.engine.speculate.draft_model import DraftModelDrafter
 from ridgeline.engine.speculate.drafter_file import read_config
 from ridgeline.engine.speculate.eagle import WINDOW, EagleDrafter, load_layer
 from ridgeline.engine.speculate.layer_skip import SelfDrafter, choose_layers
+from ridgeline.engine.speculate.lookahead import LookaheadDrafter
 from ridgeline.engine.speculate.medusa import MedusaDrafter, load_heads
 from ridgeline.engine.speculate.ngram import NgramDrafter
-from ridgeline.engine.speculate.resolve import Speculation, draft_spec
+from ridgeline.engine.speculate.resolve import LOOKUP_MAX, LOOKUP_MIN, Speculation, draft_spec
 from ridgeline.engine.speculate.speculator import FixedDepth
 from ridgeline.engine.speculate.states import NoWatch, States, Watch
+from ridgeline.engine.speculate.suffix import SuffixDrafter
 from ridgeline.engine.speculate.target import Target
 from ridgeline.engine.speculate.tokenizers import check_same_tokens
-from ridgeline.engine.speculate.verify import Drawn, Verifier
+from ridgeline.engine.speculate.verify import Drawn, Verifier, Witness
 from ridgeline.engine.text import NoTokenizer, Tokenizer, load_tokenizer
 from ridgeline.records import Sampling
 
@@ -66,9 +69,10 @@ class Speculating:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A drafter, the bytes of its weights, and what it wants to see of every step."""
+    """A drafter (None: lookups only), the bytes of its weights, and what it wants to see of every
+    step."""
 
-    drafter: Drafter
+    drafter: Drafter | None
     nbytes: int = 0
     states: States | None = None
 
@@ -90,19 +94,23 @@ def speculate(
     if used is None:
         return Speculating(NoDrafts(), Verifier())
     drawn = Drawn()
-    verifier = Verifier(used.rejection_sample_method or "block", drawn)
+    lookup, witness = _lookup(used)
+    verifier = Verifier(used.rejection_sample_method or "block", drawn, witness)
     made = _drafter(used, tokenizer, resolved, drawn, target, clock)
-    watch, depth = made.states or NoWatch(), used.num_speculative_tokens
+    watch, most = made.states or NoWatch(), used.num_speculative_tokens
     if not used.automatic:
-        fixed = FixedDepth(made.drafter, depth)
+        alone = made.drafter if lookup is None else None
+        fixed = FixedDepth(alone or Combined(lookup, made.drafter), most)
         return Speculating(fixed, verifier, made.nbytes, watch=watch)
-    controller = Controller(made.drafter, depth, clock)
+    controller = Controller(made.drafter, most, clock, lookup, drawn.clear)
 
     def calibrate(runner: Runner) -> None:
-        controller.calibrate(
-            StepCost(measure_steps(runner, resolved, clock)),
-            DraftCost(measure_drafts(made.drafter, resolved, clock, made.states)),
-        )
+        steps = StepCost(measure_steps(runner, resolved, clock))
+        if made.drafter is None:
+            controller.calibrate(steps)
+        else:
+            drafts = measure_drafts(made.drafter, resolved, clock, made.states)
+            controller.calibrate(steps, DraftCost(drafts))
 
     return Speculating(controller, verifier, made.nbytes, calibrate, watch)
 
@@ -117,6 +125,7 @@ def measure_steps(
         num_blocks=resolved.num_blocks,
         block_size=resolved.block_size,
         max_num_seqs=resolved.max_num_seqs,
+        max_model_len=resolved.max_model_len,
     )
 
 
@@ -166,16 +175,15 @@ def _drafter(
     target: Callable[[], Target],
     clock: Callable[[], float],
 ) -> _Made:
-    if used.method == "draft_model":
-        return _Made(*_draft_model(used, tokenizer, resolved, drawn))
     if used.method == "self":
         return _Made(_self(used, tokenizer, target(), drawn, clock))
     if used.method == "medusa":
         return _medusa(used, target().decoder, drawn)
     if used.method == "eagle":
         return _eagle(used, target().decoder, resolved, drawn)
-    assert used.prompt_lookup_min is not None and used.prompt_lookup_max is not None
-    return _Made(NgramDrafter(used.prompt_lookup_min, used.prompt_lookup_max))
+    if used.model is None:
+        return _Made(None)
+    return _Made(*_draft_model(used, tokenizer, resolved, drawn))
 
 
 def _medusa(used: Speculation, decoder: Decoder, drawn: Drawn) -> _Made:
@@ -230,6 +238,19 @@ def sample_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[int]:
         return [rng.randrange(vocab_size) for _ in range(NUM_SAMPLED)]
     text = (files("ridgeline") / "assets" / "calibration" / "code.txt").read_text(encoding="utf-8")
     return tokenizer.encode(text[: 16 * NUM_SAMPLED])[:NUM_SAMPLED]
+
+
+def _lookup(used: Speculation) -> tuple[Lookup | None, Witness | None]:
+    """Who looks up, and who wants to see what the model says at drafted rows."""
+    if used.method == "ngram":
+        assert used.prompt_lookup_min is not None and used.prompt_lookup_max is not None
+        return NgramDrafter(used.prompt_lookup_min, used.prompt_lookup_max), None
+    if used.method in ("suffix", "auto"):
+        return Lookups([NgramDrafter(LOOKUP_MIN, LOOKUP_MAX), SuffixDrafter()]), None
+    if used.method == "lookahead":
+        found = LookaheadDrafter()
+        return found, found.watch
+    return None, None
 
 
 def _draft_model(

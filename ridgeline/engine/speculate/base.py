@@ -2,19 +2,25 @@
 
     opens ──▶ depth per sequence (`speculator.py`) ──▶ drafter ──▶ drafts ──▶ the step verifies
 
+Two sorts. A `Drafter` computes, a forward pass per token, say: the depth is decided first. A
+`Lookup` only looks something up: its guess takes microseconds, so that it is made first, and the
+depth decided knowing it. A guess that is *not* verified still teaches, because plain decoding then
+says whether it was right (`shadows.py`).
+
 Invariants, checked by tests/engine/speculate for every drafter
 - A draft is at most as long as asked, and every token of it is in the vocabulary.
 - What is drafted for a sequence depends on its own known tokens, on what the drafter was built
   from, and (suffix drafts) on earlier text of the same tenant; never on another tenant's.
 - A drafter keeps no state that a rejected draft could spoil: it compares what it has seen of a
   sequence with the tokens that it is shown, and goes back where they part.
+- A lookup's guess is a function of what it has read, whether or not any guess was verified.
 - After `forget`, nothing is kept of a sequence but what the drafter shares on purpose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ridgeline.engine.core.drafting import Open
 
@@ -31,3 +37,36 @@ class Drafter(Protocol):
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         """The sequence is gone (or preempted), knowing `tokens`."""
         ...
+
+
+class Guess(NamedTuple):
+    """What a lookup has to say. `kind`: how good such guesses are is learnt kind by kind; within a
+    lookup, higher kinds rest on longer evidence."""
+
+    tokens: tuple[int, ...]
+    kind: int
+
+
+NO_GUESS = Guess((), 0)
+
+
+class Lookup(Protocol):
+    """Guesses without computing."""
+
+    name: str
+
+    def look(self, each: Open, most: int) -> Guess:
+        """At most `most` tokens; none where it has nothing to say."""
+        ...
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        """The sequence is gone (or preempted), knowing `tokens`."""
+        ...
+
+
+KINDS = 8  # per lookup
+
+
+def kind_of(length: int) -> int:
+    """Matches of 1, 2-3, 4-7, 8-15, … tokens: 1 to 6."""
+    return min(6, length.bit_length())

@@ -1,27 +1,27 @@
 """How deep to draft, for whom, in this step: as deep as pays, from measured costs.
 
-What. Every draft token that could ride in the step has a chance to be accepted (`acceptance.py`)
-and makes the step longer by what the measured curve says (`cost.py`). Tokens are added in order of
-falling chance, and the number is taken at which
-
-    expected tokens / (T(runs, rows) + what drafting costs)
-
-is largest. If that is not clearly more than the step gives without drafts, nothing is drafted.
+What. What can be looked up is looked up first: that costs microseconds. Every token that could ride
+in the step, looked up or yet to be computed by a drafter, has a chance (`shadows.py`,
+`acceptance.py`) and makes the step longer by what the measured curve says (`cost.py`); the tokens
+are taken at which the whole batch gets most tokens per second (`choose.py`). If that is not clearly
+more than the step gives without drafts, nothing is drafted.
 
 Never lose. The predicted gain must exceed a margin (half of it, while drafting: hysteresis), and
 there is an account in seconds. Every step pays in a small share of its time; every draft pays in
 what plain decoding would have taken for the same tokens, less what was taken. Drafting, and probing
-while drafting does not pay, are only done on credit; so whatever the predictions are worth, what is
-lost is at most that share, and what the account may hold (a few steps). While drafting, a plain
-step now and then keeps what it is compared with up to date.
+while drafting does not pay, are only done on credit (without it, one step in `PROBE_STEPS` may try
+to earn some); so whatever the predictions are worth, what is lost is about that share, and what the
+account may hold (a few steps). While drafting, a plain
+step now and then keeps what it is compared with up to date. Lookups need no probes: a guess that is
+not verified is compared with what plain decoding gives. While nothing is drafted, the question
+itself is asked so seldom that it takes less than `ASK_SHARE` of the time.
 
 Source. SmartSpec / TurboSpec (Liu et al. 2024, arXiv 2406.14066): goodput as the objective; the
 curve instead of a roofline, because kernels are staircases.
 
 Invariant. Depth changes no token of requests that are greedy or have a seed (`walk.py`), and no
 distribution (`rejection.py`).
-When it loses. It decides in Python: about 10 µs per running sequence, in each step that drafts and
-in every sixth that does not.
+When it loses. It decides in Python: about 10 µs per running sequence, in each step that drafts.
 """
 
 from __future__ import annotations
@@ -30,164 +30,252 @@ from collections.abc import Callable, Sequence
 
 from ridgeline.engine.core.drafting import Open, Room, Verdict
 from ridgeline.engine.speculate.acceptance import Acceptance
-from ridgeline.engine.speculate.base import Drafter
+from ridgeline.engine.speculate.account import Account
+from ridgeline.engine.speculate.base import NO_GUESS, Drafter, Guess, Lookup
+from ridgeline.engine.speculate.choose import Costs, Plan, best_plan, plain_plan
+from ridgeline.engine.speculate.combined import Combined
 from ridgeline.engine.speculate.cost import DraftCost, StepCost
+from ridgeline.engine.speculate.shadows import Shadows
 
 MARGIN = 0.03
-PROBE_STEPS, ASK_STEPS, PLAIN_STEPS = 48, 6, 40
+PROBE_STEPS, PLAIN_STEPS = 48, 40
 FIRST_PLAIN = (2, 6, 16)  # drafting steps that are left out to see what they are compared with
-LOSS_SHARE = 0.005  # of every step's time that may be lost to drafts
-FIRST_CREDIT, MOST_CREDIT = 3.0, 6.0  # plain steps' worth of seconds
+ASK_SHARE, MOST_REST = 0.004, 16
+PROBE_DEPTH = 2
 
 
 class Step:
     """What was decided for the step under way, and when."""
 
-    __slots__ = ("deepest", "drafted_s", "num_opens", "planned_s", "room")
+    __slots__ = ("computed_s", "deepest", "drafted_s", "guesses", "num_computed", "plan", "room")
 
-    def __init__(self, room: Room, num_opens: int, planned_s: float, drafted_s: float) -> None:
-        self.room, self.num_opens = room, num_opens
-        self.planned_s, self.drafted_s = planned_s, drafted_s
-        self.deepest = 0
+    def __init__(self, room: Room, plan: Plan, guesses: dict[int, Guess]) -> None:
+        self.room, self.plan, self.guesses = room, plan, guesses
+        self.num_computed = self.deepest = 0
+        self.computed_s = self.drafted_s = 0.0
+
+
+def _nothing() -> None:
+    pass
 
 
 class Controller:
-    """See the head of this file. `most`: drafts per sequence and step at the very most."""
+    """See the head of this file. `drafter`: who computes drafts, if anybody does; `most`: drafts
+    per sequence and step at the very most. `lookup`: who is asked first. `renew` is called before
+    every step that may draft without asking the drafter."""
 
-    def __init__(self, drafter: Drafter, most: int, clock: Callable[[], float]) -> None:
-        self.acceptance = Acceptance()
-        self.saved_s = 0.0
-        self._drafter, self._most, self._clock = drafter, most, clock
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        most: int,
+        clock: Callable[[], float],
+        lookup: Lookup | None = None,
+        renew: Callable[[], None] = _nothing,
+    ) -> None:
+        assert drafter is not None or lookup is not None
+        self.acceptance, self.shadows = Acceptance(), Shadows()
+        self.account = Account()
+        self._drafter, self._lookup = drafter, lookup
+        self.most, self._clock, self._renew = most, clock, renew
         self._step_cost: StepCost | None = None
         self._draft_cost: DraftCost | None = None
         self._under_way: Step | None = None
-        self._drafting, self._since_probe, self._num_rested = False, 0, 0
-        self._num_drafting = 0
-        self._credit = FIRST_CREDIT  # in plain steps
+        self._drafting, self._num_drafting = False, 0
+        self._since_asked, self._since_probe, self._rest = 0, 0, 1
+        self._begun_s = 0.0
 
-    def calibrate(self, step_cost: StepCost, draft_cost: DraftCost) -> None:
-        """Before it nothing is drafted."""
+    def calibrate(self, step_cost: StepCost, draft_cost: DraftCost | None = None) -> None:
+        """Before it nothing is drafted. `draft_cost`: of the drafter, if there is one."""
         self._step_cost, self._draft_cost = step_cost, draft_cost
+
+    @property
+    def costs(self) -> Costs:
+        """What steps and drafts cost by now; to be asked after `calibrate`."""
+        assert self._step_cost is not None
+        return Costs(self._step_cost, self._draft_cost)
+
+    @property
+    def drafter(self) -> Drafter:
+        """Lookup and drafter as one, for whoever decides on depths without this."""
+        if self._lookup is None and self._drafter is not None:
+            return self._drafter
+        return Combined(self._lookup, self._drafter)
 
     # -- the scheduler's side
 
+    def wants(self) -> bool:
+        """While nothing is drafted, the question is asked every few steps only."""
+        if self._step_cost is None:
+            return False
+        self._since_asked += 1
+        self._since_probe += 1
+        self.account.begun()
+        self._begun_s = self._clock()
+        return self._drafting or self._since_asked >= self._rest
+
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
-        planned_s = self._clock()
-        depths = self.depths(opens, room)
-        step = self._under_way = Step(room, len(opens), planned_s, planned_s)
-        step.deepest = max(depths, default=0)
-        if not step.deepest and not self._probe(opens, depths):
-            self._idle(opens)
+        if self._step_cost is None or not opens:
             return [()] * len(opens)
-        step.deepest = max(depths)
-        found = self._drafter.draft(opens, depths)
+        self._since_asked = 0
+        guesses = [self._look(each) for each in opens]
+        plan, computed = self._decide(opens, guesses, room)
+        step = self._under_way = Step(room, plan, {})
+        drafts = self._drafts(opens, guesses, computed, step)
         step.drafted_s = self._clock()
-        return found
+        if not step.guesses and not step.deepest:
+            self._idle(opens, guesses, step)
+        return drafts
 
     def learn(self, verdicts: Sequence[Verdict]) -> None:
-        for verdict in verdicts:
-            self.acceptance.learn(verdict.seq_id, verdict.num_drafted, verdict.num_accepted)
         step, self._under_way = self._under_way, None
-        if step is not None and self._step_cost is not None:
-            self._account(step, verdicts, self._step_cost)
+        if step is None:
+            return
+        for verdict in verdicts:
+            guess = step.guesses.get(verdict.seq_id)
+            told = verdict.seq_id, verdict.num_drafted, verdict.num_accepted
+            if guess is None:
+                self.acceptance.learn(*told)
+            else:
+                self.shadows.learn(told[0], guess.kind, *told[1:])
+        if self._step_cost is not None:
+            self._settle(step, verdicts, self._step_cost)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self.acceptance.forget(seq_id)
-        self._drafter.forget(seq_id, tokens, tenant)
+        self.shadows.forget(seq_id)
+        if self._lookup is not None:
+            self._lookup.forget(seq_id, tokens, tenant)
+        if self._drafter is not None:
+            self._drafter.forget(seq_id, tokens, tenant)
+
+    def numbers(self) -> dict[str, float]:
+        return self.account.as_dict()
 
     # -- deciding
 
-    def depths(self, opens: Sequence[Open], room: Room) -> list[int]:
-        """Depth per sequence that gives most tokens per second; all 0 where none is clearly worth
-        it."""
-        cost, drafting = self._step_cost, self._draft_cost
-        depths = [0] * len(opens)
-        if cost is None or drafting is None or not opens or self._rests():
-            return depths
-        rates = self.acceptance.rates(self._most)
-        chances = self._chances(opens, rates)[: room.num_free]
-        plain = room.num_runs / cost.seconds(room.num_runs, room.num_rows)
-        best, num_best = self._best(chances, room, len(opens))
-        needed = MARGIN / 2 if self._drafting else MARGIN
-        self._drafting = best > plain * (1 + needed) and self._credit > 0
-        if self._drafting:
-            for _, i, place in chances[:num_best]:
-                depths[i] = max(depths[i], place + 1)
-        return depths
+    def _look(self, each: Open) -> Guess:
+        """What can be looked up; what was looked up before is judged on the way."""
+        if self._lookup is None:
+            return NO_GUESS
+        self.shadows.compare(each.seq_id, each.tokens)
+        return self._lookup.look(each, min(each.most, self.most))
 
-    def _rests(self) -> bool:
-        """While nothing is drafted, the question is asked every few steps only; while something
-        is, a plain step now and then."""
-        if self._drafting:
-            self._num_rested, self._num_drafting = 0, self._num_drafting + 1
-            return self._num_drafting in FIRST_PLAIN or self._num_drafting % PLAIN_STEPS == 0
-        self._num_rested += 1
-        return self._num_rested % ASK_STEPS > 1
-
-    def _chances(
-        self, opens: Sequence[Open], rates: Sequence[float]
-    ) -> list[tuple[float, int, int]]:
-        """(chance, sequence, place) of every token that could be drafted, likeliest first."""
-        found = [
-            (chance, i, place)
-            for i, each in enumerate(opens)
-            for place, chance in enumerate(
-                self.acceptance.survivals(each.seq_id, rates[: each.most])
-            )
+    def _decide(
+        self, opens: Sequence[Open], guesses: Sequence[Guess], room: Room
+    ) -> tuple[Plan, list[bool]]:
+        """The plan, and whose drafts are to be computed. All depths are 0 where none is clearly
+        worth it."""
+        costs = self.costs
+        none, plain = [False] * len(opens), plain_plan(len(opens), room, costs)
+        if self._shows_plain():
+            return plain, none
+        looked = [
+            self.shadows.survivals(each.seq_id, guess) if guess.tokens else []
+            for each, guess in zip(opens, guesses, strict=True)
         ]
-        found.sort(key=lambda entry: (-entry[0], entry[2]))
-        return found
+        best, computed = best_plan(looked, none, room, costs), none
+        if self._drafter is not None:
+            mixed, which = self._with_computed(opens, looked)
+            other = best_plan(mixed, which, room, costs)
+            best, computed = (other, which) if other.rate > best.rate else (best, computed)
+        needed = MARGIN / 2 if self._drafting else MARGIN
+        pays = best.rate > plain.rate * (1 + needed)
+        self._drafting = pays and self.account.credit > 0
+        if self._drafting or (pays and self._tries_again()):
+            return best, computed
+        return (self._probe(opens, plain), [True] * len(opens)) if self._probes() else (plain, none)
 
-    def _best(
-        self, chances: Sequence[tuple[float, int, int]], room: Room, num_opens: int
-    ) -> tuple[float, int]:
-        """The highest rate over how many of `chances` are drafted, and that number."""
-        assert self._step_cost is not None and self._draft_cost is not None
-        best, num_best, tokens, deepest, drafting_s = 0.0, 0, float(room.num_runs), 0, 0.0
-        line = self._step_cost.line(room.num_runs, room.num_rows + 1, len(chances))
-        for num, (chance, _, place) in enumerate(chances, 1):
-            tokens += chance
-            if place >= deepest:
-                deepest = place + 1
-                drafting_s = self._draft_cost.seconds(num_opens, deepest)
-            rate = tokens / (line[num - 1] + drafting_s)
-            if rate > best:
-                best, num_best = rate, num
-        return best, num_best
+    def _with_computed(
+        self, opens: Sequence[Open], looked: Sequence[list[float]]
+    ) -> tuple[list[list[float]], list[bool]]:
+        """Chances where a drafter speaks for every sequence of which it expects more."""
+        rates = self.acceptance.rates(self.most)
+        mixed, which = [], []
+        for each, own in zip(opens, looked, strict=True):
+            computed = self.acceptance.survivals(each.seq_id, rates[: each.most])
+            which.append(sum(computed) > sum(own))
+            mixed.append(computed if which[-1] else own)
+        return mixed, which
 
-    def _probe(self, opens: Sequence[Open], depths: list[int]) -> bool:
-        """Every so often, a short draft for the first in order, although it does not pay. The first
-        stays the first until it is finished, so that a draft model reads few prompts for this."""
-        self._since_probe += 1
-        if self._since_probe < PROBE_STEPS or not opens or self._step_cost is None:
+    def _shows_plain(self) -> bool:
+        """While drafting, a plain step now and then."""
+        if not self._drafting:
+            self._num_drafting = 0
             return False
-        if self._drafting or self._credit < 1:
+        self._num_drafting += 1
+        return self._num_drafting in FIRST_PLAIN or self._num_drafting % PLAIN_STEPS == 0
+
+    def _tries_again(self) -> bool:
+        """Without credit, what promises a gain is tried once in a while: it may earn credit."""
+        if self._since_probe < PROBE_STEPS:
             return False
         self._since_probe = 0
-        depths[0] = min(2, opens[0].most)
         return True
 
-    def _idle(self, opens: Sequence[Open]) -> None:
-        for each in opens:
+    def _probes(self) -> bool:
+        """Every so often, a short computed draft although it does not pay."""
+        due = self._drafter is not None and self._since_probe >= PROBE_STEPS
+        return due and self.account.credit >= 1
+
+    def _probe(self, opens: Sequence[Open], plain: Plan) -> Plan:
+        """For the first in order: it stays the first until it is finished, so that a draft model
+        reads few prompts for this."""
+        self._since_probe = 0
+        depths = [min(PROBE_DEPTH, opens[0].most), *plain.depths[1:]]
+        return Plan(depths, plain.tokens, plain.seconds)
+
+    def _drafts(
+        self,
+        opens: Sequence[Open],
+        guesses: Sequence[Guess],
+        computed: Sequence[bool],
+        step: Step,
+    ) -> list[tuple[int, ...]]:
+        """The drafts of a plan, and in `step` who made them."""
+        depths = step.plan.depths
+        found = [
+            () if own else guess.tokens[:depth]
+            for own, guess, depth in zip(computed, guesses, depths, strict=True)
+        ]
+        step.guesses = {
+            each.seq_id: guess
+            for each, guess, draft in zip(opens, guesses, found, strict=True)
+            if draft
+        }
+        asked = [depth if own else 0 for depth, own in zip(depths, computed, strict=True)]
+        if self._drafter is None or not any(asked):
+            self._renew()
+            return found
+        begun_s = self._clock()
+        drafted = self._drafter.draft(opens, asked)
+        step.computed_s = self._clock() - begun_s
+        step.deepest, step.num_computed = max(asked), sum(depth > 0 for depth in asked)
+        return [own or other for own, other in zip(found, drafted, strict=True)]
+
+    def _idle(self, opens: Sequence[Open], guesses: Sequence[Guess], step: Step) -> None:
+        """Nothing is drafted: guesses wait to be judged, and the next question is put off."""
+        for each, guess in zip(opens, guesses, strict=True):
             self.acceptance.idle(each.seq_id)
+            self.shadows.keep(each, guess)
+        asking_s = self._clock() - self._begun_s
+        self.account.asked(asking_s)
+        self._rest = 1 + min(MOST_REST - 1, int(asking_s / (ASK_SHARE * step.plan.seconds)))
 
     # -- accounting
 
-    def _account(self, step: Step, verdicts: Sequence[Verdict], cost: StepCost) -> None:
+    def _settle(self, step: Step, verdicts: Sequence[Verdict], cost: StepCost) -> None:
         """Correct the curves by this step, and the balance by what it saved."""
         room, now_s = step.room, self._clock()
-        rows = room.num_rows + sum(verdict.num_drafted for verdict in verdicts)
-        plain = room.num_rows == room.num_runs
         if step.deepest and self._draft_cost is not None:
-            took_s = step.drafted_s - step.planned_s
-            self._draft_cost.learn(step.num_opens, step.deepest, took_s)
-        if not plain:
+            self._draft_cost.learn(step.num_computed, step.deepest, step.computed_s)
+        if room.num_rows != room.num_runs:
             return
+        rows = room.num_rows + sum(verdict.num_drafted for verdict in verdicts)
         plain_s = cost.seconds(room.num_runs, room.num_rows)
-        self._credit = min(MOST_CREDIT, self._credit + LOSS_SHARE)
-        if step.deepest:
+        if verdicts or step.deepest:
+            per_token_s = plain_s / room.num_runs
             tokens = room.num_runs + sum(verdict.num_accepted for verdict in verdicts)
-            saved_s = plain_s * tokens / room.num_runs - (now_s - step.planned_s)
-            self.saved_s += saved_s
-            self._credit = min(MOST_CREDIT, self._credit + saved_s / plain_s)
+            promised_s = per_token_s * step.plan.tokens - step.plan.seconds
+            took_s = now_s - self._begun_s
+            self.account.drafted(per_token_s * tokens - took_s, promised_s, took_s, plain_s)
         cost.learn(room.num_runs, rows, now_s - step.drafted_s)

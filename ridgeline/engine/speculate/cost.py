@@ -3,8 +3,8 @@
 At the start the runner is timed on a grid of batches and depths; between the grid's points the
 curve is interpolated (kernels are staircases, so the points lie where drafts put them). While the
 engine serves, every decode step that carries no prompt corrects the cell it falls into (the first
-one outright), and a little the factor that is common to all plain steps, or to all that carry
-drafts: contexts grow, and other work shares the machine.
+one outright), and a little the factors that are common to all plain steps, to all that carry
+drafts, and to all: contexts grow, and other work shares the machine.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ Grid = Mapping[tuple[int, int], float]
 """(runs, rows) → seconds of a step."""
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-DEPTHS = (0, 1, 2, 3, 4, 6, 8)
-CONTEXT = 128  # tokens before each run of a measured step
-REPEATS, BUDGET_S = 5, 3.0
-_NEW, _COMMON = 0.15, 0.05  # weights of the latest observation: for its cell, for all of its kind
+DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24)
+MOST_ROWS = 64  # of a measured step that is deeper than DEEP
+DEEP = 8
+CONTEXT = 128  # tokens before each run of a measured step, where so many fit
+REPEATS = ((0.02, 5), (0.1, 3))  # times a step is timed that takes up to so many seconds; else 2
+BUDGET_S = 3.0
+_NEW, _COMMON = 0.15, 0.03  # weights of the latest observation: for its cell, for all of its kind
 _GREEDY = Sampling(temperature=0.0)
 
 
@@ -36,15 +39,16 @@ class StepCost:
         self._own: dict[tuple[int, int], float] = {}  # of a cell, besides the common factor
         self._num: dict[tuple[int, int], int] = {}
         self._scale = {False: 1.0, True: 1.0}  # of plain steps, of steps with drafts
+        self._machine = 1.0  # of all: how fast the machine is by now
 
     def seconds(self, runs: int, rows: int) -> float:
         """Of a step with `runs` sequences that feed `rows` rows together."""
         own = self._own.get((runs, rows), 1.0)
-        return self._scale[rows > runs] * own * self._at_start(runs, rows)
+        return self._machine * self._scale[rows > runs] * own * self._at_start(runs, rows)
 
     def line(self, runs: int, first: int, count: int) -> list[float]:
         """Seconds for `first`, `first` + 1, … rows: `count` values, cheaper than one by one."""
-        own, scale = self._own, self._scale
+        own, scale = self._own, {k: x * self._machine for k, x in self._scale.items()}
         starts = self._starts(runs)
         starts += [self._at_start(runs, rows) for rows in range(len(starts), first + count)]
         rows = range(first, first + count)
@@ -65,6 +69,7 @@ class StepCost:
         weight = max(_NEW, 1 / num)
         self._own[cell] = self._own.get(cell, 1.0) * (1 + weight * (ratio - 1))
         self._scale[rows > runs] *= 1 + _COMMON * (ratio - 1)
+        self._machine *= 1 + _COMMON * (ratio - 1)
 
     def _at_start(self, runs: int, rows: int) -> float:
         """Interpolated between the batches of the grid on either side."""
@@ -94,35 +99,47 @@ def measure(
     num_blocks: int,
     block_size: int,
     max_num_seqs: int,
+    max_model_len: int,
     budget_s: float = BUDGET_S,
 ) -> dict[tuple[int, int], float]:
     """Time decode steps on scratch blocks of a cache that nobody uses yet: medians, in seconds.
 
     Ends early, with the smaller batches measured, when `budget_s` is spent.
     """
-    blocks_each = -(-(CONTEXT + max(DEPTHS) + 1) // block_size)
+    longest = min(max_model_len, num_blocks * block_size, CONTEXT + max(DEPTHS) + 1)
+    depths = [depth for depth in DEPTHS if depth + 2 <= longest]
+    context = max(1, longest - max(depths) - 1)
+    blocks_each = -(-longest // block_size)
     most = max(1, min(max_num_seqs, num_blocks // blocks_each))
     begun_s = clock()
     found: dict[tuple[int, int], float] = {}
     for runs in sorted({*(b for b in BATCHES if b < most), most}):
-        for depth in DEPTHS:
-            if clock() - begun_s > budget_s and depth == 0 and runs > 1:
+        for depth in depths:
+            late = clock() - begun_s > budget_s
+            if late and depth == 0 and runs > 1:
                 return found
-            plan = _plan(runs, depth, blocks_each)
-            runner.run(plan)
-            times = sorted(_timed(runner, plan, clock) for _ in range(REPEATS))
-            found[runs, runs * (depth + 1)] = times[REPEATS // 2]
+            if depth > DEEP and (late or runs * (depth + 1) > MOST_ROWS):
+                break
+            plan = _plan(runs, depth, context, blocks_each)
+            found[runs, runs * (depth + 1)] = _median_s(runner, plan, clock)
     return found
 
 
-def _plan(runs: int, depth: int, blocks_each: int) -> StepPlan:
+def _median_s(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> float:
+    first_s = _timed(runner, plan, clock)
+    repeats = next((num for limit_s, num in REPEATS if first_s < limit_s), 2)
+    times = sorted(_timed(runner, plan, clock) for _ in range(repeats))
+    return times[(repeats - 1) // 2]
+
+
+def _plan(runs: int, depth: int, context: int, blocks_each: int) -> StepPlan:
     at = SampleAt(_GREEDY, 0, 0, 0)
     return StepPlan(
         0,
         tuple(
             Run(
                 seq_id=i,
-                start=CONTEXT,
+                start=context,
                 tokens=(1,) * (depth + 1),
                 blocks=tuple(range(i * blocks_each, (i + 1) * blocks_each)),
                 sample=at,

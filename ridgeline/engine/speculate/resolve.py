@@ -17,10 +17,22 @@ from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import apply_quantization, with_dtype
 
-MOST_TOKENS = {"ngram": 8, "draft_model": 6, "self": 4, "medusa": 4, "eagle": 4}
+MOST_TOKENS = {
+    "ngram": 24,
+    "suffix": 24,
+    "lookahead": 8,
+    "draft_model": 6,
+    "self": 4,
+    "medusa": 4,
+    "eagle": 4,
+    "auto": 24,
+}
 LOOKUP_MIN, LOOKUP_MAX = 2, 4
 _OWN = {
     "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
+    "suffix": (),
+    "lookahead": (),
+    "auto": ("model", "quantization", "draft_sample_method", "rejection_sample_method"),
     "draft_model": (
         "model",
         "quantization",
@@ -65,6 +77,7 @@ def resolve_speculation(
         why["speculative_config"] = "default: one token per sequence and step"
         return None
     _check_own(asked)
+    _check_model_named(asked)
     depth = asked.num_speculative_tokens or min(MOST_TOKENS[asked.method], max_model_len - 2)
     if depth < 1 or depth + 2 > max_model_len:
         raise BadInput(
@@ -73,15 +86,15 @@ def resolve_speculation(
             limit=f"{max_model_len - 2}: max_model_len {max_model_len} less a prompt and a token",
             fix="lower num_speculative_tokens",
         )
-    if asked.method == "draft_model":
-        return _draft_model(asked, depth, target, max_model_len, why)
     if asked.method == "self":
         return _self(asked, depth, target, why)
     if asked.method in ("medusa", "eagle"):
         return _trained(asked, depth, target, why)
+    if asked.method == "draft_model" or asked.model is not None:
+        return _draft_model(asked, depth, target, max_model_len, why)
     told = _DEPTH[asked.num_speculative_tokens is None]
     why["speculative_config"] = f"asked for: {asked.method}, {told}; tokens stay as without it"
-    low, high = _lengths(asked)
+    low, high = _lengths(asked) if asked.method == "ngram" else (None, None)
     return Speculation(
         method=asked.method,
         num_speculative_tokens=depth,
@@ -104,6 +117,17 @@ def _check_own(asked: Speculative) -> None:
             )
 
 
+def _check_model_named(asked: Speculative) -> None:
+    """What only a draft model would look at needs one."""
+    alone = ("quantization", "draft_sample_method", "rejection_sample_method")
+    idle = [name for name in alone if getattr(asked, name) is not None]
+    if asked.model is None and (idle or asked.method == "draft_model"):
+        raise BadInput(
+            f"speculation by {asked.method} needs a model" + (f" for {idle[0]}" if idle else ""),
+            fix=f'name it: {{"method": "{asked.method}", "model": "DIR"}}',
+        )
+
+
 def draft_spec(used: Speculation | Speculative, dtype: str) -> ModelSpec:
     """The draft model as it will run: its dtype is the target's, its quantisation its own."""
     assert used.model is not None
@@ -114,11 +138,7 @@ def draft_spec(used: Speculation | Speculative, dtype: str) -> ModelSpec:
 def _draft_model(
     asked: Speculative, depth: int, target: ModelSpec, max_model_len: int, why: dict[str, str]
 ) -> Speculation:
-    if asked.model is None:
-        raise BadInput(
-            "speculation by draft_model needs a model",
-            fix='name it: {"method": "draft_model", "model": "DIR"}',
-        )
+    assert asked.model is not None
     spec = draft_spec(asked, target.dtype)
     _check_size(spec, target)
     if spec.max_positions < max_model_len:
@@ -135,7 +155,7 @@ def _draft_model(
         "without it, the others keep their distribution"
     )
     return Speculation(
-        method="draft_model",
+        method=asked.method,
         num_speculative_tokens=depth,
         automatic=asked.num_speculative_tokens is None,
         model=asked.model,

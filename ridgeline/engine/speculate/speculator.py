@@ -14,6 +14,9 @@ class FixedDepth:
     def __init__(self, drafter: Drafter, depth: int) -> None:
         self._drafter, self._depth = drafter, depth
 
+    def wants(self) -> bool:
+        return True
+
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
         return self._drafter.draft(opens, [min(each.most, self._depth) for each in opens])
 
@@ -22,3 +25,6 @@ class FixedDepth:
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self._drafter.forget(seq_id, tokens, tenant)
+
+    def numbers(self) -> dict[str, float]:
+        return {}

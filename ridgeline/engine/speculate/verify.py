@@ -9,7 +9,7 @@ Shapes: S rows, K drafts of a run, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, islice
 
 from torch import Tensor
@@ -19,6 +19,8 @@ from ridgeline.engine.sampling import probabilities, sample, token_logprobs
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.speculate.rejection import RULES, verified
 from ridgeline.engine.speculate.walk import confirmed
+
+Witness = Callable[[Run, Sequence[Choice]], None]
 
 
 class Drawn:
@@ -43,18 +45,23 @@ class Drawn:
 
 
 class Verifier:
-    """`method`: the rule by which drawn drafts are judged."""
+    """`method`: the rule by which drawn drafts are judged. `witness` is told what the model says at
+    every row of walked runs."""
 
-    def __init__(self, method: str = "block", drawn: Drawn | None = None) -> None:
-        self._rule, self._drawn = RULES[method], drawn or Drawn()
+    def __init__(
+        self, method: str = "block", drawn: Drawn | None = None, witness: Witness | None = None
+    ) -> None:
+        self._rule, self._drawn, self._witness = RULES[method], drawn or Drawn(), witness
 
     def choices(
         self, logits_SV: Tensor, runs: Sequence[Run], at: Sequence[SampleAt]
     ) -> list[list[Choice]]:
         """What each run gives; rows (and `at`) belong to runs in order, `num_given` each."""
+        if not any(run.num_drafts for run in runs) and self._witness is None:
+            return _plain(sample(logits_SV, at), runs)
         drawn = {i: q for i, run in enumerate(runs) if (q := self._drawn.of(run)) is not None}
         if not drawn:
-            return _walked(sample(logits_SV, at), runs)
+            return _walked(self._shown(sample(logits_SV, at), runs), runs)
         ends = accumulate(run.num_given for run in runs)
         rows = [range(end - run.num_given, end) for run, end in zip(runs, ends, strict=True)]
         walked = [row for i, own in enumerate(rows) if i not in drawn for row in own]
@@ -68,12 +75,26 @@ class Verifier:
             for i, (run, own) in enumerate(zip(runs, rows, strict=True))
         ]
 
+    def _shown(self, chosen: list[Choice], runs: Sequence[Run]) -> list[Choice]:
+        if self._witness is not None:
+            left = iter(chosen)
+            for run in runs:
+                if run.num_given:
+                    self._witness(run, list(islice(left, run.num_given)))
+        return chosen
+
     def _judged(
         self, logits_KV: Tensor, run: Run, at: Sequence[SampleAt], q_KV: Tensor
     ) -> list[Choice]:
         p_KV = probabilities(logits_KV, at)
         tokens = verified(self._rule, p_KV, q_KV, run.drafts, at[0].seed, at[0].index)
         return _with_logprobs(logits_KV, at[0], tokens)
+
+
+def _plain(chosen: Sequence[Choice], runs: Sequence[Run]) -> list[list[Choice]]:
+    """No run carries drafts."""
+    left = iter(chosen)
+    return [[next(left)] if run.sample is not None else [] for run in runs]
 
 
 def _walked(chosen: Sequence[Choice], runs: Sequence[Run]) -> list[list[Choice]]:

@@ -61,7 +61,9 @@ class World:
     def step(self, depth: int | None = None) -> None:
         """One step, by the controller or at a fixed depth; noise of 5 % on its time."""
         opens = [Open(i, (), 1, "", SAMPLING, 0, 8) for i in range(self.batch)]
-        if depth is None:
+        if depth is None and not self.controller.wants():
+            drafts: list[tuple[int, ...]] = [()] * self.batch
+        elif depth is None:
             drafts = self.controller.propose(opens, Room(self.batch, self.batch, 500))
         else:
             drafts = self.draft(opens, [depth] * self.batch)
@@ -136,7 +138,8 @@ def test_before_it_is_calibrated_nothing_is_drafted() -> None:
     world = World(flat, 0.9, 0.0, 2, flat)
     world.controller = Controller(world, 4, lambda: world.now_s)
     opens = [Open(0, (), 1, "", SAMPLING, 0, 8)]
-    assert all(world.controller.propose(opens, Room(1, 1, 9)) == [()] for _ in range(99))
+    assert not any(world.controller.wants() for _ in range(99))
+    assert world.controller.propose(opens, Room(1, 1, 9)) == [()]
 
 
 def test_acceptance_is_learnt_by_place_and_by_sequence() -> None:
@@ -165,7 +168,7 @@ def test_the_curve_follows_what_is_measured() -> None:
         cost.learn(1, 1, 3.0)
     assert cost.seconds(1, 1) == pytest.approx(3.0, rel=0.01)
     assert cost.seconds(4, 4) > 4.2, "everything plain got slower, by a little"
-    assert cost.seconds(1, 2) == 2.0, "of steps with drafts nothing was learnt"
+    assert 2.0 < cost.seconds(1, 2) < 2.3, "of steps with drafts: that the machine got slower"
     before = cost.seconds(1, 1)
     cost.learn(1, 1, 1000.0)
     assert cost.seconds(1, 1) == before, "an outlier says nothing"

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.speculate.ngram import NgramDrafter, copied
+from ridgeline.engine.speculate.base import NO_GUESS, kind_of
+from ridgeline.engine.speculate.ngram import NgramDrafter, copied, num_agreeing
 from ridgeline.records import Sampling
 
 SAMPLING = Sampling()
@@ -40,25 +41,35 @@ def test_it_finds_what_the_slow_search_finds(
     at = 1
     while at <= len(tokens):
         text = tokens[:at]
-        assert drafter.draft([opened(text)], [depth]) == [slow(text, low, low + more, depth)]
+        assert drafter.look(opened(text), depth).tokens == slow(text, low, low + more, depth)
         at += data.draw(st.integers(1, 9))
 
 
 def test_sequences_do_not_see_each_other() -> None:
     drafter = NgramDrafter(1, 3)
-    assert drafter.draft([opened([1, 2, 3, 1])], [2]) == [(2, 3)]
-    assert drafter.draft([opened([5, 1], seq_id=1)], [2]) == [()]
+    assert drafter.look(opened([1, 2, 3, 1]), 2).tokens == (2, 3)
+    assert drafter.look(opened([5, 1], seq_id=1), 2) == NO_GUESS
 
 
 def test_what_is_forgotten_is_gone() -> None:
     """Ids are never used twice, but a preempted sequence comes back with the same one."""
     drafter = NgramDrafter(1, 3)
-    drafter.draft([opened([1, 2, 3, 1])], [2])
+    drafter.look(opened([1, 2, 3, 1]), 2)
     drafter.forget(0, [], "")
     assert not drafter._indices
-    assert drafter.draft([opened([9, 8, 9])], [1]) == [(8,)]
+    assert drafter.look(opened([9, 8, 9]), 1).tokens == (8,)
 
 
 def test_a_period_is_continued() -> None:
     assert copied([7, 1, 2], 1, 5) == (1, 2, 1, 2, 1)
     assert copied([7, 1, 2], 0, 2) == (7, 1)
+
+
+@given(TEXTS, st.data())
+def test_the_kind_tells_how_long_the_match_is(tokens: list[int], data: st.DataObject) -> None:
+    end = data.draw(st.integers(0, len(tokens) - 1))
+    lengths = [
+        n for n in range(end + 2) if tokens[end + 1 - n : end + 1] == tokens[len(tokens) - n :]
+    ]
+    assert num_agreeing(tokens, end) == min(32, max(lengths))
+    assert [kind_of(n) for n in (1, 2, 3, 4, 8, 16, 32, 99)] == [1, 2, 2, 3, 4, 5, 6, 6]

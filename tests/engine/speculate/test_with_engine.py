@@ -22,8 +22,10 @@ SEEDED = Sampling(
 )
 CONFIGS: list[dict[str, Any]] = [
     {"method": "ngram", "num_speculative_tokens": 5},
+    {"method": "lookahead", "num_speculative_tokens": 6},
     {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 3},
     {"method": "self", "num_speculative_tokens": 3},
+    {"method": "auto", "model": "demo-draft", "num_speculative_tokens": 4},
 ]
 
 

@@ -1,0 +1,156 @@
+"""What speculation gives on a large model with scripted acceptance: real cost, chosen luck.
+
+    python benchmarks/bench_speculation_cost.py [--model dummy:llama-1b-32k] [--draft none]
+        [--quantization int8] [--alphas 0.6 0.8 0.95] [--batches 1 8] [--tokens 48] [--repeats 3]
+        [--threads 2]
+
+Random weights have no text worth guessing, but their steps cost what trained ones cost. The plain
+answers are recorded first; then drafts are the recorded answer with every token wrong with chance
+1 - alpha, and the real controller decides on them, with the curve it measured: through real steps,
+verification and rollback. With --draft a real draft model makes its passes, and its tokens are
+replaced. Plain and drafting steps take turns, and the columns are those of bench_speculation.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from bench_speculation import HEAD, Switching, compare, show, switched
+
+from ridgeline import Engine, Sampling
+from ridgeline.engine.core.drafting import NoDrafts, Open
+from ridgeline.engine.speculate.acceptance import Acceptance
+from ridgeline.engine.speculate.account import Account
+from ridgeline.engine.speculate.base import Drafter, Guess
+from ridgeline.engine.speculate.controller import Controller
+from ridgeline.engine.speculate.shadows import Shadows
+
+KIND = 4
+
+
+class Script:
+    """What will be said, by prompt, and how often a guess knows it."""
+
+    def __init__(self, answers: dict[tuple[int, ...], tuple[int, ...]]) -> None:
+        self.answers, self.alpha, self._rng = answers, 0.0, random.Random(7)
+
+    def guess(self, each: Open, depth: int) -> tuple[int, ...]:
+        answer = self.answers[tuple(each.tokens[: each.num_prompt])]
+        done = len(each.tokens) - each.num_prompt
+        future = answer[done : done + depth]
+        return tuple(t if self._rng.random() < self.alpha else t ^ 1 for t in future)
+
+
+class ScriptedLookup:
+    name = "scripted"
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def look(self, each: Open, most: int) -> Guess:
+        return Guess(self._script.guess(each, most), KIND)
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        pass
+
+
+class ScriptedDrafter:
+    """A real drafter's time, the script's tokens."""
+
+    name = "scripted"
+
+    def __init__(self, script: Script, inner: Drafter) -> None:
+        self._script, self._inner = script, inner
+
+    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+        self._inner.draft(opens, depths)
+        return [self._script.guess(o, d) if d else () for o, d in zip(opens, depths, strict=True)]
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        self._inner.forget(seq_id, tokens, tenant)
+
+
+def controller_of(engine: Engine) -> Controller:
+    found = engine._loop.scheduler.drafting._drafts
+    assert isinstance(found, Controller)
+    return found
+
+
+def prompts_of(batch: int, length: int, vocab: int) -> list[tuple[int, ...]]:
+    rng = random.Random(batch)
+    return [tuple(rng.randrange(10, vocab) for _ in range(length)) for _ in range(batch)]
+
+
+def show_curve(controller: Controller) -> None:
+    cost = controller._step_cost
+    assert cost is not None
+    for runs in (1, 8):
+        one = cost.seconds(runs, runs)
+        ratios = [(k, cost.seconds(runs, runs * (k + 1)) / one) for k in (1, 2, 3, 4, 6, 8, 16)]
+        told = "  ".join(f"K={k} {ratio:.2f}" for k, ratio in ratios)
+        print(f"T({runs} sequences) = {one * 1e3:.1f} ms; with K drafts each: {told}")
+    if controller._draft_cost is not None:
+        told = "  ".join(f"K={k} {controller._draft_cost.seconds(1, k) * 1e3:.1f}" for k in (1, 4))
+        print(f"drafting for one sequence, ms: {told}")
+
+
+def measure(
+    args: argparse.Namespace, engine: Engine, drafts: Switching, script: Script, batch: int
+) -> None:
+    prompts = prompts_of(batch, args.context, engine.resolved.spec.vocab_size)
+    sampling = Sampling(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
+    controller = drafts._inner
+    assert isinstance(controller, Controller)
+    engine._loop.scheduler.drafting._drafts = NoDrafts()
+    found = engine.generate(prompts, sampling)
+    engine._loop.scheduler.drafting._drafts = drafts
+    script.answers = {p: each.tokens for p, each in zip(prompts, found, strict=True)}
+    for alpha in args.alphas:
+        script.alpha = alpha
+        controller.acceptance, controller.shadows = Acceptance(), Shadows()
+        controller.account = Account()
+        result = compare(engine, drafts, prompts, sampling, args.repeats)
+        show("scripted", f"alpha {alpha:.2f}", batch, result)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="dummy:llama-1b-32k")
+    parser.add_argument("--quantization", default="int8")
+    parser.add_argument("--draft", default="none")
+    parser.add_argument("--alphas", nargs="+", type=float, default=[0.0, 0.6, 0.8, 0.95])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--context", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    quantization = None if args.quantization == "none" else args.quantization
+    config: dict[str, Any] = {"method": "ngram"}
+    if args.draft != "none":
+        config = {"method": "draft_model", "model": args.draft, "quantization": quantization}
+    options = {
+        "num_threads": args.threads,
+        "max_num_seqs": max(args.batches),
+        "max_model_len": args.context + args.tokens + 32,
+        "quantization": quantization,
+        "speculative_config": {k: v for k, v in config.items() if v is not None},
+    }
+    with Engine.open(args.model, **options) as engine:
+        controller, script = controller_of(engine), Script({})
+        if controller._drafter is None:
+            controller._lookup = ScriptedLookup(script)
+        else:
+            controller._drafter = ScriptedDrafter(script, controller._drafter)
+        show_curve(controller)
+        drafts = switched(engine)
+        print(HEAD)
+        for batch in args.batches:
+            measure(args, engine, drafts, script, batch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What drafts have saved and lost, in seconds against plain steps of the same batch; and the credit
+without which nothing is drafted.
+
+Every step pays in `LOSS_SHARE` of a plain step; every step with drafts pays in what it saved (or
+takes what it lost). The balance has a ceiling, so that an old gain does not pay for a new loss.
+"""
+
+from __future__ import annotations
+
+LOSS_SHARE = 0.008  # of every step's time that may be lost to drafts
+FIRST_CREDIT, MOST_CREDIT = 3.0, 6.0  # plain steps' worth of seconds
+
+
+class Account:
+    """See the head of this file. `credit` is in plain steps."""
+
+    def __init__(self) -> None:
+        self.credit = FIRST_CREDIT
+        self.saved_s = self.lost_s = self.promised_s = self.drafting_s = 0.0
+
+    def drafted(self, saved_s: float, promised_s: float, took_s: float, plain_s: float) -> None:
+        """A step with drafts: what it saved (negative: lost), and what had been predicted."""
+        if saved_s > 0:
+            self.saved_s += saved_s
+        else:
+            self.lost_s -= saved_s
+        self.promised_s += promised_s
+        self.drafting_s += took_s
+        self._pay(saved_s / plain_s)
+
+    def begun(self) -> None:
+        """A step, with drafts or without."""
+        self._pay(LOSS_SHARE)
+
+    def asked(self, took_s: float) -> None:
+        """Time spent on deciding that nothing is drafted."""
+        self.lost_s += took_s
+
+    def as_dict(self) -> dict[str, float]:
+        """Seconds so far. `drafting`: of steps with drafts. `promised`: predicted to be saved."""
+        return {
+            "speculation_saved_s": self.saved_s,
+            "speculation_lost_s": self.lost_s,
+            "speculation_promised_s": self.promised_s,
+            "speculation_drafting_s": self.drafting_s,
+        }
+
+    def _pay(self, steps: float) -> None:
+        self.credit = min(MOST_CREDIT, self.credit + steps)

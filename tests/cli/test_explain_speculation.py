@@ -1,0 +1,39 @@
+"""`ridgeline explain speculation`: measured, not assumed; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ridgeline.cli.main import main
+
+SMALL = ("--kv-cache-memory-bytes", "32MiB", "--num-threads", "1", "--max-num-seqs", "8")
+
+
+def test_it_measures_this_model_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "speculation", "demo", "--json", *SMALL]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {each["batch"] for each in told} == {1, 8}
+    assert len({each["workload"] for each in told}) == 2
+    for each in told:
+        assert each["step_ms"] > 0 and 0 <= each["share"] <= 1
+        assert all(0 <= chance <= 1 for chance in each["alpha"])
+        for row in each["rows"]:
+            assert row["gain"] == pytest.approx(row["tokens"] / row["slower"])
+            assert 1 <= row["tokens"] <= row["depth"] + 1
+        wins = max(row["gain"] for row in each["rows"]) > 1.03
+        assert each["verdict"].startswith("up to" if wins else "off")
+    again = [each["share"] for each in told if "repeated" in each["workload"]]
+    assert min(again) > 0.3, "text that is repeated is found"
+
+
+def test_a_fixed_depth_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 3}'
+    assert main(["explain", "speculation", "demo", "--speculative-config", config]) == 2
+    assert "fixed depth" in capsys.readouterr().err
+
+
+def test_nothing_else_is_explained_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "demo", "demo"]) == 2
+    assert "only 'speculation'" in capsys.readouterr().err

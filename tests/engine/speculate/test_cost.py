@@ -1,0 +1,63 @@
+"""Measuring the curve in whatever room there is."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from ridgeline.engine.core.plan import StepPlan, StepResult
+from ridgeline.engine.speculate.cost import CONTEXT, DEPTHS, measure
+
+
+class _Room:
+    """A runner that minds the cache's and the model's ends; a step takes a second per row."""
+
+    def __init__(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        self.num_blocks, self.block_size, self.max_model_len = num_blocks, block_size, max_model_len
+        self.now_s, self.deepest = 0.0, 0
+
+    def run(self, plan: StepPlan) -> StepResult:
+        used = list(itertools.chain.from_iterable(run.blocks for run in plan.runs))
+        assert len(set(used)) == len(used) and max(used) < self.num_blocks
+        for run in plan.runs:
+            end = run.start + len(run.tokens)
+            assert 1 <= run.start <= CONTEXT
+            assert end <= min(self.max_model_len, len(run.blocks) * self.block_size)
+            self.now_s += len(run.tokens)
+            self.deepest = max(self.deepest, run.num_drafts)
+        return StepResult(())
+
+
+@pytest.mark.parametrize("num_blocks", [1, 4, 9, 40, 400])
+@pytest.mark.parametrize("max_model_len", [2, 16, 60, 4096])
+def test_it_stays_within_cache_and_context(num_blocks: int, max_model_len: int) -> None:
+    runner = _Room(num_blocks, 16, max_model_len)
+    found = measure(
+        runner,
+        lambda: runner.now_s,
+        num_blocks=num_blocks,
+        block_size=16,
+        max_num_seqs=4,
+        max_model_len=max_model_len,
+        budget_s=1e9,
+    )
+    assert all(seconds == rows for (_, rows), seconds in found.items())
+    assert (1, 1) in found and runner.deepest == max(
+        d for d in DEPTHS if d + 2 <= min(max_model_len, num_blocks * 16)
+    )
+
+
+def test_it_ends_when_its_time_is_spent() -> None:
+    runner = _Room(1000, 16, 4096)
+    found = measure(
+        runner,
+        lambda: runner.now_s,
+        num_blocks=1000,
+        block_size=16,
+        max_num_seqs=64,
+        max_model_len=4096,
+        budget_s=10.0,
+    )
+    assert {runs for runs, _ in found} == {1}, "the smallest batch is always measured"
+    assert max(rows for _, rows in found) == 9, "and its deep steps only in time"
