@@ -20,7 +20,8 @@ import msgspec
 from ridgeline.cli.lab import Tokenised
 from ridgeline.compress.calibration import read_text
 from ridgeline.compress.make import RIDGELINE, make
-from ridgeline.compress.pipeline import Progress, fingerprint
+from ridgeline.compress.pipeline import fingerprint
+from ridgeline.compress.progress import Progress
 from ridgeline.compress.recipe import METHODS, Recipe, check
 from ridgeline.engine.text import Tokenizer
 from ridgeline.errors import BadInput, CannotRun

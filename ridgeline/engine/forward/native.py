@@ -100,7 +100,8 @@ class NativeForward:
 
     def _run(self, segment: _native.FusedSegment, attended_THD: Tensor | None, heads: int) -> None:
         attended = 0 if attended_THD is None else attended_THD.data_ptr()
-        segment.run(self.frame, attended, heads, self.num_threads)
+        threads = self.num_threads or torch.get_num_threads()
+        segment.run(self.frame, attended, heads, threads)
 
     def _turn_tables(self, end: int) -> None:
         tables = self.body.ropes.ready(end)
