@@ -50,7 +50,7 @@ OWN_COUNTERS = {
     ),
     "speculation_lost_s": (
         "speculation_lost_seconds",
-        "Time that drafts cost more than they saved, step by step, and of deciding against them.",
+        "Time that drafts took beyond what they saved, step by step, and of deciding against them.",
     ),
     "speculation_drafting_s": ("speculation_seconds", "Time of steps with drafts."),
     "request_failed": ("requests_failed", "Requests that the engine could not serve."),

@@ -324,7 +324,7 @@ def native_rows(
 ) -> list[Tensor]:
     """[layer]: out_THD of the native backend, the runs computed one step after another."""
     native = build_attention("native", scene.spec, scene.caches[0])
-    monkeypatch.setattr(native, "num_threads", num_threads)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     outs = [torch.zeros_like(scene.q_THD) for _ in KINDS]
     for run, each in zip(runs, rows, strict=True):
         step = native.prepare([run])
@@ -345,7 +345,7 @@ def test_native_is_bit_identical_however_it_is_cut(
     shapes = [(900, 70), (1100, 1), (0, 75), (530, 3)]
     scene = make_scene(random.Random(17), shapes, head_dim=20, block_size=64, heads=(6, 2), kv=kv)
     native = build_attention("native", scene.spec, scene.caches[0])
-    monkeypatch.setattr(native, "num_threads", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     step = native.prepare(scene.runs)
     want = [step(scene.q_THD, scene.kv_T2KD, layer) for layer in range(len(KINDS))]
     for size, num_threads in ((1000, 1), (1000, 4), (64, 2), (7, 3), (1, 2)):
