@@ -27,7 +27,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +44,6 @@ class Group(NamedTuple):
     """Engines that are compared with one another; the first is ours."""
 
     engines: tuple[str, ...]
-    kv: str = ""
 
 
 class Work(NamedTuple):
@@ -153,24 +151,36 @@ def ridgeline_flags(words: list[str]) -> dict[str, Any]:
     return flags | ({"kv_cache_dtype": "int8"} if "kv8" in words else {})
 
 
-def compare(peers: Peers, name: str, work: Work, rounds: int) -> dict[str, Any]:
+class Live:
+    """The workers that run: those of one group at a time, kept from work to work."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._workers: dict[str, Worker] = {}
+
+    def of(self, engines: tuple[str, ...]) -> dict[str, Worker]:
+        for engine in [each for each in self._workers if each not in engines]:
+            self._workers.pop(engine).stop()
+        for engine in engines:
+            if engine not in self._workers:
+                self._workers[engine] = Worker(self._peers.words(engine))
+        return {engine: self._workers[engine] for engine in engines}
+
+
+def compare(peers: Peers, live: Live, name: str, work: Work, rounds: int) -> dict[str, Any]:
     """One row of the table."""
-    with ExitStack() as stack:
-        workers = {}
-        for engine in work.group.engines:
-            workers[engine] = Worker(peers.words(engine))
-            stack.callback(workers[engine].stop)
-        for worker in workers.values():
-            worker.ask(do="prepare", work=work.order)
-            worker.ask(do="run", seed=0, **work.slice)
-        found: dict[str, list[float]] = {engine: [] for engine in workers}
-        reads = []
-        for turn in range(rounds):
-            reads.append(_read_rate(peers.threads))
-            for engine, worker in workers.items():
-                answer = worker.ask(do="run", seed=turn + 1, **work.slice)
-                found[engine].append(answer["tokens"] / answer["seconds"])
-        rss = {engine: worker.ready["rss_bytes"] for engine, worker in workers.items()}
+    workers = live.of(work.group.engines)
+    for worker in workers.values():
+        worker.ask(do="prepare", work=work.order)
+        worker.ask(do="run", seed=0, **work.slice)
+    found: dict[str, list[float]] = {engine: [] for engine in workers}
+    reads = []
+    for turn in range(rounds):
+        reads.append(_read_rate(peers.threads))
+        for engine, worker in workers.items():
+            answer = worker.ask(do="run", seed=turn + 1, **work.slice)
+            found[engine].append(answer["tokens"] / answer["seconds"])
+    rss = {engine: worker.ready["rss_bytes"] for engine, worker in workers.items()}
     row = _row(name, work, found) | {"read_bytes_s": statistics.median(reads), "rss_bytes": rss}
     if work.order["kind"] == "decode":
         row["of_bandwidth_bound"] = _of_bound(peers, work, found, reads)
@@ -222,6 +232,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _kept(work: Work, absent: tuple[str, ...]) -> Work:
+    """The work without some peers."""
+    engines = tuple(e for e in work.group.engines if not e.startswith(absent or "-"))
+    return work._replace(group=Group(engines))
+
+
 def needed(works: dict[str, Work]) -> list[str]:
     """The environments that these works need; llama.cpp's also writes the models."""
     engines = {engine for work in works.values() for engine in work.group.engines}
@@ -243,12 +259,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--home", type=Path, default=HERE.parent / "build/peers")
     parser.add_argument("--works", default=",".join(WORKS), help=f"of {', '.join(WORKS)}")
+    parser.add_argument("--without", default="", help="peers to leave out: openvino,vllm")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--shape", default="llama-1b-32k")
     parser.add_argument("--json", type=Path, help="rows are added to those that it has")
     args = parser.parse_args()
-    chosen = {name: WORKS[name] for name in args.works.split(",")}
+    absent = tuple(name for name in args.without.split(",") if name)
+    chosen = {name: _kept(WORKS[name], absent) for name in args.works.split(",")}
     pythons = environments.ensure(args.home, needed(chosen))
     folder = models(pythons["llama_cpp"], args.home, args.shape)
     if "openvino" in pythons:
@@ -256,15 +274,18 @@ def main() -> None:
         subprocess.run([pythons["openvino"], script, folder], check=True)
     peers = Peers(pythons, folder, args.threads)
     rows = {row["work"]: row for row in _before(args.json)}
+    live = Live(peers)
     for name, work in chosen.items():
         if work.order["kind"] == "chat":
+            live.of(())
             found = chat.rounds(peers, work.group.engines, work.order, args.rounds)
             rows[name] = _row(name, work, found)
         else:
-            rows[name] = compare(peers, name, work, args.rounds)
+            rows[name] = compare(peers, live, name, work, args.rounds)
         print(table([rows[name]]), file=sys.stderr, flush=True)
         if args.json:
             args.json.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
+    live.of(())
     print(table([rows[name] for name in WORKS if name in rows]))
 
 

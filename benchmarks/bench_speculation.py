@@ -26,6 +26,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 from ridgeline import Engine, Sampling
@@ -129,8 +130,10 @@ def speed(turns: Sequence[Turn]) -> float:
 
 def ratio_of(turns: Sequence[Turn]) -> tuple[float, float, float]:
     """Speed with drafts over speed without; 5 and 95 % of what resampled pairs of turns give."""
-    timed = [turn for turn in turns if turn[1] > 0]
-    pairs = [(a, b) for a, b in zip(timed[::2], timed[1::2], strict=False) if a[0] != b[0]]
+    timed = [turn for turn in turns if turn[1] > 0 and turn[2] > 0]
+    pairs = [(a, b) for a, b in pairwise(timed) if a[0] != b[0]]
+    if not pairs:
+        raise SystemExit("no two turns to compare: more --tokens or --repeats")
     rng = random.Random(3)
 
     def over(chosen: Sequence[tuple[Turn, Turn]]) -> float:
@@ -142,14 +145,15 @@ def ratio_of(turns: Sequence[Turn]) -> tuple[float, float, float]:
 
 
 def compare(
-    engine: Engine, drafts: Switching, prompts: Sequence[Any], sampling: Sampling, repeats: int
+    engine: Engine, drafts: Switching, prompts: Sequence[Any], sampling: Sampling, batch: int
 ) -> dict[str, float]:
-    """The ratio, what was drafted and accepted, and the controller's own account."""
-    engine.generate(prompts, sampling)
+    """The ratio, what was drafted and accepted, and the controller's own account. `batch` prompts
+    at a time, none twice: `suffix` would know its answer."""
+    engine.generate(prompts[:batch], sampling)
     before, turns = dict(engine.counters()), []
-    for _ in range(repeats):
+    for first in range(batch, len(prompts), batch):
         drafts.reset()
-        engine.generate(prompts, sampling)
+        engine.generate(prompts[first : first + batch], sampling)
         turns += drafts.turns
     counts = {name: value - before.get(name, 0.0) for name, value in engine.counters().items()}
     ratio, low, high = ratio_of(turns)
@@ -221,9 +225,9 @@ def run(
     workload: str,
     batch: int,
 ) -> None:
-    prompts, sampling = prompts_of(workload, batch), sampling_of(workload, args.tokens)
     repeats = max(1, args.repeats * (4 if batch == 1 else 1))
-    found = compare(engine, drafts, prompts, sampling, repeats)
+    prompts = prompts_of(workload, batch * (1 + repeats))
+    found = compare(engine, drafts, prompts, sampling_of(workload, args.tokens), batch)
     show(name, workload, batch, found)
     if args.json:
         print(json.dumps({"config": name, "workload": workload, "batch": batch, **found}))

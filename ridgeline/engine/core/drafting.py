@@ -155,11 +155,10 @@ class Drafting:
         self._drafts: Drafts = drafts or NoDrafts()
         self._rule, self._tables, self._roster, self._pool = rule, tables, roster, pool
         self._verdicts: list[Verdict] = []
-        self._never = isinstance(self._drafts, NoDrafts)
 
     def plan(self, step: Step) -> None:
         """Guesses for whoever decodes, in what the step has left over."""
-        if self._never or step.budget.left <= 0 or not self._drafts.wants():
+        if step.budget.left <= 0 or not self._drafts.wants():
             return
         opens = [(i, each) for i, run in enumerate(step.runs) if (each := self._open(run))]
         if not opens:
