@@ -3,8 +3,9 @@
     python benchmarks/bench_linear.py [--threads N] [--rows 1,4,16,512] [--kinds int4,int8]
                                       [--isas auto] [--rounds 5] [--json FILE]
 
-For each kind of weight, ISA variant and number of rows: time of one product (median of rounds; few
-rows rotate through more weights than any cache holds), bytes of weights, GB/s against the measured
+For each kind of weight, ISA variant and number of rows: time of one product (median of rounds, in
+each of which all kinds take their turn; few rows rotate through more weights than any cache
+holds), bytes of weights, GB/s against the measured
 read bandwidth, GOPS against the measured peak of the best exact sequence of instructions for that
 kind ("int4": bytes; "int8": bytes with VNNI, else words; "bf16", "fp32": fused multiply-adds).
 fbgemm and torch's fp32 are there for comparison. `bound` is the larger of bytes / bandwidth and
@@ -18,8 +19,9 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
@@ -79,16 +81,27 @@ def make(kind: str, num_out: int, num_in: int) -> Product:
     return NativeLinear(packed)
 
 
-def seconds(products: list[Product], x_TI: Tensor, rounds: int) -> float:
-    """Median time of one product, all of them in turn each round."""
-    products[0](x_TI)
-    spent = []
-    for _ in range(rounds):
-        begun = time.perf_counter()
-        for product in products:
-            product(x_TI)
-        spent.append((time.perf_counter() - begun) / len(products))
-    return statistics.median(spent)
+class Contender(NamedTuple):
+    """One kind of linear on one ISA, often enough that no cache holds all."""
+
+    kind: str
+    isa: str
+    products: list[Product]
+
+
+def seconds(contenders: list[Contender], x_TI: Tensor, rounds: int) -> list[float]:
+    """Median time of one product of each contender; all take their turn in every round."""
+    spent: list[list[float]] = [[] for _ in contenders]
+    for turn in range(rounds + 1):
+        for found, (_, isa, products) in zip(spent, contenders, strict=True):
+            os.environ[ISA_VARIABLE] = isa
+            some = products if len(x_TI) <= 32 else products[:2]
+            begun = time.perf_counter()
+            for product in some:
+                product(x_TI)
+            if turn:  # the first warms up
+                found.append((time.perf_counter() - begun) / len(some))
+    return [statistics.median(found) for found in spent]
 
 
 def limits(num_threads: int, kinds: list[str]) -> tuple[float, dict[str, float]]:
@@ -101,30 +114,29 @@ def limits(num_threads: int, kinds: list[str]) -> tuple[float, dict[str, float]]
     return bandwidth, peaks
 
 
-def measure(
-    kind: str, isa: str, shape: tuple[int, int], rows: list[int], rounds: int
-) -> list[dict[str, object]]:
-    """One row of results per number of rows."""
+def contender(kind: str, isa: str, shape: tuple[int, int]) -> Contender:
     os.environ[ISA_VARIABLE] = isa
+    count = max(2, int(COLD_BYTES / FORMATS[kind].nbytes(*shape)))
+    return Contender(kind, isa, [make(kind, *shape) for _ in range(count)])
+
+
+def measure(
+    contenders: list[Contender], shape: tuple[int, int], num_rows: int, rounds: int
+) -> Iterator[dict[str, object]]:
+    """One row of results per contender."""
     num_out, num_in = shape
-    num_bytes = FORMATS[kind].nbytes(num_out, num_in)
-    products = [make(kind, *shape) for _ in range(max(2, int(COLD_BYTES / num_bytes)))]
-    found: list[dict[str, object]] = []
-    for num_rows in rows:
-        some = products if num_rows <= 32 else products[:2]
-        spent = seconds(some, torch.randn(num_rows, num_in), rounds)
-        found.append(
-            {
-                "kind": kind,
-                "isa": "torch" if kind in TORCH else _native.linear_isa(isa),
-                "rows": num_rows,
-                "us": spent * 1e6,
-                "bytes": num_bytes,
-                "gb_s": num_bytes / spent * 1e-9,
-                "gops": 2e-9 * num_rows * num_out * num_in / spent,
-            }
-        )
-    return found
+    times = seconds(contenders, torch.randn(num_rows, num_in), rounds)
+    for (kind, isa, _), spent in zip(contenders, times, strict=True):
+        num_bytes = FORMATS[kind].nbytes(num_out, num_in)
+        yield {
+            "kind": kind,
+            "isa": "torch" if kind in TORCH else _native.linear_isa(isa),
+            "rows": num_rows,
+            "us": spent * 1e6,
+            "bytes": num_bytes,
+            "gb_s": num_bytes / spent * 1e-9,
+            "gops": 2e-9 * num_rows * num_out * num_in / spent,
+        }
 
 
 def with_bounds(
@@ -169,11 +181,15 @@ def main() -> None:
     print("peaks, GOPS:", {kind: round(peak / 1e9) for kind, peak in peaks.items()})
     results = []
     with torch.inference_mode():
-        for kind in kinds:
-            for isa in ["auto"] if kind in TORCH else isas.split(","):
-                for found in measure(kind, isa, (num_out, num_in), rows, args.rounds):
-                    results.append(with_bounds(found, bandwidth, peaks))
-                    print(show(results[-1]), flush=True)
+        contenders = [
+            contender(kind, isa, (num_out, num_in))
+            for kind in kinds
+            for isa in (["auto"] if kind in TORCH else isas.split(","))
+        ]
+        for num_rows in rows:
+            for found in measure(contenders, (num_out, num_in), num_rows, args.rounds):
+                results.append(with_bounds(found, bandwidth, peaks))
+                print(show(results[-1]), flush=True)
     if args.json:
         told = {"threads": args.threads, "read_gb_s": bandwidth / 1e9, "peaks": peaks}
         args.json.write_text(json.dumps({**told, "results": results}, indent=2) + "\n")

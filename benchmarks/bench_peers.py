@@ -234,7 +234,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _kept(work: Work, absent: tuple[str, ...]) -> Work:
     """The work without some peers."""
-    engines = tuple(e for e in work.group.engines if not e.startswith(absent or "-"))
+    engines = tuple(e for e in work.group.engines if not e.startswith(absent))
     return work._replace(group=Group(engines))
 
 

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import llama_cpp as ll
+import numpy as np
 import talk
 
 BATCH = 2048
@@ -57,9 +58,7 @@ class LlamaCpp:
 
     def _largest(self, row: int) -> int:
         logits = ll.llama_get_logits_ith(self.context, row)
-        import numpy
-
-        return int(numpy.ctypeslib.as_array(logits, shape=(talk.VOCAB,)).argmax())
+        return int(np.ctypeslib.as_array(logits, shape=(talk.VOCAB,)).argmax())
 
     def prepare(self, work: dict[str, Any]) -> None:
         self.work, self.next = work, {}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from ridgeline.compress.calibration import read_text, tokens_of, windows
@@ -163,11 +162,3 @@ def describe(recipe: Recipe) -> str:
         told = ", ".join(f"{counts[bits]} of {bits} bits" for bits in sorted(counts))
         return f"{recipe.method}, weights: {told}, {kind}{turned}{seed}"
     return f"{recipe.method}, {recipe.bits} bits, {grouped}, {kind}{turned}{seed}"
-
-
-def recipe_of(made: Any) -> Recipe | None:
-    """The recipe that a config's `made` names; None where it names none."""
-    try:
-        return msgspec.convert(made["recipe"], Recipe)
-    except (TypeError, KeyError, msgspec.ValidationError):
-        return None

@@ -94,11 +94,10 @@ class StepThreads:
 
     def __init__(self, num_threads: int, num_threads_decode: int) -> None:
         self._many, self._few = num_threads, num_threads_decode
-        self._now = 0
 
     def begin(self, num_rows: int) -> None:
         """For a step of `num_rows` rows; on the thread that computes."""
         count = self._few if num_rows <= FEW_ROWS else self._many
-        if count != self._now:
+        # Asked of torch, not remembered: another engine of this process may have set its own.
+        if count != torch.get_num_threads():
             torch.set_num_threads(count)
-            self._now = count

@@ -29,7 +29,7 @@ from typing import Literal, TypedDict, Unpack
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.goodput import Goodput, goodput, meets, validity_of
+from ridgeline.measure.goodput import Goodput, goodput, meets
 from ridgeline.measure.metrics import e2e_s, succeeded
 from ridgeline.records import RequestTrace, RunTrace, Slo
 
@@ -228,8 +228,3 @@ class MissBudget:
         if best_possible >= self._slo.attainment:
             return None
         return f"the SLO is lost: {self._missed} requests have missed it"
-
-
-def trustworthy(result: GoodputResult) -> tuple[str, ...]:
-    """Why the best probe may have measured its client; () where it did not."""
-    return validity_of(result.best.run).reasons if result.best else ()

@@ -48,19 +48,6 @@ class Pace(Protocol):
         """`computed`: tokens in the cache of each running sequence before the first step."""
 
 
-class Steady:
-    """Every step takes the same time: for tests against queueing theory."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def step_s(self, shapes: Shapes, num_sampled: int) -> float:
-        return self._seconds
-
-    def glide(self, computed: Sequence[int], num_steps: int) -> Glide | None:
-        return Glide(self._seconds, 0.0)
-
-
 class Modelled:
     """The step-time model of a replica; pipelines are paced by their micro-batches.
 

@@ -73,6 +73,13 @@ def test_a_step_of_few_rows_takes_the_threads_of_decode() -> None:
         assert torch.get_num_threads() == count
 
 
+def test_what_another_engine_has_set_is_not_taken_for_ours() -> None:
+    one, other = StepThreads(3, 2), StepThreads(1, 1)
+    for threads, num_rows, count in ((one, 512, 3), (other, 512, 1), (one, 512, 3), (one, 1, 2)):
+        threads.begin(num_rows)
+        assert torch.get_num_threads() == count
+
+
 def test_this_machine_can_be_measured() -> None:
     found = resolve(Settings(thread_plan="auto", max_model_len=64))
     plain = resolve(Settings(max_model_len=64))

@@ -17,9 +17,10 @@ from ridgeline.plan.fleet import Build, FleetPlan, Request, simulate_fleet
 from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.off_peak import OffPeak
 from ridgeline.plan.outline import load_outline
-from ridgeline.plan.pace import Modelled, Steady
+from ridgeline.plan.pace import Modelled
 from ridgeline.plan.predict import Point, predict_on
 from ridgeline.plan.speculation import Speculation
+from tests.plan.steady import Steady
 
 WORDS = ["simulate", "llama-3.1-8b", "--device", "h100-sxm", "--num-prompts", "40", "--rate", "8"]
 

@@ -10,6 +10,7 @@ drafts, and to all: contexts grow, and other work shares the machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from ridgeline.engine.core.plan import Run, Runner, SampleAt, StepPlan
 from ridgeline.records import Sampling
@@ -35,6 +36,7 @@ class StepCost:
         self._grid: dict[int, list[tuple[int, float]]] = {}
         for (runs, rows), seconds in sorted(grid.items()):
             self._grid.setdefault(runs, []).append((rows, seconds))
+        self._grid = {runs: _rising(points) for runs, points in self._grid.items()}
         self._lines: dict[int, list[float]] = {}
         self._own: dict[tuple[int, int], float] = {}  # of a cell, besides the common factor
         self._num: dict[tuple[int, int], int] = {}
@@ -81,6 +83,13 @@ class StepCost:
             return first
         second = _interpolated(self._grid[high], rows)
         return first + (second - first) * (runs - low) / (high - low)
+
+
+def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """A step takes no longer than one with more rows: where it was timed longer, something else
+    ran, and a plain step that looks slow would make every draft look free."""
+    least = accumulate((seconds for _, seconds in reversed(points)), min)
+    return [(rows, s) for (rows, _), s in zip(points, reversed(list(least)), strict=True)]
 
 
 def _interpolated(points: Sequence[tuple[int, float]], rows: int) -> float:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from ridgeline.engine.core.plan import StepPlan, StepResult
-from ridgeline.engine.speculate.cost import CONTEXT, DEPTHS, measure
+from ridgeline.engine.speculate.cost import CONTEXT, DEPTHS, StepCost, measure
 
 
 class _Room:
@@ -61,3 +61,10 @@ def test_it_ends_when_its_time_is_spent() -> None:
     )
     assert {runs for runs, _ in found} == {1}, "the smallest batch is always measured"
     assert max(rows for _, rows in found) == 9, "and its deep steps only in time"
+
+
+def test_a_disturbed_plain_step_makes_no_draft_look_free() -> None:
+    """What was timed longer than a step with more rows was timed beside something else."""
+    cost = StepCost({(1, 1): 5.0, (1, 2): 2.0, (1, 4): 4.0, (8, 8): 3.0, (8, 16): 6.0})
+    assert [cost.seconds(1, rows) for rows in (1, 2, 3, 4)] == [2.0, 2.0, 3.0, 4.0]
+    assert [cost.seconds(8, rows) for rows in (8, 16)] == [3.0, 6.0]

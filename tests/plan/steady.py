@@ -1,0 +1,21 @@
+"""A pace for tests against queueing theory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ridgeline.plan.pace import Glide
+from ridgeline.spec.cost import Shape
+
+
+class Steady:
+    """Every step takes the same time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def step_s(self, shapes: Sequence[Shape], num_sampled: int) -> float:
+        return self._seconds
+
+    def glide(self, computed: Sequence[int], num_steps: int) -> Glide | None:
+        return Glide(self._seconds, 0.0)
