@@ -136,7 +136,7 @@ def test_leaps_and_steps_agree(
         for at, prompt, out, ids, p in sorted(asked)
     ]
     scheduler = make(seats, blocks, budget=budget, cache=cache, policy=policy)
-    # An arrival at the very end of a step is a tie, decided by rounding: irrational steps have none.
+    # An arrival just at the end of a step is a tie, decided by rounding: here there are none.
     pace: Pace = Steady(math.pi / 1000) if steady else MODEL
     fast, slow = (
         simulate_fleet(requests, fleet(scheduler, pace, count, leaps=leaps))
