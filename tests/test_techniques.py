@@ -1,4 +1,4 @@
-"""techniques.toml says what is true: rows lead somewhere, and nothing real is missing."""
+"""ridgeline/techniques.toml says what is true: rows lead somewhere, and nothing real is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ridgeline.optimize.ladder import shipped
 from ridgeline.spec.rewrite import QUANTIZATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = tomllib.loads((ROOT / "techniques.toml").read_text(encoding="utf-8"))["technique"]
+ROWS = tomllib.loads((ROOT / "ridgeline" / "techniques.toml").read_text(encoding="utf-8"))[
+    "technique"
+]
 FIELDS = {
     "id", "title", "paper", "module", "switch", "honesty", "term", "conformance", "benchmark",
     "measured", "hurts_when",

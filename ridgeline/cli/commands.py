@@ -105,25 +105,43 @@ def inspect(
 @app.command()
 @takes_engine_flags
 def explain(
-    model: AnyModel = None,
-    of: Annotated[str | None, typer.Argument(help="After 'speculation': the model.")] = None,
+    subject: Annotated[
+        str | None,
+        typer.Argument(help="A model, or what is to be explained.", show_default="demo"),
+    ] = None,
+    model: Annotated[str | None, typer.Argument(help="Where: " + _MODEL)] = None,
+    workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
+    slo: Annotated[
+        str | None, typer.Option(help="The promise, in ms (default: 'ttft:500 tpot:50').")
+    ] = None,
+    request_rate: Annotated[
+        float | None, typer.Option(help="Requests per second that come.")
+    ] = None,
     json: Json = False,
     *,
     engine: EngineFlags,
 ) -> None:
-    """Print every engine setting as it would be used, and how each default was derived.
+    """Print every engine setting as it would be used and why, and which techniques are for here.
 
-    `ridgeline explain speculation MODEL` measures whether drafts would pay instead.
+    `explain SUBJECT [MODEL]` explains a technique, metric, flag (without its dashes), verdict or
+    error instead, with the numbers of this model and machine; `explain topics` lists them.
+    `explain speculation [MODEL]` runs the model, and measures whether drafts would pay.
     """
-    if model == "speculation":
+    if subject == "speculation":
+        only = {"--workload": workload, "--slo": slo, "--request-rate": request_rate}
+        refuse([flag for flag, value in only.items() if value], "here: speculation is measured")
         from ridgeline.cli.explain_speculation import command as speculation
 
-        _end(speculation(engine.settings(of), json))
+        _end(speculation(engine.settings(model), json))
         return
-    refuse([of] if of else [], "here: only 'speculation' is explained of a model")
-    from ridgeline.cli.explain import command
+    from ridgeline.cli.explain import Asked, command, is_model, subject_command
 
-    _end(command(engine.settings(model), json))
+    asked = Asked(workload=workload, slo=slo, request_rate=request_rate)
+    if subject is None or is_model(subject):
+        refuse([model] if model else [], "behind another model")
+        _end(command(engine.settings(subject), asked, json))
+    else:
+        _end(subject_command(subject, engine.settings(model), asked, json))
 
 
 @app.command()

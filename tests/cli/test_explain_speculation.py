@@ -34,6 +34,11 @@ def test_a_fixed_depth_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fixed depth" in capsys.readouterr().err
 
 
-def test_nothing_else_is_explained_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_model_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "demo", "demo"]) == 2
-    assert "only 'speculation'" in capsys.readouterr().err
+    assert "no effect behind another model" in capsys.readouterr().err
+
+
+def test_what_is_only_arithmetic_has_no_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "speculation", "demo", "--slo", "ttft:9"]) == 2
+    assert "--slo has no effect" in capsys.readouterr().err

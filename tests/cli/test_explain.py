@@ -1,0 +1,149 @@
+"""`ridgeline explain`: a model's settings, decisions and techniques; and every subject's page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import ridgeline
+from ridgeline.cli import topics
+from ridgeline.cli.before import Bounds, facts_before
+from ridgeline.cli.explain import Asked, facts_of, known_of
+from ridgeline.cli.main import main
+from ridgeline.cli.topics import metric, technique
+from ridgeline.diagnose import Ceilings
+from ridgeline.diagnose.blame import LOSSES
+from ridgeline.diagnose.conditions import parse
+from ridgeline.diagnose.decisions import shipped_decisions, walk
+from ridgeline.hardware.probe import probe
+from ridgeline.measure.workload import LoadRequest
+from ridgeline.records import Slo
+from ridgeline.settings import Settings
+from ridgeline.spec.cost import cost_model
+from ridgeline.spec.load import load_spec
+
+SUBJECTS = [
+    (kind, id)
+    for kind in topics.REGISTRY
+    for id in sorted(set(topics.topics(kind).names().values()))
+]
+
+
+@pytest.fixture(scope="module")
+def known() -> topics.Known:
+    return known_of(Settings(), Asked(request_rate=5.0))
+
+
+def told(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, object]:
+    assert main(["explain", *args, "--json"]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def answers(found: Mapping[str, object]) -> dict[str, bool | None]:
+    rows = found["decisions"]
+    assert isinstance(rows, list)
+    return {row["id"]: row["answer"] for row in rows}
+
+
+@pytest.mark.parametrize(("kind", "id"), SUBJECTS)
+def test_every_subject_has_a_page_without_gaps(kind: str, id: str, known: topics.Known) -> None:
+    page = topics.page(kind, id, known)
+    assert page.lines and page.id == id and page.kind == kind
+    for label, text in page.lines:
+        assert label and "unknown" not in text, (label, text)
+        assert not re.search(r"\{\w+\}", text), text
+
+
+@pytest.mark.parametrize(("kind", "id"), SUBJECTS)
+def test_every_subject_is_found_by_its_id(kind: str, id: str) -> None:
+    assert (kind, id) in topics.find(id.replace("_", "-").upper())
+
+
+def test_facts_answer_every_question(known: topics.Known) -> None:
+    assert all(answer.answer is not None for answer in walk(known.facts))
+    for row in shipped_decisions():
+        for condition in map(parse, row.when):
+            assert condition.name in known.facts, condition.text
+            assert condition.other is None or condition.other in known.facts, condition.text
+
+
+def test_metrics_name_what_there_is() -> None:
+    docs = Path(ridgeline.__file__).parent.parent / "docs"
+    defined = (docs / "metrics.md").read_text(encoding="utf-8")
+    words = topics.spelt(defined.replace("*", " "))
+    for row in metric.rows().values():
+        assert set(row.losses) <= set(LOSSES), row.id
+        assert set(row.helps) <= set(technique.rows()), row.id
+        assert topics.spelt(row.id) in words or topics.spelt(row.title) in words, row.id
+
+
+def test_a_promise_below_the_bound_is_refused_by_physics(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kept = answers(told(capsys, "demo"))
+    assert kept["one-answer"] is True and kept["load"] is None
+    broken = answers(told(capsys, "demo", "--slo", "ttft:0.001 tpot:0.0001"))
+    assert broken["one-answer"] is False and broken["one-prompt"] is False
+    assert "room" not in broken and "seats" not in broken, "no batch helps one answer"
+
+
+def test_load_and_seats_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    busy = told(capsys, "demo", "--request-rate", "1e6", "--max-num-seqs", "1")
+    assert answers(busy)["load"] is False
+    facts = busy["facts"]
+    assert isinstance(facts, dict)
+    assert facts["replicas_needed"] == pytest.approx(1e6 / facts["carried_req_s"], rel=0.01)
+    assert answers(busy)["seats"] is False
+
+
+def test_a_small_kv_cache_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    small = told(capsys, "demo", "--kv-cache-memory-bytes", "16MiB")
+    assert answers(small)["kv-room"] is False
+    assert answers(told(capsys, "demo"))["kv-room"] is True
+
+
+def test_a_model_without_a_tokenizer_gets_made_up_prompts() -> None:
+    name, facts = facts_of(Settings(model="dummy:llama-1b-32k", max_model_len=4096), Asked())
+    assert name.startswith("synthetic")
+    assert facts["mean_prompt_tokens"] == 512 and facts["mean_output_tokens"] == 128
+
+
+def test_bounds_are_the_slower_of_bytes_and_arithmetic() -> None:
+    model = cost_model(load_spec("demo"))
+    slow = Ceilings(bandwidth_bytes_s=1.0, compute_flop_s={"float32": 1e30}, dtype="float32")
+    read = Bounds(model, slow)
+    one = read.decode(1, 100)
+    assert one == pytest.approx(model.step([(1, 100)], 1).bytes)
+    assert read.rows(1, 8, 100) < 1.1 * one, "rows share the weights"
+    busy = Ceilings(bandwidth_bytes_s=1e30, compute_flop_s={"float32": 1.0}, dtype="float32")
+    assert Bounds(model, busy).rows(1, 8, 100) > 7.9 * Bounds(model, busy).decode(1, 100)
+
+
+def test_shared_heads_shorten_a_prompt() -> None:
+    same = tuple(range(256))
+    sample = [LoadRequest(id=str(i), kind="same", prompt=same, max_tokens=16) for i in range(8)]
+    facts = facts_before(probe(), Settings(), sample, Slo.parse("ttft:500 tpot:50"))
+    assert facts["mean_prompt_tokens"] == 256
+    assert float(str(facts["cached_prompt_s"])) < 0.5 * float(str(facts["prompt_s"]))
+
+
+def test_an_unknown_subject_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "prefix-cachng"]) == 2
+    assert "did you mean prefix-caching" in capsys.readouterr().err
+    assert main(["explain", "no/such/model"]) == 2
+    assert "model directory" in capsys.readouterr().err
+
+
+def test_topics_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = told(capsys, "topics")
+    assert set(listed) == set(topics.REGISTRY)
+
+
+def test_a_rate_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "demo", "--request-rate", "0"]) == 2
+    assert "--request-rate" in capsys.readouterr().err
