@@ -81,7 +81,8 @@ def diagnose(
         check(options)
         run, report = _measured(options, on, out)
         shared = shared_of(list(workload_of(options).sample(SAMPLE, options.seed)))
-    missed = missed_prefix(run, shared)
+    words = told(report, run)
+    missed = missed_prefix(run, shared, words)
     if run.steps:
         budget = run.info.settings.get("max_num_batched_tokens") if run.info else None
         lost = blame(
@@ -91,14 +92,12 @@ def diagnose(
             token_budget=budget if isinstance(budget, int) else None,
         )
     else:
-        lost = blame_server(run, told(report, run), missed if _tells_cached(run) else 0.0)
+        lost = blame_server(run, words, missed)
     server = cast("Server", report.server if report else "ridgeline")
-    facts = {**_facts(run, options.slo, report), **step_facts(run, expected)}
+    facts = {**_facts(run, options.slo, words), **step_facts(run, expected)}
     facts["missed_prefix_share"] = missed
     ranked = findings(lost, facts, server) if lost is not None else ()
-    return Diagnosis(
-        target=run.target, server=server, findings=ranked, blame=lost, told=told(report, run)
-    )
+    return Diagnosis(target=run.target, server=server, findings=ranked, blame=lost, told=words)
 
 
 def _measured(
@@ -118,36 +117,41 @@ async def _watched(options: BenchOptions, on: Remote) -> tuple[RunTrace, ServerR
 
 
 def told(report: ServerReport | None, run: RunTrace) -> dict[str, float]:
-    """A server's report as flat facts. A queue time that it does not tell follows from the number
-    that waited, by Little's law.
+    """A server's report as flat facts: means per request from its totals, where it has no
+    histogram of them. A queue time that follows from nothing else follows from the number that
+    waited, by Little's law.
     """
     if report is None:
         return {}
     flat = {**report.counts, **report.mean_s, **report.means}
-    if "waiting" in flat and run.requests:
-        flat.setdefault("queue_s", flat["waiting"] * run.duration_s / len(run.requests))
+    served = sum(1 for request in run.requests if request.token_s)
+    if served and "prefill_total_s" in flat:
+        flat.setdefault("prefill_s", flat["prefill_total_s"] / served)
+    if served and "waiting" in flat and "prefill_s" not in flat:
+        flat.setdefault("queue_s", flat["waiting"] * run.duration_s / served)
     return {**flat, **{f"{name}_p95": value for name, value in report.p95.items()}}
 
 
-def _facts(run: RunTrace, slo: Slo | None, report: ServerReport | None) -> dict[str, Value]:
-    """The client's facts; where there are no steps, the server's own words under the same names."""
-    facts = facts_of(run, slo)
-    if report is None:
-        return facts
-    words = told(report, run)
+def _facts(run: RunTrace, slo: Slo | None, words: Mapping[str, float]) -> dict[str, Value]:
+    """The client's facts; where there are no steps, the server's own words under the same names.
+
+    A server that does not tell its seats has as many as were taken while somebody waited.
+    """
     names = {
         "kv_used_share": "kv_used_share_p95",
         "mean_running": "running",
         "mean_waiting": "waiting",
         "preemptions": "preemptions",
     }
-    more = {ours: words[theirs] for ours, theirs in names.items() if theirs in words}
-    return {**more, **facts}
-
-
-def _tells_cached(run: RunTrace) -> bool:
-    """Whether the server says what its prefix cache gave: silence is not a miss."""
-    return any(request.cached_tokens for request in run.requests)
+    more: dict[str, Value] = {
+        ours: words[theirs] for ours, theirs in names.items() if theirs in words
+    }
+    if words.get("waiting_p95", 0.0) > 0 and "running_p95" in words:
+        more["max_num_seqs"] = round(words["running_p95"])
+    facts = {**more, **facts_of(run, slo)}
+    if words.get("queried_tokens") and not facts.get("cached_prompt_share"):
+        facts["cached_prompt_share"] = words["hit_tokens"] / words["queried_tokens"]
+    return facts
 
 
 def shared_of(requests: Sequence[LoadRequest]) -> float:

@@ -33,6 +33,7 @@ from ridgeline.optimize.external.process import Recipe, ServerProcess, Slot
 from ridgeline.optimize.external.subject import (
     Names,
     ServerSubject,
+    Up,
     read_settings,
     server_info,
 )
@@ -121,16 +122,16 @@ class _Fleet:
         log = self._logs / f"server-{next(self._numbers)}.log"
         process = ServerProcess(self._server.recipe, words, log)
 
-        def url_of() -> str:
+        def up() -> Up:
             self._slot.activate(process)
-            return process.url
+            return Up(process.url, process.num_starts)
 
         try:
-            url = url_of()
+            url = up().url
             model = self._server.served_model_name or _first_model(url)
             told = read_settings(url, self._server.dialect.reads)
             info = server_info(settings, told, model)
-            yield ServerSubject(url_of, model, self._workload, info, self._names)
+            yield ServerSubject(up, model, self._workload, info, self._names)
         finally:
             self._slot.retire(process)
 

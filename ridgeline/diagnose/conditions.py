@@ -104,9 +104,20 @@ def _compare(operator: str, left: object, right: object) -> bool | None:
 _PLACEHOLDER = re.compile(rf"\{{({_NAME})\}}")
 
 
+_OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
+
+
 def fill(template: str, facts: Facts) -> str:
-    """Put facts into `{name}` places, each written in the unit that its name carries."""
-    return _PLACEHOLDER.sub(lambda match: written(match[1], facts), template)
+    """Put facts into `{name}` places, each written in the unit that its name carries. A part in
+    `[brackets]` is left out where a fact in it is unknown.
+    """
+
+    def part(match: re.Match[str]) -> str:
+        known = all(name in facts for name in _PLACEHOLDER.findall(match[1]))
+        return match[1] if known else ""
+
+    whole = _OPTIONAL.sub(part, template)
+    return _PLACEHOLDER.sub(lambda match: written(match[1], facts), whole)
 
 
 def written(name: str, facts: Facts) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from ridgeline.diagnose.blame import EXPECTED_NOISE, LEAST_DECODE_STEPS, ExpectedSeconds
@@ -69,10 +69,20 @@ def _against(steps: Sequence[StepStat], expected: ExpectedSeconds) -> dict[str, 
     }
 
 
-def missed_prefix(run: RunTrace, shared_share: float) -> float:
+def missed_prefix(
+    run: RunTrace, shared_share: float, told: Mapping[str, float] | None = None
+) -> float:
     """Share of the prompt tokens that repeat an earlier prompt (`shared_share` of them do) and were
     computed all the same.
+
+    What the cache gave is in the requests, or in a server's own counters (`told`: `hit_tokens` of
+    `queried_tokens`). A server that says neither is not said to have missed: silence is no miss.
     """
+    words = told or {}
     prompt = sum(request.prompt_tokens for request in run.requests)
     cached = sum(request.cached_tokens for request in run.requests)
-    return max(0.0, shared_share - cached / prompt) if prompt else 0.0
+    if prompt and (cached or run.steps):
+        return max(0.0, shared_share - cached / prompt)
+    if words.get("queried_tokens") and "hit_tokens" in words:
+        return max(0.0, shared_share - words["hit_tokens"] / words["queried_tokens"])
+    return 0.0

@@ -55,3 +55,9 @@ def test_numbers_are_written_in_the_unit_of_their_name() -> None:
         "12.3 ms 50% 2 MB 3 12.3/s 2.5 s"
     )
     assert written("absent", facts) == "unknown"
+
+
+def test_a_bracketed_part_needs_all_of_its_facts() -> None:
+    template = "Waiting for a seat[ of {seats}][, cache {used_share} full, {absent}]."
+    assert fill(template, {"seats": 4, "used_share": 0.5}) == "Waiting for a seat of 4."
+    assert fill(template, {}) == "Waiting for a seat."

@@ -15,6 +15,7 @@ from ridgeline.diagnose.baseline import learn
 from ridgeline.diagnose.causes import findings
 from ridgeline.diagnose.facts import facts_of
 from ridgeline.diagnose.from_server import blame_server
+from ridgeline.diagnose.step_facts import missed_prefix
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.log import write_run
@@ -54,6 +55,44 @@ def test_without_any_word_of_the_server_no_queue_is_invented() -> None:
     found = blame_server(record, {})
     assert found.shares["seats"].mid == 0
     assert found.shares["prefill"].mid > 0.5
+
+
+def test_a_queue_that_grows_is_not_taken_for_computing() -> None:
+    """The means are right and the requests differ: the sums of the stages must be the truth's."""
+    record, told = as_server(replace(Engine(), seats=2))
+    done = [r for r in record.requests if r.token_s]
+    to_first_s = sum(r.token_s[0] - r.sent_s for r in done) / len(done)
+    total_s = sum(r.token_s[-1] - r.scheduled_s for r in done)
+    for words in (
+        {"queue_s": told["queue_s"]},
+        {"prefill_s": to_first_s - told["queue_s"], "waiting_p95": 3.0},
+        {"queue_s": told["queue_s"], "prefill_s": to_first_s - told["queue_s"]},
+    ):
+        shares = blame_server(record, words).shares
+        truth = told["queue_s"] * len(done) / total_s
+        assert shares["seats"].mid == pytest.approx(truth, rel=0.05), words
+        assert shares["front"].mid < 0.02
+
+
+def test_time_that_is_neither_queue_nor_computing_is_the_front_ends() -> None:
+    record, _ = as_server(Engine())
+    done = [r for r in record.requests if r.token_s]
+    to_first_s = sum(r.token_s[0] - r.sent_s for r in done) / len(done)
+    words = {"prefill_s": to_first_s / 4, "waiting_p95": 0.0}
+    shares = blame_server(record, words).shares
+    assert shares["seats"].mid == 0
+    assert shares["front"].mid == pytest.approx(3 * shares["prefill"].mid, rel=0.2)
+
+
+def test_a_server_that_counts_its_hits_is_believed() -> None:
+    record, _ = as_server(Engine())
+    silent = msgspec.structs.replace(
+        record, requests=tuple(msgspec.structs.replace(r, cached_tokens=0) for r in record.requests)
+    )
+    assert missed_prefix(silent, 0.5) == 0
+    assert missed_prefix(silent, 0.5, {"queried_tokens": 100.0, "hit_tokens": 40.0}) == (
+        pytest.approx(0.1)
+    )
 
 
 def test_the_flag_is_that_of_the_server() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.measure.memory import dial_mock
 
 PAGES = {
     "vllm": 'vllm:num_requests_running{model_name="m"} 3\n',
-    "ridgeline": 'vllm:num_requests_running 3\nvllm:cache_config_info{block_size="16"} 1\n',
+    "ridgeline": 'vllm:num_requests_running 3\nridgeline_batch_fill_ratio{model_name="m"} 1\n',
     "sglang": "sglang:num_running_reqs 3\n",
     "tgi": "tgi_batch_current_size 3\n",
     "tensorrt-llm": "trtllm_kv_cache_utilization 0.5\n",
@@ -34,9 +35,37 @@ def test_each_server_is_recognised(server):
 def test_all_names_are_known_ones():
     known = {"sign", "running", "waiting", "kv_used_share", "hit_share", "preemptions"}
     known |= {"hit_tokens", "queried_tokens", "prompt_tokens", "output_tokens"}
-    known |= {"queue_s", "prefill_s", "decode_s"}
+    known |= {"queue_s", "prefill_s", "decode_s", "prefill_total_s", "decode_total_s"}
+    known |= {"num_steps", "step_tokens"}
     for server, names in dialects().items():
         assert set(names) <= known, server
+
+
+REAL = {"vllm": "vllm-0.32.txt", "llama.cpp": "llama.cpp-0.5.0-dev.txt"}
+GONE = {("llama.cpp", "kv_used_share")}
+
+
+@pytest.mark.parametrize("server", REAL)
+def test_every_name_is_on_the_page_of_a_running_server(server):
+    """Pages as they were served after some load; only other people's histogram buckets left out."""
+    page = Path(__file__).parent / "pages" / REAL[server]
+    sample = parse_page(page.read_text(encoding="utf-8"))
+    assert server_of(sample) == server
+    before = dict.fromkeys(sample, 0.0)
+    found = report_of([before, sample])
+    told = {*found.means, *found.counts, *found.mean_s}
+    for name in dialects()[server].keys() - {"sign"}:
+        assert (name in told) is ((server, name) not in GONE), name
+
+
+def test_two_counters_add_up_and_a_missing_one_makes_the_sum_unknown():
+    page = Path(__file__).parent / "pages" / REAL["llama.cpp"]
+    sample = parse_page(page.read_text(encoding="utf-8"))
+    found = report_of([dict.fromkeys(sample, 0.0), sample])
+    assert found.counts["queried_tokens"] == 3824 + 5367
+    del sample["llamacpp:prompt_tokens_cached_total"]
+    counts = report_of([dict.fromkeys(sample, 0.0), sample]).counts
+    assert counts["prompt_tokens"] == 3824 and "queried_tokens" not in counts
 
 
 def test_the_text_format():

@@ -6,21 +6,34 @@ grows with the batch, and prompts that cost time; its flags decide how it behave
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
+import urllib.request
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.measure.server.scrape import parse_page
+from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.external.dialect import dialect_of, dialects
 from ridgeline.optimize.external.inferred import infer_steps
 from ridgeline.optimize.external.process import Recipe, ServerProcess, Slot
-from ridgeline.optimize.external.subject import read_logprobs
+from ridgeline.optimize.external.subject import (
+    WARM_REQUESTS,
+    ServerSubject,
+    Up,
+    read_logprobs,
+    server_info,
+)
 from ridgeline.optimize.ladder import candidates, shipped
+from ridgeline.optimize.subject import Load, dues_s
 from ridgeline.records import RequestTrace, RunTrace, StepStat
 from ridgeline.settings import Settings, settings_from
+from tests.diagnose.mock_thread import mock_server
 
 # ---- flags -------------------------------------------------------------------------------------
 
@@ -57,7 +70,10 @@ def test_every_flag_is_read_back_from_a_command_line(name: str) -> None:
         values = [48] if isinstance(flag, str) else [v for v, text in flag.items() if text]
         for value in values:
             plain = {"true": True, "false": False}.get(str(value), value)
-            words = [dialect._flag(setting, plain)]
+            if setting == "speculative_config":
+                plain = {"method": value}
+            asked = settings_from({"model": "demo", setting: plain})
+            words = [dialect._flag(setting, getattr(asked, setting))]
             found = dialect.given(" ".join(["server", *words, "--other", "1"]))
             assert found.get(setting) == plain, (setting, value)
     assert dialect.given("server --model x") == {}
@@ -296,3 +312,24 @@ def test_logprobs_of_both_layouts() -> None:
         [pytest.approx(2.5)],
     )
     assert read_logprobs({"choices": [{"text": "ab", "logprobs": None}]}) == (["a", "b"], [])
+
+
+async def test_a_server_is_warmed_once_per_start() -> None:
+    """Its first requests are not measured, and their prompts never come again."""
+    with mock_server(ttft_s=0.001, itl_s=0.001) as url:
+        starts = iter([1, 1, 2])
+        info = server_info(Settings(model="demo"), {}, "steady")
+        workload = parse_workload("synthetic:input=8,output=2")
+        subject = ServerSubject(lambda: Up(url, next(starts)), "steady", workload, info, {})
+        load = Load(rate=100.0, seed=1, window_s=0.05, grace_s=1.0)
+        served = [0]
+        for _ in range(3):
+            run = await subject.run(load)
+            with urllib.request.urlopen(f"{url}/metrics") as reply:
+                page = parse_page(reply.read().decode())
+            served.append(int(page["vllm:prompt_tokens_total"]) // 8)
+            assert len(run.requests) == len(dues_s(load))
+        await asyncio.sleep(0.05)  # the client's connections end
+    extra = [b - a - len(dues_s(load)) for a, b in pairwise(served)]
+    assert extra[0] >= 2 * WARM_REQUESTS and extra[2] >= 2 * WARM_REQUESTS
+    assert extra[1] == 0

@@ -15,7 +15,7 @@ from ridgeline.optimize.result import LadderResult, Trial
 from ridgeline.optimize.subject import Load
 from ridgeline.records import RunTrace, Slo
 from ridgeline.settings import Settings, settings_from
-from tests.optimize.fake import Fake, Physics, Quirks
+from tests.optimize.fake import Fake, FakeSubject, Physics, Quirks
 
 INT8 = ("quantization", "int8")
 
@@ -298,3 +298,18 @@ async def test_ranking_ends_with_its_share_of_the_time() -> None:
     )
     assert fake.clock.now_s <= 270
     assert len(result.trials) >= 2
+
+
+async def test_one_bad_first_run_does_not_end_the_climb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cold server, a disturbed machine: the search begins again, lower."""
+    whole, rates = FakeSubject.run, []
+
+    async def first_overloaded(self, load, on_finish=None):  # type: ignore[no-untyped-def]
+        rates.append(load.rate)
+        hard = msgspec.structs.replace(load, rate=200 * load.rate)
+        return await whole(self, load if len(rates) > 1 else hard, on_finish)
+
+    monkeypatch.setattr(FakeSubject, "run", first_overloaded)
+    result = await climb(Fake())
+    assert rates[1] < rates[0]
+    assert result.kept

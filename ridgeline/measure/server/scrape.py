@@ -22,7 +22,17 @@ from ridgeline.measure.wire import OK, Wire, WireError
 
 PERIOD_S = 0.5
 GAUGES = ("running", "waiting", "kv_used_share", "hit_share")
-COUNTERS = ("preemptions", "hit_tokens", "queried_tokens", "prompt_tokens", "output_tokens")
+COUNTERS = (
+    "preemptions",
+    "hit_tokens",
+    "queried_tokens",
+    "prompt_tokens",
+    "output_tokens",
+    "prefill_total_s",
+    "decode_total_s",
+    "num_steps",
+    "step_tokens",
+)
 HISTOGRAMS = ("queue_s", "prefill_s", "decode_s")
 
 Sample = Mapping[str, float]
@@ -155,9 +165,10 @@ def report_of(samples: Sequence[Sample]) -> ServerReport | None:
 
 def _series(samples: Sequence[Sample], names: Sequence[str]) -> list[float]:
     for name in names:
-        values = [sample[name] for sample in samples if name in sample]
-        if values:
-            return values
+        parts = name.split(" + ")
+        told = [sample for sample in samples if all(part in sample for part in parts)]
+        if told:
+            return [sum(sample[part] for part in parts) for sample in told]
     return []
 
 

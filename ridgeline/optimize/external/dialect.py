@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.settings import Settings
+from ridgeline.settings import Settings, Speculative
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,13 +33,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         found: dict[str, object] = {}
         for name, flag in self.flags.items():
             if isinstance(flag, str):
-                value = _after(words, flag.split()[0])
-                if value is not None and value.isdecimal():
-                    found[name] = int(value)
+                number = _number(_after(words, flag.split()[0]))
+                if number is not None:
+                    found[name] = number
                 continue
             for value, text in flag.items():
-                if text and _contains(words, text.split()):
-                    found[name] = {"true": True, "false": False}.get(value, value)
+                if text and _contains(words, shlex.split(text)):
+                    found[name] = _setting(name, value)
         return found
 
     def words(self, settings: Settings, start: Settings) -> list[str]:
@@ -58,14 +58,28 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def _flag(self, name: str, value: object) -> str:
         flag = self.flags.get(name)
         if isinstance(flag, dict):
-            flag = flag.get(str(value).lower() if isinstance(value, bool) else str(value))
+            flag = flag.get(_key(value))
         if flag is None or value is None:
             raise CannotRun(
                 f"{self.name} has no flag for this setting",
-                value=f"{name}={value}",
+                value=f"{name}={_key(value)}",
                 limit=", ".join(sorted(self.flags)),
             )
         return flag.replace("{value}", str(value))
+
+
+def _key(value: object) -> str:
+    """How a value is written in dialects.toml; of speculation, its method."""
+    if isinstance(value, Speculative):
+        return value.method
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _setting(name: str, key: str) -> object:
+    """The setting that such a key stands for."""
+    if name == "speculative_config":
+        return {"method": key}
+    return {"true": True, "false": False}.get(key, key)
 
 
 def dialects() -> dict[str, Dialect]:
@@ -100,6 +114,13 @@ def _after(words: list[str], flag: str) -> str | None:
     found = [following for word, following in pairs if word == flag]
     found += [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
     return found[-1] if found else None
+
+
+def _number(text: str | None) -> int | float | None:
+    try:
+        return None if text is None else float(text) if "." in text else int(text)
+    except ValueError:
+        return None
 
 
 def _contains(words: list[str], part: list[str]) -> bool:

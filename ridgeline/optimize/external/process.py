@@ -79,7 +79,7 @@ class ServerProcess:
     def __init__(self, recipe: Recipe, flags: Sequence[str], log: Path) -> None:
         self._recipe, self._log = recipe, log
         port = _free_port() if recipe.side_by_side else None
-        self.url = recipe.at(port)
+        self.url, self.num_starts = recipe.at(port), 0
         self._words = recipe.words(flags, port)
         self._process: subprocess.Popen[bytes] | None = None
         self._out: IO[bytes] | None = None
@@ -114,6 +114,7 @@ class ServerProcess:
         except BaseException:
             self.stop()
             raise
+        self.num_starts += 1
 
     def _await_answer(self, process: subprocess.Popen[bytes]) -> None:
         stop_s = time.monotonic() + self._recipe.start_timeout_s

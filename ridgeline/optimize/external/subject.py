@@ -4,18 +4,23 @@ Prompts go as token ids to /v1/completions, so that both sides and the simulator
 ones. What the server does not tell (its steps, its distributions) stays unknown: diagnosis works
 from the clients' side, and lossy rungs are left out. Greedy continuations are compared by the texts
 of their tokens, with the margin between the two best ones from the server's own logprobs.
+
+A server that has just come up is warmed before anything counts: its first requests pay for what it
+does once (kernels compiled, buffers allocated, pages touched), and a first probe that missed its
+promise for that reason would end a climb before it began. Small volleys are sent until one is no
+longer much faster than the one before.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ridgeline.errors import CannotRun
-from ridgeline.measure.arrivals import Instants
+from ridgeline.measure.arrivals import Closed, Instants
 from ridgeline.measure.client import LoadOptions, OnFinish, run_load
 from ridgeline.measure.http import HttpTarget, wire_to
 from ridgeline.measure.wire import OK, WireError
@@ -27,20 +32,32 @@ from ridgeline.settings import Settings
 
 Names = dict[str, int]
 
+WARM_VOLLEYS, WARM_REQUESTS, WARM_USERS = 4, 8, 4
+WARM_ENOUGH = 0.8  # a volley that took more than this share of the one before ends the warming
+WARM_SEED = 10**9  # far from the seeds of runs: no measured prompt may be in the prefix cache
+
+
+class Up(NamedTuple):
+    """A server that is up: where, and its how many-th start this is."""
+
+    url: str
+    start: int
+
 
 class ServerSubject:
-    """See the head of this file. `url_of` makes sure that the server is up and says where."""
+    """See the head of this file. `up` makes sure that the server is up and says where."""
 
     def __init__(
         self,
-        url_of: Callable[[], str],
+        up: Callable[[], Up],
         model: str,
         workload: Workload,
         info: EngineInfo,
         names: Names,
     ) -> None:
-        self._url_of, self._model, self._workload = url_of, model, workload
+        self._up, self._model, self._workload = up, model, workload
         self._info, self._names = info, names
+        self._warmed: int | None = None  # the start that was warmed
         self._margins: dict[tuple[int, ...], list[float]] = {}
 
     @property
@@ -51,9 +68,30 @@ class ServerSubject:
         dues = dues_s(load)
         options = LoadOptions(num_requests=len(dues), grace_s=load.grace_s, seed=load.seed)
         arrivals = Instants(at_s=tuple(dues), label=f"poisson:{load.rate!r}", rate=load.rate)
-        target = HttpTarget(self._url_of(), self._model, endpoint="completions")
+        target = HttpTarget(await self._url(), self._model, endpoint="completions")
         try:
             return await run_load(target, self._workload, arrivals, options, on_finish=on_finish)
+        finally:
+            await target.close()
+
+    async def _url(self) -> str:
+        """Where the server is, up and warm."""
+        url, start = self._up()
+        if start != self._warmed:
+            self._warmed = start
+            await self._warm(url)
+        return url
+
+    async def _warm(self, url: str) -> None:
+        target = HttpTarget(url, self._model, endpoint="completions")
+        before_s = float("inf")
+        try:
+            for volley in range(WARM_VOLLEYS):
+                options = LoadOptions(num_requests=WARM_REQUESTS, seed=WARM_SEED + volley)
+                run = await run_load(target, self._workload, Closed(WARM_USERS), options)
+                if run.duration_s > WARM_ENOUGH * before_s:
+                    return
+                before_s = run.duration_s
         finally:
             await target.close()
 
@@ -61,7 +99,7 @@ class ServerSubject:
         self, prompts: Sequence[Sequence[int]], max_tokens: int
     ) -> list[tuple[int, ...]]:
         """Tokens by the number of their text: equal numbers are equal texts."""
-        url = self._url_of()
+        url = await self._url()
         return await asyncio.gather(*(self._complete(url, each, max_tokens) for each in prompts))
 
     def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
