@@ -275,6 +275,10 @@ def optimize(
         Path, typer.Option("--output", "-o", help="Folder for the report and ridgeline.toml.")
     ] = Path("ridgeline-out"),
     ladder: Annotated[Path | None, typer.Option(help="A ladder.toml of your own rungs.")] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="Predict with this file of `ridgeline calibrate`.", metavar="FILE"),
+    ] = None,
     *,
     elsewhere: dict[str, Any] | None = None,
     engine: EngineFlags,
@@ -294,6 +298,7 @@ def optimize(
         output=output,
         seed=engine.seed,
         ladder=ladder,
+        calibration=calibration,
     )
     _end(command(engine.settings(model), options, server))
 

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from ridgeline.cli.oracle import Costs, SimulatedEngine
+from ridgeline.cli.priced import Prices, require_known
 from ridgeline.diagnose import Ceilings, StepCost, WorkOf
 from ridgeline.diagnose.conditions import Value
 from ridgeline.engine.assemble import make_scheduler
@@ -45,8 +46,12 @@ BLOCK = 16
 NUM_MADE_WINDOWS = 64  # of random tokens
 
 
-def build(settings: Settings, workload: Workload, machine: Machine) -> Lab:
+def build(
+    settings: Settings, workload: Workload, machine: Machine, prices: Prices | None = None
+) -> Lab:
     """Everything that the loop needs, for one model on this machine."""
+    if prices is not None:
+        require_known(prices, settings)
     tokenizer = load_tokenizer(settings.model)
     tokenised = Tokenised(workload, tokenizer)
     numbers = Numbers(machine)
@@ -54,7 +59,7 @@ def build(settings: Settings, workload: Workload, machine: Machine) -> Lab:
     spec, (_, size) = numbers.resolved(settings).spec, quality.shipped()
     return Lab(
         open=lambda chosen: _open(chosen, tokenised),
-        oracle=SimulatedEngine(numbers.costs, numbers.scheduler, tokenised.requests),
+        oracle=SimulatedEngine(numbers.costs, numbers.scheduler, tokenised.requests, prices),
         work_of=numbers.work,
         ceilings_of=numbers.ceilings,
         facts=base_facts(machine, numbers, settings, sample),

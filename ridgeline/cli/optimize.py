@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ridgeline.hardware.machine import Machine
     from ridgeline.measure.workload import Workload
     from ridgeline.optimize.subject import Lab
+    from ridgeline.plan.calibration import Calibration
 
 INTERRUPTED = 130
 
@@ -50,6 +51,7 @@ class OptimizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     dollars_per_hour: float | None = None
     seed: int = 0
     ladder: Path | None = None
+    calibration: Path | None = None
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,9 +73,10 @@ def command(
     job = job_of(settings, options)
     rungs = ladder_of(options)
     server = None if elsewhere is None else _server(elsewhere)
+    place = _Place(server, options.output, _calibrated(options, server))
     check_writable(options.output)
     with _watching(console) as observer:
-        result = _climb(job, rungs, observer, begun_s, _Place(server, options.output))
+        result = _climb(job, rungs, observer, begun_s, place)
     if server is None:
         paths = deliver(result, options.output)
     else:
@@ -165,10 +168,28 @@ def _server(asked: ServerOptions) -> Server:
 
 
 class _Place(NamedTuple):
-    """Where the climb happens: another server, or this process; and where logs may lie."""
+    """Where the climb happens: another server, or this process; where logs may lie; how fast the
+    machine is, if that was calibrated."""
 
     server: Server | None
     logs: Path
+    calibration: Calibration | None
+
+
+def _calibrated(options: OptimizeOptions, server: Server | None) -> Calibration | None:
+    """What --calibration names. CannotRun beside another server, whose steps it does not know."""
+    from ridgeline.errors import CannotRun
+    from ridgeline.plan.calibration import load_calibration
+
+    if options.calibration is None:
+        return None
+    if server is not None:
+        raise CannotRun(
+            "a calibration tells the step times of Ridgeline's own engine, not of a server",
+            value=str(options.calibration),
+            fix="leave out --calibration, or --url",
+        )
+    return load_calibration(options.calibration)
 
 
 def _climb(
@@ -193,7 +214,11 @@ def _lab(job: Job, workload: Workload, machine: Machine, place: _Place) -> Lab:
     from ridgeline.cli import lab, outside
 
     if place.server is None:
-        return lab.build(job.settings, workload, machine)
+        from ridgeline.cli.priced import Prices
+
+        found = place.calibration
+        prices = None if found is None else Prices(found)
+        return lab.build(job.settings, workload, machine, prices)
     return outside.build(job.settings, workload, machine, place.server, place.logs)
 
 

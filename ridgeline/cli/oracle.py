@@ -8,6 +8,9 @@ in for them (`_prior`), and the first measured batch overrules them.
 Lookups (n-gram, suffix) are simulated as faster decode steps: how much faster is what replaying the
 workload's own prompts gives, the later half of each taken for an answer, with the learnt step times
 as the curve over rows.
+
+With a calibration of this machine (`priced.py`) its step times are used instead, scaled to what was
+measured; weights in a format that it does not have are priced by what was learnt, as above.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ridgeline.cli.priced import Prices
 from ridgeline.engine.core.scheduler import Scheduler
 from ridgeline.errors import CannotRun
 from ridgeline.measure.workload.base import LoadRequest
@@ -53,13 +57,17 @@ class SimulatedEngine:
         costs_of: Callable[[Settings], Costs],
         scheduler_of: Callable[[Settings], Scheduler],
         requests: Callable[[int, int], Sequence[LoadRequest]],
+        prices: Prices | None = None,
     ) -> None:
         self._costs_of, self._scheduler_of, self._requests = costs_of, scheduler_of, requests
+        self._prices = prices
         self._samples: dict[tuple[str, str | None], list[StepSample]] = {}
         self._time: StepTime | None = None
 
     def learn(self, settings: Settings, steps: Sequence[StepStat]) -> None:
         """Refit to everything measured with these weights; other weights have other kernels."""
+        if self._prices is not None:
+            self._prices.learn(settings, steps)
         costs = self._costs_of(settings)
         samples = self._samples.setdefault((settings.model, settings.quantization), [])
         samples += [_sample(costs, step) for step in steps if step.shapes]
@@ -68,16 +76,8 @@ class SimulatedEngine:
             self._time = fit_step_time([*samples, *_prior(costs, samples)])
 
     def run(self, settings: Settings, load: Load) -> RunTrace:
-        """Simulate one run. Raises CannotRun before enough steps were learnt."""
-        time = self._time
-        if time is None:
-            raise CannotRun("too few steps were measured to predict from", limit=LEAST_STEPS)
-        costs = self._costs_of(settings)
-
-        def plain_s(shapes: Sequence[tuple[int, int]], num_sampled: int) -> float:
-            num_tokens = sum([new for new, _ in shapes])
-            return time.seconds(costs.bound_s(shapes, num_sampled), len(shapes), num_tokens)
-
+        """Simulate one run. Raises CannotRun before enough steps were learnt, or calibrated."""
+        plain_s = self._plain(settings)
         gain = self._lookups(settings, load.seed, plain_s)
 
         def seconds(shapes: Sequence[tuple[int, int]], num_sampled: int) -> float:
@@ -100,6 +100,22 @@ class SimulatedEngine:
             requests=done.requests,
             steps=done.steps,
         )
+
+    def _plain(self, settings: Settings) -> Callable[[Shapes, int], float]:
+        """Seconds of steps without drafts: calibrated ones where there are, else as learnt."""
+        priced = None if self._prices is None else self._prices.of(settings)
+        if priced is not None:
+            return priced
+        time = self._time
+        if time is None:
+            raise CannotRun("too few steps were measured to predict from", limit=LEAST_STEPS)
+        costs = self._costs_of(settings)
+
+        def plain_s(shapes: Shapes, num_sampled: int) -> float:
+            num_tokens = sum([new for new, _ in shapes])
+            return time.seconds(costs.bound_s(shapes, num_sampled), len(shapes), num_tokens)
+
+        return plain_s
 
     def _lookups(
         self, settings: Settings, seed: int, plain_s: Callable[[Shapes, int], float]

@@ -5,8 +5,9 @@
                                      └─ask─▶ calm until the step under way ends, then busy
 
 A busy station has a step under way: what it computes was planned, and is committed when its time
-has passed. A calm one is somewhere within steps of which nothing happens but decoding
-(`engine.core.leap`); they are done at once, when something is about to happen.
+has passed; a step in which asks join and nothing else happens is foreseen instead, with the same
+outcome (`engine.core.entering`). A calm one is somewhere within steps of which nothing happens but
+decoding (`engine.core.leap`); they are done at once, when something is about to happen.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ridgeline.engine.core.entering import Entry, Shapes, enter, entered
 from ridgeline.engine.core.leap import calm_steps, leap
 from ridgeline.engine.core.plan import Sampled, StepPlan, StepResult
 from ridgeline.engine.core.scheduler import Scheduler
@@ -38,7 +40,7 @@ class Station:
         self.busy_s = 0.0
         self.check: Callable[[Scheduler], None] = _no_check
         self._free_s = 0.0  # when the step under way ends
-        self._plan: StepPlan | None = None
+        self._under_way: StepPlan | Entry | None = None
         self._calm: tuple[float, int, Glide] | None = None
 
     def add(self, ask: Ask, now_s: float) -> None:
@@ -49,17 +51,17 @@ class Station:
             if steps < most:
                 self._land(steps, all_calm=False)
         self.scheduler.add(ask)
-        if self._plan is None and self._calm is None:
+        if self._under_way is None and self._calm is None:
             self.wake_s = max(now_s, self._free_s)
 
     def drop(self, now_s: float) -> None:
         """The replica is gone: whatever was under way is lost."""
-        self._plan = self._calm = None
+        self._under_way = self._calm = None
         self.wake_s, self._free_s = math.inf, now_s
 
     def advance(self, now_s: float) -> list[Event]:
         """What happens at `wake_s`, which has come: a commit's events, or none and a plan."""
-        if self._plan is not None:
+        if self._under_way is not None:
             return self._commit(now_s)
         if self._calm is not None:
             events = self._land(self._calm[1])
@@ -75,20 +77,30 @@ class Station:
         if wake_s is None or wake_s > now_s:
             self.wake_s = math.inf if wake_s is None else wake_s
             return
-        plan = self._plan = self.scheduler.plan(now_s)
-        took_s = 0.0
-        if plan.runs:
-            shapes = [(len(run.tokens), run.start) for run in plan.runs]
-            took_s = self._pace.step_s(shapes, sum([run.sample is not None for run in plan.runs]))
-            self.num_steps += 1
-            self.busy_s += took_s
+        entry = enter(self.scheduler, now_s) if self._leaps else None
+        if entry is not None:
+            self._under_way = entry
+            self._takes(now_s, entry.shapes, len(entry.shapes))
+            return
+        plan = self._under_way = self.scheduler.plan(now_s)
+        shapes = [(len(run.tokens), run.start) for run in plan.runs]
+        self._takes(now_s, shapes, sum([run.sample is not None for run in plan.runs]))
+
+    def _takes(self, now_s: float, shapes: Shapes, num_sampled: int) -> None:
+        """The step that begins now ends when its time has passed; one without runs at once."""
+        took_s = self._pace.step_s(shapes, num_sampled) if shapes else 0.0
+        self.num_steps += bool(shapes)
+        self.busy_s += took_s
         self.wake_s = now_s + took_s
 
     def _commit(self, now_s: float) -> list[Event]:
-        plan, self._plan = self._plan, None
-        assert plan is not None
-        sampled = tuple([_NONE if run.sample is None else _ONE for run in plan.runs])
-        events = self.scheduler.commit(plan, StepResult(sampled), now_s)
+        step, self._under_way = self._under_way, None
+        assert step is not None
+        if isinstance(step, Entry):
+            events = entered(self.scheduler, step, now_s, FILLER)
+        else:
+            sampled = tuple([_NONE if run.sample is None else _ONE for run in step.runs])
+            events = self.scheduler.commit(step, StepResult(sampled), now_s)
         self.check(self.scheduler)
         self._settle(now_s)
         return events

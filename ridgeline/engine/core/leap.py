@@ -33,38 +33,46 @@ def calm_steps(scheduler: Scheduler) -> int:
     running = roster.running
     if not running or len(running) > limits.max_num_batched_tokens:
         return 0
-    online, *others = roster.lanes
-    if online.waits and len(running) < limits.max_num_seqs:
+    if roster.lanes[0].waits and len(running) < limits.max_num_seqs:
         return 0
-    if any(lane.num_running or lane.waits for lane in others) or _drafts(scheduler):
+    if not runs_plainly(scheduler):
         return 0
-    if scheduler._events or scheduler._deadlines.next_s is not None or _has_ttl(scheduler):
-        return 0
-    most = min([_left(seq, limits.max_model_len) for seq in running])
+    most = min([num_left(seq, limits.max_model_len) for seq in running])
     return _with_blocks(scheduler, running, most) if most > 0 else 0
 
 
-def _drafts(scheduler: Scheduler) -> bool:
-    return not isinstance(scheduler.drafting._drafts, NoDrafts)
+def runs_plainly(scheduler: Scheduler) -> bool:
+    """Nobody in the background, no drafts, nothing to be told or to expire."""
+    background = scheduler._roster.lanes[1]
+    return not (
+        background.num_running
+        or background.waits
+        or scheduler._events
+        or scheduler._deadlines.next_s is not None
+        or not isinstance(scheduler.drafting._drafts, NoDrafts)
+        or getattr(scheduler.cache, "_ttl_s", math.inf) != math.inf
+    )
 
 
-def _has_ttl(scheduler: Scheduler) -> bool:
-    return getattr(scheduler.cache, "_ttl_s", math.inf) != math.inf
-
-
-def _left(seq: Sequence, max_model_len: int) -> int:
+def num_left(seq: Sequence, max_model_len: int) -> int:
     """Tokens until the sequence ends; 0 where that or its next step is not foreseeable, or where
     the step tells something: a first token."""
-    sampling, known = seq.choices.ask.sampling, len(seq.tokens)
-    if known - seq.computed != 1 or known == seq.num_prompt:
+    known, num_prompt = len(seq.tokens), seq.num_prompt
+    if known - seq.computed != 1 or known == num_prompt or not foreseeable(seq):
         return 0
-    if sampling.n != 1 or not sampling.ignore_eos:
-        return 0
-    if seq.num_prompt_logprobs is not None or sampling.stop_token_ids:
-        return 0
-    room = max_model_len - known
-    wanted = sampling.max_tokens
-    return room if wanted is None else min(room, wanted - known + seq.num_prompt)
+    room, wanted = max_model_len - known, seq.choices.ask.sampling.max_tokens
+    return room if wanted is None else min(room, wanted - known + num_prompt)
+
+
+def foreseeable(seq: Sequence) -> bool:
+    """One choice, which ends at a length and nowhere else."""
+    sampling = seq.choices.ask.sampling
+    return (
+        sampling.n == 1
+        and sampling.ignore_eos
+        and not sampling.stop_token_ids
+        and seq.num_prompt_logprobs is None
+    )
 
 
 def _with_blocks(scheduler: Scheduler, running: list[Sequence], most: int) -> int:
@@ -106,7 +114,7 @@ def leap(
     if not all_calm:
         return []
     most = scheduler.limits.max_model_len
-    ended = [seq for seq in running if not _left(seq, most)]
+    ended = [seq for seq in running if not num_left(seq, most)]
     return [scheduler._finish(seq, "length", None, now_s) for seq in ended]
 
 

@@ -1,0 +1,57 @@
+"""Steps in which asks join, foreseen (`engine.core.entering`), against steps as planned."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ridgeline.engine.core.scheduler import Scheduler
+from ridgeline.plan.fleet import Request, simulate_fleet
+from ridgeline.plan.station import Station
+from ridgeline.records import Ask, Sampling
+from tests.plan.steady import Steady
+from tests.plan.test_fleet import fleet, instants, make, told
+
+
+def test_an_entry_leaves_the_scheduler_as_its_step_does() -> None:
+    """Asks that join beside decodes: tables, idle blocks and totals as after plan and commit."""
+
+    def after(leaps: bool) -> Scheduler:
+        station = Station(make(blocks=60)(), Steady(1.0), leaps=leaps)
+        for i, at_s in enumerate((0.0, 2.5, 6.5, 6.6, 11.5)):
+            while station.wake_s < at_s:
+                station.advance(station.wake_s)
+            sampling = Sampling(temperature=0.0, max_tokens=(20, 14, 8, 2, 9)[i], ignore_eos=True)
+            station.add(Ask(id=str(i), prompt=(7,) * 9, sampling=sampling, arrival_s=at_s), at_s)
+        while station.wake_s <= 12.0:
+            station.advance(station.wake_s)
+        return station.scheduler
+
+    fast, slow = after(True), after(False)
+    assert len(fast._roster.running) == 4
+    assert fast.pool.idle_blocks() == slow.pool.idle_blocks()
+    for one, other in zip(fast._roster.running, slow._roster.running, strict=True):
+        assert (one.blocks, one.tokens, one.key) == (other.blocks, other.tokens, other.key)
+    assert fast.totals == slow.totals
+    assert [lane.num_started for lane in fast._roster.lanes] == [
+        lane.num_started for lane in slow._roster.lanes
+    ]
+
+
+def test_entries_at_the_edge_of_room_agree() -> None:
+    """Budget and blocks that are just enough, or just not, for who wants to join."""
+    rng = np.random.default_rng(5)
+    for _ in range(150):
+        scheduler = make(4, int(rng.integers(16, 24)), budget=int(rng.integers(16, 60)))
+        at_s = np.sort(rng.uniform(0, 0.03, 8)).tolist()
+        asked = [
+            Request(at_s=at, num_prompt=int(p), num_output=int(n))
+            for at, p, n in zip(at_s, rng.integers(4, 20, 8), rng.integers(1, 30, 8), strict=True)
+        ]
+        fast, slow = (
+            simulate_fleet(asked, fleet(scheduler, Steady(math.pi / 1000), leaps=leaps))
+            for leaps in (True, False)
+        )
+        assert told(fast) == told(slow)
+        assert np.allclose(instants(fast), instants(slow), rtol=1e-9, atol=1e-12)
