@@ -45,9 +45,9 @@ bench-peers: install
 	$(BIN)/python benchmarks/bench_peers.py --json build/peers.json
 
 # Do llama.cpp, compressed-tensors and bitsandbytes read what `ridgeline quantize` writes? In environments of
-# their own under out/readback; llama-cpp-python compiles for minutes.
+# their own; llama-cpp-python compiles for minutes. ENVIRONMENTS="--use llama_cpp=DIR" takes one that is there.
 check-readback: install
-	scripts/check_readback.sh $(BIN)/python out/readback
+	scripts/check_readback.sh $(BIN)/python build/readback $(ENVIRONMENTS)
 
 clean:
 	rm -rf $(VENV) build dist ridgeline-out

@@ -242,7 +242,8 @@ def needed(works: dict[str, Work]) -> list[str]:
     """The environments that these works need; llama.cpp's also writes the models."""
     engines = {engine for work in works.values() for engine in work.group.engines}
     words = {engine.split("-")[0].replace("llama.cpp", "llama_cpp") for engine in engines}
-    return sorted((words | {"llama_cpp"}) - {"ridgeline"})
+    server = {"llama_server" for work in works.values() if work.order["kind"] == "chat"}
+    return sorted((words | server | {"llama_cpp"}) - {"ridgeline"})
 
 
 def models(python: Path, home: Path, shape: str) -> Path:
@@ -257,7 +258,7 @@ def models(python: Path, home: Path, shape: str) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--home", type=Path, default=HERE.parent / "build/peers")
+    parser.add_argument("--home", type=Path, default=environments.HOME)
     parser.add_argument("--works", default=",".join(WORKS), help=f"of {', '.join(WORKS)}")
     parser.add_argument("--without", default="", help="peers to leave out: openvino,vllm")
     parser.add_argument("--rounds", type=int, default=5)

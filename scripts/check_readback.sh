@@ -1,20 +1,15 @@
 #!/bin/sh
-# scripts/readback.py in environments of its own, made here once.
-#   check_readback.sh PYTHON FOLDER        PYTHON has ridgeline; FOLDER holds environments and models
+# scripts/readback.py, with llama.cpp's and transformers' environments (made once: minutes).
+#   check_readback.sh PYTHON FOLDER [--home DIR] [--use llama_cpp=DIR] [--use transformers=DIR]
+# PYTHON has ridgeline; FOLDER holds the models; the rest is benchmarks/peers/environments.py's.
 set -eu
 python=$1 folder=$2 here=$(dirname "$0")
-mkdir -p "$folder/models"
-if [ ! -x "$folder/llama/bin/python" ]; then
-    "$python" -m venv "$folder/llama"
-    "$folder/llama/bin/python" -m pip install --quiet llama-cpp-python
-fi
-if [ ! -x "$folder/transformers/bin/python" ]; then
-    "$python" -m venv "$folder/transformers"
-    "$folder/transformers/bin/python" -m pip install --quiet torch==2.13.0
-    "$folder/transformers/bin/python" -m pip install --quiet transformers accelerate compressed-tensors bitsandbytes
-fi
-"$python" "$here/readback.py" make "$folder/models"
+shift 2
+mkdir -p "$folder"
+pythons=$("$python" "$here/../benchmarks/peers/environments.py" llama_cpp transformers "$@")
+llama=$(echo "$pythons" | sed -n 1p) transformers=$(echo "$pythons" | sed -n 2p)
+"$python" "$here/readback.py" make "$folder"
 status=0
-"$folder/llama/bin/python" "$here/readback.py" llama "$folder/models" || status=1
-"$folder/transformers/bin/python" "$here/readback.py" transformers "$folder/models" || status=1
+"$llama" "$here/readback.py" llama "$folder" || status=1
+TQDM_DISABLE=1 "$transformers" "$here/readback.py" transformers "$folder" || status=1
 exit $status

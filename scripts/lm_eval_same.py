@@ -1,13 +1,13 @@
 """Does lm-eval say the same of the server as of the weights themselves?
 
-    python scripts/lm_eval_same.py [--env DIR] [--model demo]
+    python scripts/lm_eval_same.py [--home DIR] [--use lm_eval=DIR] [--model demo]
 
-Makes an environment of its own (torch, transformers, lm_eval), serves the model, and has lm-eval
-score one local task twice: with its `hf` model on the model's directory in float32, and with
+Makes an environment of its own (`benchmarks/peers/environments.py`), serves the model, and has lm-
+eval score one local task twice: with its `hf` model on the model's directory in float32, and with
 `local-completions` against the server. The task is made of the held-out texts: given the beginning
 of a text, which of four continuations follows, and how likely is each. Prints how many
-loglikelihoods were compared, the largest difference, and whether all greedy flags agree; exits
-with 1 beyond 1e-3.
+loglikelihoods were compared, the largest difference, and whether all greedy flags agree; exits with
+1 beyond 1e-3.
 """
 
 from __future__ import annotations
@@ -17,20 +17,13 @@ import json
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from peers import environments
+
 ASSETS = Path(__file__).resolve().parent.parent / "ridgeline" / "assets"
-PACKAGES = (
-    "torch==2.13.0",
-    "transformers",
-    "lm_eval",
-    "accelerate",
-    "tenacity",
-    "aiohttp",
-    "tiktoken",
-)
 TASK, MOST, NUM_DOCS = "continuations", 1e-3, 40
 RECIPE = """
 task: {task}
@@ -103,18 +96,9 @@ def compare(folder: Path, model: str, url: str) -> int:
     return int(worst > MOST or greedy < len(pairs))
 
 
-def environment(folder: Path) -> Path:
-    """A Python with lm_eval in it."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
-    return python
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", type=Path, help="where the environment is, or is to be made")
+    environments.add_flags(parser)
     parser.add_argument("--model", default=str(ASSETS / "demo"), help="a model directory")
     parser.add_argument("--inside", nargs=2, metavar=("FOLDER", "URL"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -122,7 +106,7 @@ def main() -> int:
         return compare(Path(given.inside[0]), given.model, given.inside[1])
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        python = environment(given.env or folder / "env")
+        python = environments.ensure(given.home, ["lm_eval"], dict(given.use))["lm_eval"]
         write_task(folder)
         serve = [sys.executable, "-m", "ridgeline", "serve", given.model, "--port", "0"]
         server = subprocess.Popen(serve, stderr=subprocess.PIPE, text=True)

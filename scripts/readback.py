@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,8 @@ def make(folder: Path) -> int:
     from ridgeline.cli.quantize import Choices, command
 
     for name, choices in FORMATS.items():
-        if not (folder / name).exists():
-            command("demo", folder / name, Choices(**choices))
+        shutil.rmtree(folder / name, ignore_errors=True)  # written by the code as it is now
+        command("demo", folder / name, Choices(**choices))
     found = {name: _expected(_path(folder, name)) for name in FORMATS}
     (folder / "expected.json").write_text(json.dumps(found), encoding="utf-8")
     return 0

@@ -56,7 +56,7 @@ def _command(peers: Any, engine: str, order: dict[str, Any], port: int) -> list[
             "--quantization", "int4", "--port", str(port), "--num-threads", threads,
             "--max-num-seqs", str(order["clients"]), "--max-model-len", str(length),
         ]  # fmt: skip
-    server = peers.pythons["llama_cpp"].parent.parent / environments.LLAMA_SERVER
+    server = peers.pythons["llama_server"].parent.parent / environments.LLAMA_SERVER
     return [
         server, "-m", peers.models / "q4_0.gguf", "--port", str(port), "-t", threads,
         "-np", str(order["clients"]), "-c", str(length * order["clients"]), "--no-webui",
