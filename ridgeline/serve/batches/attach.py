@@ -15,13 +15,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ridgeline.serve.batches.answering import InProcess
+from ridgeline.serve.batches.openapi import ENDPOINTS
 from ridgeline.serve.batches.records import STATUSES, Batch
 from ridgeline.serve.batches.routes import BatchRoutes
 from ridgeline.serve.batches.store import Store
 from ridgeline.serve.batches.worker import Window, Worker, WorkerOptions
 from ridgeline.serve.safety.keys import KeyRing
-
-_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +54,7 @@ def attach(
 def endpoints_of(app: FastAPI) -> tuple[str, ...]:
     """What a line may be sent to: the generating routes that the app has."""
     paths = {getattr(route, "path", None) for route in app.routes}
-    return tuple(path for path in _ENDPOINTS if path in paths)
+    return tuple(path for path in ENDPOINTS if path in paths)
 
 
 def _live_with(app: FastAPI, worker: Worker, store: Store) -> None:
