@@ -20,7 +20,8 @@ from ridgeline.serve.batches.records import STATUSES, Batch
 from ridgeline.serve.batches.routes import BatchRoutes
 from ridgeline.serve.batches.store import Store
 from ridgeline.serve.batches.worker import Window, Worker, WorkerOptions
-from ridgeline.serve.safety.keys import KeyRing
+from ridgeline.serve.metrics import Metrics
+from ridgeline.serve.service import Service
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +43,11 @@ def attach(
     BadInput where the store cannot be opened.
     """
     store = Store(options.store, max_bytes=options.max_bytes)
-    ring: KeyRing = app.state.service.ring
+    service: Service = app.state.service
+    line_metrics: Metrics = line_app.state.service.metrics
+    service.metrics.count_beside(lambda: line_metrics.num_tokens)
     settings = WorkerOptions(most=options.most, beat_s=options.beat_s, window=options.window)
-    worker = Worker(store, InProcess(line_app, ring.named), settings)
+    worker = Worker(store, InProcess(line_app, service.ring.named), settings)
     BatchRoutes(store, worker, endpoints_of(line_app)).add_to(app)
     registry.register(BatchCollector(store, worker))
     _live_with(app, worker, store)
