@@ -72,7 +72,8 @@ def quantile(now: Buckets, before: Buckets, share: float) -> float | None:
 def figures(now: Reading, last: Reading | None, old: Reading | None) -> dict[str, float]:
     """What is worth knowing. `last`: the reading before (rates); `old`: that from which latencies
     and hits count (None: since the server's start)."""
-    found = {name: now.values[key] for name, key in _LEVELS.items() if key in now.values}
+    found = {name: now.values.get(key, math.nan) for name, key in _LEVELS.items()}
+    found = {name: value for name, value in found.items() if math.isfinite(value)}
     for name, key in _RATES.items():
         if last is not None and key in now.values and now.at_s > last.at_s:
             grown = now.values[key] - last.values.get(key, 0.0)
@@ -169,6 +170,10 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def _price(value: float) -> str:
+    return f"{value:,.2f}"
+
+
 def _speed(value: float) -> str:
     return f"{value:,.0f} tok/s"
 
@@ -181,6 +186,8 @@ _LEVELS = {
     "finished": "vllm:request_success_total",
     "batch_lines_running": "ridgeline_batch_lines_running",
     "batch_lines_open": "ridgeline_batch_lines_open",
+    "fill_share": "ridgeline_batch_fill_ratio",
+    "cost_per_million": "ridgeline_cost_per_million_tokens",
 }
 _RATES = {
     "output_tok_s": "vllm:generation_tokens_total",
@@ -203,11 +210,13 @@ _ROWS: Iterable[tuple[str, str, Callable[[float], str]]] = (
     ("itl_p50_s", "itl p50", _ms),
     ("itl_p95_s", "itl p95", _ms),
     ("e2e_p95_s", "e2e p95", _ms),
+    ("fill_share", "seats taken, latest steps", _share),
     ("kv_used_share", "KV blocks in use", _share),
     ("hit_share", "prompt tokens from the cache", _share),
     ("preemptions", "preemptions", _count),
     ("batch_lines_running", "batch lines being answered", _count),
     ("batch_lines_open", "batch lines open", _count),
     ("batch_tok_s", "batch lines", _speed),
+    ("cost_per_million", "cost per million tokens", _price),
 )
 _SPANNED = {name for name, _, _ in _ROWS if name.endswith("_s") and "_p" in name} | {"hit_share"}

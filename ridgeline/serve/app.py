@@ -52,6 +52,7 @@ ADMIN_ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/admin/state", operations.state),
     ("POST", "/admin/drain", operations.drain),
     ("POST", "/admin/abort/{id}", operations.abort),
+    ("GET", "/openapi.json", operations.admin_openapi),
 )
 
 

@@ -14,6 +14,7 @@ import msgspec
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from ridgeline.errors import EngineFull, EngineUnavailable, UserError
 from ridgeline.records import Failed, Sampling
@@ -34,7 +35,6 @@ TYPES = {
     500: "InternalServerError",
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
-    504: "TimeoutError",
 }
 
 _FIELDS = {"prompt", "messages", *(field.name for field in msgspec.structs.fields(Sampling))}
@@ -98,11 +98,11 @@ _ANTHROPIC = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     500: "api_error",
     503: "overloaded_error",
-    504: "timeout_error",
 }
 
 
@@ -115,7 +115,7 @@ def anthropic_body(error: ApiError) -> dict[str, object]:
 def of_failure(failed: Failed) -> ApiError:
     """What a client may be told about an ask that ended in `Failed`."""
     if failed.cause == "deadline":
-        return ApiError(504, "the answer was not ready by the time given in timeout_ms")
+        return ApiError(408, "the answer was not ready by the time given in timeout_ms")
     return ApiError(500, scrub(failed.error))
 
 
@@ -129,12 +129,22 @@ def response(error: ApiError, path: str = "") -> JSONResponse:
 async def handle(request: Request, error: Exception) -> JSONResponse:
     """Exception handler of the app: every exception becomes a body a client can read."""
     if isinstance(error, HTTPException):
-        told = ApiError(error.status_code, str(error.detail), headers=error.headers or {})
+        headers = dict(error.headers or {}) | _allow(request, error.status_code)
+        told = ApiError(error.status_code, str(error.detail), headers=headers)
     elif isinstance(error, ClientGone):
         told = ApiError(499, "the client closed the connection")
     else:
         told = as_api_error(error)
     return response(told, request.scope.get("path", ""))
+
+
+def _allow(request: Request, status: int) -> dict[str, str]:
+    """The router's own 405 lists the methods of the first route of a path; this lists all."""
+    if status != 405:
+        return {}
+    fitting = [r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE]
+    methods: set[str] = set().union(*(getattr(route, "methods", None) or () for route in fitting))
+    return {"Allow": ", ".join(sorted(methods))}
 
 
 def _param(error: UserError) -> str | None:

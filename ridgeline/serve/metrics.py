@@ -18,6 +18,7 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from ridgeline.records import FinishReason, Sampling, Slo
+from ridgeline.records.price import HOUR_S, dollars_per_million
 from ridgeline.serve.contract import ServedEngine
 from ridgeline.serve.engine_metrics import EngineCollector, Peaks
 from ridgeline.serve.histograms import Buckets, HistogramCollector
@@ -79,7 +80,8 @@ class Metrics:
     ) -> None:
         self.now = now
         self.model_name = model_name
-        self._num_tokens = 0
+        self.num_tokens = 0
+        self._beside: list[Callable[[], int]] = []
         self.registry = CollectorRegistry()
         self._histograms = {name: Buckets(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
         self.publish, self.gaps = Buckets(_PUBLISH), self._histograms[_GAPS]
@@ -133,20 +135,27 @@ class Metrics:
         text = "Price of the time since the server began (--price-per-hour), idle or not."
         spent = Gauge("ridgeline_cost_spent", text, ["model_name"], registry=self.registry)
         spent.labels(self.model_name).set_function(
-            lambda: (self.now() - began_s) / 3600 * price_per_hour
+            lambda: (self.now() - began_s) / HOUR_S * price_per_hour
         )
         per_million = Gauge(
             "ridgeline_cost_per_million_tokens",
-            "That, over the tokens sent to clients, times a million.",
+            "That, over all tokens of answers, batch lines' too, times a million.",
             ["model_name"],
             registry=self.registry,
         )
         per_million.labels(self.model_name).set_function(
-            lambda: self._cost_per_million((self.now() - began_s) / 3600 * price_per_hour)
+            lambda: self._cost_per_million(price_per_hour, self.now() - began_s)
         )
 
-    def _cost_per_million(self, spent: float) -> float:
-        return spent / self._num_tokens * 1e6 if self._num_tokens else float("nan")
+    def _cost_per_million(self, price_per_hour: float, elapsed_s: float) -> float:
+        num_tokens = self.num_tokens + sum(count() for count in self._beside)
+        tok_s = num_tokens / elapsed_s if elapsed_s > 0 else 0.0
+        cost = dollars_per_million(price_per_hour, tok_s)
+        return float("nan") if cost is None else cost
+
+    def count_beside(self, num_tokens: Callable[[], int]) -> None:
+        """Answers that another app of this server gives share the machine, and so its price."""
+        self._beside.append(num_tokens)
 
     def _counter(self, name: str, text: str) -> Counter:
         family = Counter(f"vllm:{name}", text, ["model_name"], registry=self.registry)
@@ -180,7 +189,7 @@ class Metrics:
 
     def count_tokens(self, num_tokens: int) -> None:
         self._generation_tokens.inc(num_tokens)
-        self._num_tokens += num_tokens
+        self.num_tokens += num_tokens
 
     def count_promise(self, slo_class: str, missed: tuple[str, ...]) -> None:
         """One ask of a class came to its end, and which of its promises were broken."""

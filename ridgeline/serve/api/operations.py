@@ -9,7 +9,7 @@ import ridgeline
 from ridgeline.serve import errors
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.metrics import CONTENT_TYPE
-from ridgeline.serve.openapi import document
+from ridgeline.serve.openapi import admin_document, document
 from ridgeline.serve.service import Service, to_json
 
 
@@ -33,9 +33,15 @@ async def version(_service: Service, _request: Request) -> Response:
     return to_json({"version": ridgeline.__version__})
 
 
-async def openapi(_service: Service, _request: Request) -> Response:
-    """GET /openapi.json."""
-    return to_json(document())
+async def openapi(_service: Service, request: Request) -> Response:
+    """GET /openapi.json: with the Batch API where this server has it."""
+    paths = {getattr(route, "path", None) for route in request.app.routes}
+    return to_json(document(batches="/v1/batches" in paths))
+
+
+async def admin_openapi(_service: Service, _request: Request) -> Response:
+    """GET /openapi.json of the operators' listener."""
+    return to_json(admin_document())
 
 
 async def scrape(service: Service, _request: Request) -> Response:

@@ -15,13 +15,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ridgeline.serve.batches.answering import InProcess
+from ridgeline.serve.batches.openapi import ENDPOINTS
 from ridgeline.serve.batches.records import STATUSES, Batch
 from ridgeline.serve.batches.routes import BatchRoutes
 from ridgeline.serve.batches.store import Store
 from ridgeline.serve.batches.worker import Window, Worker, WorkerOptions
-from ridgeline.serve.safety.keys import KeyRing
-
-_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+from ridgeline.serve.metrics import Metrics
+from ridgeline.serve.service import Service
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +43,11 @@ def attach(
     BadInput where the store cannot be opened.
     """
     store = Store(options.store, max_bytes=options.max_bytes)
-    ring: KeyRing = app.state.service.ring
+    service: Service = app.state.service
+    line_metrics: Metrics = line_app.state.service.metrics
+    service.metrics.count_beside(lambda: line_metrics.num_tokens)
     settings = WorkerOptions(most=options.most, beat_s=options.beat_s, window=options.window)
-    worker = Worker(store, InProcess(line_app, ring.named), settings)
+    worker = Worker(store, InProcess(line_app, service.ring.named), settings)
     BatchRoutes(store, worker, endpoints_of(line_app)).add_to(app)
     registry.register(BatchCollector(store, worker))
     _live_with(app, worker, store)
@@ -55,7 +57,7 @@ def attach(
 def endpoints_of(app: FastAPI) -> tuple[str, ...]:
     """What a line may be sent to: the generating routes that the app has."""
     paths = {getattr(route, "path", None) for route in app.routes}
-    return tuple(path for path in _ENDPOINTS if path in paths)
+    return tuple(path for path in ENDPOINTS if path in paths)
 
 
 def _live_with(app: FastAPI, worker: Worker, store: Store) -> None:

@@ -120,7 +120,11 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self.cut()
 
-    # -- clients that do not write
+    # -- clients that do not write, or nothing that can be read
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP gets the same error body as everything else."""
+        self._refuse(ApiError(400, msg))
 
     def _watch(self) -> None:
         if self._timer is None:
@@ -151,8 +155,9 @@ def _raw(error: ApiError) -> bytes:
     """A whole response without an app."""
     payload = msgspec.json.encode(body(error))
     phrase = HTTPStatus(error.status).phrase
+    again = "retry-after: 1\r\n" if error.status == 503 else ""
     head = (
         f"HTTP/1.1 {error.status} {phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(payload)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+        f"content-length: {len(payload)}\r\n{again}connection: close\r\n\r\n"
     )
     return head.encode() + payload
