@@ -66,6 +66,8 @@ def samples_of(run: Run) -> tuple[SampleAt, ...]:
         return ()
     if not run.num_drafts:
         return (at,)
+    if at.sampling.greedy and not at.history and not at.banned:
+        return (at,) * (run.num_drafts + 1)  # nothing that is looked at changes from row to row
     drafts = run.drafts
     return (at, *(_after(at, drafts[:count]) for count in range(1, len(drafts) + 1)))
 

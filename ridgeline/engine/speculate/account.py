@@ -7,8 +7,8 @@ takes what it lost). The balance has a ceiling, so that an old gain does not pay
 
 from __future__ import annotations
 
-LOSS_SHARE = 0.008  # of every step's time that may be lost to drafts
-FIRST_CREDIT, MOST_CREDIT = 3.0, 6.0  # plain steps' worth of seconds
+LOSS_SHARE = 0.005  # of every step's time that may be lost to drafts
+FIRST_CREDIT, MOST_CREDIT = 2.0, 6.0  # plain steps' worth of seconds
 
 
 class Account:

@@ -8,13 +8,15 @@ more than the step gives without drafts, nothing is drafted.
 
 Never lose. The predicted gain must exceed a margin (half of it, while drafting: hysteresis), and
 there is an account in seconds. Every step pays in a small share of its time; every draft pays in
-what plain decoding would have taken for the same tokens, less what was taken. Drafting, and probing
-while drafting does not pay, are only done on credit (without it, one step in `PROBE_STEPS` may try
-to earn some); so whatever the predictions are worth, what is lost is about that share, and what the
-account may hold (a few steps). While drafting, a plain
-step now and then keeps what it is compared with up to date. Lookups need no probes: a guess that is
-not verified is compared with what plain decoding gives. While nothing is drafted, the question
-itself is asked so seldom that it takes less than `ASK_SHARE` of the time.
+what plain decoding would have taken for the same tokens, less what was taken (beside prompts, by
+the curve: nothing else can be told apart there). Drafting, and probing while drafting does not pay,
+are only done on credit: a probe must be covered by it. Without credit, what promises a gain may try
+to earn some, once in `PROBE_STEPS` steps, and half as often after every try that lost. So whatever
+the predictions are worth, what is lost is about that share, and what the account may hold (a few
+steps). While drafting, a plain step now and then keeps what it is compared with up to date. Lookups
+need no probes: a guess that is not verified is compared with what plain decoding gives. While
+nothing is drafted, the question itself is asked so seldom that it takes less than `ASK_SHARE` of
+the time.
 
 Source. SmartSpec / TurboSpec (Liu et al. 2024, arXiv 2406.14066): goodput as the objective; the
 curve instead of a roofline, because kernels are staircases.
@@ -42,17 +44,29 @@ PROBE_STEPS, PLAIN_STEPS = 48, 40
 FIRST_PLAIN = (2, 6, 16)  # drafting steps that are left out to see what they are compared with
 ASK_SHARE, MOST_REST = 0.004, 16
 PROBE_DEPTH = 2
+MOST_TRY_STEPS = 16 * PROBE_STEPS
+_NEW = 0.3  # weight of the latest probe in what probes are taken to lose
 
 
 class Step:
     """What was decided for the step under way, and when."""
 
-    __slots__ = ("computed_s", "deepest", "drafted_s", "guesses", "num_computed", "plan", "room")
+    __slots__ = (
+        "computed_s",
+        "deepest",
+        "drafted_s",
+        "guesses",
+        "is_try",
+        "num_computed",
+        "plan",
+        "room",
+    )
 
     def __init__(self, room: Room, plan: Plan, guesses: dict[int, Guess]) -> None:
         self.room, self.plan, self.guesses = room, plan, guesses
         self.num_computed = self.deepest = 0
         self.computed_s = self.drafted_s = 0.0
+        self.is_try = False  # a probe, or drafted without credit
 
 
 def _nothing() -> None:
@@ -82,6 +96,7 @@ class Controller:
         self._under_way: Step | None = None
         self._drafting, self._num_drafting = False, 0
         self._since_asked, self._since_probe, self._rest = 0, 0, 1
+        self._try_steps, self._probe_loss = PROBE_STEPS, 1.0  # the loss in plain steps
         self._begun_s = 0.0
 
     def calibrate(self, step_cost: StepCost, draft_cost: DraftCost | None = None) -> None:
@@ -120,6 +135,7 @@ class Controller:
         guesses = [self._look(each) for each in opens]
         plan, computed = self._decide(opens, guesses, room)
         step = self._under_way = Step(room, plan, {})
+        step.is_try = not self._drafting
         drafts = self._drafts(opens, guesses, computed, step)
         step.drafted_s = self._clock()
         if not step.guesses and not step.deepest:
@@ -167,7 +183,7 @@ class Controller:
         worth it."""
         costs = self.costs
         none, plain = [False] * len(opens), plain_plan(len(opens), room, costs)
-        if self._shows_plain():
+        if self._shows_plain(room, costs):
             return plain, none
         looked = [
             self.shadows.survivals(each.seq_id, guess) if guess.tokens else []
@@ -197,8 +213,10 @@ class Controller:
             mixed.append(computed if which[-1] else own)
         return mixed, which
 
-    def _shows_plain(self) -> bool:
-        """While drafting, a plain step now and then."""
+    def _shows_plain(self, room: Room, costs: Costs) -> bool:
+        """While drafting, a plain step now and then; and the first step of every batch."""
+        if room.num_rows == room.num_runs and not costs.step.has_seen(room.num_runs):
+            return True
         if not self._drafting:
             self._num_drafting = 0
             return False
@@ -207,7 +225,7 @@ class Controller:
 
     def _tries_again(self) -> bool:
         """Without credit, what promises a gain is tried once in a while: it may earn credit."""
-        if self._since_probe < PROBE_STEPS:
+        if self._since_probe < self._try_steps:
             return False
         self._since_probe = 0
         return True
@@ -215,7 +233,7 @@ class Controller:
     def _probes(self) -> bool:
         """Every so often, a short computed draft although it does not pay."""
         due = self._drafter is not None and self._since_probe >= PROBE_STEPS
-        return due and self.account.credit >= 1
+        return due and self.account.credit >= self._probe_loss
 
     def _probe(self, opens: Sequence[Open], plain: Plan) -> Plan:
         """For the first in order: it stays the first until it is finished, so that a draft model
@@ -268,14 +286,27 @@ class Controller:
         room, now_s = step.room, self._clock()
         if step.deepest and self._draft_cost is not None:
             self._draft_cost.learn(step.num_computed, step.deepest, step.computed_s)
+        num_drafted = sum(verdict.num_drafted for verdict in verdicts)
+        took_s = now_s - self._begun_s
         if room.num_rows != room.num_runs:
-            return
-        rows = room.num_rows + sum(verdict.num_drafted for verdict in verdicts)
-        plain_s = cost.seconds(room.num_runs, room.num_rows)
+            more_s = cost.seconds(room.num_runs, room.num_runs + num_drafted)
+            took_s = more_s + step.drafted_s - self._begun_s
         if verdicts or step.deepest:
-            per_token_s = plain_s / room.num_runs
-            tokens = room.num_runs + sum(verdict.num_accepted for verdict in verdicts)
-            promised_s = per_token_s * step.plan.tokens - step.plan.seconds
-            took_s = now_s - self._begun_s
-            self.account.drafted(per_token_s * tokens - took_s, promised_s, took_s, plain_s)
-        cost.learn(room.num_runs, rows, now_s - step.drafted_s)
+            self._book(step, verdicts, cost.seconds(room.num_runs, room.num_runs), took_s)
+        if room.num_rows == room.num_runs:
+            cost.learn(room.num_runs, room.num_rows + num_drafted, now_s - step.drafted_s)
+
+    def _book(self, step: Step, verdicts: Sequence[Verdict], plain_s: float, took_s: float) -> None:
+        """A step with drafts, that took `took_s` where a plain one takes `plain_s`."""
+        num_runs = step.room.num_runs
+        per_token_s = plain_s / num_runs
+        tokens = num_runs + sum(verdict.num_accepted for verdict in verdicts)
+        promised_s = per_token_s * step.plan.tokens - step.plan.seconds
+        saved_s = per_token_s * tokens - took_s
+        self.account.drafted(saved_s, promised_s, took_s, plain_s)
+        if not step.is_try:
+            self._try_steps = PROBE_STEPS
+            return
+        lost = -saved_s / plain_s
+        self._probe_loss = max(0.5, self._probe_loss + _NEW * (lost - self._probe_loss))
+        self._try_steps = min(MOST_TRY_STEPS, 2 * self._try_steps) if lost > 0 else PROBE_STEPS

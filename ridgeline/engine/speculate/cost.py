@@ -3,8 +3,10 @@
 At the start the runner is timed on a grid of batches and depths; between the grid's points the
 curve is interpolated (kernels are staircases, so the points lie where drafts put them). While the
 engine serves, every decode step that carries no prompt corrects the cell it falls into (the first
-one outright), and a little the factors that are common to all plain steps, to all that carry
-drafts, and to all: contexts grow, and other work shares the machine.
+one outright), and a little the factor that is common to all of its kind: contexts grow, and other
+work shares the machine. What plain steps show is taken to hold for steps with drafts too, but not
+the other way round: drafts that are dearer than predicted would make plain decoding look dear, and
+themselves worth while.
 """
 
 from __future__ import annotations
@@ -66,12 +68,18 @@ class StepCost:
         ratio = seconds / self.seconds(runs, rows)
         if ratio > 10:
             return
-        cell = runs, rows
+        cell, common = (runs, rows), 1 + _COMMON * (ratio - 1)
+        self._scale[rows > runs] *= common
+        if rows == runs:
+            self._machine *= common
         num = self._num[cell] = self._num.get(cell, 0) + 1
-        weight = max(_NEW, 1 / num)
-        self._own[cell] = self._own.get(cell, 1.0) * (1 + weight * (ratio - 1))
-        self._scale[rows > runs] *= 1 + _COMMON * (ratio - 1)
-        self._machine *= 1 + _COMMON * (ratio - 1)
+        wanted = 1 + max(_NEW, 1 / num) * (ratio - 1)
+        moved = common * common if rows == runs else common
+        self._own[cell] = self._own.get(cell, 1.0) * wanted / moved
+
+    def has_seen(self, runs: int) -> bool:
+        """Whether a plain step of this batch corrected what was measured at the start."""
+        return (runs, runs) in self._num
 
     def _at_start(self, runs: int, rows: int) -> float:
         """Interpolated between the batches of the grid on either side."""

@@ -4,6 +4,7 @@ refused, states that follow the steps, and answers that are those of plain decod
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,31 @@ def test_states_follow_what_was_accepted() -> None:
     assert start == 7 and found.flatten().tolist() == [7, 8, 9, 10]
     states.forget(3)
     assert states.of(3, 12) is None
+
+
+def test_states_of_steps_that_were_put_aside() -> None:
+    """Whenever they are asked for, and whatever was put aside by then, they are the latest rows:
+    against a list that keeps everything."""
+    rng, at = random.Random(5), SampleAt(GREEDY, 0, 0, 1)
+    for window in (1, 3, 100):
+        states, all_rows, told = States(window), {0: [0.0], 1: [1.0]}, 2.0
+        states.note([Run(i, 0, (5,), (), at) for i in (0, 1)], [1, 1], torch.tensor([[0.0], [1]]))
+        for _ in range(150):
+            runs, given, rows = [], [], []
+            for seq_id in (0, 1):
+                drafts, kept = rng.randrange(3), rng.randrange(3)
+                start = len(all_rows[seq_id])
+                runs.append(Run(seq_id, start, (9,) * (1 + drafts), (), at, num_drafts=drafts))
+                given.append(1 + min(kept, drafts))
+                fed = [told + i for i in range(1 + drafts)]
+                told, rows = told + len(fed), [*rows, *fed]
+                all_rows[seq_id] += fed[: given[-1]]
+            states.note(runs, given, torch.tensor(rows)[:, None])
+            if rng.random() < 0.1:
+                for seq_id, known in all_rows.items():
+                    start, found = states.of(seq_id, len(known) + 1) or (0, torch.empty(0))
+                    assert len(found) >= min(window, len(known)), "as many as the window"
+                    assert found.flatten().tolist() == known[start:]
 
 
 @pytest.fixture(scope="module")
