@@ -205,28 +205,32 @@ class EngineLoop:
     def _tell(self, events: Sequence[Event]) -> None:
         """Texts to the events, and the events to whoever listens: one delivery for each."""
         post: dict[Subscriber, list[Event]] = {}
-        known = [event for event in events if event.ask_id in self._listeners]
-        for event in self._texts.put(known):
-            listener = self._listeners[event.ask_id]
-            post.setdefault(listener.subscriber, []).append(event)
-            self._account(event, listener)
-        for subscriber, told in post.items():
-            subscriber.deliver(told)
+        listeners = self._listeners
+        told = self._texts.put([event for event in events if event.ask_id in listeners])
+        for event in told:
+            post.setdefault(listeners[event.ask_id].subscriber, []).append(event)
+        if told:
+            with self._wake:
+                for event in told:
+                    self._account(event)
+        for subscriber, its_own in post.items():
+            subscriber.deliver(its_own)
 
-    def _account(self, event: Event, listener: _Listener) -> None:
-        self.counts.told(event)
-        with self._wake:
-            self.gate.saw(event)
-        listener.num_unfinished -= isinstance(event, Finished)
-        if isinstance(event, Failed) or not listener.num_unfinished:
-            self._forget(event.ask_id)
+    def _account(self, event: Event) -> None:
+        """Under the lock: the gate is asked by whoever submits."""
+        self.gate.saw(event)
+        if isinstance(event, Finished | Failed):
+            self.counts.told(event)
+            listener = self._listeners[event.ask_id]
+            listener.num_unfinished -= 1
+            if isinstance(event, Failed) or not listener.num_unfinished:
+                self._forget(event.ask_id)
 
     def _forget(self, ask_id: str) -> None:
         del self._listeners[ask_id]
         self._texts.end(ask_id)
-        with self._wake:
-            self._ids.discard(ask_id)
-            self.gate.ended(ask_id)
+        self._ids.discard(ask_id)
+        self.gate.ended(ask_id)
 
     # -- when something fails
 
@@ -276,7 +280,8 @@ class EngineLoop:
         for ask_id, listener in list(self._listeners.items()):
             failed = Failed(ask_id=ask_id, at_s=self.clock(), error=error)
             listener.subscriber.deliver([failed])
-            self._account(failed, listener)
+            with self._wake:
+                self._account(failed)
 
 
 def _resolve(future: Future[T], function: Callable[[], T]) -> Sequence[Event]:

@@ -26,6 +26,7 @@ from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult, sampl
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling import token_logprobs
 from ridgeline.engine.sampling.base import Choice
+from ridgeline.engine.sampling.likeliest import likeliest_of
 from ridgeline.engine.speculate.states import NoWatch, Watch
 from ridgeline.engine.speculate.verify import Verifier
 from ridgeline.engine.tensors import Batch, make_batch
@@ -52,6 +53,7 @@ class TorchRunner:
         self.masks = masks or NoGrammars("this runner was given none")
         self.verifier, self.watch = verifier or Verifier(), watch or NoWatch()
         self.threads = threads
+        self.likeliest = likeliest_of(decoder)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -64,6 +66,10 @@ class TorchRunner:
             self.threads.begin(len(batch.tokens_T))
         attend = self.attention.prepare(plan.runs)
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
+        if self._is_greedy(plan.runs, len(x_TC)):
+            tokens = self.likeliest(x_TC)
+            self.watch.note(plan.runs, [1] * len(tokens), x_TC)
+            return StepResult(tuple([Sampled((token,)) for token in tokens]))
         drawn = self._sample(plan.runs, x_TC, batch)
         self.watch.note(plan.runs, [len(each) for each in drawn], x_TC)
         prompts = self._prompt_logprobs(plan.runs, x_TC)
@@ -88,12 +94,18 @@ class TorchRunner:
         attend = FullAttention(self.decoder.spec, len(tokens), like)
         return self.decoder.hidden(tokens_T, positions_T, len(tokens), attend)
 
+    def _is_greedy(self, runs: Sequence[Run], num_rows: int) -> bool:
+        """Every run decodes one token by its first largest logit, and nobody else wants to look."""
+        if len(runs) != num_rows or self.verifier.is_witnessed:
+            return False
+        return all(run.is_argmax and run.prompt_logprobs is None for run in runs)
+
     def _sample(self, runs: Sequence[Run], x_TC: Tensor, batch: Batch) -> list[list[Choice]]:
         """What each run drew: nothing where it does not sample."""
         at = list(chain.from_iterable(map(samples_of, runs)))
         if not at:
             return [[]] * len(runs)
-        rows_SC = x_TC if len(at) == len(x_TC) else x_TC.index_select(0, batch.sampled_S)
+        rows_SC = x_TC if len(at) == len(x_TC) else x_TC.index_select(0, batch.sampled())
         logits_SV = self.masks.apply(self.decoder.logits(rows_SC), at)
         return self.verifier.choices(logits_SV, runs, at)
 

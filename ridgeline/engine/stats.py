@@ -5,9 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from itertools import accumulate
-
-import numpy as np
-import numpy.typing as npt
+from operator import add
 
 from ridgeline.engine.core.plan import StepPlan
 from ridgeline.engine.core.step import StepView
@@ -30,25 +28,24 @@ class StepTotals:
 
     def __init__(self, model: CostModel) -> None:
         self._model = model
-        self._sums = np.zeros(len(_SUMS))
-        self._recent: deque[npt.NDArray[np.float64]] = deque(maxlen=RECENT)
+        self._sums = (0.0,) * len(_SUMS)
+        self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT)
         self._by_tokens = [0] * (len(TOKEN_BUCKETS) + 1)
 
     def add(self, stat: StepStat) -> None:
         work = self._model.step(stat.shapes, stat.num_sampled)
-        num_tokens = sum(new for new, _ in stat.shapes)
+        num_tokens = sum([new for new, _ in stat.shapes])
         busy_s = stat.plan_s + stat.run_s
-        row = np.array(
-            (num_tokens, len(stat.shapes), stat.max_num_seqs, busy_s, work.flops, work.bytes)
-        )
-        self._sums += row
+        row = (num_tokens, len(stat.shapes), stat.max_num_seqs, busy_s, work.flops, work.bytes)
+        self._sums = tuple(map(add, self._sums, row))
         self._recent.append(row)
         self._by_tokens[bisect_left(TOKEN_BUCKETS, num_tokens)] += 1
 
     def as_dict(self) -> dict[str, float]:
         """`step_*` since the opening, `recent_*` of the latest steps, `step_tokens_le_*`: steps of
         at most so many tokens."""
-        recent = np.sum(list(self._recent), axis=0) if self._recent else np.zeros(len(_SUMS))
+        rows = [(0.0,) * len(_SUMS), *self._recent]
+        recent = map(sum, zip(*rows, strict=True))
         below = accumulate(self._by_tokens)
         named = zip((*map(str, TOKEN_BUCKETS), "inf"), below, strict=True)
         return (
@@ -77,8 +74,8 @@ class StepLog:
             at_s=began_s,
             plan_s=planned_s - began_s,
             run_s=done_s - planned_s,
-            shapes=tuple((len(run.tokens), run.start) for run in plan.runs),
-            num_sampled=sum(run.sample is not None for run in plan.runs),
+            shapes=tuple([(len(run.tokens), run.start) for run in plan.runs]),
+            num_sampled=sum([run.sample is not None for run in plan.runs]),
             num_running=view.num_running,
             num_waiting=view.num_waiting,
             used_blocks=view.used_blocks,

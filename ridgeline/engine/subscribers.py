@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 
 from ridgeline.engine.validate import id_in_use
-from ridgeline.records import Event, Failed, Finished
+from ridgeline.records import Event, Failed, Finished, Token
 
 Sink = Callable[[Sequence[Event]], None]
 
@@ -42,9 +42,10 @@ class Inbox:
     def take(self, events: Sequence[Event]) -> bool:
         """Hand them over; True where nothing can follow."""
         for event in events:
-            if isinstance(event, Finished):
+            kind = type(event)
+            if kind is Finished:
                 self.num_unfinished -= 1
-            elif isinstance(event, Failed):
+            elif kind is Failed:
                 self.num_unfinished = 0
         self.sink(events)
         return self.num_unfinished <= 0
@@ -61,6 +62,7 @@ class AsyncInboxes:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._inboxes: dict[str, Inbox] = {}
+        self._silent: dict[str, None] = {}  # asks without a token so far
         self._pending: deque[Sequence[Event]] = deque()
 
     def open(self, ask_id: str, sink: Sink, num_choices: int) -> Inbox:
@@ -68,6 +70,7 @@ class AsyncInboxes:
         if ask_id in self._inboxes:
             raise id_in_use(ask_id)
         inbox = self._inboxes[ask_id] = Inbox(sink, num_choices)
+        self._silent[ask_id] = None
         return inbox
 
     def close(self, ask_id: str, inbox: Inbox) -> bool:
@@ -75,6 +78,7 @@ class AsyncInboxes:
         if self._inboxes.get(ask_id) is not inbox:
             return False  # it has ended, and the id may be another's by now
         del self._inboxes[ask_id]
+        self._silent.pop(ask_id, None)
         return True
 
     def deliver(self, events: Sequence[Event]) -> None:
@@ -86,14 +90,28 @@ class AsyncInboxes:
                 self._pending.clear()
 
     def _spread(self) -> None:
+        """Ask by ask; before all others those that wait for their first token, which would else
+        stand behind every other stream's next one."""
         told: dict[str, list[Event]] = {}
         while self._pending:
             for event in self._pending.popleft():
-                told.setdefault(event.ask_id, []).append(event)
+                if (known := told.get(event.ask_id)) is not None:
+                    known.append(event)
+                else:
+                    told[event.ask_id] = [event]
+        for ask_id in [ask_id for ask_id in self._silent if ask_id in told]:
+            self._hand(ask_id, told.pop(ask_id))
         for ask_id, events in told.items():
-            inbox = self._inboxes.get(ask_id)
-            if inbox is not None and inbox.take(events):
-                self.close(ask_id, inbox)
+            self._hand(ask_id, events)
+
+    def _hand(self, ask_id: str, events: Sequence[Event]) -> None:
+        inbox = self._inboxes.get(ask_id)
+        if inbox is None:
+            return
+        if ask_id in self._silent and any(isinstance(event, Token) for event in events):
+            del self._silent[ask_id]
+        if inbox.take(events):
+            self.close(ask_id, inbox)
 
     def __bool__(self) -> bool:
         """Whether anybody still hears."""

@@ -6,6 +6,7 @@ token's and each draft's).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -18,23 +19,33 @@ from ridgeline.engine.core.plan import Run
 
 @dataclass(frozen=True)
 class Batch:
-    """The step on the device. `sampled_S`: rows after which a token is sampled; `end` > every
-    position."""
+    """The step on the device. `end` > every position."""
 
+    runs: Sequence[Run]
     tokens_T: Tensor
     positions_T: Tensor
-    sampled_S: Tensor
     end: int
+
+    def sampled(self) -> Tensor:
+        """Rows after which a token is sampled: a transfer of its own, for steps where not all
+        are."""
+        ends = accumulate([len(run.tokens) for run in self.runs])
+        placed = zip(self.runs, ends, strict=True)
+        rows = [row for run, end in placed for row in range(end - run.num_given, end)]
+        return torch.tensor(rows, dtype=torch.int64, device=self.tokens_T.device)
 
 
 def make_batch(runs: Sequence[Run], device: torch.device) -> Batch:
     """All of a step's token-level tensors, by one transfer of one list."""
-    tokens = list(chain.from_iterable(run.tokens for run in runs))
-    spans = [range(run.start, run.start + len(run.tokens)) for run in runs]
-    ends = accumulate(len(run.tokens) for run in runs)
-    placed = zip(runs, ends, strict=True)
-    sampled = [row for run, end in placed for row in range(end - run.num_given, end)]
-    packed = torch.tensor([*tokens, *chain.from_iterable(spans), *sampled], device=device)
-    sizes = [len(tokens), len(tokens), len(sampled)]
-    tokens_T, positions_T, sampled_S = torch.split(packed, sizes)
-    return Batch(tokens_T, positions_T, sampled_S, max(span.stop for span in spans))
+    packed = array("q", chain.from_iterable([run.tokens for run in runs]))
+    num_rows = len(packed)
+    if num_rows == len(runs):  # everybody decodes
+        starts = [run.start for run in runs]
+        packed.extend(starts)
+        end = max(starts) + 1
+    else:
+        spans = [range(run.start, run.start + len(run.tokens)) for run in runs]
+        packed.extend(chain.from_iterable(spans))
+        end = max(span.stop for span in spans)
+    rows = torch.frombuffer(packed, dtype=torch.int64).to(device)
+    return Batch(runs, rows[:num_rows], rows[num_rows:], end)

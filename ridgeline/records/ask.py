@@ -98,6 +98,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature == 0.0
 
     @property
+    def takes_first_largest(self) -> bool:
+        """True where the token is the first largest logit and nothing else is asked of the logits
+        (but for tokens that are banned for a while: `min_tokens`)."""
+        asks_more = self.logprobs is not None or self.logit_bias or self.has_penalties
+        return self.greedy and not (asks_more or self.is_masked)
+
+    @property
     def is_masked(self) -> bool:
         """True where some tokens may not come out, whatever their logits."""
         return self.structured is not None or bool(self.allowed_token_ids)

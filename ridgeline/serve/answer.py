@@ -16,6 +16,7 @@ from ridgeline.serve.errors import ApiError
 from ridgeline.serve.requests import Sampled
 from ridgeline.serve.wire import OPENAI_FRAMES, EventStream, Frames, encode, sse, unless_gone
 
+_HOLE = "\0"  # nothing else in a chunk is this
 IGNORED_HEADER = "x-ridgeline-ignored-fields"
 
 
@@ -44,6 +45,13 @@ class Wording(Protocol):
     def chunks(self, update: Update) -> list[dict[str, Any]]:
         """One `choices` entry per chunk to send for this update."""
         ...
+
+    def only_text(self, update: Update) -> str | None:
+        """The update's text, where its chunk says that and nothing else; the chunk is then one
+        with `text_entry`. None where `chunks` has to be asked."""
+        ...
+
+    def text_entry(self, choice: int, text: str) -> dict[str, Any]: ...
 
     def choices(self, tally: Tally) -> list[dict[str, Any]]: ...
 
@@ -78,13 +86,18 @@ class UsageWanted(msgspec.Struct, frozen=True):
 
 
 class OpenAiVoice:
-    """A `Voice` that wraps a wording's choices as OpenAI does."""
+    """A `Voice` that wraps a wording's choices as OpenAI does.
+
+    Most chunks of a stream differ in their text alone: what stands around it is written once per
+    choice.
+    """
 
     frames = OPENAI_FRAMES
 
     def __init__(self, wording: Wording, job: Job, model: str, wanted: UsageWanted) -> None:
         self._wording, self._wanted = wording, wanted
         self._envelope = Envelope(job.id, int(time.time()), model)
+        self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def whole(self, tally: Tally) -> dict[str, Any]:
         choices = self._wording.choices(tally)
@@ -95,6 +108,10 @@ class OpenAiVoice:
         return []
 
     def news(self, update: Update, tally: Tally) -> list[bytes]:
+        text = None if self._wanted.always else self._wording.only_text(update)
+        if text is not None:
+            head, tail = self._around.get(update.choice) or self._write_around(update.choice)
+            return [head + encode(text) + tail]
         usage = {"usage": tally.usage()} if self._wanted.always else {}
         wrap, kind = self._envelope.wrap, self._wording.chunk_object
         return [sse(wrap(kind, [entry], **usage)) for entry in self._wording.chunks(update)]
@@ -103,6 +120,14 @@ class OpenAiVoice:
         if not self._wanted.at_end:
             return []
         return [sse(self._envelope.wrap(self._wording.chunk_object, [], **self._usage(tally)))]
+
+    def _write_around(self, choice: int) -> tuple[bytes, bytes]:
+        """What stands before and behind the text in the choice's chunks that are only text."""
+        entry = self._wording.text_entry(choice, _HOLE)
+        chunk = sse(self._envelope.wrap(self._wording.chunk_object, [entry]))
+        head, _, tail = chunk.rpartition(encode(_HOLE))
+        self._around[choice] = head, tail
+        return head, tail
 
     def _usage(self, tally: Tally) -> dict[str, Any]:
         usage = {"usage": tally.usage()}
@@ -146,7 +171,7 @@ class Telling:
                 tally.count(update)
                 last.extend(voice.news(update, tally))
             if not asks.have_ended:
-                put(b"".join(last))
+                put(last[0] if len(last) == 1 else b"".join(last))
                 last.clear()
 
         await asks.tell(tell)

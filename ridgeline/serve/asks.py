@@ -132,8 +132,7 @@ class Asks:
 
     def _heard(self, index: int, events: Sequence[Event]) -> None:
         """On the loop, once per step: accounts, and the news in the order they came."""
-        self.meters[index].saw(events, self._now())
-        if num_tokens := sum(isinstance(event, Token) for event in events):
+        if num_tokens := self.meters[index].saw(events, self._now()):
             self._job.spent(num_tokens)
         if updates := self._updates(index, events):
             self._tell(updates)

@@ -9,7 +9,7 @@ from ridgeline.records import Token
 from ridgeline.serve.asks import Job, Update
 from ridgeline.serve.choices import Choice, Tally
 from ridgeline.serve.contract import Tokenizer
-from ridgeline.serve.dialect.base import Call, Content, Part, Reader, Reasoning
+from ridgeline.serve.dialect.base import Call, Content, Part, Plain, Reader, Reasoning
 from ridgeline.serve.dialect.choose import Dialect
 from ridgeline.serve.logprobs import IdNames, chat_logprobs, prompt_logprobs
 from ridgeline.serve.requests import ChatRequest
@@ -20,6 +20,7 @@ class Listener:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect, self._reader = dialect, dialect.reader()
+        self.is_plain = isinstance(self._reader, Plain)  # every part is content, as it comes
         self.num_calls = 0
         self.introduced = False
 
@@ -56,6 +57,7 @@ class ChatVoice:
     ) -> None:
         self._request, self._job = request, job
         self._tokenizer = IdNames() if request.return_tokens_as_token_ids else tokenizer
+        self._is_only_text = not (request.logprobs or request.return_token_ids)
         self._listeners = [Listener(dialect) for _ in range(job.sampling.n)]
 
     def chunks(self, update: Update) -> list[dict[str, Any]]:
@@ -80,6 +82,17 @@ class ChatVoice:
             }
         )
         return entries
+
+    def only_text(self, update: Update) -> str | None:
+        """See `Wording`: not where a choice opens or ends, or its text has to be read."""
+        listener = self._listeners[update.choice]
+        if update.finished or not (self._is_only_text and listener.is_plain):
+            return None
+        return update.text if listener.introduced else None
+
+    def text_entry(self, choice: int, text: str) -> dict[str, Any]:
+        """The entry of a chunk that says only this."""
+        return {**_entry(choice, {"content": text}), "stop_reason": None}
 
     def choices(self, tally: Tally) -> list[dict[str, Any]]:
         """The `choices` of a whole answer."""

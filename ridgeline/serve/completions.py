@@ -25,6 +25,8 @@ class CompletionVoice:
         self._tokenizer = IdNames() if request.return_tokens_as_token_ids else tokenizer
         self._sent_chars: dict[int, int] = {}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
+        more = request.logprobs is not None or request.return_token_ids or job.scores_only
+        self._is_only_text = not more
 
     def chunks(self, update: Update) -> list[dict[str, Any]]:
         """The `choices` entries of the chunk for this update (always one)."""
@@ -33,6 +35,17 @@ class CompletionVoice:
         self._learn(update)
         opens = update.choice not in self._sent_chars
         return [self._render(update.choice, choice, opens=opens)]
+
+    def only_text(self, update: Update) -> str | None:
+        """See `Wording`: not where a choice opens or ends, or more than its text is asked for."""
+        if update.finished or not self._is_only_text or update.choice not in self._sent_chars:
+            return None
+        return update.text
+
+    def text_entry(self, choice: int, text: str) -> dict[str, Any]:
+        """The entry of a chunk that says only this."""
+        nothing = {"logprobs": None, "finish_reason": None, "stop_reason": None}
+        return {"index": choice, "text": text, **nothing}
 
     def choices(self, tally: Tally) -> list[dict[str, Any]]:
         """The `choices` of a whole answer."""

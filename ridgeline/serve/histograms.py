@@ -25,9 +25,11 @@ class Buckets:
 
     def observe(self, value: float) -> None:
         """Count a value; what a clock's step made negative counts as nothing."""
-        value = value if value > 0.0 else 0.0
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+        if value > 0.0:
+            self.counts[bisect_left(self.bounds, value)] += 1
+            self.total += value
+        else:
+            self.counts[0] += 1
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(bound, how many at most so large), up to +Inf."""

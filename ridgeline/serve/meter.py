@@ -46,8 +46,8 @@ class Meter:
         self._failed = False
         self._choices = {index: _Choice() for index in range(num_choices)}
 
-    def saw(self, events: Sequence[Event], now: float) -> None:
-        """Account for what a step said, on its way to the client at `now`."""
+    def saw(self, events: Sequence[Event], now: float) -> int:
+        """Account for what a step said, on its way to the client at `now`; its tokens."""
         num_tokens = 0
         for event in events:
             if isinstance(event, Token):
@@ -61,8 +61,8 @@ class Meter:
                 self._metrics.count_cached(event.cached_tokens)
             elif isinstance(event, Failed):
                 self._failed = True
-        if num_tokens:
-            self._metrics.count_tokens(num_tokens)
+        self._metrics.num_tokens += num_tokens
+        return num_tokens
 
     def left(self) -> None:
         """The client went away or the ask failed: the open choices count as aborted."""

@@ -12,10 +12,12 @@ Every app owns its registry: two servers in one process never mix their numbers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from ridgeline.records import FinishReason, Sampling, Slo
 from ridgeline.records.price import HOUR_S, dollars_per_million
@@ -80,7 +82,7 @@ class Metrics:
     ) -> None:
         self.now = now
         self.model_name = model_name
-        self.num_tokens = 0
+        self.num_tokens = 0  # sent to clients: counted by meters
         self._beside: list[Callable[[], int]] = []
         self.registry = CollectorRegistry()
         self._histograms = {name: Buckets(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
@@ -98,7 +100,7 @@ class Metrics:
         self._cancelled = {
             phase: cancelled.labels(model_name, phase) for phase in ("queued", "running")
         }
-        self._generation_tokens = self._counter("generation_tokens", "Tokens sent to clients.")
+        self.registry.register(_SentTokens(self))
         success = Counter(
             "vllm:request_success",
             "Choices that ended, by reason.",
@@ -187,10 +189,6 @@ class Metrics:
     def count_cancelled(self, phase: Literal["queued", "running"]) -> None:
         self._cancelled[phase].inc()
 
-    def count_tokens(self, num_tokens: int) -> None:
-        self._generation_tokens.inc(num_tokens)
-        self.num_tokens += num_tokens
-
     def count_promise(self, slo_class: str, missed: tuple[str, ...]) -> None:
         """One ask of a class came to its end, and which of its promises were broken."""
         labels = (self.model_name, slo_class)
@@ -209,3 +207,16 @@ class Metrics:
     def render(self) -> bytes:
         """The page a scraper reads."""
         return generate_latest(self.registry)
+
+
+class _SentTokens(Collector):
+    """Read at scrape time: prometheus_client's own counter takes a lock per token."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        name, text = "vllm:generation_tokens", "Tokens sent to clients."
+        counter = CounterMetricFamily(name, text, labels=["model_name"])
+        counter.add_metric([self._metrics.model_name], float(self._metrics.num_tokens))
+        yield counter

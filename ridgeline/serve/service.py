@@ -20,7 +20,7 @@ from ridgeline.serve.errors import ApiError
 from ridgeline.serve.lifecycle import Drain
 from ridgeline.serve.metrics import Metrics
 from ridgeline.serve.options import Caps, ServerOptions
-from ridgeline.serve.safety.buckets import Accounts
+from ridgeline.serve.safety.buckets import Account, Accounts
 from ridgeline.serve.safety.guard import caller_of
 from ridgeline.serve.safety.keys import load_keys
 from ridgeline.serve.translate import Prompt, check_cap
@@ -97,7 +97,7 @@ class Service:
             sampling=sampling,
             terms=self._terms(request, wish, caller.tenant(wish.cache_salt)),
             scores_only=scores_only,
-            spent=lambda num_tokens: account.spent(num_tokens, self.now()),
+            spent=self._payer(account),
         )
         request_id = request_id_of(request.headers, wish.request_id, job.id)
         num_tokens = job.num_prompt_tokens
@@ -111,6 +111,12 @@ class Service:
 
     def asks(self, job: Job) -> Asks:
         return Asks(self.engine, job, self.metrics)
+
+    def _payer(self, account: Account) -> Callable[[int], None]:
+        """Who is told of output tokens; called for every one of them."""
+        if not account.counts_tokens:
+            return _free
+        return lambda num_tokens: account.spent(num_tokens, self.now())
 
     def _terms(self, request: Request, wish: Wish, tenant: str) -> Terms:
         slo_class, slo = self._promise(wish.slo_class or request.headers.get("x-ridgeline-slo"))
@@ -130,6 +136,10 @@ class Service:
             known = ", ".join(self.classes) or "none are configured"
             raise ApiError(400, f"unknown slo_class; known: {known}", param="slo_class")
         return name, self.classes[name]
+
+
+def _free(_num_tokens: int) -> None:
+    """Nobody counts tokens."""
 
 
 def name_of(model: str) -> str:

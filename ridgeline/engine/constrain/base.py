@@ -63,4 +63,4 @@ def follows_draft(before: SampleAt, at: SampleAt) -> bool:
 
 
 def asks_for_mask(at: Sequence[SampleAt]) -> bool:
-    return any(spot.sampling.is_masked for spot in at)
+    return any(not spot.is_argmax and spot.sampling.is_masked for spot in at)

@@ -16,7 +16,7 @@ def token_event(seq: Sequence, sampled: Sampled, i: int, at_s: float) -> Token:
         text="",
         at_s=at_s,
         logprobs=sampled.logprobs[i] if sampled.logprobs else None,
-        prompt_logprobs=seq.take_prompt_logprobs(),
+        prompt_logprobs=None if seq.num_prompt_logprobs is None else seq.take_prompt_logprobs(),
     )
 
 

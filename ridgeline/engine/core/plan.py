@@ -18,7 +18,8 @@ class SampleAt(msgspec.Struct, frozen=True):
     `index` is the position of the new token within the output: with `seed` it alone determines the
     random draw, so that batching, chunking and preemption cannot change it. `num_prompt` splits
     `history` (prompt + output so far) for penalties; it is empty unless the sampling needs it.
-    `banned` tokens must not come out (end-of-sequence before min_tokens).
+    `banned` tokens must not come out (end-of-sequence before min_tokens). `is_argmax`: it is known
+    that the first largest logit is all that is asked for; False says nothing.
     """
 
     sampling: Sampling
@@ -27,6 +28,7 @@ class SampleAt(msgspec.Struct, frozen=True):
     num_prompt: int
     history: tuple[int, ...] = ()
     banned: tuple[int, ...] = ()
+    is_argmax: bool = False
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -52,6 +54,12 @@ class Run(msgspec.Struct, frozen=True):
     @property
     def drafts(self) -> tuple[int, ...]:
         return self.tokens[len(self.tokens) - self.num_drafts :]
+
+    @property
+    def is_argmax(self) -> bool:
+        """One token is sampled after the last one that is fed, by the first largest logit."""
+        at = self.sample
+        return at is not None and at.is_argmax and not self.num_drafts
 
     @property
     def num_given(self) -> int:

@@ -227,12 +227,12 @@ class Scheduler:
     def _plan_running(self, lane: Lane, step: Step) -> None:
         """Every running sequence of the lane in order; the end of the list may be preempted on the
         way."""
-        running = self._roster.running
+        running, reserve = self._roster.running, self._tables.reserve
         i = self._roster.num_running_up_to(lane) - lane.num_running
         while i < (end := self._roster.num_running_up_to(lane)):
             seq, later = running[i], end - i - 1
             num_tokens = step.budget.offer(seq.pending, later)
-            if num_tokens and self._make_room(seq, num_tokens, step):
+            if num_tokens and (reserve(seq, num_tokens) or self._make_room(seq, num_tokens, step)):
                 self._run(seq, num_tokens, step, later)
             i += 1
 
@@ -286,18 +286,26 @@ class Scheduler:
 
     def _advance(self, seq: Sequence, run: Run, sampled: Sampled) -> list[Event]:
         assert seq.computed == run.start and bool(sampled.tokens) == (run.sample is not None)
-        end = run.start + len(run.tokens) - run.num_drafts
-        wanted = num_prompt_positions(seq, run.start, end)
-        assert len(sampled.prompt_logprobs) == wanted, "one per position that was asked for"
-        seq.prompt_logprobs += sampled.prompt_logprobs
+        num_fed = len(run.tokens)
+        end = run.start + num_fed - run.num_drafts
+        if seq.num_prompt_logprobs is not None or sampled.prompt_logprobs:
+            wanted = num_prompt_positions(seq, run.start, end)
+            assert len(sampled.prompt_logprobs) == wanted, "one per position that was asked for"
+            seq.prompt_logprobs += sampled.prompt_logprobs
         seq.computed = end
-        self.totals.num_tokens += len(run.tokens)
+        self.totals.num_tokens += num_fed
         self.cache.publish(seq, self._now_s)
         if not sampled.tokens:
             return []
         if seq.choices.unforked:
             self._fork_unforked(seq)
-        return self._extend(seq, sampled)
+        if run.num_drafts:
+            return self._extend(seq, sampled)
+        event = token_event(seq, sampled, 0, self._now_s)
+        seq.tokens.append(sampled.tokens[0])
+        self.totals.num_sampled += 1
+        stop = self._rule.stop(seq)
+        return [event] if stop is None else [event, self._finish(seq, *stop, self._now_s)]
 
     def _extend(self, seq: Sequence, sampled: Sampled) -> list[Event]:
         """Sampled tokens become known, up to the one that ends the sequence; all but the last of

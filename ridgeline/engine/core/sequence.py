@@ -45,6 +45,16 @@ class Sequence:
     num_published: int = 0
     num_prompt_logprobs: int | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    ask: Ask = field(init=False)  # this and what follows: asked for at every token
+    sampling: Sampling = field(init=False)
+    has_history: bool = field(init=False)
+    is_argmax: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ask = self.choices.ask
+        self.sampling = self.ask.sampling
+        self.has_history = self.sampling.has_history
+        self.is_argmax = self.sampling.takes_first_largest
 
     @property
     def known(self) -> int:
@@ -58,14 +68,6 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
-
-    @property
-    def ask(self) -> Ask:
-        return self.choices.ask
-
-    @property
-    def sampling(self) -> Sampling:
-        return self.choices.ask.sampling
 
     def take_prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
         """Those of the whole prompt, for the first token; nothing predicts the prompt's first

@@ -56,11 +56,12 @@ class Step:
 
 def make_run(seq: Sequence, num_tokens: int, block_size: int, sample: SampleAt | None) -> Run:
     """The next `num_tokens` pending tokens of `seq` as a run."""
-    start = seq.computed
+    start, table = seq.computed, seq.blocks
     end = start + num_tokens
     tokens = tuple(seq.tokens[start:end]) if num_tokens > 1 else (seq.tokens[start],)
-    blocks = tuple(seq.blocks[: -(-end // block_size)])
-    if not num_prompt_positions(seq, start, end):
+    num_blocks = -(-end // block_size)
+    blocks = tuple(table if num_blocks == len(table) else table[:num_blocks])
+    if seq.num_prompt_logprobs is None or not num_prompt_positions(seq, start, end):
         return Run(seq.id, start, tokens, blocks, sample)
     following = seq.tokens[end] if end < seq.num_prompt else None
     return Run(seq.id, start, tokens, blocks, sample, seq.num_prompt_logprobs, following)

@@ -31,13 +31,15 @@ class StopRule:
 
     def stop(self, seq: Sequence) -> Stop | None:
         """(finish reason, stop reason) if the sequence ends with its last token, else None."""
-        sampling, token, num_output = seq.sampling, seq.tokens[-1], seq.num_output
+        sampling, num_known = seq.sampling, len(seq.tokens)
+        num_output = num_known - seq.num_prompt
         if num_output > sampling.min_tokens:
+            token = seq.tokens[-1]
             if token in self._eos and not sampling.ignore_eos:
                 return "stop", None
             if token in sampling.stop_token_ids:
                 return "stop", token
-        if num_output == sampling.max_tokens or seq.known >= self._max_model_len:
+        if num_output == sampling.max_tokens or num_known >= self._max_model_len:
             return "length", None
         return None
 
@@ -49,15 +51,12 @@ class StopRule:
 
     def sample_at(self, seq: Sequence) -> SampleAt:
         """How to sample the sequence's next token."""
-        sampling = seq.sampling
-        return SampleAt(
-            sampling,
-            seq.seed,
-            seq.num_output,
-            seq.num_prompt,
-            tuple(seq.tokens) if sampling.has_history else (),
-            self._banned(seq) if seq.num_output < sampling.min_tokens else (),
-        )
+        sampling, num_prompt = seq.sampling, seq.num_prompt
+        num_output = len(seq.tokens) - num_prompt
+        history = tuple(seq.tokens) if seq.has_history else ()
+        banned = self._banned(seq) if num_output < sampling.min_tokens else ()
+        is_argmax = seq.is_argmax and not banned
+        return SampleAt(sampling, seq.seed, num_output, num_prompt, history, banned, is_argmax)
 
     def _banned(self, seq: Sequence) -> tuple[int, ...]:
         sampling = seq.sampling

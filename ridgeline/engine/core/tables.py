@@ -49,8 +49,9 @@ class BlockTables:
     def reserve(self, seq: Sequence, num_tokens: int) -> bool:
         """Make the next `num_tokens` positions writable: all of them, or nothing is changed."""
         pool, blocks = self._pool, seq.blocks
-        if num_tokens == 1 and self._has_place(seq):  # nearly always
-            return True
+        place = seq.computed // pool.block_size
+        if num_tokens == 1 and place < len(blocks) and pool.is_private(blocks[place]):
+            return True  # nearly always: a place is left in a block that only `seq` can see
         num_blocks = pool.blocks_for(seq.computed + num_tokens)
         num_more = num_blocks - len(blocks)
         shared = self._shared(seq, num_blocks)
@@ -61,11 +62,6 @@ class BlockTables:
         if num_more > 0:
             blocks += pool.alloc_many(num_more)
         return True
-
-    def _has_place(self, seq: Sequence) -> bool:
-        """Is the next position in a block that only `seq` can see?"""
-        place = seq.computed // self._pool.block_size
-        return place < len(seq.blocks) and self._pool.is_private(seq.blocks[place])
 
     def release(self, seq: Sequence, now_s: float) -> None:
         """Give every block back."""
@@ -85,6 +81,8 @@ class BlockTables:
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The (from, to) copies of the plan that is now complete."""
+        if not self._copied_from:
+            return ()
         copies = tuple((origin, to) for to, origin in self._copied_from.items())
         self._pool.release_all(list(self._pins.elements()))
         self._copied_from = {}

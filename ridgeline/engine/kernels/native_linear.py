@@ -134,22 +134,26 @@ class NativeLinear:
 
     def __call__(self, x_TI: Tensor, row_scale: float = 0.0) -> Tensor:
         """y_TO; `row_scale` fixes the scale of activations (0: each row and group has its own)."""
+        out_TO = torch.empty((len(x_TI), self.packed.num_out), dtype=torch.float32)
+        self.into(out_TO.data_ptr(), x_TI, torch.get_num_threads(), row_scale)
+        return out_TO
+
+    def into(self, out: int, x_TI: Tensor, num_threads: int, row_scale: float = 0.0) -> None:
+        """The same, written to memory with room for contiguous y_TO."""
         assert x_TI.dtype == torch.float32 and x_TI.shape[-1] == self.packed.num_in
         if x_TI.stride(-1) != 1:
             x_TI = x_TI.contiguous()
-        out_TO = torch.empty((len(x_TI), self.packed.num_out), dtype=torch.float32)
         _native.linear(
             self._weight,
             x_TI.data_ptr(),
             x_TI.stride(0),
             len(x_TI),
-            out_TO.data_ptr(),
+            out,
             self.packed.num_out,
             row_scale,
-            torch.get_num_threads(),
+            num_threads,
             self._isa,
         )
-        return out_TO
 
     def of_quantised(self, rows: _native.QuantRows) -> Tensor:
         """y_TO of rows that are quantised already, by this linear's `group`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +21,7 @@ SAMPLERS = {
 }
 
 
+@cache
 def load_sampler(name: str) -> Sampler:
     """The sampler of that name."""
     module, _, attribute = SAMPLERS[name].partition(":")
@@ -30,6 +32,12 @@ def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
     """Choose one token per row: natively on the CPU, elsewhere by `batched`."""
     name = "native" if logits_SV.device.type == "cpu" else "batched"
     return load_sampler(name)(logits_SV, at)
+
+
+def first_largest(logits_SV: Tensor) -> list[int]:
+    """The greedy choice of each row: the first of its largest. ArithmeticError where none is."""
+    module = SAMPLERS["native" if logits_SV.device.type == "cpu" else "batched"].partition(":")[0]
+    return list(import_module(module).WAYS.greedy(logits_SV))
 
 
 def probabilities(logits_RV: Tensor, at: Sequence[SampleAt]) -> Tensor:

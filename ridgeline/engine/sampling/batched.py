@@ -42,7 +42,7 @@ class Ways:
 
 def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
     """See `ridgeline.engine.sampling.base.Sampler`."""
-    return sample_by(Ways(_greedy, _draw), logits_SV, at)
+    return sample_by(WAYS, logits_SV, at)
 
 
 def sample_by(ways: Ways, logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
@@ -54,7 +54,8 @@ def sample_by(ways: Ways, logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Cho
 
 
 def _needs_only_argmax(at: SampleAt) -> bool:
-    return at.sampling.greedy and at.sampling.logprobs is None and is_plain(at)
+    asked = at.sampling
+    return at.is_argmax or (asked.greedy and asked.logprobs is None and is_plain(at))
 
 
 def _tokens(ways: Ways, logits_SV: Tensor, at: Sequence[SampleAt]) -> list[int]:
@@ -137,3 +138,6 @@ def _trimmed(found: TokenLogprobs | None, k: int | None) -> TokenLogprobs | None
     if found is None or len(found.top) == k:
         return found
     return TokenLogprobs(found.token, found.logprob, found.rank, found.top[:k])
+
+
+WAYS = Ways(_greedy, _draw)

@@ -27,7 +27,7 @@ from ridgeline.engine.sampling.uniform import uniform
 
 def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
     """See `ridgeline.engine.sampling.base.Sampler`."""
-    return sample_by(_WAYS, logits_SV, at)
+    return sample_by(WAYS, logits_SV, at)
 
 
 def _greedy(logits_GV: Tensor) -> list[int]:
@@ -55,4 +55,4 @@ def _record(at: SampleAt) -> tuple[float, ...]:
     return temperature, asked.min_p, asked.top_k, asked.top_p, uniform(at.seed, at.index)
 
 
-_WAYS = Ways(_greedy, _draw)
+WAYS = Ways(_greedy, _draw)

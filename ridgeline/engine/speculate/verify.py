@@ -53,6 +53,11 @@ class Verifier:
     ) -> None:
         self._rule, self._drawn, self._witness = RULES[method], drawn or Drawn(), witness
 
+    @property
+    def is_witnessed(self) -> bool:
+        """Whether somebody is told what the model says at every row."""
+        return self._witness is not None
+
     def choices(
         self, logits_SV: Tensor, runs: Sequence[Run], at: Sequence[SampleAt]
     ) -> list[list[Choice]]:

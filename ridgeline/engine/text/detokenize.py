@@ -61,8 +61,13 @@ class ByteTable:
         self._inner = inner
         self._byte_of = _bytes_by_character()
         self._known: dict[int, bytes] = {}
+        self._whole: tuple[dict[int, str], dict[int, str]] = {}, {}
         added = inner.get_added_tokens_decoder()
         self._special = frozenset(token for token, entry in added.items() if entry.special)
+
+    def whole(self, *, skip_special_tokens: bool) -> dict[int, str]:
+        """Text of tokens that are whole characters, as far as somebody has noted it here."""
+        return self._whole[skip_special_tokens]
 
     def of(self, token: int, *, skip_special_tokens: bool) -> bytes:
         if skip_special_tokens and token in self._special:
@@ -92,14 +97,29 @@ def _bytes_by_character() -> dict[str, int]:
 
 
 class ByteDetokenizer:
-    """Exact for any sequence of tokens; holds back at most three bytes."""
+    """Exact for any sequence of tokens; holds back at most three bytes.
+
+    Most tokens are whole characters: between characters such a token always reads the same, so that
+    its text is decoded once and then looked up.
+    """
 
     def __init__(self, table: ByteTable, *, skip_special_tokens: bool) -> None:
         self._table, self._skip = table, skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._whole = table.whole(skip_special_tokens=skip_special_tokens)
+        self._is_between = True  # no half character is held back
 
     def push(self, token: int) -> str:
-        return self._decoder.decode(self._table.of(token, skip_special_tokens=self._skip))
+        if self._is_between and (known := self._whole.get(token)) is not None:
+            return known
+        return self._decode(token)
+
+    def _decode(self, token: int) -> str:
+        text = self._decoder.decode(self._table.of(token, skip_special_tokens=self._skip))
+        was_between, self._is_between = self._is_between, not self._decoder.getstate()[0]
+        if was_between and self._is_between:
+            self._whole[token] = text
+        return text
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -47,26 +48,31 @@ class EventTexts:
         """The events of one commit, in order, with their texts."""
         told: list[Event] = []
         commit = _Commit(events)
-        for event in events:
+        for place, event in enumerate(events):
             if isinstance(event, Token):
-                told += self._token(event, commit)
+                output = self._output((event.ask_id, event.index))
+                if output.is_free and not commit.endings:  # nearly always
+                    text = output.grow(event.token)
+                    told.append(replace(event, text=text) if text else event)
+                else:
+                    told += self._token(event, output, commit, place)
             elif isinstance(event, Finished):
                 told.append(self._finished(event, commit))
             else:
                 told.append(event)
         return told
 
-    def _token(self, event: Token, commit: _Commit) -> list[Event]:
+    def _token(self, event: Token, output: OutputText, commit: _Commit, place: int) -> list[Event]:
         choice = event.ask_id, event.index
         if choice in commit.stopped:
             return []
-        num_after = commit.num_after(choice)
         ending = commit.endings.get(choice)
-        if ending is not None and not num_after and self._is_silent(ending):
+        if ending is not None and self._is_silent(ending) and not commit.num_after(choice, place):
             return [event]
-        text, stop = self._output(choice).push(event.token)
+        text, stop = output.push(event.token)
         told: list[Event] = [replace(event, text=text) if text else event]
         if stop is not None:
+            num_after = commit.num_after(choice, place)
             commit.stopped[choice] = stop, num_after
             ended = [] if ending is not None else self._finish(*choice, stop)
             told += [_shortened(each, num_after) for each in ended]
@@ -100,14 +106,23 @@ class _Commit:
     """What is known of one commit's events while they are being told."""
 
     def __init__(self, events: Sequence[Event]) -> None:
+        self._events = events
         self.endings = {(e.ask_id, e.index): e for e in events if isinstance(e, Finished)}
         self.stopped: dict[Choice, tuple[str, int]] = {}  # the string, and how many tokens too many
-        self._left = Counter((e.ask_id, e.index) for e in events if isinstance(e, Token))
 
-    def num_after(self, choice: Choice) -> int:
-        """Take note of the choice's next token; how many more of this commit follow it."""
-        self._left[choice] -= 1
-        return self._left[choice]
+    def num_after(self, choice: Choice, place: int) -> int:
+        """How many tokens of the choice follow the one at `place`."""
+        places = self._places[choice]
+        return len(places) - bisect_right(places, place)
+
+    @cached_property
+    def _places(self) -> dict[Choice, list[int]]:
+        """Where each choice's tokens stand; few commits are asked."""
+        found: dict[Choice, list[int]] = {}
+        for place, event in enumerate(self._events):
+            if isinstance(event, Token):
+                found.setdefault((event.ask_id, event.index), []).append(place)
+        return found
 
 
 def _shortened(event: E, num_tokens: int) -> E:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.engine.text.detokenize import Detokenizer
-from ridgeline.engine.text.stop import Stops, make_stops
+from ridgeline.engine.text.stop import NoStops, Stops, make_stops
 from ridgeline.engine.text.tokenizer import Tokenizer
 from ridgeline.records import Sampling
 
@@ -16,6 +16,8 @@ class OutputText:
     def __init__(self, detokenizer: Detokenizer, stops: Stops, *, min_tokens: int = 0) -> None:
         self._detokenizer, self._stops = detokenizer, stops
         self._unchecked = min_tokens
+        self.is_free = isinstance(stops, NoStops)  # it can end at no string
+        self.grow = detokenizer.push  # `push` where it is free
 
     @staticmethod
     def begin(tokenizer: Tokenizer, prompt: Sequence[int], sampling: Sampling) -> OutputText:

@@ -57,9 +57,14 @@ class Account:
             bucket.take(costs[kind], now_s)
         return self.headers(now_s)
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether tokens are limited, so that somebody has to tell those that were `spent`."""
+        return "tokens" in self._buckets
+
     def spent(self, num_tokens: int, now_s: float) -> None:
         """Output tokens that were produced."""
-        if "tokens" in self._buckets:
+        if self.counts_tokens:
             self._buckets["tokens"].take(num_tokens, now_s)
 
     def headers(self, now_s: float) -> dict[str, str]:

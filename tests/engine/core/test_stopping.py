@@ -49,6 +49,13 @@ def test_min_tokens_bans_every_end_and_then_no_more() -> None:
     assert banned == [(0, 3, 8), (0, 3, 8), ()]
 
 
+def test_a_greedy_token_is_plainly_argmax_once_nothing_is_banned() -> None:
+    sched = scheduler(eos=(0, 3))
+    sched.add(ask(min_tokens=2, temperature=0.0))
+    runs = [step(sched)[0].runs[0] for _ in range(4)]
+    assert [run.is_argmax for run in runs] == [False, False, True, True]
+
+
 def test_min_tokens_with_ignored_end_of_sequence() -> None:
     sched = scheduler(eos=(0,))
     sched.add(ask(min_tokens=1, ignore_eos=True, stop_token_ids=(8,)))

@@ -1,0 +1,86 @@
+"""The greedy step's short way gives what the samplers give, and only where it may be taken."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from ridgeline.engine.core.plan import Run, SampleAt
+from ridgeline.engine.kernels.native_linear import Packed, pack_lines
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.quant.packed import PackedLinear
+from ridgeline.engine.sampling import load_sampler
+from ridgeline.engine.sampling.likeliest import ThroughKeptLogits, ThroughLogits, likeliest_of
+from ridgeline.records import Sampling, Structured
+
+PLAIN = SampleAt(Sampling(temperature=0.0), 0, 0, 1)
+WIDTH, VOCAB = 64, 1_003
+
+
+def decoder_of(weight_VC: torch.Tensor, softcap: float | None = None) -> Decoder:
+    """A head and nothing else."""
+    lines = pack_lines("fp32", weight_VC, 0)
+    head = PackedLinear(Packed("fp32", *weight_VC.shape, 0, lines), None, torch.float32)
+    spec = SimpleNamespace(final_softcap=softcap)
+    logits = lambda x_SC: head(x_SC)  # noqa: E731
+    return cast("Decoder", SimpleNamespace(lm_head=head, spec=spec, logits=logits))
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 17, 2])
+def test_the_short_way_chooses_as_the_reference(num_rows: int) -> None:
+    decoder = decoder_of(torch.randint(-2, 3, (VOCAB, WIDTH)).float())  # whole numbers: many ties
+    short = likeliest_of(decoder)
+    assert isinstance(short, ThroughKeptLogits)
+    for _ in range(3):  # memory is kept: nothing of the step before may show
+        x_SC = torch.randint(-2, 3, (num_rows, WIDTH)).float()
+        chosen = load_sampler("reference")(decoder.logits(x_SC), [PLAIN] * num_rows)
+        assert short(x_SC) == [token for token, _ in chosen] == ThroughLogits(decoder)(x_SC)
+
+
+def test_memory_grows_and_shrinks_with_the_rows() -> None:
+    decoder = decoder_of(torch.randn(VOCAB, WIDTH))
+    short = likeliest_of(decoder)
+    for num_rows in (5, 1, 40, 7):
+        x_SC = torch.randn(num_rows, WIDTH)
+        assert short(x_SC) == decoder.logits(x_SC).argmax(1).tolist()
+
+
+def test_no_choice_raises_with_its_row() -> None:
+    x_SC = torch.randn(3, WIDTH)
+    x_SC[1, 0] = torch.nan
+    with pytest.raises(ArithmeticError, match="row 1"):
+        likeliest_of(decoder_of(torch.randn(VOCAB, WIDTH)))(x_SC)
+
+
+def test_a_soft_cap_takes_the_usual_way() -> None:
+    """tanh rounds unequal logits to equal ones: the first largest may be another token."""
+    assert isinstance(likeliest_of(decoder_of(torch.randn(9, WIDTH), 30.0)), ThroughLogits)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 0.7},
+        {"logprobs": 0},
+        {"logit_bias": {3: 1.0}},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": -0.1},
+        {"allowed_token_ids": (1, 2)},
+        {"structured": Structured("choice", '["a"]')},
+    ],
+)
+def test_whoever_asks_more_of_the_logits_is_not_argmax(asked: dict[str, Any]) -> None:
+    assert Sampling(temperature=0.0, stop=("x",)).takes_first_largest
+    assert not Sampling(**{"temperature": 0.0, **asked}).takes_first_largest
+
+
+def test_a_run_with_drafts_is_not_argmax() -> None:
+    plain = SampleAt(PLAIN.sampling, 0, 0, 1, is_argmax=True)
+    assert Run(0, 0, (5,), (0,), plain).is_argmax
+    assert not Run(0, 0, (5,), (0,), PLAIN).is_argmax
+    assert not Run(0, 0, (5,), (0,), None).is_argmax
+    assert not Run(0, 0, (5, 6), (0,), plain, num_drafts=1).is_argmax
