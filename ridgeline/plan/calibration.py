@@ -26,6 +26,7 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 
 FORMAT = 1  # of the file
+SERVER = "server"  # kind of the file of `calibrate --url` (`ridgeline.plan.served`)
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -241,10 +242,31 @@ def joined(a: float, b: float, overlap: float) -> float:
     return large * (1.0 + (small / large) ** overlap) ** (1.0 / overlap) if large > 0 else 0.0
 
 
-def load_calibration(path: Path) -> Calibration:
-    """Read a file that `ridgeline calibrate` wrote. BadInput says what is wrong with it."""
+def is_of_server(path: Path) -> bool:
+    """Whether `calibrate --url` wrote this file; False for what cannot be read."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Calibration)
+        return msgspec.json.decode(path.read_bytes(), type=_Kind).kind == SERVER
+    except (OSError, msgspec.MsgspecError):
+        return False
+
+
+class _Kind(msgspec.Struct):
+    kind: str = "engine"
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Read a file that `ridgeline calibrate --engine` wrote. BadInput says what is wrong with it,
+    CannotRun that it is one of a server."""
+    try:
+        data = path.read_bytes()
+        if msgspec.json.decode(data, type=_Kind).kind == SERVER:
+            raise CannotRun(
+                "a calibration of a server tells its own times, not those of steps or other models",
+                value=str(path),
+                limit="ridgeline predict",
+                fix="calibrate --engine for what asks about shapes, fleets and mixed steps",
+            )
+        found = msgspec.json.decode(data, type=Calibration)
     except (OSError, msgspec.MsgspecError) as error:
         raise BadInput("cannot read the calibration", value=str(path), fix=str(error)) from None
     if found.version != FORMAT:
