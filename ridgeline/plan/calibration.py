@@ -101,13 +101,20 @@ class Attending(msgspec.Struct, frozen=True):
 
 class Overheads(msgspec.Struct, frozen=True):
     """Seconds; see the head of this file. `first_s`: from a request's arrival to its first step and
-    from that step's end to the reader, together."""
+    from that step's end to the reader, together.
+
+    `reader_s`, `reader_first_s`: where an event loop of the engine process reads each token as it
+    comes, as servers and load clients do: what a token adds to its step, and `first_s` there. They
+    are no part of `priced`: simulations, which are of served loads, add them.
+    """
 
     step_s: float
     run_s: float
     run_layer_s: float
     logit_s: float
     first_s: float
+    reader_s: float = 0.0
+    reader_first_s: float = 0.0
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
