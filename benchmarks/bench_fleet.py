@@ -3,7 +3,7 @@
     python benchmarks/bench_fleet.py [requests] [replicas] [requests per second]
     python benchmarks/bench_fleet.py hour     720,000 requests to 100 replicas, and parts of it
 
-Prints microseconds of one core's time per request, interleaved, medians of five. The step-by-step way
+Prints microseconds of one core per request (CPU time), interleaved, medians of five. The slow way
 serves a twentieth of the requests.
 """
 

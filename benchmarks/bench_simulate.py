@@ -37,6 +37,7 @@ from ridgeline.optimize.subject import Load, dues_s
 from ridgeline.plan.calibrate import slowed
 from ridgeline.plan.calibration import Calibration, load_calibration
 from ridgeline.plan.efficiency import interval
+from ridgeline.plan.pace import Modelled
 from ridgeline.plan.simulate import Arrival, simulate
 from ridgeline.records import RunTrace, Slo
 from ridgeline.settings import Settings, settings_from
@@ -113,7 +114,7 @@ def simulated(real: Real, calibration: Calibration) -> dict[str, float]:
     done = simulate(
         make_scheduler(resolve(SETTINGS)),
         arrivals,
-        lambda shapes, num_sampled: machine.price(shapes, num_sampled).seconds,
+        Modelled(machine).step_s,
         end_s=WINDOW_S + GRACE_S,
     )
     run = RunTrace(
@@ -126,7 +127,8 @@ def simulated(real: Real, calibration: Calibration) -> dict[str, float]:
         requests=done.requests,
         steps=done.steps,
     )
-    return numbers(summarise(run, SLO), calibration.overheads.first_s)
+    over = calibration.overheads
+    return numbers(summarise(run, SLO), over.reader_first_s or over.first_s)
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):

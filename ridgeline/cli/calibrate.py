@@ -23,7 +23,7 @@ from ridgeline.cli.rig import Measured, Rig, rig
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
-from ridgeline.plan.calibrate import Facts, Sample, blank, fit
+from ridgeline.plan.calibrate import Facts, Reading, Sample, blank, fit
 from ridgeline.plan.calibration import Calibration, Memory
 from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.outline import load_outline
@@ -35,7 +35,8 @@ DECODES = (
     *((1, 32), (8, 32), (1, 1536), (64, 32), (8, 1024)),
     *((2, 32), (32, 32), (4, 32), (16, 32), (32, 512)),
 )  # (batch, context)
-NUM_KINDS = 1 + len(DECODES) + len(FIRSTS) + len(DEEP)
+STREAMED = ((1, 32), (8, 32), (64, 32))  # of DECODES' first ones
+NUM_KINDS = 2 + len(STREAMED) + len(DECODES) + len(FIRSTS) + len(DEEP)
 LENGTH = 2048
 REPEATS = ((0.03, 9), (0.3, 3))  # (steps shorter than this, are measured so many times)
 BANDWIDTH_BYTES = tuple(size << 20 for size in (1, 4, 8, 16, 24, 32, 48, 64, 128, 512))
@@ -55,10 +56,12 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of step of one engine, raw; `seconds` is a median. `kind`: first, decode or ttft.
+    """One kind of step of one engine, raw; `seconds` is a median. `kind`: first, decode, streamed,
+    ttft or asked.
 
-    ttft: what asking costs besides the step, as a step without runs. `speed`: the machine's at that
-    moment, before and after.
+    ttft: what asking costs besides the step, as a step without runs; asked: the same where an event
+    loop reads. streamed: as decode, its tokens read by an event loop as they come. `speed`: the
+    machine's at that moment, before and after.
     """
 
     model: str
@@ -118,9 +121,12 @@ def measure_run(bench: Rig, run: Run, budget_s: float) -> Iterator[Ran]:
     """Everything of one run, most telling first; what does not fit the budget is left out."""
     ends_s = time.perf_counter() + budget_s
 
-    yield timed(run, "ttft", lambda: _asking(bench))
+    yield timed(run, "ttft", lambda: _asking(bench, bench.ttft_s))
+    yield timed(run, "asked", lambda: _asking(bench, bench.streamed_ttft_s))
     for shape in DECODES[:5]:
         yield timed(run, "decode", partial(bench.decode, *shape))
+        if shape in STREAMED:
+            yield timed(run, "streamed", partial(bench.streamed, *shape))
     for shape in (*((n, 0) for n in FIRSTS), *DEEP):
         if time.perf_counter() < ends_s:
             yield timed(run, "first", partial(often, partial(bench.first, *shape)))
@@ -152,10 +158,10 @@ def often(measured: Callable[[], Measured]) -> Measured:
     return sorted(found, key=lambda each: each.seconds)[len(found) // 2]
 
 
-def _asking(bench: Rig) -> Measured:
+def _asking(bench: Rig, ttft_s: Callable[[int], float]) -> Measured:
     """What asking costs besides the step."""
     bench.first(16)  # what is set up once is paid here
-    asked = median(bench.ttft_s(16) for _ in range(5))
+    asked = median(ttft_s(16) for _ in range(5))
     step = median(bench.first(16).seconds for _ in range(5))
     return Measured((), 0, max(0.0, asked - step))
 
@@ -210,7 +216,37 @@ def facts(ran: Sequence[Ran], memory: Memory, took_s: float, dense_dtype: str) -
         memory=memory,
         dense_dtype=dense_dtype,
         first_s=median(each.seconds for each in ran if each.kind == "ttft"),
+        reading=reading(ran),
     )
+
+
+def reading(ran: Sequence[Ran]) -> Reading:
+    """What an event loop that reads costs, by the engine with the shortest steps: there it shows.
+
+    Zero where nothing was measured streaming, or where it is lost in longer steps.
+    """
+    asked = [each.seconds for each in ran if each.kind == "asked"]
+    streamed = [each for each in ran if each.kind == "streamed"]
+    if not streamed or not asked:
+        return Reading(token_s=0.0, first_s=0.0)
+    quick = min(streamed, key=lambda each: each.seconds)
+    more = [
+        (each.seconds - _alike(each, ran).seconds) / each.num_sampled
+        for each in streamed
+        if (each.model, each.quantization) == (quick.model, quick.quantization)
+    ]
+    return Reading(token_s=max(0.0, median(more)), first_s=median(asked))
+
+
+def _alike(streamed: Ran, ran: Sequence[Ran]) -> Ran:
+    """The decode that differs from `streamed` in how it is read alone."""
+    plain = [
+        each
+        for each in ran
+        if (each.kind, each.model, each.quantization, each.num_sampled)
+        == ("decode", streamed.model, streamed.quantization, streamed.num_sampled)
+    ]
+    return min(plain, key=lambda each: abs(each.shapes[0][1] - streamed.shapes[0][1]))
 
 
 def calibrated(ran: Sequence[Ran], told: Facts) -> Calibration:
@@ -228,7 +264,7 @@ def calibrated(ran: Sequence[Ran], told: Facts) -> Calibration:
             ops_slowness=rates.ops_s / each.speed.ops_s,
         )
         for each in ran
-        if each.shapes
+        if each.kind in ("first", "decode")
     ]
     return fit(samples, told)
 
@@ -317,6 +353,11 @@ def table(found: Calibration, output: Path) -> Table:
         "overhead",
         f"{1e6 * over.step_s:.0f} us a step",
         f"{1e6 * over.run_s:.1f} us a sequence; {1e3 * over.first_s:.2f} ms to ask",
+    )
+    table.add_row(
+        "readers",
+        f"{1e6 * over.reader_s:.0f} us a token",
+        f"{1e3 * over.reader_first_s:.2f} ms to ask from an event loop (simulate counts both)",
     )
     table.add_row(
         "median error", f"TPOT {found.tpot_error:.0%} to expect", f"TTFT {found.ttft_error:.0%}"

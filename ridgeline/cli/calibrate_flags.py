@@ -10,13 +10,23 @@ import typer
 
 def calibrate(
     engine: Annotated[
-        str, typer.Option(help="A model for Ridgeline's own engine, larger than the caches.")
-    ],
+        str | None,
+        typer.Option(help="A model for Ridgeline's own engine, larger than the caches."),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="A running OpenAI-compatible server, from outside.")
+    ] = None,
     quantization: Annotated[
         str | None,
         typer.Option(
-            help="Its formats, with commas: dense, int8, int4, bf16 (default: 3 of them)."
+            help="With --engine: formats with commas: dense, int8, int4, bf16 (default: 3)."
         ),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="With --url: its model (default: the first it lists).")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", help="With --url: sent as a bearer.")
     ] = None,
     output: Annotated[
         Path, typer.Option(help="Where to write the calibration.", metavar="FILE")
@@ -24,7 +34,23 @@ def calibrate(
     budget: Annotated[float, typer.Option(help="Seconds to measure, models' loading apart.")] = 150,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Learn from at most five short runs how fast this machine is; predict and simulate with it."""
+    """Learn from at most five short runs how fast this machine or a server is, to predict with."""
+    from ridgeline.errors import BadInput
+
+    if (engine is None) == (url is None):
+        raise BadInput("calibrate needs either --engine MODEL or --url URL", value=engine)
+    if url is not None:
+        if quantization is not None:
+            raise BadInput("--quantization has no effect with --url", value=quantization)
+        from ridgeline.cli.calibrate_server import Remote
+        from ridgeline.cli.calibrate_server import command as from_outside
+
+        remote = Remote(url=url, model=served_model_name, api_key=api_key)
+        from_outside(remote, output, budget, json)
+        return
+    if served_model_name is not None:
+        raise BadInput("--served-model-name has no effect without --url", value=served_model_name)
     from ridgeline.cli.calibrate import command, runs_of
 
+    assert engine is not None
     command(runs_of(engine, quantization), output, budget, json)

@@ -99,16 +99,40 @@ def predict(
     json: Json = False,
 ) -> None:
     """Predict time, throughput and memory of an operating point, from arithmetic alone."""
+    from msgspec.structs import replace
+
     from ridgeline.cli.predict import (
         answer_file,
         answer_one,
+        answer_served,
         chosen_device,
         list_known,
         read_catalogue,
     )
     from ridgeline.errors import BadInput
+    from ridgeline.plan.calibration import is_of_server
     from ridgeline.plan.predict import Point
 
+    asked = Point(
+        model=model or "",
+        device=device or "",
+        isl=isl,
+        osl=osl,
+        batch=batch,
+        tp=tp,
+        pp=pp,
+        ep=ep,
+        weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
+        cached=cached,
+        max_num_batched_tokens=max_num_batched_tokens,
+        num_speculative_tokens=num_speculative_tokens,
+        acceptance=acceptance,
+        draft_model=draft_model,
+    )
+    if calibration is not None and is_of_server(calibration):
+        answer_served(calibration, asked, input or output or catalogue, json)
+        return
     rows = read_catalogue(catalogue, calibration)
     if list_models:
         list_known(rows)
@@ -125,24 +149,7 @@ def predict(
         raise BadInput("predict needs a MODEL and a --device, or --input FILE", value=model)
     if output is not None:
         raise BadInput("--output has no effect without --input", value=str(output))
-    point = Point(
-        model=model,
-        device=device,
-        isl=isl,
-        osl=osl,
-        batch=batch,
-        tp=tp,
-        pp=pp,
-        ep=ep,
-        weight_dtype=weight_dtype,
-        kv_dtype=kv_dtype,
-        cached=cached,
-        max_num_batched_tokens=max_num_batched_tokens,
-        num_speculative_tokens=num_speculative_tokens,
-        acceptance=acceptance,
-        draft_model=draft_model,
-    )
-    answer_one(point, rows, json)
+    answer_one(replace(asked, device=device), rows, json)
 
 
 def plan(

@@ -16,6 +16,7 @@ from ridgeline.hardware.catalogue import Accelerator, load_catalogue
 from ridgeline.plan.calibration import MeasuredDevice, load_calibration
 from ridgeline.plan.outline import known_shapes
 from ridgeline.plan.predict import Point, Prediction, predict, predict_lines
+from ridgeline.plan.served import Told, load_served, predict_served
 
 MENDABLE = 2
 
@@ -48,6 +49,32 @@ def answer_one(point: Point, rows: dict[str, Accelerator], as_json: bool) -> Non
         print(json_lib.dumps(msgspec.to_builtins(found)))
         return
     Console(highlight=False).print(_table(point, found))
+
+
+def answer_served(path: Path, point: Point, other: object, as_json: bool) -> None:
+    """As `answer_one`, from a calibration of a server: isl, osl and batch decide, nothing else."""
+    served = load_served(path)
+    plain = Point(model=point.model, device="", isl=point.isl, osl=point.osl, batch=point.batch)
+    idle = [
+        name for name in point.__struct_fields__ if getattr(point, name) != getattr(plain, name)
+    ]
+    if idle or other is not None or point.model not in ("", served.model):
+        raise BadInput(
+            "a calibration of a server answers about that server and its model alone",
+            value=", ".join(idle) or other or point.model,
+            limit="--isl, --osl, --batch",
+            fix=f"leave out the rest (it serves {served.model})",
+        )
+    found = predict_served(served, point.isl, point.osl, point.batch)
+    if as_json:
+        print(json_lib.dumps(msgspec.to_builtins(found)))
+        return
+    where = f"{served.model} at {served.server}, calibrated {served.as_of}"
+    title = f"{where}: {point.batch} x {point.isl} in, {point.osl} out"
+    table = _empty(title)
+    _add_times(table, found)
+    table.add_row("decode step", f"{found.decode_ms:,.4g} ms", "")
+    Console(highlight=False).print(table)
 
 
 def answer_file(source: str, output: Path | None, rows: dict[str, Accelerator]) -> int:
@@ -84,9 +111,23 @@ def _lines(source: str) -> Iterator[str]:
 
 def _table(point: Point, found: Prediction) -> Table:
     title = f"{point.model} on {point.device}, {point.batch} x {point.isl} in, {point.osl} out"
+    table = _empty(title)
+    _add_times(table, found)
+    table.add_row("decode step", f"{found.decode_ms:,.4g} ms", f"bound by {found.bound}")
+    table.add_row("prefill", "", f"bound by {found.prefill_bound}")
+    table.add_row("MBU, MFU of decode", f"{found.mbu:.1%}, {found.mfu:.1%}", found.compute_dtype)
+    table.add_row("KV cache holds", f"{found.kv_tokens_max:,} tokens", "")
+    return table
+
+
+def _empty(title: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name, style in (("", "dim"), ("predicted", "bold"), ("80 % interval", "")):
         table.add_column(name, style=style, justify="left" if not name else "right")
+    return table
+
+
+def _add_times(table: Table, found: Prediction | Told) -> None:
     for label, name, unit in (
         ("time to first token", "ttft_ms", "ms"),
         ("per output token", "tpot_ms", "ms"),
@@ -94,8 +135,3 @@ def _table(point: Point, found: Prediction) -> Table:
     ):
         low, high = found.interval[name]
         table.add_row(label, f"{getattr(found, name):,.4g} {unit}", f"{low:,.4g} .. {high:,.4g}")
-    table.add_row("decode step", f"{found.decode_ms:,.4g} ms", f"bound by {found.bound}")
-    table.add_row("prefill", "", f"bound by {found.prefill_bound}")
-    table.add_row("MBU, MFU of decode", f"{found.mbu:.1%}, {found.mfu:.1%}", found.compute_dtype)
-    table.add_row("KV cache holds", f"{found.kv_tokens_max:,} tokens", "")
-    return table

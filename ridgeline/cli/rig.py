@@ -6,8 +6,9 @@ with noise, so that a decode reads what it would read.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from statistics import median
@@ -19,12 +20,16 @@ from ridgeline.engine.assemble import Parts, assemble
 from ridgeline.engine.core.leap import implant
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.resolve import resolve
-from ridgeline.records import Sampling, StepStat
+from ridgeline.measure.inprocess import InProcessTarget
+from ridgeline.measure.target import Recorder
+from ridgeline.measure.workload.base import LoadRequest
+from ridgeline.records import RequestTrace, Sampling, StepStat
 from ridgeline.settings import Settings
 
 DECODE_STEPS = 10
 SHORT_S, AIM_S, MOST_STEPS = 0.02, 0.4, 80  # shorter steps are measured over 0.4 s
 _NOISE = 4096
+Asking = Callable[[Sequence[tuple[int, ...]], int], None]
 
 
 class Rig:
@@ -41,26 +46,56 @@ class Rig:
         return tuple(self._rng.integers(3, vocab_size, num_tokens).tolist())
 
     def decode(self, batch: int, context: int) -> Measured:
-        """Decode steps of `batch` sequences that begin at `context` tokens."""
-        found = self._decode(batch, context, DECODE_STEPS)
+        """Decode steps of `batch` sequences that begin at `context` tokens, read at the end."""
+        return self._often(batch, context, self._wait)
+
+    def streamed(self, batch: int, context: int) -> Measured:
+        """As `decode`, every token read as it comes by an event loop in this process: its work and
+        the engine's take turns at the interpreter."""
+        return self._often(batch, context, self._read)
+
+    def _often(self, batch: int, context: int, ask: Asking) -> Measured:
+        found = self._decode(batch, context, DECODE_STEPS, ask)
         if found.seconds > SHORT_S:
             return found
-        return self._decode(batch, context, min(MOST_STEPS, int(AIM_S / found.seconds)))
+        return self._decode(batch, context, min(MOST_STEPS, int(AIM_S / found.seconds)), ask)
 
-    def _decode(self, batch: int, context: int, steps: int) -> Measured:
+    def _decode(self, batch: int, context: int, steps: int, ask: Asking) -> Measured:
         prompts = [self.prompt(context) for _ in range(batch)]
         for prompt in prompts:
             self._remember(prompt)
         # the first sequences may be a few steps ahead of the last ones
-        sampling = _answer(steps + 2 + batch * 16 // 256)
+        num_tokens = steps + 2 + batch * 16 // 256
         self.engine.drain_steps()
-        self.engine.generate(prompts, sampling)
+        ask(prompts, num_tokens)
         full = [
             (step, took_s)
             for step, took_s in _periods(self.engine.drain_steps())
             if len(step.shapes) == batch and all(new == 1 for new, _ in step.shapes)
         ]
         return Measured.of(full[1:])
+
+    def _wait(self, prompts: Sequence[tuple[int, ...]], num_tokens: int) -> None:
+        self.engine.generate(prompts, _answer(num_tokens))
+
+    def _read(self, prompts: Sequence[tuple[int, ...]], num_tokens: int) -> None:
+        asyncio.run(self._streams(prompts, num_tokens))
+
+    async def _streams(
+        self, prompts: Sequence[tuple[int, ...]], num_tokens: int
+    ) -> list[RequestTrace]:
+        """What a client of `bench` does with each."""
+        target = InProcessTarget(self.engine)
+
+        async def one(number: int, prompt: tuple[int, ...]) -> RequestTrace:
+            request = LoadRequest(
+                id=f"rig-{number}", kind="rig", prompt=prompt, max_tokens=num_tokens
+            )
+            record, sent_s = Recorder(time.perf_counter), time.perf_counter()
+            await target.send(request, record)
+            return record.trace(request, sent_s, sent_s)
+
+        return await asyncio.gather(*(one(i, prompt) for i, prompt in enumerate(prompts)))
 
     def first(self, num_tokens: int, cached: int = 0) -> Measured:
         """The step of a prompt's last `num_tokens` tokens, `cached` being in the cache already."""
@@ -77,6 +112,17 @@ class Rig:
         began_s = time.perf_counter()
         self.engine.generate([prompt], _answer(1))
         return time.perf_counter() - began_s
+
+    def streamed_ttft_s(self, num_tokens: int) -> float:
+        """Seconds from asking an idle engine to reading the first token on an event loop."""
+        prompt = self.prompt(num_tokens)
+
+        async def once() -> float:
+            await asyncio.sleep(0.01)  # the loop is up
+            (trace,) = await self._streams([prompt], 4)
+            return trace.token_s[0] - trace.sent_s
+
+        return asyncio.run(once())
 
     def _remember(self, prompt: Sequence[int]) -> None:
         implant(self._parts.scheduler, tuple(prompt), "", time.perf_counter())

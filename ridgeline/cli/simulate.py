@@ -164,6 +164,7 @@ def _fleet(options: SimulateOptions, machine: Replica, longest: int) -> FleetPla
         scheduler=scheduler,
         pace=pace,
         num_devices=machine.layout.num_devices,
+        asking_s=0.0 if (known := machine.calibration) is None else known.overheads.reader_first_s,
     )
     return FleetPlan(
         builds=(build,) * options.replicas,

@@ -77,6 +77,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     ops_slowness: float = 1.0
 
 
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What reading costs where an event loop does it: seconds of a step per token that it gives,
+    and from asking to the first token, besides its step."""
+
+    token_s: float
+    first_s: float
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What a calibration tells beside the fit."""
 
@@ -90,6 +98,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory
     dense_dtype: str
     first_s: float
+    reading: Reading = Reading(token_s=0.0, first_s=0.0)
 
 
 def blank(facts: Facts, formats: Sequence[str]) -> Calibration:
@@ -381,7 +390,12 @@ def _calibration(
         overlap=overlap,
         linears=linears,
         attention=Attending(**attending),
-        overheads=Overheads(**overheads, first_s=facts.first_s),
+        overheads=Overheads(
+            **overheads,
+            first_s=facts.first_s,
+            reader_s=facts.reading.token_s,
+            reader_first_s=facts.reading.first_s,
+        ),
         memory=facts.memory,
         tpot_error=0.0,
         ttft_error=0.0,

@@ -26,6 +26,7 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 
 FORMAT = 1  # of the file
+SERVER = "server"  # kind of the file of `calibrate --url` (`ridgeline.plan.served`)
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -100,13 +101,20 @@ class Attending(msgspec.Struct, frozen=True):
 
 class Overheads(msgspec.Struct, frozen=True):
     """Seconds; see the head of this file. `first_s`: from a request's arrival to its first step and
-    from that step's end to the reader, together."""
+    from that step's end to the reader, together.
+
+    `reader_s`, `reader_first_s`: where an event loop of the engine process reads each token as it
+    comes, as servers and load clients do: what a token adds to its step, and `first_s` there. They
+    are no part of `priced`: simulations, which are of served loads, add them.
+    """
 
     step_s: float
     run_s: float
     run_layer_s: float
     logit_s: float
     first_s: float
+    reader_s: float = 0.0
+    reader_first_s: float = 0.0
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,10 +249,31 @@ def joined(a: float, b: float, overlap: float) -> float:
     return large * (1.0 + (small / large) ** overlap) ** (1.0 / overlap) if large > 0 else 0.0
 
 
-def load_calibration(path: Path) -> Calibration:
-    """Read a file that `ridgeline calibrate` wrote. BadInput says what is wrong with it."""
+def is_of_server(path: Path) -> bool:
+    """Whether `calibrate --url` wrote this file; False for what cannot be read."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Calibration)
+        return msgspec.json.decode(path.read_bytes(), type=_Kind).kind == SERVER
+    except (OSError, msgspec.MsgspecError):
+        return False
+
+
+class _Kind(msgspec.Struct):
+    kind: str = "engine"
+
+
+def load_calibration(path: Path) -> Calibration:
+    """Read a file that `ridgeline calibrate --engine` wrote. BadInput says what is wrong with it,
+    CannotRun that it is one of a server."""
+    try:
+        data = path.read_bytes()
+        if msgspec.json.decode(data, type=_Kind).kind == SERVER:
+            raise CannotRun(
+                "a calibration of a server tells its own times, not those of steps or other models",
+                value=str(path),
+                limit="ridgeline predict",
+                fix="calibrate --engine for what asks about shapes, fleets and mixed steps",
+            )
+        found = msgspec.json.decode(data, type=Calibration)
     except (OSError, msgspec.MsgspecError) as error:
         raise BadInput("cannot read the calibration", value=str(path), fix=str(error)) from None
     if found.version != FORMAT:

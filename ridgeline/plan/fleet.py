@@ -196,7 +196,7 @@ class _World:
         life = self.lives[index]
         if isinstance(event, Token):
             if life.first_s != life.first_s:
-                life.first_s = event.at_s
+                life.first_s = event.at_s + member.build.asking_s
         elif isinstance(event, Started):
             if life.started_s != life.started_s:
                 life.started_s, life.cached = event.at_s, event.cached_tokens
@@ -213,7 +213,7 @@ class _World:
             delay_s = 0.0 if travel is None else travel(life.request.num_prompt)
             self._at(at_s + delay_s, lambda: self._route(index, 1))
             return
-        life.finished_s = at_s
+        life.finished_s = at_s + member.build.asking_s
         self.num_open -= 1
 
     def _leave(self, member: Member, name: str) -> None:

@@ -30,12 +30,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
-    """How to make one kind of replica: a fresh scheduler, and what its steps cost."""
+    """How to make one kind of replica: a fresh scheduler, and what its steps cost. `asking_s`: what
+    a request takes on its way in and out besides its steps."""
 
     name: str
     scheduler: Callable[[], Scheduler]
     pace: Pace
     num_devices: int = 1
+    asking_s: float = 0.0
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):

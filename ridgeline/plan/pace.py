@@ -48,6 +48,12 @@ class Pace(Protocol):
         """`computed`: tokens in the cache of each running sequence before the first step."""
 
 
+def reading_s(machine: Replica, num_sampled: int) -> float:
+    """What readers in the engine's process add to a step that gives so many tokens."""
+    calibration = machine.calibration
+    return 0.0 if calibration is None else calibration.overheads.reader_s * num_sampled
+
+
 class Modelled:
     """The step-time model of a replica; pipelines are paced by their micro-batches.
 
@@ -63,6 +69,7 @@ class Modelled:
 
     def step_s(self, shapes: Shapes, num_sampled: int) -> float:
         took_s = self._machine.price(shapes, num_sampled).seconds
+        took_s += reading_s(self._machine, num_sampled)
         return took_s if self._drafts is None else took_s + self._saved_s(shapes)
 
     def _saved_s(self, shapes: Shapes) -> float:
@@ -112,13 +119,17 @@ def _lines(machine: Replica, batch: int, drafts: Speculation | None) -> _Lines:
     """From two points: both are straight without windows."""
     far = 1 << 20
     if drafts is not None:  # one line through seconds as they are: near enough to straight
-        near_s, far_s = (drafts.decode_s(machine, batch, n) for n in (_NEAR, 2 * _NEAR))
+        near_s, far_s = (
+            drafts.decode_s(machine, batch, n) + reading_s(machine, batch)
+            for n in (_NEAR, 2 * _NEAR)
+        )
         more_s = (far_s - near_s) / (_NEAR * batch)
         return _Lines(near_s - more_s * _NEAR * batch, more_s, 0.0, 0.0, 0.0)
     none, some = machine.decode_sum(batch, 0), machine.decode_sum(batch, far)
     if machine.calibration is not None:  # memory and compute overlap: their sum is straight
         more_s = (some.busy_s - none.busy_s) / far
-        return _Lines(none.busy_s, more_s, 0.0, 0.0, none.overhead_s + none.communication_s)
+        other_s = none.overhead_s + none.communication_s + reading_s(machine, batch)
+        return _Lines(none.busy_s, more_s, 0.0, 0.0, other_s)
     return _Lines(
         none.memory_s,
         (some.memory_s - none.memory_s) / far,

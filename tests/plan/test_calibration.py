@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from ridgeline.cli.calibrate import Ran, Speed, reading
 from ridgeline.cli.main import main
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.plan import calibrate
-from ridgeline.plan.calibrate import Facts, Sample, blank, fit, seconds
+from ridgeline.plan.calibrate import Facts, Reading, Sample, blank, fit, seconds
 from ridgeline.plan.calibration import (
     Calibration,
     Linear,
@@ -214,3 +215,41 @@ def test_files(found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture
         path.write_text(broken)
         assert main(words) == 2
         assert "calibration" in capsys.readouterr().err
+
+
+def test_what_readers_cost_is_told_from_the_shortest_steps() -> None:
+    """Streamed against waited for, per token; a large model's steps hide it."""
+    speed = Speed(1e10, 1e11)
+
+    def ran(kind: str, model: str, batch: int, seconds: float) -> Ran:
+        shapes = ((1, 40),) * batch
+        return Ran(
+            model=model, quantization=None, kind=kind, shapes=shapes, num_sampled=batch,
+            seconds=seconds, speed=speed,
+        )  # fmt: skip
+
+    found = reading(
+        [
+            *(ran("decode", "small", n, 1e-3 + 1e-4 * n) for n in (1, 8)),
+            *(ran("streamed", "small", n, 1e-3 + 1.6e-4 * n) for n in (1, 8)),
+            ran("decode", "large", 8, 0.100),
+            ran("streamed", "large", 8, 0.150),
+            ran("asked", "small", 0, 3e-3),
+        ]
+    )
+    assert found.token_s == pytest.approx(6e-5) and found.first_s == 3e-3
+    assert reading([ran("decode", "small", 1, 1e-3)]) == Reading(token_s=0.0, first_s=0.0)
+
+
+def test_simulations_count_readers_and_the_model_of_the_engine_does_not() -> None:
+    plain = made_up()
+    over = msgspec.structs.replace(plain.overheads, reader_s=5e-5, reader_first_s=2e-3)
+    read = msgspec.structs.replace(plain, overheads=over)
+    one, other = (machine(each, "dummy:qwen2.5-0.5b", "int8") for each in (plain, read))
+    shapes = ((1, 100),) * 8
+    assert one.price(shapes, 8) == other.price(shapes, 8)
+    told_s = [Modelled(each).step_s(shapes, 8) for each in (one, other)]
+    assert told_s[1] - told_s[0] == pytest.approx(8 * 5e-5)
+    glides = [Modelled(each).glide([100] * 8, 4) for each in (one, other)]
+    assert glides[0] is not None and glides[1] is not None
+    assert glides[1].first_s - glides[0].first_s == pytest.approx(8 * 5e-5)

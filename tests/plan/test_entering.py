@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 
 from ridgeline.engine.core.scheduler import Scheduler
@@ -55,3 +56,12 @@ def test_entries_at_the_edge_of_room_agree() -> None:
         )
         assert told(fast) == told(slow)
         assert np.allclose(instants(fast), instants(slow), rtol=1e-9, atol=1e-12)
+
+
+def test_asking_delays_what_the_client_sees_and_nothing_else() -> None:
+    asked = [Request(at_s=0.1 * i, num_prompt=8, num_output=5) for i in range(6)]
+    plain = fleet(make(), Steady(0.01))
+    build = msgspec.structs.replace(plain.builds[0], asking_s=0.002)
+    late = msgspec.structs.replace(plain, builds=(build,))
+    one, other = (instants(simulate_fleet(asked, each)) for each in (plain, late))
+    assert np.allclose(other[:, 1:], one[:, 1:] + 0.002) and np.allclose(other[:, 0], one[:, 0])

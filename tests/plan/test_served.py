@@ -1,0 +1,121 @@
+"""Calibrations of servers: made-up laws are found again, what they do not tell is refused, and a
+server of known pace is measured over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli import calibrate_server
+from ridgeline.cli.calibrate_server import Remote, calibrate
+from ridgeline.cli.main import main
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.plan.calibration import load_calibration
+from ridgeline.plan.served import About, Decoded, Prompted, Served, fit_served, predict_served
+from tests.diagnose.mock_thread import mock_server
+
+ABOUT = About(
+    server="http://here", model="m", as_of="2026-11-21", source="a test", took_s=1.0, runs=("one",)
+)
+LENGTHS = (16, 64, 192, 384, 768, 1536)
+
+
+def true_ttft_s(tokens: float) -> float:
+    return 4e-3 + 2e-4 * tokens + 1e-7 * tokens**2
+
+
+def true_tpot_s(batch: float, context: float) -> float:
+    return 8e-3 + 4e-4 * batch + 3e-7 * batch * context
+
+
+def made_up(batches: tuple[int, ...] = (2, 8, 24)) -> Served:
+    prompts = [Prompted(n, true_ttft_s(n)) for n in LENGTHS]
+    alone = [Decoded(1, n + 12.0, true_tpot_s(1, n + 12)) for n in LENGTHS]
+    waves = [Decoded(b, 60.0, true_tpot_s(b, 60)) for b in batches]
+    deep = [Decoded(4, c, true_tpot_s(4, c)) for c in (60.0, 800.0)]
+    return fit_served(prompts, [*alone, *waves, *deep], ABOUT)
+
+
+def test_a_law_is_found_again_and_unseen_points_follow_it() -> None:
+    found = made_up()
+    assert found.base_s == pytest.approx(4e-3, rel=0.01)
+    assert found.by_pair_s == pytest.approx(1e-7, rel=0.01)
+    assert found.by_context_s == pytest.approx(3e-7, rel=0.05)
+    assert found.ttft_s(1000) == pytest.approx(true_ttft_s(1000), rel=0.01)
+    assert found.tpot_s(12, 500) == pytest.approx(true_tpot_s(12, 500), rel=0.05)
+    told = predict_served(found, isl=500, osl=64, batch=1)
+    assert told.ttft_ms == pytest.approx(1e3 * true_ttft_s(500), rel=0.01)
+    assert told.interval["tpot_ms"][0] < told.tpot_ms < told.interval["tpot_ms"][1]
+    busy = predict_served(found, isl=500, osl=64, batch=8)
+    waits_s = 7 / 64 * (true_ttft_s(500) - 4e-3)
+    assert busy.tpot_ms == pytest.approx(1e3 * (true_tpot_s(8, 532) + waits_s), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("isl", "osl", "batch", "said"),
+    [(4000, 10, 1, "prompts"), (100, 10_000, 1, "contexts"), (100, 10, 99, "batches")],
+)
+def test_what_lies_beyond_the_measurements_is_refused(
+    isl: int, osl: int, batch: int, said: str
+) -> None:
+    with pytest.raises(CannotRun, match=said):
+        predict_served(made_up(), isl, osl, batch)
+
+
+def test_what_cannot_be_identified_is_named_or_refused() -> None:
+    flat = [Prompted(n, 0.05) for n in LENGTHS]
+    decodes = [Decoded(b, c, 0.01) for b, c in ((1, 20.0), (1, 900.0), (2, 50.0), (8, 50.0))]
+    found = fit_served(flat, decodes, ABOUT)
+    assert {"by_pair_s", "by_context_s", "kv_tokens", "roofline"} <= set(found.unknown)
+    assert found.by_pair_s == found.by_context_s == 0.0
+    with pytest.raises(BadInput, match="two requests at once"):
+        fit_served(flat, decodes[:2], ABOUT)
+    with pytest.raises(BadInput, match="lengths of prompts"):
+        fit_served(flat[:2], decodes, ABOUT)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same five runs, made smaller."""
+    monkeypatch.setattr(calibrate_server, "LENGTHS", (16, 64, 256))
+    monkeypatch.setattr(calibrate_server, "WAVES", (2, 6))
+    monkeypatch.setattr(calibrate_server, "ANSWER", 12)
+    monkeypatch.setattr(calibrate_server, "REPEATS", 1)
+
+
+def test_a_server_of_known_pace_is_measured(short: None) -> None:
+    with mock_server(ttft_s=0.1, itl_s=0.03) as url:
+        found = asyncio.run(calibrate(Remote(url=url), 30.0))
+    assert found.ttft_s(100) == pytest.approx(0.1, rel=0.3)
+    assert found.tpot_s(4, 60) == pytest.approx(0.03, rel=0.3)
+    assert len(found.runs) <= 5 and found.residuals
+    assert "by_pair_s" in found.unknown
+
+
+def test_too_few_seats_are_noticed(short: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """One at a time: no wave is answered together, and nothing is made up."""
+    with (
+        mock_server(ttft_s=0.02, itl_s=0.002, seats=1) as url,
+        pytest.raises(BadInput, match="two requests at once"),
+    ):
+        asyncio.run(calibrate(Remote(url=url), 30.0))
+    assert "too few seats" in capsys.readouterr().err
+
+
+def test_the_file_answers_predict_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import msgspec
+
+    path = tmp_path / "there.json"
+    path.write_bytes(msgspec.json.encode(made_up()))
+    given = ["predict", "--calibration", str(path), "--isl", "300", "--osl", "32", "--batch", "2"]
+    assert main([*given, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["decode_ms"] > 8
+    assert main([*given, "--tp", "2"]) == 2 and "alone" in capsys.readouterr().err
+    with pytest.raises(CannotRun, match="calibration of a server"):
+        load_calibration(path)
+    assert main(["calibrate", "--url", "http://x", "--engine", "demo"]) == 2
