@@ -91,13 +91,18 @@ class Service:
         """Price a job and take its fee. ApiError 429 where its key is out of budget."""
         caller = caller_of(request.scope)
         account = self.accounts.of(caller, self.now())
+
+        def spent(num_tokens: int) -> None:
+            if not scores_only:  # whose token is no answer
+                account.spent(num_tokens, self.now())
+
         job = Job(
             id=f"{kind}-{uuid.uuid4().hex}",
             prompts=prompts,
             sampling=sampling,
             terms=self._terms(request, wish, caller.tenant(wish.cache_salt)),
             scores_only=scores_only,
-            spent=lambda num_tokens: account.spent(num_tokens, self.now()),
+            spent=spent,
         )
         request_id = request_id_of(request.headers, wish.request_id, job.id)
         num_tokens = job.num_prompt_tokens
