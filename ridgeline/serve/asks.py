@@ -78,7 +78,13 @@ class Asks:
         self._engine, self._job, self._now = engine, job, metrics.now
         self.cached = [0] * len(job.prompts)
         self.meters = [
-            metrics.meter(len(prompt.tokens), job.sampling, job.terms.slo_class, job.terms.slo)
+            metrics.meter(
+                len(prompt.tokens),
+                job.sampling,
+                job.terms.slo_class,
+                job.terms.slo,
+                scores_only=job.scores_only,
+            )
             for prompt in job.prompts
         ]
         self._open = dict.fromkeys(range(len(job.prompts)), job.sampling.n)
@@ -99,7 +105,11 @@ class Asks:
     async def begin(self) -> None:
         """Ask for everything; returns once the engine has begun, raises why it will not."""
         for index in range(len(self._job.prompts)):
-            self._leave.append(await self._ask(index))
+            try:
+                self._leave.append(await self._ask(index))
+            except Exception:  # refused, with all after it: no choice of theirs was ever open
+                self._open = {asked: n for asked, n in self._open.items() if asked < index}
+                raise
         await self._begun
 
     def tell(self, told: Tell) -> asyncio.Future[None]:

@@ -35,8 +35,11 @@ class Meter:
         num_choices: int,
         slo_class: str = "",
         slo: Slo | None = None,
+        *,
+        scores_only: bool = False,
     ) -> None:
         self._metrics = metrics
+        self._scores_only = scores_only  # the token that scoring costs is nobody's answer
         self._slo_class, self._slo = slo_class, slo
         self._missed: dict[str, None] = {}
         self._timings: dict[str, float | None] = dict.fromkeys(_TIMINGS)
@@ -47,7 +50,7 @@ class Meter:
         self._choices = {index: _Choice() for index in range(num_choices)}
 
     def saw(self, events: Sequence[Event], now: float) -> int:
-        """Account for what a step said, on its way to the client at `now`; its tokens."""
+        """Account for what a step said, on its way to the client at `now`; the answer's tokens."""
         num_tokens = 0
         for event in events:
             if isinstance(event, Token):
@@ -61,6 +64,8 @@ class Meter:
                 self._metrics.count_cached(event.cached_tokens)
             elif isinstance(event, Failed):
                 self._failed = True
+        if self._scores_only:
+            return 0
         self._metrics.num_tokens += num_tokens
         return num_tokens
 
@@ -101,7 +106,8 @@ class Meter:
         metrics, started_s = self._metrics, self._started_s
         metrics.count_end(event.reason)
         metrics.observe("e2e_request_latency_seconds", now - self._arrival_s)
-        metrics.observe("request_generation_tokens", choice.num_tokens)
+        num_tokens = 0 if self._scores_only else choice.num_tokens
+        metrics.observe("request_generation_tokens", num_tokens)
         if choice.num_tokens == 0 or started_s is None:
             return
         decode_s = choice.last_s - choice.first_s

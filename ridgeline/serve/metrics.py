@@ -169,12 +169,14 @@ class Metrics:
         sampling: Sampling,
         slo_class: str = "",
         slo: Slo | None = None,
+        *,
+        scores_only: bool = False,
     ) -> Meter:
         """A meter for one ask that arrives now, promised `slo` as one of `slo_class`."""
         self.observe("request_params_n", sampling.n)
         if sampling.max_tokens is not None:
             self.observe("request_params_max_tokens", sampling.max_tokens)
-        return Meter(self, num_prompt_tokens, sampling.n, slo_class, slo)
+        return Meter(self, num_prompt_tokens, sampling.n, slo_class, slo, scores_only=scores_only)
 
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)

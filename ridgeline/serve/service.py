@@ -97,7 +97,7 @@ class Service:
             sampling=sampling,
             terms=self._terms(request, wish, caller.tenant(wish.cache_salt)),
             scores_only=scores_only,
-            spent=self._payer(account),
+            spent=_free if scores_only else self._payer(account),
         )
         request_id = request_id_of(request.headers, wish.request_id, job.id)
         num_tokens = job.num_prompt_tokens

@@ -1,0 +1,274 @@
+"""Every counter equals what clients were told, to the last token, whatever they did.
+
+One random load over the real engine with drafts and a prefix cache: four APIs, whole and streamed,
+several prompts and choices, stop strings, scoring, grammars, bad requests, refused keys, clients
+that hang up, and a batch beside it all. What a client that hung up was sent is not known to it: for
+those the test listens where the engine hands over its news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ridgeline.engine.engine import Engine
+from ridgeline.errors import RidgelineError
+from ridgeline.records import Event, Finished, Started, Token
+from ridgeline.serve.app import create_app
+from ridgeline.serve.batches.attach import BatchOptions, attach
+from ridgeline.serve.batches.background import background
+from ridgeline.serve.options import ServerOptions
+from tests.serve.batches.helpers import jsonl
+from tests.serve.conftest import running
+
+KEY = {"authorization": "Bearer secret"}
+TEXTS = ("import os\n" * 12, "def add(a, b):\n    return a + b\n" * 4, "class Point:\n", "x = 1\n")
+MODEL = '{model_name="demo"}'
+NUM_REQUESTS = 80
+Sink = Callable[[Sequence[Event]], None]
+
+
+class Overheard:
+    """What the engine handed to the server, per ask that people made."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.listen_inside = engine, engine.listen
+        self.tokens: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()
+        self.prompts: dict[str, tuple[int, int]] = {}  # prompt tokens, and of them cached
+
+    async def listen(self, prompt: Any, sampling: Any, sink: Sink, **terms: Any) -> Any:
+        if terms.get("background"):
+            return await self.listen_inside(prompt, sampling, sink, **terms)
+        name = terms["ask_id"]
+
+        def hear(events: Sequence[Event]) -> None:
+            for event in events:
+                self.tokens[name] += isinstance(event, Token)
+                self.ended[name] += isinstance(event, Finished)
+                if isinstance(event, Started):
+                    self.prompts[name] = len(prompt), event.cached_tokens
+            sink(events)
+
+        self.tokens[name] += 0
+        try:
+            return await self.listen_inside(prompt, sampling, hear, **terms)
+        except RidgelineError:
+            del self.tokens[name]  # refused: neither answered nor aborted
+            raise
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    sizes = {"max_num_seqs": 8, "kv_cache_memory_bytes": 8 << 20, "max_model_len": 512}
+    with Engine.open("demo", speculative_config=drafts, **sizes) as opened:
+        yield opened
+
+
+@pytest.fixture
+def overheard(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Overheard:
+    heard = Overheard(engine)
+    monkeypatch.setattr(engine, "listen", heard.listen)
+    return heard
+
+
+@pytest.fixture
+async def http(
+    engine: Engine, overheard: Overheard, tmp_path: Path
+) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(engine, ServerOptions(api_key="secret"))
+    options = BatchOptions(store=tmp_path / "batches.sqlite", most=4, beat_s=0.02)
+    line_app = create_app(background(engine))
+    attach(app, line_app, options, app.state.service.metrics.registry)
+    limits = httpx.Limits(max_connections=40)
+    with running(app) as url:
+        async with httpx.AsyncClient(base_url=url, timeout=60, headers=KEY, limits=limits) as made:
+            yield made
+
+
+class Told:
+    """What clients were told, added up, and the ids of the answers that they read to the end."""
+
+    def __init__(self) -> None:
+        self.sums: Counter[str] = Counter()
+        self.ids: set[str] = set()
+
+    def answered(self, answer: dict[str, Any], usage: dict[str, Any], num_choices: int) -> None:
+        cached = usage.get("cache_read_input_tokens", 0)
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        self.ids.add(answer["id"])
+        self.sums["choices"] += num_choices
+        self.sums["prompt"] += usage.get("prompt_tokens", usage.get("input_tokens", 0)) + cached
+        self.sums["cached"] += cached or details.get("cached_tokens", 0)
+        self.sums["output"] += usage.get("completion_tokens", usage.get("output_tokens", 0))
+
+    def stayed(self, ask: str) -> bool:
+        """Whether somebody read this ask's answer (`ID`, or `ID-2` of several prompts)."""
+        return ask in self.ids or ask.rpartition("-")[0] in self.ids
+
+
+def random_ask(rng: random.Random) -> tuple[str, dict[str, Any], int]:
+    """A path, a body, and how many choices will come."""
+    text = rng.choice(TEXTS)
+    most, heat = rng.randint(1, 24), rng.choice((0.0, 1.0))
+    stop = rng.choice((None, ["\n\n"], ["return", "import"]))
+    chat = [{"role": "user", "content": text}]
+    n = rng.randint(1, 3)
+    kind = rng.randrange(6)
+    body: dict[str, Any] = {"model": "demo", "max_tokens": most, "temperature": heat}
+    if kind == 0:
+        prompts = [rng.choice(TEXTS) for _ in range(rng.randint(1, 3))]
+        more = {"prompt": prompts, "n": n, "stop": stop, "seed": rng.randrange(99)}
+        return "/v1/completions", body | more, n * len(prompts)
+    if kind == 1:
+        return "/v1/chat/completions", body | {"messages": chat, "n": n, "stop": stop}, n
+    if kind == 2:
+        return "/v1/messages", body | {"messages": chat, "stop_sequences": stop}, 1
+    if kind == 3:
+        del body["max_tokens"]
+        return "/v1/responses", body | {"input": text, "max_output_tokens": most}, 1
+    if kind == 4:
+        return "/v1/completions", body | {"prompt": text, "guided_choice": ["yes", "no way"]}, 1
+    scoring = {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": 1}
+    return "/v1/completions", body | scoring, 1
+
+
+async def stay(http: httpx.AsyncClient, told: Told, rng: random.Random) -> None:
+    """Read an answer to its end, streamed or whole."""
+    path, body, num_choices = random_ask(rng)
+    if rng.random() < 0.5:
+        reply = await http.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        told.answered(reply.json(), reply.json()["usage"], num_choices)
+        return
+    if "completions" in path:
+        body["stream_options"] = {"include_usage": True}
+    reply = await http.post(path, json=body | {"stream": True})
+    lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: {")]
+    events = [json.loads(line) for line in lines]
+    usages = [e.get("usage") or e.get("response", {}).get("usage") for e in events]
+    answer = events[0].get("message") or events[0].get("response") or events[0]
+    told.answered(answer, [usage for usage in usages if usage][-1], num_choices)
+
+
+async def go(http: httpx.AsyncClient, rng: random.Random) -> None:
+    """Hang up: in the middle of a stream, or before a whole answer is there."""
+    body = {"prompt": TEXTS[rng.randrange(4)], "max_tokens": 300, "ignore_eos": True, "n": 2}
+    if rng.random() < 0.5:
+        async with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as reply:
+            await anext(reply.aiter_lines())
+            await asyncio.sleep(rng.random() * 0.05)
+        return
+    asking = asyncio.ensure_future(http.post("/v1/completions", json=body))
+    await asyncio.sleep(rng.random() * 0.2)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def be_refused(http: httpx.AsyncClient, told: Told, rng: random.Random) -> None:
+    """400 by the server, 400 by the engine, 401."""
+    kind = rng.randrange(3)
+    bodies = ({"prompt": "x", "n": 0}, {"prompt": "x " * 999}, {"prompt": "x"})
+    headers = {"authorization": "Bearer wrong"} if kind == 2 else KEY
+    reply = await http.post("/v1/completions", json=bodies[kind], headers=headers)
+    assert reply.status_code == (401 if kind == 2 else 400)
+    told.sums["unauthorized"] += kind == 2
+
+
+async def run_batch(http: httpx.AsyncClient) -> Counter[str]:
+    """Lines of a batch, with the sums of what its files say."""
+    bodies = [{"model": "demo", "prompt": TEXTS[i % 4], "max_tokens": 6} for i in range(12)]
+    bodies[5]["temperature"] = -1
+    lines = [
+        {"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body}
+        for i, body in enumerate(bodies)
+    ]
+    form = {"files": {"file": ("in.jsonl", jsonl(*lines))}, "data": {"purpose": "batch"}}
+    file = (await http.post("/v1/files", **form)).json()  # type: ignore[arg-type]
+    new = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "1h"}
+    batch = (await http.post("/v1/batches", json=new)).json()
+    async with asyncio.timeout(60):
+        while batch["status"] != "completed":
+            await asyncio.sleep(0.05)
+            batch = (await http.get(f"/v1/batches/{batch['id']}")).json()
+    text = (await http.get(f"/v1/files/{batch['output_file_id']}/content")).text
+    usages = [json.loads(line)["response"]["body"]["usage"] for line in text.splitlines()]
+    assert len(usages) == 11 and batch["request_counts"]["failed"] == 1
+    return Counter(
+        prompt=sum(usage["prompt_tokens"] for usage in usages),
+        completion=sum(usage["completion_tokens"] for usage in usages),
+    )
+
+
+async def numbers_of(http: httpx.AsyncClient) -> dict[str, float]:
+    text = (await http.get("/metrics")).text
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in lines}
+
+
+async def test_counters_equal_what_clients_were_told(
+    http: httpx.AsyncClient, engine: Engine, overheard: Overheard
+) -> None:
+    rng, told = random.Random(), Told()
+    before = await numbers_of(http)
+    gate = asyncio.Semaphore(12)
+
+    async def one(seed: int) -> None:
+        own = random.Random(seed)
+        async with gate:
+            fate = own.random()
+            if fate < 0.7:
+                await stay(http, told, own)
+            elif fate < 0.88:
+                await go(http, own)
+            else:
+                await be_refused(http, told, own)
+
+    asks = [one(rng.randrange(2**32)) for _ in range(NUM_REQUESTS)]
+    lines, *_ = await asyncio.gather(run_batch(http), *asks)
+    async with asyncio.timeout(20):
+        while engine.counters()["num_requests_running"] or engine.counters()["num_queued"]:
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)
+    after = await numbers_of(http)
+    grown = Counter({name: after[name] - before.get(name, 0.0) for name in after})
+    check(grown, told, overheard, lines)
+    assert engine.counters()["kv_cache_usage_perc"] == 0 and engine.healthy()
+    assert engine.counters()["spec_decode_num_accepted_tokens"] > 0
+
+
+def check(grown: Counter[str], told: Told, heard: Overheard, lines: Counter[str]) -> None:
+    """Those who stayed, by what they were told; those who left, by what was on its way to them."""
+    gone = [ask for ask in heard.tokens if not told.stayed(ask)]
+    started = [heard.prompts.get(ask, (0, 0)) for ask in gone]
+    finished = sum(heard.ended[ask] for ask in gone)
+    assert gone and told.ids
+
+    def counted(name: str) -> float:
+        return grown[f"vllm:{name}{MODEL}"]
+
+    def ended(reason: str) -> float:
+        return grown[f'vllm:request_success_total{{finished_reason="{reason}",model_name="demo"}}']
+
+    output = told.sums["output"] + sum(heard.tokens[ask] for ask in gone)
+    assert counted("generation_tokens_total") == output
+    assert counted("prompt_tokens_total") == told.sums["prompt"] + sum(n for n, _ in started)
+    assert counted("prompt_tokens_cached_total") == told.sums["cached"] + sum(c for _, c in started)
+    assert ended("stop") + ended("length") == told.sums["choices"] + finished
+    assert ended("abort") == 2 * len(gone) - finished  # each of them asked for two choices
+    assert counted("e2e_request_latency_seconds_count") == told.sums["choices"] + finished
+    refused = 'ridgeline_requests_refused_total{model_name="demo",reason="key"}'
+    assert grown[refused] == told.sums["unauthorized"]
+    for kind in ("prompt", "completion"):
+        assert grown[f'ridgeline_batch_tokens_total{{kind="{kind}"}}'] == lines[kind]
+        charged = grown[f'ridgeline_batch_charged_tokens_total{{kind="{kind}"}}']
+        assert charged == lines[kind] / 2
