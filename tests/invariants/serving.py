@@ -339,9 +339,7 @@ def _compare(model: Model, ask: Ask, index: int, found: list[int]) -> None:
     print(f"flip that rounding explains: {told}")
 
 
-def distance_of(
-    logits_V: np.ndarray, ask: Ask, index: int, output: list[int], token: int
-) -> float:
+def distance_of(logits_V: np.ndarray, ask: Ask, index: int, output: list[int], token: int) -> float:
     """How far logits_V are from giving `token` after `output`: in logits if greedy, else in
     probability."""
     at = SampleAt(
