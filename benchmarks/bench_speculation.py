@@ -1,20 +1,22 @@
 """Speculation against plain decoding: the gain per drafter and workload, and that it never loses.
 
     python benchmarks/bench_speculation.py [--configs none ngram draft] [--batches 1 8 32]
-        [--workloads edit question free] [--tokens 96] [--repeats 3] [--model demo]
-        [--drafter medusa=DIR]
+        [--workloads edit question free] [--tokens 96] [--rounds 4] [--model demo]
+        [--quantization int8] [--drafter medusa=DIR] [--clock cpu]
 
-One engine per drafter answers prompts, and takes turns with itself: `TURN` steps without drafts, as
-many with them, and so on, so that whatever else happens on the machine happens to both. Every turn
-is timed from step to step; the ratio of tokens per second is that of all turns together, and its
-error comes from resampling pairs of neighbouring turns (5 to 95 %). Steps with prompts are left
-out. `none` draws the same lots without drafts: what the noise is.
+In every round one engine answers the same prompts twice, once with drafts and once without, in
+alternating order, so that whatever else happens on the machine happens to both. Timed are the steps
+in which all seats are taken and no prompt is computed: twice as many prompts as seats are asked at
+once. The ratio of tokens per second is that of all rounds together, and its error comes from
+resampling rounds (5 to 95 %). `none` does the same without a drafter: what the noise is. With
+`--clock cpu` both are timed by the engine thread's processor time (of one thread), which other
+work on the machine disturbs less, and the controller decides by it too.
 
 Workloads: `edit` (source is to be repeated with a change: much of the answer is in the prompt),
 `question` (a document, then a question on it), `free` (held-out text goes on, sampled at 0.8 with a
 seed: little repeats). Each with greedy decoding but the last. Prompts are cut from the held-out
-texts that ship with Ridgeline and differ from sequence to sequence. `booked` is the controller's
-own account: saved less lost time, over the time of the drafting turns.
+texts that ship with Ridgeline and differ from sequence to sequence. `booked` and `predicted` are
+the controller's own account of the same steps: the gain that it saw, and that it expected.
 """
 
 from __future__ import annotations
@@ -22,15 +24,19 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from importlib.resources import files
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from ridgeline import Engine, Sampling
-from ridgeline.engine.core.drafting import Drafts, NoDrafts, Open, Room, Verdict
+from ridgeline.engine.core.drafting import Drafts, Open, Room, Verdict
+from ridgeline.engine.speculate.assemble import measure_drafts, measure_steps
+from ridgeline.engine.speculate.controller import Controller
+from ridgeline.engine.speculate.cost import DraftCost, StepCost
+
+Clock = Callable[[], float]
 
 CONFIGS: dict[str, dict[str, Any] | None] = {
     "none": None,
@@ -42,42 +48,60 @@ CONFIGS: dict[str, dict[str, Any] | None] = {
     "auto": {"method": "auto", "model": "demo-draft"},
 }
 HELDOUT = files("ridgeline") / "assets" / "heldout"
-TURN = 8  # steps
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
+
+
+class Timed(NamedTuple):
+    """Steps with all seats taken and no prompts: seconds, tokens, what the controller booked and
+    what it had predicted to save (s), drafts and those accepted."""
+
+    seconds: float = 0.0
+    tokens: float = 0.0
+    saved_s: float = 0.0
+    promised_s: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+
+    def __add__(self, other: tuple[float, ...]) -> Timed:  # type: ignore[override]
+        return Timed(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def since(self, before: Timed) -> Timed:
+        return Timed(*(a - b for a, b in zip(self, before, strict=True)))
 
 
 class Switching:
-    """Drafts in every other turn; times both sorts of turn."""
+    """Drafts where `drafts` is set; times the steps either way."""
 
-    def __init__(self, inner: Drafts, engine: Engine) -> None:
+    def __init__(self, inner: Drafts, engine: Engine, batch: int, clock: Clock) -> None:
         self._inner, self._scheduler = inner, engine._loop.scheduler
-        self.turns: list[tuple[bool, float, int]] = []  # with drafts?, seconds, tokens
-        self.reset()
+        self._batch, self._clock, self.drafts = batch, clock, True
+        self.begin(True)
 
-    def reset(self) -> None:
-        self.turns, self._num_steps, self._with = [], 0, False
-        self._last: tuple[float, int, int] | None = None
-        self._spent_s, self._num_tokens = 0.0, 0
+    def begin(self, drafts: bool) -> None:
+        """An answer to the round's prompts, with drafts or without."""
+        self.drafts, self.timed = drafts, Timed()
+        self._last: tuple[Timed, int, bool] | None = None
 
     def wants(self) -> bool:
         """Called once per step, while it is planned."""
         self._note()
-        if self._num_steps % TURN == 0:
-            self.turns.append((self._with, self._spent_s, self._num_tokens))
-            self._spent_s, self._num_tokens, self._with = 0.0, 0, not self._with
-        self._num_steps += 1
-        return self._with and self._inner.wants()
+        return self.drafts and self._inner.wants()
 
     def _note(self) -> None:
-        """The step that has just ended, unless it carried prompts or others joined."""
-        totals, now_s = self._scheduler.totals, time.perf_counter()
-        drafted = self._scheduler.drafting.totals.num_tokens
-        now = now_s, totals.num_sampled, totals.num_tokens - drafted
+        """The step that has just ended, if it is one of those that are timed."""
+        totals, drafting = self._scheduler.totals, self._scheduler.drafting.totals
+        own = self._inner.numbers()
+        saved_s = own.get("speculation_saved_s", 0.0) - own.get("speculation_lost_s", 0.0)
+        promised_s = own.get("speculation_promised_s", 0.0)
+        drafted, accepted = drafting.num_tokens, drafting.num_accepted
+        now = Timed(self._clock(), totals.num_sampled, saved_s, promised_s, drafted, accepted)
+        num_fed = totals.num_tokens - drafted
+        full = len(self._scheduler._roster.running) == self._batch
         if self._last is not None:
-            num_sampled, num_rows = now[1] - self._last[1], now[2] - self._last[2]
-            if num_rows == len(self._scheduler._roster.running) and num_sampled >= num_rows:
-                self._spent_s += now_s - self._last[0]
-                self._num_tokens += num_sampled
-        self._last = now
+            before, fed_before, was_full = self._last
+            if full and was_full and num_fed - fed_before == self._batch:
+                self.timed += now.since(before)
+        self._last = now, num_fed, full
 
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
         return self._inner.propose(opens, room)
@@ -86,16 +110,17 @@ class Switching:
         self._inner.learn(verdicts)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
-        self._inner.forget(seq_id, tokens, tenant)
+        """What was answered without drafts is nobody's to learn from: it is asked again."""
+        self._inner.forget(seq_id, tokens if self.drafts else (), tenant)
 
     def numbers(self) -> dict[str, float]:
         return self._inner.numbers()
 
 
-def switched(engine: Engine) -> Switching:
-    """The engine's drafts, in every other turn from now on."""
+def switched(engine: Engine, batch: int, clock: Clock) -> Switching:
+    """The engine's drafts, which can be switched off."""
     drafting = engine._loop.scheduler.drafting
-    drafting._drafts = found = Switching(drafting._drafts or NoDrafts(), engine)
+    drafting._drafts = found = Switching(drafting._drafts, engine, batch, clock)
     return found
 
 
@@ -121,57 +146,50 @@ def sampling_of(workload: str, tokens: int) -> Sampling:
     return Sampling(temperature=0.0, max_tokens=tokens, ignore_eos=True)
 
 
-Turn = tuple[bool, float, int]
+Round = tuple[Timed, Timed]
+"""With drafts, without."""
 
 
-def speed(turns: Sequence[Turn]) -> float:
-    return sum(num for *_, num in turns) / sum(seconds for _, seconds, _ in turns)
+def gain(rounds: Sequence[Round]) -> float:
+    """Speed with drafts over speed without."""
+    with_, without = (reduce(Timed.__add__, each) for each in zip(*rounds, strict=True))
+    if not (with_.tokens and without.tokens):
+        raise SystemExit("no step with all seats taken: more --tokens or --rounds")
+    return with_.tokens / with_.seconds * without.seconds / without.tokens
 
 
-def ratio_of(turns: Sequence[Turn]) -> tuple[float, float, float]:
-    """Speed with drafts over speed without; 5 and 95 % of what resampled pairs of turns give."""
-    timed = [turn for turn in turns if turn[1] > 0 and turn[2] > 0]
-    pairs = [(a, b) for a, b in pairwise(timed) if a[0] != b[0]]
-    if not pairs:
-        raise SystemExit("no two turns to compare: more --tokens or --repeats")
+def spread(rounds: Sequence[Round]) -> tuple[float, float]:
+    """5 and 95 % of what resampled rounds give."""
     rng = random.Random(3)
-
-    def over(chosen: Sequence[tuple[Turn, Turn]]) -> float:
-        flat = [turn for pair in chosen for turn in pair]
-        return speed([t for t in flat if t[0]]) / speed([t for t in flat if not t[0]])
-
-    spread = sorted(over(rng.choices(pairs, k=len(pairs))) for _ in range(300))
-    return over(pairs), spread[15], spread[285]
+    found = sorted(gain(rng.choices(rounds, k=len(rounds))) for _ in range(300))
+    return found[15], found[285]
 
 
 def compare(
-    engine: Engine, drafts: Switching, prompts: Sequence[Any], sampling: Sampling, batch: int
+    engine: Engine, drafts: Switching, asked: Sequence[Sequence[Any]], sampling: Sampling
 ) -> dict[str, float]:
-    """The ratio, what was drafted and accepted, and the controller's own account. `batch` prompts
-    at a time, none twice: `suffix` would know its answer."""
-    engine.generate(prompts[:batch], sampling)
-    before, turns = dict(engine.counters()), []
-    for first in range(batch, len(prompts), batch):
-        drafts.reset()
-        engine.generate(prompts[first : first + batch], sampling)
-        turns += drafts.turns
-    counts = {name: value - before.get(name, 0.0) for name, value in engine.counters().items()}
-    ratio, low, high = ratio_of(turns)
-    with_s = sum(seconds for drafting, seconds, _ in turns if drafting)
-    drafted = counts["spec_decode_num_draft_tokens"]
-    saved_s = counts.get("speculation_saved_s", 0.0) - counts.get("speculation_lost_s", 0.0)
-    promised_s = counts.get("speculation_promised_s", 0.0)
-    num_with = sum(num for drafting, _, num in turns if drafting)
+    """Each entry of `asked` with drafts and without; the first is not timed."""
+    rounds: list[Round] = []
+    for i, prompts in enumerate(asked):
+        found = {}
+        for with_drafts in (i % 2 == 0, i % 2 == 1):
+            drafts.begin(with_drafts)
+            engine.generate(prompts, sampling)
+            found[with_drafts] = drafts.timed
+        rounds += [(found[True], found[False])] * (i > 0)
+    drafts.begin(True)
+    own, plain = (reduce(Timed.__add__, each) for each in zip(*rounds, strict=True))
+    low, high = spread(rounds)
+    plain_s = own.seconds + own.saved_s
     return {
-        "plain_tok_s": speed([turn for turn in turns if not turn[0]]),
-        "ratio": ratio,
+        "plain_tok_s": plain.tokens / plain.seconds,
+        "ratio": gain(rounds),
         "low": low,
         "high": high,
-        "booked": 1 + saved_s / with_s,
-        "predicted": 1 + promised_s / (with_s + saved_s - promised_s),
-        "drafted_per_token": drafted / max(1, num_with),
-        "accepted": counts["spec_decode_num_accepted_tokens"] / drafted if drafted else 0.0,
-        "steps_ms": 1e3 * statistics.median(s / TURN for w, s, _ in turns if not w and s > 0),
+        "booked": plain_s / own.seconds,
+        "predicted": plain_s / (plain_s - own.promised_s),
+        "drafted_per_token": own.drafted / own.tokens,
+        "accepted": own.accepted / own.drafted if own.drafted else 0.0,
     }
 
 
@@ -188,49 +206,72 @@ def show(name: str, workload: str, batch: int, found: dict[str, float]) -> None:
     )
 
 
+def by_clock(engine: Engine, clock: Clock) -> None:
+    """The controller measures and decides by another clock."""
+    controller = engine._loop.scheduler.drafting._drafts
+    if not isinstance(controller, Controller) or clock is time.perf_counter:
+        return
+    loop, resolved, drafter = engine._loop, engine.resolved, controller._drafter
+    controller._clock = clock
+
+    def measured() -> None:
+        steps = StepCost(measure_steps(loop.runner, resolved, clock))
+        states = getattr(drafter, "_states", None)
+        drafts = drafter and DraftCost(measure_drafts(drafter, resolved, clock, states))
+        controller.calibrate(steps, drafts)
+
+    loop.call(measured).result()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--configs", nargs="*", default=list(CONFIGS))
     parser.add_argument("--workloads", nargs="+", default=["edit", "question", "free"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--quantization")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--drafter", action="append", default=[], help="KIND=DIR: trained")
     parser.add_argument("--depth", type=int, help="a fixed depth in place of the controller")
     args = parser.parse_args()
+    if args.clock == "cpu" and args.threads != 1:
+        parser.error("--clock cpu reads the time of one thread")
     for kind, folder in (each.split("=", 1) for each in args.drafter):
         CONFIGS[kind] = {"method": kind, "model": folder}
         args.configs.append(kind)
     print(HEAD)
     for name in args.configs:
-        config = CONFIGS[name]
-        if config and args.depth:
-            config = {**config, "num_speculative_tokens": args.depth}
-        options = {"num_threads": args.threads, "seed": 1, "speculative_config": config}
-        with Engine.open(args.model, **options) as engine:
-            drafts = switched(engine)
-            for workload in args.workloads:
-                for batch in args.batches:
-                    run(args, engine, drafts, name, workload, batch)
+        for batch in args.batches:
+            run(args, name, batch)
 
 
-def run(
-    args: argparse.Namespace,
-    engine: Engine,
-    drafts: Switching,
-    name: str,
-    workload: str,
-    batch: int,
-) -> None:
-    repeats = max(1, args.repeats * (4 if batch == 1 else 1))
-    prompts = prompts_of(workload, batch * (1 + repeats))
-    found = compare(engine, drafts, prompts, sampling_of(workload, args.tokens), batch)
-    show(name, workload, batch, found)
-    if args.json:
-        print(json.dumps({"config": name, "workload": workload, "batch": batch, **found}))
+def run(args: argparse.Namespace, name: str, batch: int) -> None:
+    config = CONFIGS[name]
+    if config and args.depth:
+        config = {**config, "num_speculative_tokens": args.depth}
+    options = {
+        "num_threads": args.threads,
+        "seed": 1,
+        "max_num_seqs": batch,
+        "enable_prefix_caching": False,
+        "quantization": args.quantization,
+        "speculative_config": config,
+    }
+    with Engine.open(args.model, **options) as engine:
+        clock = CLOCKS[args.clock]
+        by_clock(engine, clock)
+        drafts, each = switched(engine, batch, clock), max(2 * batch, 4)
+        for workload in args.workloads:
+            prompts = prompts_of(workload, each * (1 + args.rounds))
+            asked = [prompts[i : i + each] for i in range(0, len(prompts), each)]
+            found = compare(engine, drafts, asked, sampling_of(workload, args.tokens))
+            show(name, workload, batch, found)
+            if args.json:
+                print(json.dumps({"config": name, "workload": workload, "batch": batch, **found}))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,26 @@
 """What speculation gives on a large model with scripted acceptance: real cost, chosen luck.
 
     python benchmarks/bench_speculation_cost.py [--model dummy:llama-1b-32k] [--draft none]
-        [--quantization int8] [--alphas 0.6 0.8 0.95] [--batches 1 8] [--tokens 48] [--repeats 3]
+        [--quantization int8] [--alphas 0.6 0.8 0.95] [--batches 1 8] [--tokens 48] [--rounds 2]
         [--threads 2]
 
 Random weights have no text worth guessing, but their steps cost what trained ones cost. The plain
 answers are recorded first; then drafts are the recorded answer with every token wrong with chance
 1 - alpha, and the real controller decides on them, with the curve it measured: through real steps,
 verification and rollback. With --draft a real draft model makes its passes, and its tokens are
-replaced. Plain and drafting steps take turns, and the columns are those of bench_speculation.py.
+replaced. Answers with and without drafts take turns, and the columns are those of
+bench_speculation.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from bench_speculation import HEAD, Switching, compare, show, switched
+from bench_speculation import HEAD, Switching, compare, show
 
 from ridgeline import Engine, Sampling
 from ridgeline.engine.core.drafting import NoDrafts, Open
@@ -98,21 +100,20 @@ def show_curve(controller: Controller) -> None:
 
 
 def measure(
-    args: argparse.Namespace, engine: Engine, drafts: Switching, script: Script, batch: int
+    args: argparse.Namespace, engine: Engine, controller: Controller, script: Script, batch: int
 ) -> None:
     prompts = prompts_of(batch, args.context, engine.resolved.spec.vocab_size)
     sampling = Sampling(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
-    controller = drafts._inner
-    assert isinstance(controller, Controller)
-    engine._loop.scheduler.drafting._drafts = NoDrafts()
+    drafting = engine._loop.scheduler.drafting
+    drafting._drafts = NoDrafts()
     found = engine.generate(prompts, sampling)
-    engine._loop.scheduler.drafting._drafts = drafts
+    drafting._drafts = drafts = Switching(controller, engine, batch, time.perf_counter)
     script.answers = {p: each.tokens for p, each in zip(prompts, found, strict=True)}
     for alpha in args.alphas:
         script.alpha = alpha
         controller.acceptance, controller.shadows = Acceptance(), Shadows()
         controller.account = Account()
-        result = compare(engine, drafts, prompts, sampling, args.repeats)
+        result = compare(engine, drafts, [prompts] * (1 + args.rounds), sampling)
         show("scripted", f"alpha {alpha:.2f}", batch, result)
 
 
@@ -125,7 +126,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     quantization = None if args.quantization == "none" else args.quantization
@@ -146,10 +147,9 @@ def main() -> None:
         else:
             controller._drafter = ScriptedDrafter(script, controller._drafter)
         show_curve(controller)
-        drafts = switched(engine)
         print(HEAD)
         for batch in args.batches:
-            measure(args, engine, drafts, script, batch)
+            measure(args, engine, controller, script, batch)
 
 
 if __name__ == "__main__":

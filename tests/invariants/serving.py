@@ -2,8 +2,9 @@
 
 `alone` is the truth: one ask, one choice, the whole prompt in one step, nothing shared. `check`
 compares any other schedule with it, token for token. Where they part, the difference must be one
-that rounding can make: the other token is within `Model.slack` of being chosen from the true
-logits. It is printed.
+that rounding can make: the other token is within `Model.slack` of being chosen from the logits that
+`alone` chose from. It is printed. Logits of `Model.logits`, without a cache, would not do for that:
+8-bit keys and values move logits by 0.02, so a tie of the served logits is none of theirs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ridgeline.engine.core import (
     make_policy,
 )
 from ridgeline.engine.core.drafting import Drafts, NoDrafts, Open
-from ridgeline.engine.core.plan import SampleAt
+from ridgeline.engine.core.plan import Run, SampleAt
 from ridgeline.engine.core.stopping import derive_seed
 from ridgeline.engine.forward import choose as choose_forward
 from ridgeline.engine.model.decoder import Decoder
@@ -49,14 +50,15 @@ from ridgeline.engine.speculate.states import States
 from ridgeline.engine.speculate.suffix import SuffixDrafter
 from ridgeline.engine.speculate.target import Target
 from ridgeline.engine.speculate.verify import Drawn, Verifier, Witness
+from ridgeline.engine.tensors import make_batch
 from ridgeline.records import Ask, Event, Failed, Token
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import apply_quantization, with_dtype, with_kv_dtype
 
 SLACK = 1e-4
-# Where activations or cached keys become 8-bit codes, a last bit that differs now and then makes
-# the neighbouring code: on the demo model up to 6e-4 in a logit has been seen.
+# Where activations become 8-bit codes, a last bit that differs now and then makes the neighbouring
+# code: on the demo model up to 6e-4 in a logit has been seen.
 CODE_SLACK = 2e-3
 CONTEXT = 96
 LOOKUPS: dict[str, Callable[[], Lookup]] = {
@@ -98,7 +100,21 @@ class Model:
         """Distance from being chosen that rounding explains: in logits, or in probability."""
         layer = self.spec.layers[0]
         codes = layer.mlp.gate.format.kind in ("int8", "int4")
-        return CODE_SLACK if codes or self.spec.kv_dtype == "int8" else SLACK
+        return CODE_SLACK if codes else SLACK
+
+    def served_logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """float64 [V]: after the last of `tokens`, in one step, through a KV cache of the model's
+        own format: what `alone` chose from, up to rounding."""
+        num_blocks = -(-len(tokens) // 16)
+        form, like = kv_format(self.spec.kv_dtype), torch.float32
+        kv = KvCache.allocate(self.spec, num_blocks, 16, like, "cpu", form)
+        run = Run(0, 0, tuple(tokens), tuple(range(num_blocks)), None)
+        batch = make_batch([run], torch.device("cpu"))
+        attend = build_attention(self.attention, self.spec, kv).prepare([run])
+        with torch.inference_mode():
+            x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
+            logits_V = self.decoder.logits(x_TC[-1:])[0]
+        return logits_V.float().numpy().astype(np.float64)
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """float64 [V]: after the last of `tokens`, without cache, batch or chunks."""
@@ -316,14 +332,16 @@ def _compare(model: Model, ask: Ask, index: int, found: list[int]) -> None:
     pairs = enumerate(zip(expected, found, strict=False))
     place = next((i for i, (a, b) in pairs if a != b), None)
     assert place is not None, f"{ask.id}[{index}]: {len(found)} tokens, not {len(expected)}"
-    distance = distance_of(model, ask, index, expected[:place], found[place])
+    logits_V = model.served_logits((*ask.prompt, *expected[:place]))
+    distance = distance_of(logits_V, ask, index, expected[:place], found[place])
     told = f"{ask.id}[{index}] at {place}: {found[place]} for {expected[place]}, {distance:.1e} off"
     assert distance < model.slack, told
     print(f"flip that rounding explains: {told}")
 
 
-def distance_of(model: Model, ask: Ask, index: int, output: list[int], token: int) -> float:
-    """How far the true logits are from giving `token`: in logits if greedy, else in probability."""
+def distance_of(logits_V: np.ndarray, ask: Ask, index: int, output: list[int], token: int) -> float:
+    """How far logits_V are from giving `token` after `output`: in logits if greedy, else in
+    probability."""
     at = SampleAt(
         sampling=ask.sampling,
         seed=derive_seed(ask.sampling.seed or 0, index),
@@ -331,7 +349,6 @@ def distance_of(model: Model, ask: Ask, index: int, output: list[int], token: in
         num_prompt=len(ask.prompt),
         history=(*ask.prompt, *output) if ask.sampling.has_penalties else (),
     )
-    logits_V = model.logits((*ask.prompt, *output))
     probs_V = distribution(logits_V, at)
     if ask.sampling.greedy:
         return float(logits_V[probs_V.argmax()] - logits_V[token])

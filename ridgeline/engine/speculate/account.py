@@ -9,13 +9,15 @@ from __future__ import annotations
 
 LOSS_SHARE = 0.005  # of every step's time that may be lost to drafts
 FIRST_CREDIT, MOST_CREDIT = 2.0, 6.0  # plain steps' worth of seconds
+_FADE = 1 / 64  # per step, of what was saved lately
 
 
 class Account:
-    """See the head of this file. `credit` is in plain steps."""
+    """See the head of this file. `credit` is in plain steps; `lately`: of them, saved per step of
+    late (negative: lost)."""
 
     def __init__(self) -> None:
-        self.credit = FIRST_CREDIT
+        self.credit, self.lately = FIRST_CREDIT, 0.0
         self.saved_s = self.lost_s = self.promised_s = self.drafting_s = 0.0
 
     def drafted(self, saved_s: float, promised_s: float, took_s: float, plain_s: float) -> None:
@@ -27,10 +29,12 @@ class Account:
         self.promised_s += promised_s
         self.drafting_s += took_s
         self._pay(saved_s / plain_s)
+        self.lately += _FADE * saved_s / plain_s
 
     def begun(self) -> None:
         """A step, with drafts or without."""
         self._pay(LOSS_SHARE)
+        self.lately -= _FADE * self.lately
 
     def asked(self, took_s: float) -> None:
         """Time spent on deciding that nothing is drafted."""

@@ -13,10 +13,11 @@ the curve: nothing else can be told apart there). Drafting, and probing while dr
 are only done on credit: a probe must be covered by it. Without credit, what promises a gain may try
 to earn some, once in `PROBE_STEPS` steps, and half as often after every try that lost. So whatever
 the predictions are worth, what is lost is about that share, and what the account may hold (a few
-steps). While drafting, a plain step now and then keeps what it is compared with up to date. Lookups
-need no probes: a guess that is not verified is compared with what plain decoding gives. While
-nothing is drafted, the question itself is asked so seldom that it takes less than `ASK_SHARE` of
-the time.
+steps). A plain step after at most `PLAIN_STEPS` with drafts keeps what they are compared with up to
+date. Lookups need no probes: a guess that is not verified is compared with what plain decoding
+gives. While nothing is drafted, the question itself is asked so seldom that it takes less than
+`ASK_SHARE` of the time; where drafts have saved time lately, a part of that is spent on asking more
+often, for what can be copied begins and ends within a few steps.
 
 Source. SmartSpec / TurboSpec (Liu et al. 2024, arXiv 2406.14066): goodput as the objective; the
 curve instead of a roofline, because kernels are staircases.
@@ -41,8 +42,9 @@ from ridgeline.engine.speculate.shadows import Shadows
 
 MARGIN = 0.03
 PROBE_STEPS, PLAIN_STEPS = 48, 40
-FIRST_PLAIN = (2, 6, 16)  # drafting steps that are left out to see what they are compared with
+FIRST_PLAIN = 3  # steps with drafts before the first plain one; twice as many before each next
 ASK_SHARE, MOST_REST = 0.004, 16
+ASK_OF_GAIN = 0.2  # of what drafts save lately that may be spent on asking
 PROBE_DEPTH = 2
 MOST_TRY_STEPS = 16 * PROBE_STEPS
 _NEW = 0.3  # weight of the latest probe in what probes are taken to lose
@@ -94,7 +96,7 @@ class Controller:
         self._step_cost: StepCost | None = None
         self._draft_cost: DraftCost | None = None
         self._under_way: Step | None = None
-        self._drafting, self._num_drafting = False, 0
+        self._drafting, self._since_plain, self._until_plain = False, 0, FIRST_PLAIN
         self._since_asked, self._since_probe, self._rest = 0, 0, 1
         self._try_steps, self._probe_loss = PROBE_STEPS, 1.0  # the loss in plain steps
         self._begun_s = 0.0
@@ -214,14 +216,13 @@ class Controller:
         return mixed, which
 
     def _shows_plain(self, room: Room, costs: Costs) -> bool:
-        """While drafting, a plain step now and then; and the first step of every batch."""
+        """A plain step after so many with drafts, and the first step of every batch."""
         if room.num_rows == room.num_runs and not costs.step.has_seen(room.num_runs):
             return True
-        if not self._drafting:
-            self._num_drafting = 0
+        if self._since_plain < self._until_plain:
             return False
-        self._num_drafting += 1
-        return self._num_drafting in FIRST_PLAIN or self._num_drafting % PLAIN_STEPS == 0
+        self._until_plain = min(PLAIN_STEPS, 2 * self._until_plain)
+        return True
 
     def _tries_again(self) -> bool:
         """Without credit, what promises a gain is tried once in a while: it may earn credit."""
@@ -277,7 +278,8 @@ class Controller:
             self.shadows.keep(each, guess)
         asking_s = self._clock() - self._begun_s
         self.account.asked(asking_s)
-        self._rest = 1 + min(MOST_REST - 1, int(asking_s / (ASK_SHARE * step.plan.seconds)))
+        share = ASK_SHARE + ASK_OF_GAIN * max(0.0, self.account.lately)
+        self._rest = 1 + min(MOST_REST - 1, int(asking_s / (share * step.plan.seconds)))
 
     # -- accounting
 
@@ -292,7 +294,10 @@ class Controller:
             more_s = cost.seconds(room.num_runs, room.num_runs + num_drafted)
             took_s = more_s + step.drafted_s - self._begun_s
         if verdicts or step.deepest:
+            self._since_plain += 1
             self._book(step, verdicts, cost.seconds(room.num_runs, room.num_runs), took_s)
+        elif room.num_rows == room.num_runs:
+            self._since_plain = 0
         if room.num_rows == room.num_runs:
             cost.learn(room.num_runs, room.num_rows + num_drafted, now_s - step.drafted_s)
 
