@@ -34,6 +34,7 @@ from ridgeline.optimize.external.subject import (
     Names,
     ServerSubject,
     Up,
+    check_taken,
     read_settings,
     server_info,
 )
@@ -130,6 +131,7 @@ class _Fleet:
             url = up().url
             model = self._server.served_model_name or _first_model(url)
             told = read_settings(url, self._server.dialect.reads)
+            check_taken(settings, self._start, told)
             info = server_info(settings, told, model)
             yield ServerSubject(up, model, self._workload, info, self._names)
         finally:

@@ -39,7 +39,7 @@ from ridgeline.optimize.result import (
     Trial,
     Verdict,
 )
-from ridgeline.optimize.stats import WORTHWHILE, Interval
+from ridgeline.optimize.stats import WORTHWHILE, Interval, judge
 from ridgeline.optimize.subject import Lab, NextSteps
 from ridgeline.records import EngineInfo, RunTrace, Slo, StepStat
 from ridgeline.settings import Settings, changed
@@ -125,9 +125,14 @@ def _without_gain(found: Duel) -> tuple[Verdict, str]:
     if found.outcome == "loss":
         return "worse", f"it loses: {low} to {high}"
     if found.outcome == "nothing":
+        if found.ratio.low > 1 - WORTHWHILE:
+            return "no gain", f"this change had no effect: between {low} and {high}"
         limit = f"{100 * WORTHWHILE:.0f}%"
         return "no gain", f"between {low} and {high}: a gain beyond {limit} is excluded"
     rounds = len(found.log_ratios)
+    if judge(found.ratio) != "unclear":
+        seen = f"between {low} and {high} after {rounds} rounds"
+        return "inconclusive", f"{seen}, and the slower side was still rising: its knee is unknown"
     return "inconclusive", f"between {low} and {high} after {rounds} rounds: the noise hides it"
 
 

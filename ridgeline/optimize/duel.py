@@ -119,6 +119,13 @@ class Side:
         seen = {reading.holds for reading in (*self.approached, *self.readings)}
         return self.settled or len(seen) == 2
 
+    @property
+    def rising(self) -> bool:
+        """Kept its promise in every round: its knee lies higher, nobody knows how much. (One
+        disturbed run of the approach can make a staircase begin far too low.)
+        """
+        return not self.fixed and all(reading.holds for reading in self.readings)
+
     async def approach(
         self, ground: Ground, *, closing: bool, rival: Side | None = None
     ) -> float | None:
@@ -227,10 +234,17 @@ def _wander(side: Side) -> float:
 def _decided(a: Side, b: Side, prior: Prior) -> bool:
     """A difference at 99 %, or, at 95 %, no gain worth having: giving up early misleads nobody."""
     if a.bracketed and b.bracketed:
-        early = judge(_interval(a, b, INTERIM_LEVEL, prior))
+        early = _outcome(a, b, _interval(a, b, INTERIM_LEVEL, prior))
         if early in ("gain", "loss"):
             return True
     return a.crossed and b.crossed and judge(_interval(a, b, LEVEL, prior)) == "nothing"
+
+
+def _outcome(a: Side, b: Side, ratio: Interval) -> Outcome:
+    """The judgement of the interval, unless the loser still rises: it may yet come up."""
+    found = judge(ratio)
+    loser = {"gain": a, "loss": b}.get(found)
+    return "unclear" if loser is not None and loser.rising else found
 
 
 def _futile(a: Side, b: Side, prior: Prior, max_rounds: int) -> bool:
@@ -265,7 +279,7 @@ def _conclude(a: Side, b: Side, prior: Prior) -> Duel:
         after=tuple(b.readings),
         log_ratios=logs,
         ratio=ratio,
-        outcome=judge(ratio) if ratio else "unclear",
+        outcome=_outcome(a, b, ratio) if ratio else "unclear",
         before_rate=_settled(a),
         after_rate=_settled(b),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import statistics
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from ridgeline.cli.compare import command
 from ridgeline.errors import BadInput
 from ridgeline.measure.log import write_run
+from ridgeline.measure.metrics import percentile
 from ridgeline.measure.results.base import Result
 from ridgeline.measure.results.judge import differences, judge
 from ridgeline.measure.results.readers import read_result
@@ -122,6 +124,45 @@ def test_each_tools_requests(tmp_path):
     assert read_result(path).samples == {"ttft": (0.1,), "e2e": (0.5,)}
     path.write_text("\n".join(map(json.dumps, AIPERF_ROWS)))
     assert read_result(path).samples["e2e"] == (0.5,)
+
+
+OTHERS = Path(__file__).parent / "other_tools"
+SCRIPT = {"ttft": 0.1, "tpot": 0.02, "e2e": 0.16}  # `mock-server`'s "plain", which they measured
+
+
+@pytest.mark.parametrize("path", sorted(OTHERS.iterdir()), ids=lambda path: path.name)
+def test_files_of_running_releases(path):
+    """Written by the tools themselves, 12 requests each; only hosts and bulk were taken out."""
+    found = read_result(path)
+    assert found.tool == path.name.split("-")[0]
+    assert found.load["num_requests"] == 12
+    told = {**found.figures, **{f"{k}_p50": percentile(v, 50) for k, v in found.samples.items()}}
+    for metric, truth in SCRIPT.items():
+        assert told[f"{metric}_p50"] == pytest.approx(truth, rel=0.12), metric
+    if path.suffix != ".jsonl":
+        assert 4 < found.figures["request_rate"] < 13
+    # From its requests against its own summary; GuideLLM's latency goes on to the usage chunk.
+    for metric, values in found.samples.items():
+        assert len(values) == 12
+        if f"{metric}_mean" in found.figures:
+            assert statistics.fmean(values) == pytest.approx(found.figures[f"{metric}_mean"], 5e-3)
+
+
+def test_three_files_of_one_run_agree():
+    lines, whole, table = (
+        read_result(OTHERS / f"aiperf-0.13.0.{s}") for s in ("jsonl", "json", "csv")
+    )
+    assert whole.figures.keys() == table.figures.keys()
+    for name, value in whole.figures.items():
+        assert table.figures[name] == pytest.approx(value, abs=6e-6, rel=2e-3), name
+    for metric, values in lines.samples.items():
+        assert statistics.fmean(values) == pytest.approx(whole.figures[f"{metric}_mean"], 1e-4)
+
+
+def test_guidellms_percentiles_get_their_points_back():
+    figures = read_result(OTHERS / "guidellm-0.8.1.json").figures
+    assert {"ttft_p0.1", "ttft_p1", "ttft_p5", "ttft_p99.9"} <= figures.keys()
+    assert not {"ttft_p001", "ttft_p01", "ttft_p999"} & figures.keys()
 
 
 def test_our_event_log(tmp_path, request_trace, run_trace):

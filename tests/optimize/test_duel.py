@@ -7,11 +7,13 @@ import statistics
 import msgspec
 import pytest
 
+from ridgeline.optimize.assemble import _without_gain
 from ridgeline.optimize.budget import Budget
 from ridgeline.optimize.duel import Duel, Side, Staircase, duel
 from ridgeline.optimize.ground import Ground
 from ridgeline.optimize.noise import machine_noise
 from ridgeline.optimize.observe import Silent
+from ridgeline.optimize.stats import Interval
 from ridgeline.optimize.subject import Load
 from ridgeline.records import Slo
 from ridgeline.settings import Settings
@@ -169,3 +171,29 @@ async def test_what_earlier_duels_scattered_narrows_the_next_ones_honestly() -> 
     assert covered >= 12
     assert place.spread.prior.freedom == place.spread.MOST
     assert statistics.fmean(rounds) < 6, "none ended before its last round"
+
+
+async def test_a_side_that_begins_far_too_low_is_not_called_a_loser() -> None:
+    """What one disturbed run of an approach can do: every round held, so nothing is known."""
+    fake = Fake()
+    settings = Settings(batching="continuous", max_num_seqs=16)
+    a, b = (FakeSubject(fake, settings, Quirks(noise=0.03)) for _ in range(2))
+    knee = (await fight(0, 1.0)).before_rate
+    sides = Side("a", a, knee, settled=True), Side("b", b, 0.4 * knee, settled=True)
+    found = await duel(ground(fake, 1), *sides, max_rounds=4)
+    assert all(reading.holds for reading in found.after)
+    assert found.ratio is not None and found.ratio.high < 1
+    assert found.outcome == "unclear"
+    assert _without_gain(found)[1].endswith("still rising: its knee is unknown")
+
+
+def test_a_change_without_effect_is_called_that() -> None:
+    def reason(low: float, high: float) -> str:
+        ratio = Interval(low=low, mid=1.0, high=high, level=0.95)
+        rates = {"before_rate": 1.0, "after_rate": 1.0}
+        return _without_gain(
+            Duel(before=(), after=(), log_ratios=(), ratio=ratio, outcome="nothing", **rates)
+        )[1]
+
+    assert reason(0.98, 1.03).startswith("this change had no effect")
+    assert "no effect" not in reason(0.85, 1.03)

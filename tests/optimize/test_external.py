@@ -26,6 +26,7 @@ from ridgeline.optimize.external.subject import (
     WARM_REQUESTS,
     ServerSubject,
     Up,
+    check_taken,
     read_logprobs,
     server_info,
 )
@@ -333,3 +334,12 @@ async def test_a_server_is_warmed_once_per_start() -> None:
     extra = [b - a - len(dues_s(load)) for a, b in pairwise(served)]
     assert extra[0] >= 2 * WARM_REQUESTS and extra[2] >= 2 * WARM_REQUESTS
     assert extra[1] == 0
+
+
+def test_a_flag_that_the_server_passed_over_is_said() -> None:
+    start = Settings(model="demo", max_num_seqs=4)
+    more = msgspec.structs.replace(start, max_num_seqs=8)
+    check_taken(more, start, {"max_num_seqs": 8})
+    check_taken(start, start, {"max_num_seqs": 2})  # the baseline is what the server says it is
+    with pytest.raises(CannotRun, match=r"did not take the flag for max_num_seqs.*4 by its own"):
+        check_taken(more, start, {"max_num_seqs": 4})

@@ -8,11 +8,15 @@ tool does not write down is absent, and is then not compared. `config` is how th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from ridgeline.errors import BadInput
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
+MS = 1e-3
 RATES = ("output_tok_s", "request_rate", "goodput")
 
 
@@ -40,3 +44,23 @@ def unreadable(path: object, why: str) -> BadInput:
         limit="Ridgeline event log or JSON, vLLM, GuideLLM, AIPerf, inference-perf, llmperf",
         fix=why,
     )
+
+
+def summary_of(name: str, row: Mapping[str, Any], unit: float) -> dict[str, float]:
+    """mean, median and percentiles, flat or under `percentiles`, as `name_statistic`."""
+    flat = {**row, **(row.get("percentiles") or {})}
+    found = {}
+    for key, value in flat.items():
+        label = {"median": "p50", "avg": "mean"}.get(key, key)
+        wanted = label == "mean" or (label[:1] == "p" and label[1:].replace(".", "").isdigit())
+        if wanted and isinstance(value, int | float):
+            found[f"{name}_{label}"] = value * unit
+    return found
+
+
+def present(**facts: Any) -> dict[str, str | float]:
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def present_numbers(**facts: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in facts.items() if value is not None}

@@ -2,14 +2,17 @@
 
     ridgeline        event log (`bench --log`): every request
     vllm             `vllm bench serve --save-result [--save-detailed]`; `ridgeline bench --json`
-    guidellm         benchmarks[0].metrics.NAME.successful.{mean,median,percentiles}
-    aiperf           profile_export_aiperf.json: NAME.{avg,p50,unit}; profile_export.jsonl
+    guidellm         benchmarks[0].metrics.NAME.successful.{mean,median,percentiles}, .requests
+    aiperf           profile_export_aiperf.json and .csv, profile_export.jsonl (aiperf.py)
     inference-perf   *_lifecycle_metrics.json: successes.latency.NAME.{mean,median,p99}, seconds
     llmperf          *_summary.json: results_NAME_quantiles_p99; *_individual_responses.json
 
 What the names mean differs by tool (docs/metrics.md): llmperf's inter-token latency includes the
 first token, GuideLLM's TPOT does too. Such figures have their own names (`tpot_incl_first`): they
 are never compared with ours.
+
+Read from files of running releases: vLLM 0.32, GuideLLM 0.8.1, AIPerf 0.13.0 (samples of them are
+in tests/measure/other_tools). inference-perf and llmperf from their sources only.
 """
 
 from __future__ import annotations
@@ -23,10 +26,18 @@ import msgspec
 from ridgeline.measure.goodput import validity_of
 from ridgeline.measure.log import read_run
 from ridgeline.measure.metrics import e2e_s, itl_s, outcome, tpot_s, ttft_s
-from ridgeline.measure.results.base import NotThisFormat, Result, unreadable
+from ridgeline.measure.results import aiperf
+from ridgeline.measure.results.base import (
+    MS,
+    NotThisFormat,
+    Result,
+    present,
+    present_numbers,
+    summary_of,
+    unreadable,
+)
 
 Json = dict[str, Any]
-_MS = 1e-3
 
 
 def read_result(path: Path) -> Result:
@@ -37,11 +48,10 @@ def read_result(path: Path) -> Result:
         raise unreadable(path, error.strerror or str(error)) from None
     if data.startswith(b'{"type":"run"'):
         return _event_log(path)
-    first = data.partition(b"\n")[0]
     try:
         whole = msgspec.json.decode(data)
     except msgspec.DecodeError:
-        return _lines(path, data, first)
+        return _lines(path, data)
     for reader in _READERS:
         try:
             return reader(str(path), whole)
@@ -103,7 +113,7 @@ def _vllm(source: str, data: Json) -> Result:
         tool="vllm",
         samples=_vllm_samples(data),
         figures=figures,
-        load=_present(
+        load=present(
             num_requests=data.get("num_prompts"),
             request_rate=data.get("request_rate"),
             max_concurrency=data.get("max_concurrency"),
@@ -136,7 +146,7 @@ def _stats(data: Json, names: Mapping[str, str]) -> dict[str, float]:
         for key, value in data.items():
             statistic, _, rest = key.partition("_")
             if rest == f"{theirs}_ms" and statistic != "std" and isinstance(value, int | float):
-                found[f"{ours}_{'p50' if statistic == 'median' else statistic}"] = value * _MS
+                found[f"{ours}_{'p50' if statistic == 'median' else statistic}"] = value * MS
     return found
 
 
@@ -145,12 +155,13 @@ def _guidellm(source: str, data: Json) -> Result:
     metrics = bench["metrics"]
     figures: dict[str, float] = {}
     for theirs, ours, unit in (
-        ("time_to_first_token_ms", "ttft", _MS),
-        ("time_per_output_token_ms", "tpot_incl_first", _MS),
-        ("inter_token_latency_ms", "itl", _MS),
+        ("time_to_first_token_ms", "ttft", MS),
+        ("time_per_output_token_ms", "tpot_incl_first", MS),
+        ("inter_token_latency_ms", "itl", MS),
         ("request_latency", "e2e", 1.0),
     ):
-        figures |= _summary(ours, (metrics.get(theirs) or {}).get("successful") or {}, unit)
+        row = (metrics.get(theirs) or {}).get("successful") or {}
+        figures |= summary_of(ours, _true_names(row), unit)
     for theirs, ours in (
         ("output_tokens_per_second", "output_tok_s"),
         ("requests_per_second", "request_rate"),
@@ -162,47 +173,41 @@ def _guidellm(source: str, data: Json) -> Result:
     return Result(
         source=source,
         tool="guidellm",
+        samples=_guidellm_samples(bench.get("requests") or {}),
         figures=figures,
-        load=_present(num_requests=totals.get("total")),
+        load=present(num_requests=totals.get("total")),
     )
 
 
-def _summary(name: str, row: Mapping[str, Any], unit: float) -> dict[str, float]:
-    """mean, median and percentiles, flat or under `percentiles`, as `name_statistic`."""
-    flat = {**row, **(row.get("percentiles") or {})}
-    found = {}
-    for key, value in flat.items():
-        label = {"median": "p50", "avg": "mean"}.get(key, key)
-        wanted = label == "mean" or (label[:1] == "p" and label[1:].replace(".", "").isdigit())
-        if wanted and isinstance(value, int | float):
-            found[f"{name}_{label}"] = value * unit
-    return found
+_GUIDELLM_PERCENTILES = {"p001": "p0.1", "p01": "p1", "p05": "p5", "p999": "p99.9"}
 
 
-_AIPERF = (
-    ("time_to_first_token", "ttft"),
-    ("inter_token_latency", "tpot"),  # AIPerf's ITL is one value per request, without the first
-    ("request_latency", "e2e"),
-)
-_UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}
+def _true_names(row: Mapping[str, Any]) -> dict[str, Any]:
+    """GuideLLM leaves the points out of its percentiles' names: its p001 is the 0.1th."""
+    percentiles = row.get("percentiles") or {}
+    named = {_GUIDELLM_PERCENTILES.get(name, name): v for name, v in percentiles.items()}
+    return {**row, "percentiles": named}
 
 
-def _aiperf(source: str, data: Json) -> Result:
-    figures: dict[str, float] = {}
-    for theirs, ours in _AIPERF:
-        row = data.get(theirs) or {}
-        figures |= _summary(ours, row, _UNITS[row["unit"]]) if row else {}
-    if not figures:
-        raise NotThisFormat
-    for theirs, ours in (
-        ("output_token_throughput", "output_tok_s"),
-        ("request_throughput", "request_rate"),
-        ("goodput", "goodput"),
-    ):
-        if data.get(theirs):
-            figures[ours] = float(data[theirs]["avg"])
-    count = (data.get("request_count") or {}).get("avg")
-    return Result(source=source, tool="aiperf", figures=figures, load=_present(num_requests=count))
+def _guidellm_samples(requests: Json) -> dict[str, tuple[float, ...]]:
+    """From each request's own instants, in the order of their sends; () in older releases."""
+    rows = [
+        (times["request_start"], times["first_token_iteration"], times["last_token_iteration"], num)
+        for row in requests.get("successful") or ()
+        for times in [(row.get("info") or {}).get("timings") or {}]
+        for num in [(row.get("output_metrics") or {}).get("text_tokens")]
+        if times.get("first_token_iteration") is not None
+    ]
+    rows.sort(key=lambda row: row[0])
+    return {
+        "ttft": tuple(first - sent for sent, first, _, _ in rows),
+        "e2e": tuple(last - sent for sent, _, last, _ in rows),
+        "tpot": tuple(
+            (last - first) / (num - 1)
+            for _, first, last, num in rows
+            if num is not None and num > 1 and last > first
+        ),
+    }
 
 
 def _inference_perf(source: str, data: Json) -> Result:
@@ -214,9 +219,9 @@ def _inference_perf(source: str, data: Json) -> Result:
         ("inter_token_latency", "itl"),
         ("request_latency", "e2e"),
     ):
-        figures |= _summary(ours, latency.get(theirs) or {}, 1.0)
+        figures |= summary_of(ours, latency.get(theirs) or {}, 1.0)
     rates = data["successes"].get("throughput") or {}
-    figures |= _present_numbers(
+    figures |= present_numbers(
         output_tok_s=rates.get("output_tokens_per_sec"), request_rate=rates.get("requests_per_sec")
     )
     load = data.get("load_summary") or {}
@@ -224,7 +229,7 @@ def _inference_perf(source: str, data: Json) -> Result:
         source=source,
         tool="inference-perf",
         figures=figures,
-        load=_present(
+        load=present(
             num_requests=load.get("count"), request_rate=load.get("requested_rate") or None
         ),
     )
@@ -254,8 +259,8 @@ def _llmperf(source: str, data: Any) -> Result:
         source=source,
         tool="llmperf",
         figures=figures
-        | _present_numbers(output_tok_s=data.get("results_mean_output_throughput_token_per_s")),
-        load=_present(
+        | present_numbers(output_tok_s=data.get("results_mean_output_throughput_token_per_s")),
+        load=present(
             input_tokens=data.get("mean_input_tokens"),
             max_concurrency=data.get("num_concurrent_requests"),
         ),
@@ -267,31 +272,19 @@ _READERS: tuple[Callable[[str, Any], Result], ...] = (
     _guidellm,
     _inference_perf,
     _llmperf,
-    _aiperf,
+    aiperf.summary,
 )
 
 
-def _lines(path: Path, data: bytes, first: bytes) -> Result:
-    """AIPerf's profile_export.jsonl: a request per line, {"metrics": {NAME: {"value", "unit"}}}."""
+def _lines(path: Path, data: bytes) -> Result:
+    """What is no JSON document: AIPerf's requests, one per line, or its table."""
     try:
-        rows = [msgspec.json.decode(line) for line in data.split(b"\n") if line.strip()]
-        kept = [row["metrics"] for row in rows if not row.get("error")]
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-        raise unreadable(path, "it is neither JSON nor lines of it") from None
-    samples = {}
-    for theirs, ours in _AIPERF:
-        cells = [row[theirs] for row in kept if theirs in row]
-        samples[ours] = tuple(cell["value"] * _UNITS[cell["unit"]] for cell in cells)
-    if not samples["e2e"]:
-        raise unreadable(path, "its lines hold no request latencies")
-    return Result(
-        source=str(path), tool="aiperf", samples=samples, load={"num_requests": len(rows)}
-    )
+        text = data.decode("utf-8")
+        return aiperf.table(str(path), text) if "," in text.partition("{")[0] else _rows(path, data)
+    except (ValueError, KeyError, TypeError, AttributeError, NotThisFormat):
+        raise unreadable(path, "it is neither JSON nor lines of it, nor AIPerf's table") from None
 
 
-def _present(**facts: Any) -> dict[str, str | float]:
-    return {name: value for name, value in facts.items() if value is not None}
-
-
-def _present_numbers(**facts: Any) -> dict[str, float]:
-    return {name: float(value) for name, value in facts.items() if value is not None}
+def _rows(path: Path, data: bytes) -> Result:
+    rows = [msgspec.json.decode(line) for line in data.split(b"\n") if line.strip()]
+    return aiperf.requests(str(path), rows)

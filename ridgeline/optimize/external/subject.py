@@ -184,6 +184,21 @@ def read_settings(url: str, reads: dict[str, str]) -> dict[str, object]:
     return found
 
 
+def check_taken(settings: Settings, start: Settings, told: dict[str, object]) -> None:
+    """A flag that the server passed over is a rung without effect: refused before it is measured.
+
+    Raises CannotRun, naming the setting and what the server says of it.
+    """
+    for name, value in told.items():
+        asked = getattr(settings, name, None)
+        if asked != getattr(start, name, None) and asked != value:
+            raise CannotRun(
+                f"the server did not take the flag for {name}",
+                value=f"{value} by its own word",
+                limit=f"{asked} was asked for",
+            )
+
+
 def server_info(settings: Settings, told: dict[str, object], model: str) -> EngineInfo:
     """What is known of a server from outside: its settings, as far as they were given or told."""
     return EngineInfo(

@@ -1,0 +1,71 @@
+"""AIPerf's three result files, with one set of names.
+
+    profile_export_aiperf.json   NAME: {avg, p50, …, unit}
+    profile_export_aiperf.csv    two tables: "Title (unit),avg,min,…" and "Title (unit),Value"
+    profile_export.jsonl         a request per line: {"metrics": {NAME: {value, unit}}}
+
+Its inter-token latency is one value per request, without the first token: what is called TPOT here.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ridgeline.measure.results.base import NotThisFormat, Result, present, summary_of
+
+LATENCIES = (
+    ("time_to_first_token", "ttft"),
+    ("inter_token_latency", "tpot"),
+    ("request_latency", "e2e"),
+)
+RATES = (
+    ("output_token_throughput", "output_tok_s"),
+    ("request_throughput", "request_rate"),
+    ("goodput", "goodput"),
+)
+UNITS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9}
+
+
+def summary(source: str, data: Mapping[str, Any]) -> Result:
+    """The JSON summary."""
+    figures: dict[str, float] = {}
+    for theirs, ours in LATENCIES:
+        row = data.get(theirs) or {}
+        figures |= summary_of(ours, row, UNITS[row["unit"]]) if row else {}
+    if not figures:
+        raise NotThisFormat
+    for theirs, ours in RATES:
+        if data.get(theirs):
+            figures[ours] = float(data[theirs]["avg"])
+    count = (data.get("request_count") or {}).get("avg")
+    return Result(source=source, tool="aiperf", figures=figures, load=present(num_requests=count))
+
+
+def table(source: str, text: str) -> Result:
+    """The CSV, turned into the summary's form; its rates stand in a table of their own."""
+    found: dict[str, dict[str, Any]] = {}
+    header: list[str] = []
+    for row in csv.reader(text.splitlines()):
+        if row[:1] == ["Metric"]:
+            header = ["avg" if name == "Value" else name for name in row[1:]]
+        elif len(row) > 1 and header:
+            title, _, unit = row[0].partition(" (")
+            name = title.lower().replace(" ", "_")
+            cells = zip(header, row[1:], strict=False)
+            found[name] = {key: float(cell) for key, cell in cells if cell}
+            found[name]["unit"] = unit.removesuffix(")")
+    return summary(source, found)
+
+
+def requests(source: str, rows: Sequence[Mapping[str, Any]]) -> Result:
+    """The lines, one per request; those with an error have no latencies that count."""
+    kept = [row["metrics"] for row in rows if not row.get("error")]
+    samples = {}
+    for theirs, ours in LATENCIES:
+        cells = [row[theirs] for row in kept if theirs in row]
+        samples[ours] = tuple(cell["value"] * UNITS[cell["unit"]] for cell in cells)
+    if not samples["e2e"]:
+        raise NotThisFormat
+    return Result(source=source, tool="aiperf", samples=samples, load={"num_requests": len(rows)})
