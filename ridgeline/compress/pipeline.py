@@ -1,23 +1,26 @@
 """The loop of `ridgeline quantize`: one layer at a time, finished work on disk, the rest forgotten.
 
-    for each layer:  watch what its products read  (calibrated methods only)
-                     balance                       (awq, smoothquant)
-                     round each weight             (rtn, hqq, gptq)
+    for each layer:  for its attention, then its feed-forward:
+                         watch what its products read  (calibrated methods only)
+                         repair                        (gptq, awq, qat)
+                         balance                       (awq, smoothquant)
+                         round each weight
                      store the grids               (a kill loses one layer)
                      go through the rounded layer: the next one is calibrated on what it will see
 
-In memory: one block dense, its Hessians, and the windows' hidden states. Deterministic: the same
-checkpoint, recipe and text give the same grids, whether or not the run was interrupted.
+In memory: one block dense (twice while it is watched), the Hessians of half of it, and the windows'
+hidden states, rounded and not. Deterministic: the same checkpoint, recipe and text give the same
+grids, whether or not the run was interrupted.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -31,20 +34,31 @@ from ridgeline.compress.hqq import round_hqq
 from ridgeline.compress.lattice import Rounded
 from ridgeline.compress.progress import Progress, Tell
 from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.repair import Repaired
 from ridgeline.compress.rotate import Rotated, rotated_spec
 from ridgeline.compress.rtn import round_clipped, round_rtn
-from ridgeline.compress.statistics import Stats
+from ridgeline.compress.statistics import ProductKey, Stats
 from ridgeline.compress.store import Store
-from ridgeline.compress.walk import ProductKey, Walk
+from ridgeline.compress.walk import ATTENTION, Walk, watch_both
+from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.pack import layer_products
 from ridgeline.engine.model.weights import CheckpointWeights, Weights
 from ridgeline.errors import BadModel, CannotRun
 from ridgeline.spec.locate import is_dummy, model_path
-from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.model import LinearSpec, ModelSpec
 from ridgeline.spec.rewrite import linears
 
+Half = Sequence[tuple[Part, ProductKey]]
+"""Weights of a layer's attention or of its feed-forward, each with its product."""
 _CHOOSERS = {"awq": choose_awq, "smoothquant": choose_smooth}
+
+
+class Walks(NamedTuple):
+    """The calibration's states in the original model, and in the one that is being made."""
+
+    clean: Walk
+    rounded: Walk
 
 
 def fingerprint(model: str, recipe: Recipe, text: str) -> dict[str, Any]:
@@ -89,17 +103,19 @@ def quantise_layers(
 ) -> Store:
     """Every layer's grids, in `folder`; those that are there already are kept."""
     store = Store(folder, recipe, spec, source)
-    walk = None
+    walks = None
     if recipe.calibrated and not all(store.has(i) for i in range(len(spec.layers))):
-        walk = Walk(spec, source, windows(model, text, recipe, spec.vocab_size))
+        clean = Walk(spec, source, windows(model, text, recipe, spec.vocab_size))
+        walks = Walks(clean, clean.fork())
     times: list[float] = []
     for index in range(len(spec.layers)):
         begun_s = perf_counter()
         fresh = not store.has(index)
         if fresh:
-            _layer(spec, source, recipe, store, walk, index)
-        if walk is not None and index + 1 < len(spec.layers):
-            walk.go(store, index)
+            _layer(spec, source, recipe, store, walks, index)
+        if walks is not None and index + 1 < len(spec.layers):
+            walks.clean.go(source, index)
+            walks.rounded.go(store, index)
         took_s = perf_counter() - begun_s
         times += [took_s] if fresh else []
         left = len(spec.layers) - 1 - index
@@ -117,24 +133,70 @@ def quantise_layers(
 
 
 def _layer(
-    spec: ModelSpec, source: Weights, recipe: Recipe, store: Store, walk: Walk | None, index: int
+    spec: ModelSpec, source: Weights, recipe: Recipe, store: Store, walks: Walks | None, index: int
 ) -> None:
-    stats: Mapping[ProductKey, Stats] = {}
-    if walk is not None:
-        stats = walk.watch(source, index, moments=recipe.method in ("gptq", "awq", "qat"))
-    balanced = Balanced(source, spec)
-    if recipe.method in _CHOOSERS:
-        stats = _balance(spec, balanced, recipe, stats, index)
     grids: dict[Part, Rounded] = {}
+    kept: dict[Part, Tensor] = {}
     notes: list[str] = []
-    for part, key in _weights_of(spec, index):
-        weight = balanced.get(part).float()
-        _refuse_nonsense(part, weight)
-        own = recipe.at(part.key, index, part.shape[1])
-        grids[part], note = _round(weight, stats.get(key), own, spec.stored_dtype)
-        notes += [f"{part}: {note}"] if note else []
-    kept = {part: balanced.get(part) for part in _changed(spec, balanced, recipe, index)}
+    for half in halves(spec, index):
+        now = Changed(source, grids, kept)
+        balanced, stats = _prepared(spec, source, now, recipe, walks, half, index)
+        for part, key in half:
+            weight = balanced.get(part).float()
+            _refuse_nonsense(part, weight)
+            own = recipe.at(part.key, index, part.shape[1])
+            grids[part], note = _round(weight, stats.get(key), own, spec.stored_dtype)
+            notes += [f"{part}: {note}"] if note else []
+        kept |= {part: balanced.get(part) for part in _changed(spec, balanced, half, index)}
     store.save(index, grids, kept, "; ".join(notes))
+
+
+class Changed:
+    """A layer being rounded: what is ready of it, and the rest as it was."""
+
+    def __init__(
+        self, inner: Weights, grids: Mapping[Part, Rounded], kept: Mapping[Part, Tensor]
+    ) -> None:
+        self._inner, self._grids, self._kept = inner, grids, kept
+
+    def get(self, part: Part) -> Tensor:
+        if part in self._grids:
+            return self._grids[part].dense()
+        return self._kept[part] if part in self._kept else self._inner.get(part)
+
+    def packed(
+        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
+    ) -> Packed | None:
+        """None: it holds plain weights."""
+        return None
+
+
+def halves(spec: ModelSpec, index: int) -> list[list[tuple[Part, ProductKey]]]:
+    """The weights of a layer's attention and of its feed-forward."""
+    weights = list(_weights_of(spec, index))
+    attention = [each for each in weights if each[0].key in ATTENTION]
+    return [attention, [each for each in weights if each not in attention]]
+
+
+def _prepared(
+    spec: ModelSpec,
+    source: Weights,
+    now: Weights,
+    recipe: Recipe,
+    walks: Walks | None,
+    half: Half,
+    index: int,
+) -> tuple[Balanced, Mapping[ProductKey, Stats]]:
+    """Half a layer, ready to be rounded: repaired and balanced, and the statistics as they are
+    then."""
+    if walks is None:
+        return Balanced(source, spec), {}
+    keys, moments = {part.key for part, _ in half}, recipe.method in ("gptq", "awq", "qat")
+    stats = watch_both(walks.clean, walks.rounded, source, now, index, keys, moments)
+    balanced = Balanced(Repaired(source, stats, recipe.repair, recipe.damping), spec)
+    if recipe.method in _CHOOSERS:
+        stats = _balance(spec, balanced, recipe, stats, half, index)
+    return balanced, stats
 
 
 def _balance(
@@ -142,12 +204,15 @@ def _balance(
     balanced: Balanced,
     recipe: Recipe,
     stats: Mapping[ProductKey, Stats],
+    half: Half,
     index: int,
 ) -> dict[ProductKey, Stats]:
-    """Rescale every site; the statistics as they are afterwards."""
+    """Rescale every site of the half; the statistics as they are afterwards."""
     found = dict(stats)
-    shapes = {(part.key, part.expert): part for part, _ in _weights_of(spec, index)}
+    shapes = {(part.key, part.expert): part for part, _ in half}
     for site in sites(spec.layers[index], index):
+        if (site.keys[0], site.expert) not in shapes:
+            continue
         seen = found[site.keys, site.expert]
         if seen.num_rows == 0:
             continue
@@ -176,10 +241,13 @@ def _weights_of(spec: ModelSpec, index: int) -> Iterator[tuple[Part, ProductKey]
             yield part, (tuple(product.keys), product.expert)
 
 
-def _changed(spec: ModelSpec, balanced: Balanced, recipe: Recipe, index: int) -> list[Part]:
+def _changed(spec: ModelSpec, balanced: Balanced, half: Half, index: int) -> list[Part]:
     """Tensors beside the weights that balancing has changed: norms, and biases of v and up."""
     changed = balanced.edited(index)
+    products = {key for _, key in half}
     for product in layer_products(spec.layers[index], index):
+        if (tuple(product.keys), product.expert) not in products:
+            continue
         for key, linear in zip(product.keys, product.specs, strict=True):
             if linear.bias:
                 changed.append(Part(f"{key}.bias", (linear.num_out,), index, product.expert))

@@ -33,7 +33,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     `numbers`: whole ones with scales ("int"), or a layout of its own (`compress.coded`), which
     fixes bits and groups. `widths`: bits of single weights, by "layer.key", where they differ.
-    `zeros`: a zero-point per group. `damping`: share of the mean diagonal added to GPTQ's Hessian.
+    `zeros`: a zero-point per group. `damping`: share of the mean diagonal added to a Hessian.
+    `repair`: share of earlier layers' error that weights make up for (`compress.repair`).
     `scale_bits`: significant bits of a scale (fp16: 11, bfloat16: 8), whatever holds it in the end.
     `steps` of training, where there is any.
     Calibration reads `num_windows` pieces of `window_tokens` tokens, drawn by `seed`.
@@ -47,6 +48,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     widths: dict[str, int] = {}
     act_order: bool = True
     damping: float = 0.01
+    repair: float = 0.5
     rotate: bool = False
     num_windows: int = 64
     window_tokens: int = 256

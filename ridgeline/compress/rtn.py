@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ridgeline.compress.k_quants import k_lattice
 from ridgeline.compress.lattice import TINY, Lattice, Rounded, rounded, rounded_up
+from ridgeline.compress.ranges import settle
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.statistics import Stats
 from ridgeline.engine.quant.int4.quantise import SHRINK, Reach, quantise
@@ -65,7 +66,10 @@ def round_rtn(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> Rounded
 
 
 def round_clipped(weight_OI: Tensor, stats: Stats, recipe: Recipe) -> Rounded:
-    """To nearest, each group's range chosen by the error of its output (AWQ's clipping)."""
+    """To nearest, each group's range chosen by the error of the output (AWQ's clipping)."""
     assert stats.moment_II is not None
-    found = lattice(weight_OI, recipe, stats.moment_II / max(1, stats.num_rows))
+    moment_II = stats.moment_II / max(1, stats.num_rows)
+    found = lattice(weight_OI, recipe, moment_II)
+    if recipe.numbers == "int":
+        found = settle(weight_OI, found, moment_II, recipe)
     return found.grid(found.round(weight_OI), recipe)

@@ -5,6 +5,7 @@ Shape legend: T rows, I inputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,16 +13,24 @@ from torch import Tensor
 
 from ridgeline.engine.quant.base import Linear
 
+ProductKey = tuple[tuple[str, ...], int | None]
+"""The keys of a product, and its expert."""
+
 
 @dataclass(slots=True)
 class Stats:
-    """Sums over all rows that a product has seen. `moment_II` is Σ x xᵀ, or None if not wanted."""
+    """Sums over all rows that a product has seen. `moment_II` is Σ x xᵀ, or None if not wanted.
+
+    `gap_II` is Σ (x° - x) xᵀ, x° being the row that the original model has in its place; None where
+    none has been told.
+    """
 
     abs_sum_I: Tensor
     abs_max_I: Tensor
     square_I: Tensor
     moment_II: Tensor | None
     num_rows: int = 0
+    gap_II: Tensor | None = None
 
     @staticmethod
     def empty(num_in: int, moments: bool) -> Stats:
@@ -29,8 +38,8 @@ class Stats:
         moment = torch.zeros(num_in, num_in) if moments else None
         return Stats(zeros, zeros.clone(), zeros.clone(), moment)
 
-    def add(self, x_TI: Tensor) -> None:
-        """Take in rows."""
+    def add(self, x_TI: Tensor, original_TI: Tensor | None = None) -> None:
+        """Take in rows, and what they would be in the original model."""
         x_TI = x_TI.float()
         magnitude_TI = x_TI.abs()
         self.abs_sum_I += magnitude_TI.sum(0)
@@ -38,6 +47,10 @@ class Stats:
         self.square_I += x_TI.square().sum(0)
         if self.moment_II is not None:
             self.moment_II.addmm_(x_TI.T, x_TI)
+        if original_TI is not None:
+            if self.gap_II is None:
+                self.gap_II = torch.zeros(x_TI.shape[1], x_TI.shape[1])
+            self.gap_II.addmm_((original_TI - x_TI).T, x_TI)
         self.num_rows += len(x_TI)
 
     def abs_mean(self) -> Tensor:
@@ -61,16 +74,15 @@ class Stats:
 
 
 class Tap:
-    """A linear that notes its inputs."""
+    """A linear that tells its inputs before it computes."""
 
-    __slots__ = ("_linear", "stats")
+    __slots__ = ("_hear", "_linear")
 
-    def __init__(self, linear: Linear, stats: Stats) -> None:
-        self._linear, self.stats = linear, stats
+    def __init__(self, linear: Linear, hear: Callable[[Tensor], None]) -> None:
+        self._linear, self._hear = linear, hear
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        if len(x_TI):
-            self.stats.add(x_TI)
+        self._hear(x_TI)
         return self._linear(x_TI)
 
     @property

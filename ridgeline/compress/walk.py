@@ -1,19 +1,22 @@
 """Walking through a model one block at a time: the calibration's hidden states, layer after layer.
 
-Only one block's weights are in memory; the states of all windows are.
+Only one block's weights are in memory (two while a block is watched); the states of all windows
+are. A quantised model's walk has company: the original's, on the same text, so that every product
+sees both what it will read and what it would have read (`watch_both`).
 
-Shape legend: T tokens of a window, C hidden_size, V vocabulary.
+Shape legend: T tokens of a window, C hidden_size, I inputs, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from ridgeline.compress.statistics import Stats, Tap
+from ridgeline.compress.statistics import ProductKey, Stats, Tap
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.model.layers import Block
 from ridgeline.engine.model.load import DecoderBuilder
@@ -24,32 +27,53 @@ from ridgeline.engine.quant.base import Linear
 from ridgeline.errors import BadModel
 from ridgeline.spec.model import LinearSpec, ModelSpec
 
-ProductKey = tuple[tuple[str, ...], int | None]
-"""The keys of a product, and its expert."""
+ATTENTION = ("q", "k", "v", "o")
+LAST = (("o",), None), (("down",), None)
+"""Products behind whose inputs nothing of their half of a block is read."""
+
+
+class Enough(Exception):
+    """Everything that was to be heard has been."""
 
 
 class TappingBuilder(DecoderBuilder):
-    """Builds blocks whose linears note their inputs in `taps`."""
+    """Builds blocks whose linears tell their inputs to `hear`, those with one of the `keys`.
 
-    def __init__(self, spec: ModelSpec, weights: Weights, moments: bool) -> None:
+    Behind the last of them the block raises `Enough`.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        keys: Collection[str],
+        hear: Callable[[ProductKey, Tensor], None],
+    ) -> None:
         super().__init__(spec, weights, torch.device("cpu"), torch.float32)
-        self.taps: dict[ProductKey, Stats] = {}
-        self._moments = moments
+        self.num_inputs: dict[ProductKey, int] = {}
+        self._keys, self._hear = keys, hear
 
     def _linear(
         self, keys: list[str], specs: list[LinearSpec], layer: int | None, expert: int | None = None
     ) -> Linear:
         linear = super()._linear(keys, specs, layer, expert)
-        stats = Stats.empty(specs[0].num_in, self._moments)
-        self.taps[tuple(keys), expert] = stats
-        return Tap(linear, stats)
+        if keys[0] not in self._keys:
+            return linear
+        key = (tuple(keys), expert)
+        self.num_inputs[key] = specs[0].num_in
+        return Tap(linear, lambda x_TI: self._heard(key, x_TI))
+
+    def _heard(self, key: ProductKey, x_TI: Tensor) -> None:
+        self._hear(key, x_TI)
+        if key in LAST:
+            raise Enough
 
 
 class Walk:
     """Hidden states x_TC of every window, before the layer that is next."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, windows: Sequence[Sequence[int]]) -> None:
-        self._spec = spec
+        self.spec = spec
         self._ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
         length = len(windows[0])
         embed_VC = weights.get(Part("embed", (spec.vocab_size, spec.hidden_size))).float()
@@ -65,21 +89,54 @@ class Walk:
         other.states = list(self.states)
         return other
 
-    def _block(self, builder: DecoderBuilder, index: int) -> Block:
-        return builder.block(self._spec.layers[index], index, self._ropes)
-
-    def watch(self, weights: Weights, index: int, moments: bool) -> dict[ProductKey, Stats]:
-        """What the products of layer `index` read; the walk stays where it is."""
-        builder = TappingBuilder(self._spec, weights, moments)
-        block = self._block(builder, index)
-        for x_TC in self.states:
-            block(x_TC, self._turns, self._attend, index)
-        return builder.taps
+    def block(self, builder: DecoderBuilder, index: int) -> Callable[[Tensor], Tensor]:
+        """Layer `index` as `builder` makes it, as a function of one window's states."""
+        block: Block = builder.block(self.spec.layers[index], index, self._ropes)
+        return lambda x_TC: block(x_TC, self._turns, self._attend, index)
 
     def go(self, weights: Weights, index: int) -> None:
         """Through layer `index`. Raises BadModel where the states are no longer numbers."""
-        builder = DecoderBuilder(self._spec, weights, torch.device("cpu"), torch.float32)
-        block = self._block(builder, index)
-        self.states = [block(x, self._turns, self._attend, index) for x in self.states]
+        builder = DecoderBuilder(self.spec, weights, torch.device("cpu"), torch.float32)
+        block = self.block(builder, index)
+        self.states = [block(x_TC) for x_TC in self.states]
         if not all(torch.isfinite(x_TC).all() for x_TC in self.states):
             raise BadModel(f"the calibration's activations overflow in layer {index}")
+
+
+def watch_both(
+    clean: Walk,
+    walk: Walk,
+    source: Weights,
+    rounded: Weights,
+    index: int,
+    keys: Collection[str],
+    moments: bool,
+) -> Mapping[ProductKey, Stats]:
+    """What the products with `keys` of layer `index` read; both walks stay where they are.
+
+    `clean` walks through `source`, `walk` through `rounded`: the same layer, of which some weights
+    may be rounded. Rows of experts are not compared: routers may send other tokens there.
+    """
+    would: dict[ProductKey, Tensor] = {}
+    stats: dict[ProductKey, Stats] = {}
+
+    def add(key: ProductKey, x_TI: Tensor) -> None:
+        if len(x_TI):
+            stats[key].add(x_TI, would.get(key) if moments and key[1] is None else None)
+
+    clean_builder = TappingBuilder(clean.spec, source, keys, would.__setitem__)
+    builder = TappingBuilder(walk.spec, rounded, keys, add)
+    clean_block, block = clean.block(clean_builder, index), walk.block(builder, index)
+    stats |= {key: Stats.empty(size, moments) for key, size in builder.num_inputs.items()}
+    for clean_TC, x_TC in zip(clean.states, walk.states, strict=True):
+        if moments:
+            _listen(clean_block, clean_TC)
+        _listen(block, x_TC)
+    return stats
+
+
+def _listen(block: Callable[[Tensor], Tensor], x_TC: Tensor) -> None:
+    try:
+        block(x_TC)
+    except Enough:
+        return

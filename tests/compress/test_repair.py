@@ -1,0 +1,90 @@
+"""Ranges by the whole output's error, and weights that make up for what rounding did before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ridgeline.compress.ranges import settle
+from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.repair import Repaired, repaired
+from ridgeline.compress.rtn import lattice
+from ridgeline.compress.statistics import Stats
+from ridgeline.engine.model.names import Part
+
+
+def rows(num_rows: int = 600, num_in: int = 96) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    mix = torch.randn(num_in, num_in, generator=generator) / num_in**0.5
+    return torch.randn(num_rows, num_in, generator=generator) @ (torch.eye(num_in) + mix)
+
+
+def weight(num_out: int = 24, num_in: int = 96) -> torch.Tensor:
+    return torch.randn(num_out, num_in, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [3, 4])
+def test_settled_ranges_lose_less_of_the_output(bits: int, zeros: bool) -> None:
+    """Than those that each group chose for its own inputs; and fp16 holds them."""
+    recipe = Recipe(bits=bits, group_size=32, zeros=zeros)
+    x_TI, weight_OI = rows(), weight()
+    weight_OI[3] = 0.0  # nothing to choose
+    moment_II = x_TI.T @ x_TI
+    before = lattice(weight_OI, recipe, moment_II)
+    after = settle(weight_OI, before, moment_II, recipe)
+
+    def loss(on: object) -> float:
+        error_OI = on.dense(on.round(weight_OI)) - weight_OI  # type: ignore[attr-defined]
+        return float((x_TI @ error_OI.T).square().sum())
+
+    assert loss(after) < 0.9 * loss(before)
+    assert torch.equal(after.scale_OG[3], before.scale_OG[3])
+    top_O1 = torch.exp2(torch.floor(torch.log2(after.scale_OG.abs().amax(1, keepdim=True))))
+    ratio_OG = (after.scale_OG / top_O1)[torch.arange(24) != 3]
+    assert torch.equal(ratio_OG.half().float(), ratio_OG)
+    assert zeros or torch.equal(after.zero_OG, before.zero_OG)
+
+
+def test_what_inputs_foretell_is_undone() -> None:
+    """Inputs turned by rounding: the whole way answers as the original does."""
+    generator = torch.Generator().manual_seed(2)
+    clean_TI, turn_II = rows(), torch.eye(96) + 0.03 * torch.randn(96, 96, generator=generator)
+    x_TI, weight_OI = clean_TI @ turn_II, weight()
+    seen = Stats.empty(96, True)
+    for x, clean in zip(x_TI.split(100), clean_TI.split(100), strict=True):
+        seen.add(x, clean)
+    wanted_TO = clean_TI @ weight_OI.T
+    errors = [
+        float((x_TI @ repaired(weight_OI, seen, share, 1e-6).T - wanted_TO).norm())
+        for share in (0.0, 0.5, 1.0)
+    ]
+    assert errors[1] == pytest.approx(errors[0] / 2, rel=1e-3) and errors[2] < 1e-2 * errors[0]
+
+
+def test_same_inputs_leave_the_weight_as_it_is() -> None:
+    x_TI, seen = rows(), Stats.empty(96, True)
+    seen.add(x_TI, x_TI)
+    assert torch.equal(repaired(weight(), seen, 0.5, 0.01), weight())
+
+
+def test_rows_that_cannot_be_told_apart_leave_it_too() -> None:
+    seen = Stats.empty(96, True)
+    seen.add(torch.full((2, 96), float("nan")), torch.zeros(2, 96))
+    assert torch.equal(repaired(weight(), seen, 0.5, 0.0), weight())
+
+
+def test_experts_are_left_as_they_are() -> None:
+    """Their rows have no partner in the original: nothing was told of them."""
+
+    class Source:
+        def get(self, part: Part) -> torch.Tensor:
+            return weight()
+
+        def packed(self, *_: object) -> None: ...
+
+    seen = Stats.empty(96, True)
+    seen.add(rows())
+    source = Repaired(Source(), {(("expert_down",), 3): seen}, 0.5, 0.01)
+    part = Part("expert_down", (24, 96), 0, 3)
+    assert torch.equal(source.get(part), weight())
