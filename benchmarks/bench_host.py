@@ -1,0 +1,172 @@
+"""CPU time of the Python around the kernels: a decode step by phase, a streamed token on the loop.
+
+    python benchmarks/bench_host.py [--model demo] [--quantization int4] [--sequences 1,64]
+        [--steps 80] [--warm] [--streams 32]
+
+The clock is the thread's CPU time, so that a busy machine disturbs it less than wall time. A model
+of a few million weights leaves its caches warm, a large one never does: after each step's segment
+64 MB are read, as a large model's weights would be (`--warm`: not). Kernels and that reading are
+subtracted. A streamed token: from the engine's events on the event loop to the bytes of the chunk,
+without the socket. Prints microseconds, medians (least), then one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from bench_step import Bench, Timed, native_timed
+
+from ridgeline.engine.assemble import assemble
+from ridgeline.engine.resolve import resolve
+from ridgeline.engine.subscribers import AsyncInboxes
+from ridgeline.records import Event, Sampling, Token
+from ridgeline.serve.answer import OpenAiVoice, Telling, UsageWanted
+from ridgeline.serve.asks import Asks, Job
+from ridgeline.serve.choices import Tally
+from ridgeline.serve.completions import CompletionVoice
+from ridgeline.serve.metrics import Metrics
+from ridgeline.serve.requests import CompletionRequest, read
+from ridgeline.serve.translate import Prompt
+from ridgeline.settings import settings_from
+
+Row = dict[str, tuple[float, float]]
+
+
+class CpuClock:
+    """Seconds of this thread's CPU that were spent in native code; `bench_step.Clock`'s shape."""
+
+    def __init__(self, evict: Callable[[], object]) -> None:
+        self.native_s, self._evict = 0.0, evict
+
+    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **named: Any) -> Any:
+            begun = time.thread_time()
+            try:
+                return call(*args, **named)
+            finally:
+                if name == "segment":
+                    self._evict()
+                self.native_s += time.thread_time() - begun
+
+        return wrapped
+
+
+def row_of(spent: dict[str, list[float]]) -> Row:
+    """(median, least) microseconds by name."""
+    return {
+        name: (round(statistics.median(each) * 1e6, 1), round(min(each) * 1e6, 1))
+        for name, each in spent.items()
+    }
+
+
+def steps(bench: Bench, clock: CpuClock, num_seqs: int, num_steps: int) -> Row:
+    """A decode step of `num_seqs` greedy sequences, by phase."""
+    scheduler, runner, now = bench.parts.scheduler, bench.parts.runner, time.thread_time
+    spent: dict[str, list[float]] = defaultdict(list)
+    bench.start(num_seqs, 128)
+    for _ in range(num_steps):
+        bench.now_s += 1.0
+        clock.native_s, at = 0.0, [now()]
+        plan = scheduler.plan(bench.now_s)
+        at.append(now())
+        result = runner.run(plan)
+        at.append(now() - clock.native_s)
+        committed = now()
+        events = scheduler.commit(plan, result, bench.now_s)
+        at.append(at[-1] + now() - committed)
+        told = now()
+        bench.texts.put(events)
+        at.append(at[-1] + now() - told)
+        for name, begun, ended in zip(("plan", "run", "commit", "texts"), at, at[1:], strict=False):
+            spent[name].append(ended - begun)
+        spent["step"].append(at[-1] - at[0])
+    bench.stop(num_seqs)
+    return row_of(spent)
+
+
+class Listening:
+    """An engine whose events are made up; only what `Asks` and `Metrics` ask of one."""
+
+    def __init__(self, inboxes: AsyncInboxes) -> None:
+        self._inboxes = inboxes
+
+    async def listen(
+        self, _prompt: object, sampling: Sampling, sink: Any, *, ask_id: str, **_terms: object
+    ) -> Callable[[], None]:
+        self._inboxes.open(ask_id, sink, sampling.n)
+        return lambda: None
+
+
+async def streams(num_streams: int, num_steps: int) -> Row:
+    """A token of a streamed completion, `num_streams` of them to a step."""
+    inboxes = AsyncInboxes(asyncio.get_running_loop())
+    engine = cast("Any", Listening(inboxes))
+    metrics = Metrics(engine, "model")
+    ids, kept = [f"cmpl-{i:032x}" for i in range(num_streams)], []
+    for ask_id in ids:
+        prompt, sampling = Prompt(text="a", tokens=(1,)), Sampling(temperature=0.0)
+        job = Job(id=ask_id, prompts=[prompt], sampling=sampling)
+        asks, request = Asks(engine, job, metrics), read(CompletionRequest, b'{"prompt":"a"}')
+        voice = OpenAiVoice(CompletionVoice(request, job, engine), job, "model", UsageWanted())
+        told = Telling(asks, Tally(job, asks), voice)
+        kept += [asyncio.create_task(asks.begin()), asyncio.create_task(told.run(lambda _: None))]
+    await asyncio.sleep(0)
+    spent: dict[str, list[float]] = defaultdict(list)
+    for _ in range(num_steps):
+        at_s = metrics.now()
+        events: Sequence[Event] = [
+            Token(ask_id=ask_id, index=0, token=5, text=" hello", at_s=at_s) for ask_id in ids
+        ]
+        inboxes._pending.append(events)
+        begun = time.thread_time()
+        inboxes._spread()
+        spent["streamed token"].append((time.thread_time() - begun) / num_streams)
+        await asyncio.sleep(0)
+    for task in kept:
+        task.cancel()
+    return row_of(spent)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--quantization", default="int4")
+    parser.add_argument("--sequences", default="1,64")
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--streams", type=int, default=32)
+    asked = parser.parse_args()
+    counts = [int(count) for count in asked.sequences.split(",")]
+    wanted = {"model": asked.model, "quantization": asked.quantization, "num_threads": 1}
+    more = {"max_model_len": 1024, "max_num_seqs": max(counts), "enable_prefix_caching": False}
+    resolved = resolve(settings_from(wanted | more))
+    torch.set_num_threads(1)
+    bench = Bench(resolved, assemble(resolved))
+    large = np.ones(0 if asked.warm else 8 << 20)
+    clock, forward = CpuClock(large.sum), bench.parts.runner.decoder.forward
+    bench.start(1, 128)
+    bench.stop(1)
+    segment: Any = Timed(cast("Any", clock), forward.whole.segment)
+    forward.whole = dataclasses.replace(forward.whole, segment=segment)
+    found: dict[str, Row] = {}
+    with native_timed(cast("Any", clock)):
+        for count in counts:
+            found[f"{count} sequences"] = steps(bench, clock, count, asked.steps)
+    found[f"{asked.streams} streams"] = asyncio.run(streams(asked.streams, asked.steps))
+    for name, row in found.items():
+        print(name, " · ".join(f"{what} {us} ({least})" for what, (us, least) in row.items()))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
