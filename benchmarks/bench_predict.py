@@ -1,11 +1,12 @@
 """How wrong `ridgeline predict` is after a calibration: predicted and measured, at unseen points.
 
-    python benchmarks/bench_predict.py measure --raw raw.jsonl [--seconds 180]    repeat until done
-    python benchmarks/bench_predict.py table --raw raw.jsonl [--markdown FILE] [--calibration FILE]
+    python benchmarks/bench_predict.py measure --raw raw.jsonl     again while it exits with 3
+    python benchmarks/bench_predict.py table --raw raw.jsonl --calibration here.json [--every]
 
 `measure` works through the runs of a calibration and through the points, and appends what it finds;
 what is there is not measured again, so that a machine that is only free for minutes at a time will
-do. `table` fits the calibration to the calibration's runs alone, and predicts every point from it.
+do (`--seconds`, 480 by default). `table` fits the calibration to the calibration's runs alone,
+writes it where --calibration says, and predicts every point from it.
 
 Points are (model shape, weights, batch, context) that the calibration did not see: decode steps of
 `batch` sequences behind `context` tokens (TPOT), prompts to an idle engine (TTFT), and what the
@@ -15,7 +16,6 @@ point, in the calibration too: errors are told as they are, and at the speed of 
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -27,6 +27,7 @@ from pathlib import Path
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 import msgspec
+from raw_runs import NOT_DONE, append, flags, read, say
 
 from ridgeline.cli.calibrate import (
     Ran,
@@ -100,7 +101,7 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
 def measure(path: Path, seconds: float) -> bool:
     """Append what is missing while there is time; True when nothing is."""
     ends_s = time.perf_counter() + seconds
-    done = {(raw.run, raw.ran.model, raw.ran.quantization) for raw in read(path)}
+    done = {(raw.run, raw.ran.model, raw.ran.quantization) for raw in read(path, Raw)}
     todo = [
         *((True, run) for run in default_runs(CALIBRATED_WITH)),
         *((False, Run(model=model, quantization=name)) for model, name, _, _ in POINTS),
@@ -111,9 +112,7 @@ def measure(path: Path, seconds: float) -> bool:
         if time.perf_counter() + RUN_S > ends_s:
             return False
         began_s = time.perf_counter()
-        with path.open("ab") as stream:
-            for raw in list(of_run(run) if is_run else of_points(run)):
-                stream.write(msgspec.json.encode(raw) + b"\n")
+        append(path, list(of_run(run) if is_run else of_points(run)))
         kind = "run" if is_run else "points"
         print(f"{kind} {run}: {time.perf_counter() - began_s:.0f} s", flush=True)
     return True
@@ -171,12 +170,6 @@ def default_kv_tokens(run: Run) -> int:
     limit = load_outline(run.model).max_positions
     found = resolve(settings_from({**fields, "max_model_len": min(KV_LENGTH, limit)}))
     return found.num_blocks * found.block_size
-
-
-def read(path: Path) -> list[Raw]:
-    if not path.exists():
-        return []
-    return [msgspec.json.decode(line, type=Raw) for line in path.read_bytes().splitlines()]
 
 
 # ---- the table ---------------------------------------------------------------------------------
@@ -321,18 +314,12 @@ def table(raws: list[Raw], calibration_path: Path | None, every: bool) -> Iterat
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("measure", "table"))
-    parser.add_argument("--raw", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=180.0)
-    parser.add_argument("--calibration", type=Path)
+    parser = flags(__doc__, "table")
     parser.add_argument("--every", action="store_true", help="print all points")
     given = parser.parse_args()
     if given.what == "measure":
-        return 0 if measure(given.raw, given.seconds) else 3
-    for each in table(read(given.raw), given.calibration, given.every):
-        sys.stdout.write(each + "\n")
-    return 0
+        return 0 if measure(given.raw, given.seconds) else NOT_DONE
+    return say(table(read(given.raw, Raw), given.calibration, given.every))
 
 
 if __name__ == "__main__":

@@ -1,29 +1,36 @@
 """Simulated against real, under load: the demo model, three workloads at four rates each.
 
-    python benchmarks/bench_simulate.py measure --raw under.jsonl   repeat until it is done
+    python benchmarks/bench_simulate.py measure --raw under.jsonl    again while it exits with 3
     python benchmarks/bench_simulate.py table --raw under.jsonl --calibration FILE
+    python benchmarks/bench_simulate.py steps --raw under.jsonl --calibration FILE
 
-`measure` runs the engine in this process under open-loop Poisson arrivals (what `ridgeline bench`
-does), looks at the machine's speed around each run, and appends. `table` simulates the same
-requests at the same instants with the engine's own scheduler and the step times of a calibration
-(`ridgeline calibrate`, or `bench_predict.py table --calibration FILE`), and prints both. The
-interval of p99 is what comes out on machines slower and faster by the calibration's 80 % interval.
+FILE is of `bench_predict.py table`, or of `ridgeline calibrate --engine demo --quantization
+dense,int8 --budget 60`, on the same machine and day. `measure` runs the engine in this process
+under open-loop Poisson arrivals (what `ridgeline bench` does), looks at the machine's speed around
+each run, and appends; twelve runs of some 15 s each. `table` simulates the same requests at the
+same instants with the engine's own scheduler, the step times of a calibration and what it says of
+readers, and prints both. The interval of p99 is what comes out on machines slower and faster by the
+calibration's 80 % interval.
+
+`steps` says where the rest of the error comes from: real steps that only decode, by how many
+sequences they had, against the calibration's seconds for them, without and with readers.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 import msgspec
+from raw_runs import NOT_DONE, append, flags, read, say
 
 from ridgeline.cli.calibrate import Speed, machine_for, speed
 from ridgeline.cli.lab import EngineSubject, Tokenised
@@ -37,19 +44,30 @@ from ridgeline.optimize.subject import Load, dues_s
 from ridgeline.plan.calibrate import slowed
 from ridgeline.plan.calibration import Calibration, load_calibration
 from ridgeline.plan.efficiency import interval
-from ridgeline.plan.pace import Modelled
+from ridgeline.plan.pace import Modelled, reading_s
 from ridgeline.plan.simulate import Arrival, simulate
-from ridgeline.records import RunTrace, Slo
+from ridgeline.records import RunTrace, Slo, StepStat
 from ridgeline.settings import Settings, settings_from
 
 SETTINGS = settings_from({"model": "demo", "quantization": "int8", "enable_prefix_caching": False})
 SLO = Slo.parse("ttft:150 tpot:12")
 WINDOW_S, GRACE_S = 10.0, 5.0
+LEAST_STEPS = 30  # of a batch, that a median is made of
 CASES = {
     "synthetic:input=60,output=60": (10.0, 25.0, 45.0, 65.0),
     "synthetic:input=400,output=30": (5.0, 10.0, 16.0, 22.0),
     "synthetic:input=30,output=200": (4.0, 9.0, 15.0, 21.0),
 }
+
+
+class Decodes(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that only decode, of one batch: how many, the middle of their tokens in the cache, and
+    of the seconds until the next step began."""
+
+    batch: int
+    count: int
+    computed: int
+    seconds: float
 
 
 class Real(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +78,7 @@ class Real(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     numbers: dict[str, float]
     speed: Speed
+    decodes: tuple[Decodes, ...] = ()
 
 
 def load_of(rate: float, seed: int) -> Load:
@@ -73,7 +92,7 @@ def workload_of(name: str, settings: Settings) -> Tokenised:
 def measure(path: Path, seconds: float) -> bool:
     """Append what is missing while there is time; True when nothing is."""
     ends_s = time.perf_counter() + seconds
-    done = {(real.workload, real.rate) for real in read(path)}
+    done = {(real.workload, real.rate) for real in read(path, Real)}
     todo = [(name, rate) for name, rates in CASES.items() for rate in rates]
     with Engine.from_settings(SETTINGS) as engine:
         for name, rate in (case for case in todo if case not in done):
@@ -88,17 +107,29 @@ def measure(path: Path, seconds: float) -> bool:
                 seed=7,
                 numbers=numbers(summarise(run, SLO)),
                 speed=before.middle(speed()),
+                decodes=tuple(decodes_of(run.steps)),
             )
-            with path.open("ab") as stream:
-                stream.write(msgspec.json.encode(real) + b"\n")
+            append(path, [real])
             print(f"{name} at {rate:g}/s", flush=True)
     return True
 
 
-def read(path: Path) -> list[Real]:
-    if not path.exists():
-        return []
-    return [msgspec.json.decode(line, type=Real) for line in path.read_bytes().splitlines()]
+def decodes_of(steps: Sequence[StepStat]) -> Iterator[Decodes]:
+    """By batch. A step counts where the next one goes on with the same sequences, one token on."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    for step, after in pairwise(steps):
+        if any(new != 1 for new, _ in step.shapes) or not step.shapes:
+            continue
+        if after.shapes[: len(step.shapes)] == tuple((1, done + 1) for _, done in step.shapes):
+            computed = sum(done for _, done in step.shapes)
+            found.setdefault(len(step.shapes), []).append((computed, after.at_s - step.at_s))
+    for batch, each in sorted(found.items()):
+        yield Decodes(
+            batch=batch,
+            count=len(each),
+            computed=int(statistics.median(computed for computed, _ in each)),
+            seconds=statistics.median(seconds for _, seconds in each),
+        )
 
 
 def simulated(real: Real, calibration: Calibration) -> dict[str, float]:
@@ -207,22 +238,39 @@ def cell(figure: Figure) -> str:
     return text
 
 
+def steps_table(reals: list[Real], calibration: Calibration) -> Iterator[str]:
+    """Measured decode steps against calibrated ones: the error of a step, by its sequences."""
+    machine = machine_for(calibration, SETTINGS.model, SETTINGS.quantization)
+    yield "| workload | rate | sequences | steps | measured ms | engine alone | with readers |"
+    yield "|---|---|---|---|---|---|---|"
+    misses: list[tuple[float, float]] = []
+    for real in reals:
+        for each in (d for d in real.decodes if d.count >= LEAST_STEPS):
+            alone_s = machine.decode_sum(each.batch, each.computed).seconds
+            both_s = alone_s + reading_s(machine, each.batch)
+            misses.append((alone_s / each.seconds - 1, both_s / each.seconds - 1))
+            name = real.workload.removeprefix("synthetic:")
+            yield (
+                f"| {name} | {real.rate:g} | {each.batch} | {each.count} "
+                f"| {1e3 * each.seconds:.3g} | {misses[-1][0]:+.0%} | {misses[-1][1]:+.0%} |"
+            )
+    if misses:
+        alone, both = (statistics.median(column) for column in zip(*misses, strict=True))
+        yield f"\nmedian error of a step: {alone:+.1%} alone, {both:+.1%} with readers"
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("measure", "table"))
-    parser.add_argument("--raw", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=180.0)
-    parser.add_argument("--calibration", type=Path)
+    parser = flags(__doc__, "table", "steps")
     parser.add_argument("--normalise", action="store_true", help="allow for each run's speed")
     given = parser.parse_args()
     if given.what == "measure":
-        return 0 if measure(given.raw, given.seconds) else 3
+        return 0 if measure(given.raw, given.seconds) else NOT_DONE
     if given.calibration is None:
-        parser.error("table needs --calibration")
-    found = load_calibration(given.calibration)
-    for each in table(read(given.raw), found, given.normalise):
-        sys.stdout.write(each + "\n")
-    return 0
+        parser.error(f"{given.what} needs --calibration")
+    found, reals = load_calibration(given.calibration), read(given.raw, Real)
+    if given.what == "steps":
+        return say(steps_table(reals, found))
+    return say(table(reals, found, given.normalise))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from ridgeline.cli.rig import Measured, Rig, rig
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
-from ridgeline.plan.calibrate import Facts, Reading, Sample, blank, fit
-from ridgeline.plan.calibration import Calibration, Memory
+from ridgeline.plan.calibrate import Facts, Sample, blank, fit
+from ridgeline.plan.calibration import Calibration, Memory, Reading
 from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.outline import load_outline
 from ridgeline.settings import Settings, settings_from

@@ -29,7 +29,8 @@ def plan_page(plan: Plan, slo: Slo) -> str:
     split = plan.disaggregation
     told = f"{'Yes' if split.yes else 'No'}: {split.why}."
     started = "".join(
-        f"<h3>{escape(name)}</h3><pre>{escape(text)}</pre>" for name, text in plan.commands.items()
+        f'<h3>{escape(name)}</h3><pre style="white-space:pre-wrap">{escape(text)}</pre>'
+        for name, text in plan.commands.items()
     )
     notes = "".join(f"<li>{escape(note)}</li>" for note in plan.notes)
     body = (
@@ -37,6 +38,8 @@ def plan_page(plan: Plan, slo: Slo) -> str:
         f'<p class="lede">{escape(lede)}</p></header>'
         f"<section><h2>Fleets</h2>{_table(plan.fleets)}</section>"
         f'<section><h2>The front</h2><div class="figure">{front_picture(plan.front, slo)}</div>'
+        "<p>Green keeps the promise for this demand, red does not: it may be fast enough for each "
+        "token and still queue for too long.</p>"
         f"</section><section><h2>Disaggregate?</h2><p>{escape(told)}</p></section>"
         f"<section><h2>Start one replica</h2>{started}</section>"
         f"<section><h2>Read with care</h2><ul>{notes}</ul></section>"

@@ -118,11 +118,13 @@ def command(
 def _table(cases: Sequence[Case]) -> Table:
     """Best first: by goodput per device-hour where there is a promise, else by throughput."""
     names = list(cases[0].changes)
-    table = Table(box=None, pad_edge=False, title=f"{len(cases)} fleets, best first")
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 1, 0, 0), title=f"{len(cases)} fleets, best first"
+    )
     table.title_justify = "left"
     for name in names:
-        table.add_column(name.replace("_", " "), justify="right")
-    for name in ("kept", "good/s", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "busy", "device-h"):
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+    for name in ("kept", "good/s", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "busy", "dev h"):
         table.add_column(name, justify="right")
     for case in sorted(cases, key=_rank):
         table.add_row(*(str(case.changes[name]) for name in names), *_cells(case))

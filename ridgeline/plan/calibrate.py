@@ -26,6 +26,7 @@ from ridgeline.plan.calibration import (
     Linear,
     Memory,
     Overheads,
+    Reading,
     Residual,
     Work,
 )
@@ -75,14 +76,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     prompt: bool
     read_slowness: float = 1.0
     ops_slowness: float = 1.0
-
-
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """What reading costs where an event loop does it: seconds of a step per token that it gives,
-    and from asking to the first token, besides its step."""
-
-    token_s: float
-    first_s: float
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

@@ -117,6 +117,14 @@ class Overheads(msgspec.Struct, frozen=True):
     reader_first_s: float = 0.0
 
 
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What reading costs where an event loop does it: seconds of a step per token that it gives,
+    and from asking to the first token, besides its step."""
+
+    token_s: float
+    first_s: float
+
+
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the machine, and of those free before a model was loaded."""
 

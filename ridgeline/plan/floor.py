@@ -17,7 +17,7 @@ from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.plan.demand import Demand
 from ridgeline.plan.machine import Replica, StepCost
 from ridgeline.plan.outline import Outline
-from ridgeline.plan.search import Candidate, Found, Space, machines
+from ridgeline.plan.search import HOURS_PER_MONTH, Candidate, Found, Space, machines
 from ridgeline.records import Slo
 
 
@@ -112,9 +112,8 @@ def _no_memory(outline: Outline, known: Sequence[Replica], found: Found) -> Cann
 def _not_physics(slo: Slo, space: Space, found: Found) -> CannotRun:
     """Nothing in the peaks forbids it, but no candidate is predicted to keep it."""
     fastest = max(found.front, key=lambda c: c.tok_s_user)
-    if any(each.holds for each in found.front) or found.fleets:
-        limit = f"${space.dollars_per_month or 0:,.0f} a month"
-        return CannotRun("every fleet that keeps the promise exceeds the budget", limit=limit)
+    if found.too_dear is not None:
+        return _over_budget(found.too_dear, space)
     return CannotRun(
         "no candidate is predicted to keep the promise, although the peaks alone would allow it: "
         "overhead per step, communication and queues take the rest",
@@ -128,4 +127,17 @@ def _told(each: Candidate) -> str:
     return (
         f"the fastest is {each.layout} on {each.device}: TPOT {each.tpot_s * 1000:.3g} ms, "
         f"TTFT {each.ttft_s * 1000:.3g} ms"
+    )
+
+
+def _over_budget(cheapest: Candidate, space: Space) -> CannotRun:
+    """The promise can be kept, for more: how much more."""
+    dollars = cheapest.dollars_per_hour
+    costs = "no price is known" if dollars is None else f"${dollars * HOURS_PER_MONTH:,.0f} a month"
+    kind = f"{cheapest.num_replicas} x {cheapest.device} {cheapest.layout}"
+    return CannotRun(
+        "every fleet that keeps the promise exceeds the budget",
+        value=f"the cheapest, {kind}: {costs}",
+        limit=f"${space.dollars_per_month or 0:,.0f} a month",
+        fix="raise --budget, allow more time (--slo), or name cheaper devices (--price-per-hour)",
     )

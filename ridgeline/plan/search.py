@@ -81,12 +81,14 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """`fleets`: those that keep the promise, cheapest first, one per replica kind. `front`: nobody
     is better in both tok/s per user and tok/s per device. `left_out`: why others are not there.
+    `too_dear`: the cheapest fleet that keeps the promise, where the budget leaves none.
     """
 
     num_candidates: int
     fleets: tuple[Candidate, ...]
     front: tuple[Candidate, ...]
     left_out: dict[str, str]
+    too_dear: Candidate | None = None
 
 
 def search(
@@ -105,13 +107,14 @@ def search(
         everything += _of_machine(machine, demand, slo, space)
         if len(everything) == before:
             left_out[_kind(machine)] = "no request of the workload fits its memory"
-    affordable = [each for each in everything if _affordable(each, space)]
-    holding = [each for each in affordable if each.holds]
+    keeping = [each for each in everything if each.holds]
+    holding = [each for each in keeping if _affordable(each, space)]
     return Found(
         num_candidates=len(everything),
         fleets=tuple(sorted(_best_of_kind(holding), key=rank)),
         front=front(everything),
         left_out=left_out,
+        too_dear=None if holding or not keeping else min(keeping, key=rank),
     )
 
 

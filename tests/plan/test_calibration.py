@@ -16,11 +16,12 @@ from ridgeline.cli.main import main
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.plan import calibrate
-from ridgeline.plan.calibrate import Facts, Reading, Sample, blank, fit, seconds
+from ridgeline.plan.calibrate import Facts, Sample, blank, fit, seconds
 from ridgeline.plan.calibration import (
     Calibration,
     Linear,
     Memory,
+    Reading,
     joined,
     load_calibration,
 )
