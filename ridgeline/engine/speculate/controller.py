@@ -161,10 +161,12 @@ class Controller:
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self.acceptance.forget(seq_id)
         self.shadows.forget(seq_id)
+        begun_s = self._clock()
         if self._lookup is not None:
             self._lookup.forget(seq_id, tokens, tenant)
         if self._drafter is not None:
             self._drafter.forget(seq_id, tokens, tenant)
+        self.account.asked(self._clock() - begun_s)
 
     def numbers(self) -> dict[str, float]:
         return self.account.as_dict()
