@@ -184,10 +184,10 @@ class Bursts:
 
     name = "bursts"
 
-    def __init__(self) -> None:
+    def __init__(self, told: Seconds) -> None:
         self.now_s, self.num_known = 0.0, 1
         self.controller = Controller(None, 16, lambda: self.now_s, self)
-        grid = {(1, 1 + depth): flat(1, 1 + depth) for depth in (0, 1, 2, 4, 8, 16)}
+        grid = {(1, 1 + depth): told(1, 1 + depth) for depth in (0, 1, 2, 4, 8, 16)}
         self.controller.calibrate(StepCost(grid))
 
     def look(self, each: Open, most: int) -> Guess:
@@ -212,14 +212,16 @@ class Bursts:
         self.controller.learn([Verdict(0, num, num)] if num else [])
 
 
-def test_what_can_be_copied_for_a_few_steps_only_is_seized() -> None:
-    """Neither is every short burst begun by a plain step, nor the question put off too long."""
-    world = Bursts()
+@pytest.mark.parametrize("told", [flat, lambda runs, rows: 10e-3 * rows])
+def test_what_can_be_copied_for_a_few_steps_only_is_seized(told: Seconds) -> None:
+    """Neither is every short burst begun by a plain step, nor the question put off too long; nor is
+    a curve believed for ever that a disturbed start made steep."""
+    world = Bursts(told)
     for _ in range(800):
         world.step()
     num_steps = world.NEW + 1
     ideal = (world.NEW + world.COPIED) / (num_steps * flat(1, 1))
-    assert world.num_known / world.now_s > 0.8 * ideal
+    assert world.num_known / world.now_s > 0.75 * ideal
 
 
 def test_drafts_dearer_than_predicted_do_not_make_plain_steps_look_dear() -> None:
