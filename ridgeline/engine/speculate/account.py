@@ -37,7 +37,7 @@ class Account:
         self.lately -= _FADE * self.lately
 
     def asked(self, took_s: float) -> None:
-        """Time spent on deciding that nothing is drafted."""
+        """Time spent beside drafts: on deciding that nothing is drafted, or on remembering."""
         self.lost_s += took_s
 
     def as_dict(self) -> dict[str, float]:

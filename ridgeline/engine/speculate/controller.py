@@ -14,10 +14,11 @@ are only done on credit: a probe must be covered by it. Without credit, what pro
 to earn some, once in `PROBE_STEPS` steps, and half as often after every try that lost. So whatever
 the predictions are worth, what is lost is about that share, and what the account may hold (a few
 steps). A plain step after at most `PLAIN_STEPS` with drafts keeps what they are compared with up to
-date. Lookups need no probes: a guess that is not verified is compared with what plain decoding
-gives. While nothing is drafted, the question itself is asked so seldom that it takes less than
-`ASK_SHARE` of the time; where drafts have saved time lately, a part of that is spent on asking more
-often, for what can be copied begins and ends within a few steps.
+date. How good lookups are needs no probes: a guess that is not verified is compared with what plain
+decoding gives; but what their rows cost is tried now and then where they are likely right. While
+nothing is drafted, the question itself is asked so seldom that it takes less than `ASK_SHARE` of
+the time; where drafts have saved time lately, a part of that is spent on asking more often, for
+what can be copied begins and ends within a few steps.
 
 Source. SmartSpec / TurboSpec (Liu et al. 2024, arXiv 2406.14066): goodput as the objective; the
 curve instead of a roofline, because kernels are staircases.
@@ -46,6 +47,7 @@ FIRST_PLAIN = 3  # steps with drafts before the first plain one; twice as many b
 ASK_SHARE, MOST_REST = 0.004, 16
 ASK_OF_GAIN = 0.2  # of what drafts save lately that may be spent on asking
 PROBE_DEPTH = 2
+LIKELY = 0.7  # chance of what is looked up and drafted only to learn what it costs
 MOST_TRY_STEPS = 16 * PROBE_STEPS
 _NEW = 0.3  # weight of the latest probe in what probes are taken to lose
 
@@ -161,10 +163,12 @@ class Controller:
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self.acceptance.forget(seq_id)
         self.shadows.forget(seq_id)
+        begun_s = self._clock()
         if self._lookup is not None:
             self._lookup.forget(seq_id, tokens, tenant)
         if self._drafter is not None:
             self._drafter.forget(seq_id, tokens, tenant)
+        self.account.asked(self._clock() - begun_s)
 
     def numbers(self) -> dict[str, float]:
         return self.account.as_dict()
@@ -201,7 +205,9 @@ class Controller:
         self._drafting = pays and self.account.credit > 0
         if self._drafting or (pays and self._tries_again()):
             return best, computed
-        return (self._probe(opens, plain), [True] * len(opens)) if self._probes() else (plain, none)
+        if self._probes():
+            return self._probe(opens, plain), [True] * len(opens)
+        return self._probe_curve(looked, plain), none
 
     def _with_computed(
         self, opens: Sequence[Open], looked: Sequence[list[float]]
@@ -241,6 +247,15 @@ class Controller:
         reads few prompts for this."""
         self._since_probe = 0
         depths = [min(PROBE_DEPTH, opens[0].most), *plain.depths[1:]]
+        return Plan(depths, plain.tokens, plain.seconds)
+
+    def _probe_curve(self, looked: Sequence[list[float]], plain: Plan) -> Plan:
+        """What was looked up and is likely right, although it does not seem to pay: that may be an
+        error of what was measured at the start. As seldom as tries without credit, but on it."""
+        depths = [sum(chance >= LIKELY for chance in own) for own in looked]
+        on_credit = self.account.credit >= self._probe_loss
+        if not any(depths) or not on_credit or not self._tries_again():
+            return plain
         return Plan(depths, plain.tokens, plain.seconds)
 
     def _drafts(

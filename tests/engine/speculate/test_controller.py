@@ -12,6 +12,7 @@ import pytest
 from ridgeline import Engine
 from ridgeline.engine.core.drafting import Open, Room, Verdict
 from ridgeline.engine.speculate.acceptance import Acceptance
+from ridgeline.engine.speculate.base import NO_GUESS, Guess
 from ridgeline.engine.speculate.controller import Controller
 from ridgeline.engine.speculate.cost import DraftCost, StepCost
 from ridgeline.records import Sampling
@@ -173,3 +174,59 @@ def test_the_curve_follows_what_is_measured() -> None:
     cost.learn(1, 1, 1000.0)
     assert cost.seconds(1, 1) == before, "an outlier says nothing"
     assert cost.line(1, 1, 4) == pytest.approx([cost.seconds(1, r) for r in range(1, 5)])
+
+
+class Bursts:
+    """One sequence on a virtual clock: of every `NEW` + `COPIED` tokens the latter can be looked
+    up; asking takes a time of its own."""
+
+    NEW, COPIED, ASK_S = 8, 16, 300e-6
+
+    name = "bursts"
+
+    def __init__(self, told: Seconds) -> None:
+        self.now_s, self.num_known = 0.0, 1
+        self.controller = Controller(None, 16, lambda: self.now_s, self)
+        grid = {(1, 1 + depth): told(1, 1 + depth) for depth in (0, 1, 2, 4, 8, 16)}
+        self.controller.calibrate(StepCost(grid))
+
+    def look(self, each: Open, most: int) -> Guess:
+        self.now_s += self.ASK_S
+        place = len(each.tokens) % (self.NEW + self.COPIED)
+        if place < self.NEW:
+            return NO_GUESS
+        return Guess((1,) * min(most, self.NEW + self.COPIED - place), 4)
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        pass
+
+    def step(self) -> None:
+        tokens = (1,) * self.num_known
+        drafts: list[tuple[int, ...]] = [()]
+        if self.controller.wants():
+            opened = [Open(0, tokens, 1, "", SAMPLING, 0, 16)]
+            drafts = self.controller.propose(opened, Room(1, 1, 99))
+        num = len(drafts[0])
+        self.now_s += flat(1, 1 + num)
+        self.num_known += 1 + num
+        self.controller.learn([Verdict(0, num, num)] if num else [])
+
+
+@pytest.mark.parametrize("told", [flat, lambda runs, rows: 10e-3 * rows])
+def test_what_can_be_copied_for_a_few_steps_only_is_seized(told: Seconds) -> None:
+    """Neither is every short burst begun by a plain step, nor the question put off too long; nor is
+    a curve believed for ever that a disturbed start made steep."""
+    world = Bursts(told)
+    for _ in range(800):
+        world.step()
+    num_steps = world.NEW + 1
+    ideal = (world.NEW + world.COPIED) / (num_steps * flat(1, 1))
+    assert world.num_known / world.now_s > 0.75 * ideal
+
+
+def test_drafts_dearer_than_predicted_do_not_make_plain_steps_look_dear() -> None:
+    cost = StepCost({(1, rows): 1.0 for rows in range(1, 20)})
+    for rows in range(2, 20):
+        for _ in range(20):
+            cost.learn(1, rows, 2.0)
+    assert cost.seconds(1, 1) == 1.0 and cost.seconds(1, 5) > 1.8
