@@ -10,8 +10,9 @@ keeps its model; in each round every engine does one slice of the work, one afte
 a host whose speed drifts drifts for all of them. A ratio is the median over rounds of the ratio
 within a round.
 
-Weights: ours INT4 in groups of 128 with a bfloat16 head; llama.cpp's Q4_0 (groups of 32, 6-bit
-head); OpenVINO's INT4 in groups of 128 with an 8-bit head. INT8 against Q8_0, bfloat16 against
+Weights: ours INT4 in groups of 128 with an 8-bit head (`--lm-head-quantization int8`, which is not
+our default, because all peers round theirs); llama.cpp's Q4_0 (groups of 32, 6-bit head);
+OpenVINO's INT4 in groups of 128 with an 8-bit head. INT8 against Q8_0, bfloat16 against
 vLLM. Each engine keeps keys and values as it does by itself (ours float32, llama.cpp float16,
 OpenVINO 8 bits), except at 8k tokens, where all keep 8 bits. `chat` is a closed loop of clients
 over HTTP (`ridgeline bench`), for OpenVINO, which brings no server, a loop in its process.
@@ -54,10 +55,10 @@ class Work(NamedTuple):
     """Least ratio to each peer that the project has set itself."""
 
 
-INT4 = Group(("ridgeline-int4", "llama.cpp-q4_0", "openvino-int4"))
+INT4 = Group(("ridgeline-int4-head8", "llama.cpp-q4_0", "openvino-int4"))
 INT8 = Group(("ridgeline-int8", "llama.cpp-q8_0"))
 BF16 = Group(("ridgeline-bf16", "vllm-bf16"))
-LONG = Group(("ridgeline-int4-kv8", "llama.cpp-q4_0-kv8", "openvino-int4"))
+LONG = Group(("ridgeline-int4-kv8-head8", "llama.cpp-q4_0-kv8", "openvino-int4"))
 
 
 def _decode(group: Group, sequences: int, steps: int, **asked: float) -> Work:
@@ -148,7 +149,10 @@ class Peers(NamedTuple):
 
 def ridgeline_flags(words: list[str]) -> dict[str, Any]:
     flags: dict[str, Any] = {"quantization": words[0], "max_model_len": 16384}
-    return flags | ({"kv_cache_dtype": "int8"} if "kv8" in words else {})
+    more = {"kv8": {"kv_cache_dtype": "int8"}, "head8": {"lm_head_quantization": "int8"}}
+    for word in words[1:]:
+        flags |= more[word]
+    return flags
 
 
 class Live:

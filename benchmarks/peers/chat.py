@@ -53,7 +53,8 @@ def _command(peers: Any, engine: str, order: dict[str, Any], port: int) -> list[
     if engine.startswith("ridgeline"):
         return [
             Path(sys.executable).parent / "ridgeline", "serve", peers.models / "hf",
-            "--quantization", "int4", "--port", str(port), "--num-threads", threads,
+            "--quantization", "int4", "--lm-head-quantization", "int8",
+            "--port", str(port), "--num-threads", threads,
             "--max-num-seqs", str(order["clients"]), "--max-model-len", str(length),
         ]  # fmt: skip
     server = peers.pythons["llama_server"].parent.parent / environments.LLAMA_SERVER
