@@ -17,6 +17,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from ridgeline.cli import distant
 from ridgeline.cli.bench_table import Physics, render
 from ridgeline.diagnose import Ceilings, StepCost, attribute, facts_of, verdict
 from ridgeline.errors import BadInput, CannotRun, UserError
@@ -30,7 +31,7 @@ from ridgeline.measure.metrics import outcome
 from ridgeline.measure.report.page import bench_page
 from ridgeline.measure.report.perfetto import chrome_trace
 from ridgeline.measure.report.vllm_block import vllm_block
-from ridgeline.measure.server.scrape import Scraper
+from ridgeline.measure.server.scrape import Scraper, ServerReport
 from ridgeline.measure.steps import Peaks, Work
 from ridgeline.measure.summary import Summary, summarise
 from ridgeline.measure.target import Target
@@ -50,10 +51,15 @@ Layout = Literal["ridgeline", "vllm"]
 
 
 class Remote(msgspec.Struct, frozen=True, kw_only=True):
-    """A server to measure instead of an engine here. `model` None: the first that it lists."""
+    """A server to measure instead of an engine here. `model` None: the first that it lists.
+
+    `shape` and `accelerator`: the model's directory and what the server runs on, for its MFU.
+    """
 
     url: str
     model: str | None = None
+    shape: str | None = None
+    accelerator: str | None = None
     endpoint: Endpoint = "auto"
     api_key: str | None = None
 
@@ -86,20 +92,52 @@ def command(
     outputs, console = outputs or Outputs(), console or Console(highlight=False)
     check(options)
     check_writable(outputs)
-    run, physics = measure(options, on, console)
+    device = _device(on)
+    run, physics, report = _measure(options, on, console)
     summary = summarise(run, options.slo, window_of(run, options.warmup_s, options.cooldown_s))
     result = vllm_result(run, summary, percentiles=options.percentiles)
+    use = None if device is None else distant.used(run, report, device)
+    if report is not None:
+        result["ridgeline"]["server"] = msgspec.to_builtins(report)  # type: ignore[index]
+    if use is not None:
+        result["ridgeline"]["use"] = msgspec.to_builtins(use)  # type: ignore[index]
     cost = cost_of_run(run, summary, outputs.dollars_per_hour)
     if outputs.layout == "vllm":
         console.print(vllm_block(result, options.metrics, options.percentiles), markup=False)
     else:
         console.print(render(run, summary, options, physics))
+        if report is not None or device is not None:
+            console.print(distant.table(report, use, device))
         console.print(diagnosis(run, options, physics), markup=False)
     if cost is not None:
         console.print(cost_line(cost), markup=False)
         result["ridgeline"]["cost"] = msgspec.to_builtins(cost)  # type: ignore[index]
     write_outputs(outputs, run, result, lambda: bench_page(run, summary, options.slo, cost=cost))
     return 0 if summary.num_ok else 1
+
+
+def _device(on: Settings | Remote) -> distant.Device | None:
+    """Before anything is measured: a wrong name must not cost the run."""
+    if isinstance(on, Settings) or on.shape is None or on.accelerator is None:
+        return None
+    return distant.device_of(on.shape, on.accelerator)
+
+
+def _measure(
+    options: BenchOptions, on: Settings | Remote, console: Console
+) -> tuple[RunTrace, Physics | None, ServerReport | None]:
+    """As `measure`; a server is watched meanwhile."""
+    if isinstance(on, Settings):
+        return *measure(options, on, console), None
+    run, report = asyncio.run(watched(options, on))
+    return run, None, report
+
+
+async def watched(options: BenchOptions, on: Remote) -> tuple[RunTrace, ServerReport | None]:
+    """A run against a server, and what its /metrics said meanwhile."""
+    async with scraper_of(on) as scraper:
+        run = await run_remote(options, on)
+    return run, scraper.report()
 
 
 def check_writable(outputs: Outputs) -> None:

@@ -56,6 +56,11 @@ REPORTS: tuple[tuple[str, Any, dict[str, Any]], ...] = (
             "parser": one_of("--layout", ("ridgeline", "vllm")),
         },
     ),
+    (
+        "accelerator",
+        str,
+        {"help": "With --url and MODEL: what it runs on, for MFU: h100-sxm, 4xh100-sxm, here."},
+    ),
     ("price_per_hour", float, {"help": "What the machine costs, in dollars."}),
     ("num_runs", int, {"help": "Repeat, and give each figure an interval.", "min": 2}),
     ("sweep", str, {"help": "One run at each of these rates: 1,2,4."}),

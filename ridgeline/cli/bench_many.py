@@ -86,6 +86,7 @@ def dispatch(
         return one_command(options, on, outputs)
     flags = ["--" + name.replace("_", "-") for name in asked]
     idle = [*flags[1:], *(["--layout"] if "layout" in report else [])]
+    idle += ["--accelerator"] if isinstance(on, Remote) and on.accelerator else []
     refuse([*idle, *(["--request-rate"] if rate_given and asked[0] != "num_runs" else [])],
            f"with {flags[0]}")  # fmt: skip
     many = Many(

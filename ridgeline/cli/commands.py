@@ -240,15 +240,28 @@ def bench(
     amount = {"num_prompts": None} if "duration_s" in load else {}  # time ends it, not a number
     options = BenchOptions(**{**amount, **load}, seed=engine.seed)
     on: Settings | Remote
+    accelerator = report.pop("accelerator", None)
     if url is None:
-        only = {"--served-model-name": served_model_name, "--endpoint": endpoint}
+        only = {
+            "--served-model-name": served_model_name,
+            "--endpoint": endpoint,
+            "--accelerator": accelerator,
+        }
         refuse([flag for flag, value in only.items() if value], "without --url")
         on = engine.settings(model)
     else:
         idle = [flag for flag in engine.given if flag != "--seed"]
-        refuse([*idle, *([model] if model else [])], "with --url")
-        where = cast("Endpoint", endpoint or "auto")
-        on = Remote(url=url, model=served_model_name, endpoint=where, api_key=api_key)
+        refuse(idle, "with --url")
+        refuse([model] if model and not accelerator else [], "with --url, without --accelerator")
+        refuse(["--accelerator"] if accelerator and not model else [], "without MODEL")
+        on = Remote(
+            url=url,
+            model=served_model_name,
+            shape=model,
+            accelerator=accelerator,
+            endpoint=cast("Endpoint", endpoint or "auto"),
+            api_key=api_key,
+        )
     _end(dispatch(options, on, {**report, "json": json, "log": log}, "request_rate" in load))
 
 

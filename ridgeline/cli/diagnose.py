@@ -15,7 +15,7 @@ from typing import cast
 import msgspec
 from rich.console import Console
 
-from ridgeline.cli.bench import Remote, measure, scraper_of
+from ridgeline.cli.bench import Remote, measure, watched
 from ridgeline.diagnose import (
     Blame,
     Ranked,
@@ -105,15 +105,7 @@ def _measured(
 ) -> tuple[RunTrace, ServerReport | None]:
     if isinstance(on, Settings):
         return measure(options, on, out)[0], None
-    return asyncio.run(_watched(options, on))
-
-
-async def _watched(options: BenchOptions, on: Remote) -> tuple[RunTrace, ServerReport | None]:
-    from ridgeline.cli.bench import run_remote
-
-    async with scraper_of(on) as scraper:
-        run = await run_remote(options, on)
-    return run, scraper.report()
+    return asyncio.run(watched(options, on))
 
 
 def told(report: ServerReport | None, run: RunTrace) -> dict[str, float]:

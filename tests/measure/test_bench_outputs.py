@@ -104,3 +104,15 @@ def test_the_trace_gives_each_moment_once(request_trace, run_trace, step_stat):
     assert spans["client queue"] == pytest.approx(5e4) and "queue" in spans
     assert any(e["name"].startswith("step") for e in events)
     assert prefill_share(run_trace([requests[1]])) == pytest.approx(0.15 / 0.25)
+
+
+def test_a_page_has_no_powers_of_ten() -> None:
+    from ridgeline.measure.report.page import _short
+
+    assert [_short(v) for v in (0.1234567, 72.573, 1381.2, 13812.4, 9999.9)] == [
+        "0.1235",
+        "72.57",
+        "1,381",
+        "13,812",
+        "10,000",
+    ]

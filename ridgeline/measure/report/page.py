@@ -94,8 +94,13 @@ def _tiles(summary: Summary, cost: Cost | None) -> str:
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
+def _short(value: float) -> str:
+    """Four figures, never in powers of ten."""
+    return f"{value:,.4g}" if abs(value) < 9999.5 else f"{value:,.0f}"
+
+
 def _ms(values: Distribution | None, q: float) -> str:
-    return f"{1000 * values.p(q):,.4g}" if values is not None else "–"
+    return _short(1000 * values.p(q)) if values is not None else "–"
 
 
 def _section(title: str, lede: str, inner: str) -> str:
@@ -138,7 +143,7 @@ def _table(summary: Summary) -> str:
         values: Distribution | None = getattr(summary, name)
         if values is None:
             continue
-        cells = [f"{1000 * values.mean:,.4g}", *(_ms(values, q) for q in (50, 90, 95, 99))]
+        cells = [_short(1000 * values.mean), *(_ms(values, q) for q in (50, 90, 95, 99))]
         shown = "".join(f'<td class="num">{cell}</td>' for cell in cells)
         rows.append(f'<tr><td>{title}</td>{shown}<td class="num">{values.count}</td></tr>')
     table = (

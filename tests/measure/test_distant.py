@@ -1,0 +1,68 @@
+"""MFU and MBU from tokens alone, against the same run's step records."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from ridgeline.cli.bench import Remote
+from ridgeline.cli.bench_flags import REPORTS
+from ridgeline.cli.distant import device_of, table, used
+from ridgeline.errors import UserError
+from ridgeline.measure.distant import use_of
+from ridgeline.measure.server.scrape import ServerReport
+from ridgeline.measure.steps import Peaks, utilisation
+from tests.diagnose.faults import LOADS, Engine, run
+
+PEAKS = Peaks(flop_s=1e12, bytes_s=1e10)
+
+
+@pytest.mark.parametrize("load", LOADS, ids=str)
+def test_tokens_tell_what_the_steps_tell(load) -> None:
+    record, _ = run(Engine(), load)
+    work = device_of("dummy:tinyllama-1.1b", "h100-sxm").work
+    truth = utilisation(record, work, PEAKS)["overall"]
+    blind = msgspec.structs.replace(record, steps=())
+    found = use_of(blind, work, PEAKS, num_steps=len([s for s in record.steps if s.shapes]))
+    assert found.mfu == pytest.approx(truth.mfu_wall, rel=0.05)
+    assert found.mbu == pytest.approx(truth.mbu_wall, rel=0.15)
+
+
+def test_without_a_count_of_steps_there_is_no_mbu() -> None:
+    record, _ = run(Engine(), LOADS[0])
+    device = device_of("dummy:tinyllama-1.1b", "2xh100-sxm")
+    found = used(record, None, device)
+    assert found.mbu is None and found.nbytes is None and found.mfu > 0
+    one = used(record, None, device_of("dummy:tinyllama-1.1b", "h100-sxm"))
+    assert one.mfu == pytest.approx(2 * found.mfu)
+
+
+def test_the_servers_warm_up_is_not_the_runs() -> None:
+    record, _ = run(Engine(), LOADS[0])
+    made = sum(request.output_tokens for request in record.requests)
+    counts = {"num_steps": 2000.0, "output_tokens": 2.0 * made, "queried_tokens": 10.0}
+    report = ServerReport(
+        server="vllm",
+        num_readings=3,
+        means={"running": 2.0, "kv_used_share": 0.5},
+        p95={},
+        counts=counts | {"hit_tokens": 5.0},
+        mean_s={"queue_s": 0.1},
+    )
+    device = device_of("dummy:tinyllama-1.1b", "h100-sxm")
+    found = used(record, report, device)
+    assert found.num_steps == 1000
+    assert found.flops < used(record, None, device).flops  # half of the prompts came from the cache
+    console = Console(record=True, width=120)
+    console.print(table(report, found, device))
+    text = console.export_text()
+    for words in ("vllm", "50%", "100.0  ms per request", "MFU, MBU", "1 x h100-sxm"):
+        assert words in text
+
+
+def test_a_device_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(UserError, match="h1000"):
+        device_of("dummy:tinyllama-1.1b", "h1000")
+    assert "accelerator" in {name for name, _, _ in REPORTS}
+    assert Remote(url="http://h").shape is None
