@@ -6,7 +6,7 @@ Hang-ups in the middle of streams and of whole answers, requests that are cancel
 are sent, more requests than the queue takes, more sequences than there are KV blocks, headers and
 bodies that drip, bodies that are too large, numbers that are none, answers that nobody reads. After
 each of them: no sequence runs or waits, every KV block is free, /health says 200, and a greedy
-answer is the one it was before. At the end: how much memory and how many open files it has come to cost.
+answer is the one it was before. At the end: what it has come to cost in memory and open files.
 """
 
 from __future__ import annotations
