@@ -77,20 +77,20 @@ async def statuses_of(server: Served, bodies: list[dict[str, object]]) -> Counte
 async def overflow(server: Served) -> str:
     bodies: list[dict[str, object]] = [
         {"prompt": TEXT, "max_tokens": 20, "ignore_eos": True, "seed": index}
-        for index in range(1200)
+        for index in range(600)
     ]
     found = await statuses_of(server, bodies)
     assert set(found) <= {200, 503} and found[503], found
-    return f"1200 at once into a queue of 200: {dict(found)}"
+    return f"600 at once into a queue of 200: {dict(found)}"
 
 
 async def exhaust(server: Served) -> str:
     before = server.counters()["num_preemptions"]
-    body: dict[str, object] = {"prompt": TEXT, "max_tokens": 480, "ignore_eos": True}
-    found = await statuses_of(server, [body | {"seed": at} for at in range(24)])
+    body: dict[str, object] = {"prompt": TEXT, "max_tokens": 300, "ignore_eos": True}
+    found = await statuses_of(server, [body | {"seed": at} for at in range(12)])
     assert set(found) == {200}, found
     preempted = server.counters()["num_preemptions"] - before
-    return f"24 sequences of 480 tokens in few blocks: all answered, {preempted:.0f} preemptions"
+    return f"12 sequences of 300 tokens in few blocks: all answered, {preempted:.0f} preemptions"
 
 
 async def drip(server: Served) -> str:
@@ -138,15 +138,15 @@ async def unread(server: Served) -> str:
     """Streams and whole answers that nobody reads: they end, and hold nothing."""
     host, port = urlsplit(server.url).netloc.split(":")
     held = []
-    for index in range(40):
-        body = {"prompt": TEXT, "max_tokens": 450, "ignore_eos": True, "logprobs": 5, "n": 2}
+    for index in range(16):
+        body = {"prompt": TEXT, "max_tokens": 200, "ignore_eos": True, "logprobs": 5}
         _, writer = await asyncio.open_connection(host, int(port), limit=1)
         writer.write(raw(json.dumps(body | {"stream": index % 2 == 0}).encode()))
         held.append(writer)
     await asyncio.to_thread(server.settle, 240.0)
     for writer in held:
         writer.close()
-    return "40 answers that nobody reads"
+    return "16 answers that nobody reads"
 
 
 def checked(server: Served, name: str, work: Callable[[], Awaitable[str]], expected: str) -> None:
