@@ -43,8 +43,8 @@ FLAGS = (
 """A short context: an example that asks for everything that fits is no longer than it must be."""
 
 
-def fuzz(url: str, args: argparse.Namespace, *more: str) -> int:
-    """The exit code of one run of schemathesis."""
+def fuzz(url: str, folder: str, args: argparse.Namespace, *more: str) -> int:
+    """The exit code of one run of schemathesis, which keeps its notes in `folder`."""
     linked = not args.include_path or any("files" in path for path in args.include_path)
     phases = "examples,coverage,fuzzing" + (",stateful" if linked else "")
     command = [
@@ -56,7 +56,7 @@ def fuzz(url: str, args: argparse.Namespace, *more: str) -> int:
         *(("--seed", str(args.seed)) if args.seed is not None else ()),
         *more,
     ]
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(command, check=False, cwd=folder).returncode
 
 
 @contextlib.contextmanager
@@ -80,12 +80,12 @@ def main() -> int:
         with serving(args.model, *FLAGS, *store, admin=True) as server:
             codes = {}
             with told("public routes"):
-                codes["public"] = fuzz(server.url, args, *only)
+                codes["public"] = fuzz(server.url, folder, args, *only)
             rss = server.rss_bytes()
             if not only:
                 with told("operators' routes"):
                     stop = ("--exclude-path", "/admin/drain")  # it would end the server
-                    codes["admin"] = fuzz(server.admin_url, args, *stop)
+                    codes["admin"] = fuzz(server.admin_url, folder, args, *stop)
             return report(server, codes, rss)
 
 

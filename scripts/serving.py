@@ -29,7 +29,7 @@ class Served:
 
     def counters(self) -> dict[str, float]:
         """The engine's own, from the operators' listener."""
-        told = httpx.get(f"{self.admin_url}/admin/state", timeout=30).json()["counters"]
+        told = httpx.get(f"{self.admin_url}/admin/state", timeout=120).json()["counters"]
         return {name: float(value) for name, value in told.items()}
 
     def metrics(self) -> dict[str, float]:

@@ -112,6 +112,7 @@ def resolve(settings: Settings) -> Resolved:
     speculation = resolve_speculation(settings, spec, max_model_len, why)
     models = Models.of(spec, speculation)
     budget = _kv_budget(settings, models, device, max_model_len, max_num_seqs, block_size)
+    _background(settings, why)
     why |= {"kv_cache_memory_bytes": budget.why, "num_blocks": budget.num_blocks_why}
     backend, reasons = choose_attention(
         settings.attention_backend, Site.of(spec, device, dtype, block_size)
@@ -157,6 +158,18 @@ _UNCHANGED = (
 
 def _unchanged(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in _UNCHANGED}
+
+
+def _background(settings: Settings, why: dict[str, str]) -> None:
+    """Why so many tokens of batch lines go beside people's: what that does to them."""
+    tokens, asked = (
+        settings.background_tokens,
+        settings.background_tokens != Settings().background_tokens,
+    )
+    effect = f"a step that serves people computes {tokens} tokens of batch lines at most"
+    if tokens == 0:
+        effect = "batch lines stand still while people are served"
+    why["background_tokens"] = f"{'asked for' if asked else 'default'}: {effect}"
 
 
 def _as_asked(settings: Settings, why: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from ridgeline.records import Event, Finished, Sampling, Token, Usage
@@ -27,6 +29,7 @@ class Wordy(FakeEngine):
     """Answers with far more than a client that does not read can be sent."""
 
     num_steps = 0
+    line, per_step, to_come = LINE, PER_STEP, NUM_STEPS
 
     async def listen(
         self,
@@ -38,9 +41,9 @@ class Wordy(FakeEngine):
         name = terms["ask_id"]
 
         async def talk() -> None:
-            token = Token(ask_id=name, index=0, token=5, text=LINE, at_s=0.0)
-            for _ in range(NUM_STEPS):
-                sink([token] * PER_STEP)
+            token = Token(ask_id=name, index=0, token=5, text=self.line, at_s=0.0)
+            for _ in range(self.to_come):
+                sink([token] * self.per_step)
                 self.num_steps += 1
                 await asyncio.sleep(0.001)
             usage = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
@@ -55,14 +58,21 @@ class Wordy(FakeEngine):
         return leave
 
 
-def ask(url: str, *, stream: bool) -> socket.socket:
+class InPieces(Wordy):
+    """As much in few pieces: a whole answer is put together of them."""
+
+    line, per_step, to_come = LINE * (PER_STEP * NUM_STEPS // 4), 1, 4
+
+
+def ask(url: str, *, stream: bool, buffer_bytes: int = 4096) -> socket.socket:
     host, port = urlsplit(url).netloc.split(":")
     connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
     connection.settimeout(10)
     connection.connect((host, int(port)))
     body = json.dumps({"prompt": "hi", "max_tokens": 9, "stream": stream})
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    head += f"content-length: {len(body)}\r\n"
     connection.sendall((head + "\r\n" + body).encode())
     return connection
 
@@ -75,6 +85,38 @@ def test_a_stream_that_nobody_reads_is_aborted() -> None:
         while not engine.aborted and time.monotonic() < deadline:
             time.sleep(0.01)
         assert engine.aborted and engine.num_steps < NUM_STEPS
+
+
+def rest_of(connection: socket.socket, *, pause_s: float, most: int = 1 << 20) -> int:
+    """Bytes that still come, taken with a pause before each piece, until the end or a reset."""
+    size = 0
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(most):
+            size += len(piece)
+            time.sleep(pause_s)
+    return size
+
+
+def test_a_whole_answer_that_nobody_reads_is_cut_off() -> None:
+    engine, options = InPieces(), ServerOptions(send_timeout_s=0.3)
+    whole = len(LINE) * PER_STEP * NUM_STEPS
+    with running(create_app(engine, options), options) as url, ask(url, stream=False) as lazy:
+        with ask(url, stream=False, buffer_bytes=1 << 20) as keen:
+            assert rest_of(keen, pause_s=0.0) > whole
+        time.sleep(1.0)  # of the first nothing was read since
+        assert rest_of(lazy, pause_s=0.0) < whole / 2
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_a_whole_answer_that_is_read_slowly_arrives() -> None:
+    engine, options = InPieces(), ServerOptions(send_timeout_s=0.5)
+    whole = len(LINE) * PER_STEP * NUM_STEPS
+    with (
+        running(create_app(engine, options), options) as url,
+        ask(url, stream=False, buffer_bytes=1 << 18) as slow,
+    ):
+        # more than one look of the clock, each of which finds less than the one before
+        assert rest_of(slow, pause_s=0.03) > whole
 
 
 async def test_what_is_put_while_the_client_is_slow_keeps_its_order() -> None:

@@ -321,11 +321,11 @@ const promised = (name, of95) => ({
 const TILES = [
   { id: "requests", title: "Requests running", series: ["running", "waiting"], big: (p) => [number(p.running), ""], sub: (p) => `${number(p.waiting)} waiting · ${number(p.finished)} finished` },
   { id: "ttft", title: "Time to first token", series: ["ttft95"], ...promised("ttft", "ttft95") },
-  { id: "itl", title: "Gap between tokens", series: ["itl95"], ...promised("itl", "itl95") },
+  { id: "itl", title: "Token gap", series: ["itl95"], ...promised("itl", "itl95") },
   { id: "speed", title: "Output", series: ["speed"], big: (p) => [number(p.speed), "tok/s"], sub: (p) => `prompts ${number(p.prompt)} tok/s · lines ${number(p.linesSpeed)} tok/s` },
   { id: "fill", title: "Batch fill", series: ["fill"], top: () => 1, big: (p) => percent(p.fill), sub: (p, live) => (live.seats ? `${number(p.running)} of ${number(live.seats)} seats · ${number(p.lines)} by batch lines` : "seats unknown") },
   { id: "kv", title: "KV blocks in use", series: ["kv"], top: () => 1, big: (p) => percent(p.kv), sub: (p) => (p.blocks ? `${number(Math.round(p.kv * p.blocks))} of ${number(p.blocks)} blocks · ${number(p.preempted)} preemptions` : `${number(p.preempted)} preemptions`) },
-  { id: "hits", title: "Prompt tokens from the cache", series: ["hits"], top: () => 1, big: (p) => percent(p.hits), sub: () => "of the last minute" },
+  { id: "hits", title: "Prompts from the cache", series: ["hits"], top: () => 1, big: (p) => percent(p.hits), sub: () => "of the last minute" },
   { id: "lines", title: "Batch lines open", series: ["open"], big: (p) => [number(p.open), ""], sub: (p) => `${number(p.lines)} being answered` },
 ];
 
@@ -428,7 +428,7 @@ const batches = {
     const over = ["completed", "failed", "expired", "cancelled"].includes(batch.status);
     const facts = [
       new Date(batch.created_at * 1000).toLocaleString(),
-      `${number(counts.completed)} of ${number(counts.total)} answered`,
+      batch.status === "validating" ? "reading the file" : `${number(counts.completed)} of ${number(counts.total)} answered`,
       ...(counts.failed ? [`${number(counts.failed)} failed`] : []),
       `${number(batch.usage.total_tokens)} tokens, charged as ${number(batch.charge.input_tokens + batch.charge.output_tokens)}`,
       batch.endpoint,
