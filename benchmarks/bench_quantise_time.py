@@ -1,20 +1,25 @@
 """How long `ridgeline quantize` takes for a model of a given shape: one layer, piece by piece.
 
-    python benchmarks/bench_quantise_time.py [--model dummy:llama-1b-32k] [--method gptq]
+    python benchmarks/bench_quantise_time.py [--model dummy:llama-1b-32k] [--method gptq] [--half 0]
 
 A layer of the shape with random weights: what grows with the calibration text (watching what the
 products read in both models, walking through the layer in both) is measured on few windows and
 scaled to all of them; repairing, AWQ's search and rounding, which do not, are measured as they are.
-The total is layers times that: reading and writing files, embedding and head are left out. The peak
-of memory is that of the layer, with the hidden states of all windows in both models put in.
+`--half` takes the attention (0) or the feed-forward (1, with the walking) alone: short enough for a
+quiet machine. The total is layers times that: reading and writing files, embedding and head are
+left out. Beside the time on the wall stands the processors' over two: what it would be on two cores
+with nobody else on them. The peak of memory is that of the layer, with the hidden states of all
+windows in both models put in.
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
-from time import perf_counter
+from collections.abc import Sequence
+from time import perf_counter, process_time
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 
@@ -22,24 +27,45 @@ from ridgeline.compress.balance import Balanced
 from ridgeline.compress.lattice import Rounded
 from ridgeline.compress.pipeline import Changed, _balance, _round, halves
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.repair import Repaired
+from ridgeline.compress.repair import repair
 from ridgeline.compress.walk import Walk, watch_both
 from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.weights import DummyWeights
+from ridgeline.engine.model.weights import DummyWeights, Weights
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import with_dtype
 
+THREADS = 2
+
+
+class Drawn:
+    """Random weights, drawn once; bfloat16, as checkpoints have them."""
+
+    def __init__(self, inner: Weights) -> None:
+        self._inner, self._drawn = inner, dict[Part, torch.Tensor]()
+
+    def get(self, part: Part) -> torch.Tensor:
+        if part not in self._drawn:
+            self._drawn[part] = self._inner.get(part).bfloat16()
+        return self._drawn[part]
+
+    def packed(self, *_: object) -> None:
+        """It holds plain weights."""
+
 
 class Clock:
-    """Seconds by what they were spent on."""
+    """Seconds by what they were spent on: on the wall, and of the processors by their number."""
 
     def __init__(self) -> None:
-        self.text_s, self.rest_s, self._at = 0.0, 0.0, perf_counter()
+        self.text_s, self.rest_s, self._at = np.zeros(2), np.zeros(2), self._now()
 
-    def _lap(self, what: str) -> float:
-        took_s, self._at = perf_counter() - self._at, perf_counter()
-        print(f"{what}: {took_s:.1f} s", flush=True)
+    def _now(self) -> np.ndarray:
+        return np.array([perf_counter(), process_time() / THREADS])
+
+    def _lap(self, what: str) -> np.ndarray:
+        took_s = self._now() - self._at
+        self._at = self._now()
+        print(f"{what}: {took_s[0]:.1f} s, of the cores {took_s[1]:.1f} s", flush=True)
         return took_s
 
     def text(self, what: str) -> None:
@@ -49,30 +75,35 @@ class Clock:
         self.rest_s += self._lap(what)
 
 
-def layer(spec: ModelSpec, recipe: Recipe, pieces: list[list[int]]) -> Clock:
+def layer(spec: ModelSpec, recipe: Recipe, pieces: list[list[int]], chosen: Sequence[int]) -> Clock:
     """What `ridgeline.compress.pipeline` does with a layer, timed."""
-    source = DummyWeights(spec, 0)
+    source = Drawn(DummyWeights(spec, 0))
     clean = Walk(spec, source, pieces)
     walk = clean.fork()
     walk.states = [x_TC + 0.01 * torch.randn_like(x_TC) for x_TC in walk.states]
     unseen = [torch.ones_like(clean.states[0]) for _ in range(2 * recipe.num_windows)]
+    for part, _ in (each for half in halves(spec, 0) for each in half):
+        source.get(part)
     grids: dict[Part, Rounded] = {}
     now, clock = Changed(source, grids, {}), Clock()
-    for half in halves(spec, 0):
+    for half in (halves(spec, 0)[at] for at in chosen):
         keys = {part.key for part, _ in half}
         stats = watch_both(clean, walk, source, now, 0, keys, True)
         clock.text(f"watching {', '.join(sorted(keys))}")
-        balanced = Balanced(Repaired(source, stats, recipe.repair, recipe.damping), spec)
+        aimed = repair(source, half, stats, recipe.repair, recipe.damping)
+        clock.rest("repairing")
+        balanced = Balanced(Changed(source, {}, aimed), spec)
         if recipe.method == "awq":
             stats = _balance(spec, balanced, recipe, stats, half, 0)
-            clock.rest("repair and search")
+            clock.rest("searching")
         for part, key in half:
             weight_OI = balanced.get(part).float()
             grids[part], _ = _round(weight_OI, stats.get(key), recipe, "bfloat16")
             clock.rest(f"{part.key} {list(part.shape)}")
-    for each, weights in ((clean, source), (walk, now)):
-        each.go(weights, 0)
-    clock.text("walking on, twice")
+    if 1 in chosen:
+        for each, weights in ((clean, source), (walk, now)):
+            each.go(weights, 0)
+        clock.text("walking on, twice")
     del unseen
     return clock
 
@@ -82,8 +113,9 @@ def main() -> None:
     parser.add_argument("--model", default="dummy:llama-1b-32k")
     parser.add_argument("--method", default="gptq", choices=["gptq", "awq"])
     parser.add_argument("--windows", type=int, default=2)
+    parser.add_argument("--half", type=int, choices=[0, 1])
     args = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(THREADS)
     spec = with_dtype(load_spec(args.model), "float32")
     num_layers = len(spec.layers)
     head = replace(spec.lm_head, num_out=512)
@@ -91,13 +123,13 @@ def main() -> None:
     recipe = Recipe(method=args.method)
     pieces = [[(7 * i + w) % 512 for i in range(256)] for w in range(args.windows)]
     with torch.inference_mode():
-        clock = layer(spec, recipe, pieces)
+        clock = layer(spec, recipe, pieces, (0, 1) if args.half is None else (args.half,))
     layer_s = recipe.num_windows / args.windows * clock.text_s + clock.rest_s
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(
-        f"{args.method}: {layer_s:.0f} s a layer, {num_layers} layers: "
-        f"{num_layers * layer_s / 60:.1f} min; peak {peak:.2f} GB"
-    )
+    for what, took_s in zip(("on the wall", "of the cores"), layer_s, strict=True):
+        minutes = num_layers * took_s / 60
+        print(f"{args.method}, {what}: {took_s:.0f} s a layer, {num_layers}: {minutes:.1f} min")
+    print(f"peak {peak:.2f} GB")
 
 
 if __name__ == "__main__":

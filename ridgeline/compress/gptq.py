@@ -38,11 +38,10 @@ def round_gptq(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> Rounde
     """The grid that loses least of the layer's output. Raises NotPositiveError."""
     assert stats is not None and stats.moment_II is not None
     on = lattice(weight_OI, recipe, stats.importance())
-    moment_II = stats.moment_II / max(1, stats.num_rows)
     order_I = torch.arange(weight_OI.shape[1])
     if recipe.act_order:
-        order_I = torch.argsort(moment_II.diagonal(), descending=True, stable=True)
-    factor_II = _inverse_factor(moment_II[order_I][:, order_I], recipe.damping)
+        order_I = torch.argsort(stats.moment_II.diagonal(), descending=True, stable=True)
+    factor_II = _inverse_factor(stats.moment_II, order_I, stats.num_rows, recipe.damping)
     q_IO = _solve(weight_OI.T[order_I].clone(), factor_II, on, order_I)
     back_I = torch.argsort(order_I)
     return on.grid(q_IO[back_I].T, recipe)
@@ -58,27 +57,35 @@ def round_gptq_or_rtn(
         return round_rtn(weight_OI, stats, recipe), f"rounded to nearest: {error}"
 
 
-def _inverse_factor(moment_II: Tensor, damping: float) -> Tensor:
-    """Upper Cholesky factor of the damped inverse. Inputs never seen count as independent."""
+def _inverse_factor(moment_II: Tensor, order_I: Tensor, num_rows: int, damping: float) -> Tensor:
+    """Upper Cholesky factor of the damped inverse, inputs in order. Those never seen count as
+    independent. `moment_II` is Σ x xᵀ and stays; two matrices of its size are made beside it."""
     diagonal_I = moment_II.diagonal()
     if not torch.isfinite(diagonal_I).all():
         raise NotPositiveError("the calibration's activations are not finite")
     seen = diagonal_I > 0
     if not seen.any():
         raise NotPositiveError("no calibration row reached this weight")
-    mean = diagonal_I[seen].mean()
+    mean = diagonal_I[seen].mean() / max(1, num_rows)
     for patience in PATIENCE:
-        damped_II = moment_II.clone()
+        damped_II = moment_II[order_I.unsqueeze(1), order_I].div_(max(1, num_rows))
         damped_II.diagonal().add_(damping * patience * mean)
-        lower_II, bad = torch.linalg.cholesky_ex(damped_II)
-        if bad:
-            continue
-        inverse_II = torch.cholesky_inverse(lower_II)
-        found: tuple[Tensor, Tensor] = torch.linalg.cholesky_ex(inverse_II, upper=True)
-        upper_II, bad = found
-        if not bad and torch.isfinite(upper_II).all():
-            return upper_II
+        factor_II = _factor_of_inverse(damped_II)
+        if factor_II is not None:
+            return factor_II
     raise NotPositiveError(f"its Hessian is not positive definite with {PATIENCE[-1]:g} x damping")
+
+
+def _factor_of_inverse(matrix_II: Tensor) -> Tensor | None:
+    """Upper; None where the matrix is not positive definite. `matrix_II` is used up."""
+    info = torch.empty((), dtype=torch.int32)
+    torch.linalg.cholesky_ex(matrix_II, out=(matrix_II, info))
+    if info:
+        return None
+    inverse_II = torch.cholesky_inverse(matrix_II)
+    torch.linalg.cholesky_ex(inverse_II, out=(matrix_II, info))
+    upper_II = matrix_II.T
+    return None if info or not torch.isfinite(matrix_II).all() else upper_II
 
 
 def _solve(weight_IO: Tensor, factor_II: Tensor, on: Lattice, order_I: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from ridgeline.compress.hqq import round_hqq
 from ridgeline.compress.lattice import Rounded
 from ridgeline.compress.progress import Progress, Tell
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.repair import Repaired
+from ridgeline.compress.repair import Half, repair
 from ridgeline.compress.rotate import Rotated, rotated_spec
 from ridgeline.compress.rtn import round_clipped, round_rtn
 from ridgeline.compress.statistics import ProductKey, Stats
@@ -49,8 +49,6 @@ from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import LinearSpec, ModelSpec
 from ridgeline.spec.rewrite import linears
 
-Half = Sequence[tuple[Part, ProductKey]]
-"""Weights of a layer's attention or of its feed-forward, each with its product."""
 _CHOOSERS = {"awq": choose_awq, "smoothquant": choose_smooth}
 
 
@@ -193,7 +191,8 @@ def _prepared(
         return Balanced(source, spec), {}
     keys, moments = {part.key for part, _ in half}, recipe.method in ("gptq", "awq", "qat")
     stats = watch_both(walks.clean, walks.rounded, source, now, index, keys, moments)
-    balanced = Balanced(Repaired(source, stats, recipe.repair, recipe.damping), spec)
+    aimed = repair(source, half, stats, recipe.repair, recipe.damping)
+    balanced = Balanced(Changed(source, {}, aimed), spec)
     if recipe.method in _CHOOSERS:
         stats = _balance(spec, balanced, recipe, stats, half, index)
     return balanced, stats

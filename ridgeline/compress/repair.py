@@ -21,49 +21,53 @@ Shape legend: O outputs, I inputs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from ridgeline.compress.statistics import ProductKey, Stats
-from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.weights import Weights
-from ridgeline.spec.model import LinearSpec
+
+Half = Sequence[tuple[Part, ProductKey]]
+"""Weights of a layer's attention or of its feed-forward, each with its product."""
 
 
-class Repaired:
-    """A source whose products, those with statistics, aim at the original's answers."""
+def repair(
+    source: Weights,
+    half: Half,
+    stats: Mapping[ProductKey, Stats],
+    share: float,
+    damping: float,
+) -> dict[Part, Tensor]:
+    """The weights that aim at the original's answers; none where nothing was told of those.
 
-    def __init__(
-        self, inner: Weights, stats: Mapping[ProductKey, Stats], share: float, damping: float
-    ) -> None:
-        self._inner, self._share, self._damping = inner, share, damping
-        self._stats = {
-            (key, expert): seen for (keys, expert), seen in stats.items() for key in keys
-        }
-
-    def get(self, part: Part) -> Tensor:
-        value = self._inner.get(part)
-        seen = self._stats.get((part.key, part.expert))
-        if seen is None or seen.gap_II is None or self._share == 0:
-            return value
-        return repaired(value.float(), seen, self._share, self._damping)
-
-    def packed(
-        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
-    ) -> Packed | None:
-        """None: it holds plain weights."""
-        return None
+    Uses up the statistics' `gap_II`: each is as large as the inputs' second moments.
+    """
+    found: dict[Part, Tensor] = {}
+    for key, group in groupby(half, lambda each: each[1]):
+        seen = stats[key]
+        if seen.gap_II is None:
+            continue
+        weights = {part: source.get(part).float() for part, _ in group}
+        found |= dict(
+            zip(weights, repaired([*weights.values()], seen, share, damping), strict=True)
+        )
+        seen.gap_II = None
+    return found
 
 
-def repaired(weight_OI: Tensor, seen: Stats, share: float, damping: float) -> Tensor:
-    """The weight, moved by `share` of the way; as it is where the inputs cannot be told apart."""
+def repaired(
+    weights: Sequence[Tensor], seen: Stats, share: float, damping: float
+) -> Sequence[Tensor]:
+    """Weights of one product, moved by `share` of the way; as they are where inputs cannot be told
+    apart."""
     assert seen.moment_II is not None and seen.gap_II is not None
-    damped_II = seen.moment_II.clone()
-    damped_II.diagonal().add_(damping * damped_II.diagonal().mean())
-    lower_II, bad = torch.linalg.cholesky_ex(damped_II)
-    if bad:
-        return weight_OI
-    wanted_IO = (weight_OI @ seen.gap_II).T
-    return weight_OI + share * torch.cholesky_solve(wanted_IO, lower_II).T
+    lower_II, info = seen.moment_II.clone(), torch.empty((), dtype=torch.int32)
+    lower_II.diagonal().add_(damping * lower_II.diagonal().mean())
+    torch.linalg.cholesky_ex(lower_II, out=(lower_II, info))
+    if info:
+        return weights
+    steps = [torch.cholesky_solve((w_OI @ seen.gap_II).T, lower_II).T for w_OI in weights]
+    return [w_OI + share * step_OI for w_OI, step_OI in zip(weights, steps, strict=True)]

@@ -25,7 +25,7 @@ from ridgeline.spec.load import load_spec
 from ridgeline.spec.locate import model_path
 from ridgeline.spec.rewrite import with_dtype
 
-QUICK = Recipe(method="qat", bits=3, num_windows=6, window_tokens=64, steps=50)
+QUICK = Recipe(method="qat", bits=3, num_windows=6, window_tokens=64, steps=50, repair=0.0)
 
 
 def test_slopes_go_straight_through() -> None:
@@ -69,7 +69,8 @@ def test_it_beats_what_it_starts_from(tmp_path: Path) -> None:
         assert before is not None and after is not None
         assert torch.equal(after.scale_OG, rounded(after.scale_OG, 11))
         moved = (before.q_OI != after.q_OI).float().mean()
-        assert 0 < moved < 0.5
+        assert moved < 0.5  # in so few steps it is the scales that learn
+        assert not torch.equal(after.scale_OG, before.scale_OG)
 
 
 def test_after_a_kill_it_ends_as_if_there_had_been_none(

@@ -7,7 +7,7 @@ import torch
 
 from ridgeline.compress.ranges import settle
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.repair import Repaired, repaired
+from ridgeline.compress.repair import repair, repaired
 from ridgeline.compress.rtn import lattice
 from ridgeline.compress.statistics import Stats
 from ridgeline.engine.model.names import Part
@@ -56,7 +56,7 @@ def test_what_inputs_foretell_is_undone() -> None:
         seen.add(x, clean)
     wanted_TO = clean_TI @ weight_OI.T
     errors = [
-        float((x_TI @ repaired(weight_OI, seen, share, 1e-6).T - wanted_TO).norm())
+        float((x_TI @ repaired([weight_OI], seen, share, 1e-6)[0].T - wanted_TO).norm())
         for share in (0.0, 0.5, 1.0)
     ]
     assert errors[1] == pytest.approx(errors[0] / 2, rel=1e-3) and errors[2] < 1e-2 * errors[0]
@@ -65,13 +65,13 @@ def test_what_inputs_foretell_is_undone() -> None:
 def test_same_inputs_leave_the_weight_as_it_is() -> None:
     x_TI, seen = rows(), Stats.empty(96, True)
     seen.add(x_TI, x_TI)
-    assert torch.equal(repaired(weight(), seen, 0.5, 0.01), weight())
+    assert torch.equal(repaired([weight()], seen, 0.5, 0.01)[0], weight())
 
 
 def test_rows_that_cannot_be_told_apart_leave_it_too() -> None:
     seen = Stats.empty(96, True)
     seen.add(torch.full((2, 96), float("nan")), torch.zeros(2, 96))
-    assert torch.equal(repaired(weight(), seen, 0.5, 0.0), weight())
+    assert torch.equal(repaired([weight()], seen, 0.5, 0.0)[0], weight())
 
 
 def test_experts_are_left_as_they_are() -> None:
@@ -83,8 +83,11 @@ def test_experts_are_left_as_they_are() -> None:
 
         def packed(self, *_: object) -> None: ...
 
-    seen = Stats.empty(96, True)
-    seen.add(rows())
-    source = Repaired(Source(), {(("expert_down",), 3): seen}, 0.5, 0.01)
-    part = Part("expert_down", (24, 96), 0, 3)
-    assert torch.equal(source.get(part), weight())
+    key, other = (("expert_down",), 3), (("o",), None)
+    stats = {key: Stats.empty(96, True), other: Stats.empty(96, True)}
+    stats[key].add(rows())
+    stats[other].add(rows(), rows() * 1.1)
+    half = [(Part("o", (24, 96), 0), other), (Part("expert_down", (24, 96), 0, 3), key)]
+    found = repair(Source(), half, stats, 0.5, 0.01)
+    assert list(found) == [half[0][0]] and stats[other].gap_II is None
+    assert (found[half[0][0]] / weight()).median() == pytest.approx(1.05, abs=5e-3)
