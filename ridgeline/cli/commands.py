@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ridgeline.cli import model_commands
+from ridgeline.cli import explain_command, model_commands
 from ridgeline.cli.bench_flags import WORKLOADS, takes_load_flags, takes_report_flags
 from ridgeline.cli.elsewhere_flags import server_options, takes_elsewhere_flags
 from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
@@ -100,48 +100,6 @@ def inspect(
     from ridgeline.cli.inspect import command
 
     _end(command(model, json, against=against))
-
-
-@app.command()
-@takes_engine_flags
-def explain(
-    subject: Annotated[
-        str | None,
-        typer.Argument(help="A model, or what is to be explained.", show_default="demo"),
-    ] = None,
-    model: Annotated[str | None, typer.Argument(help="Where: " + _MODEL)] = None,
-    workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
-    slo: Annotated[
-        str | None, typer.Option(help="The promise, in ms (default: 'ttft:500 tpot:50').")
-    ] = None,
-    request_rate: Annotated[
-        float | None, typer.Option(help="Requests per second that come.")
-    ] = None,
-    json: Json = False,
-    *,
-    engine: EngineFlags,
-) -> None:
-    """Print every engine setting as it would be used and why, and which techniques are for here.
-
-    `explain SUBJECT [MODEL]` explains a technique, metric, flag (without its dashes), verdict or
-    error instead, with the numbers of this model and machine; `explain topics` lists them.
-    `explain speculation [MODEL]` runs the model, and measures whether drafts would pay.
-    """
-    if subject == "speculation":
-        only = {"--workload": workload, "--slo": slo, "--request-rate": request_rate}
-        refuse([flag for flag, value in only.items() if value], "here: speculation is measured")
-        from ridgeline.cli.explain_speculation import command as speculation
-
-        _end(speculation(engine.settings(model), json))
-        return
-    from ridgeline.cli.explain import Asked, command, is_model, subject_command
-
-    asked = Asked(workload=workload, slo=slo, request_rate=request_rate)
-    if subject is None or is_model(subject):
-        refuse([model] if model else [], "behind another model")
-        _end(command(engine.settings(subject), asked, json))
-    else:
-        _end(subject_command(subject, engine.settings(model), asked, json))
 
 
 @app.command()
@@ -408,3 +366,4 @@ def diagnose(
 add_plan_commands(app)
 add_terminal_commands(app)
 model_commands.add_to(app)
+explain_command.add_to(app)

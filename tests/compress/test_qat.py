@@ -25,7 +25,7 @@ from ridgeline.spec.load import load_spec
 from ridgeline.spec.locate import model_path
 from ridgeline.spec.rewrite import with_dtype
 
-QUICK = Recipe(method="qat", bits=3, num_windows=6, window_tokens=64, steps=50, repair=0.0)
+QUICK = Recipe(method="qat", bits=3, num_windows=6, window_tokens=64, steps=50)
 
 
 def test_slopes_go_straight_through() -> None:
@@ -44,8 +44,9 @@ def test_slopes_go_straight_through() -> None:
     assert torch.equal(same.q_OI, grid.q_OI) and torch.equal(same.scale_OG, grid.scale_OG)
 
 
-def test_it_beats_what_it_starts_from(tmp_path: Path) -> None:
+def test_it_beats_what_it_starts_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On held-out text, after a few seconds; benchmarks/bench_quant_quality.py has the figures."""
+    monkeypatch.setattr(qat, "GRID_RATE", 0.025)  # for a quarter of the steps
     spec, text = with_dtype(load_spec("demo"), "float32"), read_text(None)
     folder = model_path("demo").parent / "heldout"
     ids = load_tokenizer("demo").encode((folder / "code.txt").read_text(encoding="utf-8")[:9000])
@@ -69,7 +70,7 @@ def test_it_beats_what_it_starts_from(tmp_path: Path) -> None:
         assert before is not None and after is not None
         assert torch.equal(after.scale_OG, rounded(after.scale_OG, 11))
         moved = (before.q_OI != after.q_OI).float().mean()
-        assert moved < 0.5  # in so few steps it is the scales that learn
+        assert 0.001 < moved < 0.5
         assert not torch.equal(after.scale_OG, before.scale_OG)
 
 
