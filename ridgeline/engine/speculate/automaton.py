@@ -53,6 +53,7 @@ class Automaton:
 
     def follow(self, reader: Reader, tokens: Sequence[int]) -> None:
         """The reader's text goes on with `tokens`."""
+        self._repair(reader)  # the text may have grown, and have split the state
         for token in tokens:
             state = reader.state
             while state and token not in self._next[state]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ridgeline.engine.core.drafting import Open
@@ -30,6 +30,7 @@ def longest_tail(text: list[int], other: list[int]) -> int:
     )
 
 
+@example([([0, 0, 1], [1]), ([0, 1, 1], [1])])
 @given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=4))
 def test_a_reader_stands_on_its_longest_tail(turns: list[tuple[list[int], list[int]]]) -> None:
     """The text and the reader grow in turn."""
