@@ -1,6 +1,7 @@
 """What HTTP adds to the engine: TTFT and throughput at 32 streams, and 500 streams at once.
 
     python benchmarks/server.py [--rounds 5] [--streams 32] [--requests 128] [--open 500]
+        [--think-ms 25]
 
 All arms run the demo model with the same settings and the same prompts, closed loop, in turns:
 *inside* calls `Engine.stream` in this process; *http* streams `/v1/completions` from a server
@@ -8,6 +9,10 @@ process; *whole* asks the server for the same answers without streaming them, so
 is the cost per token. Answers are of 24 to 72 tokens, so that requests come one by one after the
 first wave, as people do, in every arm; `--burst` makes them all alike (they then come in waves of
 `streams` at the same instant, and TTFT is mostly the time to read so many requests).
+
+Between an answer and the next request a user pauses, evenly spread over `--think-ms`. Without a
+pause the arm in this process asks at the very instant at which a step has ended, and is in the next
+step; over HTTP nobody can be, and waits for one step more: TTFT then tells how long a step is.
 
 The client shares the cores with the server, as it would on a laptop. It is one thread that waits,
 receives and counts; its CPU time per token is printed, and so is that of the server's event loop:
@@ -21,6 +26,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import heapq
 import itertools
 import json
 import os
@@ -75,6 +81,11 @@ class Lengths:
     """How many tokens each request wants: all alike, or spread evenly about the same mean."""
 
     burst: bool
+    think_s: float = 0.0
+
+    def pause_s(self, index: int) -> float:
+        """How long the user waits before asking; nobody does for a first request."""
+        return self.think_s * ((index * 0.6180339887498949) % 1.0)
 
     def of(self, index: int) -> int:
         return MEAN if self.burst else FEWEST + (index * 29) % (2 * (MEAN - FEWEST) + 1)
@@ -120,8 +131,11 @@ def inside(engine: Engine, lengths: Lengths) -> Load:
         left, done = iter(numbers), {}
 
         async def user() -> None:
+            pause_s = 0.0
             for index in left:
+                await asyncio.sleep(pause_s)
                 done[index] = await ask(index)
+                pause_s = lengths.pause_s(index)
 
         began_s, cpu_s = time.perf_counter(), time.thread_time()
         await asyncio.gather(*(user() for _ in range(streams)))
@@ -171,8 +185,15 @@ class Client:
                 connection = Connection(self._connect(), number)
                 selector.register(connection.socket, selectors.EVENT_READ, connection)
                 self._send(connection, request)
-            while selector.get_map():
-                for key, _ in selector.select():
+            due: list[tuple[float, int, bytes, Connection]] = []
+            while selector.get_map() or due:
+                while due and due[0][0] <= time.perf_counter():
+                    _, number, request, connection = heapq.heappop(due)
+                    connection.number = number
+                    selector.register(connection.socket, selectors.EVENT_READ, connection)
+                    self._send(connection, request)
+                rest_s = max(0.0, due[0][0] - time.perf_counter()) if due else None
+                for key, _ in selector.select(rest_s):
                     connection = key.data
                     if not connection.take(connection.socket.recv(65536)):
                         continue
@@ -180,11 +201,11 @@ class Client:
                         connection.num_events if stream else self._lengths.of(connection.number)
                     )
                     done[connection.number] = connection.ttft_s, events
+                    selector.unregister(connection.socket)
                     if (following := next(left, None)) is not None:
-                        connection.number = following[0]
-                        self._send(connection, following[1])
+                        at_s = time.perf_counter() + self._lengths.pause_s(connection.number)
+                        heapq.heappush(due, (at_s, *following, connection))
                     else:
-                        selector.unregister(connection.socket)
                         self._free.append(connection.socket)
         took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
         return Measured([done[number] for number in numbers], took_s, cpu_s)
@@ -280,8 +301,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--open", type=int, default=500)
     parser.add_argument("--burst", action="store_true")
+    parser.add_argument("--think-ms", type=float, default=25.0)
     given = parser.parse_args()
-    lengths, found = Lengths(given.burst), dict[str, float]()
+    lengths, found = Lengths(given.burst, given.think_ms / 1000), dict[str, float]()
     with (
         server(given.streams) as (url, pid),
         Engine.open("demo", max_num_seqs=given.streams) as engine,

@@ -228,7 +228,7 @@ def table(found: Served, output: Path) -> Table:
     table.add_row(
         "first token",
         f"{1e3 * found.base_s:.3g} ms + {1e6 * found.by_token_s:.3g} us a token",
-        f"+ {1e12 * found.by_pair_s:.3g} ps a token squared" if found.by_pair_s else "",
+        f"+ {1e9 * found.by_pair_s:.3g} ns a token squared" if found.by_pair_s else "",
     )
     for batch, seconds in zip(found.batches, found.curve_s, strict=True):
         table.add_row(f"{batch} at once", f"{1e3 * seconds:.3g} ms a token", "")
