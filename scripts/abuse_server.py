@@ -119,9 +119,20 @@ async def drip(server: Served) -> str:
     return "100 connections that drip: all told 408, others served"
 
 
+async def announced(server: Served, length: int) -> bytes:
+    """The answer to a body of which only the length was sent. (Whoever sends all of it first may
+    find the connection reset before the answer is read.)"""
+    host, port = urlsplit(server.url).netloc.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(raw(b"{", length=length))
+    told = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    return told
+
+
 async def oversize(server: Served) -> str:
+    big = await announced(server, 5 << 20)
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
-        big = await http.post(PATH, content=b"x" * (5 << 20))
         deep = await http.post(PATH, content=b'{"prompt":' + b"[" * 100_000)
         long = await http.get("/health", headers={"x": "y" * 40_000})
         numbers = [
@@ -129,7 +140,8 @@ async def oversize(server: Served) -> str:
             for name in ("temperature", "top_p", "min_p", "timeout_ms", "presence_penalty")
             for value in ("NaN", "Infinity", "-Infinity", "1e999")
         ]
-    assert (big.status_code, deep.status_code, long.status_code) == (413, 400, 431)
+    assert b" 413 " in big.splitlines()[0], big
+    assert (deep.status_code, long.status_code) == (400, 431)
     assert {reply.status_code for reply in numbers} == {400}, [r.text for r in numbers]
     return "413, 400 and 431 for size; 400 for 20 numbers that are none"
 
