@@ -53,18 +53,23 @@ class Decoded(msgspec.Struct, frozen=True):
     tpot_s: float
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """See the head of this file; written and read as JSON. `*_error`: median relative errors to
-    expect: TTFT's of the fit, TPOT's of each batch told from its neighbours."""
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file tells beside the fit."""
 
-    kind: str = SERVER
-    version: int
     server: str
     model: str
     as_of: str
     source: str
     took_s: float
     runs: tuple[str, ...]
+
+
+class Served(About, frozen=True, kw_only=True):
+    """See the head of this file; written and read as JSON. `*_error`: median relative errors to
+    expect: TTFT's of the fit, TPOT's of each batch told from its neighbours."""
+
+    kind: str = SERVER
+    version: int
     base_s: float
     by_token_s: float
     by_pair_s: float
@@ -106,17 +111,6 @@ def curve(batches: Sequence[int], seconds: Sequence[float], batch: float) -> flo
 
 
 # ---- the fit -----------------------------------------------------------------------------------
-
-
-class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file tells beside the fit."""
-
-    server: str
-    model: str
-    as_of: str
-    source: str
-    took_s: float
-    runs: tuple[str, ...]
 
 
 def fit_served(prompts: Sequence[Prompted], decodes: Sequence[Decoded], about: About) -> Served:

@@ -14,10 +14,14 @@ class Choice:
     """One choice while it grows."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self._pieces: list[str] = []  # joined when somebody asks: adding would copy what is there
         self.tokens: list[Token] = []
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         self.finished: Finished | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
 
     @property
     def ending(self) -> dict[str, Any]:
@@ -29,7 +33,7 @@ class Choice:
         }
 
     def add(self, update: Update) -> None:
-        self.text += update.text
+        self._pieces.append(update.text)
         if update.token:
             self.tokens.append(update.token)
             self.prompt_logprobs = update.token.prompt_logprobs or self.prompt_logprobs

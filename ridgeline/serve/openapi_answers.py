@@ -44,6 +44,15 @@ _USAGE = object_of(
         "prompt_tokens_details": object_of({"cached_tokens": COUNT}),
     }
 )
+USAGE_IN_OUT = object_of(
+    {
+        "input_tokens": COUNT,
+        "input_tokens_details": object_of({"cached_tokens": COUNT}),
+        "output_tokens": COUNT,
+        "output_tokens_details": object_of({"reasoning_tokens": COUNT}),
+        "total_tokens": COUNT,
+    }
+)  # as responses and batches tell it
 _TIMES = object_of(
     {
         name: {"type": ["number", "null"]}
@@ -258,15 +267,7 @@ _RESPONSES: dict[str, Schema] = {
                     arguments=TEXT,
                 )
             ),
-            "usage": object_of(
-                {
-                    "input_tokens": COUNT,
-                    "input_tokens_details": object_of({"cached_tokens": COUNT}),
-                    "output_tokens": COUNT,
-                    "output_tokens_details": object_of({"reasoning_tokens": COUNT}),
-                    "total_tokens": COUNT,
-                }
-            ),
+            "usage": USAGE_IN_OUT,
             "store": {"const": False},
         }
     ),

@@ -30,7 +30,7 @@ HELP = {
     "log_requests": "Log a line per request: never its content.",
     "enable_per_request_metrics": "Honour include_metrics: timings beside the usage.",
     "max_body_bytes": "Largest request body.",
-    "max_num_connections": "Most connections at once.",
+    "max_num_connections": "Most connections at once, and most requests under way.",
     "requests_per_minute": "Each key's requests per minute.",
     "tokens_per_minute": "Each key's tokens per minute, prompt and answer together.",
     "slo_classes": "Promises by class, e.g. 'chat=ttft:500 tpot:50;bulk=e2e:60000'.",

@@ -76,8 +76,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    message = f"the request body is too large; limit: {max_bytes} bytes"
-    return ApiError(413, message, headers={"connection": "close"})
+    return ApiError(413, f"the request body is too large; limit: {max_bytes} bytes")
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

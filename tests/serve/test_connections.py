@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -11,11 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 import uvicorn
+from uvicorn.server import ServerState
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.options import ServerOptions
@@ -94,6 +98,29 @@ def test_a_large_body_is_refused_before_it_is_sent(url: str) -> None:
     assert chunked.status_code == 413
 
 
+def test_who_sends_a_large_body_whole_still_reads_the_answer(url: str) -> None:
+    body = b"x" * (30 << 20)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+    with connect(url) as connection:
+        for _ in range(2):  # and the connection is as good as before
+            connection.sendall(head % len(body) + body)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_that_goes_on_after_the_answer_is_cut_off(url: str) -> None:
+    drip = b"2\r\nxx\r\n"
+    head = b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    with connect(url) as connection:
+        connection.sendall(head + drip)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
+        began = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - began < 8:
+                connection.sendall(drip)
+                time.sleep(0.05)
+        assert time.monotonic() - began < 5
+
+
 def test_more_connections_than_are_kept_are_told_so(url: str) -> None:
     with contextlib.ExitStack() as held:
         for _ in range(20):
@@ -103,6 +130,29 @@ def test_more_connections_than_are_kept_are_told_so(url: str) -> None:
         assert everything(extra).startswith(b"HTTP/1.1 503 ")
     time.sleep(0.05)
     assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_requests_that_nobody_waits_for_still_count(engine: FakeEngine) -> None:
+    """A hang-up frees its connection at once; the request itself is there until it notices."""
+    config = server_config(create_app(engine, ServerOptions()), ServerOptions(**QUICK))
+    config.load()
+
+    def told_with(num_tasks: int) -> bytes:
+        state: Any = ServerState()
+        state.tasks = set(range(num_tasks))
+        protocol: Any = config.http_protocol_class(config, state, {}, asyncio.get_running_loop())
+        transport = Mock(**{"is_closing.return_value": False})
+        transport.get_extra_info.return_value = None
+        protocol.connection_made(transport)
+        protocol.connection_lost(None)
+        return b"".join(call.args[0] for call in transport.write.mock_calls)
+
+    async def both() -> tuple[bytes, bytes]:
+        return told_with(20), told_with(21)
+
+    room, none = asyncio.run(both())
+    assert room == b""
+    assert none.startswith(b"HTTP/1.1 503 ")
 
 
 def test_keep_alive_still_works(url: str) -> None:

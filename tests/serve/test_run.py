@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import socket
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -53,17 +56,34 @@ def stop(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, s
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_exits_normally(number: signal.Signals) -> None:
     process, url = start(shutdown_timeout_s=20)
-    replies: list[httpx.Response] = []
-    body = {"prompt": "!slow", "max_tokens": 30}
-    ask = threading.Thread(
-        target=lambda: replies.append(httpx.post(f"{url}/v1/completions", json=body))
-    )
-    ask.start()
-    time.sleep(0.2)
-    code, out, _ = stop(process, number)
-    ask.join()
-    assert (code, out) == (0, "ended\n")
-    assert replies[0].json()["choices"][0]["text"] == ANSWER[:30]
+    body = {"prompt": "!slow", "max_tokens": 30, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body) as reply:
+        lines = (line for line in reply.iter_lines() if line)
+        texts = [next(lines)]  # it is under way
+        process.send_signal(number)
+        texts += lines
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "ended\n")
+    chunks = [json.loads(text.removeprefix("data: ")) for text in texts[:-1]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == ANSWER[:30]
+    assert texts[-1] == "data: [DONE]"
+
+
+def test_who_comes_while_it_is_busy_waits_in_the_system() -> None:
+    """Few are accepted in one turn of the loop; that is not how many may wait for their turn."""
+    process, url = start(shutdown_timeout_s=1)
+    process.send_signal(signal.SIGSTOP)
+    host, port = urlsplit(url).netloc.split(":")
+    with contextlib.ExitStack() as held:
+        waiting = [
+            held.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            for _ in range(300)
+        ]
+        process.send_signal(signal.SIGCONT)
+        for each in waiting:
+            each.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert all(each.recv(9) == b"HTTP/1.1 " for each in waiting)
+    assert stop(process, signal.SIGTERM)[0] == 0
 
 
 def test_what_does_not_end_in_time_is_cut_off() -> None:

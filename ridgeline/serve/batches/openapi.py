@@ -14,6 +14,7 @@ from ridgeline.serve.openapi_answers import (
     COUNT,
     NUMBER,
     TEXT,
+    USAGE_IN_OUT,
     Schema,
     list_of,
     nullable,
@@ -71,15 +72,7 @@ _BATCH = object_of(
         },
         "request_counts": object_of({"total": COUNT, "completed": COUNT, "failed": COUNT}),
         "metadata": nullable({"type": "object", "additionalProperties": TEXT}),
-        "usage": object_of(
-            {
-                "input_tokens": COUNT,
-                "input_tokens_details": object_of({"cached_tokens": COUNT}),
-                "output_tokens": COUNT,
-                "output_tokens_details": object_of({"reasoning_tokens": COUNT}),
-                "total_tokens": COUNT,
-            }
-        ),
+        "usage": USAGE_IN_OUT,
         "charge": object_of(
             {"price_factor": NUMBER, "input_tokens": NUMBER, "output_tokens": NUMBER}
         ),

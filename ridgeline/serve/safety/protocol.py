@@ -2,8 +2,12 @@
 
 uvicorn closes idle connections but waits without end for a request that has begun, and its parser
 gathers a header of any length. Here a request's headers must be complete within `header_timeout_s`
-and `max_header_bytes`, and only `max_connections` connections are kept. Bodies have their own
-limits (`ridgeline.serve.wire.read_body`): by then somebody is there to answer.
+and `max_header_bytes`. Only `max_connections` connections are kept, and no more requests than that
+are under way: whoever hangs up frees the connection at once, but the request only when its turn
+comes to notice, and a flood of such must not fill the memory. Bodies have their own limits
+(`ridgeline.serve.wire.read_body`): by then somebody is there to answer. A body that was answered
+before its end (413, 401) is read on and forgotten for `linger_s`, because closing on unread bytes
+resets the connection, and the client would lose the answer with it (RFC 9112, 9.6).
 
 And for clients that never read: where what is written stays unread for `send_timeout_s`, the
 connection is cut off, and with it whatever was computed for it. A stream may write to the
@@ -30,6 +34,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     header_timeout_s: float = 15.0
     max_header_bytes: int = 64 << 10
     send_timeout_s: float = 30.0
+    linger_s: float = 5.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -39,17 +44,20 @@ class BoundedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _num_bytes = 0  # of the headers that are coming
     _in_headers = True
+    _in_body = False
+    _linger: asyncio.TimerHandle | None = None
     _unread: tuple[asyncio.TimerHandle, int] | None = None  # and how much it was at the last look
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > self.limits.max_connections:
+        if max(len(self.connections), len(self.tasks)) > self.limits.max_connections:
             self._refuse(ApiError(503, "the server has too many connections"))
         else:
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self._body_over()
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -71,12 +79,26 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_headers, self._num_bytes = False, 0
+        self._in_body = True
         self._unwatch()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_headers, self._num_bytes = True, 0  # whatever comes next opens a request
+        self._body_over()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        cycle: Any = self.cycle  # another one where the next request is being sent already
+        if self._in_body and cycle.response_complete and not self.transport.is_closing():
+            self._linger = self.loop.call_later(self.limits.linger_s, self.cut)
+
+    def _body_over(self) -> None:
+        self._in_body = False
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
 
     # -- clients that do not read
 
