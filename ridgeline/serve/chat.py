@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from ridgeline.records import Token
@@ -11,6 +10,7 @@ from ridgeline.serve.choices import Choice, Tally
 from ridgeline.serve.contract import Tokenizer
 from ridgeline.serve.dialect.base import Call, Content, Part, Plain, Reader, Reasoning
 from ridgeline.serve.dialect.choose import Dialect
+from ridgeline.serve.ids import fresh_id
 from ridgeline.serve.logprobs import IdNames, chat_logprobs, prompt_logprobs
 from ridgeline.serve.requests import ChatRequest
 
@@ -129,7 +129,7 @@ class ChatVoice:
 
 def call_id() -> str:
     """An id that nobody has used."""
-    return f"call_{uuid.uuid4().hex[:24]}"
+    return fresh_id("call_", 24)
 
 
 def text_of(parts: list[Part], kind: type[Content] | type[Reasoning]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
@@ -17,6 +16,7 @@ from ridgeline.serve.asks import Asks, Job, Terms
 from ridgeline.serve.contract import ServedEngine
 from ridgeline.serve.engine_metrics import Peaks
 from ridgeline.serve.errors import ApiError
+from ridgeline.serve.ids import fresh_id
 from ridgeline.serve.lifecycle import Drain
 from ridgeline.serve.metrics import Metrics
 from ridgeline.serve.options import Caps, ServerOptions
@@ -92,7 +92,7 @@ class Service:
         caller = caller_of(request.scope)
         account = self.accounts.of(caller, self.now())
         job = Job(
-            id=f"{kind}-{uuid.uuid4().hex}",
+            id=fresh_id(f"{kind}-"),
             prompts=prompts,
             sampling=sampling,
             terms=self._terms(request, wish, caller.tenant(wish.cache_salt)),

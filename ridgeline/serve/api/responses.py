@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import Any
 
 from starlette.requests import Request
@@ -17,6 +16,7 @@ from ridgeline.serve.blocks import Block, Blocks
 from ridgeline.serve.choices import Tally
 from ridgeline.serve.dialect.choose import Dialect
 from ridgeline.serve.errors import ApiError, body
+from ridgeline.serve.ids import fresh_id
 from ridgeline.serve.requests import parse
 from ridgeline.serve.service import Service
 from ridgeline.serve.wire import Frames, encode
@@ -176,7 +176,7 @@ class _Words:
 
     def _id(self, block: Block) -> str:
         prefix = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
-        return self._ids.setdefault(block.index, f"{prefix}_{uuid.uuid4().hex}")
+        return self._ids.setdefault(block.index, fresh_id(f"{prefix}_"))
 
 
 _KINDS = {
