@@ -21,6 +21,7 @@ from ridgeline.cli import distant
 from ridgeline.cli.bench_table import Physics, render
 from ridgeline.diagnose import Ceilings, StepCost, attribute, facts_of, verdict
 from ridgeline.errors import BadInput, CannotRun, UserError
+from ridgeline.measure import log_parquet
 from ridgeline.measure.bench import BenchOptions, check, run_bench, workload_of
 from ridgeline.measure.client import OnFinish
 from ridgeline.measure.cost import Cost, cost_of
@@ -141,10 +142,12 @@ async def watched(options: BenchOptions, on: Remote) -> tuple[RunTrace, ServerRe
 
 
 def check_writable(outputs: Outputs) -> None:
-    """Before anything is measured: a wrong folder must not cost the run."""
+    """Before anything is measured: a wrong folder, or a missing library, must not cost the run."""
     for path in outputs.paths:
         if not path.parent.is_dir():
             raise BadInput("no such folder to write to", value=str(path), fix="create it first")
+    if outputs.log is not None and log_parquet.wanted(outputs.log):
+        log_parquet.require(outputs.log)
 
 
 def write_outputs(

@@ -1,6 +1,6 @@
 """Readers of result files. Which one applies is seen from the file's own keys.
 
-    ridgeline        event log (`bench --log`): every request
+    ridgeline        event log (`bench --log`, JSONL or Parquet): every request
     vllm             `vllm bench serve --save-result [--save-detailed]`; `ridgeline bench --json`
     guidellm         benchmarks[0].metrics.NAME.successful.{mean,median,percentiles}, .requests
     aiperf           profile_export_aiperf.json and .csv, profile_export.jsonl (aiperf.py)
@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.measure.goodput import validity_of
-from ridgeline.measure.log import read_run
+from ridgeline.measure.log import is_event_log, read_run
 from ridgeline.measure.metrics import e2e_s, itl_s, outcome, tpot_s, ttft_s
 from ridgeline.measure.results import aiperf
 from ridgeline.measure.results.base import (
@@ -46,7 +46,7 @@ def read_result(path: Path) -> Result:
         data = path.read_bytes()
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
-    if data.startswith(b'{"type":"run"'):
+    if is_event_log(data):
         return _event_log(path)
     try:
         whole = msgspec.json.decode(data)
