@@ -7,7 +7,6 @@ by their histograms and the client's instants.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -15,20 +14,22 @@ from typing import cast
 import msgspec
 from rich.console import Console
 
-from ridgeline.cli.bench import Remote, measure, watched
+from ridgeline.cli.bench import Remote, measure
+from ridgeline.cli.beside import Seen
 from ridgeline.diagnose import (
     Blame,
     Ranked,
     blame,
+    blame_server,
     facts_of,
     findings,
     missed_prefix,
     step_facts,
+    with_gpu,
 )
 from ridgeline.diagnose.baseline import learn
 from ridgeline.diagnose.causes import Server
 from ridgeline.diagnose.conditions import Value
-from ridgeline.diagnose.from_server import blame_server
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions, check, workload_of
 from ridgeline.measure.log import read_run
@@ -75,13 +76,14 @@ def diagnose(
 ) -> Diagnosis:
     expected = learn(read_run(baseline).steps) if baseline is not None else None
     if isinstance(on, Path):
-        run, report = read_run(on), None
+        run, seen = read_run(on), Seen()
         shared = 0.0  # a log keeps no prompts
     else:
         check(options)
-        run, report = _measured(options, on, out)
+        run, _, seen = measure(options, on, out)
         shared = shared_of(list(workload_of(options).sample(SAMPLE, options.seed)))
-    words = told(report, run)
+    report = seen.server
+    words = {**told(report, run), **seen.machine.facts()}
     missed = missed_prefix(run, shared, words)
     if run.steps:
         budget = run.info.settings.get("max_num_batched_tokens") if run.info else None
@@ -93,19 +95,12 @@ def diagnose(
         )
     else:
         lost = blame_server(run, words, missed)
+    lost = None if lost is None else with_gpu(lost, run, words)
     server = cast("Server", report.server if report else "ridgeline")
     facts = {**_facts(run, options.slo, words), **step_facts(run, expected)}
     facts["missed_prefix_share"] = missed
     ranked = findings(lost, facts, server) if lost is not None else ()
     return Diagnosis(target=run.target, server=server, findings=ranked, blame=lost, told=words)
-
-
-def _measured(
-    options: BenchOptions, on: Settings | Remote, out: Console
-) -> tuple[RunTrace, ServerReport | None]:
-    if isinstance(on, Settings):
-        return measure(options, on, out)[0], None
-    return asyncio.run(watched(options, on))
 
 
 def told(report: ServerReport | None, run: RunTrace) -> dict[str, float]:
@@ -140,6 +135,7 @@ def _facts(run: RunTrace, slo: Slo | None, words: Mapping[str, float]) -> dict[s
     }
     if words.get("waiting_p95", 0.0) > 0 and "running_p95" in words:
         more["max_num_seqs"] = round(words["running_p95"])
+    more |= {name: value for name, value in words.items() if name.startswith("gpu_")}
     facts = {**more, **facts_of(run, slo)}
     if words.get("queried_tokens") and not facts.get("cached_prompt_share"):
         facts["cached_prompt_share"] = words["hit_tokens"] / words["queried_tokens"]

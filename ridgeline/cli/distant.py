@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import msgspec
 from rich.table import Table
 
+from ridgeline.cli.beside import Row, Seen, machine_rows
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.measure.distant import Use, use_of
+from ridgeline.measure.report.page import Told
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.measure.steps import Peaks, Work
 from ridgeline.records import RunTrace
@@ -79,21 +81,38 @@ def used(run: RunTrace, report: ServerReport | None, device: Device) -> Use | No
     )
 
 
-def table(report: ServerReport | None, use: Use | None, device: Device | None) -> Table:
-    """One row per thing that the server told, and one for MFU and MBU."""
+def tables(seen: Seen, use: Use | None, device: Device | None, *, in_process: bool) -> list[Told]:
+    """What was told and measured beside a run, each under its title; without those that are empty.
+
+    In process nothing is told: the engine's steps say it better.
+    """
+    found = [
+        Told("the server's own words", () if seen.server is None else tuple(_rows(seen.server))),
+        Told("the device", tuple(_use(use, device))),
+        Told("the machine under it", tuple(machine_rows(seen.machine, in_process=in_process))),
+    ]
+    return [each for each in found if each.rows]
+
+
+def on_console(told: Told) -> Table:
+    """Names on the left, figures on the right, remarks behind them."""
     found = Table(box=None, pad_edge=False, header_style="dim")
-    found.add_column("the server's own words" if report else "device")
+    found.add_column(told.title)
     found.add_column("", justify="right")
     found.add_column("", style="dim")
-    for row in () if report is None else _rows(report):
+    for row in told.rows:
         found.add_row(*row)
-    if use is not None and device is not None:
-        mbu = "no MBU: steps not told" if use.mbu is None else f"MBU {use.mbu:.1%}"
-        found.add_row("MFU, MBU", f"{use.mfu:.1%}", f"{mbu}, of {device.name}, over the whole run")
     return found
 
 
-def _rows(report: ServerReport) -> Iterator[tuple[str, str, str]]:
+def _use(use: Use | None, device: Device | None) -> Iterator[Row]:
+    if use is None or device is None:
+        return
+    mbu = "no MBU: steps not told" if use.mbu is None else f"MBU {use.mbu:.1%}"
+    yield "MFU, MBU", f"{use.mfu:.1%}", f"{mbu}, of {device.name}, over the whole run"
+
+
+def _rows(report: ServerReport) -> Iterator[Row]:
     means, counts = report.means, report.counts
     yield "server", report.server, f"{report.num_readings} readings of /metrics"
     if "running" in means:
