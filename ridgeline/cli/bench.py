@@ -27,20 +27,21 @@ from ridgeline.measure import log_parquet
 from ridgeline.measure.bench import BenchOptions, check, run_bench, workload_of
 from ridgeline.measure.client import OnFinish
 from ridgeline.measure.cost import Cost, cost_of
-from ridgeline.measure.http import Endpoint, HttpTarget, first_model
+from ridgeline.measure.http import Endpoint, HttpTarget, first_model, wire_to
 from ridgeline.measure.inprocess import InProcessTarget, RenderChat
 from ridgeline.measure.log import write_run, write_whole
 from ridgeline.measure.metrics import outcome
 from ridgeline.measure.report.page import bench_page
 from ridgeline.measure.report.perfetto import chrome_trace
 from ridgeline.measure.report.vllm_block import vllm_block
+from ridgeline.measure.server.config import info_of
 from ridgeline.measure.steps import Peaks, Work
 from ridgeline.measure.summary import Summary, summarise
 from ridgeline.measure.target import Target
 from ridgeline.measure.vllm_result import vllm_result
 from ridgeline.measure.window import window_of
 from ridgeline.measure.workload import Chat, plain_chat
-from ridgeline.records import RequestTrace, RunTrace
+from ridgeline.records import EngineInfo, RequestTrace, RunTrace
 from ridgeline.settings import Settings
 
 if TYPE_CHECKING:
@@ -240,7 +241,16 @@ def session(
 async def run_remote(options: BenchOptions, remote: Remote) -> RunTrace:
     model = remote.model or await first_model(remote.url, api_key=remote.api_key)
     target = HttpTarget(remote.url, model, endpoint=remote.endpoint, api_key=remote.api_key)
+    target.info = await _told_of(remote, model)
     return await _run(target, options)
+
+
+async def _told_of(remote: Remote, model: str) -> EngineInfo | None:
+    wire, prefix = wire_to(remote.url, remote.api_key)
+    try:
+        return await info_of(wire, prefix, model)
+    finally:
+        wire.close()
 
 
 async def _run(target: Target, options: BenchOptions) -> RunTrace:

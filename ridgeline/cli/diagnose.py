@@ -33,6 +33,7 @@ from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions, check, workload_of
 from ridgeline.measure.log import read_run
+from ridgeline.measure.server.config import ELSEWHERE
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.measure.workload import Chat, LoadRequest, plain_chat
 from ridgeline.measure.workload.sharing import shared_prompt_share
@@ -96,11 +97,16 @@ def diagnose(
     else:
         lost = blame_server(run, words, missed)
     lost = None if lost is None else with_gpu(lost, run, words)
-    server = cast("Server", report.server if report else "ridgeline")
+    server = cast("Server", report.server if report else _whose(run))
     facts = {**_facts(run, options.slo, words), **step_facts(run, expected)}
     facts["missed_prefix_share"] = missed
     ranked = findings(lost, facts, server) if lost is not None else ()
     return Diagnosis(target=run.target, server=server, findings=ranked, blame=lost, told=words)
+
+
+def _whose(run: RunTrace) -> Server:
+    """Of a recorded run: ours tell all of themselves, others that they are elsewhere."""
+    return "ridgeline" if run.info is not None and run.info.device != ELSEWHERE else "another"
 
 
 def told(report: ServerReport | None, run: RunTrace) -> dict[str, float]:
@@ -114,8 +120,15 @@ def told(report: ServerReport | None, run: RunTrace) -> dict[str, float]:
     served = sum(1 for request in run.requests if request.token_s)
     if served and "prefill_total_s" in flat:
         flat.setdefault("prefill_s", flat["prefill_total_s"] / served)
-    if served and "waiting" in flat and "prefill_s" not in flat:
-        flat.setdefault("queue_s", flat["waiting"] * run.duration_s / served)
+    if served and "waiting_total_s" in flat:
+        flat["waited_s"] = flat["waiting_total_s"] / served
+    elif served and "waiting" in flat:
+        flat["waited_s"] = flat["waiting"] * run.duration_s / served
+    for what in ("full_waiting", "spent_waiting"):
+        if flat.get("waiting_total_s") and f"{what}_total_s" in flat:
+            flat[f"{what}_share"] = flat[f"{what}_total_s"] / flat["waiting_total_s"]
+    if "waited_s" in flat and "prefill_s" not in flat:
+        flat.setdefault("queue_s", flat["waited_s"])
     return {**flat, **{f"{name}_p95": value for name, value in report.p95.items()}}
 
 
@@ -133,7 +146,9 @@ def _facts(run: RunTrace, slo: Slo | None, words: Mapping[str, float]) -> dict[s
     more: dict[str, Value] = {
         ours: words[theirs] for ours, theirs in names.items() if theirs in words
     }
-    if words.get("waiting_p95", 0.0) > 0 and "running_p95" in words:
+    if "seats" in words:
+        more["max_num_seqs"] = round(words["seats"])
+    elif words.get("waiting_p95", 0.0) > 0 and "running_p95" in words:
         more["max_num_seqs"] = round(words["running_p95"])
     more |= {name: value for name, value in words.items() if name.startswith("gpu_")}
     facts = {**more, **facts_of(run, slo)}
@@ -171,7 +186,7 @@ def _lines(each: Ranked) -> Mapping[str, str]:
     worth = f"up to {gain.mid:.0%} of latency [{gain.low:.0%}, {gain.high:.0%}]"
     if more > 0.01:
         worth += f", and {more:.0%} that follows from it"
-    evidence = ", ".join(f"{name} = {value:.4g}" for name, value in each.evidence.items())
+    evidence = ", ".join(f"{name} = {_figure(value)}" for name, value in each.evidence.items())
     return {
         "fix": each.fix,
         "flag": each.flag,
@@ -180,6 +195,10 @@ def _lines(each: Ranked) -> Mapping[str, str]:
         "will not help": each.not_help,
         "evidence": evidence,
     }
+
+
+def _figure(value: Value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _shares(found: Blame) -> str:

@@ -116,7 +116,9 @@ def _rows(report: ServerReport) -> Iterator[Row]:
     means, counts = report.means, report.counts
     yield "server", report.server, f"{report.num_readings} readings of /metrics"
     if "running" in means:
-        yield "running", f"{means['running']:.1f}", f"{means.get('waiting', 0):.1f} waiting"
+        seats = f" of {means['seats']:.0f} seats" if "seats" in means else ""
+        told = f"{seats}, {means.get('waiting', 0):.1f} waiting".removeprefix(", ").strip()
+        yield "running", f"{means['running']:.1f}", told
     if "kv_used_share" in means:
         yield "KV occupancy", f"{means['kv_used_share']:.0%}", "mean of the gauge"
     if counts.get("queried_tokens"):
@@ -126,6 +128,9 @@ def _rows(report: ServerReport) -> Iterator[Row]:
         yield "preemptions", f"{counts['preemptions']:.0f}", ""
     if counts.get("num_steps"):
         yield "steps", f"{counts['num_steps']:.0f}", ""
+    if "cpu_s" in counts and "rss_bytes" in means:
+        held = f"s of its process, which holds {means['rss_bytes'] / 1e6:,.0f} MB"
+        yield "CPU", f"{counts['cpu_s']:.1f}", held
     for name, text in (("queue_s", "queue"), ("prefill_s", "prefill"), ("decode_s", "decode")):
         if name in report.mean_s:
             yield text, f"{1000 * report.mean_s[name]:.1f}", "ms per request (mean)"

@@ -19,7 +19,7 @@ from ridgeline.measure.metrics import percentile
 from ridgeline.measure.server.polling import PERIOD_S, Polling
 from ridgeline.measure.wire import OK, Wire, WireError
 
-GAUGES = ("running", "waiting", "kv_used_share", "hit_share")
+GAUGES = ("running", "waiting", "kv_used_share", "hit_share", "seats", "rss_bytes")
 COUNTERS = (
     "preemptions",
     "hit_tokens",
@@ -30,6 +30,10 @@ COUNTERS = (
     "decode_total_s",
     "num_steps",
     "step_tokens",
+    "waiting_total_s",
+    "full_waiting_total_s",
+    "spent_waiting_total_s",
+    "cpu_s",
 )
 HISTOGRAMS = ("queue_s", "prefill_s", "decode_s")
 
