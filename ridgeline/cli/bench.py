@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,8 +20,10 @@ from rich.progress import Progress
 
 from ridgeline.cli import distant
 from ridgeline.cli.bench_table import Physics, render
+from ridgeline.cli.beside import Seen, watched
 from ridgeline.diagnose import Ceilings, StepCost, attribute, facts_of, verdict
 from ridgeline.errors import BadInput, CannotRun, UserError
+from ridgeline.measure import log_parquet
 from ridgeline.measure.bench import BenchOptions, check, run_bench, workload_of
 from ridgeline.measure.client import OnFinish
 from ridgeline.measure.cost import Cost, cost_of
@@ -31,14 +34,14 @@ from ridgeline.measure.metrics import outcome
 from ridgeline.measure.report.page import bench_page
 from ridgeline.measure.report.perfetto import chrome_trace
 from ridgeline.measure.report.vllm_block import vllm_block
-from ridgeline.measure.server.scrape import Scraper, ServerReport
+from ridgeline.measure.server.config import info_of
 from ridgeline.measure.steps import Peaks, Work
 from ridgeline.measure.summary import Summary, summarise
 from ridgeline.measure.target import Target
 from ridgeline.measure.vllm_result import vllm_result
 from ridgeline.measure.window import window_of
 from ridgeline.measure.workload import Chat, plain_chat
-from ridgeline.records import RequestTrace, RunTrace
+from ridgeline.records import EngineInfo, RequestTrace, RunTrace
 from ridgeline.settings import Settings
 
 if TYPE_CHECKING:
@@ -93,26 +96,34 @@ def command(
     check(options)
     check_writable(outputs)
     device = _device(on)
-    run, physics, report = _measure(options, on, console)
+    run, physics, seen = measure(options, on, console)
+    report = seen.server
     summary = summarise(run, options.slo, window_of(run, options.warmup_s, options.cooldown_s))
     result = vllm_result(run, summary, percentiles=options.percentiles)
     use = None if device is None else distant.used(run, report, device)
     if report is not None:
         result["ridgeline"]["server"] = msgspec.to_builtins(report)  # type: ignore[index]
+    result["ridgeline"]["machine"] = msgspec.to_builtins(seen.machine)  # type: ignore[index]
     if use is not None:
         result["ridgeline"]["use"] = msgspec.to_builtins(use)  # type: ignore[index]
+    beside = distant.tables(seen, use, device, in_process=isinstance(on, Settings))
     cost = cost_of_run(run, summary, outputs.dollars_per_hour)
     if outputs.layout == "vllm":
         console.print(vllm_block(result, options.metrics, options.percentiles), markup=False)
     else:
         console.print(render(run, summary, options, physics))
-        if report is not None or device is not None:
-            console.print(distant.table(report, use, device))
+        for each in beside:
+            console.print(distant.on_console(each))
         console.print(diagnosis(run, options, physics), markup=False)
     if cost is not None:
         console.print(cost_line(cost), markup=False)
         result["ridgeline"]["cost"] = msgspec.to_builtins(cost)  # type: ignore[index]
-    write_outputs(outputs, run, result, lambda: bench_page(run, summary, options.slo, cost=cost))
+    write_outputs(
+        outputs,
+        run,
+        result,
+        lambda: bench_page(run, summary, options.slo, cost=cost, beside=beside),
+    )
     return 0 if summary.num_ok else 1
 
 
@@ -123,28 +134,13 @@ def _device(on: Settings | Remote) -> distant.Device | None:
     return distant.device_of(on.shape, on.accelerator)
 
 
-def _measure(
-    options: BenchOptions, on: Settings | Remote, console: Console
-) -> tuple[RunTrace, Physics | None, ServerReport | None]:
-    """As `measure`; a server is watched meanwhile."""
-    if isinstance(on, Settings):
-        return *measure(options, on, console), None
-    run, report = asyncio.run(watched(options, on))
-    return run, None, report
-
-
-async def watched(options: BenchOptions, on: Remote) -> tuple[RunTrace, ServerReport | None]:
-    """A run against a server, and what its /metrics said meanwhile."""
-    async with scraper_of(on) as scraper:
-        run = await run_remote(options, on)
-    return run, scraper.report()
-
-
 def check_writable(outputs: Outputs) -> None:
-    """Before anything is measured: a wrong folder must not cost the run."""
+    """Before anything is measured: a wrong folder, or a missing library, must not cost the run."""
     for path in outputs.paths:
         if not path.parent.is_dir():
             raise BadInput("no such folder to write to", value=str(path), fix="create it first")
+    if outputs.log is not None and log_parquet.wanted(outputs.log):
+        log_parquet.require(outputs.log)
 
 
 def write_outputs(
@@ -200,14 +196,18 @@ RunOne = Callable[[BenchOptions], Awaitable[RunTrace]]
 
 def measure(
     options: BenchOptions, on: Settings | Remote, console: Console
-) -> tuple[RunTrace, Physics | None]:
-    """One bench run, and what it is to be held against where the engine is ours."""
+) -> tuple[RunTrace, Physics | None, Seen]:
+    """One bench run, what it is to be held against where the engine is ours, and what was seen
+    beside it.
+    """
+    where = (None, None) if isinstance(on, Settings) else (on.url, on.api_key)
     with session(options, on, console) as (run_one, physics):
 
-        async def main() -> RunTrace:
-            return await run_one(options)
+        async def main() -> tuple[RunTrace, Seen]:
+            return await watched(partial(run_one, options), *where)
 
-        return asyncio.run(main()), physics
+        run, seen = asyncio.run(main())
+    return run, physics, seen
 
 
 @contextmanager
@@ -241,13 +241,16 @@ def session(
 async def run_remote(options: BenchOptions, remote: Remote) -> RunTrace:
     model = remote.model or await first_model(remote.url, api_key=remote.api_key)
     target = HttpTarget(remote.url, model, endpoint=remote.endpoint, api_key=remote.api_key)
+    target.info = await _told_of(remote, model)
     return await _run(target, options)
 
 
-def scraper_of(remote: Remote) -> Scraper:
-    """A watcher of the server's /metrics; use it around a run."""
+async def _told_of(remote: Remote, model: str) -> EngineInfo | None:
     wire, prefix = wire_to(remote.url, remote.api_key)
-    return Scraper(wire, f"{prefix}/metrics")
+    try:
+        return await info_of(wire, prefix, model)
+    finally:
+        wire.close()
 
 
 async def _run(target: Target, options: BenchOptions) -> RunTrace:

@@ -183,7 +183,11 @@ def bench(
         Path | None, typer.Option(help="Write the result, under vLLM's keys.", metavar="FILE")
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(help="Write every request and step.", metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="Write every request and step: JSON lines, or a table if FILE ends in .parquet.",
+            metavar="FILE",
+        ),
     ] = None,
     *,
     load: dict[str, Any],

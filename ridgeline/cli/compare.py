@@ -49,7 +49,9 @@ def results(path: Path) -> list[Result]:
     """The result of a file, or of every result file in a folder (repeated runs), by name."""
     if not path.is_dir():
         return [read_result(path)]
-    names = sorted(each for each in path.iterdir() if each.suffix in (".json", ".jsonl"))
+    names = sorted(
+        each for each in path.iterdir() if each.suffix in (".json", ".jsonl", ".parquet")
+    )
     if not names:
         raise BadInput("no result file in the folder", value=str(path))
     return [read_result(each) for each in names]

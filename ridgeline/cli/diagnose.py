@@ -7,7 +7,6 @@ by their histograms and the client's instants.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -15,23 +14,26 @@ from typing import cast
 import msgspec
 from rich.console import Console
 
-from ridgeline.cli.bench import Remote, measure, watched
+from ridgeline.cli.bench import Remote, measure
+from ridgeline.cli.beside import Seen
 from ridgeline.diagnose import (
     Blame,
     Ranked,
     blame,
+    blame_server,
     facts_of,
     findings,
     missed_prefix,
     step_facts,
+    with_gpu,
 )
 from ridgeline.diagnose.baseline import learn
 from ridgeline.diagnose.causes import Server
 from ridgeline.diagnose.conditions import Value
-from ridgeline.diagnose.from_server import blame_server
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions, check, workload_of
 from ridgeline.measure.log import read_run
+from ridgeline.measure.server.config import ELSEWHERE
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.measure.workload import Chat, LoadRequest, plain_chat
 from ridgeline.measure.workload.sharing import shared_prompt_share
@@ -75,13 +77,14 @@ def diagnose(
 ) -> Diagnosis:
     expected = learn(read_run(baseline).steps) if baseline is not None else None
     if isinstance(on, Path):
-        run, report = read_run(on), None
+        run, seen = read_run(on), Seen()
         shared = 0.0  # a log keeps no prompts
     else:
         check(options)
-        run, report = _measured(options, on, out)
+        run, _, seen = measure(options, on, out)
         shared = shared_of(list(workload_of(options).sample(SAMPLE, options.seed)))
-    words = told(report, run)
+    report = seen.server
+    words = {**told(report, run), **seen.machine.facts()}
     missed = missed_prefix(run, shared, words)
     if run.steps:
         budget = run.info.settings.get("max_num_batched_tokens") if run.info else None
@@ -93,19 +96,17 @@ def diagnose(
         )
     else:
         lost = blame_server(run, words, missed)
-    server = cast("Server", report.server if report else "ridgeline")
+    lost = None if lost is None else with_gpu(lost, run, words)
+    server = cast("Server", report.server if report else _whose(run))
     facts = {**_facts(run, options.slo, words), **step_facts(run, expected)}
     facts["missed_prefix_share"] = missed
     ranked = findings(lost, facts, server) if lost is not None else ()
     return Diagnosis(target=run.target, server=server, findings=ranked, blame=lost, told=words)
 
 
-def _measured(
-    options: BenchOptions, on: Settings | Remote, out: Console
-) -> tuple[RunTrace, ServerReport | None]:
-    if isinstance(on, Settings):
-        return measure(options, on, out)[0], None
-    return asyncio.run(watched(options, on))
+def _whose(run: RunTrace) -> Server:
+    """Of a recorded run: ours tell all of themselves, others that they are elsewhere."""
+    return "ridgeline" if run.info is not None and run.info.device != ELSEWHERE else "another"
 
 
 def told(report: ServerReport | None, run: RunTrace) -> dict[str, float]:
@@ -119,8 +120,15 @@ def told(report: ServerReport | None, run: RunTrace) -> dict[str, float]:
     served = sum(1 for request in run.requests if request.token_s)
     if served and "prefill_total_s" in flat:
         flat.setdefault("prefill_s", flat["prefill_total_s"] / served)
-    if served and "waiting" in flat and "prefill_s" not in flat:
-        flat.setdefault("queue_s", flat["waiting"] * run.duration_s / served)
+    if served and "waiting_total_s" in flat:
+        flat["waited_s"] = flat["waiting_total_s"] / served
+    elif served and "waiting" in flat:
+        flat["waited_s"] = flat["waiting"] * run.duration_s / served
+    for what in ("full_waiting", "spent_waiting"):
+        if flat.get("waiting_total_s") and f"{what}_total_s" in flat:
+            flat[f"{what}_share"] = flat[f"{what}_total_s"] / flat["waiting_total_s"]
+    if "waited_s" in flat and "prefill_s" not in flat:
+        flat.setdefault("queue_s", flat["waited_s"])
     return {**flat, **{f"{name}_p95": value for name, value in report.p95.items()}}
 
 
@@ -138,8 +146,11 @@ def _facts(run: RunTrace, slo: Slo | None, words: Mapping[str, float]) -> dict[s
     more: dict[str, Value] = {
         ours: words[theirs] for ours, theirs in names.items() if theirs in words
     }
-    if words.get("waiting_p95", 0.0) > 0 and "running_p95" in words:
+    if "seats" in words:
+        more["max_num_seqs"] = round(words["seats"])
+    elif words.get("waiting_p95", 0.0) > 0 and "running_p95" in words:
         more["max_num_seqs"] = round(words["running_p95"])
+    more |= {name: value for name, value in words.items() if name.startswith("gpu_")}
     facts = {**more, **facts_of(run, slo)}
     if words.get("queried_tokens") and not facts.get("cached_prompt_share"):
         facts["cached_prompt_share"] = words["hit_tokens"] / words["queried_tokens"]
@@ -175,7 +186,7 @@ def _lines(each: Ranked) -> Mapping[str, str]:
     worth = f"up to {gain.mid:.0%} of latency [{gain.low:.0%}, {gain.high:.0%}]"
     if more > 0.01:
         worth += f", and {more:.0%} that follows from it"
-    evidence = ", ".join(f"{name} = {value:.4g}" for name, value in each.evidence.items())
+    evidence = ", ".join(f"{name} = {_figure(value)}" for name, value in each.evidence.items())
     return {
         "fix": each.fix,
         "flag": each.flag,
@@ -184,6 +195,10 @@ def _lines(each: Ranked) -> Mapping[str, str]:
         "will not help": each.not_help,
         "evidence": evidence,
     }
+
+
+def _figure(value: Value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _shares(found: Blame) -> str:

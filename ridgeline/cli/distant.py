@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import msgspec
 from rich.table import Table
 
+from ridgeline.cli.beside import Row, Seen, machine_rows
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.measure.distant import Use, use_of
+from ridgeline.measure.report.page import Told
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.measure.steps import Peaks, Work
 from ridgeline.records import RunTrace
@@ -79,25 +81,44 @@ def used(run: RunTrace, report: ServerReport | None, device: Device) -> Use | No
     )
 
 
-def table(report: ServerReport | None, use: Use | None, device: Device | None) -> Table:
-    """One row per thing that the server told, and one for MFU and MBU."""
+def tables(seen: Seen, use: Use | None, device: Device | None, *, in_process: bool) -> list[Told]:
+    """What was told and measured beside a run, each under its title; without those that are empty.
+
+    In process nothing is told: the engine's steps say it better.
+    """
+    found = [
+        Told("the server's own words", () if seen.server is None else tuple(_rows(seen.server))),
+        Told("the device", tuple(_use(use, device))),
+        Told("the machine under it", tuple(machine_rows(seen.machine, in_process=in_process))),
+    ]
+    return [each for each in found if each.rows]
+
+
+def on_console(told: Told) -> Table:
+    """Names on the left, figures on the right, remarks behind them."""
     found = Table(box=None, pad_edge=False, header_style="dim")
-    found.add_column("the server's own words" if report else "device")
+    found.add_column(told.title)
     found.add_column("", justify="right")
     found.add_column("", style="dim")
-    for row in () if report is None else _rows(report):
+    for row in told.rows:
         found.add_row(*row)
-    if use is not None and device is not None:
-        mbu = "no MBU: steps not told" if use.mbu is None else f"MBU {use.mbu:.1%}"
-        found.add_row("MFU, MBU", f"{use.mfu:.1%}", f"{mbu}, of {device.name}, over the whole run")
     return found
 
 
-def _rows(report: ServerReport) -> Iterator[tuple[str, str, str]]:
+def _use(use: Use | None, device: Device | None) -> Iterator[Row]:
+    if use is None or device is None:
+        return
+    mbu = "no MBU: steps not told" if use.mbu is None else f"MBU {use.mbu:.1%}"
+    yield "MFU, MBU", f"{use.mfu:.1%}", f"{mbu}, of {device.name}, over the whole run"
+
+
+def _rows(report: ServerReport) -> Iterator[Row]:
     means, counts = report.means, report.counts
     yield "server", report.server, f"{report.num_readings} readings of /metrics"
     if "running" in means:
-        yield "running", f"{means['running']:.1f}", f"{means.get('waiting', 0):.1f} waiting"
+        seats = f" of {means['seats']:.0f} seats" if "seats" in means else ""
+        told = f"{seats}, {means.get('waiting', 0):.1f} waiting".removeprefix(", ").strip()
+        yield "running", f"{means['running']:.1f}", told
     if "kv_used_share" in means:
         yield "KV occupancy", f"{means['kv_used_share']:.0%}", "mean of the gauge"
     if counts.get("queried_tokens"):
@@ -107,6 +128,9 @@ def _rows(report: ServerReport) -> Iterator[tuple[str, str, str]]:
         yield "preemptions", f"{counts['preemptions']:.0f}", ""
     if counts.get("num_steps"):
         yield "steps", f"{counts['num_steps']:.0f}", ""
+    if "cpu_s" in counts and "rss_bytes" in means:
+        held = f"s of its process, which holds {means['rss_bytes'] / 1e6:,.0f} MB"
+        yield "CPU", f"{counts['cpu_s']:.1f}", held
     for name, text in (("queue_s", "queue"), ("prefill_s", "prefill"), ("decode_s", "decode")):
         if name in report.mean_s:
             yield text, f"{1000 * report.mean_s[name]:.1f}", "ms per request (mean)"

@@ -3,6 +3,8 @@
 from ridgeline.diagnose.blame import Blame, Share, blame
 from ridgeline.diagnose.causes import Ranked, findings
 from ridgeline.diagnose.facts import engine_facts, facts_of
+from ridgeline.diagnose.from_gpu import with_gpu
+from ridgeline.diagnose.from_server import blame_server
 from ridgeline.diagnose.roofline import (
     Ceilings,
     Point,
@@ -32,6 +34,7 @@ __all__ = [
     "advise",
     "attribute",
     "blame",
+    "blame_server",
     "engine_facts",
     "facts_of",
     "findings",
@@ -40,4 +43,5 @@ __all__ = [
     "step_facts",
     "verdict",
     "verdict_of_point",
+    "with_gpu",
 ]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from ridgeline.diagnose.blame import LOSSES, Blame, Share
-from ridgeline.diagnose.conditions import Condition, Facts, all_hold, fill, parse
+from ridgeline.diagnose.conditions import Condition, Facts, all_hold, fill, named_in, parse
 
 Verdict = Literal[
     "queue-bound",
@@ -30,7 +30,7 @@ Verdict = Literal[
     "scheduling-interference-bound",
     "machine-bound",
 ]
-Server = Literal["ridgeline", "vllm", "sglang", "tgi", "tensorrt-llm", "llama.cpp"]
+Server = Literal["ridgeline", "vllm", "sglang", "tgi", "tensorrt-llm", "llama.cpp", "another"]
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,14 +99,18 @@ def _holds(cause: Cause, shares: Mapping[str, Share], facts: Facts) -> bool:
 
 def _ranked(cause: Cause, shares: Mapping[str, Share], facts: Facts, server: Server) -> Ranked:
     own = shares[cause.loss]
-    names = {condition.name for condition in _conditions(cause.when)}
+    names = {condition.name for condition in _conditions(cause.when)} | named_in(cause.sentence)
     return Ranked(
         cause=cause.id,
         verdict=cause.verdict,
         sentence=fill(cause.sentence, facts),
         gain=own,
         with_consequences=own.mid + sum(shares[loss].mid for loss in cause.explains),
-        evidence={name: facts[name] for name in sorted({*names, f"loss_{cause.loss}_share"})},
+        evidence={
+            name: facts[name]
+            for name in sorted({*names, f"loss_{cause.loss}_share"})
+            if name in facts
+        },
         fix=cause.fix,
         flag=cause.flag.get(server) or cause.flag.get("all", "no flag of this server is known"),
         trade_off=cause.trade_off,

@@ -107,6 +107,11 @@ _PLACEHOLDER = re.compile(rf"\{{({_NAME})\}}")
 _OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
 
 
+def named_in(template: str) -> set[str]:
+    """The facts that a template speaks of."""
+    return set(_PLACEHOLDER.findall(template))
+
+
 def fill(template: str, facts: Facts) -> str:
     """Put facts into `{name}` places, each written in the unit that its name carries. A part in
     `[brackets]` is left out where a fact in it is unknown.

@@ -27,7 +27,8 @@ def facts_of(
         facts.update({f"slo_{name}_s": limit for name, limit in limits.items() if limit})
     if run.info is not None:
         facts.update(engine_facts(run.info.settings))
-        facts["weight_bytes"] = run.info.weight_bytes
+        if run.info.weight_bytes:  # a server elsewhere does not tell
+            facts["weight_bytes"] = run.info.weight_bytes
     if run.client_cpu_share is not None:
         facts["client_cpu_share"] = run.client_cpu_share
     return facts

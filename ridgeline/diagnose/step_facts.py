@@ -76,13 +76,15 @@ def missed_prefix(
     computed all the same.
 
     What the cache gave is in the requests, or in a server's own counters (`told`: `hit_tokens` of
-    `queried_tokens`). A server that says neither is not said to have missed: silence is no miss.
+    `queried_tokens`). Lookups that are counted and never happened are a cache that is switched off.
+    A server that says neither is not said to have missed: silence is no miss.
     """
     words = told or {}
     prompt = sum(request.prompt_tokens for request in run.requests)
     cached = sum(request.cached_tokens for request in run.requests)
     if prompt and (cached or run.steps):
         return max(0.0, shared_share - cached / prompt)
-    if words.get("queried_tokens") and "hit_tokens" in words:
-        return max(0.0, shared_share - words["hit_tokens"] / words["queried_tokens"])
+    if "queried_tokens" in words and "hit_tokens" in words:
+        hits = words["hit_tokens"] / words["queried_tokens"] if words["queried_tokens"] else 0.0
+        return max(0.0, shared_share - hits)
     return 0.0

@@ -71,7 +71,7 @@ class Engine:
             parts.tokenizer,
             clock=clock,
             on_start=partial(torch.set_num_threads, resolved.num_threads),
-            totals=StepTotals(cost_model(resolved.spec)),
+            totals=StepTotals(cost_model(resolved.spec), resolved.max_num_batched_tokens),
             gate=Gate(_gate_limits(resolved)),
         )
 

@@ -19,15 +19,18 @@ MAX_STEPS = 100_000
 RECENT = 128
 """Steps over which the present utilisation is taken."""
 
+NEARLY_ALL = 0.9
+"""Of its token budget: a step that computes so much has none left for another prompt."""
+
 TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Tokens per step, as vLLM's iteration_tokens_total has them."""
 
 
 class StepTotals:
-    """Running sums over steps, and the same over the latest `RECENT`."""
+    """Running sums over steps, and the same over the latest `RECENT`. `token_budget`: of a step."""
 
-    def __init__(self, model: CostModel) -> None:
-        self._model = model
+    def __init__(self, model: CostModel, token_budget: int) -> None:
+        self._model, self._spent = model, NEARLY_ALL * token_budget
         self._sums = (0.0,) * len(_SUMS)
         self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT)
         self._by_tokens = [0] * (len(TOKEN_BUCKETS) + 1)
@@ -36,7 +39,13 @@ class StepTotals:
         work = self._model.step(stat.shapes, stat.num_sampled)
         num_tokens = sum([new for new, _ in stat.shapes])
         busy_s = stat.plan_s + stat.run_s
-        row = (num_tokens, len(stat.shapes), stat.max_num_seqs, busy_s, work.flops, work.bytes)
+        waiting_s = stat.num_waiting * busy_s
+        full = stat.num_running >= stat.max_num_seqs
+        spent = not full and num_tokens >= self._spent
+        row = (
+            *(num_tokens, len(stat.shapes), stat.max_num_seqs, busy_s, work.flops, work.bytes),
+            *(stat.plan_s, waiting_s, waiting_s * full, waiting_s * spent),
+        )
         self._sums = tuple(map(add, self._sums, row))
         self._recent.append(row)
         self._by_tokens[bisect_left(TOKEN_BUCKETS, num_tokens)] += 1
@@ -55,7 +64,11 @@ class StepTotals:
         )
 
 
-_SUMS = ("tokens", "seqs", "seats", "busy_s", "flops", "bytes")
+_SUMS = (
+    *("tokens", "seqs", "seats", "busy_s", "flops", "bytes"),
+    # sequences that waited, times seconds: all; with every seat taken; with the tokens spent
+    *("plan_s", "waiting_s", "full_waiting_s", "spent_waiting_s"),
+)
 
 
 class StepLog:

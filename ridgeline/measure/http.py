@@ -30,8 +30,11 @@ CountTokens = Callable[[str], int]
 
 class HttpTarget:
     """One server and one model on it. Timeouts belong to the load client; here only connecting
-    has one. `count_tokens` serves where the server does not count.
+    has one. `count_tokens` serves where the server does not count. `info` is for whoever has asked
+    the server what it is (measure/server/config.py).
     """
+
+    info: EngineInfo | None = None
 
     def __init__(
         self,
@@ -52,10 +55,6 @@ class HttpTarget:
     @property
     def name(self) -> str:
         return f"{self._url} ({self._model})"
-
-    @property
-    def info(self) -> EngineInfo | None:
-        return None
 
     async def send(self, request: LoadRequest, record: Recorder) -> None:
         path, body = self._request(request)

@@ -2,7 +2,8 @@
 
 The header says how many lines follow, so that a truncated file is noticed. Floats are written so
 that they read back exactly. A file is written whole beside its place and then renamed: a full
-disk or an interruption leaves what was there before, and nothing half-written.
+disk or an interruption leaves what was there before, and nothing half-written. A file named
+.parquet holds the same as a table (log_parquet.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.errors import BadInput
+from ridgeline.measure import log_parquet
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 
 VERSION = 1
@@ -50,24 +52,27 @@ _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 def write_run(run: RunTrace, path: Path) -> None:
-    """Write the whole run, or nothing; BadInput names the file where the disk refuses."""
+    """Write the whole run, or nothing; BadInput names the file where the disk refuses, CannotRun
+    what a .parquet lacks here.
+    """
+    if log_parquet.wanted(path):
+        header = msgspec.json.encode(_header(run))
+        write_whole(path, [log_parquet.encode(run, header, path)])
+        return
     write_whole(path, (msgspec.json.encode(line) + b"\n" for line in _lines(run)))
 
 
 def read_run(path: Path) -> RunTrace:
     """The run that `write_run` wrote, field for field."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        data = path.read_bytes()
     except OSError as error:
         raise BadInput("cannot read the event log", value=str(path), fix=str(error)) from None
-    rows = [_decode(path, i, line) for i, line in enumerate(lines, 1) if line]
-    header = rows[0] if rows else None
+    header, requests, steps = _table(path, data) if _is_table(data) else _rows(path, data)
     if not isinstance(header, Header):
         raise BadInput("not an event log: no header line", value=str(path))
     if header.version != VERSION:
         raise BadInput("event log of another version", value=header.version, limit=VERSION)
-    requests = tuple(row.request for row in rows if isinstance(row, RequestLine))
-    steps = tuple(row.step for row in rows if isinstance(row, StepLine))
     if (len(requests), len(steps)) != (header.num_requests, header.num_steps):
         raise BadInput(
             "the event log is truncated",
@@ -78,13 +83,41 @@ def read_run(path: Path) -> RunTrace:
     return RunTrace(requests=requests, steps=steps, **shared)
 
 
-def _lines(run: RunTrace) -> Iterable[Line]:
-    yield Header(
+def is_event_log(data: bytes) -> bool:
+    """Whether a file that begins so may be one of `write_run`'s."""
+    return _is_table(data) or data.startswith(b'{"type":"run"')
+
+
+Read = tuple[Line | None, tuple[RequestTrace, ...], tuple[StepStat, ...]]
+
+
+def _is_table(data: bytes) -> bool:
+    return data.startswith(log_parquet.MAGIC)
+
+
+def _table(path: Path, data: bytes) -> Read:
+    header, requests, steps = log_parquet.decode(data, path)
+    return _decode(path, 1, header), requests, steps
+
+
+def _rows(path: Path, data: bytes) -> Read:
+    rows = [_decode(path, i, line) for i, line in enumerate(data.split(b"\n"), 1) if line]
+    requests = tuple(row.request for row in rows if isinstance(row, RequestLine))
+    steps = tuple(row.step for row in rows if isinstance(row, StepLine))
+    return rows[0] if rows else None, requests, steps
+
+
+def _header(run: RunTrace) -> Header:
+    return Header(
         version=VERSION,
         num_requests=len(run.requests),
         num_steps=len(run.steps),
         **{name: getattr(run, name) for name in _SHARED},
     )
+
+
+def _lines(run: RunTrace) -> Iterable[Line]:
+    yield _header(run)
     yield from (RequestLine(request=request) for request in run.requests)
     yield from (StepLine(step=step) for step in run.steps)
 

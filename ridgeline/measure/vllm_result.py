@@ -117,6 +117,8 @@ def _ours(run: RunTrace, summary: Summary) -> dict[str, object]:
     return {
         "workload": run.workload,
         "seed": run.seed,
+        "request_ids": [request.id for request in run.requests],
+        "settings": dict(run.info.settings) if run.info else {},
         "base": "latencies from the scheduled arrival",
         **scheduled,
         "mean_tpot_ms": 1000 * summary.tpot.mean if summary.tpot is not None else None,

@@ -38,10 +38,18 @@ OWN_GAUGES = {
     "num_queued": ("queued_requests", "Requests that have not started."),
     "num_queued_tokens": ("queued_tokens", "Prompt tokens of requests that have not started."),
 }
+LIMITS = {
+    "max_num_seqs": "Seats: sequences that may hold KV blocks at once.",
+    "max_num_batched_tokens": "Tokens that one step may compute.",
+}
 OWN_COUNTERS = {
     "num_steps": ("steps", "Steps with runs."),
     "step_tokens": ("step_tokens", "Tokens computed, prompts and answers."),
     "step_busy_s": ("step_busy_seconds", "Time spent planning and running steps."),
+    "step_plan_s": ("step_plan_seconds", "Of it, planning."),
+    "step_waiting_s": ("waiting_seconds", "Time of steps, times the sequences that waited then."),
+    "step_full_waiting_s": ("waiting_full_seconds", "Of it, with every seat taken."),
+    "step_spent_waiting_s": ("waiting_spent_seconds", "Of it, with a seat, but no tokens left."),
     "step_flops": ("step_flops", "Arithmetic of those steps, by the model's spec."),
     "step_bytes": ("step_bytes", "Bytes that those steps had to move, by the model's spec."),
     "speculation_saved_s": (
@@ -86,6 +94,7 @@ class EngineCollector(Collector):
             yield self._counter(f"vllm:{name}", text, name, values)
         for name, (ours, text) in OWN_COUNTERS.items():
             yield self._counter(f"ridgeline_{ours}", text, name, values)
+        yield from self._limits()
         yield self._rejections(values)
         yield self._step_tokens(values)
         yield from self._utilisation(values)
@@ -106,6 +115,12 @@ class EngineCollector(Collector):
         highest = max(self._highest.get(key, 0.0), float(values.get(key, 0.0)))
         self._highest[key] = highest
         return highest
+
+    def _limits(self) -> Iterable[Metric]:
+        for name, text in LIMITS.items():
+            value = self._engine.info.settings.get(name)
+            if isinstance(value, int):
+                yield self._gauge(f"ridgeline_{name}", text, value)
 
     def _rejections(self, values: Mapping[str, float]) -> Metric:
         text = "Requests that the queue or the throttle turned away."

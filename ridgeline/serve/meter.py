@@ -60,7 +60,7 @@ class Meter:
             elif isinstance(event, Finished):
                 self._finish(event, now)
             elif isinstance(event, Started):
-                self._start(now)
+                self._start(event.at_s)
                 self._metrics.count_cached(event.cached_tokens)
             elif isinstance(event, Failed):
                 self._failed = True
@@ -80,13 +80,18 @@ class Meter:
             self._metrics.count_promise(self._slo_class, ("failed",))
 
     def timings(self) -> dict[str, float | None]:
-        """vLLM's per-request `metrics`: milliseconds and tokens/s of the choice that ended last."""
+        """vLLM's per-request `metrics`, of the choice that ended last: milliseconds from its first
+        share of a step to its first token, from there to its last one, and before them in the
+        queue; tokens/s over both but the queue.
+        """
         return dict(self._timings)
 
-    def _start(self, now: float) -> None:
+    def _start(self, at_s: float) -> None:
+        """The ask got its first share of a step at `at_s`; it is told with that step's outcome."""
         if self._started_s is None:
-            self._started_s = now
-            self._metrics.observe("request_queue_time_seconds", now - self._arrival_s)
+            self._started_s = max(at_s, self._arrival_s)
+            waited_s = self._started_s - self._arrival_s
+            self._metrics.observe("request_queue_time_seconds", waited_s)
             self._metrics.count_prompt(self._num_prompt_tokens)
 
     def _token(self, event: Token, now: float) -> None:
@@ -120,11 +125,11 @@ class Meter:
         self._judge(choice.first_s - self._arrival_s, tpot_s, now - self._arrival_s)
 
     def _note(self, choice: _Choice, started_s: float, tpot_s: float) -> None:
-        generation_s = choice.last_s - started_s
-        rate = choice.num_tokens / generation_s if generation_s > 0 else None
+        computing_s = choice.last_s - started_s
+        rate = choice.num_tokens / computing_s if computing_s > 0 else None
         values = (
-            (choice.first_s - self._arrival_s) * 1000,
-            generation_s * 1000,
+            (choice.first_s - started_s) * 1000,
+            (choice.last_s - choice.first_s) * 1000,
             (started_s - self._arrival_s) * 1000,
             tpot_s * 1000 if choice.num_tokens > 1 else None,
             rate,

@@ -15,7 +15,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -87,6 +93,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._histograms = {name: Buckets(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
         self.publish, self.gaps = Buckets(_PUBLISH), self._histograms[_GAPS]
+        ProcessCollector(registry=self.registry)  # CPU seconds, memory, open files
         self.registry.register(HistogramCollector(model_name, self._families()))
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of started requests.")
         text = "Prompt tokens that came from the prefix cache."

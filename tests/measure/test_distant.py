@@ -8,7 +8,8 @@ from rich.console import Console
 
 from ridgeline.cli.bench import Remote
 from ridgeline.cli.bench_flags import REPORTS
-from ridgeline.cli.distant import device_of, table, used
+from ridgeline.cli.beside import Seen
+from ridgeline.cli.distant import device_of, on_console, tables, used
 from ridgeline.errors import UserError
 from ridgeline.measure.distant import use_of
 from ridgeline.measure.server.scrape import ServerReport
@@ -55,7 +56,8 @@ def test_the_servers_warm_up_is_not_the_runs() -> None:
     assert found.num_steps == 1000
     assert found.flops < used(record, None, device).flops  # half of the prompts came from the cache
     console = Console(record=True, width=120)
-    console.print(table(report, found, device))
+    for told in tables(Seen(server=report), found, device, in_process=False):
+        console.print(on_console(told))
     text = console.export_text()
     for words in ("vllm", "50%", "100.0  ms per request", "MFU, MBU", "1 x h100-sxm"):
         assert words in text

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.errors import BadInput
+from ridgeline.cli.bench import Outputs, check_writable
+from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure import log
 from ridgeline.measure.log import read_run, write_run, write_whole
+from ridgeline.measure.results.readers import read_result
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 
 INFO = EngineInfo(
@@ -43,12 +46,19 @@ def run(request_trace, run_trace, step_stat):
     )
 
 
-def test_a_run_reads_back_as_it_was(tmp_path, run):
-    path = tmp_path / "run.jsonl"
+@pytest.mark.parametrize("name", ["run.jsonl", "run.parquet"])
+def test_a_run_reads_back_from_either_form(tmp_path, run, name):
+    path = tmp_path / name
     write_run(run, path)
     assert read_run(path) == run
+    assert read_result(path).tool == "ridgeline"
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_log_has_one_line_each(tmp_path, run):
+    path = tmp_path / "run.jsonl"
+    write_run(run, path)
     assert len(path.read_bytes().split(b"\n")) == 1 + 2 + 1 + 1
-    assert [p.name for p in tmp_path.iterdir()] == ["run.jsonl"]
 
 
 number = st.floats(allow_nan=False, allow_infinity=False)
@@ -85,9 +95,10 @@ def test_any_record_reads_back(tmp_path_factory, made, duration_s, share):
         requests=tuple(made),
         client_cpu_share=share,
     )
-    path = tmp_path_factory.getbasetemp() / "any.jsonl"
-    write_run(run, path)
-    assert read_run(path) == run
+    for name in ("any.jsonl", "any.parquet"):
+        path = tmp_path_factory.getbasetemp() / name
+        write_run(run, path)
+        assert read_run(path) == run
 
 
 def test_every_field_of_a_run_is_kept():
@@ -147,3 +158,46 @@ def test_steps_are_kept(tmp_path, run_trace, step_stat):
     step: StepStat = step_stat([(1, 2)], num_preempted=1, hit_tokens=3, queried_tokens=4)
     write_run(run_trace([], steps=[step]), tmp_path / "s.jsonl")
     assert read_run(tmp_path / "s.jsonl").steps == (step,)
+
+
+def test_a_table_answers_questions_by_the_records_own_names(tmp_path, run):
+    """Anybody's Parquet reader sees one row per request and per step, and nulls elsewhere."""
+    from pyarrow import parquet
+
+    write_run(run, tmp_path / "run.parquet")
+    columns = parquet.read_table(tmp_path / "run.parquet").to_pydict()
+    assert set(columns) == {
+        "type",
+        *RequestTrace.__struct_fields__,
+        *StepStat.__struct_fields__,
+    }
+    assert columns["type"] == ["request", "request", "step"]
+    assert columns["token_s"] == [[0.1 + 0.2, 1 / 3], [], None]
+    assert columns["shapes"] == [None, None, [[3, 0], [1, 7]]]
+
+
+def test_tables_that_are_no_log_are_refused(tmp_path, run):
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "run.parquet"
+    parquet.write_table(pyarrow.table({"a": [1]}), path)
+    with pytest.raises(BadInput, match="no event log"):
+        read_run(path)
+    write_run(run, path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(BadInput, match="not a Parquet file"):
+        read_run(path)
+
+
+def test_without_its_library_a_table_is_refused_before_anything_is_measured(
+    tmp_path, run, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    path = tmp_path / "run.parquet"
+    with pytest.raises(CannotRun, match=r"ridgeline\[parquet\]"):
+        check_writable(Outputs(log=path))
+    with pytest.raises(CannotRun, match="pyarrow"):
+        write_run(run, path)
+    assert not path.exists()
+    check_writable(Outputs(log=tmp_path / "run.jsonl"))

@@ -33,10 +33,11 @@ def test_each_server_is_recognised(server):
 
 
 def test_all_names_are_known_ones():
-    known = {"sign", "running", "waiting", "kv_used_share", "hit_share", "preemptions"}
+    known = {"sign", "config", "running", "waiting", "kv_used_share", "hit_share", "preemptions"}
     known |= {"hit_tokens", "queried_tokens", "prompt_tokens", "output_tokens"}
     known |= {"queue_s", "prefill_s", "decode_s", "prefill_total_s", "decode_total_s"}
-    known |= {"num_steps", "step_tokens"}
+    known |= {"num_steps", "step_tokens", "seats", "waiting_total_s", "full_waiting_total_s"}
+    known |= {"spent_waiting_total_s", "cpu_s", "rss_bytes"}
     for server, names in dialects().items():
         assert set(names) <= known, server
 
@@ -54,7 +55,7 @@ def test_every_name_is_on_the_page_of_a_running_server(server):
     before = dict.fromkeys(sample, 0.0)
     found = report_of([before, sample])
     told = {*found.means, *found.counts, *found.mean_s}
-    for name in dialects()[server].keys() - {"sign"}:
+    for name in dialects()[server].keys() - {"sign", "config"}:
         assert (name in told) is ((server, name) not in GONE), name
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
+import msgspec
+
 from ridgeline.measure.cost import Cost
 from ridgeline.measure.metrics import Distribution
 from ridgeline.measure.report.cdf import distribution
@@ -33,6 +35,13 @@ _ROWS = (
 )
 
 
+class Told(msgspec.Struct, frozen=True):
+    """Figures that came from beside the run: name, figure and remark of each."""
+
+    title: str
+    rows: tuple[tuple[str, str, str], ...]
+
+
 def bench_page(
     run: RunTrace,
     summary: Summary,
@@ -41,8 +50,11 @@ def bench_page(
     points: Sequence[Point] = (),
     knee: float | None = None,
     cost: Cost | None = None,
+    beside: Sequence[Told] = (),
 ) -> str:
-    """`run` and `summary` are shown in full; `points` are the whole sweep, where there was one."""
+    """`run` and `summary` are shown in full; `points` are the whole sweep, where there was one;
+    `beside` is what the server and its machine told meanwhile.
+    """
     style = files("ridgeline.measure.report").joinpath("style.css").read_text(encoding="utf-8")
     body = "".join(
         (
@@ -52,6 +64,7 @@ def bench_page(
             _latency(summary, slo),
             _table(summary),
             _timeline(run),
+            *map(_told, beside),
             _cost(cost),
             _warnings(run, summary),
         )
@@ -157,6 +170,16 @@ def _table(summary: Summary) -> str:
 def _timeline(run: RunTrace) -> str:
     told = "One line per request: grey until its first token, blue while tokens came, red if lost."
     return _section("Timeline", told, _figure(timeline(run)) if run.requests else "")
+
+
+def _told(beside: Told) -> str:
+    rows = "".join(
+        f'<tr><td>{escape(name)}</td><td class="num">{escape(figure)}</td>'
+        f"<td>{escape(remark)}</td></tr>"
+        for name, figure, remark in beside.rows
+    )
+    title = beside.title[:1].upper() + beside.title[1:]
+    return _section(title, "", f'<div class="scroll"><table>{rows}</table></div>')
 
 
 def _cost(cost: Cost | None) -> str:

@@ -1,6 +1,6 @@
 """Readers of result files. Which one applies is seen from the file's own keys.
 
-    ridgeline        event log (`bench --log`): every request
+    ridgeline        event log (`bench --log`, JSONL or Parquet): every request
     vllm             `vllm bench serve --save-result [--save-detailed]`; `ridgeline bench --json`
     guidellm         benchmarks[0].metrics.NAME.successful.{mean,median,percentiles}, .requests
     aiperf           profile_export_aiperf.json and .csv, profile_export.jsonl (aiperf.py)
@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.measure.goodput import validity_of
-from ridgeline.measure.log import read_run
+from ridgeline.measure.log import is_event_log, read_run
 from ridgeline.measure.metrics import e2e_s, itl_s, outcome, tpot_s, ttft_s
 from ridgeline.measure.results import aiperf
 from ridgeline.measure.results.base import (
@@ -46,7 +46,7 @@ def read_result(path: Path) -> Result:
         data = path.read_bytes()
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
-    if data.startswith(b'{"type":"run"'):
+    if is_event_log(data):
         return _event_log(path)
     try:
         whole = msgspec.json.decode(data)
@@ -86,9 +86,13 @@ def _event_log(path: Path) -> Result:
             "num_requests": len(run.requests),
             "output_tokens": sum(r.asked_tokens or 0 for r in run.requests),
         },
-        config={k: str(v) for k, v in (run.info.settings if run.info else {}).items()},
+        config=_config(run.info.settings if run.info else {}),
         invalid=validity_of(run).reasons,
     )
+
+
+def _config(settings: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(value) for name, value in settings.items()}
 
 
 def _defined(values: Sequence[float | None]) -> tuple[float, ...]:
@@ -108,10 +112,12 @@ def _vllm(source: str, data: Json) -> Result:
     if data.get("request_goodput") is not None:
         figures["goodput"] = float(data["request_goodput"])
     ours = data.get("ridgeline") or {}
+    whole = not any(data.get("errors") or ())
     return Result(
         source=source,
         tool="vllm",
         samples=_vllm_samples(data),
+        ids=tuple(ours.get("request_ids") or ()) if whole else (),
         figures=figures,
         load=present(
             num_requests=data.get("num_prompts"),
@@ -121,6 +127,7 @@ def _vllm(source: str, data: Json) -> Result:
             input_tokens=data.get("total_input_tokens"),
             workload=ours.get("workload"),
         ),
+        config=_config(ours.get("settings") or {}),
         invalid=tuple(ours.get("invalid") or ()),
     )
 

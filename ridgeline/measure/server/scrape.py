@@ -8,20 +8,18 @@ server was restarted) makes its difference unknown.
 
 from __future__ import annotations
 
-import asyncio
 import tomllib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 
 import msgspec
 
 from ridgeline.measure.metrics import percentile
+from ridgeline.measure.server.polling import PERIOD_S, Polling
 from ridgeline.measure.wire import OK, Wire, WireError
 
-PERIOD_S = 0.5
-GAUGES = ("running", "waiting", "kv_used_share", "hit_share")
+GAUGES = ("running", "waiting", "kv_used_share", "hit_share", "seats", "rss_bytes")
 COUNTERS = (
     "preemptions",
     "hit_tokens",
@@ -32,6 +30,10 @@ COUNTERS = (
     "decode_total_s",
     "num_steps",
     "step_tokens",
+    "waiting_total_s",
+    "full_waiting_total_s",
+    "spent_waiting_total_s",
+    "cpu_s",
 )
 HISTOGRAMS = ("queue_s", "prefill_s", "decode_s")
 
@@ -107,40 +109,32 @@ class Scraper:
     """Reads a page while the run goes on; `report` at its end."""
 
     def __init__(self, wire: Wire, path: str, period_s: float = PERIOD_S) -> None:
-        self._wire, self._path, self._period_s = wire, path, period_s
+        self._wire, self._path = wire, path
         self._samples: list[dict[str, float]] = []
-        self._task: asyncio.Task[None] | None = None
+        self._polling = Polling(self._read, period_s)
 
     async def __aenter__(self) -> Scraper:
-        await self._read()
-        self._task = asyncio.get_running_loop().create_task(self._poll())
+        await self._polling.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        await self._read()
+        await self._polling.__aexit__(*exc)
         self._wire.close()
 
     def report(self) -> ServerReport | None:
         return report_of(self._samples)
 
-    async def _poll(self) -> None:
-        while self._samples:  # a server that did not answer the first time is not asked again
-            await asyncio.sleep(self._period_s)
-            await self._read()
-
-    async def _read(self) -> None:
+    async def _read(self) -> bool:
+        """A server that does not answer the first time is not asked again."""
         try:
             reply = await self._wire.get(self._path)
         except WireError:
-            return
+            return bool(self._samples)
         if reply.status == OK:
             sample = parse_page(reply.body.decode("utf-8", "replace"))
             if sample:
                 self._samples.append(sample)
+        return bool(self._samples)
 
 
 def report_of(samples: Sequence[Sample]) -> ServerReport | None:

@@ -1,0 +1,100 @@
+"""A RunTrace as one Parquet table, for whoever asks it questions with SQL or a data frame.
+
+    type                "request" or "step": whose columns the row fills; the others are null
+    id … first_computed_s   RequestTrace, field for field, under the same names
+    index … hit_tokens      StepStat likewise; `shapes` is a list of [new, cached]
+
+The header of the event log is in the file's own metadata, as JSON under `ridgeline`. The columns
+follow from the records, so that a new field of theirs is a new column here. Same truth as the JSONL
+log (log.py), and read back by the same `read_run`; it pays from some ten thousand requests, and
+loses where nobody has a reader: `grep` finds nothing in it.
+
+pyarrow writes it: the reference implementation, and what data frames have at hand already. It is
+170 MB on disk, hence an extra that is imported here alone.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.records import RequestTrace, RunTrace, StepStat
+
+SUFFIX, MAGIC = ".parquet", b"PAR1"
+_METADATA = b"ridgeline"
+_ROWS: dict[str, type[msgspec.Struct]] = {"request": RequestTrace, "step": StepStat}
+T = TypeVar("T")
+
+
+def wanted(path: Path) -> bool:
+    """Whether a file of this name is to be a table."""
+    return path.suffix == SUFFIX
+
+
+def require(path: Path) -> tuple[Any, Any]:
+    """pyarrow and its Parquet part. Raises CannotRun where it is not installed."""
+    try:
+        import pyarrow  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        import pyarrow.parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError:
+        raise CannotRun(
+            "Parquet needs pyarrow, which is not installed",
+            value=str(path),
+            fix="pip install 'ridgeline[parquet]', or name the file .jsonl",
+        ) from None
+    return pyarrow, pyarrow.parquet
+
+
+def encode(run: RunTrace, header: bytes, path: Path) -> bytes:
+    """The whole file. `header` is the event log's, as JSON; `path` is for the error's words."""
+    arrow, parquet = require(path)
+    columns = {"type": arrow.string()}
+    for record in _ROWS.values():
+        columns |= {name: _column(arrow, kind) for name, kind in get_type_hints(record).items()}
+    rows = [{"type": "request", **msgspec.to_builtins(request)} for request in run.requests]
+    rows += [{"type": "step", **msgspec.to_builtins(step)} for step in run.steps]
+    schema = arrow.schema(list(columns.items()), metadata={_METADATA: header})
+    whole = io.BytesIO()
+    parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), whole, compression="zstd")
+    return whole.getvalue()
+
+
+def decode(data: bytes, path: Path) -> tuple[bytes, tuple[RequestTrace, ...], tuple[StepStat, ...]]:
+    """The header, the requests and the steps of a file that `encode` wrote. Raises BadInput."""
+    arrow, parquet = require(path)
+    try:
+        table = parquet.read_table(io.BytesIO(data))
+    except (arrow.ArrowException, OSError) as error:
+        raise BadInput("not a Parquet file", value=str(path), fix=str(error)) from None
+    header = (table.schema.metadata or {}).get(_METADATA)
+    if header is None:
+        raise BadInput("a Parquet file, but no event log of `bench --log`", value=str(path))
+    rows = table.to_pylist()
+    requests = tuple(_record(row, RequestTrace) for row in rows if row["type"] == "request")
+    steps = tuple(_record(row, StepStat) for row in rows if row["type"] == "step")
+    return header, requests, steps
+
+
+def _record(row: Mapping[str, Any], kind: type[T]) -> T:
+    return msgspec.convert({name: row[name] for name in get_type_hints(kind)}, kind)
+
+
+def _column(arrow: Any, kind: Any) -> Any:
+    """The column of a record's field; TypeError for a kind that no field had so far."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _column(arrow, next(part for part in parts if part is not NoneType))
+    if origin is tuple:
+        return arrow.list_(_column(arrow, parts[0]))
+    plain = {str: arrow.string(), int: arrow.int64(), float: arrow.float64()}
+    if origin is Literal:
+        return plain[str]
+    if kind not in plain:
+        raise TypeError(f"no column for {kind!r}")
+    return plain[kind]

@@ -1,0 +1,79 @@
+"""GPU counters tell computing apart: what the host held up, and what a held-down clock cost."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ridgeline.diagnose import blame_server, facts_of, findings, with_gpu
+from ridgeline.diagnose.from_gpu import in_flight_share
+from tests.diagnose.faults import LOADS, SLO, Engine
+from tests.diagnose.test_sources import as_server
+
+HEALTHY = {"gpu_busy_share": 0.97, "gpu_clock_share": 0.99, "gpu_slowed_share": 0.0}
+
+
+@pytest.fixture(scope="module")
+def seen():
+    record, told = as_server(Engine(), LOADS[0])
+    return record, told
+
+
+def named(seen, counters):
+    record, told = seen
+    found = with_gpu(blame_server(record, told), record, counters)
+    ranked = findings(found, {**facts_of(record, SLO), **counters}, "vllm")
+    return found, {each.cause: each for each in ranked}
+
+
+def test_a_gpu_that_works_at_its_clock_is_no_finding(seen):
+    assert named(seen, HEALTHY)[1] == {}
+
+
+def test_a_gpu_that_waits_names_the_host(seen):
+    counters = {**HEALTHY, "gpu_busy_share": 0.5 * in_flight_share(seen[0])}
+    found, ranked = named(seen, counters)
+    assert list(ranked) == ["gpu-waits-for-the-host"]
+    assert found.shares["host"].mid == pytest.approx(
+        found.shares["decode"].mid + found.shares["prefill"].mid
+    )
+    assert "GPU has nothing to do" in ranked["gpu-waits-for-the-host"].sentence
+    assert ranked["gpu-waits-for-the-host"].flag.startswith("--async-scheduling")
+
+
+def test_a_clock_held_down_names_the_machine(seen):
+    counters = {**HEALTHY, "gpu_clock_share": 0.7, "gpu_slowed_share": 0.9}
+    found, ranked = named(seen, counters)
+    assert list(ranked) == ["gpu-slowed-down"]
+    computing = sum(blame_server(*seen).shares[name].mid for name in ("prefill", "decode"))
+    assert found.shares["slow"].mid == pytest.approx(0.27 * computing, rel=0.01)
+    assert "70%" in ranked["gpu-slowed-down"].sentence
+
+
+def test_a_low_clock_that_nothing_holds_down_is_no_finding(seen):
+    assert named(seen, {**HEALTHY, "gpu_clock_share": 0.5})[1] == {}
+
+
+def test_the_losses_still_add_up_and_silence_changes_nothing(seen):
+    record, told = seen
+    before = blame_server(record, told)
+    after = with_gpu(
+        before, record, {"gpu_busy_share": 0.3, "gpu_slowed_share": 1.0, "gpu_clock_share": 0.6}
+    )
+    total = [sum(share.mid for share in found.shares.values()) for found in (before, after)]
+    assert total[0] == pytest.approx(total[1])
+    assert with_gpu(before, record, {}) == before
+
+
+def test_the_time_with_somebody_in_flight():
+    record, _ = as_server(Engine(), LOADS[0])
+    first = record.requests[0]
+    spans = ((0.0, 2.0), (1.0, 3.0), (6.0, 8.0))
+    requests = tuple(
+        msgspec.structs.replace(
+            first, sent_s=begin_s, token_s=(begin_s, end_s), token_counts=(1, 1)
+        )
+        for begin_s, end_s in spans
+    )
+    run = msgspec.structs.replace(record, requests=requests, duration_s=10.0)
+    assert in_flight_share(run) == pytest.approx(0.5)

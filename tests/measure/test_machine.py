@@ -1,0 +1,228 @@
+"""What a run's server used of this machine: its processes, and GPUs as NVML tells them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from ridgeline.cli import beside
+from ridgeline.cli.bench import Outputs, Remote, command
+from ridgeline.cli.beside import Seen, machine_rows, watched
+from ridgeline.measure.bench import BenchOptions
+from ridgeline.measure.server import gpu as gpu_module
+from ridgeline.measure.server.gpu import NoGpus, NvmlGpus, open_gpus, uses
+from ridgeline.measure.server.machine import MachineReport, MachineWatch
+from ridgeline.measure.server.process import (
+    ProcessReading,
+    is_here,
+    listener,
+    read_tree,
+    use_of,
+)
+from tests.diagnose.mock_thread import mock_server
+from tests.measure.fake_nvml import FakeNvml
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    return fake
+
+
+def test_the_fake_has_the_shape_of_the_real_module():
+    import pynvml
+
+    for name, made in inspect.getmembers(FakeNvml, inspect.isfunction):
+        if name.startswith("nvml"):
+            real = inspect.signature(getattr(pynvml, name))
+            assert list(real.parameters) == list(inspect.signature(made).parameters)[1:], name
+    assert issubclass(pynvml.NVMLError, Exception)
+    assert FakeNvml.NVML_CLOCK_SM == pynvml.NVML_CLOCK_SM
+    reasons = {
+        "power cap": "SwPowerCap",
+        "hardware slowdown": "HwSlowdown",
+        "software thermal slowdown": "SwThermalSlowdown",
+        "hardware thermal slowdown": "HwThermalSlowdown",
+        "power brake": "HwPowerBrakeSlowdown",
+    }
+    bits = {getattr(pynvml, f"nvmlClocksEventReason{end}"): text for text, end in reasons.items()}
+    assert bits == gpu_module.SLOWED_BY
+
+
+def test_a_card_is_read_and_what_it_does_not_tell_is_none(nvml):
+    gpus = open_gpus()
+    first, old = gpus.read()
+    assert (first.name, old.name) == ("NVIDIA H100 80GB HBM3", "Old card")
+    assert (first.busy_share, first.memory_busy_share) == (0.8, 0.35)
+    assert (first.power_w, first.power_limit_w) == (350.5, 700.0)
+    assert first.clock_share == pytest.approx(1410 / 1980)
+    assert (first.memory_used_bytes, first.memory_total_bytes) == (20e9, 80e9)
+    assert first.slowed_by == ()  # idle is not slow
+    assert old.busy_share is None and old.memory_used_bytes == 20e9 and old.slowed_by == ()
+    nvml.events = 0x04 | 0x40
+    assert gpus.read()[0].slowed_by == ("power cap", "hardware thermal slowdown")
+    gpus.close()
+    assert not nvml.running
+
+
+def test_older_copies_of_the_module_have_the_older_name(nvml):
+    asked = []
+
+    def throttled(handle):
+        asked.append(handle)
+        return 0x08
+
+    old = {name: getattr(nvml, name) for name in dir(nvml) if "EventReasons" not in name}
+    nvml.nvmlInit()
+    module = type("Old", (), {**old, "nvmlDeviceGetCurrentClocksThrottleReasons": throttled})
+    assert NvmlGpus(module).read()[0].slowed_by == ("hardware slowdown",)
+    assert asked == [0, 1]
+
+
+def test_readings_become_means_and_parts_of_the_time(nvml):
+    gpus, readings = open_gpus(), []
+    for busy, events in ((100, 0x04), (60, 0x04 | 0x20), (20, 0x01), (20, 0x01)):
+        nvml.busy, nvml.events = busy, events
+        readings.append(gpus.read())
+    first, old = uses(readings)
+    assert first.num_readings == 4 and first.busy_share == pytest.approx(0.5)
+    assert first.slowed_share == 0.5
+    assert first.slowed_by == {"power cap": 0.5, "software thermal slowdown": 0.25}
+    assert old.busy_share is None and old.slowed_share == 0.0
+    assert uses([]) == ()
+    report = MachineReport(gpus=(first,))
+    assert report.facts()["gpu_busy_share"] == pytest.approx(0.5)
+    assert report.facts()["gpu_slowed_share"] == 0.5
+    assert "gpu_busy_share" not in MachineReport(gpus=(first, old)).facts()
+
+
+@pytest.mark.parametrize("missing", ["module", "driver"])
+def test_without_nvml_it_says_so_and_nothing_is_measured(monkeypatch, nvml, missing):
+    if missing == "module":
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    else:
+
+        def absent():
+            raise nvml.NVMLError("NVML Shared Library Not Found")
+
+        nvml.nvmlInit = absent
+    gpus = open_gpus()
+    assert isinstance(gpus, NoGpus) and gpus.why_none.startswith("no NVML")
+    assert gpus.read() == ()
+    report = MachineReport(gpus=uses([gpus.read()]), notes=(gpus.why_none,))
+    assert report.facts() == {}
+    assert list(machine_rows(report, in_process=True)) == [("not measured", "–", gpus.why_none)]
+
+
+def test_a_run_is_watched_and_the_driver_let_go(nvml):
+    async def main():
+        async with MachineWatch(os.getpid(), open_gpus(), period_s=0.01) as watch:
+            await asyncio.sleep(0.1)
+        return watch.report()
+
+    report = asyncio.run(main())
+    assert not nvml.running
+    assert report.process is not None and report.process.rss_bytes > 1e6
+    assert report.gpus[0].num_readings >= 3 and report.notes == ()
+    text = "\n".join("|".join(row) for row in machine_rows(report, in_process=True))
+    for words in (
+        "GPU 0 busy|80%",
+        "GPU 0 memory|20.0|of 80.0 GB",
+        "350",
+        "W of 700",
+        "GPU 1 busy|–",
+    ):
+        assert words in text
+
+
+SPIN = "import time\nend = time.perf_counter() + 20\nwhile time.perf_counter() < end: pass"
+
+
+def test_the_tree_of_a_server_is_counted_whole():
+    """A parent that sleeps and a child that computes: about one core between them."""
+    parent = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {SPIN!r}])\n"
+    server = subprocess.Popen([sys.executable, "-c", parent + "time.sleep(20)"])
+    try:
+        deadline = time.monotonic() + 10
+        while True:
+            first = read_tree(server.pid, time.monotonic())
+            assert first is not None and time.monotonic() < deadline
+            if first.num_processes == 2 and first.cpu_s > 0.1:
+                break
+            time.sleep(0.02)
+        time.sleep(0.5)
+        second = read_tree(server.pid, time.monotonic())
+    finally:
+        for line in subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(server.pid)], capture_output=True, text=True
+        ).stdout.split():
+            os.kill(int(line), 9)
+        server.kill()
+        server.wait()
+    used = use_of([first, second])
+    assert used is not None and used.num_processes == 2
+    assert 0.05 < used.cpu_cores < 1.3  # a busy machine gives it less
+    assert read_tree(server.pid, 0.0) is None
+
+
+def test_use_is_growth_over_time():
+    told = ((0, 10, 4, 2), (1, 11, 8, 3), (2, 10.5, 6, 2), (4, 13.5, 6, 2))
+    rows = [ProcessReading(*row) for row in told]
+    used = use_of(rows)
+    assert used.cpu_cores == pytest.approx(
+        (1 + 0 + 3) / 4
+    )  # a process that ended takes its CPU along
+    assert (used.rss_bytes, used.rss_peak_bytes, used.num_processes) == (6, 8, 3)
+    assert use_of(rows[:1]) is None and use_of([]) is None
+
+
+def test_whose_port_it_is():
+    with socket.socket() as heard:
+        heard.bind(("127.0.0.1", 0))
+        heard.listen()
+        assert listener(heard.getsockname()[1]) == os.getpid()
+        free = heard.getsockname()[1]
+    assert listener(free) is None
+
+
+def test_which_addresses_are_here():
+    assert is_here("127.0.0.1") and is_here("localhost") and is_here("::1")
+    assert not is_here("192.0.2.7") and not is_here("no such host.invalid")
+
+
+def test_of_a_server_elsewhere_nothing_is_said_to_be_measured():
+    watch = beside.machine_watch("http://192.0.2.7:8000/v1")
+    assert watch.report() == MachineReport(notes=(beside.ELSEWHERE,))
+
+
+def test_bench_tells_what_it_saw_everywhere(tmp_path, nvml):
+    """Console, JSON and page; the server is a thread here, so its process is this one."""
+    console = Console(record=True, width=160)
+    outputs = Outputs(json=tmp_path / "r.json", html=tmp_path / "r.html")
+    options = BenchOptions(workload="synthetic:input=8,output=4", num_prompts=6, num_warmups=0)
+    with mock_server(ttft_s=0.01, itl_s=0.002) as url:
+        assert command(options, Remote(url=url), outputs, console) == 0
+    text = console.export_text()
+    assert "the machine under it" in text and "GPU 0 busy" in text and "CPU cores" in text
+    assert "the server's own words" in text
+    page = outputs.html.read_text()
+    assert "The machine under it" in page and "NVIDIA H100 80GB HBM3" in page
+    assert '"machine":{"process":{"cpu_cores":' in outputs.json.read_text()
+
+
+def test_what_breaks_the_run_is_not_hidden_by_the_watching(nvml):
+    async def broken():
+        raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        asyncio.run(watched(broken, None))
+    assert not nvml.running and Seen().server is None
