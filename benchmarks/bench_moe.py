@@ -74,7 +74,7 @@ def measure(decoder: Decoder, num_rows: int, rounds: int) -> dict[str, Any]:
         for name, forward in forwards.items():
             taken = seconds(forward, tokens_T, positions_T)
             spent[name] += [taken] if i else []
-        x_TC = decoder.blocks[0].mlp_norm(decoder.embed_VC[tokens_T].float())
+        x_TC = decoder.blocks[0].mlp_norm(decoder.table.rows(tokens_T).float())
         shares.append(share_read(decoder, x_TC))
     mlp = decoder.spec.layers[0].mlp
     experts = sum(each.nbytes for each in (mlp.gate, mlp.up, mlp.down)) * mlp.num_experts

@@ -85,7 +85,6 @@ def measure(
             model,
             recipe,
             target,
-            head_bits=None,
             calibration=None,
             write=RIDGELINE,
             tell=lambda progress: None,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import resource
 from collections.abc import Sequence
+from itertools import groupby
 from time import perf_counter, process_time
 
 import numpy as np
@@ -24,11 +25,13 @@ import torch
 from msgspec.structs import replace
 
 from ridgeline.compress.balance import Balanced
+from ridgeline.compress.calibration import MOST_HELD
 from ridgeline.compress.lattice import Rounded
-from ridgeline.compress.pipeline import Changed, _balance, _round, halves
+from ridgeline.compress.pipeline import Changed, balance, halves
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.repair import repair
-from ridgeline.compress.walk import Walk, watch_both
+from ridgeline.compress.rounding import Product, round_product
+from ridgeline.compress.walk import Walk, Walks, watch_both
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.weights import DummyWeights, Weights
 from ridgeline.spec.load import load_spec
@@ -81,25 +84,27 @@ def layer(spec: ModelSpec, recipe: Recipe, pieces: list[list[int]], chosen: Sequ
     clean = Walk(spec, source, pieces)
     walk = clean.fork()
     walk.states = [x_TC + 0.01 * torch.randn_like(x_TC) for x_TC in walk.states]
-    unseen = [torch.ones_like(clean.states[0]) for _ in range(2 * recipe.num_windows)]
+    num_windows = recipe.num_windows + MOST_HELD
+    unseen = [torch.ones_like(clean.states[0]) for _ in range(2 * num_windows)]
     for part, _ in (each for half in halves(spec, 0) for each in half):
         source.get(part)
     grids: dict[Part, Rounded] = {}
     now, clock = Changed(source, grids, {}), Clock()
     for half in (halves(spec, 0)[at] for at in chosen):
         keys = {part.key for part, _ in half}
-        stats = watch_both(clean, walk, source, now, 0, keys, True)
+        watched = watch_both(Walks(clean, walk, 1), source, now, 0, keys, True)
         clock.text(f"watching {', '.join(sorted(keys))}")
-        aimed = repair(source, half, stats, recipe.repair, recipe.damping)
+        aimed = repair(source, half, watched, recipe.repair, recipe.damping)
         clock.rest("repairing")
-        balanced = Balanced(Changed(source, {}, aimed), spec)
+        balanced, stats = Balanced(Changed(source, {}, aimed.weights), spec), watched.stats
         if recipe.method == "awq":
-            stats = _balance(spec, balanced, recipe, stats, half, 0)
+            stats = balance(spec, balanced, recipe, stats, half, 0)
             clock.rest("searching")
-        for part, key in half:
-            weight_OI = balanced.get(part).float()
-            grids[part], _ = _round(weight_OI, stats.get(key), recipe, "bfloat16")
-            clock.rest(f"{part.key} {list(part.shape)}")
+        for key, group in groupby(half, lambda each: each[1]):
+            product = Product(key, {part: balanced.get(part).float() for part, _ in group})
+            rounded, _ = round_product(product, stats, recipe, "bfloat16")
+            grids |= rounded
+            clock.rest(f"rounding {'+'.join(key[0])}")
     if 1 in chosen:
         for each, weights in ((clean, source), (walk, now)):
             each.go(weights, 0)
@@ -112,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="dummy:llama-1b-32k")
     parser.add_argument("--method", default="gptq", choices=["gptq", "awq"])
-    parser.add_argument("--windows", type=int, default=2)
+    parser.add_argument("--windows", type=int, default=3)
     parser.add_argument("--half", type=int, choices=[0, 1])
     args = parser.parse_args()
     torch.set_num_threads(THREADS)
@@ -124,7 +129,7 @@ def main() -> None:
     pieces = [[(7 * i + w) % 512 for i in range(256)] for w in range(args.windows)]
     with torch.inference_mode():
         clock = layer(spec, recipe, pieces, (0, 1) if args.half is None else (args.half,))
-    layer_s = recipe.num_windows / args.windows * clock.text_s + clock.rest_s
+    layer_s = (recipe.num_windows + MOST_HELD) / args.windows * clock.text_s + clock.rest_s
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     for what, took_s in zip(("on the wall", "of the cores"), layer_s, strict=True):
         minutes = num_layers * took_s / 60

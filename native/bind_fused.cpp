@@ -149,6 +149,10 @@ void bind_fused(nb::module_& m) {
         require(table && num_tokens > 0 && width > 0, "the table needs memory");
         s.add(embed_op(reinterpret_cast<const void*>(table), is_bf16, num_tokens, width, scale));
       }, nb::arg("table"), nb::arg("is_bf16"), nb::arg("num_tokens"), nb::arg("width"), nb::arg("scale"))
+      .def("embed_packed", [](Segment& s, uintptr_t table, float scale) {
+        require(table, "no table");
+        s.add(embed_packed_op(weight_at(table), scale));
+      }, nb::arg("table"), nb::arg("scale"))
       .def("rows", [](Segment& s, const std::string& from, int width, bool add_branch, uintptr_t branch_gain, bool norm,
                       uintptr_t gain, float eps, uintptr_t for_weight, const std::string& to) {
         require(width > 0 && (!for_weight || weight_at(for_weight)->num_in == width), "the weight has other inputs");

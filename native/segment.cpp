@@ -137,6 +137,27 @@ class EmbedOp : public Op {
   float scale_;
 };
 
+class PackedEmbedOp : public Op {
+ public:
+  PackedEmbedOp(const PackedWeight* table, float scale) : table_(table), scale_(scale) {}
+  void begin(Frame& frame) const override {
+    require(frame.tokens, "no tokens were given");
+    for (int t = 0; t < frame.num_rows; ++t)
+      require(frame.tokens[t] >= 0 && frame.tokens[t] < table_->num_out, "a token is outside the vocabulary");
+    frame.reserve(kResidual, table_->num_in);
+  }
+  int64_t num_items(const Frame& frame) const override { return frame.num_rows; }
+  void run(const Frame& frame, int64_t item, float*) const override {
+    float* to = frame.at(kResidual, item, table_->num_in);
+    unpack_row(*table_, static_cast<int>(frame.tokens[item]), to);
+    for (int k = 0; k < table_->num_in; ++k) to[k] *= scale_;
+  }
+
+ private:
+  const PackedWeight* table_;
+  float scale_;
+};
+
 class RowOp : public Op {
  public:
   explicit RowOp(const RowPlan& plan) : plan_(plan) {}
@@ -296,6 +317,9 @@ struct alignas(64) Progress {
 
 std::unique_ptr<Op> embed_op(const void* table, bool is_bf16, int64_t num_tokens, int width, float scale) {
   return std::make_unique<EmbedOp>(table, is_bf16, num_tokens, width, scale);
+}
+std::unique_ptr<Op> embed_packed_op(const PackedWeight* table, float scale) {
+  return std::make_unique<PackedEmbedOp>(table, scale);
 }
 std::unique_ptr<Op> row_op(const RowPlan& plan) { return std::make_unique<RowOp>(plan); }
 std::unique_ptr<Op> linear_op(const PackedWeight* weight, Slot to) { return std::make_unique<LinearOp>(weight, to); }

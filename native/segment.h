@@ -126,6 +126,8 @@ class Segment {
 
 // Rows of an embedding table, bfloat16 or float32, times `scale`, to kResidual.
 std::unique_ptr<Op> embed_op(const void* table, bool is_bf16, int64_t num_tokens, int width, float scale);
+// The same of a packed table, a row per token: unpacked as it is read.
+std::unique_ptr<Op> embed_packed_op(const PackedWeight* table, float scale);
 
 // What happens to a row on its way into a product: kResidual += [norm of] kBranch; then its norm; then to
 // `for_weight`'s form, or, where that is null, as floats to `to`. Without add and norm the row is `from`'s.

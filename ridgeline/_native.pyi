@@ -87,6 +87,7 @@ class FusedSegment:
     def embed(
         self, table: int, is_bf16: bool, num_tokens: int, width: int, scale: float
     ) -> None: ...
+    def embed_packed(self, table: int, scale: float) -> None: ...
     def rows(
         self,
         source: str,

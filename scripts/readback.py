@@ -29,6 +29,9 @@ FORMATS: dict[str, dict[str, Any]] = {
     "gguf-q8_0": {"format": "gguf", "bits": 8},
     "gguf-q4_k": {"format": "gguf", "numbers": "q4_k"},
     "gguf-q6_k": {"format": "gguf", "numbers": "q6_k"},
+    "gguf-mixtral": {"model": "mixtral", "format": "gguf", "bits": 8},
+    "gguf-mixtral-q4_0": {"model": "mixtral", "format": "gguf", "group_size": 32},
+    "gguf-qwen3moe": {"model": "qwen3_moe", "format": "gguf", "bits": 8},
     "ct-int4": {"format": "compressed-tensors", "group_size": 32},
     "ct-int4-zeros": {"format": "compressed-tensors", "group_size": 64, "zeros": True},
     "ct-int3": {"format": "compressed-tensors", "bits": 3, "group_size": 32},
@@ -54,13 +57,68 @@ TIES = {"ct-int8": TIE, "bnb-nf4": 0.05}
 """Of transformers: W8A8 has 8-bit activations; NF4 is decoded to the model's bfloat16."""
 
 
+MOE: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96},
+    "qwen3_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+        "head_dim": 32,
+    },
+}
+
+
+def random_experts(folder: Path, family: str) -> str:
+    """A small mixture of experts with random weights and the demo model's tokenizer."""
+    import torch
+    from safetensors.torch import save_file
+
+    from ridgeline.engine.model.names import LAYOUTS, locate, parts, row_sizes
+    from ridgeline.spec.load import load_spec
+    from ridgeline.spec.locate import model_path
+
+    config = {
+        "model_type": family,
+        "vocab_size": 4096,
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+        **MOE[family],
+    }
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(model_path("demo"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    spec, generator = load_spec(str(folder)), torch.Generator().manual_seed(7)
+    tensors = {}
+    for part in parts(spec):
+        sizes = {} if part.layer is None else row_sizes(spec.layers[part.layer])
+        value = torch.randn(part.shape, generator=generator)
+        value = 1 + 0.3 * value if len(part.shape) == 1 else value * (1.5 / part.shape[-1] ** 0.5)
+        tensors[locate(part, LAYOUTS[family][0], sizes).name] = value
+    save_file(tensors, folder / "model.safetensors")
+    return str(folder)
+
+
 def make(folder: Path) -> int:
     """Write every format and `expected.json`."""
     from ridgeline.cli.quantize import Choices, command
 
+    models = {"demo": "demo"} | {
+        family: random_experts(folder / f"random-{family}", family) for family in MOE
+    }
     for name, choices in FORMATS.items():
         shutil.rmtree(folder / name, ignore_errors=True)  # written by the code as it is now
-        command("demo", folder / name, Choices(**choices))
+        model = models[choices.get("model", "demo")]
+        command(
+            model,
+            folder / name,
+            Choices(**{key: value for key, value in choices.items() if key != "model"}),
+        )
     found = {name: _expected(_path(folder, name)) for name in FORMATS}
     (folder / "expected.json").write_text(json.dumps(found), encoding="utf-8")
     return 0

@@ -69,7 +69,7 @@ def _make(model: str, recipe: Recipe, target: Path, text: Path | None, allowed_s
             )
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    make(model, recipe, target, head_bits=None, calibration=text, write=RIDGELINE, tell=tell)
+    make(model, recipe, target, calibration=text, write=RIDGELINE, tell=tell)
 
 
 def _calibration(workload: Tokenised, tokenizer: Tokenizer, place: Path) -> Path | None:

@@ -12,8 +12,8 @@ from ridgeline.cli.quantities import duration_of, one_of
 
 _MODEL = "A Hugging Face model directory, or 'demo'."
 Model = Annotated[str, typer.Argument(help=_MODEL, show_default=False)]
-_BITS, _HEAD_BITS = ("3", "4", "5", "8", "16"), ("4", "8", "16")
-_METHODS = ("rtn", "hqq", "gptq", "awq", "smoothquant", "qat")
+_BITS, _HEAD_BITS, _TABLE_BITS = ("3", "4", "5", "8", "16"), ("4", "8", "16"), ("4", "8")
+_METHODS = ("rtn", "hqq", "gptq", "awq", "smoothquant", "llm-int8", "qat")
 _FORMATS = ("ridgeline", "compressed-tensors", "gptq", "awq", "gguf", "fp8", "bitsandbytes")
 _NUMBERS = ("int", "q4_k", "q6_k", "nf4", "fp8-tensor", "fp8-channel", "fp8-block")
 
@@ -36,7 +36,8 @@ def quantize(
     method: Annotated[
         str,
         typer.Option(
-            help="rtn, hqq (no text needed), gptq, awq, smoothquant (8 bits), qat (trains).",
+            help="rtn, hqq (no text needed), gptq, awq, smoothquant and llm-int8 (8 bits), "
+            "qat (trains).",
             parser=one_of("--method", _METHODS),
         ),
     ] = "rtn",
@@ -71,6 +72,17 @@ def quantize(
             parser=one_of("--lm-head-bits", _HEAD_BITS),
         ),
     ] = None,
+    embedding_bits: Annotated[
+        str | None,
+        typer.Option(
+            help="Bits of the embedding table (default: as stored); a tied LM head shares it.",
+            parser=one_of("--embedding-bits", _TABLE_BITS),
+        ),
+    ] = None,
+    outlier_threshold: Annotated[
+        float | None,
+        typer.Option(help="llm-int8: inputs that reach it are kept apart (6)."),
+    ] = None,
     calibration: Annotated[
         Path | None,
         typer.Option(help="Text that activations are measured on (default: text shipped here)."),
@@ -99,6 +111,8 @@ def quantize(
         numbers=numbers,
         rotate=rotate,
         lm_head_bits=None if lm_head_bits is None else int(lm_head_bits),
+        embedding_bits=None if embedding_bits is None else int(embedding_bits),
+        threshold=outlier_threshold,
         format=format,
         calibration=calibration,
         num_windows=calibration_windows,

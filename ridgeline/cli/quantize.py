@@ -49,6 +49,8 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     numbers: str = "int"
     rotate: bool = False
     lm_head_bits: int | None = None
+    embedding_bits: int | None = None
+    threshold: float | None = None
     format: str = "ridgeline"
     calibration: Path | None = None
     num_windows: int = 64
@@ -71,7 +73,7 @@ def command(model: str, output: Path, choices: Choices) -> int:
 
 
 def _made(model: str, output: Path, choices: Choices) -> int:
-    from ridgeline.compress.make import describe, make
+    from ridgeline.compress.make import TableBits, describe, make
 
     recipe = recipe_for(choices)
     print(f"  {describe(recipe)}")
@@ -79,7 +81,7 @@ def _made(model: str, output: Path, choices: Choices) -> int:
         model,
         recipe,
         output,
-        head_bits=choices.lm_head_bits,
+        bits=TableBits(choices.lm_head_bits, choices.embedding_bits),
         calibration=choices.calibration,
         write=_writer(choices.format),
         tell=_tell,
@@ -94,7 +96,7 @@ def _mixed(choices: Choices) -> Mixed | None:
         return None
     if choices.format not in WIDTHS or choices.numbers != "int":
         raise BadInput("several widths in one model", value=choices.format, limit=", ".join(WIDTHS))
-    if choices.bits != 4 or choices.method in ("smoothquant", "hqq"):
+    if choices.bits != 4 or choices.method in ("smoothquant", "llm-int8", "hqq"):
         raise BadInput(
             "--bits-budget chooses the bits itself",
             value=f"--bits {choices.bits}, --method {choices.method}",
@@ -112,6 +114,10 @@ def recipe_for(choices: Choices) -> Recipe:
         raise BadInput(f"--method {choices.method} reads no text", value="--calibration")
     if choices.steps is not None and choices.method != "qat":
         raise BadInput(f"--method {choices.method} does not train", value="--steps")
+    if choices.threshold is not None and choices.method != "llm-int8":
+        raise BadInput(
+            f"--method {choices.method} keeps nothing apart", value="--outlier-threshold"
+        )
     group_size = choices.group_size or (128 if choices.bits < 8 else None)
     return check(
         Recipe(
@@ -125,6 +131,7 @@ def recipe_for(choices: Choices) -> Recipe:
             window_tokens=choices.window_tokens,
             seed=choices.seed,
             steps=200 if choices.steps is None else choices.steps,
+            threshold=6.0 if choices.threshold is None else choices.threshold,
             scale_bits=SCALE_BITS.get((choices.format, choices.zeros), 11),
         )
     )
@@ -149,6 +156,8 @@ def _bf16(model: str, output: Path, choices: Choices) -> int:
         raise BadInput("--bits 16 stores every weight in 16 bits", value="--bits-budget, --numbers")
     if choices.group_size is not None or choices.zeros:
         raise BadInput("groups and zero-points are for 3 and 4 bits", value="--bits 16")
+    if choices.embedding_bits is not None:
+        raise BadInput("--bits 16 keeps the embeddings as they are", value="--embedding-bits")
     return pack_model(model, _as_stored(model), output)
 
 

@@ -11,12 +11,14 @@ import random
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.text import load_tokenizer
 from ridgeline.errors import BadInput
 
 MOST_CHARACTERS = 20_000_000
+MOST_HELD = 8
 
 
 def shipped_text() -> str:
@@ -50,6 +52,30 @@ def tokens_of(model: str, text: str) -> list[int]:
 
 def windows(model: str, text: str, recipe: Recipe, vocab_size: int) -> list[list[int]]:
     """`num_windows` pieces at places drawn by the recipe's seed. Raises BadInput."""
+    tokens = _checked(model, text, recipe, vocab_size)
+    return _drawn(tokens, [(0, len(tokens))], recipe)
+
+
+class Pieces(NamedTuple):
+    """Windows to learn from, and windows that share no token of the text with them."""
+
+    learnt: list[list[int]]
+    held: list[list[int]]
+
+
+def pieces(model: str, text: str, recipe: Recipe, vocab_size: int) -> Pieces:
+    """As `windows`, but for an eighth of the text (8 windows at most, 1 at least), which is held
+    back in even steps."""
+    tokens, length = _checked(model, text, recipe, vocab_size), recipe.window_tokens
+    count = max(1, min(MOST_HELD, len(tokens) // (8 * length)))
+    begins = [(2 * i + 1) * len(tokens) // (2 * count) - length // 2 for i in range(count)]
+    edges = [0, *(edge for begin in begins for edge in (begin, begin + length)), len(tokens)]
+    free = list(zip(edges[::2], edges[1::2], strict=True))
+    held = [list(tokens[begin : begin + length]) for begin in begins]
+    return Pieces(_drawn(tokens, free, recipe), held)
+
+
+def _checked(model: str, text: str, recipe: Recipe, vocab_size: int) -> Sequence[int]:
     tokens = load_tokenizer(model).encode(text)
     length = recipe.window_tokens
     if len(tokens) < 4 * length:
@@ -59,9 +85,17 @@ def windows(model: str, text: str, recipe: Recipe, vocab_size: int) -> list[list
             limit=f"at least {4 * length}: four windows of --calibration-tokens {length}",
         )
     _refuse_foreign(tokens, vocab_size)
-    rng = random.Random(recipe.seed)
-    starts = [rng.randrange(len(tokens) - length + 1) for _ in range(recipe.num_windows)]
-    return [list(tokens[start : start + length]) for start in starts]
+    return tokens
+
+
+def _drawn(
+    tokens: Sequence[int], free: Sequence[tuple[int, int]], recipe: Recipe
+) -> list[list[int]]:
+    """`num_windows` pieces within the stretches of `free`, every place as likely."""
+    rng, length = random.Random(recipe.seed), recipe.window_tokens
+    starts = [at for begin, end in free for at in range(begin, end - length + 1)]
+    chosen = [starts[rng.randrange(len(starts))] for _ in range(recipe.num_windows)]
+    return [list(tokens[start : start + length]) for start in chosen]
 
 
 def _refuse_foreign(tokens: Sequence[int], vocab_size: int) -> None:

@@ -48,7 +48,7 @@ class Teacher:
                 fix="name the unquantised checkpoint; the drafter serves quantised forms too",
             )
         self.decoder, self.head_VC = decoder, head.weight_OI.clone()
-        self.embed_VC = decoder.embed_VC.clone()
+        self.embed_VC = decoder.table.rows(torch.arange(decoder.spec.vocab_size))
 
     @torch.no_grad()
     def __call__(self, tokens_BL: Tensor) -> Batch:

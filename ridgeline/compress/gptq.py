@@ -18,6 +18,8 @@ When it loses: calibration text unlike the use; at 8 bits there is nothing to wi
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -34,27 +36,43 @@ class NotPositiveError(Exception):
     """The Hessian cannot be factorised; the message says what was tried."""
 
 
-def round_gptq(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> Rounded:
-    """The grid that loses least of the layer's output. Raises NotPositiveError."""
-    assert stats is not None and stats.moment_II is not None
-    on = lattice(weight_OI, recipe, stats.importance())
-    order_I = torch.arange(weight_OI.shape[1])
+class Factor(NamedTuple):
+    """What the weights of one product share: the order of their inputs, and the upper Cholesky
+    factor of the damped inverse Hessian in that order."""
+
+    order_I: Tensor
+    upper_II: Tensor
+
+
+def factor_of(stats: Stats, recipe: Recipe) -> Factor | str:
+    """The factor of a product's inputs, or why there is none."""
+    assert stats.moment_II is not None
+    order_I = torch.arange(len(stats.moment_II))
     if recipe.act_order:
         order_I = torch.argsort(stats.moment_II.diagonal(), descending=True, stable=True)
-    factor_II = _inverse_factor(stats.moment_II, order_I, stats.num_rows, recipe.damping)
-    q_IO = _solve(weight_OI.T[order_I].clone(), factor_II, on, order_I)
-    back_I = torch.argsort(order_I)
-    return on.grid(q_IO[back_I].T, recipe)
+    try:
+        upper_II = _inverse_factor(stats.moment_II, order_I, stats.num_rows, recipe.damping)
+    except NotPositiveError as error:
+        return str(error)
+    return Factor(order_I, upper_II)
+
+
+def round_gptq(weight_OI: Tensor, stats: Stats, factor: Factor, recipe: Recipe) -> Rounded:
+    """The grid that loses least of the layer's output."""
+    on, order_I = lattice(weight_OI, recipe, stats.importance()), factor.order_I
+    q_IO = _solve(weight_OI.T[order_I].contiguous(), factor.upper_II, on, order_I)
+    q_OI = torch.empty_like(weight_OI)
+    q_OI[:, order_I] = q_IO.T
+    return on.grid(q_OI, recipe)
 
 
 def round_gptq_or_rtn(
-    weight_OI: Tensor, stats: Stats, recipe: Recipe
+    weight_OI: Tensor, stats: Stats, factor: Factor | str, recipe: Recipe
 ) -> tuple[Rounded, str | None]:
     """GPTQ's grid; where its Hessian cannot be used, rounding to nearest and the reason."""
-    try:
-        return round_gptq(weight_OI, stats, recipe), None
-    except NotPositiveError as error:
-        return round_rtn(weight_OI, stats, recipe), f"rounded to nearest: {error}"
+    if isinstance(factor, Factor):
+        return round_gptq(weight_OI, stats, factor, recipe), None
+    return round_rtn(weight_OI, stats, recipe), f"rounded to nearest: {factor}"
 
 
 def _inverse_factor(moment_II: Tensor, order_I: Tensor, num_rows: int, damping: float) -> Tensor:

@@ -16,10 +16,11 @@ from torch import Tensor
 from ridgeline.compress.coded import Coded
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.quant.grid import Grid
+from ridgeline.engine.quant.outliers import Split
 
 TINY = 1e-30
-Rounded = Grid | Coded
-"""A weight that has been rounded; both say what they mean by `dense()`."""
+Rounded = Grid | Coded | Split
+"""A weight that has been rounded; all say what they mean by `dense()`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from ridgeline.compress.progress import Tell
 from ridgeline.compress.qat import tune
 from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.store import Store, open_folder
+from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.pack import write_packed
+from ridgeline.engine.quant.outliers import Split
 from ridgeline.errors import CannotRun
 from ridgeline.spec.format import BF16, INT8, Format, int4
 from ridgeline.spec.load import load_spec
@@ -39,6 +41,20 @@ HOLDERS = {
 LAYERS = ("layers.*.attention.*", "layers.*.mlp.*")
 
 
+class Tables(NamedTuple):
+    """How the LM head and the embedding table are to be stored; None: as the checkpoint does."""
+
+    head: Format | None = None
+    embed: Format | None = None
+
+
+class TableBits(NamedTuple):
+    """Bits of the LM head and of the embedding table; None: as the checkpoint has them."""
+
+    head: int | None = None
+    embed: int | None = None
+
+
 class Job(NamedTuple):
     """What a writer is given: the quantised model and where to put it."""
 
@@ -47,8 +63,7 @@ class Job(NamedTuple):
     """Of the dense model (rotated, if it was)."""
     recipe: Recipe
     weights: Store
-    head: Format | None
-    """How the LM head is to be stored; None: as the checkpoint does."""
+    tables: Tables
     folder: Path
     """Empty; becomes the output."""
     made: dict[str, Any]
@@ -58,7 +73,7 @@ class Job(NamedTuple):
 class Writer(NamedTuple):
     """A format: `refuse` says before any work what it cannot hold; `write` gives the bytes."""
 
-    refuse: Callable[[ModelSpec, Recipe, Format | None], None]
+    refuse: Callable[[ModelSpec, Recipe, Tables], None]
     write: Callable[[Job], int]
 
 
@@ -67,7 +82,7 @@ def make(
     recipe: Recipe,
     output: Path,
     *,
-    head_bits: int | None,
+    bits: TableBits | None = None,
     calibration: Path | None,
     write: Writer,
     tell: Tell,
@@ -89,8 +104,8 @@ def make(
             widths = choose_widths(spec, source, recipe, pieces, mixed, tell)
             recipe = replace(recipe, widths=widths)
         run = fingerprint(model, recipe, text)
-        head = _head(spec, head_bits, recipe)
-        write.refuse(spec, recipe, head)
+        tables = _tables(spec, bits or TableBits(), recipe)
+        write.refuse(spec, recipe, tables)
         folder = open_folder(output, run)
         store = quantise_layers(model, spec, source, recipe, folder, text, tell)
         if recipe.method == "qat":
@@ -98,7 +113,7 @@ def make(
         result = folder / "result"
         shutil.rmtree(result, ignore_errors=True)
         result.mkdir()
-        job = Job(model_path(model), spec, recipe, store, head, result, {"made": run})
+        job = Job(model_path(model), spec, recipe, store, tables, result, {"made": run})
         written = write.write(job)
     if output.is_dir():
         output.rmdir()  # it was empty
@@ -107,37 +122,49 @@ def make(
     return written
 
 
-def _head(spec: ModelSpec, bits: int | None, recipe: Recipe) -> Format | None:
-    if bits is None and spec.stored_dtype == "bfloat16" and not recipe.rotate:
-        bits = 16
+def _tables(spec: ModelSpec, bits: TableBits, recipe: Recipe) -> Tables:
+    """One table for both where they are tied and nobody asked for another head."""
     group = recipe.group_size or 128
     kinds = {4: int4(group, zeros=recipe.zeros), 8: INT8, 16: BF16}
-    return None if bits is None else kinds[bits]
+    head = bits.head
+    if head is None and bits.embed is not None and spec.tied_embeddings:
+        head = bits.embed
+    if head is None and spec.stored_dtype == "bfloat16" and not recipe.rotate:
+        head = 16
+    return Tables(
+        None if head is None else kinds[head], None if bits.embed is None else kinds[bits.embed]
+    )
 
 
 def _write_ridgeline(job: Job) -> int:
     """Ridgeline's own packed form: mapped, multiplied with where it lies."""
     formats: dict[str, Format] = dict.fromkeys(LAYERS, job.recipe.format())
-    if job.recipe.widths:
+    if job.recipe.widths or job.recipe.method == "llm-int8":
         formats = dict(_by_path(job))
-    if job.head is not None:
-        formats["lm_head"] = job.head
+    if job.tables.head is not None:
+        formats["lm_head"] = job.tables.head
     spec = apply_formats(job.spec, formats, f"quantize --method {job.recipe.method}")
+    spec = replace(spec, embed_format=job.tables.embed)
     return write_packed(job.source, spec, job.weights, job.folder, job.made)
 
 
 def _by_path(job: Job) -> Iterator[tuple[str, Format]]:
-    """Formats of weights of several widths."""
+    """Formats of weights that differ: in width, or in how many inputs are kept apart."""
     for path, linear in linears(job.spec).items():
         if path == "lm_head" or path.endswith(".router"):
             continue
         _, layer, _, key = path.split(".")
         routed = job.spec.layers[int(layer)].mlp.router is not None and ".mlp." in path
-        own = job.recipe.at(f"expert_{key}" if routed else key, int(layer), linear.num_in)
-        yield path, own.format()
+        part = Part(f"expert_{key}" if routed else key, (), int(layer), 0 if routed else None)
+        weight = job.weights.rounded(part)
+        own = job.recipe.at(part.key, part.layer, linear.num_in).format()
+        if isinstance(weight, Split):
+            bits = 8 * weight.wide_OW.element_size()
+            own = replace(own, wide=len(weight.columns_W), wide_bits=bits)
+        yield path, own
 
 
-def _holds_all(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
+def _holds_all(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
     if recipe.numbers != "int" or recipe.bits == 5:
         raise CannotRun(
             "no kernel here multiplies such numbers: they are for other formats",
@@ -157,6 +184,8 @@ def describe(recipe: Recipe) -> str:
     turned = ", rotated" if recipe.rotate else ""
     if recipe.numbers != "int":
         return f"{recipe.method}, {recipe.numbers}{turned}{seed}"
+    if recipe.method == "llm-int8":
+        return f"llm-int8, 8 bits, inputs that reach {recipe.threshold:g} kept apart{turned}{seed}"
     if recipe.widths:
         counts = Counter(recipe.widths.values())
         told = ", ".join(f"{counts[bits]} of {bits} bits" for bits in sorted(counts))

@@ -18,45 +18,37 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
 from ridgeline.compress.balance import Balanced, Site, choose_awq, choose_smooth, sites
-from ridgeline.compress.calibration import windows
-from ridgeline.compress.floats import code_fp8, code_nf4
-from ridgeline.compress.gptq import round_gptq_or_rtn
-from ridgeline.compress.hqq import round_hqq
+from ridgeline.compress.calibration import pieces
 from ridgeline.compress.lattice import Rounded
+from ridgeline.compress.outliers import told_apart
 from ridgeline.compress.progress import Progress, Tell
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.repair import Half, repair
 from ridgeline.compress.rotate import Rotated, rotated_spec
-from ridgeline.compress.rtn import round_clipped, round_rtn
+from ridgeline.compress.rounding import Product, round_product
 from ridgeline.compress.statistics import ProductKey, Stats
 from ridgeline.compress.store import Store
-from ridgeline.compress.walk import ATTENTION, Walk, watch_both
+from ridgeline.compress.walk import ATTENTION, Walk, Walks, watch_both
 from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.pack import layer_products
 from ridgeline.engine.model.weights import CheckpointWeights, Weights
-from ridgeline.errors import BadModel, CannotRun
+from ridgeline.errors import CannotRun
 from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import LinearSpec, ModelSpec
 from ridgeline.spec.rewrite import linears
 
 _CHOOSERS = {"awq": choose_awq, "smoothquant": choose_smooth}
-
-
-class Walks(NamedTuple):
-    """The calibration's states in the original model, and in the one that is being made."""
-
-    clean: Walk
-    rounded: Walk
 
 
 def fingerprint(model: str, recipe: Recipe, text: str) -> dict[str, Any]:
@@ -103,8 +95,9 @@ def quantise_layers(
     store = Store(folder, recipe, spec, source)
     walks = None
     if recipe.calibrated and not all(store.has(i) for i in range(len(spec.layers))):
-        clean = Walk(spec, source, windows(model, text, recipe, spec.vocab_size))
-        walks = Walks(clean, clean.fork())
+        text_pieces = pieces(model, text, recipe, spec.vocab_size)
+        clean = Walk(spec, source, [*text_pieces.learnt, *text_pieces.held])
+        walks = Walks(clean, clean.fork(), len(text_pieces.held))
     times: list[float] = []
     for index in range(len(spec.layers)):
         begun_s = perf_counter()
@@ -138,14 +131,15 @@ def _layer(
     notes: list[str] = []
     for half in halves(spec, index):
         now = Changed(source, grids, kept)
-        balanced, stats = _prepared(spec, source, now, recipe, walks, half, index)
-        for part, key in half:
-            weight = balanced.get(part).float()
-            _refuse_nonsense(part, weight)
-            own = recipe.at(part.key, index, part.shape[1])
-            grids[part], note = _round(weight, stats.get(key), own, spec.stored_dtype)
-            notes += [f"{part}: {note}"] if note else []
+        balanced, stats, told = _prepared(spec, source, now, recipe, walks, half, index)
+        notes += told
+        for key, group in groupby(half, lambda each: each[1]):
+            product = Product(key, {part: balanced.get(part).float() for part, _ in group})
+            rounded, told = round_product(product, stats, recipe, spec.stored_dtype)
+            grids |= rounded
+            notes += told
         kept |= {part: balanced.get(part) for part in _changed(spec, balanced, half, index)}
+    notes += told_apart(grids)
     store.save(index, grids, kept, "; ".join(notes))
 
 
@@ -184,21 +178,21 @@ def _prepared(
     walks: Walks | None,
     half: Half,
     index: int,
-) -> tuple[Balanced, Mapping[ProductKey, Stats]]:
-    """Half a layer, ready to be rounded: repaired and balanced, and the statistics as they are
-    then."""
+) -> tuple[Balanced, Mapping[ProductKey, Stats], list[str]]:
+    """Half a layer, ready to be rounded: repaired and balanced; the statistics as they are then,
+    and what is worth saying."""
     if walks is None:
-        return Balanced(source, spec), {}
+        return Balanced(source, spec), {}, []
     keys, moments = {part.key for part, _ in half}, recipe.method in ("gptq", "awq", "qat")
-    stats = watch_both(walks.clean, walks.rounded, source, now, index, keys, moments)
-    aimed = repair(source, half, stats, recipe.repair, recipe.damping)
-    balanced = Balanced(Changed(source, {}, aimed), spec)
+    watched = watch_both(walks, source, now, index, keys, moments)
+    aimed = repair(source, half, watched, recipe.repair, recipe.damping)
+    balanced, stats = Balanced(Changed(source, {}, aimed.weights), spec), watched.stats
     if recipe.method in _CHOOSERS:
-        stats = _balance(spec, balanced, recipe, stats, half, index)
-    return balanced, stats
+        stats = balance(spec, balanced, recipe, stats, half, index)
+    return balanced, stats, aimed.notes
 
 
-def _balance(
+def balance(
     spec: ModelSpec,
     balanced: Balanced,
     recipe: Recipe,
@@ -251,27 +245,3 @@ def _changed(spec: ModelSpec, balanced: Balanced, half: Half, index: int) -> lis
             if linear.bias:
                 changed.append(Part(f"{key}.bias", (linear.num_out,), index, product.expert))
     return changed
-
-
-def _round(
-    weight_OI: Tensor, stats: Stats | None, recipe: Recipe, dtype: str
-) -> tuple[Rounded, str | None]:
-    if recipe.numbers == "nf4":
-        return code_nf4(weight_OI, dtype), None
-    if recipe.numbers.startswith("fp8"):
-        return code_fp8(weight_OI, recipe.numbers), None
-    if recipe.method in ("gptq", "qat"):  # what training starts from
-        assert stats is not None
-        return round_gptq_or_rtn(weight_OI, stats, recipe)
-    if recipe.method == "awq" and stats is not None and recipe.bits < 8:
-        return round_clipped(weight_OI, stats, recipe), None
-    rounder = round_hqq if recipe.method == "hqq" else round_rtn
-    return rounder(weight_OI, stats, recipe), None
-
-
-def _refuse_nonsense(part: Part, weight: Tensor) -> None:
-    if not torch.isfinite(weight).all():
-        raise BadModel(
-            f"the weight {part} holds NaN or infinite numbers",
-            fix="fetch the checkpoint again; it cannot be quantised so",
-        )

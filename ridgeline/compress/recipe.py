@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from ridgeline.errors import BadInput
 from ridgeline.spec.format import INT8, Format, int4
 
-Method = Literal["rtn", "hqq", "gptq", "awq", "smoothquant", "qat"]
-METHODS: tuple[Method, ...] = ("rtn", "hqq", "gptq", "awq", "smoothquant", "qat")
+Method = Literal["rtn", "hqq", "gptq", "awq", "smoothquant", "llm-int8", "qat"]
+METHODS: tuple[Method, ...] = ("rtn", "hqq", "gptq", "awq", "smoothquant", "llm-int8", "qat")
 GROUPS = (32, 64, 128)
 Numbers = Literal["int", "q4_k", "q6_k", "nf4", "fp8-tensor", "fp8-channel", "fp8-block"]
 NUMBERS: tuple[Numbers, ...] = (
@@ -36,7 +36,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     `zeros`: a zero-point per group. `damping`: share of the mean diagonal added to a Hessian.
     `repair`: share of earlier layers' error that weights make up for (`compress.repair`).
     `scale_bits`: significant bits of a scale (fp16: 11, bfloat16: 8), whatever holds it in the end.
-    `steps` of training, where there is any.
+    `steps` of training, where there is any. `threshold`: inputs that exceed it in magnitude are
+    kept apart (llm-int8; 6 is the paper's).
     Calibration reads `num_windows` pieces of `window_tokens` tokens, drawn by `seed`.
     """
 
@@ -55,11 +56,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     scale_bits: int = 11
     steps: int = 200
+    threshold: float = 6.0
 
     @property
     def calibrated(self) -> bool:
         """Does it read text?"""
-        return self.method in ("gptq", "awq", "smoothquant", "qat")
+        return self.method not in ("rtn", "hqq")
 
     def group(self, num_in: int) -> int:
         """Inputs that share a scale, of a row of `num_in`."""
@@ -102,12 +104,14 @@ def check(recipe: Recipe) -> Recipe:
         raise BadInput("no grid of so many bits", value=recipe.bits, limit="3, 4, 5, 8")
     if recipe.bits != 8 and recipe.group_size not in GROUPS:
         raise BadInput("no such group size", value=recipe.group_size, limit="32, 64, 128")
-    if recipe.method == "smoothquant" and recipe.bits != 8:
+    if recipe.method in ("smoothquant", "llm-int8") and recipe.bits != 8:
         raise BadInput(
-            "smoothquant balances 8-bit activations against 8-bit weights",
+            f"{recipe.method} is about activations of 8 bits, beside weights of 8 bits",
             value=f"--bits {recipe.bits}",
             fix="use --bits 8, or --method awq",
         )
+    if recipe.method == "llm-int8" and not recipe.threshold > 0:
+        raise BadInput("no magnitude", value=recipe.threshold, limit="more than 0")
     return _check_windows(recipe)
 
 

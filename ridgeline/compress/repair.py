@@ -10,23 +10,29 @@ it, since some of what calibration text foretells does not hold elsewhere (Arai 
 "Quantization Error Propagation", 2025, arXiv 2504.09629, whose p it is too). Any rounder goes on
 from W. A block is done in halves: the feed-forward reads what the rounded attention leaves.
 
-Invariant: where nothing has been rounded before, W is W°.
+How much of it holds elsewhere is measured: windows of the text that are not learnt from say, for
+each product, which p answers them best, and p is the smaller of that and 1/2. Little text, or text
+that foretells nothing, thus leaves W° as it is.
 
-When it loses: calibration text with few rows to a product's inputs; then damping holds W near W°.
-Experts behind a router are left as they are: another token may sit in each row.
+Invariant: where nothing has been rounded before, W is W°; the error on the held rows never grows.
+
+When it loses: the text is walked twice. Experts behind a router are left as they are: another token
+may sit in each row.
 
 Shape legend: O outputs, I inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ridgeline.compress.statistics import ProductKey, Stats
+from ridgeline.compress.statistics import Pair, ProductKey, Stats
+from ridgeline.compress.walk import Watched
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.weights import Weights
 
@@ -34,40 +40,67 @@ Half = Sequence[tuple[Part, ProductKey]]
 """Weights of a layer's attention or of its feed-forward, each with its product."""
 
 
+class Repaired(NamedTuple):
+    """The weights that were moved; what is worth saying of the others."""
+
+    weights: dict[Part, Tensor]
+    notes: list[str]
+
+
 def repair(
     source: Weights,
     half: Half,
-    stats: Mapping[ProductKey, Stats],
-    share: float,
+    watched: Watched,
+    most: float,
     damping: float,
-) -> dict[Part, Tensor]:
-    """The weights that aim at the original's answers; none where nothing was told of those.
+) -> Repaired:
+    """The weights that aim at the original's answers; none where nothing was told of those, or
+    where it would not help the rows held back.
 
-    Uses up the statistics' `gap_II`: each is as large as the inputs' second moments.
+    Uses up the statistics' `gap_II` (each is as large as the inputs' second moments) and the held
+    rows, which are then counted among the others.
     """
-    found: dict[Part, Tensor] = {}
+    found, notes = dict[Part, Tensor](), list[str]()
     for key, group in groupby(half, lambda each: each[1]):
-        seen = stats[key]
+        seen = watched.stats[key]
         if seen.gap_II is None:
             continue
         weights = {part: source.get(part).float() for part, _ in group}
-        found |= dict(
-            zip(weights, repaired([*weights.values()], seen, share, damping), strict=True)
-        )
+        held = watched.held.pop(key, [])
+        steps = steps_to([*weights.values()], seen, damping)
         seen.gap_II = None
-    return found
+        if steps is not None:
+            share = min(most, best_share([*weights.values()], steps, held))
+            if share > 0:
+                found |= {
+                    part: w_OI + share * step_OI
+                    for (part, w_OI), step_OI in zip(weights.items(), steps, strict=True)
+                }
+            elif any(bool(step_OI.any()) for step_OI in steps):
+                notes.append(f"{'+'.join(key[0])}: as it is, a repair fails on the text held back")
+        for pair in held:
+            seen.add(pair.x_TI)
+    return Repaired(found, notes)
 
 
-def repaired(
-    weights: Sequence[Tensor], seen: Stats, share: float, damping: float
-) -> Sequence[Tensor]:
-    """Weights of one product, moved by `share` of the way; as they are where inputs cannot be told
-    apart."""
+def steps_to(weights: Sequence[Tensor], seen: Stats, damping: float) -> list[Tensor] | None:
+    """The whole way, for each weight of a product; None where inputs cannot be told apart."""
     assert seen.moment_II is not None and seen.gap_II is not None
     lower_II, info = seen.moment_II.clone(), torch.empty((), dtype=torch.int32)
     lower_II.diagonal().add_(damping * lower_II.diagonal().mean())
     torch.linalg.cholesky_ex(lower_II, out=(lower_II, info))
     if info:
-        return weights
-    steps = [torch.cholesky_solve((w_OI @ seen.gap_II).T, lower_II).T for w_OI in weights]
-    return [w_OI + share * step_OI for w_OI, step_OI in zip(weights, steps, strict=True)]
+        return None
+    return [torch.cholesky_solve((w_OI @ seen.gap_II).T, lower_II).T for w_OI in weights]
+
+
+def best_share(weights: Sequence[Tensor], steps: Sequence[Tensor], held: Sequence[Pair]) -> float:
+    """The share of the way that answers the held rows best: least squares over it; 0 at least."""
+    along = length = 0.0
+    for pair in held:
+        for w_OI, step_OI in zip(weights, steps, strict=True):
+            wanted_TO = (pair.original_TI - pair.x_TI) @ w_OI.T
+            moved_TO = pair.x_TI @ step_OI.T
+            along += float((wanted_TO * moved_TO).sum())
+            length += float(moved_TO.square().sum())
+    return max(0.0, along / length) if length > 0 else 0.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,6 +72,13 @@ class Stats:
             square_I=self.square_I / scale_I.square(),
             moment_II=None if moment is None else moment / torch.outer(scale_I, scale_I),
         )
+
+
+class Pair(NamedTuple):
+    """Rows of one window: what a product reads, and what it reads in the original model."""
+
+    x_TI: Tensor
+    original_TI: Tensor
 
 
 class Tap:

@@ -4,6 +4,7 @@
     OUT.partial/layer-00003.safetensors
         q.q uint8 [O, I] · q.scale float32 [O, G] · q.zero uint8 [O, G], or none
         q.coded.<suffix>                what is on no such grid, as the format's file has it
+        q.columns int64 [W] · q.wide [O, W]     inputs that are kept apart from the grid
         keep.attention_norm float32     what balancing or rotating has changed
     OUT.partial/result/             the model being written; renamed to OUT when it is whole
 
@@ -28,6 +29,7 @@ from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.weights import Weights
 from ridgeline.engine.quant.grid import Grid, pack, side_by_side
+from ridgeline.engine.quant.outliers import OutlierPacked, Split, pack_split
 from ridgeline.errors import BadInput
 from ridgeline.spec.model import LinearSpec, ModelSpec
 
@@ -78,6 +80,10 @@ class Store:
                 start = f"{_name(part)}.coded"
                 tensors |= {start + suffix: t.contiguous() for suffix, t in grid.tensors.items()}
                 continue
+            if isinstance(grid, Split):
+                tensors[f"{_name(part)}.columns"] = grid.columns_W.clone()
+                tensors[f"{_name(part)}.wide"] = grid.wide_OW.contiguous()
+                grid = grid.grid
             tensors[f"{_name(part)}.q"] = grid.q_OI.contiguous()
             tensors[f"{_name(part)}.scale"] = grid.scale_OG.contiguous()
             if grid.zero_OG is not None:
@@ -92,7 +98,12 @@ class Store:
             return str((file.metadata() or {}).get("note", ""))
 
     def grid(self, part: Part) -> Grid | None:
-        """The grid of a part; None where it is not on one."""
+        """The grid of a part; None where it is not on one alone."""
+        found = self.rounded(part)
+        return found if isinstance(found, Grid) else None
+
+    def rounded(self, part: Part) -> Grid | Split | None:
+        """The part on its grid, with the inputs that are kept apart; None where it is on none."""
         if part.layer is None or not self.has(part.layer):
             return None
         with safe_open(self._file(part.layer), framework="pt") as file:
@@ -101,8 +112,14 @@ class Store:
                 return None
             zero = file.get_tensor(f"{name}.zero") if f"{name}.zero" in names else None
             q_OI, scale_OG = (file.get_tensor(f"{name}.{what}") for what in ("q", "scale"))
+            apart = [
+                file.get_tensor(f"{name}.{what}")
+                for what in ("columns", "wide")
+                if f"{name}.{what}" in names
+            ]
         own = self._recipe.at(part.key, part.layer, q_OI.shape[1])
-        return Grid(q_OI, scale_OG, zero, own.bits, own.group(q_OI.shape[1]))
+        grid = Grid(q_OI, scale_OG, zero, own.bits, own.group(q_OI.shape[1]))
+        return Split(grid, *apart) if apart else grid
 
     def coded(self, part: Part) -> Coded | None:
         """The part in a layout of its own; None where it is in none."""
@@ -117,7 +134,7 @@ class Store:
 
     def get(self, part: Part) -> Tensor:
         """The part as the quantised model has it, dense."""
-        rounded = self.grid(part) or self.coded(part)
+        rounded = self.rounded(part) or self.coded(part)
         return self._kept(part) if rounded is None else rounded.dense()
 
     def _kept(self, part: Part) -> Tensor:
@@ -130,10 +147,14 @@ class Store:
 
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
-    ) -> Packed | None:
+    ) -> Packed | OutlierPacked | None:
         """The product of `keys` in the kernels' layout; None where it is wanted dense."""
         if spec.format.kind == "dense":
             return None
-        found = [self.grid(Part(key, (), layer, expert)) for key in keys]  # found by name
-        grids = [grid for grid in found if grid is not None]
+        found = [self.rounded(Part(key, (), layer, expert)) for key in keys]  # found by name
+        splits = [each for each in found if isinstance(each, Split)]
+        if splits:
+            assert len(splits) == len(keys)
+            return pack_split(splits)
+        grids = [each for each in found if isinstance(each, Grid)]
         return pack(side_by_side(grids)) if grids else None

@@ -9,14 +9,15 @@ Shape legend: T tokens of a window, C hidden_size, I inputs, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ridgeline.compress.statistics import ProductKey, Stats, Tap
+from ridgeline.compress.statistics import Pair, ProductKey, Stats, Tap
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.model.layers import Block
 from ridgeline.engine.model.load import DecoderBuilder
@@ -103,36 +104,61 @@ class Walk:
             raise BadModel(f"the calibration's activations overflow in layer {index}")
 
 
+class Walks(NamedTuple):
+    """The calibration's states in the original model, and in the one that is being made.
+
+    The last `num_held` windows of both are not learnt from: they judge.
+    """
+
+    clean: Walk
+    rounded: Walk
+    num_held: int
+
+
+class Watched(NamedTuple):
+    """What products read: sums over the windows to learn from, and rows of those held back."""
+
+    stats: dict[ProductKey, Stats]
+    held: dict[ProductKey, list[Pair]]
+
+
 def watch_both(
-    clean: Walk,
-    walk: Walk,
+    walks: Walks,
     source: Weights,
     rounded: Weights,
     index: int,
     keys: Collection[str],
     moments: bool,
-) -> Mapping[ProductKey, Stats]:
+) -> Watched:
     """What the products with `keys` of layer `index` read; both walks stay where they are.
 
-    `clean` walks through `source`, `walk` through `rounded`: the same layer, of which some weights
-    may be rounded. Rows of experts are not compared: routers may send other tokens there.
+    The clean walk goes through `source`, the other through `rounded`: the same layer, of which some
+    weights may be rounded. Rows of experts are not compared: routers may send other tokens there.
     """
+    clean, walk = walks.clean, walks.rounded
     would: dict[ProductKey, Tensor] = {}
     stats: dict[ProductKey, Stats] = {}
+    held: dict[ProductKey, list[Pair]] = {}
+    hold = False
 
     def add(key: ProductKey, x_TI: Tensor) -> None:
-        if len(x_TI):
-            stats[key].add(x_TI, would.get(key) if moments and key[1] is None else None)
+        original_TI = would.get(key) if moments and key[1] is None else None
+        if hold and original_TI is not None:
+            held.setdefault(key, []).append(Pair(x_TI, original_TI))
+        elif len(x_TI):
+            stats[key].add(x_TI, original_TI)
 
     clean_builder = TappingBuilder(clean.spec, source, keys, would.__setitem__)
     builder = TappingBuilder(walk.spec, rounded, keys, add)
     clean_block, block = clean.block(clean_builder, index), walk.block(builder, index)
     stats |= {key: Stats.empty(size, moments) for key, size in builder.num_inputs.items()}
-    for clean_TC, x_TC in zip(clean.states, walk.states, strict=True):
+    first_held = len(walk.states) - walks.num_held
+    for at, (clean_TC, x_TC) in enumerate(zip(clean.states, walk.states, strict=True)):
+        hold = at >= first_held
         if moments:
             _listen(clean_block, clean_TC)
         _listen(block, x_TC)
-    return stats
+    return Watched(stats, held)
 
 
 def _listen(block: Callable[[Tensor], Tensor], x_TC: Tensor) -> None:

@@ -6,11 +6,13 @@
 
 Q4_1 stores its minimum as fp16: scales there have 7 significant bits, so that zero-point times
 scale is exact. Embeddings and head keep the checkpoint's dtype, norms are float32. The tokenizer
-goes along (byte-level BPE). q and k rows of llama models are put in llama.cpp's order.
+goes along (byte-level BPE). q and k rows of llama models are put in llama.cpp's order. The experts
+of a layer are one tensor, its router float32.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,16 +22,15 @@ import torch
 from torch import Tensor
 
 from ridgeline.compress.coded import BLOCKS
-from ridgeline.compress.make import Job, Writer
+from ridgeline.compress.make import Job, Tables, Writer
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.foreign.gguf import name_of
 from ridgeline.engine.model.names import Part, parts
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import CannotRun
-from ridgeline.spec.format import Format
-from ridgeline.spec.gguf import TYPES
+from ridgeline.spec.gguf import ARCHITECTURES, TYPES
 from ridgeline.spec.load import read_json
-from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.model import MlpSpec, ModelSpec
 
 NAME = "model.gguf"
 _NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}
@@ -40,34 +41,70 @@ _TYPES_32 = {(4, False): "Q4_0", (4, True): "Q4_1", (5, False): "Q5_0"}
 
 
 class _Entry(NamedTuple):
-    part: Part
+    """A tensor of the file: one part, or that of every expert, one after another."""
+
+    parts: tuple[Part, ...]
     kind: str
+
+    @property
+    def name(self) -> str:
+        return name_of(self.parts[0])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        first = self.parts[0]
+        return first.shape if first.expert is None else (len(self.parts), *first.shape)
 
 
 def _write_gguf(job: Job) -> int:
     """One file, `model.gguf`, in the folder; its bytes."""
-    entries = [_Entry(part, _kind(job, part)) for part in parts(job.spec)]
+    entries = _entries(job)
     target = job.folder / NAME
     with target.open("wb") as file:
         _write_header(file, _metadata(job), entries)
         for entry in entries:
-            data = _bytes(job, entry)
-            file.write(data + bytes(-len(data) % _ALIGN))
+            written = sum(file.write(_bytes(job, part, entry.kind)) for part in entry.parts)
+            file.write(bytes(-written % _ALIGN))
     return target.stat().st_size
 
 
-def _refuse(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
-    if spec.family not in ("llama", "qwen2", "qwen3"):
+def _entries(job: Job) -> list[_Entry]:
+    by_name: dict[str, list[Part]] = {}
+    for part in parts(job.spec):
+        by_name.setdefault(name_of(part), []).append(part)
+    return [_Entry(tuple(inside), _kind(job, inside[0])) for inside in by_name.values()]
+
+
+def _refuse(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
+    if spec.family not in ARCHITECTURES:
         raise CannotRun(
-            "GGUF of this family is not written", value=spec.family, limit="llama, qwen2, qwen3"
+            "GGUF of this family is not written", value=spec.family, limit=", ".join(ARCHITECTURES)
+        )
+    routed = [layer.mlp for layer in spec.layers if layer.mlp.router is not None]
+    if routed and (len(routed) < len(spec.layers) or not all(mlp.norm_topk for mlp in routed)):
+        raise CannotRun(
+            "llama.cpp routes every layer of such models, and renormalises the chosen experts",
+            value=f"{len(routed)} of {len(spec.layers)} layers",
+            fix="use --format ridgeline",
+        )
+    if any(layer.attention.window for layer in spec.layers):
+        raise CannotRun(
+            "GGUF of a model with sliding windows is not written", fix="use --format ridgeline"
         )
     if recipe.widths:
         raise CannotRun("GGUF is written with one width", value="--bits-budget")
     ropes = {layer.attention.rope.kind for layer in spec.layers}
     if ropes != {"default"}:
         raise CannotRun("GGUF with scaled rotary embeddings is not written", value=sorted(ropes))
-    if head is not None and head.kind not in ("dense", "bf16"):
-        raise CannotRun("the LM head stays as it is in GGUF", value=head.kind)
+    if recipe.method == "llm-int8":
+        raise CannotRun(
+            "GGUF has no place for the inputs that are kept apart",
+            value="llm-int8",
+            fix="use --format ridgeline",
+        )
+    for format in tables:
+        if format is not None and format.kind not in ("dense", "bf16"):
+            raise CannotRun("LM head and embeddings stay as they are in GGUF", value=format.kind)
     odd = [n for layer in spec.layers for n in (layer.mlp.down.num_in, spec.hidden_size) if n % 32]
     if odd:
         raise CannotRun("GGUF's blocks are of 32 inputs", value=odd[0])
@@ -86,7 +123,7 @@ def _refuse(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
 
 
 def _kind(job: Job, part: Part) -> str:
-    if len(part.shape) == 1:
+    if len(part.shape) == 1 or part.key == "router":
         return "F32"
     if part.layer is None:
         return _PLAIN[job.spec.stored_dtype]
@@ -96,32 +133,30 @@ def _kind(job: Job, part: Part) -> str:
     return "Q8_0" if own.bits == 8 else _TYPES_32[own.bits, own.zeros]
 
 
-def _bytes(job: Job, entry: _Entry) -> bytes:
-    blocks = _blocks(job, entry)
+def _bytes(job: Job, part: Part, kind: str) -> bytes:
+    blocks = _blocks(job, part, kind)
     if blocks is not None:
-        rows = _their_rows(blocks.view(entry.part.shape[0], -1), job, entry.part)
+        rows = _their_rows(blocks.view(part.shape[0], -1), job, part)
         return bytes(rows.contiguous().numpy().tobytes())
-    value = _their_rows(job.weights.get(entry.part).float(), job, entry.part)
-    if entry.kind == "BF16":
+    value = _their_rows(job.weights.get(part).float(), job, part)
+    if kind == "BF16":
         return bytes(value.to(torch.bfloat16).view(torch.int16).numpy().tobytes())
-    return bytes(
-        value.to(torch.float16 if entry.kind == "F16" else torch.float32).numpy().tobytes()
-    )
+    return bytes(value.to(torch.float16 if kind == "F16" else torch.float32).numpy().tobytes())
 
 
-def _blocks(job: Job, entry: _Entry) -> Tensor | None:
+def _blocks(job: Job, part: Part, kind: str) -> Tensor | None:
     """The rows of a quantised part, as bytes; None where it is not quantised."""
-    coded = job.weights.coded(entry.part)
+    coded = job.weights.coded(part)
     if coded is not None:
         return coded.tensors[BLOCKS]
-    grid = job.weights.grid(entry.part)
-    return None if grid is None else _ENCODERS[entry.kind](grid)
+    grid = job.weights.grid(part)
+    return None if grid is None else _ENCODERS[kind](grid)
 
 
 def _their_rows(value: Tensor, job: Job, part: Part) -> Tensor:
     """q and k rows as llama.cpp rotates them: the halves of a head interleaved."""
     key = part.key.partition(".")[0]
-    if job.spec.family != "llama" or key not in ("q", "k") or part.layer is None:
+    if ARCHITECTURES[job.spec.family] != "llama" or key not in ("q", "k") or part.layer is None:
         return value
     size = job.spec.layers[part.layer].attention.head_dim
     halves = value.view(-1, 2, size // 2, *value.shape[1:])
@@ -178,12 +213,12 @@ def _write_header(file: BinaryIO, metadata: dict[str, Any], entries: list[_Entry
         file.write(_string(key) + _value(value))
     at = 0
     for entry in entries:
-        shape = entry.part.shape
-        file.write(_string(name_of(entry.part)) + struct.pack("<I", len(shape)))
+        shape = entry.shape
+        file.write(_string(entry.name) + struct.pack("<I", len(shape)))
         file.write(struct.pack(f"<{len(shape)}Q", *shape[::-1]))
         file.write(struct.pack("<IQ", _NUMBERS[entry.kind], at))
         _, block, nbytes = TYPES[_NUMBERS[entry.kind]]
-        size = shape[0] * (shape[1] if len(shape) > 1 else 1) // block * nbytes
+        size = math.prod(shape) // block * nbytes
         at += -(-size // _ALIGN) * _ALIGN
     file.write(bytes(-file.tell() % _ALIGN))
 
@@ -209,7 +244,7 @@ def _value(value: Any) -> bytes:
 
 
 def _metadata(job: Job) -> dict[str, Any]:
-    spec, name = job.spec, job.spec.family
+    spec, name = job.spec, ARCHITECTURES[job.spec.family]
     attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
     return {
         "general.architecture": name,
@@ -227,7 +262,18 @@ def _metadata(job: Job) -> dict[str, Any]:
         f"{name}.rope.freq_base": float(attention.rope.theta),
         f"{name}.rope.dimension_count": attention.rope.dim,
         f"{name}.vocab_size": spec.vocab_size,
+        **_experts(name, mlp),
         **dict(_tokenizer(job)),
+    }
+
+
+def _experts(name: str, mlp: MlpSpec) -> dict[str, Any]:
+    if mlp.router is None:
+        return {}
+    return {
+        f"{name}.expert_count": mlp.num_experts,
+        f"{name}.expert_used_count": mlp.experts_per_token,
+        f"{name}.expert_feed_forward_length": mlp.up.num_out,
     }
 
 

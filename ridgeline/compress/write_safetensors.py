@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ridgeline.compress.coded import Coded
 from ridgeline.compress.floats import FP8_BLOCK
-from ridgeline.compress.make import HOLDERS, Job, Writer
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.make import HOLDERS, Job, Tables, Writer
+from ridgeline.compress.recipe import GROUPS, Recipe
 from ridgeline.engine.foreign.awq import ORDER
 from ridgeline.engine.foreign.words import pack_words
 from ridgeline.engine.model.dtype import DTYPES
@@ -26,11 +26,11 @@ from ridgeline.engine.model.pack import copy_config
 from ridgeline.engine.model.safetensors_file import INDEX, entries_of
 from ridgeline.engine.quant.grid import Grid, side_by_side
 from ridgeline.errors import CannotRun
-from ridgeline.spec.format import Format
 from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.rewrite import linears
 
 Encode = Callable[[Grid], dict[str, Tensor]]
-Refuse = Callable[[ModelSpec, Recipe, Format | None], None]
+Refuse = Callable[[ModelSpec, Recipe, Tables], None]
 
 
 def _write_compressed(job: Job) -> int:
@@ -255,35 +255,48 @@ def _write(job: Job, encode: Encode | None, config: Mapping[str, Any]) -> int:
     return total
 
 
-def _refuse(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
-    if head is not None and head.kind not in ("dense", "bf16"):
-        raise CannotRun(
-            "the LM head stays as it is in this format",
-            value=head.kind,
-            fix="leave out --lm-head-bits, or use --format ridgeline",
-        )
-    group = recipe.group_size
-    for layer in spec.layers:
-        attention, mlp = layer.attention, layer.mlp
-        for linear in (attention.q, attention.o, mlp.up, mlp.down):
-            if group is not None and linear.num_in % group:
-                raise CannotRun(
-                    "groups must divide the inputs in this format",
-                    value=f"{linear.num_in} inputs in groups of {group}",
-                    fix="choose a smaller --group-size, or use --format ridgeline",
-                )
+def _refuse(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
+    for format in tables:
+        if format is not None and format.kind not in ("dense", "bf16"):
+            raise CannotRun(
+                "LM head and embeddings stay as they are in this format",
+                value=format.kind,
+                fix="leave out --lm-head-bits and --embedding-bits, or use --format ridgeline",
+            )
+    if recipe.group_size is not None:
+        _refuse_ragged(spec, recipe.group_size)
 
 
-def _refuse_gptq(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
+def _refuse_ragged(spec: ModelSpec, group: int) -> None:
+    """Groups that do not divide the inputs, by name and with those that would."""
+    inputs = {
+        path: linear.num_in
+        for path, linear in linears(spec).items()
+        if path != "lm_head" and not path.endswith(".router")
+    }
+    odd = next((path for path, num_in in inputs.items() if num_in % group), None)
+    if odd is None:
+        return
+    fit = [str(size) for size in GROUPS if not any(num_in % size for num_in in inputs.values())]
+    choose = f"--group-size {' or '.join(fit)}, or " if fit else ""
+    raise CannotRun(
+        "groups must divide the inputs in this format",
+        value=f"{inputs[odd]} inputs of {odd} in groups of {group}",
+        limit=f"of {', '.join(map(str, GROUPS))} these divide all inputs: {', '.join(fit) or '-'}",
+        fix=f"use {choose}--format ridgeline",
+    )
+
+
+def _refuse_gptq(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
     if recipe.bits == 5:
         raise CannotRun("GPTQ's layout holds 2, 3, 4 and 8 bits", value=recipe.bits)
-    _refuse(spec, recipe, head)
+    _refuse(spec, recipe, tables)
 
 
-def _refuse_awq(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
+def _refuse_awq(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
     if recipe.bits != 4:
         raise CannotRun("AWQ's layout holds 4 bits", value=recipe.bits, fix="use --bits 4")
-    _refuse(spec, recipe, head)
+    _refuse(spec, recipe, tables)
 
 
 def _names(job: Job) -> dict[str, list[Part]]:
@@ -334,7 +347,13 @@ def _alone(coded: list[Coded], name: str) -> Coded:
 def _holds(refuse: Refuse, *numbers: str) -> Refuse:
     """`refuse`, after what the format does not hold at all."""
 
-    def both(spec: ModelSpec, recipe: Recipe, head: Format | None) -> None:
+    def both(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
+        if recipe.method == "llm-int8":
+            raise CannotRun(
+                "this format has no place for the inputs that are kept apart",
+                value="llm-int8",
+                fix="use --format ridgeline",
+            )
         if recipe.widths and "fp8-tensor" not in numbers:
             raise CannotRun(
                 "this format holds one width",
@@ -348,7 +367,7 @@ def _holds(refuse: Refuse, *numbers: str) -> Refuse:
                 limit=", ".join(numbers),
                 fix=f"use --format {HOLDERS[recipe.numbers]}",
             )
-        refuse(spec, recipe, head)
+        refuse(spec, recipe, tables)
 
     return both
 

@@ -255,18 +255,29 @@ def weight_bytes(spec: ModelSpec, num_tokens: int | None = None) -> float:
 def resident_weight_bytes(spec: ModelSpec) -> float:
     """Bytes of weights kept in memory.
 
-    The embedding table counts beside the LM head unless both are one dense table.
+    The embedding table counts beside the LM head unless both are one table.
     """
-    shared = spec.tied_embeddings and spec.lm_head.format.kind == "dense"
-    table = spec.vocab_size * spec.hidden_size * BYTES_OF_DTYPE[table_dtype(spec)]
-    return weight_bytes(spec) + (0 if shared else table)
+    return weight_bytes(spec) + (0 if shares_table(spec) else table_bytes(spec))
+
+
+def shares_table(spec: ModelSpec) -> bool:
+    """Are embedding and LM head one table in memory: both dense, or packed alike?"""
+    head = spec.lm_head.format
+    alike = head.kind == "dense" if spec.embed_format is None else head == spec.embed_format
+    return spec.tied_embeddings and alike
+
+
+def table_bytes(spec: ModelSpec) -> float:
+    """Bytes of the embedding table in memory."""
+    if spec.embed_format is not None:
+        return spec.embed_format.nbytes(spec.vocab_size, spec.hidden_size)
+    return spec.vocab_size * spec.hidden_size * BYTES_OF_DTYPE[table_dtype(spec)]
 
 
 def table_dtype(spec: ModelSpec) -> str:
-    """In what the embedding table is kept: bfloat16 where it is stored so (exact: rows are widened
-    as they are read), unless a dense LM head shares it."""
-    shared = spec.tied_embeddings and spec.lm_head.format.kind == "dense"
-    kept = spec.stored_dtype == "bfloat16" and not shared
+    """In what a plain embedding table is kept: bfloat16 where it is stored so (exact: rows are
+    widened as they are read), unless a dense LM head shares it."""
+    kept = spec.stored_dtype == "bfloat16" and not shares_table(spec)
     return spec.stored_dtype if kept else spec.dtype
 
 

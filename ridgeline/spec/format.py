@@ -14,6 +14,10 @@ KV_SCALE_BYTES = {"int8": 4}
 """Beside each token's key, and each value, of one head in a quantised KV cache."""
 
 
+WIDE_BLOCK = 32
+"""Inputs of 16 or 32 bits are stored in blocks of so many (native/linear.h)."""
+
+
 class Format(msgspec.Struct, frozen=True, kw_only=True):
     """Storage of a linear's weight.
 
@@ -21,7 +25,8 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     per weight; `group_size` weights along the input axis share one scale (None: one scale per
     output row); `scale_bytes` per scale (0: no scales); `zero_bits` per zero-point. `activations`
     is the dtype in which the product is computed. `ordered`: each row of inputs is first
-    gathered in the order of the weights' groups (GPTQ's act-order).
+    gathered in the order of the weights' groups (GPTQ's act-order). `wide` inputs are kept apart
+    in `wide_bits`, beside the rest (LLM.int8's outliers).
     """
 
     kind: str = "dense"
@@ -31,18 +36,21 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     zero_bits: float = 0
     activations: str = "float32"
     ordered: bool = False
+    wide: int = 0
+    wide_bits: int = 16
 
     def nbytes(self, num_out: int, num_in: int) -> int:
         """Bytes of an [num_out, num_in] weight with its scales and zero-points.
 
-        The last group of a row is stored whole.
+        The last group of a row is stored whole, and so is the last block of wide inputs.
         """
         groups = -(-num_in // self.group_size) if self.group_size else 1
         num_in = groups * self.group_size if self.group_size else num_in
         scales = (
             num_out * groups * (self.scale_bytes + self.zero_bits / 8) if self.scale_bytes else 0
         )
-        return int(num_out * num_in * self.bits / 8 + scales)
+        wide = num_out * -(-self.wide // WIDE_BLOCK) * WIDE_BLOCK * self.wide_bits / 8
+        return int(num_out * num_in * self.bits / 8 + scales + wide)
 
 
 def dense(dtype: str) -> Format:

@@ -158,7 +158,14 @@ class _Header:
 
 # ---- the model that it describes ---------------------------------------------------------------
 
-_FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "mixtral": "llama",  # told by its experts
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+}
+"""Our name of a family → llama.cpp's of its architecture."""
 _FIELDS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -170,7 +177,18 @@ _FIELDS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
-MODULES = {
+_EXPERT_FIELDS = {
+    "mixtral": {
+        "expert_count": "num_local_experts",
+        "expert_used_count": "num_experts_per_tok",
+    },
+    "qwen3_moe": {
+        "expert_count": "num_experts",
+        "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+    },
+}
+_MODULES = {
     "attention.q": "attn_q",
     "attention.k": "attn_k",
     "attention.v": "attn_v",
@@ -178,20 +196,29 @@ MODULES = {
     "mlp.gate": "ffn_gate",
     "mlp.up": "ffn_up",
     "mlp.down": "ffn_down",
+    "router": "ffn_gate_inp",
 }
+ROUTER, EXPERTS = "blk.{}.ffn_gate_inp.weight", "_exps"
+"""A layer that has the first is routed: its feed-forward's tensors then end in the second, and hold
+all experts, [experts, outputs, inputs]."""
 
 
 def family_of(file: Gguf) -> str:
     """Our name of the file's architecture. Raises BadModel for those that are not read."""
     architecture = file.metadata.get("general.architecture")
-    if architecture not in _FAMILIES:
+    if architecture not in ARCHITECTURES.values():
         raise BadModel(
             "GGUF of an architecture that is not read",
             value=str(architecture),
-            limit=", ".join(_FAMILIES),
+            limit=", ".join(sorted(set(ARCHITECTURES.values()))),
             fix="use the model's safetensors directory",
         )
-    return _FAMILIES[architecture]
+    routed = bool(file.metadata.get(f"{architecture}.expert_count"))
+    if architecture == "qwen3moe" or (architecture == "llama" and routed):
+        return "qwen3_moe" if architecture == "qwen3moe" else "mixtral"
+    if routed:
+        raise BadModel("GGUF of experts of a kind that is not read", value=str(architecture))
+    return str(architecture)
 
 
 def gguf_spec(name: str) -> ModelSpec:
@@ -201,8 +228,9 @@ def gguf_spec(name: str) -> ModelSpec:
     kinds: set[str] = set()
 
     def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
-        at = tensor_of(path)
-        tensor = file.tensors.get(at) or file.tensors.get("token_embd.weight")
+        at = _tensor_of(path, file)
+        tied = path == "lm_head" and at not in file.tensors
+        tensor = file.tensors.get("token_embd.weight" if tied else at)
         if tensor is None:
             raise BadModel("the GGUF file lacks a tensor", value=at)
         kinds.add(tensor.kind)
@@ -222,12 +250,13 @@ def format_of(kind: str) -> Format:
     return int4(32) if kind == "Q4_0" else dense("float32")
 
 
-def tensor_of(path: str) -> str:
-    """The tensor that holds a linear."""
+def _tensor_of(path: str, file: Gguf) -> str:
+    """The tensor that holds a linear (all of its experts)."""
     if path == "lm_head":
         return "output.weight"
     _, layer, inner = path.split(".", 2)
-    return f"blk.{layer}.{MODULES[inner]}.weight"
+    routed = inner.startswith("mlp.") and ROUTER.format(layer) in file.tensors
+    return f"blk.{layer}.{_MODULES[inner]}{EXPERTS if routed else ''}.weight"
 
 
 def config_of(file: Gguf) -> dict[str, Any]:
@@ -236,9 +265,13 @@ def config_of(file: Gguf) -> dict[str, Any]:
     start = str(told["general.architecture"]) + "."
     _refuse(file, start)
     config: dict[str, Any] = {"model_type": family, "dtype": "float32"}
-    for theirs, ours in _FIELDS.items():
+    for theirs, ours in (_FIELDS | _EXPERT_FIELDS.get(family, {})).items():
         if start + theirs in told:
             config[ours] = told[start + theirs]
+    if family == "qwen3_moe":  # llama.cpp renormalises, whatever the original says
+        num_layers = int(config.get("num_hidden_layers", 0))
+        plain = [i for i in range(num_layers) if ROUTER.format(i) not in file.tensors]
+        config |= {"norm_topk_prob": True, "mlp_only_layers": plain}
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     for key in ("bos", "eos"):
@@ -250,8 +283,14 @@ def config_of(file: Gguf) -> dict[str, Any]:
 
 def _refuse(file: Gguf, start: str) -> None:
     told = file.metadata
-    if told.get(start + "expert_count"):
-        raise BadModel("GGUF of a mixture of experts is not read", value=str(file.path))
+    if told.get(start + "expert_count") and "blk.0.ffn_gate.0.weight" in file.tensors:
+        raise BadModel(
+            "GGUF with a tensor per expert, as before April 2024, is not read",
+            value=str(file.path),
+            fix="convert the model again: experts are then stacked (ffn_gate_exps)",
+        )
+    if told.get(start + "expert_shared_count"):
+        raise BadModel("GGUF with shared experts is not read", value=str(file.path))
     if told.get(start + "rope.scaling.type", "none") not in ("none", None):
         raise BadModel(
             "GGUF with scaled rotary embeddings", value=told[start + "rope.scaling.type"]

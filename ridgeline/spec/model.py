@@ -111,7 +111,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `stored_dtype` is what the checkpoint holds; `dtype` is that of embeddings, norms and
     activations as run. `embed_scale` is exact: the model rounds it to its compute dtype.
     `norm_plus_one`: the RMSNorm gain is (1 + w), as Gemma stores it. `embed_scale` multiplies the
-    embedding rows. `rewrites` records the techniques applied, in order, each with its reason.
+    embedding rows. `embed_format`: how the embedding table is packed; None where it is plain; a
+    tied LM head of the same format shares it. `rewrites` records the techniques applied, in order,
+    each with its reason.
     """
 
     name: str
@@ -131,4 +133,5 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     kv_dtype: str = "float32"
+    embed_format: Format | None = None
     rewrites: tuple[str, ...] = ()

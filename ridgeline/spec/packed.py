@@ -2,8 +2,9 @@
 
     {"quant_method": "ridgeline", "version": 1, "formats": {"lm_head": {"kind": "bf16", …}, …}}
 
-`formats` maps the paths of `ridgeline.spec.rewrite` (exact paths, not globs) to the fields of a
-`Format`. A config of any other method is left to the reader of configs, which refuses it.
+`formats` maps the paths of `ridgeline.spec.rewrite` (exact paths, not globs), and "embed", to the
+fields of a `Format`. A config of any other method is left to the reader of configs, which refuses
+it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ridgeline.spec.rewrite import linears, map_linears
 
 METHOD, VERSION, KEY = "ridgeline", 1, "quantization_config"
 PACKED_FILE = "model.ridgeline.safetensors"
+EMBED = "embed"
 
 
 def formats_of(config: Mapping[str, Any], where: str) -> dict[str, Format] | None:
@@ -48,12 +50,14 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
         for path, linear in linears(spec).items()
         if linear.format.kind != "dense"
     }
+    if spec.embed_format is not None:
+        formats[EMBED] = msgspec.to_builtins(spec.embed_format)
     return {"quant_method": METHOD, "version": VERSION, "formats": formats}
 
 
 def with_formats(spec: ModelSpec, formats: Mapping[str, Format], where: str) -> ModelSpec:
     """`spec` with the formats that its checkpoint is packed in."""
-    stray = sorted(set(formats) - set(linears(spec)))
+    stray = sorted(set(formats) - set(linears(spec)) - {EMBED})
     if stray:
         raise BadModel(f"{where}: {KEY} names a weight that the model lacks", value=stray[0])
 
@@ -61,5 +65,10 @@ def with_formats(spec: ModelSpec, formats: Mapping[str, Format], where: str) -> 
         return replace(linear, format=formats.get(path, linear.format))
 
     kinds = ", ".join(sorted({format.kind for format in formats.values()}))
-    line = f"{len(formats)} linears -> {kinds}: packed in the checkpoint"
-    return replace(map_linears(spec, on_linear), rewrites=(*spec.rewrites, line))
+    packed = len(set(formats) - {EMBED})
+    line = f"{packed} linears -> {kinds}: packed in the checkpoint"
+    return replace(
+        map_linears(spec, on_linear),
+        embed_format=formats.get(EMBED),
+        rewrites=(*spec.rewrites, line),
+    )

@@ -10,7 +10,7 @@ import torch
 from ridgeline.cli.quantize import Choices, command
 from ridgeline.compress.coded import BLOCKS, Coded
 from ridgeline.compress.floats import code_fp8, code_nf4
-from ridgeline.compress.gptq import round_gptq
+from ridgeline.compress.gptq import Factor, factor_of, round_gptq
 from ridgeline.compress.k_quants import k_lattice
 from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.rtn import round_rtn
@@ -68,7 +68,9 @@ def test_gptq_works_on_k_quants() -> None:
         return float((x_TI @ (dense_OI - value).T).norm())
 
     nearest = round_rtn(value, stats, recipe)
-    assert loss(round_gptq(value, stats, recipe).dense()) < 0.9 * loss(nearest.dense())
+    factor = factor_of(stats, recipe)
+    assert isinstance(factor, Factor)
+    assert loss(round_gptq(value, stats, factor, recipe).dense()) < 0.9 * loss(nearest.dense())
 
 
 def test_floats() -> None:

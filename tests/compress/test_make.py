@@ -65,7 +65,6 @@ def made(recipe: Recipe, target: Path, model: str = "demo") -> str:
         model,
         recipe,
         target,
-        head_bits=None,
         calibration=None,
         write=RIDGELINE,
         tell=lambda progress: None,
@@ -94,7 +93,7 @@ def test_an_interrupted_run_goes_on_to_the_same_file(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     target = tmp_path / "broken"
-    choices = {"head_bits": None, "calibration": None, "write": RIDGELINE}
+    choices = {"calibration": None, "write": RIDGELINE}
     with pytest.raises(KeyboardInterrupt):
         make("demo", recipe, target, tell=kill, **choices)  # type: ignore[arg-type]
     assert not target.exists() and (tmp_path / "broken.partial").is_dir()
@@ -218,7 +217,6 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
             "demo",
             Recipe(method="gptq"),
             tmp_path / "c",
-            head_bits=None,
             calibration=short,
             write=RIDGELINE,
             tell=lambda progress: None,

@@ -79,7 +79,7 @@ def test_after_a_kill_it_ends_as_if_there_had_been_none(
 ) -> None:
     monkeypatch.setattr(qat, "SAVE_EVERY", 3)
     recipe = Recipe(method="qat", bits=4, num_windows=4, window_tokens=32, steps=6)
-    choices = {"head_bits": None, "calibration": None, "write": RIDGELINE}
+    choices = {"calibration": None, "write": RIDGELINE}
     make("demo", recipe, tmp_path / "whole", tell=lambda p: None, **choices)  # type: ignore[arg-type]
 
     def kill(progress: Progress) -> None:
@@ -106,7 +106,6 @@ def test_what_it_is_not_for(tmp_path: Path) -> None:
             "demo",
             Recipe(method="qat", bits=8, group_size=None),
             tmp_path / "a",
-            head_bits=None,
             calibration=None,
             write=RIDGELINE,
             tell=lambda p: None,

@@ -7,10 +7,18 @@ import torch
 
 from ridgeline.compress.ranges import settle
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.repair import repair, repaired
+from ridgeline.compress.repair import best_share, repair, steps_to
 from ridgeline.compress.rtn import lattice
-from ridgeline.compress.statistics import Stats
+from ridgeline.compress.statistics import Pair, Stats
+from ridgeline.compress.walk import Watched
 from ridgeline.engine.model.names import Part
+
+
+class Source:
+    def get(self, part: Part) -> torch.Tensor:
+        return weight()
+
+    def packed(self, *_: object) -> None: ...
 
 
 def rows(num_rows: int = 600, num_in: int = 96) -> torch.Tensor:
@@ -55,8 +63,10 @@ def test_what_inputs_foretell_is_undone() -> None:
     for x, clean in zip(x_TI.split(100), clean_TI.split(100), strict=True):
         seen.add(x, clean)
     wanted_TO = clean_TI @ weight_OI.T
+    steps = steps_to([weight_OI], seen, 1e-6)
+    assert steps is not None
     errors = [
-        float((x_TI @ repaired([weight_OI], seen, share, 1e-6)[0].T - wanted_TO).norm())
+        float((x_TI @ (weight_OI + share * steps[0]).T - wanted_TO).norm())
         for share in (0.0, 0.5, 1.0)
     ]
     assert errors[1] == pytest.approx(errors[0] / 2, rel=1e-3) and errors[2] < 1e-2 * errors[0]
@@ -65,29 +75,66 @@ def test_what_inputs_foretell_is_undone() -> None:
 def test_same_inputs_leave_the_weight_as_it_is() -> None:
     x_TI, seen = rows(), Stats.empty(96, True)
     seen.add(x_TI, x_TI)
-    assert torch.equal(repaired([weight()], seen, 0.5, 0.01)[0], weight())
+    steps = steps_to([weight()], seen, 0.01)
+    assert steps is not None and not steps[0].any()
 
 
 def test_rows_that_cannot_be_told_apart_leave_it_too() -> None:
     seen = Stats.empty(96, True)
     seen.add(torch.full((2, 96), float("nan")), torch.zeros(2, 96))
-    assert torch.equal(repaired([weight()], seen, 0.5, 0.0)[0], weight())
+    assert steps_to([weight()], seen, 0.0) is None
+
+
+def test_rows_held_back_decide_how_far_to_go() -> None:
+    """Where what was learnt holds: all of the way that was allowed; where it does not: nothing."""
+    generator = torch.Generator().manual_seed(3)
+    clean_TI, turn_II = rows(), torch.eye(96) + 0.03 * torch.randn(96, 96, generator=generator)
+    weight_OI = weight()
+    key = (("o",), None)
+
+    def moved(num_rows: int, noise: float) -> tuple[float, float, list[str]]:
+        """The error of fresh rows without and with what `num_rows` rows have taught."""
+        noise_TI = noise * torch.randn(600, 96, generator=generator)
+        x_TI = clean_TI @ turn_II + noise_TI
+        watched = Watched(
+            {key: Stats.empty(96, True)}, {key: [Pair(x_TI[300:350], clean_TI[300:350])]}
+        )
+        watched.stats[key].add(x_TI[:num_rows], clean_TI[:num_rows])
+        part = Part("o", (24, 96), 0)
+        found, notes = repair(Source(), [(part, key)], watched, 0.5, 1e-4)
+        fresh_TI, wanted_TO = x_TI[350:], clean_TI[350:] @ weight_OI.T
+        errors = [
+            float((fresh_TI @ w_OI.T - wanted_TO).norm())
+            for w_OI in (weight_OI, found.get(part, weight_OI))
+        ]
+        assert watched.stats[key].num_rows == num_rows + 50 and not watched.held
+        return errors[0], errors[1], notes
+
+    before, after, notes = moved(300, 0.0)
+    assert after == pytest.approx(before / 2, rel=1e-3) and not notes
+    before, after, notes = moved(20, 1.0)  # few rows, much noise
+    assert after <= 1.02 * before
+
+
+def test_a_step_that_does_not_hold_is_not_taken() -> None:
+    x_TI = rows()
+    step_OI, turned_TI = weight() * 0.1, x_TI * 1.2
+    assert best_share([weight()], [step_OI], [Pair(x_TI, turned_TI)]) == pytest.approx(
+        2.0, rel=1e-3
+    )
+    assert best_share([weight()], [-step_OI], [Pair(x_TI, turned_TI)]) == 0.0
+    assert best_share([weight()], [step_OI], []) == 0.0
 
 
 def test_experts_are_left_as_they_are() -> None:
     """Their rows have no partner in the original: nothing was told of them."""
 
-    class Source:
-        def get(self, part: Part) -> torch.Tensor:
-            return weight()
-
-        def packed(self, *_: object) -> None: ...
-
     key, other = (("expert_down",), 3), (("o",), None)
     stats = {key: Stats.empty(96, True), other: Stats.empty(96, True)}
     stats[key].add(rows())
     stats[other].add(rows(), rows() * 1.1)
+    held = {other: [Pair(rows(), rows() * 1.1)]}
     half = [(Part("o", (24, 96), 0), other), (Part("expert_down", (24, 96), 0, 3), key)]
-    found = repair(Source(), half, stats, 0.5, 0.01)
+    found, _ = repair(Source(), half, Watched(stats, held), 0.5, 0.01)
     assert list(found) == [half[0][0]] and stats[other].gap_II is None
     assert (found[half[0][0]] / weight()).median() == pytest.approx(1.05, abs=5e-3)

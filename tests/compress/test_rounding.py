@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ridgeline.compress.gptq import round_gptq, round_gptq_or_rtn
+from ridgeline.compress.gptq import Factor, factor_of, round_gptq, round_gptq_or_rtn
 from ridgeline.compress.hqq import round_hqq
 from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.rtn import round_rtn
@@ -15,7 +15,14 @@ from ridgeline.engine.quant.grid import Grid, in_order, pack, refusal
 from ridgeline.errors import BadInput
 from ridgeline.spec.format import format_for
 
-ROUNDERS = {"rtn": round_rtn, "hqq": round_hqq, "gptq": round_gptq}
+
+def by_gptq(weight_OI: torch.Tensor, stats: Stats, recipe: Recipe) -> Grid:
+    factor = factor_of(stats, recipe)
+    assert isinstance(factor, Factor)
+    return round_gptq(weight_OI, stats, factor, recipe)  # type: ignore[return-value]
+
+
+ROUNDERS = {"rtn": round_rtn, "hqq": round_hqq, "gptq": by_gptq}
 RECIPES = [
     Recipe(bits=bits, group_size=group, zeros=zeros)
     for bits in (3, 4)
@@ -67,7 +74,7 @@ def test_gptq_beats_nearest_in_output_error(bits: int) -> None:
         return float((x_TI @ (grid.dense() - weight()).T).norm())
 
     nearest = loss(round_rtn(weight(), stats, recipe))
-    assert loss(round_gptq(weight(), stats, recipe)) < 0.75 * nearest
+    assert loss(by_gptq(weight(), stats, recipe)) < 0.75 * nearest
     assert loss(round_rtn(weight(), stats, recipe)) < loss(round_rtn(weight(), None, recipe))
 
 
@@ -75,7 +82,7 @@ def test_gptq_without_a_usable_hessian_rounds_to_nearest_and_says_so() -> None:
     stats, recipe = stats_of(inputs(200)), Recipe(bits=4)
     assert stats.moment_II is not None
     stats.moment_II[0, 1] = stats.moment_II[1, 0] = 1e9
-    grid, why = round_gptq_or_rtn(weight(), stats, recipe)
+    grid, why = round_gptq_or_rtn(weight(), stats, factor_of(stats, recipe), recipe)
     assert why is not None and "not positive definite" in why
     assert torch.equal(grid.q_OI, round_rtn(weight(), stats, recipe).q_OI)
 

@@ -19,7 +19,7 @@ from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.names import Part, parts
 from ridgeline.engine.quant.grid import Grid, pack, side_by_side
 from ridgeline.errors import BadModel
-from ridgeline.spec.gguf import TYPES, family_of, read_gguf
+from ridgeline.spec.gguf import EXPERTS, TYPES, read_gguf
 from ridgeline.spec.model import LinearSpec, ModelSpec
 
 _NAMES = {
@@ -37,13 +37,17 @@ _NAMES = {
     "gate": "blk.{}.ffn_gate",
     "up": "blk.{}.ffn_up",
     "down": "blk.{}.ffn_down",
+    "router": "blk.{}.ffn_gate_inp",
+    "expert_gate": "blk.{}.ffn_gate" + EXPERTS,
+    "expert_up": "blk.{}.ffn_up" + EXPERTS,
+    "expert_down": "blk.{}.ffn_down" + EXPERTS,
 }
 _SIZES = {name: (numbers, nbytes) for name, numbers, nbytes in TYPES.values()}
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def name_of(part: Part) -> str:
-    """The tensor that holds a part."""
+    """The tensor that holds a part, or a part of each expert."""
     key, _, bias = part.key.partition(".")
     return _NAMES[key].format(part.layer) + (".bias" if bias else ".weight")
 
@@ -53,17 +57,29 @@ class GgufWeights:
 
     def __init__(self, name: str, spec: ModelSpec) -> None:
         self._file, self._spec = read_gguf(name), spec
-        self._permuted = family_of(self._file) == "llama"
+        self._permuted = self._file.metadata["general.architecture"] == "llama"
         with self._file.path.open("rb") as stream:
             self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         for part in parts(spec):
             found = self._file.tensors.get(name_of(part))
-            if found is None or found.shape != part.shape:
+            if found is None or found.shape != self._whole(part):
                 raise BadModel(
                     f"the GGUF file's {name_of(part)} ({part}) is not what its metadata promises",
                     value=None if found is None else list(found.shape),
-                    limit=list(part.shape),
+                    limit=list(self._whole(part)),
                 )
+
+    def _whole(self, part: Part) -> tuple[int, ...]:
+        """The shape of the tensor that holds a part."""
+        if part.expert is None or part.layer is None:
+            return part.shape
+        return (self._spec.layers[part.layer].mlp.num_experts, *part.shape)
+
+    def _extent(self, part: Part) -> tuple[int, int]:
+        """Where the bytes of a part begin, and how many they are."""
+        tensor = self._file.tensors[name_of(part)]
+        size = (tensor.end - tensor.begin) * prod(part.shape) // prod(tensor.shape)
+        return tensor.begin + (part.expert or 0) * size, size
 
     def __enter__(self) -> GgufWeights:
         return self
@@ -75,18 +91,22 @@ class GgufWeights:
         tensor = self._file.tensors[name_of(part)]
         if tensor.kind in _PLAIN:
             flat = torch.frombuffer(
-                self._map, dtype=_PLAIN[tensor.kind], count=prod(tensor.shape), offset=tensor.begin
+                self._map,
+                dtype=_PLAIN[tensor.kind],
+                count=prod(part.shape),
+                offset=self._extent(part)[0],
             )
-            value = flat.view(tensor.shape).clone()
+            value = flat.view(part.shape).clone()
         else:
             value = torch.from_numpy(decode_blocks(tensor.kind, self._blocks(part)))
-            value = value.view(tensor.shape)
+            value = value.view(part.shape)
         return self._rows(value, part)
 
     def _blocks(self, part: Part) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
         tensor = self._file.tensors[name_of(part)]
         nbytes = _SIZES[tensor.kind][1]
-        flat = np.frombuffer(self._map, np.uint8, tensor.end - tensor.begin, tensor.begin)
+        begin, size = self._extent(part)
+        flat = np.frombuffer(self._map, np.uint8, size, begin)
         return flat.reshape(-1, nbytes)
 
     def _rows(self, value: Tensor, part: Part) -> Tensor:
@@ -115,7 +135,11 @@ class GgufWeights:
         if spec.format.kind == "dense":
             return None
         size = spec.num_in
-        by_key = {part.key: part for part in parts(self._spec) if part.layer == layer}
+        by_key = {
+            part.key: part
+            for part in parts(self._spec)
+            if part.layer == layer and part.expert == expert
+        }
         tied = keys == ["lm_head"] and self._spec.tied_embeddings
         names = ["embed"] if tied else list(keys)
         grids = [self.grid(by_key[key]) for key in names]

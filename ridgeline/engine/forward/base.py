@@ -27,16 +27,18 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.model.layers import Block, Norm
 from ridgeline.engine.model.rope import RopeTables
+from ridgeline.engine.model.table import Table
 from ridgeline.spec.format import Format
 from ridgeline.spec.model import ModelSpec
 
 
 @dataclass(frozen=True)
 class Body:
-    """A decoder without its head. `embed_VC` may be narrower than `dtype`, which is computed in."""
+    """A decoder without its head. Rows of `table` may be narrower than `dtype`, which is computed
+    in."""
 
     spec: ModelSpec
-    embed_VC: Tensor
+    table: Table
     embed_scale: float
     blocks: tuple[Block, ...]
     norm: Norm

@@ -136,6 +136,8 @@ def _refusal(path: str, linear: LinearSpec, device: torch.device) -> str | None:
     kind = linear.format.kind
     if linear.format.ordered:
         return f"{path} gathers its inputs in act-order"
+    if linear.format.wide:
+        return f"{path} keeps outlying inputs apart (LLM.int8)"
     if path == "lm_head":
         return None
     if path.endswith(".router"):

@@ -32,6 +32,7 @@ from ridgeline.engine.model.layers import (
     no_qk_norm,
 )
 from ridgeline.engine.model.moe import MoeMlp
+from ridgeline.engine.model.table import PackedTable, PlainTable
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.dense import DenseLinear
 from ridgeline.engine.quant.packed import PackedLinear
@@ -79,11 +80,15 @@ class _Writer:
         self.attention = attention
 
     def embed(self) -> Op:
-        table_VC = self.body.embed_VC
+        table, scale = self.body.table, self.body.embed_scale
+        if isinstance(table, PackedTable):
+            packed_at = table.native.address
+            return Op("embed", lambda s: s.embed_packed(packed_at, scale))
+        assert isinstance(table, PlainTable)
+        table_VC = table.embed_VC
         assert table_VC.is_contiguous() and table_VC.dtype in (torch.bfloat16, torch.float32)
         num_tokens, width = table_VC.shape
-        is_bf16, scale = table_VC.dtype == torch.bfloat16, self.body.embed_scale
-        at = table_VC.data_ptr()
+        is_bf16, at = table_VC.dtype == torch.bfloat16, table_VC.data_ptr()
         return Op("embed", lambda s: s.embed(at, is_bf16, num_tokens, width, scale))
 
     def head(self, layer_index: int, block: Block, branch: Norm | None) -> Iterator[Op]:

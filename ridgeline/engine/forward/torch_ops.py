@@ -7,7 +7,6 @@ decode step is hundreds of them (docs/performance.md).
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
@@ -33,7 +32,7 @@ class TorchForward:
 
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
         body = self.body
-        x_TC = F.embedding(tokens_T, body.embed_VC).to(body.dtype)
+        x_TC = body.table.rows(tokens_T).to(body.dtype)
         if body.embed_scale != 1.0:
             x_TC = x_TC * body.embed_scale
         turns = body.ropes.at(positions_T, end)

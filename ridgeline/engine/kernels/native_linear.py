@@ -15,7 +15,7 @@ Shape legend: T rows, I inputs, O outputs.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -95,6 +95,24 @@ def in_panels(values_OG: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(values_OG, (0, 0, 0, missing)).contiguous()
     num_groups = values_OG.shape[1]
     return padded.view(-1, PANEL, num_groups).transpose(1, 2).contiguous()
+
+
+def under_each_other(pieces: Sequence[Packed]) -> Packed:
+    """One weight of several; all but the last have whole panels of outputs."""
+    first = pieces[0]
+    assert all(piece.num_out % PANEL == 0 for piece in pieces[:-1])
+
+    def all_of(tensors: list[Tensor | None]) -> Tensor | None:
+        kept = [tensor for tensor in tensors if tensor is not None]
+        return torch.cat(kept) if kept else None
+
+    lines = torch.cat([piece.lines for piece in pieces])
+    scales, zeros, factors = (
+        all_of([getattr(piece, field) for piece in pieces])
+        for field in ("scales", "zeros", "factors")
+    )
+    num_out = sum(piece.num_out for piece in pieces)
+    return Packed(first.kind, num_out, first.num_in, first.group, lines, scales, zeros, factors)
 
 
 def _address(tensor: Tensor | None, dtype: torch.dtype) -> int:

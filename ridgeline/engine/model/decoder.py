@@ -21,14 +21,15 @@ from ridgeline.engine.quant.base import Linear
 class Decoder:
     """A model with its weights. Built by `ridgeline.engine.model.load.load_decoder`.
 
-    `nbytes` is what the weights occupy in memory. `embed_VC` may be narrower than `compute_dtype`.
+    `nbytes` is what the weights occupy in memory. Rows of `table` may be narrower than
+    `compute_dtype`.
     """
 
     def __init__(self, body: Body, forward: Forward, lm_head: Linear, nbytes: int) -> None:
         self.spec, self.body, self.nbytes = body.spec, body, nbytes
-        self.blocks, self.embed_VC, self.norm = body.blocks, body.embed_VC, body.norm
+        self.blocks, self.table, self.norm = body.blocks, body.table, body.norm
         self.forward, self.lm_head = forward, lm_head
-        self.device, self.compute_dtype = body.embed_VC.device, body.dtype
+        self.device, self.compute_dtype = body.table.device, body.dtype
 
     def hidden(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
         """Normalised last hidden states x_TC; `end` is larger than every position."""

@@ -14,6 +14,7 @@ from ridgeline.engine.forward import choose as choose_forward
 from ridgeline.engine.forward import forward_kind
 from ridgeline.engine.forward.base import Body, ForwardKind
 from ridgeline.engine.forward.torch_ops import TorchForward
+from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.dtype import DTYPES, is_exact
 from ridgeline.engine.model.layers import (
@@ -31,11 +32,14 @@ from ridgeline.engine.model.moe import MoeMlp
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.packed_file import PackedWeights
 from ridgeline.engine.model.rope import RopeTables
+from ridgeline.engine.model.table import PackedTable, PlainTable, Table
 from ridgeline.engine.model.weights import CheckpointWeights, DummyWeights, Weights
 from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.base import Linear
-from ridgeline.engine.quant.ordered import linear_of
-from ridgeline.spec.cost import table_dtype
+from ridgeline.engine.quant.packed import PackedLinear, needs_cpu
+from ridgeline.engine.quant.ready import linear_of
+from ridgeline.spec.cost import shares_table, table_dtype
+from ridgeline.spec.format import Format
 from ridgeline.spec.gguf import is_gguf
 from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec, RopeSpec
@@ -96,16 +100,16 @@ class DecoderBuilder:
 
     def decoder(self, context: int) -> Decoder:
         spec = self.spec
-        embed_VC = self._table()
-        self.nbytes += embed_VC.nbytes
+        table = self._table()
+        self.nbytes += table.nbytes
         ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
         blocks = [self.block(layer, i, ropes) for i, layer in enumerate(spec.layers)]
         norm = self._norm("norm", spec.hidden_size, None)
-        lm_head = self._lm_head(embed_VC)
+        lm_head = self._lm_head(table)
         tables = RopeTables(ropes, context, self.dtype, self.device)
         body = Body(
             spec=spec,
-            embed_VC=embed_VC,
+            table=table,
             # Gemma rounds its scale to the dtype of the weights before multiplying.
             embed_scale=torch.tensor(spec.embed_scale, dtype=self.dtype).item(),
             blocks=tuple(blocks),
@@ -115,21 +119,39 @@ class DecoderBuilder:
         )
         return Decoder(body, self.forward(body), lm_head, self.nbytes)
 
-    def _table(self) -> Tensor:
-        """The embedding, as narrow as nothing is lost: a rewrite (a rotation) may have left the
-        dtype that the checkpoint names."""
+    def _table(self) -> Table:
+        """The embedding; packed, or as narrow as nothing is lost: a rewrite (a rotation) may have
+        left the dtype that the checkpoint names."""
         spec = self.spec
+        if spec.embed_format is not None:
+            return self._packed_table(spec.embed_format)
         embed_VC = self._tensor("embed", (spec.vocab_size, spec.hidden_size))
         kept = DTYPES[table_dtype(spec)]
-        return embed_VC.to(kept if is_exact(embed_VC, kept) else self.dtype).contiguous()
+        return PlainTable(
+            embed_VC.to(kept if is_exact(embed_VC, kept) else self.dtype).contiguous()
+        )
 
-    def _lm_head(self, embed_VC: Tensor) -> Linear:
-        if not self.spec.tied_embeddings:
-            return self._linear(["lm_head"], [self.spec.lm_head], None)
-        ready = self._ready([self.spec.lm_head], ["lm_head"], [None], None, None)
-        head = ready or build_linear(self.spec.lm_head, embed_VC, None, self.device, self.dtype)
-        shared = self.spec.lm_head.format.kind == "dense"
-        self.nbytes += 0 if shared else head.nbytes
+    def _packed_table(self, format: Format) -> PackedTable:
+        size = self.spec.vocab_size, self.spec.hidden_size
+        linear = LinearSpec(num_out=size[0], num_in=size[1], format=format)
+        needs_cpu(linear, self.device)
+        packed = self.weights.packed(linear, ["embed"], None, None)
+        assert isinstance(packed, Packed), "a spec with a packed table, and no such weights"
+        return PackedTable(packed)
+
+    def _lm_head(self, table: Table) -> Linear:
+        spec = self.spec
+        if not spec.tied_embeddings:
+            return self._linear(["lm_head"], [spec.lm_head], None)
+        if isinstance(table, PackedTable) and shares_table(spec):
+            return PackedLinear(table.native.packed, None, self.dtype)
+        ready = self._ready([spec.lm_head], ["lm_head"], [None], None, None)
+        if ready is not None:
+            self.nbytes += ready.nbytes
+            return ready
+        assert isinstance(table, PlainTable)
+        head = build_linear(spec.lm_head, table.embed_VC, None, self.device, self.dtype)
+        self.nbytes += 0 if shares_table(spec) else head.nbytes
         return head
 
     def block(self, layer: LayerSpec, index: int, ropes: list[RopeSpec]) -> Block:

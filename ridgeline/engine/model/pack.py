@@ -14,19 +14,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from ridgeline.engine.kernels.native_linear import Packed
+from ridgeline.engine.kernels.native_int8 import pack as pack_int8
+from ridgeline.engine.kernels.native_linear import Packed, under_each_other
 from ridgeline.engine.model.load import fuse, whole_of
 from ridgeline.engine.model.names import Part, parts
 from ridgeline.engine.model.packed_file import PackedWriter, packed_name
 from ridgeline.engine.model.weights import CheckpointWeights, Weights
+from ridgeline.engine.quant.int4.linear import layout_of
+from ridgeline.engine.quant.int4.linear import pack as pack_int4
+from ridgeline.engine.quant.int4.quantise import quantise as quantise_int4
+from ridgeline.engine.quant.int8.quantise import quantise as quantise_int8
+from ridgeline.engine.quant.outliers import OutlierPacked
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.spec.cost import shares_table
+from ridgeline.spec.format import Format
 from ridgeline.spec.load import read_json
 from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import LayerSpec, LinearSpec, ModelSpec
 from ridgeline.spec.packed import KEY, PACKED_FILE, config_of
 
+_ROWS = 4096  # of a table, rounded at once: a multiple of a panel
 _KEPT = ("generation_config.json", "chat_template.jinja")
 
 
@@ -101,13 +111,17 @@ def copy_config(source: Path, directory: Path, spec: ModelSpec, quantised: Any) 
 
 
 def _write_weights(spec: ModelSpec, weights: Weights, target: Path) -> None:
-    packed_keys = set()
+    packed_keys = set[tuple[str, int | None, int | None]]()
+    shared = spec.embed_format is not None and shares_table(spec)
     partial = target.with_suffix(".partial")
     writer = PackedWriter(partial, most_tensors=9 * len(list(parts(spec))) + 9)
+    if spec.embed_format is not None:
+        writer.add_ready("embed", _packed_table(spec, spec.embed_format, weights))
+        packed_keys.add(("embed", None, None))
     for product in products(spec):
-        if product.specs[0].format.kind == "dense":
+        if product.specs[0].format.kind == "dense" or (shared and product.keys == ["lm_head"]):
             continue
-        writer.add_packed(
+        writer.add_ready(
             packed_name(product.keys, product.layer, product.expert),
             _packed(spec, product, weights),
         )
@@ -119,11 +133,24 @@ def _write_weights(spec: ModelSpec, weights: Weights, target: Path) -> None:
     partial.rename(target)  # a file of this name is always whole
 
 
-def _packed(spec: ModelSpec, product: Product, weights: Weights) -> Packed:
+def _packed_table(spec: ModelSpec, format: Format, weights: Weights) -> Packed:
+    """The embedding table, rounded and packed a piece of the vocabulary at a time."""
+    table_VC = weights.get(Part("embed", (spec.vocab_size, spec.hidden_size)))
+    return under_each_other([_packed_rows(piece, format) for piece in torch.split(table_VC, _ROWS)])
+
+
+def _packed_rows(weight_OI: Tensor, format: Format) -> Packed:
+    if format.kind == "int8":
+        return pack_int8(*quantise_int8(weight_OI, "full"))
+    group_size, zeros = layout_of(format)
+    return pack_int4(quantise_int4(weight_OI, group_size, zeros=zeros), group_size)
+
+
+def _packed(spec: ModelSpec, product: Product, weights: Weights) -> Packed | OutlierPacked:
     if len({linear.format for linear in product.specs}) == 1:
         whole = whole_of(product.specs)
         ready = weights.packed(whole, product.keys, product.layer, product.expert)
-        if isinstance(ready, Packed):
+        if isinstance(ready, Packed | OutlierPacked):
             return ready
     tied = product.keys == ["lm_head"] and spec.tied_embeddings
     keys = ["embed"] if tied else product.keys

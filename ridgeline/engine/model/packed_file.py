@@ -6,7 +6,9 @@ tensors; the page cache is shared by every engine on the machine.
 
     layers.3.q+k+v.lines   uint8           layers.3.q+k+v.scales   fp16 [panels, groups, 16]
     layers.3.q+k+v.zeros   uint8, or none  layers.3.q+k+v.factors  float32 [panels · 16]
-    attention_norm of layer 3              every other tensor, under its part's name
+    layers.3.o.columns     int32           layers.3.o.wide.lines: inputs kept apart (LLM.int8)
+    embed.lines, …         a packed table  attention_norm of layer 3: every other tensor, under its
+                                           part's name
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.engine.kernels.native_linear import PANEL, Packed
+from ridgeline.engine.kernels.native_linear import PANEL, Kind, Packed
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.safetensors_file import check_extents, parse_header
+from ridgeline.engine.quant.outliers import OutlierPacked
+from ridgeline.engine.quant.ready import Ready
 from ridgeline.errors import BadModel
 from ridgeline.spec.model import LinearSpec
 from ridgeline.spec.packed import PACKED_FILE
@@ -35,6 +39,7 @@ _DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F32": torch.float32,
+    "I32": torch.int32,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _AGAIN = "pack the checkpoint again with ridgeline quantize"
@@ -83,8 +88,15 @@ class PackedWriter:
         self._file.write(self._room.to_bytes(8, "little") + text.ljust(self._room))
         self._file.close()
 
-    def add_packed(self, name: str, packed: Packed) -> None:
-        """The tensors of a packed weight."""
+    def add_ready(self, name: str, ready: Packed | OutlierPacked) -> None:
+        """The tensors of a packed weight, and of what is kept apart from it."""
+        if isinstance(ready, OutlierPacked):
+            self.add(f"{name}.columns", ready.columns_W.to(torch.int32))
+            self._add_packed(f"{name}.wide", ready.wide)
+            ready = ready.packed
+        self._add_packed(name, ready)
+
+    def _add_packed(self, name: str, packed: Packed) -> None:
         for field in ("lines", "scales", "zeros", "factors"):
             tensor = getattr(packed, field)
             if tensor is not None:
@@ -126,13 +138,30 @@ class PackedWeights:
 
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
-    ) -> Packed | None:
+    ) -> Ready | None:
         """The product of `keys` side by side, of `spec`'s format; None where it is dense."""
         kind = spec.format.kind
         if kind == "dense":
             return None
         assert kind in ("int4", "int8", "bf16"), kind
         name = packed_name(keys, layer, expert)
+        packed = self._packed(name, spec)
+        return self._with_outliers(name, spec, packed) if spec.format.wide else packed
+
+    def _with_outliers(self, name: str, spec: LinearSpec, packed: Packed) -> OutlierPacked:
+        count = spec.format.wide
+        columns_W = self._tensor(f"{name}.columns", (count,)).long()
+        if (
+            not bool((columns_W[1:] > columns_W[:-1]).all())
+            or not 0 <= int(columns_W[0]) <= int(columns_W[-1]) < spec.num_in
+        ):
+            raise BadModel(f"{self._path.name}: {name}.columns are no inputs in order", fix=_AGAIN)
+        kind: Kind = "bf16" if spec.format.wide_bits == 16 else "fp32"
+        lines = self._tensor(f"{name}.wide.lines", None)
+        return OutlierPacked(packed, Packed(kind, spec.num_out, count, 0, lines), columns_W)
+
+    def _packed(self, name: str, spec: LinearSpec) -> Packed:
+        kind = spec.format.kind
         panels, group = -(-spec.num_out // PANEL), spec.format.group_size or 0
         table = (panels, -(-spec.num_in // group), PANEL) if group else ()
         return Packed(

@@ -21,7 +21,7 @@ from ridgeline.engine.model.load import open_weights, whole_of
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.pack import Product, layer_products
 from ridgeline.engine.quant.grid import Grid
-from ridgeline.engine.quant.ordered import OrderedPacked
+from ridgeline.engine.quant.outliers import OutlierPacked
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import with_dtype
@@ -88,11 +88,15 @@ def _unpacked(
     if packed is None:
         yield from ((part, weights.get(part).float()) for part in named)
         return
-    inner = packed.packed if isinstance(packed, OrderedPacked) else packed
+    inner = packed if isinstance(packed, Packed) else packed.packed
     faults += [f"{'+'.join(product.keys)}: {fault}" for fault in _packed_faults(inner)]
     begin, linear = 0, NativeLinear(inner)
     for part in named:
-        yield part, linear.rows(torch.arange(begin, begin + part.shape[0]))
+        rows = torch.arange(begin, begin + part.shape[0])
+        value = linear.rows(rows)
+        if isinstance(packed, OutlierPacked):
+            value.index_copy_(1, packed.columns_W, NativeLinear(packed.wide).rows(rows))
+        yield part, value
         begin += part.shape[0]
 
 

@@ -29,8 +29,8 @@ from ridgeline.engine.model.names import (
     row_sizes,
 )
 from ridgeline.engine.model.safetensors_file import Entry, entries_of
-from ridgeline.engine.quant.ordered import OrderedPacked
 from ridgeline.engine.quant.packed import random_packed
+from ridgeline.engine.quant.ready import Ready
 from ridgeline.errors import BadModel
 from ridgeline.spec.model import LinearSpec, ModelSpec
 
@@ -44,7 +44,7 @@ class Weights(Protocol):
 
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
-    ) -> Packed | OrderedPacked | None:
+    ) -> Ready | None:
         """The product of `keys` side by side, ready-made in the format of `spec`.
 
         None where the source holds plain weights.

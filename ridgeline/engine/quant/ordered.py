@@ -14,11 +14,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ridgeline.engine.kernels.native_linear import Packed
-from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.packed import PackedLinear
 
 
@@ -43,12 +41,3 @@ class OrderedLinear:
     @property
     def nbytes(self) -> int:
         return self.inner.nbytes + self.order_I.nbytes
-
-
-def linear_of(
-    ready: Packed | OrderedPacked, bias_O: Tensor | None, compute_dtype: torch.dtype
-) -> Linear:
-    """The linear of a weight that its source had packed."""
-    if isinstance(ready, Packed):
-        return PackedLinear(ready, bias_O, compute_dtype)
-    return OrderedLinear(PackedLinear(ready.packed, bias_O, compute_dtype), ready.order_I)

@@ -151,7 +151,7 @@ class EagleLayer:
         tokens_T = torch.tensor([t for run in runs for t in run.tokens], device=device)
         places = [p for run in runs for p in range(run.start, run.start + len(run.tokens))]
         turns = self.ropes.at(torch.tensor(places, device=device), max(places) + 1)
-        e_TC = F.embedding(tokens_T, self.decoder.embed_VC).to(h_TC.dtype)
+        e_TC = self.decoder.table.rows(tokens_T).to(h_TC.dtype)
         x_TC = F.linear(torch.cat((normed(e_TC), h_TC), -1), self.fc_CD)
         return self.norm(self.block(x_TC, turns, attention.prepare(runs), 0))
 

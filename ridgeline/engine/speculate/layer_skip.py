@@ -159,7 +159,7 @@ def influences(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
     like = torch.empty(0, dtype=decoder.compute_dtype, device=decoder.device)
     attend = FullAttention(decoder.spec, len(tokens), like)
     turns = body.ropes.at(torch.arange(len(tokens), device=decoder.device), len(tokens))
-    x_TC = F.embedding(tokens_T, body.embed_VC).to(body.dtype) * body.embed_scale
+    x_TC = body.table.rows(tokens_T).to(body.dtype) * body.embed_scale
     found = []
     for layer, block in enumerate(body.blocks):
         y_TC = block(x_TC, turns, attend, layer)

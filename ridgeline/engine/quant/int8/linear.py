@@ -49,6 +49,12 @@ class Int8Linear:
             raise CannotRun(
                 "int8 linears have 8 bits and one scale per output row", value=spec.format
             )
+        if spec.format.wide:
+            raise CannotRun(
+                "which inputs are kept apart is decided when a model is made, and run on the CPU",
+                value=f"{spec.format.wide} inputs on {device}",
+                fix="use --device cpu with what ridgeline quantize --method llm-int8 wrote",
+            )
         chosen = choose(device, spec.num_out, spec.num_in)
         bias_O = None if bias_O is None else bias_O.to(device)
         if chosen.name == "native":

@@ -1,0 +1,92 @@
+"""INT8 with its outlying inputs kept apart: LLM.int8's mixed precision, the inputs chosen once.
+
+What: a few input channels of a transformer are tens of times as loud as the others, in every token.
+Rounded with their row they leave the others a handful of levels (Dettmers et al., "LLM.int8()",
+NeurIPS 2022, arXiv 2208.07339). So those columns of the weight stay in 16 or 32 bits and meet their
+inputs as floats; the rest is INT8 weights times INT8 rows, scaled without them:
+
+    y = s_x · (W₈ · round(x' / s_x)) + W_wide · x_wide        x': x, its outlying inputs 0
+
+The paper looks for outliers in each batch. Here they are chosen when the model is made, from what
+calibration text has shown (`ridgeline quantize --method llm-int8`): a row's result must not depend
+on what shares its batch, and the weight's columns must be there in full precision.
+
+Invariant: a row's result is bitwise the same in any batch, on any number of threads and every ISA.
+
+When it loses: models without outliers, where it is plain INT8; an outlier that calibration has not
+seen is rounded with its row; layers run operator by operator (no native segments).
+
+Shape legend: T rows, I inputs, O outputs, W inputs kept apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.kernels.native_linear import Kind, NativeLinear, Packed, pack_lines
+from ridgeline.engine.quant.grid import Grid, pack, side_by_side
+from ridgeline.engine.quant.packed import PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A weight on a grid of 8 bits but for the columns `columns_W`, which are `wide_OW` (float32 or
+    bfloat16). The grid is 0 there."""
+
+    grid: Grid
+    columns_W: Tensor
+    wide_OW: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        return self.grid.shape
+
+    def dense(self) -> Tensor:
+        """The weights that it means, float32 [O, I]."""
+        return self.grid.dense().index_copy_(1, self.columns_W, self.wide_OW.float())
+
+
+class OutlierPacked(NamedTuple):
+    """A split weight as the kernels read it: `wide` has the columns `columns_W` (int64)."""
+
+    packed: Packed
+    wide: Packed
+    columns_W: Tensor
+
+
+def pack_split(splits: Sequence[Split]) -> OutlierPacked:
+    """Splits of the same columns, outputs under each other."""
+    first = splits[0]
+    assert all(torch.equal(split.columns_W, first.columns_W) for split in splits)
+    wide_OW = torch.cat([split.wide_OW for split in splits])
+    kind: Kind = "bf16" if wide_OW.dtype == torch.bfloat16 else "fp32"
+    lines = pack_lines(kind, wide_OW, 0)
+    wide = Packed(kind, wide_OW.shape[0], wide_OW.shape[1], 0, lines)
+    return OutlierPacked(
+        pack(side_by_side([split.grid for split in splits])), wide, first.columns_W
+    )
+
+
+class OutlierLinear:
+    """See the module's head; the bias is `inner`'s."""
+
+    __slots__ = ("columns_W", "inner", "wide")
+
+    def __init__(self, inner: PackedLinear, ready: OutlierPacked) -> None:
+        self.inner, self.wide = inner, NativeLinear(ready.wide)
+        self.columns_W = ready.columns_W
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        wide_TW = x_TI.index_select(-1, self.columns_W).float()
+        y_TO = self.inner(x_TI.index_fill(-1, self.columns_W, 0.0))
+        return y_TO.add_(self.wide(wide_TW).to(y_TO.dtype))
+
+    @property
+    def nbytes(self) -> int:
+        return self.inner.nbytes + self.wide.nbytes + self.columns_W.nbytes

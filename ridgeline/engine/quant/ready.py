@@ -1,0 +1,24 @@
+"""Weights that a source has ready in the kernels' layout, and the linear that each becomes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.kernels.native_linear import Packed
+from ridgeline.engine.quant.base import Linear
+from ridgeline.engine.quant.ordered import OrderedLinear, OrderedPacked
+from ridgeline.engine.quant.outliers import OutlierLinear, OutlierPacked
+from ridgeline.engine.quant.packed import PackedLinear
+
+Ready = Packed | OrderedPacked | OutlierPacked
+
+
+def linear_of(ready: Ready, bias_O: Tensor | None, compute_dtype: torch.dtype) -> Linear:
+    """The linear of a weight that its source had packed."""
+    if isinstance(ready, Packed):
+        return PackedLinear(ready, bias_O, compute_dtype)
+    inner = PackedLinear(ready.packed, bias_O, compute_dtype)
+    if isinstance(ready, OrderedPacked):
+        return OrderedLinear(inner, ready.order_I)
+    return OutlierLinear(inner, ready)
