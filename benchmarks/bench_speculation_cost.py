@@ -87,15 +87,14 @@ def prompts_of(batch: int, length: int, vocab: int) -> list[tuple[int, ...]]:
 
 
 def show_curve(controller: Controller) -> None:
-    cost = controller._step_cost
-    assert cost is not None
+    cost, draft_cost = controller.costs
     for runs in (1, 8):
         one = cost.seconds(runs, runs)
         ratios = [(k, cost.seconds(runs, runs * (k + 1)) / one) for k in (1, 2, 3, 4, 6, 8, 16)]
         told = "  ".join(f"K={k} {ratio:.2f}" for k, ratio in ratios)
         print(f"T({runs} sequences) = {one * 1e3:.1f} ms; with K drafts each: {told}")
-    if controller._draft_cost is not None:
-        told = "  ".join(f"K={k} {controller._draft_cost.seconds(1, k) * 1e3:.1f}" for k in (1, 4))
+    if draft_cost is not None:
+        told = "  ".join(f"K={k} {draft_cost.seconds(1, k) * 1e3:.1f}" for k in (1, 4))
         print(f"drafting for one sequence, ms: {told}")
 
 

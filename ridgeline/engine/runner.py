@@ -66,10 +66,10 @@ class TorchRunner:
             self.threads.begin(len(batch.tokens_T))
         attend = self.attention.prepare(plan.runs)
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
-        if self._is_greedy(plan.runs, len(x_TC)):
-            tokens = self.likeliest(x_TC)
-            self.watch.note(plan.runs, [1] * len(tokens), x_TC)
-            return StepResult(tuple([Sampled((token,)) for token in tokens]))
+        if all(run.is_argmax and run.prompt_logprobs is None for run in plan.runs):
+            given = self.verifier.named(self.likeliest(x_TC), plan.runs)
+            self.watch.note(plan.runs, list(map(len, given)), x_TC)
+            return StepResult(tuple(map(Sampled, given)))
         drawn = self._sample(plan.runs, x_TC, batch)
         self.watch.note(plan.runs, [len(each) for each in drawn], x_TC)
         prompts = self._prompt_logprobs(plan.runs, x_TC)
@@ -93,12 +93,6 @@ class TorchRunner:
         like = torch.empty(0, dtype=self.decoder.compute_dtype, device=self.decoder.device)
         attend = FullAttention(self.decoder.spec, len(tokens), like)
         return self.decoder.hidden(tokens_T, positions_T, len(tokens), attend)
-
-    def _is_greedy(self, runs: Sequence[Run], num_rows: int) -> bool:
-        """Every run decodes one token by its first largest logit, and nobody else wants to look."""
-        if len(runs) != num_rows or self.verifier.is_witnessed:
-            return False
-        return all(run.is_argmax and run.prompt_logprobs is None for run in runs)
 
     def _sample(self, runs: Sequence[Run], x_TC: Tensor, batch: Batch) -> list[list[Choice]]:
         """What each run drew: nothing where it does not sample."""

@@ -57,9 +57,9 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def is_argmax(self) -> bool:
-        """One token is sampled after the last one that is fed, by the first largest logit."""
+        """After every token that is fed one is sampled, by the first largest logit."""
         at = self.sample
-        return at is not None and at.is_argmax and not self.num_drafts
+        return at is not None and at.is_argmax and len(self.tokens) == self.num_drafts + 1
 
     @property
     def num_given(self) -> int:

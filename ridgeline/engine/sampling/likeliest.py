@@ -1,9 +1,9 @@
 """The whole choice of a greedy step: the head's product, and the first largest logit of each row.
 
-What: where every row of a step is greedy and asks for nothing else of its logits, nobody needs them
-as a tensor. A packed head writes them into memory that is kept from step to step (a new tensor of
-64 rows and 128k tokens is 32 MB of pages that the system has to clear), and one pass over it finds
-the tokens: two native calls and no operator of torch.
+What: where every row of a step (drafts have rows of their own) is greedy and asks for nothing else
+of its logits, nobody needs them as a tensor. A packed head writes them into memory that is kept
+from step to step (a new tensor of 64 rows and 128k tokens is 32 MB of pages that the system has to
+clear), and one pass over it finds the tokens: two native calls and no operator of torch.
 
 Invariant: the tokens of `reference.py`, ties and errors included.
 
@@ -25,6 +25,8 @@ from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.engine.sampling import first_largest
 from ridgeline.engine.sampling.batched import no_choice
+
+MOST_KEPT = 64  # rows; more of them have memory of their own
 
 
 class Likeliest(Protocol):
@@ -52,18 +54,21 @@ class ThroughKeptLogits:
 
     def __call__(self, x_SC: Tensor) -> list[int]:
         num_rows, threads = len(x_SC), torch.get_num_threads()
-        at = self._room(num_rows)
+        logits_SV = self._room(num_rows)
+        at = logits_SV.data_ptr()
         self._head.into(at, x_SC, threads)
         tokens = _native.first_largest(at, self._width, num_rows, self._width, threads, self._isa)
         if -1 in tokens:
             raise no_choice(tokens.index(-1))
         return tokens
 
-    def _room(self, num_rows: int) -> int:
-        """Where so many rows of logits have room."""
+    def _room(self, num_rows: int) -> Tensor:
+        """Memory for so many rows of logits."""
+        if num_rows > MOST_KEPT:
+            return torch.empty((num_rows, self._width))
         if num_rows > len(self._logits_SV):
             self._logits_SV = torch.empty((num_rows, self._width))
-        return self._logits_SV.data_ptr()
+        return self._logits_SV
 
 
 def likeliest_of(decoder: Decoder) -> Likeliest:

@@ -12,14 +12,18 @@ from collections.abc import Sequence
 _PRIOR, _PRIOR_WEIGHT = 0.6, 2.0  # of all, before anything is known
 _LIKE_OTHERS = 3.0  # verdicts that the others' experience counts for
 _FADE_ALL, _FADE_OWN, _FADE_IDLE = 0.97, 0.85, 0.98
+_LARGEST_UNIT = 1e9
 
 
 class _Counts:
-    __slots__ = ("kept", "tried")
+    """`unit`: what a new verdict adds. Growing, it makes all old ones count for less."""
+
+    __slots__ = ("kept", "tried", "unit")
 
     def __init__(self) -> None:
         self.tried: list[float] = []
         self.kept: list[float] = []
+        self.unit = 1.0
 
     def note(self, num_drafted: int, num_accepted: int, fade: float) -> None:
         """Places up to the first refusal were tried; those before it were kept."""
@@ -28,16 +32,21 @@ class _Counts:
         self.tried += [0.0] * (num_tried - len(self.tried))
         self.kept += [0.0] * (num_tried - len(self.kept))
         for place in range(num_tried):
-            self.tried[place] += 1
-            self.kept[place] += place < num_accepted
+            self.tried[place] += self.unit
+        for place in range(min(num_tried, num_accepted)):
+            self.kept[place] += self.unit
 
     def fade(self, factor: float) -> None:
-        self.tried = [x * factor for x in self.tried]
-        self.kept = [x * factor for x in self.kept]
+        self.unit /= factor
+        if self.unit > _LARGEST_UNIT:
+            self.tried = [x / self.unit for x in self.tried]
+            self.kept = [x / self.unit for x in self.kept]
+            self.unit = 1.0
 
     def rate(self, place: int, like: float, weight: float) -> float:
         if place >= len(self.tried):
             return like
+        weight *= self.unit
         return (self.kept[place] + weight * like) / (self.tried[place] + weight)
 
 
@@ -48,9 +57,11 @@ class Acceptance:
         self._prior = prior
         self._all = _Counts()
         self._own: dict[int, _Counts] = {}
+        self._rates: list[float] = []  # as far as they were asked for since something was learnt
 
     def learn(self, seq_id: int, num_drafted: int, num_accepted: int) -> None:
         self._all.note(num_drafted, num_accepted, _FADE_ALL)
+        self._rates = []
         self._own.setdefault(seq_id, _Counts()).note(num_drafted, num_accepted, _FADE_OWN)
 
     def idle(self, seq_id: int) -> None:
@@ -64,21 +75,24 @@ class Acceptance:
 
     def rates(self, depth: int) -> list[float]:
         """Of all sequences: the chance of each place, where those before it were accepted."""
-        found: list[float] = []
-        like = self._prior
-        for place in range(depth):
+        found = self._rates
+        like = found[-1] if found else self._prior
+        for place in range(len(found), depth):
             like = self._all.rate(place, like, _PRIOR_WEIGHT)
             found.append(like)
-        return found
+        return found[:depth]
 
-    def survivals(self, seq_id: int, rates: Sequence[float]) -> list[float]:
-        """Chance that the first 1, 2, … drafts of a sequence are all accepted."""
+    def survivals(self, seq_id: int, rates: Sequence[float], least: float = 0.0) -> list[float]:
+        """Chance that the first 1, 2, … drafts of a sequence are all accepted, as long as it is
+        not below `least`."""
         own, found, alive = self._own.get(seq_id), [], 1.0
         for place, like in enumerate(rates):
             alive *= like if own is None else own.rate(place, like, _LIKE_OTHERS)
+            if alive < least:
+                break
             found.append(alive)
         return found
 
     def tried(self) -> list[float]:
         """How much is known of each place: verdicts, those of long ago counting less."""
-        return list(self._all.tried)
+        return [number / self._all.unit for number in self._all.tried]

@@ -31,10 +31,10 @@ class Account:
         self._pay(saved_s / plain_s)
         self.lately += _FADE * saved_s / plain_s
 
-    def begun(self) -> None:
-        """A step, with drafts or without."""
-        self._pay(LOSS_SHARE)
-        self.lately -= _FADE * self.lately
+    def begun(self, num_steps: int) -> None:
+        """So many steps, with drafts or without."""
+        self._pay(LOSS_SHARE * num_steps)
+        self.lately *= (1 - _FADE) ** num_steps
 
     def asked(self, took_s: float) -> None:
         """Time spent beside drafts: on deciding that nothing is drafted, or on remembering."""

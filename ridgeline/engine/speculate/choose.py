@@ -51,9 +51,11 @@ def best_plan(
     """`survivals[i][k]`: the chance that the first k + 1 drafts of sequence i are all accepted.
     `computed[i]`: its draft costs what `costs.draft` says; the others cost nothing."""
     order = _likeliest_first(survivals)[: room.num_free]
+    best, num_best = plain_plan(len(survivals), room, costs), 0
+    if not order:
+        return best
     num_computed, deepest = sum(computed), 0
     tokens, drafting_s = float(room.num_runs), 0.0
-    best, num_best = plain_plan(len(survivals), room, costs), 0
     line = costs.step.line(room.num_runs, room.num_rows + 1, len(order))
     for num, (chance, i, place) in enumerate(order, 1):
         tokens -= chance  # sorted by falling chance: they are kept negative

@@ -95,8 +95,7 @@ class Controller:
         self.account = Account()
         self._drafter, self._lookup = drafter, lookup
         self.most, self._clock, self._renew = most, clock, renew
-        self._step_cost: StepCost | None = None
-        self._draft_cost: DraftCost | None = None
+        self._costs: Costs | None = None
         self._under_way: Step | None = None
         self._drafting, self._since_plain, self._until_plain = False, 0, FIRST_PLAIN
         self._since_asked, self._since_probe, self._rest = 0, 0, 1
@@ -105,13 +104,13 @@ class Controller:
 
     def calibrate(self, step_cost: StepCost, draft_cost: DraftCost | None = None) -> None:
         """Before it nothing is drafted. `draft_cost`: of the drafter, if there is one."""
-        self._step_cost, self._draft_cost = step_cost, draft_cost
+        self._costs = Costs(step_cost, draft_cost)
 
     @property
     def costs(self) -> Costs:
         """What steps and drafts cost by now; to be asked after `calibrate`."""
-        assert self._step_cost is not None
-        return Costs(self._step_cost, self._draft_cost)
+        assert self._costs is not None
+        return self._costs
 
     @property
     def drafter(self) -> Drafter:
@@ -124,17 +123,17 @@ class Controller:
 
     def wants(self) -> bool:
         """While nothing is drafted, the question is asked every few steps only."""
-        if self._step_cost is None:
-            return False
         self._since_asked += 1
-        self._since_probe += 1
-        self.account.begun()
+        if self._costs is None or not (self._drafting or self._since_asked >= self._rest):
+            return False
         self._begun_s = self._clock()
-        return self._drafting or self._since_asked >= self._rest
+        return True
 
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
-        if self._step_cost is None or not opens:
+        if self._costs is None or not opens:
             return [()] * len(opens)
+        self.account.begun(self._since_asked)
+        self._since_probe += self._since_asked
         self._since_asked = 0
         guesses = [self._look(each) for each in opens]
         plan, computed = self._decide(opens, guesses, room)
@@ -157,8 +156,8 @@ class Controller:
                 self.acceptance.learn(*told)
             else:
                 self.shadows.learn(told[0], guess.kind, *told[1:])
-        if self._step_cost is not None:
-            self._settle(step, verdicts, self._step_cost)
+        if self._costs is not None:
+            self._settle(step, verdicts, self._costs)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self.acceptance.forget(seq_id)
@@ -187,7 +186,8 @@ class Controller:
     ) -> tuple[Plan, list[bool]]:
         """The plan, and whose drafts are to be computed. All depths are 0 where none is clearly
         worth it."""
-        costs = self.costs
+        assert self._costs is not None
+        costs = self._costs
         none, plain = [False] * len(opens), plain_plan(len(opens), room, costs)
         if self._shows_plain(room, costs):
             return plain, none
@@ -195,6 +195,9 @@ class Controller:
             self.shadows.survivals(each.seq_id, guess) if guess.tokens else []
             for each, guess in zip(opens, guesses, strict=True)
         ]
+        if self._drafter is None and not any(looked):
+            self._drafting = False
+            return plain, none
         best, computed = best_plan(looked, none, room, costs), none
         if self._drafter is not None:
             mixed, which = self._with_computed(opens, looked)
@@ -298,11 +301,11 @@ class Controller:
 
     # -- accounting
 
-    def _settle(self, step: Step, verdicts: Sequence[Verdict], cost: StepCost) -> None:
+    def _settle(self, step: Step, verdicts: Sequence[Verdict], costs: Costs) -> None:
         """Correct the curves by this step, and the balance by what it saved."""
-        room, now_s = step.room, self._clock()
-        if step.deepest and self._draft_cost is not None:
-            self._draft_cost.learn(step.num_computed, step.deepest, step.computed_s)
+        room, cost, now_s = step.room, costs.step, self._clock()
+        if step.deepest and costs.draft is not None:
+            costs.draft.learn(step.num_computed, step.deepest, step.computed_s)
         num_drafted = sum(verdict.num_drafted for verdict in verdicts)
         took_s = now_s - self._begun_s
         if room.num_rows != room.num_runs:
@@ -315,6 +318,7 @@ class Controller:
             self._since_plain = 0
         if room.num_rows == room.num_runs:
             cost.learn(room.num_runs, room.num_rows + num_drafted, now_s - step.drafted_s)
+        self.account.asked(self._clock() - now_s)
 
     def _book(self, step: Step, verdicts: Sequence[Verdict], plain_s: float, took_s: float) -> None:
         """A step with drafts, that took `took_s` where a plain one takes `plain_s`."""

@@ -2,17 +2,17 @@
 
 At the start the runner is timed on a grid of batches and depths; between the grid's points the
 curve is interpolated (kernels are staircases, so the points lie where drafts put them). While the
-engine serves, every decode step that carries no prompt corrects the cell it falls into (the first
-one outright), and a little the factor that is common to all of its kind: contexts grow, and other
-work shares the machine. What plain steps show is taken to hold for steps with drafts too, but not
-the other way round: drafts that are dearer than predicted would make plain decoding look dear, and
+engine serves, every decode step that carries no prompt corrects it: contexts grow, and other work
+shares the machine. What plain steps show is taken to hold for steps with drafts too, but not the
+other way round: drafts that are dearer than predicted would make plain decoding look dear, and
 themselves worth while.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from ridgeline.engine.core.plan import Run, Runner, SampleAt, StepPlan
 from ridgeline.records import Sampling
@@ -27,70 +27,141 @@ DEEP = 8
 CONTEXT = 128  # tokens before each run of a measured step, where so many fit
 REPEATS = ((0.02, 5), (0.1, 3))  # times a step is timed that takes up to so many seconds; else 2
 BUDGET_S = 3.0
-_NEW, _COMMON = 0.15, 0.03  # weights of the latest observation: for its cell, for all of its kind
+_NEW, _COMMON = 0.15, 0.03  # least weights of the latest observation: for its like, for all
+KNOTS = (1, 2, 3, 5, 9, 17, 25)  # rows per run
+_MORE = 64  # rows beyond those that were asked for that are interpolated with them
 _GREEDY = Sampling(temperature=0.0)
 
 
 class StepCost:
-    """T(runs, rows) in seconds; `learn` corrects it."""
+    """T(runs, rows) in seconds; `learn` corrects it.
+
+    What was measured at the start is multiplied by the machine's factor; a plain step's by that of
+    its batch; one with drafts by that of all such steps, and by one that depends on rows per run:
+    learnt at `KNOTS` and interpolated, so that neighbours tell of depths that were never tried.
+    """
 
     def __init__(self, grid: Grid) -> None:
-        self._grid: dict[int, list[tuple[int, float]]] = {}
+        points: dict[int, list[tuple[int, float]]] = {}
         for (runs, rows), seconds in sorted(grid.items()):
-            self._grid.setdefault(runs, []).append((rows, seconds))
-        self._grid = {runs: _rising(points) for runs, points in self._grid.items()}
-        self._lines: dict[int, list[float]] = {}
-        self._own: dict[tuple[int, int], float] = {}  # of a cell, besides the common factor
-        self._num: dict[tuple[int, int], int] = {}
-        self._scale = {False: 1.0, True: 1.0}  # of plain steps, of steps with drafts
-        self._machine = 1.0  # of all: how fast the machine is by now
+            points.setdefault(runs, []).append((rows, seconds))
+        self._grid = {runs: _rising(each) for runs, each in points.items()}
+        self._starts: dict[int, list[float]] = {}  # for 0, 1, 2, … rows, as far as it was asked for
+        self._machine, self._drafted = _Factor(), _Factor()
+        self._plain: dict[int, _Factor] = {}  # by batch
+        self._depths: dict[int, list[_Factor]] = {}  # by batch, at the knots
 
     def seconds(self, runs: int, rows: int) -> float:
         """Of a step with `runs` sequences that feed `rows` rows together."""
-        own = self._own.get((runs, rows), 1.0)
-        return self._machine * self._scale[rows > runs] * own * self._at_start(runs, rows)
+        if rows > runs:
+            return self._lines(runs, rows, 1)[0]
+        plain = self._plain.get(runs)
+        at_start_s = self._at_start(runs, rows)[rows] * self._machine.by
+        return at_start_s if plain is None else at_start_s * plain.by
 
     def line(self, runs: int, first: int, count: int) -> list[float]:
-        """Seconds for `first`, `first` + 1, … rows: `count` values, cheaper than one by one."""
-        own, scale = self._own, {k: x * self._machine for k, x in self._scale.items()}
-        starts = self._starts(runs)
-        starts += [self._at_start(runs, rows) for rows in range(len(starts), first + count)]
-        rows = range(first, first + count)
-        return [scale[r > runs] * own.get((runs, r), 1.0) * starts[r] for r in rows]
-
-    def _starts(self, runs: int) -> list[float]:
-        """What was measured at the start for 0, 1, 2, … rows, as far as it was asked for."""
-        return self._lines.setdefault(runs, [0.0])
+        """Seconds for `first`, `first` + 1, … rows (more than `runs`): `count` values. None is
+        larger than one with more rows behind it: a step takes no longer than one with more rows."""
+        found = self._lines(runs, first, count)
+        found.reverse()
+        found = list(accumulate(found, min))
+        found.reverse()
+        return found
 
     def learn(self, runs: int, rows: int, seconds: float) -> None:
         """A step that was measured. One that took ten times too long says nothing (a page fault,
-        another process)."""
+        another process), and none says more than that it takes twice as long."""
         ratio = seconds / self.seconds(runs, rows)
         if ratio > 10:
             return
-        cell, common = (runs, rows), 1 + _COMMON * (ratio - 1)
-        self._scale[rows > runs] *= common
-        if rows == runs:
-            self._machine *= common
-        num = self._num[cell] = self._num.get(cell, 0) + 1
-        wanted = 1 + max(_NEW, 1 / num) * (ratio - 1)
-        moved = common * common if rows == runs else common
-        self._own[cell] = self._own.get(cell, 1.0) * wanted / moved
+        ratio = min(2.0, ratio)
+        if rows <= runs:
+            ratio /= self._machine.move(ratio, _COMMON, _COMMON)
+            self._plain.setdefault(runs, _Factor()).move(ratio, _NEW)
+            return
+        ratio /= self._drafted.move(ratio, _COMMON, 1 / 4)
+        factors = self._depths.setdefault(runs, [_Factor() for _ in KNOTS])
+        for place, share in _shares(rows / runs):
+            factors[place].move(ratio, _NEW, share=share)
+        _follow(factors)
 
     def has_seen(self, runs: int) -> bool:
         """Whether a plain step of this batch corrected what was measured at the start."""
-        return (runs, runs) in self._num
+        return runs in self._plain
 
-    def _at_start(self, runs: int, rows: int) -> float:
-        """Interpolated between the batches of the grid on either side."""
-        batches = list(self._grid)
+    def _lines(self, runs: int, first: int, count: int) -> list[float]:
+        """Of steps with drafts, each by itself."""
+        starts, scale = self._at_start(runs, first + count), self._machine.by * self._drafted.by
+        factors = self._depths.get(runs)
+        if factors is None:
+            return [scale * start for start in starts[first : first + count]]
+        own = _along(runs, [factor.by for factor in factors], first, count)
+        return [scale * a * b for a, b in zip(own, starts[first : first + count], strict=True)]
+
+    def _at_start(self, runs: int, rows: int) -> list[float]:
+        """What was measured for 0 to `rows` rows (or more), interpolated between the batches of
+        the grid on either side."""
+        starts = self._starts.get(runs)
+        if starts is not None and rows < len(starts):
+            return starts
+        batches, most = list(self._grid), rows + _MORE
         low = max((b for b in batches if b <= runs), default=batches[0])
         high = min((b for b in batches if b >= runs), default=batches[-1])
-        first = _interpolated(self._grid[low], rows)
-        if low == high:
-            return first
-        second = _interpolated(self._grid[high], rows)
-        return first + (second - first) * (runs - low) / (high - low)
+        first = _interpolated(self._grid[low], most)
+        if low != high:
+            share, second = (runs - low) / (high - low), _interpolated(self._grid[high], most)
+            first = [a + (b - a) * share for a, b in zip(first, second, strict=True)]
+        self._starts[runs] = first
+        return first
+
+
+class _Factor:
+    """What a prediction is multiplied by."""
+
+    __slots__ = ("by", "num")
+
+    def __init__(self) -> None:
+        self.by, self.num = 1.0, 1.0
+
+    def move(self, ratio: float, least: float, most: float = 1.0, share: float = 1.0) -> float:
+        """Towards an observation of `ratio` times what was predicted, the less the more there were,
+        within `least` and `most` of the way; what it was multiplied by. A first that was slower is
+        half believed, one that was faster wholly: nothing is fast by accident."""
+        way = 1 / (self.num + (ratio > 1))
+        self.num += share
+        step = 1 + share * min(most, max(least, way)) * (ratio - 1)
+        self.by *= step
+        return step
+
+
+def _shares(depth: float) -> tuple[tuple[int, float], ...]:
+    """The knots on either side of `depth` rows per run, and what they share of it."""
+    if depth >= KNOTS[-1]:
+        return ((len(KNOTS) - 1, 1.0),)
+    at = bisect_right(KNOTS, depth)
+    share = (depth - KNOTS[at - 1]) / (KNOTS[at] - KNOTS[at - 1])
+    return ((at - 1, 1 - share), (at, share))
+
+
+def _follow(factors: Sequence[_Factor]) -> None:
+    """A knot that no step told of is like the nearest that one did."""
+    told = [place for place, factor in enumerate(factors) if factor.num > 1]
+    for place, factor in enumerate(factors):
+        if factor.num == 1:
+            factor.by = factors[min(told, key=lambda other: abs(other - place))].by
+
+
+def _along(runs: int, factors: Sequence[float], first: int, count: int) -> list[float]:
+    """The factors of `count` numbers of rows from `first` on."""
+    found: list[float] = []
+    row, end = first, first + count
+    for (k0, f0), (k1, f1) in pairwise(zip(KNOTS, factors, strict=True)):
+        stop = min(end, k1 * runs)
+        if row < stop:
+            slope = (f1 - f0) / ((k1 - k0) * runs)
+            found += [f1 + slope * (at - k1 * runs) for at in range(row, stop)]
+            row = stop
+    return found + [factors[-1]] * (end - row)
 
 
 def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -100,13 +171,17 @@ def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return [(rows, s) for (rows, _), s in zip(points, reversed(list(least)), strict=True)]
 
 
-def _interpolated(points: Sequence[tuple[int, float]], rows: int) -> float:
-    """Piecewise linear; beyond the ends, along the outermost piece (never below its least)."""
+def _interpolated(points: Sequence[tuple[int, float]], most: int) -> list[float]:
+    """For 0 to `most` rows: piecewise linear, below the first point as there, beyond the last along
+    the outermost piece."""
     if len(points) == 1:
-        return points[0][1] * max(1.0, rows / points[0][0])
-    at = next((i for i in range(1, len(points) - 1) if rows <= points[i][0]), len(points) - 1)
-    (x0, y0), (x1, y1) = points[at - 1], points[at]
-    return max(min(y for _, y in points), y0 + (y1 - y0) * (rows - x0) / (x1 - x0))
+        (x0, y0) = points[0]
+        return [y0 * max(1.0, rows / x0) for rows in range(most + 1)]
+    found = [points[0][1]] * min(most + 1, points[0][0])
+    for (x0, y0), (x1, y1) in pairwise(points):
+        end = most + 1 if x1 == points[-1][0] else min(most + 1, x1)
+        found += [y0 + (y1 - y0) * (rows - x0) / (x1 - x0) for rows in range(len(found), end)]
+    return found
 
 
 def measure(

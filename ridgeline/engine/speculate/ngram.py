@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.speculate.base import NO_GUESS, Guess, kind_of
 
+FEW = 4  # tokens that are read one by one
 MOST_AGREEING = 32  # tokens before a match that are compared to see how long it is
 
 
@@ -37,15 +38,24 @@ class Index:
 
     def read(self, tokens: Sequence[int]) -> None:
         """Take in the n-grams that end before the last token and were not known yet."""
-        last = len(tokens) - 1
-        if last <= self.num_read:
+        last, first = len(tokens) - 1, self.num_read
+        if last <= first:
+            return
+        self.num_read = last
+        if last - first <= FEW:
+            self._read_few(tokens, first, last)
             return
         for n, ends in self.ends.items():
-            first = max(self.num_read, n - 1)
-            text = tokens[first - n + 1 : last]
+            start = max(first, n - 1)
+            text = tokens[start - n + 1 : last]
             grams = zip(*(text[i:] for i in range(n)), strict=False)
-            ends.update(zip(grams, range(first, last), strict=False))
-        self.num_read = last
+            ends.update(zip(grams, range(start, last), strict=False))
+
+    def _read_few(self, tokens: Sequence[int], first: int, last: int) -> None:
+        """What decoding adds: one gram of each length per token."""
+        for n, ends in self.ends.items():
+            for end in range(max(first, n - 1), last):
+                ends[tuple(tokens[end - n + 1 : end + 1])] = end
 
     def find(self, tokens: Sequence[int]) -> int | None:
         """Where the longest gram that ends `tokens` ended the last time before."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.speculate.acceptance import Acceptance
 from ridgeline.engine.speculate.base import KINDS, Guess
+from ridgeline.engine.speculate.choose import LEAST_CHANCE
 
 # Chance of the first token before anything is known, by length of match: short ones lie. Two
 # verdicts outweigh it.
@@ -36,9 +37,10 @@ class Shadows:
         return found
 
     def survivals(self, seq_id: int, guess: Guess) -> list[float]:
-        """Chance that the first 1, 2, … tokens of a guess are all accepted."""
+        """Chance that the first 1, 2, … tokens of a guess are all accepted, while it is worth
+        considering."""
         acceptance = self.of(guess.kind)
-        return acceptance.survivals(seq_id, acceptance.rates(len(guess.tokens)))
+        return acceptance.survivals(seq_id, acceptance.rates(len(guess.tokens)), LEAST_CHANCE)
 
     def keep(self, each: Open, guess: Guess) -> None:
         """A guess that is not verified now; one per sequence at a time."""

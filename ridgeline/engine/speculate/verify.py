@@ -18,7 +18,7 @@ from ridgeline.engine.core.plan import Run, SampleAt
 from ridgeline.engine.sampling import probabilities, sample, token_logprobs
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.speculate.rejection import RULES, verified
-from ridgeline.engine.speculate.walk import confirmed
+from ridgeline.engine.speculate.walk import confirmed, num_confirmed
 
 Witness = Callable[[Run, Sequence[Choice]], None]
 
@@ -53,10 +53,13 @@ class Verifier:
     ) -> None:
         self._rule, self._drawn, self._witness = RULES[method], drawn or Drawn(), witness
 
-    @property
-    def is_witnessed(self) -> bool:
-        """Whether somebody is told what the model says at every row."""
-        return self._witness is not None
+    def named(self, tokens: Sequence[int], runs: Sequence[Run]) -> list[tuple[int, ...]]:
+        """What each run gives where the model names one token at each of its rows."""
+        if len(tokens) == len(runs) and self._witness is None:
+            return [(token,) for token in tokens]
+        self._shown([(token, None) for token in tokens], runs)
+        left = iter(tokens)
+        return [_head(run.drafts, list(islice(left, run.num_given))) for run in runs]
 
     def choices(
         self, logits_SV: Tensor, runs: Sequence[Run], at: Sequence[SampleAt]
@@ -105,6 +108,10 @@ def _plain(chosen: Sequence[Choice], runs: Sequence[Run]) -> list[list[Choice]]:
 def _walked(chosen: Sequence[Choice], runs: Sequence[Run]) -> list[list[Choice]]:
     left = iter(chosen)
     return [confirmed(run.drafts, list(islice(left, run.num_given))) for run in runs]
+
+
+def _head(drafts: Sequence[int], named: Sequence[int]) -> tuple[int, ...]:
+    return tuple(named[: num_confirmed(drafts, named) + 1])
 
 
 def _with_logprobs(logits_KV: Tensor, at: SampleAt, tokens: Sequence[int]) -> list[Choice]:

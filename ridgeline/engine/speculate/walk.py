@@ -24,7 +24,12 @@ from ridgeline.engine.sampling.base import Choice
 
 def confirmed(drafts: Sequence[int], drawn: Sequence[Choice]) -> list[Choice]:
     """The head of `drawn` (one choice per place, one more than drafts) that the walk reaches."""
-    for i, guess in enumerate(drafts):
-        if drawn[i][0] != guess:
-            return list(drawn[: i + 1])
-    return list(drawn)
+    return list(drawn[: num_confirmed(drafts, [token for token, _ in drawn]) + 1])
+
+
+def num_confirmed(drafts: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many drafts at the head are the tokens that the model says there."""
+    for num, (guess, token) in enumerate(zip(drafts, tokens, strict=False)):
+        if guess != token:
+            return num
+    return len(drafts)

@@ -13,7 +13,12 @@ from ridgeline.engine.kernels.native_linear import Packed, pack_lines
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.engine.sampling import load_sampler
-from ridgeline.engine.sampling.likeliest import ThroughKeptLogits, ThroughLogits, likeliest_of
+from ridgeline.engine.sampling.likeliest import (
+    MOST_KEPT,
+    ThroughKeptLogits,
+    ThroughLogits,
+    likeliest_of,
+)
 from ridgeline.records import Sampling, Structured
 
 PLAIN = SampleAt(Sampling(temperature=0.0), 0, 0, 1)
@@ -43,9 +48,10 @@ def test_the_short_way_chooses_as_the_reference(num_rows: int) -> None:
 def test_memory_grows_and_shrinks_with_the_rows() -> None:
     decoder = decoder_of(torch.randn(VOCAB, WIDTH))
     short = likeliest_of(decoder)
-    for num_rows in (5, 1, 40, 7):
+    for num_rows in (5, 1, 40, MOST_KEPT + 3, 7):
         x_SC = torch.randn(num_rows, WIDTH)
         assert short(x_SC) == decoder.logits(x_SC).argmax(1).tolist()
+    assert isinstance(short, ThroughKeptLogits) and len(short._logits_SV) == 40
 
 
 def test_no_choice_raises_with_its_row() -> None:
@@ -78,9 +84,11 @@ def test_whoever_asks_more_of_the_logits_is_not_argmax(asked: dict[str, Any]) ->
     assert not Sampling(**{"temperature": 0.0, **asked}).takes_first_largest
 
 
-def test_a_run_with_drafts_is_not_argmax() -> None:
+def test_every_row_of_an_argmax_run_is_sampled() -> None:
     plain = SampleAt(PLAIN.sampling, 0, 0, 1, is_argmax=True)
     assert Run(0, 0, (5,), (0,), plain).is_argmax
     assert not Run(0, 0, (5,), (0,), PLAIN).is_argmax
     assert not Run(0, 0, (5,), (0,), None).is_argmax
-    assert not Run(0, 0, (5, 6), (0,), plain, num_drafts=1).is_argmax
+    assert Run(0, 0, (5, 6), (0,), plain, num_drafts=1).is_argmax
+    assert not Run(0, 0, (5, 6), (0,), plain).is_argmax, "the end of a prompt"
+    assert not Run(0, 0, (4, 5, 6), (0,), plain, num_drafts=1).is_argmax

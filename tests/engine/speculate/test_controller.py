@@ -130,8 +130,7 @@ def test_an_engine_measures_its_curve_and_answers_as_without() -> None:
         expected = [each.tokens for each in plain.generate(prompts, greedy)]
     with Engine.open("demo", speculative_config={"method": "ngram"}, **options) as engine:
         drafts = engine._loop.scheduler.drafting._drafts
-        assert isinstance(drafts, Controller) and drafts._step_cost is not None
-        assert 0 < drafts._step_cost.seconds(2, 2) < 1.0
+        assert isinstance(drafts, Controller) and 0 < drafts.costs.step.seconds(2, 2) < 1.0
         assert [each.tokens for each in engine.generate(prompts, greedy)] == expected
 
 
@@ -173,7 +172,7 @@ def test_the_curve_follows_what_is_measured() -> None:
     before = cost.seconds(1, 1)
     cost.learn(1, 1, 1000.0)
     assert cost.seconds(1, 1) == before, "an outlier says nothing"
-    assert cost.line(1, 1, 4) == pytest.approx([cost.seconds(1, r) for r in range(1, 5)])
+    assert cost.line(1, 2, 4) == pytest.approx([cost.seconds(1, r) for r in range(2, 6)])
 
 
 class Bursts:

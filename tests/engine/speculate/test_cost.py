@@ -68,3 +68,25 @@ def test_a_disturbed_plain_step_makes_no_draft_look_free() -> None:
     cost = StepCost({(1, 1): 5.0, (1, 2): 2.0, (1, 4): 4.0, (8, 8): 3.0, (8, 16): 6.0})
     assert [cost.seconds(1, rows) for rows in (1, 2, 3, 4)] == [2.0, 2.0, 3.0, 4.0]
     assert [cost.seconds(8, rows) for rows in (8, 16)] == [3.0, 6.0]
+
+
+def test_neighbours_tell_of_depths_that_were_never_tried() -> None:
+    """The start was disturbed: drafts took three times what they take. A few depths tell."""
+    for runs in (1, 8):
+        cost = StepCost({(runs, runs * d): 3.0 + 3 * d for d in (1, 2, 3, 5, 9, 17, 25)})
+        for _ in range(12):
+            for depth in (3, 9, 17):
+                cost.learn(runs, runs * depth, 1.0 + depth)
+        for depth in (2, 5, 7, 12, 14):
+            assert cost.seconds(runs, runs * depth) == pytest.approx(1.0 + depth, rel=0.25)
+        assert cost.seconds(runs, runs) == 6.0, "plain steps took what they took"
+
+
+def test_no_step_is_dearer_than_one_with_more_rows() -> None:
+    cost = StepCost({(1, rows): 1.0 + 0.1 * rows for rows in range(1, 30)})
+    for _ in range(20):
+        cost.learn(1, 5, 3.0)
+        cost.learn(1, 9, 2.0)
+    assert cost.seconds(1, 5) > 2.5 > cost.seconds(1, 9)
+    line = cost.line(1, 2, 20)
+    assert line == sorted(line) and line[-1] == pytest.approx(cost.seconds(1, 21))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
+import pytest
 import torch
 from scipy.stats import chisquare
 
@@ -47,6 +49,26 @@ def test_rows_stay_with_their_runs() -> None:
     drawn.clear()
     plain_at = Verifier("standard", drawn).choices(logits_SV[4:], runs[3:], at[4:])
     assert plain_at[0][0] == sample(logits_SV[4:5], at[4:5])[0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_named_tokens_are_walked_as_sampled_ones(seed: int) -> None:
+    """The short way of greedy steps gives, and shows, what the usual one does."""
+    rng = random.Random(seed)
+    runs = [
+        run(i, tuple(rng.randrange(2) for _ in range(rng.randrange(4))), GREEDY) for i in range(5)
+    ]
+    logits_SV = torch.randn(sum(r.num_given for r in runs), V) + torch.tensor([2.0, 2, 0, 0, 0])
+    at = [each for r in runs for each in samples_of(r)]
+    seen: list[list[tuple[int, list[int]]]] = []
+    for witnessed in (False, True):
+        shown: list[tuple[int, list[int]]] = []
+        note = lambda r, chosen, to=shown: to.append((r.seq_id, [t for t, _ in chosen]))  # noqa: E731
+        verifier = Verifier(witness=note if witnessed else None)
+        usual = [tuple(t for t, _ in c) for c in verifier.choices(logits_SV, runs, at)]
+        assert verifier.named(logits_SV.argmax(1).tolist(), runs) == usual
+        seen.append(shown)
+    assert not seen[0] and seen[1][:5] == seen[1][5:] and len(seen[1]) == 10
 
 
 def test_judged_drafts_keep_the_distribution() -> None:
