@@ -19,10 +19,10 @@ from ridgeline.plan.disaggregate import Verdict, verdict
 from ridgeline.plan.floor import impossible
 from ridgeline.plan.formats import kv_dtype, weight_dtype
 from ridgeline.plan.front_picture import draw_front
-from ridgeline.plan.launch import commands, kubernetes, ray_serve
+from ridgeline.plan.launch import Start, commands, kubernetes, ray_serve
 from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.memory import Memory, MemoryAsked, memory
-from ridgeline.plan.outline import Outline, load_outline
+from ridgeline.plan.outline import Outline, hub_name, load_outline
 from ridgeline.plan.search import Candidate, Found, Space, quoted_price, search
 from ridgeline.records import Slo
 
@@ -81,9 +81,8 @@ def command(options: PlanOptions, as_json: bool) -> int:
     if not found.fleets:
         raise impossible(outline, demand, slo, space, catalogue, found)
     plan = _plan(options, outline, demand, slo, found, catalogue)
-    longest = options.max_model_len or _context(demand, outline)
     if options.manifests is not None:
-        _write(options.manifests, found.fleets[0], options.model, longest)
+        _write(options.manifests, _start(options, outline, demand, found.fleets[0], catalogue))
     if options.html is not None:
         from ridgeline.cli.plan_page import plan_page
 
@@ -149,7 +148,6 @@ def _plan(
     best = found.fleets[0]
     machine = _machine(outline, best, catalogue)
     asked = MemoryAsked(max_num_batched_tokens=best.max_num_batched_tokens, max_num_seqs=best.seats)
-    longest = options.max_model_len or _context(demand, outline)
     return Plan(
         model=options.model,
         demand=demand,
@@ -159,7 +157,7 @@ def _plan(
         front=found.front,
         memory=memory(machine, asked),
         disaggregation=verdict(machine, demand, slo, best),
-        commands=commands(best, options.model, longest),
+        commands=commands(_start(options, outline, demand, best, catalogue)),
         notes=_notes(options, best, machine, catalogue),
     )
 
@@ -200,10 +198,29 @@ def _notes(
     return tuple(told)
 
 
-def _write(folder: Path, best: Candidate, model: str, longest: int) -> None:
+def _start(
+    options: PlanOptions,
+    outline: Outline,
+    demand: Demand,
+    best: Candidate,
+    catalogue: Mapping[str, Accelerator],
+) -> Start:
+    on_hub = hub_name(options.model)
+    here = Path(options.model)
+    return Start(
+        each=best,
+        device=catalogue[best.device],
+        model=on_hub or str(here.parent if here.suffix == ".json" else here),
+        stored=outline.packed or outline.stored_dtype,
+        max_model_len=options.max_model_len or _context(demand, outline),
+        on_hub=on_hub is not None,
+    )
+
+
+def _write(folder: Path, start: Start) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "kubernetes.yaml").write_text(kubernetes(best, model, longest), encoding="utf-8")
-    (folder / "ray-serve.yaml").write_text(ray_serve(best, model, longest), encoding="utf-8")
+    (folder / "kubernetes.yaml").write_text(kubernetes(start), encoding="utf-8")
+    (folder / "ray-serve.yaml").write_text(ray_serve(start), encoding="utf-8")
 
 
 def _print(plan: Plan, slo: Slo, out: Console) -> None:
@@ -222,7 +239,8 @@ def _print(plan: Plan, slo: Slo, out: Console) -> None:
         out.print(picture, markup=False)
     out.print()
     for name, text in plan.commands.items():
-        out.print(f"{name}:\n  {text}", markup=False, soft_wrap=True)
+        lines = text.replace("\n", "\n  ")
+        out.print(f"{name}:\n  {lines}", markup=False, soft_wrap=True)
     out.print()
     for note in plan.notes:
         out.print(f"- {note}", markup=False, soft_wrap=True, style="dim")

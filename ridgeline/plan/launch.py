@@ -1,53 +1,103 @@
 """From a candidate to commands that start it: Ridgeline, vLLM, TensorRT-LLM, SGLang; and manifests.
 
-Flags are those of `vllm serve`, `trtllm-serve` and SGLang's `launch_server` of 2026; what an engine
-cannot do, or is not known here to do, is said in place of its command.
+Flags are those of `vllm serve`, `trtllm-serve` (`--kv_cache_dtype`: NVIDIA/TensorRT-LLM, pull
+request 11487, 2026-03) and SGLang's `launch_server` of 2026. A command starts what was planned,
+formats included: where weights have to be made first, that stands before it; what an engine cannot
+do, or is not known here to do, is said in its place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.plan.layout import NODE_DEVICES
 from ridgeline.plan.search import Candidate
 
-IMAGE = "vllm/vllm-openai:latest"
-_VLLM_DTYPES = {"float8_e4m3": "fp8"}
+_WIDE = ("float32", "bfloat16", "float16")
+_BITS = MappingProxyType({"int8": 8, "int4": 4})
+_FP8 = "float8_e4m3"
 
 
-def commands(each: Candidate, model: str, max_model_len: int) -> dict[str, str]:
-    """Engine name → the command of one replica, or a comment that says why there is none."""
-    return {
-        "ridgeline": _ridgeline(each, model, max_model_len),
-        "vllm": " ".join(vllm_words(each, model, max_model_len)),
-        "tensorrt-llm": _trtllm(each, model, max_model_len),
-        "sglang": _sglang(each, model, max_model_len),
-    }
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What is started, and where. `model`: a folder, or a name on Hugging Face's hub (`on_hub`);
+    `stored`: the format of its weights as they are."""
+
+    each: Candidate
+    device: Accelerator
+    model: str
+    stored: str
+    max_model_len: int
+    on_hub: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Where a copy of the model lies, or is to lie."""
+        return self.model.rpartition("/")[2] if self.on_hub else self.model
+
+    @property
+    def download(self) -> list[str]:
+        return [f"hf download {self.model} --local-dir {self.folder}"] if self.on_hub else []
 
 
-def _ridgeline(each: Candidate, model: str, max_model_len: int) -> str:
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """`first`: lines that are run, or read, before it."""
+
+    words: list[str]
+    first: list[str] = []
+
+
+class NoCommand(Exception):
+    """Why there is none."""
+
+
+def commands(start: Start) -> dict[str, str]:
+    """Engine name → the command of one replica, a line each; or a comment that says why there is
+    none."""
+    return {name: _told(command_of, start) for name, command_of in _ENGINES.items()}
+
+
+def _told(command_of: Callable[[Start], Command], start: Start) -> str:
+    try:
+        command = command_of(start)
+    except NoCommand as reason:
+        return f"# {reason}"
+    return "\n".join([*command.first, " ".join(command.words)])
+
+
+# ---- engines -----------------------------------------------------------------------------------
+
+
+def _ridgeline(start: Start) -> Command:
+    each, weights, kv = start.each, start.each.weight_dtype, start.each.kv_dtype
     if each.layout.num_devices > 1:
-        return f"# Ridgeline runs on one device; this replica takes {each.layout.num_devices}"
-    if each.weight_dtype not in ("float32", "bfloat16", "float16", "int8", "int4"):
-        return f"# Ridgeline has no kernels for {each.weight_dtype} weights"
-    words = ["ridgeline serve", model, "--device cuda"]
-    if each.weight_dtype in ("int8", "int4"):
-        words.append(f"--quantization {each.weight_dtype}")
-    words += [
-        f"--max-model-len {max_model_len}",
-        f"--max-num-seqs {each.seats}",
-        f"--max-num-batched-tokens {each.max_num_batched_tokens}",
-    ]
-    if each.kv_dtype == "float8_e4m3":
-        return "# Ridgeline has no fp8 KV cache; int8 takes as little: --kv-cache-dtype int8"
-    return " ".join(words)
-
-
-def vllm_words(each: Candidate, model: str, max_model_len: int) -> list[str]:
-    """The command of one replica, word by word."""
-    layout = each.layout
-    words = ["vllm", "serve", model, "--max-model-len", str(max_model_len)]
-    words += ["--max-num-seqs", str(each.seats)]
+        number = each.layout.num_devices
+        raise NoCommand(f"Ridgeline runs on one device; this replica takes {number}")
+    if weights not in (*_WIDE, *_BITS):
+        raise NoCommand(f"Ridgeline has no kernels for {weights} weights")
+    if kv == _FP8:
+        raise NoCommand("Ridgeline has no fp8 KV cache; int8 takes as little: --kv-dtype int8")
+    if start.device.vendor != "NVIDIA" and start.device.kind != "cpu":
+        raise NoCommand(f"Ridgeline runs on CPUs and CUDA devices, not on {start.device.name}")
+    words = ["ridgeline", "serve", start.folder]
+    words += ["--device", "cpu" if start.device.kind == "cpu" else "cuda"]
+    if weights != start.stored:
+        words += ["--quantization" if weights in _BITS else "--dtype", weights]
+    words += ["--kv-cache-dtype", kv] if kv != weights else []
+    words += ["--max-model-len", str(start.max_model_len), "--max-num-seqs", str(each.seats)]
     words += ["--max-num-batched-tokens", str(each.max_num_batched_tokens)]
-    words += ["--gpu-memory-utilization", "0.9"]
+    return Command(first=start.download, words=words)
+
+
+def _vllm(start: Start) -> Command:
+    each, layout = start.each, start.each.layout
+    first, model, words = _weights("vLLM", start)
+    if each.kv_dtype == "int8":
+        raise NoCommand("vLLM has no int8 KV cache; fp8 takes as little: --kv-dtype fp8")
+    words += ["--kv-cache-dtype", "fp8"] if each.kv_dtype == _FP8 else []
     if layout.tp > 1:
         words += ["--tensor-parallel-size", str(layout.tp)]
     if layout.pp > 1:
@@ -56,54 +106,108 @@ def vllm_words(each: Candidate, model: str, max_model_len: int) -> list[str]:
         words.append("--enable-expert-parallel")
     if layout.num_attention > 1:
         words += ["--data-parallel-size", str(layout.num_attention)]
-    if each.weight_dtype == "float8_e4m3":
-        words += ["--quantization", "fp8"]
-    if each.kv_dtype == "float8_e4m3":
-        words += ["--kv-cache-dtype", "fp8"]
-    return words
+    sizes = ["--max-model-len", str(start.max_model_len), "--max-num-seqs", str(each.seats)]
+    sizes += ["--max-num-batched-tokens", str(each.max_num_batched_tokens)]
+    sizes += ["--gpu-memory-utilization", "0.9"]
+    return Command(first=first, words=["vllm", "serve", model, *sizes, *words])
 
 
-def _trtllm(each: Candidate, model: str, max_model_len: int) -> str:
-    layout = each.layout
-    if layout.num_attention > 1:
-        return "# trtllm-serve: attention data parallelism is set in its YAML options"
-    words = ["trtllm-serve", model, f"--max_seq_len {max_model_len}"]
-    words += [f"--max_batch_size {each.seats}", f"--max_num_tokens {each.max_num_batched_tokens}"]
-    words += [f"--tp_size {layout.tp}"] * (layout.tp > 1)
-    words += [f"--pp_size {layout.pp}"] * (layout.pp > 1)
-    words += [f"--ep_size {layout.ep}"] * (layout.ep > 1)
-    words.append("--kv_cache_free_gpu_memory_fraction 0.9")
-    return " ".join(words)
-
-
-def _sglang(each: Candidate, model: str, max_model_len: int) -> str:
-    layout = each.layout
+def _sglang(start: Start) -> Command:
+    each, layout = start.each, start.each.layout
+    first, model, words = _weights("SGLang", start)
+    if each.kv_dtype == "int8":
+        raise NoCommand("SGLang has no int8 KV cache; fp8 takes as little: --kv-dtype fp8")
+    words += ["--kv-cache-dtype", "fp8_e4m3"] if each.kv_dtype == _FP8 else []
     tp = layout.tp * layout.num_attention  # SGLang counts all devices of a stage as tp
-    words = ["python -m sglang.launch_server", f"--model-path {model}"]
-    words += [f"--context-length {max_model_len}", f"--max-running-requests {each.seats}"]
-    words.append(f"--chunked-prefill-size {each.max_num_batched_tokens}")
-    words += [f"--tp-size {tp}"] * (tp > 1)
-    words += [f"--pp-size {layout.pp}"] * (layout.pp > 1)
-    words += [f"--ep-size {layout.ep}"] * (layout.ep > 1)
+    words += ["--tp-size", str(tp)] if tp > 1 else []
+    words += ["--pp-size", str(layout.pp)] if layout.pp > 1 else []
+    words += ["--ep-size", str(layout.ep)] if layout.ep > 1 else []
     if layout.num_attention > 1:
-        words.append(f"--enable-dp-attention --dp-size {layout.num_attention}")
-    words += ["--quantization fp8"] * (each.weight_dtype == "float8_e4m3")
-    words += ["--kv-cache-dtype fp8_e4m3"] * (each.kv_dtype == "float8_e4m3")
-    words.append("--mem-fraction-static 0.9")
-    return " ".join(words)
+        words += ["--enable-dp-attention", "--dp-size", str(layout.num_attention)]
+    head = ["python", "-m", "sglang.launch_server", "--model-path", model]
+    sizes = ["--context-length", str(start.max_model_len)]
+    sizes += ["--max-running-requests", str(each.seats)]
+    sizes += ["--chunked-prefill-size", str(each.max_num_batched_tokens)]
+    return Command(first=first, words=[*head, *sizes, *words, "--mem-fraction-static", "0.9"])
 
 
-def kubernetes(each: Candidate, model: str, max_model_len: int) -> str:
-    """A Deployment of the fleet and a Service before it, serving with vLLM."""
-    args = "\n".join(
-        f'            - "{word}"' for word in vllm_words(each, model, max_model_len)[2:]
-    )
+def _weights(engine: str, start: Start) -> tuple[list[str], str, list[str]]:
+    """For vLLM and SGLang, which name formats alike: what is done first, the model that is then
+    served, and the flags for its format."""
+    weights = start.each.weight_dtype
+    if start.device.kind not in ("gpu", "tpu", "npu"):
+        raise NoCommand(f"no command of {engine} is known here for {start.device.name}")
+    if weights == start.stored:
+        return [], start.model, []
+    if weights in _WIDE:
+        return [], start.model, ["--dtype", weights]
+    if weights == _FP8:
+        return [], start.model, ["--quantization", "fp8"]
+    if weights not in _BITS:
+        raise NoCommand(f"{engine} takes {weights} weights as they are stored; these are not")
+    made = f"{start.folder}-{weights}"
+    make = f"ridgeline quantize {start.folder} --method gptq --bits {_BITS[weights]}"
+    return [*start.download, f"{make} --format compressed-tensors -o {made}"], made, []
+
+
+def _trtllm(start: Start) -> Command:
+    each, layout, weights = start.each, start.each.layout, start.each.weight_dtype
+    if start.device.vendor != "NVIDIA":
+        raise NoCommand(f"TensorRT-LLM does not run on {start.device.name}")
+    if layout.num_attention > 1:
+        raise NoCommand("trtllm-serve: attention data parallelism is set in its YAML options")
+    if each.kv_dtype == "int8":
+        raise NoCommand("trtllm-serve: no flag for an int8 KV cache is known; --kv-dtype fp8")
+    first, model = [], start.model
+    if weights != start.stored and weights == _FP8:
+        model = f"{start.folder}-fp8"
+        first = [f"# {model}: made from {start.model} by TensorRT Model Optimizer"]
+    elif weights != start.stored and weights not in _WIDE:
+        raise NoCommand(f"TensorRT-LLM takes {weights} weights as they are stored; these are not")
+    words = ["trtllm-serve", model, "--max_seq_len", str(start.max_model_len)]
+    words += ["--max_batch_size", str(each.seats)]
+    words += ["--max_num_tokens", str(each.max_num_batched_tokens)]
+    words += ["--tp_size", str(layout.tp)] if layout.tp > 1 else []
+    words += ["--pp_size", str(layout.pp)] if layout.pp > 1 else []
+    words += ["--ep_size", str(layout.ep)] if layout.ep > 1 else []
+    words += ["--kv_cache_dtype", "fp8"] if each.kv_dtype == _FP8 else []
+    words += ["--kv_cache_free_gpu_memory_fraction", "0.9"]
+    return Command(first=first, words=words)
+
+
+_ENGINES: Mapping[str, Callable[[Start], Command]] = MappingProxyType(
+    {"ridgeline": _ridgeline, "vllm": _vllm, "tensorrt-llm": _trtllm, "sglang": _sglang}
+)
+
+
+# ---- manifests ---------------------------------------------------------------------------------
+
+_PODS = MappingProxyType(
+    {
+        "NVIDIA": ("nvidia.com/gpu", "vllm/vllm-openai:latest"),
+        "AMD": ("amd.com/gpu", "rocm/vllm:latest"),
+    }
+)
+
+
+def kubernetes(start: Start) -> str:
+    """A Deployment of the fleet and a Service before it, serving with vLLM; a comment where there
+    can be none."""
+    each = start.each
     if each.layout.num_devices > NODE_DEVICES:
         return (
             f"# One replica takes {each.layout.num_devices} devices on several nodes, and a\n"
             "# Deployment's pod lies on one: use a LeaderWorkerSet, or the Ray Serve manifest.\n"
         )
-    return f"""apiVersion: apps/v1
+    if start.device.vendor not in _PODS:
+        return f"# No image of vLLM and no device plugin is known here for {start.device.name}.\n"
+    resource, image = _PODS[start.device.vendor]
+    try:
+        command = _vllm(start)
+    except NoCommand as reason:
+        return f"# {reason}\n"
+    args = "\n".join(f'            - "{word}"' for word in command.words[2:])
+    return f"""{_before(command)}apiVersion: apps/v1
 kind: Deployment
 metadata:
   name: llm
@@ -117,9 +221,11 @@ spec:
       labels: {{app: llm}}
     spec:
       terminationGracePeriodSeconds: 120
+      # Any free device of the vendor will do for Kubernetes: where nodes differ, add a nodeSelector
+      # for {each.device}.
       containers:
         - name: engine  # one replica on {each.layout.num_devices} x {each.device}
-          image: {IMAGE}
+          image: {image}
           args:
 {args}
           ports:
@@ -133,7 +239,7 @@ spec:
             failureThreshold: 180
           resources:
             limits:
-              nvidia.com/gpu: {each.layout.num_devices}
+              {resource}: {each.layout.num_devices}
 ---
 apiVersion: v1
 kind: Service
@@ -146,12 +252,35 @@ spec:
 """
 
 
-def ray_serve(each: Candidate, model: str, max_model_len: int) -> str:
-    """A Ray Serve LLM configuration for `serve run`."""
-    layout = each.layout
-    kv = "\n            kv_cache_dtype: fp8" if each.kv_dtype == "float8_e4m3" else ""
-    weights = "\n            quantization: fp8" if each.weight_dtype == "float8_e4m3" else ""
-    return f"""applications:
+def _before(command: Command) -> str:
+    """What is done first, as comments; the pods must then see the result."""
+    lines = [f"# first: {line.removeprefix('# ')}\n" for line in command.first]
+    return "".join([*lines, "# and mount the result into the pods\n"] if lines else lines)
+
+
+def ray_serve(start: Start) -> str:
+    """A Ray Serve LLM configuration for `serve run`; a comment where there can be none."""
+    each, layout = start.each, start.each.layout
+    if layout.num_attention > 1:
+        return "# Ray Serve: attention data parallelism has its own builder, not written here.\n"
+    try:
+        command = _vllm(start)
+    except NoCommand as reason:
+        return f"# {reason}\n"
+    arguments = {
+        "tensor_parallel_size": layout.tp,
+        "pipeline_parallel_size": layout.pp,
+        "max_model_len": start.max_model_len,
+        "max_num_seqs": each.seats,
+        "max_num_batched_tokens": each.max_num_batched_tokens,
+        **({"enable_expert_parallel": "true"} if layout.ep > 1 else {}),
+    }
+    for flag in ("--quantization", "--dtype", "--kv-cache-dtype"):
+        if flag in command.words:
+            name = flag.removeprefix("--").replace("-", "_")
+            arguments[name] = command.words[command.words.index(flag) + 1]
+    lines = "".join(f"            {name}: {value}\n" for name, value in arguments.items())
+    return f"""{_before(command)}applications:
   - name: llm
     route_prefix: /
     import_path: ray.serve.llm:build_openai_app
@@ -159,13 +288,8 @@ def ray_serve(each: Candidate, model: str, max_model_len: int) -> str:
       llm_configs:
         - model_loading_config:
             model_id: llm
-            model_source: {model}
+            model_source: {command.words[2]}
           deployment_config:
             num_replicas: {each.num_replicas}
           engine_kwargs:
-            tensor_parallel_size: {layout.tp}
-            pipeline_parallel_size: {layout.pp}
-            max_model_len: {max_model_len}
-            max_num_seqs: {each.seats}
-            max_num_batched_tokens: {each.max_num_batched_tokens}{weights}{kv}
-"""
+{lines}"""

@@ -9,6 +9,7 @@ have readers in `ridgeline.plan.more_families`.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections import Counter
 from importlib.resources import files
@@ -24,6 +25,8 @@ from ridgeline.spec.load import load_spec, read_json
 from ridgeline.spec.locate import BUILT_IN, dummy_shape, is_dummy, model_path
 from ridgeline.spec.model import LayerSpec, LinearSpec, ModelSpec
 from ridgeline.spec.shapes import shape_config, shape_table
+
+_ON_HUB = re.compile(r"https://huggingface\.co/([^/]+/[^/]+)/")
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +106,14 @@ def more_shapes() -> dict[str, dict[str, Any]]:
 def known_shapes() -> tuple[str, ...]:
     """Every published shape that sizing knows by name."""
     return (*shape_table(), *more_shapes())
+
+
+def hub_name(model: str) -> str | None:
+    """What Hugging Face's hub calls a published shape, as far as its source is there."""
+    name = dummy_shape(model) if is_dummy(model) else model
+    row = shape_table().get(name) or more_shapes().get(name) or {}
+    found = _ON_HUB.match(str(row.get("source", "")))
+    return None if found is None else found[1]
 
 
 def load_outline(model: str) -> Outline:

@@ -16,7 +16,6 @@ from ridgeline.plan.demand import Demand, demand_of, wait_quantile
 from ridgeline.plan.disaggregate import pools, transfer_seconds, verdict
 from ridgeline.plan.floor import impossible
 from ridgeline.plan.front_picture import draw_front
-from ridgeline.plan.launch import commands, kubernetes, ray_serve
 from ridgeline.plan.layout import Layout
 from ridgeline.plan.machine import replica
 from ridgeline.plan.outline import load_outline
@@ -130,22 +129,6 @@ def test_disaggregation_is_refused_when_it_takes_more_devices() -> None:
     alone = verdict(machine, DEMAND, SLO, None)
     assert alone.yes and "no shared fleet" in alone.why
     assert pools(machine, DEMAND, Slo.parse("ttft:1")) is None
-
-
-def test_commands_start_what_was_planned() -> None:
-    best = next(each for each in found().fleets if each.weight_dtype == "float8_e4m3")
-    told = commands(best, "org/model", 4096)
-    assert set(told) == {"ridgeline", "vllm", "tensorrt-llm", "sglang"}
-    for name in ("vllm", "tensorrt-llm", "sglang"):
-        assert "org/model" in told[name] and str(best.seats) in told[name]
-    if best.layout.tp > 1:
-        assert f"--tensor-parallel-size {best.layout.tp}" in told["vllm"]
-        assert told["ridgeline"].startswith("#")
-    assert "--quantization fp8" in told["vllm"]
-    manifest = kubernetes(best, "org/model", 4096)
-    assert f"replicas: {best.num_replicas}" in manifest
-    assert f"nvidia.com/gpu: {best.layout.num_devices}" in manifest
-    assert f"tensor_parallel_size: {best.layout.tp}" in ray_serve(best, "org/model", 4096)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,167 @@
+"""What a plan says to run: every part of the plan is in the command, or there is no command."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import msgspec
+import pytest
+import yaml
+
+from ridgeline.hardware.catalogue import load_catalogue
+from ridgeline.plan.demand import Demand
+from ridgeline.plan.formats import KV_BYTES, WEIGHTS
+from ridgeline.plan.launch import Start, commands, kubernetes, ray_serve
+from ridgeline.plan.layout import Layout
+from ridgeline.plan.outline import hub_name, load_outline
+from ridgeline.plan.search import Space, search
+from ridgeline.records import Slo
+
+CATALOGUE = load_catalogue()
+ENGINES = ("ridgeline", "vllm", "tensorrt-llm", "sglang")
+BEST = search(
+    load_outline("llama-3.1-8b"),
+    Demand(rate=20, isl=1024, osl=256, isl_p95=1500, longest=2048),
+    Slo.parse("ttft:1000 tpot:50"),
+    Space(devices=("h100-sxm",), token_budgets=(2048,), max_devices_per_replica=1),
+    CATALOGUE,
+).fleets[0]
+
+
+def start(device: str = "h100-sxm", stored: str = "bfloat16", **changes: object) -> Start:
+    fields = {"layout": Layout(), "weight_dtype": "bfloat16", "kv_dtype": "bfloat16"}
+    return Start(
+        each=msgspec.structs.replace(BEST, **(fields | changes)),
+        device=CATALOGUE[device],
+        model="org/model",
+        stored=stored,
+        max_model_len=4096,
+        on_hub=True,
+    )
+
+
+def test_sizes_are_those_of_the_plan() -> None:
+    told = commands(start())
+    assert tuple(told) == ENGINES
+    for text in told.values():
+        words = text.splitlines()[-1].split()
+        for size in (4096, BEST.seats, BEST.max_num_batched_tokens):
+            assert str(size) in words, text
+
+
+FORMATS = {
+    ("ridgeline", "float16"): "--dtype float16",
+    ("ridgeline", "int8"): "--quantization int8",
+    ("ridgeline", "int4"): "--quantization int4",
+    ("vllm", "float16"): "--dtype float16",
+    ("vllm", "float8_e4m3"): "--quantization fp8",
+    ("vllm", "int4"): "serve model-int4 ",
+    ("vllm", "int8"): "serve model-int8 ",
+    ("tensorrt-llm", "float8_e4m3"): "trtllm-serve model-fp8 ",
+    ("sglang", "float8_e4m3"): "--quantization fp8",
+    ("sglang", "int8"): "--model-path model-int8 ",
+    ("sglang", "int4"): "--model-path model-int4 ",
+}
+
+
+@pytest.mark.parametrize(("engine", "weights"), list(product(ENGINES, WEIGHTS)))
+def test_the_format_of_the_weights_is_not_left_out(engine: str, weights: str) -> None:
+    text = commands(start(weight_dtype=weights))[engine]
+    wanted = FORMATS.get((engine, weights))
+    if wanted is not None:
+        assert wanted in text
+    elif weights not in ("bfloat16", "float16", "float32"):
+        assert text.startswith("# ") and "\n" not in text
+    stored = commands(start(weight_dtype=weights, stored=weights))[engine]
+    if engine != "ridgeline":
+        assert "quantiz" not in stored and not stored.startswith("#")
+
+
+CACHES = {
+    ("ridgeline", "int8"): "--kv-cache-dtype int8",
+    ("vllm", "float8_e4m3"): "--kv-cache-dtype fp8",
+    ("tensorrt-llm", "float8_e4m3"): "--kv_cache_dtype fp8",
+    ("sglang", "float8_e4m3"): "--kv-cache-dtype fp8_e4m3",
+}
+
+
+@pytest.mark.parametrize(("engine", "kv"), list(product(ENGINES, ("float8_e4m3", "int8"))))
+def test_the_format_of_the_cache_is_not_left_out(engine: str, kv: str) -> None:
+    assert kv in KV_BYTES
+    text = commands(start(kv_dtype=kv))[engine]
+    wanted = CACHES.get((engine, kv))
+    assert wanted in text if wanted else text.startswith("# ")
+
+
+def test_what_is_made_first_is_said_in_order() -> None:
+    download, make, serve = commands(start(weight_dtype="int4"))["vllm"].splitlines()
+    assert download == "hf download org/model --local-dir model"
+    assert make.startswith("ridgeline quantize model ") and make.endswith(" -o model-int4")
+    assert "--bits 4 " in make and serve.startswith("vllm serve model-int4 ")
+    assert "--quantization" not in serve  # the checkpoint says it
+
+
+def test_layouts() -> None:
+    told = commands(start(layout=Layout(tp=2, pp=2)))
+    assert told["ridgeline"].startswith("# ")
+    assert "--tensor-parallel-size 2 --pipeline-parallel-size 2" in told["vllm"]
+    assert "--tp_size 2 --pp_size 2" in told["tensorrt-llm"]
+    assert "--tp-size 2 --pp-size 2" in told["sglang"]
+    experts = start(layout=Layout(tp=2, ep=8))
+    assert "--data-parallel-size 4" in commands(experts)["vllm"]
+    assert "--enable-dp-attention --dp-size 4" in commands(experts)["sglang"]
+    assert commands(experts)["tensorrt-llm"].startswith("# ")
+    assert ray_serve(experts).startswith("# ")
+
+
+@pytest.mark.parametrize(
+    ("device", "starts"),
+    [
+        ("h100-sxm", set(ENGINES)),
+        ("mi300x", {"vllm", "sglang"}),
+        ("apple-m1-max", set()),
+    ],
+)
+def test_devices(device: str, starts: set[str]) -> None:
+    told = commands(start(device))
+    assert {name for name, text in told.items() if not text.startswith("#")} == starts
+
+
+def test_manifests_are_of_the_plan() -> None:
+    asked = start(weight_dtype="float8_e4m3", kv_dtype="float8_e4m3", layout=Layout(tp=2))
+    deployment, service = yaml.safe_load_all(kubernetes(asked))
+    (engine,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert deployment["spec"]["replicas"] == BEST.num_replicas
+    assert engine["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    assert engine["args"] == commands(asked)["vllm"].split()[2:]
+    assert service["spec"]["selector"] == {"app": "llm"}
+    (app,) = yaml.safe_load(ray_serve(asked))["applications"]
+    (llm,) = app["args"]["llm_configs"]
+    assert llm["model_loading_config"]["model_source"] == "org/model"
+    assert llm["deployment_config"]["num_replicas"] == BEST.num_replicas
+    assert llm["engine_kwargs"] == {
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 1,
+        "max_model_len": 4096,
+        "max_num_seqs": BEST.seats,
+        "max_num_batched_tokens": BEST.max_num_batched_tokens,
+        "quantization": "fp8",
+        "kv_cache_dtype": "fp8",
+    }
+
+
+def test_manifests_elsewhere() -> None:
+    amd = next(yaml.safe_load_all(kubernetes(start("mi300x"))))
+    (engine,) = amd["spec"]["template"]["spec"]["containers"]
+    assert engine["resources"]["limits"] == {"amd.com/gpu": 1} and "rocm" in engine["image"]
+    assert kubernetes(start("apple-m1-max")).startswith("# ")
+    assert kubernetes(start(kv_dtype="int8")).startswith("# vLLM has no int8")
+    assert ray_serve(start(kv_dtype="int8")).startswith("# vLLM has no int8")
+    made = kubernetes(start(weight_dtype="int4"))
+    assert made.startswith("# first: hf download") and next(yaml.safe_load_all(made))
+
+
+def test_a_published_shape_has_its_name_on_the_hub() -> None:
+    assert hub_name("llama-3.1-70b") == "meta-llama/Llama-3.1-70B"
+    assert hub_name("dummy:llama-1b-32k") is None  # nobody has published it
+    assert hub_name("demo") is None
