@@ -154,7 +154,8 @@ def _fleet(options: SimulateOptions, machine: Replica, longest: int) -> FleetPla
 
     def scheduler() -> Scheduler:
         num_blocks = fits.kv_tokens // BLOCK_SIZE
-        pool = (BlockPool if options.prefix_caching else CountedPool)(num_blocks, BLOCK_SIZE)
+        named = options.prefix_caching or options.batch_share  # blocks that are looked at
+        pool = (BlockPool if named else CountedPool)(num_blocks, BLOCK_SIZE)
         cache = PrefixCache(pool) if options.prefix_caching else NoPrefixCache()
         return Scheduler(limits, make_policy("continuous"), pool, cache)
 
@@ -241,8 +242,8 @@ def _arranged(
     lengths: Sequence[tuple[int, int, tuple[int, ...]]],
     at_s: Sequence[float],
 ) -> list[Request]:
-    """Requests in order; `batch_share` of them, drawn by the seed, may wait for the others, and
-    wait for the off-peak window where there is one."""
+    """Requests in order; `batch_share` of them, drawn by the seed, are lines of batches, and wait
+    for the off-peak window where there is one."""
     window = None if options.off_peak is None else OffPeak.parse(options.off_peak)
     if window is not None and not options.batch_share:
         raise BadInput("--off-peak has no effect without --batch-share", value=options.off_peak)
@@ -255,7 +256,7 @@ def _arranged(
             prefix=blocks,
             prefix_block=MOONCAKE_BLOCK,
             session=str(i),
-            priority=int(low),
+            background=low,
             kind="batch" if low else "",
             not_before_s=window.opens_s(at) if low and window is not None else 0.0,
         )
@@ -305,16 +306,22 @@ def _table(options: SimulateOptions, machine: Replica, found: FleetSummary) -> T
         ("queue ms", found.queue),
     ):
         table.add_row(name, *_cells(spread))
+    if found.batch is not None:
+        table.add_row("batch, s", *_cells(found.batch.took, 1))
     for name, value in _facts(found):
         table.add_row(name, value)
     return table
 
 
-def _cells(spread: Spread | None) -> list[str]:
+def _cells(spread: Spread | None, unit: float = 1000) -> list[str]:
     if spread is None:
         return []
     values = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99)
-    return [f"{1000 * value:,.4g}" for value in values]
+    return [_number(unit * value) for value in values]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _facts(found: FleetSummary) -> list[tuple[str, str]]:
@@ -336,6 +343,8 @@ def _facts(found: FleetSummary) -> list[tuple[str, str]]:
         ("preempted", f"{found.num_preempted:,}", found.num_preempted),
         ("most replicas", str(found.most_replicas), found.most_replicas),
     )
+    if found.batch is not None:
+        told.append(("batch lines", f"{found.batch.num_served:,} of {found.batch.num_lines:,}"))
     return told + [(name, shown) for name, shown, value in extra if value]
 
 
@@ -347,6 +356,11 @@ def _notes(options: SimulateOptions, machine: Replica) -> list[str]:
     ]
     if options.workload is not None and is_text(options.workload):
         told.append("the workload is text: its lengths are estimated at four bytes per token")
+    if options.batch_share:
+        told.append(
+            "the promise, TTFT, TPOT and e2e are of those who wait for an answer; batch: a line's "
+            "seconds from when it may begin"
+        )
     if not options.prefix_caching:
         told.append("prefix caching is off")
     return told

@@ -186,7 +186,7 @@ class _World:
             prompt=prompt,
             sampling=sampling,
             arrival_s=request.at_s,
-            priority=request.priority,
+            background=request.background,
         )
 
     def _note(self, member: Member, event: Event) -> None:

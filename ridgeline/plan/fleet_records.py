@@ -15,8 +15,8 @@ from ridgeline.plan.station import Station
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One arrival. `prefix`: ids of the prompt's leading blocks of `prefix_block` tokens; equal ids
-    are equal tokens. What is beyond them is the request's own. Lower `priority` goes first.
-    `not_before_s`: held back until then; its times count from `at_s` all the same."""
+    are equal tokens. What is beyond them is the request's own. `background`: a line of a batch, in
+    the engine's lane for those. `not_before_s`: held back until then."""
 
     at_s: float
     num_prompt: int
@@ -24,7 +24,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prefix: tuple[int, ...] = ()
     prefix_block: int = 512
     session: str = ""
-    priority: int = 0
+    background: bool = False
     kind: str = ""
     not_before_s: float = 0.0
 

@@ -24,10 +24,20 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     p99: float
 
 
+class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of batches, to whom nothing was promised. `took`: to a line's end from when it came, or
+    from when its window opened."""
+
+    num_lines: int
+    num_served: int
+    took: Spread | None
+
+
 class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Latencies count from the arrival. `attainment`: share of all requests that kept the promise,
-    lost ones included; `goodput_req_s` theirs per second. `utilisation`: share of the replicas'
-    time in which a step was under way. `device_hours` are those paid for.
+    """Counts and rates are of everybody; latencies, from the arrival, and the promise of those who
+    are no lines of a batch. `attainment`: share of them that kept the promise, lost ones included;
+    `goodput_req_s` theirs per second. `utilisation`: share of the replicas' time in which a step
+    was under way. `device_hours` are those paid for.
     """
 
     num_requests: int
@@ -49,6 +59,7 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
     device_hours: float
     most_replicas: int
     num_steps: int
+    batch: BatchSummary | None = None
 
 
 def summarise(outcome: Outcome, slo: Slo | None) -> FleetSummary:
@@ -57,7 +68,9 @@ def summarise(outcome: Outcome, slo: Slo | None) -> FleetSummary:
     duration_s = max(outcome.duration_s, 1e-9)
     tokens = sum(life.request.num_output for life in served)
     prompts = sum(life.request.num_prompt for life in served)
-    kept = None if slo is None else sum(keeps(life, slo) for life in served)
+    online = [life for life in outcome.lives if not life.request.background]
+    waited = [life for life in served if not life.request.background]
+    kept = None if slo is None else sum(keeps(life, slo) for life in waited)
     paid_s = [min(m.until_s, outcome.duration_s) - m.from_s for m in outcome.members]
     return FleetSummary(
         num_requests=len(outcome.lives),
@@ -65,11 +78,11 @@ def summarise(outcome: Outcome, slo: Slo | None) -> FleetSummary:
         duration_s=outcome.duration_s,
         request_rate=len(served) / duration_s,
         output_tok_s=tokens / duration_s,
-        ttft=_spread(served, lambda x: x.first_s - x.request.at_s),
-        tpot=_spread([x for x in served if x.request.num_output > 1], tpot_of),
-        e2e=_spread(served, lambda x: x.finished_s - x.request.at_s),
-        queue=_spread(served, lambda x: x.started_s - x.request.at_s),
-        attainment=None if kept is None else kept / max(1, len(outcome.lives)),
+        ttft=_spread(waited, lambda x: x.first_s - x.request.at_s),
+        tpot=_spread([x for x in waited if x.request.num_output > 1], tpot_of),
+        e2e=_spread(waited, lambda x: x.finished_s - x.request.at_s),
+        queue=_spread(waited, lambda x: x.started_s - x.request.at_s),
+        attainment=None if kept is None else kept / max(1, len(online)),
         goodput_req_s=None if kept is None else kept / duration_s,
         hit_share=sum(life.cached for life in served) / max(1, prompts),
         num_restarts=sum(life.num_restarts for life in outcome.lives),
@@ -82,6 +95,19 @@ def summarise(outcome: Outcome, slo: Slo | None) -> FleetSummary:
         / 3600,
         most_replicas=max((count for _, count in outcome.num_replicas), default=0),
         num_steps=outcome.num_steps,
+        batch=_batch(outcome.lives),
+    )
+
+
+def _batch(lives: Sequence[Life]) -> BatchSummary | None:
+    lines = [life for life in lives if life.request.background]
+    done = [life for life in lines if life.finished_s == life.finished_s]
+    if not lines:
+        return None
+    return BatchSummary(
+        num_lines=len(lines),
+        num_served=len(done),
+        took=_spread(done, lambda x: x.finished_s - max(x.request.at_s, x.request.not_before_s)),
     )
 
 

@@ -131,7 +131,7 @@ def test_leaps_and_steps_agree(
             num_output=out,
             prefix=tuple(ids),
             prefix_block=8,
-            priority=p,
+            background=bool(p),
         )
         for at, prompt, out, ids, p in sorted(asked)
     ]
@@ -375,7 +375,7 @@ def test_disaggregated_pools_hand_the_cache_over() -> None:
 def test_a_low_priority_waits_for_the_others() -> None:
     rng = np.random.default_rng(1)
     both = [
-        Request(at_s=0.002 * i, num_prompt=20, num_output=10, priority=int(rng.integers(0, 2)))
+        Request(at_s=0.002 * i, num_prompt=20, num_output=10, background=bool(rng.integers(0, 2)))
         for i in range(300)
     ]
     found = simulate_fleet(both, fleet(make(seats=4), Steady(0.002)))

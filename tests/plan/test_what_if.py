@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_counted_blocks_change_nothing(seed: int) -> None:
     rng = np.random.default_rng(seed)
     at_s = np.cumsum(rng.exponential(0.05, 150))
     requests = [
-        Request(at_s=float(at), num_prompt=int(p), num_output=int(n), priority=int(p) % 2)
+        Request(at_s=float(at), num_prompt=int(p), num_output=int(n))
         for at, p, n in zip(at_s, rng.integers(1, 300, 150), rng.integers(1, 200, 150), strict=True)
     ]
     limits = Limits(max_num_seqs=24, max_num_batched_tokens=128, max_model_len=600)
@@ -75,9 +76,31 @@ def test_batch_requests_wait_for_their_window(capsys: pytest.CaptureFixture[str]
     soon = json.loads(capsys.readouterr().out)
     assert main([*words, "--off-peak", "01:00-02:00"]) == 0
     later = json.loads(capsys.readouterr().out)
-    assert soon["ttft"]["p90"] < 10 and later["ttft"]["p90"] > 3500
-    assert later["num_served"] == 40 and later["ttft"]["p50"] > soon["ttft"]["p50"]
+    assert soon["num_served"] == later["num_served"] == 40
+    assert soon["duration_s"] < 1000 and later["duration_s"] > 3600
+    assert soon["batch"]["num_lines"] == later["batch"]["num_served"] > 10
+    assert later["batch"]["took"]["p99"] < 100  # from when its window opened
     assert main([*WORDS, "--off-peak", "01:00-02:00"]) == 2
+
+
+def test_lines_of_batches_are_promised_nothing_and_stand_in_nobody_s_way(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Online latencies are nearly those of a fleet without the lines; as many that are no lines
+    break the promise."""
+    rate = ["--isl", "500", "--osl", "60", "--max-num-seqs", "16", "--num-prompts", "600", "--rate"]
+    asked = ["simulate", "llama-3.1-8b", "--device", "h100-sxm", "--slo", "ttft:60", "--json"]
+
+    def ran(*words: str) -> Any:
+        assert main([*asked, *rate, *words]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    alone, mixed, all_online = ran("20"), ran("40", "--batch-share", "0.5"), ran("40")
+    assert alone["batch"] is None and all_online["batch"] is None
+    assert mixed["batch"]["num_lines"] == pytest.approx(300, rel=0.15)
+    assert mixed["ttft"]["p50"] < 1.35 * alone["ttft"]["p50"]
+    assert mixed["attainment"] > all_online["attainment"] + 0.05
+    assert mixed["batch"]["took"]["p50"] > mixed["e2e"]["p50"]
 
 
 def test_a_sweep_is_its_fleets_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:

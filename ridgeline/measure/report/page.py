@@ -69,7 +69,7 @@ def bench_page(
             _warnings(run, summary),
         )
     )
-    name = escape(f"Ridgeline bench: {run.target}")
+    name = escape(f"Ridgeline: {run.target}")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -82,7 +82,7 @@ def _header(run: RunTrace, summary: Summary) -> str:
     lost = summary.num_requests - summary.num_ok
     told = f"{summary.num_ok} requests served" + (f", {lost} not" if lost else "")
     return (
-        f'<header><div class="eyebrow">Ridgeline bench · {escape(facts)}</div>'
+        f'<header><div class="eyebrow">Ridgeline · {escape(facts)}</div>'
         f'<h1>{escape(run.target)}</h1><p class="lede">{told}.</p></header>'
     )
 
