@@ -194,7 +194,7 @@ class _Reading:
             self._reason = choice.finish_reason or self._reason
         if chunk.usage is not None:
             self._usage = chunk.usage
-        if chunk.prefill_s is not None:
+        if chunk.metrics is not None or chunk.timings is not None:
             self._prefill_s = chunk.prefill_s
 
     def _with_growth(self, piece: Piece, usage: Usage | None) -> Piece:
