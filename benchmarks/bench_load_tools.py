@@ -47,6 +47,8 @@ class Reported(NamedTuple):
 
 
 Tool = Callable[[str, str, Path], Reported]
+Row = dict[str, Reported | None]
+ORDER = ("ridgeline", "guidellm", "aiperf", "vllm")
 
 
 def main() -> None:
@@ -55,7 +57,7 @@ def main() -> None:
     parser.add_argument("--aiperf", help="its executable")
     parser.add_argument("--vllm", help="its executable, for `vllm bench serve`")
     parser.add_argument("--script", action="append", help="only this one; may be repeated")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="results; those that it holds are not run again")
     args = parser.parse_args()
     tools: dict[str, Tool] = {"ridgeline": _ridgeline}
     if args.guidellm:
@@ -66,18 +68,33 @@ def main() -> None:
         tools["vllm"] = _vllm(args.vllm)
     chosen = [s for s in CASES.values() if s.name not in LEFT_OUT]
     chosen = [s for s in chosen if not args.script or s.name in args.script]
+    known = _held(args.json)
     with _mock_server() as url:
-        rows = [(script, _row(script, tools, url)) for script in chosen]
-    _print(rows, list(tools))
-    if args.json:
-        args.json.write_text(
-            json.dumps({s.name: {t: r and r._asdict() for t, r in row.items()} for s, row in rows})
-        )
+        for script in chosen:
+            known[script.name] = _row(script, tools, url, known.get(script.name, {}))
+            if args.json:
+                args.json.write_text(json.dumps(known))
+    names = [name for name in ORDER if any(name in row for row in known.values())]
+    rows = [(s, known[s.name]) for s in CASES.values() if known.get(s.name, {}).keys() >= {*names}]
+    _print(rows, names)
 
 
-def _row(script: Script, tools: dict[str, Tool], url: str) -> dict[str, Reported | None]:
-    row: dict[str, Reported | None] = {}
+def _held(path: Path | None) -> dict[str, Row]:
+    """Results of earlier calls, by script and tool."""
+    if path is None or not path.exists():
+        return {}
+    told = json.loads(path.read_text())
+    return {
+        script: {tool: figures and Reported(*figures) for tool, figures in row.items()}
+        for script, row in told.items()
+    }
+
+
+def _row(script: Script, tools: dict[str, Tool], url: str, held: Row) -> Row:
+    row = dict(held)
     for name, tool in tools.items():
+        if name in held:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             try:
                 row[name] = tool(url, script.name, Path(folder))
@@ -209,7 +226,7 @@ def _number(value: object) -> float | None:
 # ---- the table ---------------------------------------------------------------------------------
 
 
-def _print(rows: list[tuple[Script, dict[str, Reported | None]]], names: list[str]) -> None:
+def _print(rows: list[tuple[Script, Row]], names: list[str]) -> None:
     """Markdown. A cell is TTFT / TPOT in ms and, where not all, how many of 5 it called served."""
     print("| script | truth | " + " | ".join(names) + " |")
     print("|---" * (2 + len(names)) + "|")

@@ -84,7 +84,7 @@ def _latencies(summary: Summary, options: BenchOptions, found: Bounds) -> Table:
             table.add_row("     … from the send", *row[:-1], "", row[-1], style="dim")
     if summary.queue is not None:
         row = _row(summary.queue, options.percentiles)
-        table.add_row("     waiting for a seat", *row[:-1], "", row[-1], style="dim")
+        table.add_row("     until it first ran", *row[:-1], "", row[-1], style="dim")
     return table
 
 

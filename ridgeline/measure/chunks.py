@@ -87,13 +87,31 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """One data line. `error` is whatever a server sends in place of choices when it fails."""
+    """One data line. `error` is whatever a server sends in place of choices when it fails.
+
+    `metrics` (vLLM, Ridgeline: --enable-per-request-metrics) and `timings` (llama.cpp) are what a
+    server says of this request; they are looked at, never relied on.
+    """
 
     choices: list[Choice] | None = None
     usage: Usage | None = None
     error: Any = None
     object: str | None = None
     message: str | None = None
+    metrics: Any = None
+    timings: Any = None
+
+    @property
+    def prefill_s(self) -> float | None:
+        """From the request's first share of a step to its first token, by the server's word."""
+        for told, name in (
+            (self.metrics, "time_to_first_token_ms"),
+            (self.timings, "prompt_ms"),
+        ):
+            value = told.get(name) if isinstance(told, dict) else None
+            if isinstance(value, int | float) and value >= 0:
+                return value / 1000
+        return None
 
 
 _DECODER = msgspec.json.Decoder(Chunk)

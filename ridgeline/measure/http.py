@@ -161,6 +161,7 @@ class _Reading:
         self._pieces: list[Piece] = []
         self._running_total = 0
         self._usage: Usage | None = None
+        self._prefill_s: float | None = None
         self._reason: str | None = None
         self._done = False
 
@@ -193,6 +194,8 @@ class _Reading:
             self._reason = choice.finish_reason or self._reason
         if chunk.usage is not None:
             self._usage = chunk.usage
+        if chunk.metrics is not None or chunk.timings is not None:
+            self._prefill_s = chunk.prefill_s
 
     def _with_growth(self, piece: Piece, usage: Usage | None) -> Piece:
         """Where the server keeps a running count, its growth is the number of tokens of this
@@ -231,6 +234,8 @@ class _Reading:
         for at_s, count in counted(self._pieces, total):
             self._record.chunk("", count, at_s=at_s)
         self._record.tail(text)
+        if self._prefill_s is not None and self._pieces:
+            self._record.started(self._pieces[0].at_s - self._prefill_s)
 
     def _counted_here(self, text: str) -> int | None:
         """The server gave no count: ours, of a whole answer's text, and marked as such."""

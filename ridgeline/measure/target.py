@@ -59,7 +59,8 @@ class Recorder:
         again).
         """
         if self.started_s is None:
-            self.started_s, self.cached_tokens = at_s, cached_tokens
+            self.started_s = at_s
+            self.cached_tokens = cached_tokens or self.cached_tokens
 
     def chunk(self, text: str, num_tokens: int = 1, *, at_s: float | None = None) -> None:
         """Output arrived that stands for `num_tokens` tokens (its text may be empty)."""
@@ -101,13 +102,15 @@ class Recorder:
         return self._finished_s is not None
 
     def trace(self, request: LoadRequest, scheduled_s: float, sent_s: float) -> RequestTrace:
-        """The finished record. Tokens are the server's count where it gave one, else those seen."""
+        """The finished record. Tokens are the server's count where it gave one, else those seen. No
+        server starts before the send, whatever its clock says.
+        """
         return RequestTrace(
             id=request.id,
             kind=request.kind,
             scheduled_s=scheduled_s,
             sent_s=sent_s,
-            started_s=self.started_s,
+            started_s=None if self.started_s is None else max(self.started_s, sent_s),
             token_s=tuple(self._instants),
             token_counts=tuple(self._counts),
             finished_s=self._finished_s,

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.bench import Remote
-from ridgeline.cli.diagnose import command, diagnose
+from ridgeline.cli.diagnose import command, diagnose, told
 from ridgeline.diagnose.baseline import learn
 from ridgeline.diagnose.causes import findings
 from ridgeline.diagnose.facts import facts_of
@@ -19,6 +19,7 @@ from ridgeline.diagnose.step_facts import missed_prefix
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.log import write_run
+from ridgeline.measure.server.scrape import ServerReport
 from tests.diagnose.faults import LOADS, SLO, Engine, run
 
 
@@ -72,6 +73,86 @@ def test_a_queue_that_grows_is_not_taken_for_computing() -> None:
         truth = told["queue_s"] * len(done) / total_s
         assert shares["seats"].mid == pytest.approx(truth, rel=0.05), words
         assert shares["front"].mid < 0.02
+
+
+def test_a_queue_with_nobody_waiting_is_the_end_of_a_step() -> None:
+    """Whoever comes while a step runs is not let in before it has ended: no seat was short."""
+    record, told = as_server(replace(Engine(), seats=2))
+    queued = blame_server(record, told).shares["seats"].mid
+    half = blame_server(record, {**told, "waited_s": told["queue_s"] / 2}).shares
+    assert half["seats"].mid == pytest.approx(queued / 2)
+    nobody = blame_server(record, {**told, "waited_s": 0.0}).shares
+    assert nobody["seats"].mid == nobody["policy"].mid == nobody["backlog"].mid == 0.0
+
+
+def test_what_was_short_is_as_the_server_counts_it() -> None:
+    record, told = as_server(replace(Engine(), seats=2))
+    queued = blame_server(record, told).shares["seats"].mid
+    counted = {"waited_s": 9e9, "full_waiting_share": 0.5, "spent_waiting_share": 0.3}
+    shares = blame_server(record, {**told, **counted}).shares
+    parts = {name: shares[name].mid / queued for name in ("seats", "backlog", "policy")}
+    assert parts == pytest.approx({"seats": 0.5, "backlog": 0.3, "policy": 0.2})
+    short = blame_server(record, {**told, **counted, "preemptions": 3.0}).shares
+    assert short["kv"].mid == pytest.approx(queued) and short["seats"].mid == 0.0
+
+
+def test_a_server_that_times_its_requests_is_believed_request_by_request() -> None:
+    record, told = as_server(replace(Engine(), seats=2))
+    timed, _ = run(replace(Engine(), seats=2), LOADS[0])
+    record = msgspec.structs.replace(
+        record,
+        requests=tuple(
+            msgspec.structs.replace(seen, started_s=own.started_s)
+            for seen, own in zip(record.requests, timed.requests, strict=True)
+        ),
+    )
+    done = [r for r in record.requests if r.token_s]
+    total_s = sum(r.token_s[-1] - r.scheduled_s for r in done)
+    prefill_s = sum(r.token_s[0] - r.started_s for r in done)
+    shares = blame_server(record, {**told, "prefill_s": 99.0}).shares
+    assert shares["prefill"].mid == pytest.approx(prefill_s / total_s)
+
+
+def test_a_cache_that_is_never_asked_is_off() -> None:
+    record, _ = as_server(Engine())
+    silent = msgspec.structs.replace(
+        record, requests=tuple(msgspec.structs.replace(r, cached_tokens=0) for r in record.requests)
+    )
+    assert missed_prefix(silent, 0.5, {"queried_tokens": 0.0, "hit_tokens": 0.0}) == 0.5
+
+
+def test_the_counters_of_waiting_become_facts_per_request() -> None:
+    record, _ = as_server(Engine())
+    num_served = len([r for r in record.requests if r.token_s])
+    counts = {
+        "waiting_total_s": 2.0 * num_served,
+        "full_waiting_total_s": 0.5 * num_served,
+        "spent_waiting_total_s": 1.0 * num_served,
+    }
+    report = ServerReport(
+        server="ridgeline",
+        num_readings=3,
+        means={"waiting": 77.0, "seats": 64.0},
+        p95={},
+        counts=counts,
+        mean_s={"prefill_s": 0.1},
+    )
+    found = told(report, record)
+    assert found["waited_s"] == pytest.approx(2.0)
+    assert (found["full_waiting_share"], found["spent_waiting_share"]) == (0.25, 0.5)
+    gauge = told(msgspec.structs.replace(report, counts={}), record)
+    assert gauge["waited_s"] == pytest.approx(77.0 * record.duration_s / num_served)
+    assert "queue_s" not in gauge and "full_waiting_share" not in gauge
+
+
+def test_a_recorded_run_of_somebody_elses_server_gets_nobodys_flags(tmp_path) -> None:
+    record, _ = as_server(replace(Engine(), send_every_s=0.2))
+    sides = {"ours": record, "theirs": msgspec.structs.replace(record, info=None)}
+    for name, side in sides.items():
+        write_run(side, tmp_path / name)
+        found = diagnose(BenchOptions(), tmp_path / name, None, Console(record=True))
+        assert found.server == ("ridgeline" if name == "ours" else "another")
+        assert found.findings[0].cause == "client-sends-late"
 
 
 def test_time_that_is_neither_queue_nor_computing_is_the_front_ends() -> None:

@@ -89,6 +89,29 @@ def test_a_chat_stream_with_every_oddity(in_virtual_time):
     assert (body["max_tokens"], body["ignore_eos"], body["temperature"]) == (4, True, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("told", "started_s"),
+    [
+        ({"metrics": {"time_to_first_token_ms": 300.0, "queue_time_ms": 150.0}}, 0.2),  # vLLM, ours
+        ({"timings": {"prompt_ms": 300.0, "prompt_n": 9}}, 0.2),  # llama.cpp
+        ({"metrics": {"time_to_first_token_ms": 9000.0}}, 0.0),  # not before it was sent
+        ({"metrics": {"time_to_first_token_ms": None}}, None),
+        ({"metrics": "on request", "timings": [1, 2]}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_server_says_of_the_request_itself(in_virtual_time, told, started_s):
+    script = Script(
+        (0.5, chat_chunk({"content": "a"})),
+        (0.6, chat_chunk({"content": "b"}, "length")),
+        (0.7, sse(choices=[], usage=usage(2), **told) + DONE),
+    )
+    found = send(in_virtual_time, script, CHAT)
+    assert outcome(found) == "ok" and found.token_s == pytest.approx((0.5, 0.6))
+    assert found.started_s == (None if started_s is None else pytest.approx(started_s))
+    assert (found.prompt_tokens, found.cached_tokens, found.output_tokens) == (12, 4, 2)
+
+
 def test_a_completions_stream_split_at_odd_places(in_virtual_time):
     stream = text_chunk("é") + text_chunk("b") + text_chunk("", "length") + DONE
     script = Script(*[(0.1 * (i + 1), stream[i : i + 9]) for i in range(0, len(stream), 9)])

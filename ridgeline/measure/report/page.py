@@ -30,7 +30,7 @@ _ROWS = (
     ("tpot", "time per output token, per request"),
     ("itl", "inter-token latency, per token"),
     ("e2e", "end to end"),
-    ("queue", "waiting for a seat"),
+    ("queue", "until it first ran"),
     ("publish", "computed until seen"),
 )
 

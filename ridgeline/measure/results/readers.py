@@ -4,15 +4,16 @@
     vllm             `vllm bench serve --save-result [--save-detailed]`; `ridgeline bench --json`
     guidellm         benchmarks[0].metrics.NAME.successful.{mean,median,percentiles}, .requests
     aiperf           profile_export_aiperf.json and .csv, profile_export.jsonl (aiperf.py)
-    inference-perf   *_lifecycle_metrics.json: successes.latency.NAME.{mean,median,p99}, seconds
+    inference-perf   *_lifecycle_metrics.json (inference_perf.py)
     llmperf          *_summary.json: results_NAME_quantiles_p99; *_individual_responses.json
 
 What the names mean differs by tool (docs/metrics.md): llmperf's inter-token latency includes the
 first token, GuideLLM's TPOT does too. Such figures have their own names (`tpot_incl_first`): they
 are never compared with ours.
 
-Read from files of running releases: vLLM 0.32, GuideLLM 0.8.1, AIPerf 0.13.0 (samples of them are
-in tests/measure/other_tools). inference-perf and llmperf from their sources only.
+Read from files of running releases: vLLM 0.32, GuideLLM 0.8.1, AIPerf 0.13.0, inference-perf 0.7.0
+(samples of them are in tests/measure/other_tools). llmperf's, which is in no package registry, from
+its source and the result files that its repository publishes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import msgspec
 from ridgeline.measure.goodput import validity_of
 from ridgeline.measure.log import is_event_log, read_run
 from ridgeline.measure.metrics import e2e_s, itl_s, outcome, tpot_s, ttft_s
-from ridgeline.measure.results import aiperf
+from ridgeline.measure.results import aiperf, inference_perf
 from ridgeline.measure.results.base import (
     MS,
     NotThisFormat,
@@ -217,33 +218,10 @@ def _guidellm_samples(requests: Json) -> dict[str, tuple[float, ...]]:
     }
 
 
-def _inference_perf(source: str, data: Json) -> Result:
-    latency = data["successes"]["latency"]
-    figures: dict[str, float] = {}
-    for theirs, ours in (
-        ("time_to_first_token", "ttft"),
-        ("time_per_output_token", "tpot"),
-        ("inter_token_latency", "itl"),
-        ("request_latency", "e2e"),
-    ):
-        figures |= summary_of(ours, latency.get(theirs) or {}, 1.0)
-    rates = data["successes"].get("throughput") or {}
-    figures |= present_numbers(
-        output_tok_s=rates.get("output_tokens_per_sec"), request_rate=rates.get("requests_per_sec")
-    )
-    load = data.get("load_summary") or {}
-    return Result(
-        source=source,
-        tool="inference-perf",
-        figures=figures,
-        load=present(
-            num_requests=load.get("count"), request_rate=load.get("requested_rate") or None
-        ),
-    )
-
-
 def _llmperf(source: str, data: Any) -> Result:
     if isinstance(data, list):
+        if not data or "ttft_s" not in data[0]:
+            raise NotThisFormat
         rows = [row for row in data if row.get("error_code") is None]
         return Result(
             source=source,
@@ -258,17 +236,23 @@ def _llmperf(source: str, data: Any) -> Result:
         raise NotThisFormat
     figures: dict[str, float] = {}
     for theirs, ours in (("ttft_s", "ttft"), ("end_to_end_latency_s", "e2e")):
-        for statistic in ("mean", "quantiles_p50", "quantiles_p90", "quantiles_p99"):
+        for statistic in ("mean", *(f"quantiles_p{q}" for q in (25, 50, 75, 90, 95, 99))):
             value = data.get(f"results_{theirs}_{statistic}")
             if value is not None:
                 figures[f"{ours}_{statistic.removeprefix('quantiles_')}"] = float(value)
+    per_minute = data.get("results_num_completed_requests_per_min")
+    figures |= present_numbers(
+        output_tok_s=data.get("results_mean_output_throughput_token_per_s"),
+        request_rate=None if per_minute is None else per_minute / 60,
+    )
     return Result(
         source=source,
         tool="llmperf",
-        figures=figures
-        | present_numbers(output_tok_s=data.get("results_mean_output_throughput_token_per_s")),
+        figures=figures,
         load=present(
-            input_tokens=data.get("mean_input_tokens"),
+            num_requests=data.get("results_num_requests_started"),
+            mean_input_tokens=data.get("mean_input_tokens"),
+            mean_output_tokens=data.get("mean_output_tokens"),
             max_concurrency=data.get("num_concurrent_requests"),
         ),
     )
@@ -277,7 +261,7 @@ def _llmperf(source: str, data: Any) -> Result:
 _READERS: tuple[Callable[[str, Any], Result], ...] = (
     _vllm,
     _guidellm,
-    _inference_perf,
+    inference_perf.read,
     _llmperf,
     aiperf.summary,
 )

@@ -1,0 +1,59 @@
+"""Where a request's time went at the server: the queue ends with its first share of a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from ridgeline.records import Finished, Sampling, Started, Token, Usage
+from ridgeline.serve.metrics import Metrics
+from tests.serve.fake_engine import FakeEngine
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _token(at_s: float) -> Token:
+    return Token(ask_id="a", index=0, at_s=at_s, token=1, text="x")
+
+
+def test_queue_prefill_and_decode_are_told_apart() -> None:
+    """Arrived at 100, first in a step at 103, first token at 107, the last of three at 111; the
+    news of a step come together, when it has ended."""
+    clock = Clock()
+    metrics = Metrics(FakeEngine(), "m", now=clock)
+    meter = metrics.meter(5, Sampling())
+    clock.now_s = 107.0
+    meter.saw([Started(ask_id="a", at_s=103.0, cached_tokens=0), _token(107.0)], 107.0)
+    meter.saw([_token(109.0)], 109.0)
+    usage = Usage(prompt_tokens=5, cached_tokens=0, completion_tokens=3)
+    ended = Finished(ask_id="a", index=0, reason="length", at_s=111.0, usage=usage)
+    meter.saw([_token(111.0), ended], 111.0)
+    page = metrics.render().decode()
+    for name, seconds in (
+        ("request_queue_time", 3.0),
+        ("request_prefill_time", 4.0),
+        ("request_decode_time", 4.0),
+        ("request_inference_time", 8.0),
+        ("time_to_first_token", 7.0),
+    ):
+        assert f'vllm:{name}_seconds_sum{{model_name="m"}} {seconds}' in page, name
+    assert meter.timings() == pytest.approx(
+        {  # as vLLM has them: each stage by itself, the rate over both stages of computing
+            "time_to_first_token_ms": 4000.0,
+            "generation_time_ms": 4000.0,
+            "queue_time_ms": 3000.0,
+            "mean_itl_ms": 2000.0,
+            "tokens_per_second": 3 / 8,
+        }
+    )
+
+
+def test_a_start_before_the_arrival_is_no_negative_queue() -> None:
+    metrics = Metrics(FakeEngine(), "m", now=Clock())
+    metrics.meter(5, Sampling()).saw([Started(ask_id="a", at_s=0.0, cached_tokens=0)], 100.0)
+    assert 'vllm:request_queue_time_seconds_sum{model_name="m"} 0.0' in metrics.render().decode()
