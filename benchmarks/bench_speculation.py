@@ -7,8 +7,10 @@
 In every round one engine answers the same prompts twice, once with drafts and once without, in
 alternating order, so that whatever else happens on the machine happens to both. Timed are the steps
 in which all seats are taken and no prompt is computed: twice as many prompts as seats are asked at
-once. The ratio of tokens per second is that of all rounds together, and its error comes from
-resampling rounds (5 to 95 %). `none` does the same without a drafter: what the noise is. With
+once, with one seat a single one. The ratio of tokens per second is that of all rounds together,
+where a round's two halves are scaled to the median of plain speed: answers that gain most weigh by
+their tokens, and a machine that changes its pace between rounds changes nothing. Its error comes
+from resampling rounds (5 to 95 %). `none` does the same without a drafter: the noise. With
 `--clock cpu` both are timed by the engine thread's processor time (of one thread), which other
 work on the machine disturbs less, and the controller decides by it too.
 
@@ -151,11 +153,12 @@ Round = tuple[Timed, Timed]
 
 
 def gain(rounds: Sequence[Round]) -> float:
-    """Speed with drafts over speed without."""
-    with_, without = (reduce(Timed.__add__, each) for each in zip(*rounds, strict=True))
-    if not (with_.tokens and without.tokens):
+    """Speed with drafts over speed without, every round at the same plain speed."""
+    timed = [(own, plain) for own, plain in rounds if own.tokens and plain.tokens]
+    if not timed:
         raise SystemExit("no step with all seats taken: more --tokens or --rounds")
-    return with_.tokens / with_.seconds * without.seconds / without.tokens
+    in_steps = [own.seconds / (plain.seconds / plain.tokens) for own, plain in timed]
+    return sum(own.tokens for own, _ in timed) / sum(in_steps)
 
 
 def spread(rounds: Sequence[Round]) -> tuple[float, float]:
@@ -229,7 +232,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", default=["edit", "question", "free"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--quantization")
     parser.add_argument("--threads", type=int, default=1)
@@ -264,7 +267,7 @@ def run(args: argparse.Namespace, name: str, batch: int) -> None:
     with Engine.open(args.model, **options) as engine:
         clock = CLOCKS[args.clock]
         by_clock(engine, clock)
-        drafts, each = switched(engine, batch, clock), max(2 * batch, 4)
+        drafts, each = switched(engine, batch, clock), 2 * batch if batch > 1 else 1
         for workload in args.workloads:
             prompts = prompts_of(workload, each * (1 + args.rounds))
             asked = [prompts[i : i + each] for i in range(0, len(prompts), each)]

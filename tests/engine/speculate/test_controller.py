@@ -179,18 +179,18 @@ class Bursts:
     """One sequence on a virtual clock: of every `NEW` + `COPIED` tokens the latter can be looked
     up; asking takes a time of its own."""
 
-    NEW, COPIED, ASK_S = 8, 16, 300e-6
+    NEW, COPIED = 8, 16
 
     name = "bursts"
 
-    def __init__(self, told: Seconds) -> None:
-        self.now_s, self.num_known = 0.0, 1
+    def __init__(self, told: Seconds, ask_s: float) -> None:
+        self.now_s, self.num_known, self.ask_s = 0.0, 1, ask_s
         self.controller = Controller(None, 16, lambda: self.now_s, self)
         grid = {(1, 1 + depth): told(1, 1 + depth) for depth in (0, 1, 2, 4, 8, 16)}
         self.controller.calibrate(StepCost(grid))
 
     def look(self, each: Open, most: int) -> Guess:
-        self.now_s += self.ASK_S
+        self.now_s += self.ask_s
         place = len(each.tokens) % (self.NEW + self.COPIED)
         if place < self.NEW:
             return NO_GUESS
@@ -211,11 +211,14 @@ class Bursts:
         self.controller.learn([Verdict(0, num, num)] if num else [])
 
 
-@pytest.mark.parametrize("told", [flat, lambda runs, rows: 10e-3 * rows])
-def test_what_can_be_copied_for_a_few_steps_only_is_seized(told: Seconds) -> None:
-    """Neither is every short burst begun by a plain step, nor the question put off too long; nor is
-    a curve believed for ever that a disturbed start made steep."""
-    world = Bursts(told)
+@pytest.mark.parametrize(
+    ("told", "ask_s"), [(flat, 600e-6), (lambda runs, rows: 10e-3 * rows, 300e-6)]
+)
+def test_what_can_be_copied_for_a_few_steps_only_is_seized(told: Seconds, ask_s: float) -> None:
+    """Neither is every short burst begun by a plain step, nor the question put off too long (what
+    drafts save pays for asking, `ASK_OF_GAIN`: without it 0.56 of the ideal); nor is a curve
+    believed for ever that a disturbed start made steep."""
+    world = Bursts(told, ask_s)
     for _ in range(800):
         world.step()
     num_steps = world.NEW + 1
