@@ -67,7 +67,8 @@ def prepare(
     attention, blocks = spec.layers[0].attention, [-(-(done + new) // 16) for done, new in runs]
     cache = KvCache.allocate(spec, sum(blocks), 16, torch.float32, "cpu", kv_format(spec.kv_dtype))
     for layer in cache.layers:
-        layer[:] = cache.format.encode(torch.randn(*layer.shape[:-1], attention.head_dim))
+        rows_N2KBW = cache.format.encode(torch.randn(*layer.shape[:-1], attention.head_dim))
+        layer[:] = cache.format.stand(rows_N2KBW)
     order = iter(range(sum(blocks)) if in_order else torch.randperm(sum(blocks)).tolist())
     plan = [
         Run(seq, done, (0,) * new, tuple(next(order) for _ in range(count)), None)

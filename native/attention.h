@@ -6,22 +6,37 @@
 
 namespace ridgeline {
 
-// How a row of the cache (one token's key or value of one head) is stored: D numbers of a float format, or D
-// codes, each a byte (-127 .. 127, plus 128), and then one float, their scale (unaligned: D + 4 bytes).
+// How the cache stores numbers. A tile is what one block of B tokens holds of one head's keys, or of its values:
+// B rows of D numbers one behind the other in a float format; in int8 a code per number, a byte (-127 .. 127, plus
+// 128), at `code_place`, and behind all codes one float per token, its scale: D + 4 bytes per token.
 enum class KvKind { kFloat32, kBfloat16, kFloat16, kInt8 };
+enum class KvSide { kKeys, kValues };
 
 inline int64_t row_bytes(KvKind kind, int head_dim) {
   return kind == KvKind::kFloat32 ? 4 * head_dim : kind == KvKind::kInt8 ? head_dim + 4 : 2 * head_dim;
 }
 
+// Where the code of token t's dimension d stands in its tile, so that kernels find codes as they multiply them.
+// Keys: word by word of four dimensions, the tokens' words side by side [D / 4][B][4]. Values: four tokens at a
+// time, their codes of one dimension side by side [B / 4][D][4], tokens 0 2 1 3, so that a mask leaves the words of
+// two neighbours, and a shift those of the other two. What four does not divide comes last: keys [B][D % 4], values
+// [D][B % 4].
+inline int64_t code_place(KvSide side, int B, int D, int t, int d) {
+  const int along = side == KvSide::kKeys ? d : t, across = side == KvSide::kKeys ? t : d;
+  const int64_t end = side == KvSide::kKeys ? D : B, width = side == KvSide::kKeys ? B : D, whole = end / 4 * 4;
+  if (along >= whole) return whole * width + across * (end - whole) + (along - whole);
+  const int within = along & 3, at = side == KvSide::kKeys ? within : (within & 1) << 1 | within >> 1;
+  return (along - within) * width + 4 * across + at;
+}
+
 struct AttentionArgs {
   const float* q;        // [T, H, D], rows contiguous in D
   float* out;            // [T, H, D], contiguous
-  const char* k;         // paged: the row of (block b, token t, head g) starts, in bytes, at
-  const char* v;         //   b*stride_block + t*stride_token + g*stride_head
+  const char* k;         // paged: the tile of (block b, head g) starts, in bytes, at
+  const char* v;         //   b*stride_block + g*stride_head
   KvKind kind;
   int64_t q_stride_row, q_stride_head;
-  int64_t stride_block, stride_token, stride_head;
+  int64_t stride_block, stride_head;
   const int32_t* row_start;    // [R + 1]: rows of run r are row_start[r] .. row_start[r+1]-1
   const int32_t* computed;     // [R]: position of the run's first row
   const int32_t* table_start;  // [R + 1]: run r's blocks are table[table_start[r] ..]
@@ -43,13 +58,15 @@ constexpr int kChunk = 512;
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxRows = 48;  // query rows (token, head in group) that share one pass over the keys
 
-// Rows of one head to be stored: row i goes from `from + i*stride_from` floats to the address to[i].
+// Rows of one head to be stored: row i, from `from + i*stride_from` floats on, becomes row within[i] of tiles[i].
 struct StoreArgs {
   const float* from;
   int64_t stride_from;
-  char* const* to;
-  int num_rows, head_dim;
+  char* const* tiles;
+  const int32_t* within;
+  int num_rows, head_dim, block_size;
   KvKind kind;
+  KvSide side;
 };
 
 // Rows of (token, head in group) pairs of one run, of `num_kv` kv heads from `kv_head` on: num_rows of each.

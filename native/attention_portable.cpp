@@ -105,17 +105,6 @@ inline Vi madd(Vi sum, Vi a, Vi b) { return sum + (a << 16 >> 16) * (b << 16 >> 
 inline Vi even_bytes(Vi v) { return v & 0x00FF00FF; }
 inline Vi odd_bytes(Vi v) { return v >> 8 & 0x00FF00FF; }
 
-constexpr int kValueBlock = 8;
-inline int value_dim(int slot) { return slot; }
-
-// See attention_avx2.inc.
-inline void interleave(const char* row0, const char* row1, const char* row2, const char* row3, int32_t* quads) {
-  for (int d = 0; d < kValueBlock; ++d) {
-    const char quad[4] = {row0[d], row2[d], row1[d], row3[d]};
-    memcpy(quads + d, quad, sizeof quad);
-  }
-}
-
 }  // namespace
 }  // namespace ridgeline
 #include "attention_kernel.inc"

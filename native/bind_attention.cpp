@@ -26,9 +26,9 @@ KvKind kind_from(const std::string& name) {
 }
 
 PagedKv paged(uintptr_t k, uintptr_t v, const std::string& kind, int num_blocks, int block_size, int num_kv_heads,
-              int head_dim, int64_t stride_block, int64_t stride_token, int64_t stride_head, int64_t num_bytes) {
+              int head_dim, int64_t stride_block, int64_t stride_head, int64_t num_bytes) {
   const PagedKv kv = {reinterpret_cast<char*>(k), reinterpret_cast<char*>(v), kind_from(kind), num_blocks,
-                      block_size, num_kv_heads, head_dim, stride_block, stride_token, stride_head};
+                      block_size, num_kv_heads, head_dim, stride_block, stride_head};
   kv.check(num_bytes);
   return kv;
 }
@@ -72,17 +72,15 @@ void write_kv(const AttentionPlan& plan, const PagedKv& kv, uintptr_t new_kv, in
   plan.check(kv);
   const float* from = reinterpret_cast<const float*>(new_kv);
   const AttentionOps& ops = attention_ops(isa);
-  std::vector<char*> to(plan.num_rows());
+  std::vector<char*> tiles(plan.num_rows());
   nb::gil_scoped_release release;
-  for (int row = 0; row < plan.num_rows(); ++row) to[row] = kv.k + plan.place(kv, row);
-  const int64_t to_values = kv.v - kv.k;
-  for (int g = 0; g < kv.num_kv_heads; ++g) {
-    ops.store_rows({from + g * stride_head, stride_row, to.data(), plan.num_rows(), kv.head_dim, kv.kind});
-    for (char*& row : to) row += to_values;
-    ops.store_rows({from + stride_kind + g * stride_head, stride_row, to.data(), plan.num_rows(), kv.head_dim,
-                    kv.kind});
-    for (char*& row : to) row += kv.stride_head - to_values;
-  }
+  for (KvSide side : {KvSide::kKeys, KvSide::kValues})
+    for (int g = 0; g < kv.num_kv_heads; ++g) {
+      char* first = (side == KvSide::kKeys ? kv.k : kv.v) + g * kv.stride_head;
+      for (int row = 0; row < plan.num_rows(); ++row) tiles[row] = first + plan.tile(kv, row);
+      ops.store_rows({from + (side == KvSide::kValues ? stride_kind : 0) + g * stride_head, stride_row, tiles.data(),
+                      plan.within_block.data(), plan.num_rows(), kv.head_dim, kv.block_size, kv.kind, side});
+    }
 }
 
 }  // namespace
@@ -90,13 +88,12 @@ void write_kv(const AttentionPlan& plan, const PagedKv& kv, uintptr_t new_kv, in
 void bind_attention(nb::module_& m) {
   nb::class_<PagedKv>(m, "PagedKv")
       .def("__init__", [](PagedKv* self, uintptr_t k, uintptr_t v, const std::string& kind, int num_blocks,
-                          int block_size, int num_kv_heads, int head_dim, int64_t stride_block, int64_t stride_token,
+                          int block_size, int num_kv_heads, int head_dim, int64_t stride_block,
                           int64_t stride_head, int64_t num_bytes) {
-        new (self) PagedKv(paged(k, v, kind, num_blocks, block_size, num_kv_heads, head_dim, stride_block,
-                                 stride_token, stride_head, num_bytes));
+        new (self) PagedKv(paged(k, v, kind, num_blocks, block_size, num_kv_heads, head_dim, stride_block, stride_head,
+                                 num_bytes));
       }, nb::arg("k"), nb::arg("v"), nb::arg("kind"), nb::arg("num_blocks"), nb::arg("block_size"),
-         nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("stride_block"), nb::arg("stride_token"),
-         nb::arg("stride_head"), nb::arg("num_bytes"));
+         nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("stride_block"), nb::arg("stride_head"), nb::arg("num_bytes"));
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def("__init__", [](AttentionPlan* self, nb::list runs, int num_blocks, int block_size) {
         new (self) AttentionPlan(planned(runs, num_blocks, block_size));

@@ -8,22 +8,23 @@
 
 namespace ridgeline {
 
-// Where one layer's K and V live, and how far its indices may reach. Strides and the end are in bytes.
+// Where one layer's K and V live, and how far its indices may reach. Strides and the end are in bytes; the tile of
+// a block and head is contiguous.
 struct PagedKv {
   char* k;
   char* v;
   KvKind kind;
   int num_blocks, block_size, num_kv_heads, head_dim;
-  int64_t stride_block, stride_token, stride_head;
+  int64_t stride_block, stride_head;
 
   // Throws where they would reach past `num_bytes`.
   void check(int64_t num_bytes) const {
     require(k && v, "the KV cache has no memory");
     require(num_blocks > 0 && block_size > 0 && num_kv_heads > 0, "KV cache counts must be positive");
     require(head_dim > 0 && head_dim <= kMaxHeadDim, "head_dim must be in 1..256");
-    require(stride_block > 0 && stride_token > 0 && stride_head > 0, "KV cache strides must be positive");
-    const int64_t last = (num_blocks - 1) * stride_block + (block_size - 1) * stride_token +
-                         (num_kv_heads - 1) * stride_head + row_bytes(kind, head_dim);
+    const int64_t tile = block_size * row_bytes(kind, head_dim);
+    require(stride_block > 0 && stride_head >= tile, "KV cache strides must be positive, tiles apart");
+    const int64_t last = (num_blocks - 1) * stride_block + (num_kv_heads - 1) * stride_head + tile;
     require(last <= num_bytes, "KV cache strides reach past its memory");
   }
 };
@@ -56,10 +57,8 @@ struct AttentionPlan {
     require(block_size == kv.block_size && num_blocks <= kv.num_blocks, "plan and cache disagree on the blocks");
   }
 
-  // Where a row's first key head stands, in bytes from kv.k (or, its value, from kv.v).
-  int64_t place(const PagedKv& kv, int row) const {
-    return block_of_row[row] * kv.stride_block + within_block[row] * kv.stride_token;
-  }
+  // Where the tile of a row's first kv head stands, in bytes from kv.k (or, of its values, from kv.v).
+  int64_t tile(const PagedKv& kv, int row) const { return block_of_row[row] * kv.stride_block; }
 };
 
 // How a layer attends: what its cache does not say.
@@ -81,7 +80,6 @@ inline AttentionArgs attention_args(const AttentionPlan& plan, const PagedKv& kv
   a.v = kv.v;
   a.kind = kv.kind;
   a.stride_block = kv.stride_block;
-  a.stride_token = kv.stride_token;
   a.stride_head = kv.stride_head;
   a.row_start = plan.row_start.data();
   a.computed = plan.computed.data();

@@ -269,11 +269,13 @@ class TurnOp : public Op {
 
  private:
   void store(const Frame& frame, int64_t item, const float* keys) const {
-    char* to = kv_.k + frame.plan->place(kv_, static_cast<int>(item));
-    for (int h = 0; h < 2 * plan_.num_k; ++h, keys += plan_.head_dim) {
-      if (h == plan_.num_k) to += kv_.v - kv_.k - plan_.num_k * kv_.stride_head;
-      plan_.store->store_rows({keys, plan_.head_dim, &to, 1, plan_.head_dim, kv_.kind});
-      to += kv_.stride_head;
+    const int64_t to = frame.plan->tile(kv_, static_cast<int>(item));
+    const int32_t* within = frame.plan->within_block.data() + item;
+    for (KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+      char* tile = (side == KvSide::kKeys ? kv_.k : kv_.v) + to;
+      for (int h = 0; h < plan_.num_k; ++h, keys += plan_.head_dim, tile += kv_.stride_head)
+        plan_.store->store_rows(
+            {keys, plan_.head_dim, &tile, within, 1, plan_.head_dim, kv_.block_size, kv_.kind, side});
     }
   }
   TurnPlan plan_;

@@ -13,7 +13,6 @@ class PagedKv:
         num_kv_heads: int,
         head_dim: int,
         stride_block: int,
-        stride_token: int,
         stride_head: int,
         num_bytes: int,
     ) -> None: ...

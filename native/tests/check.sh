@@ -6,7 +6,8 @@ cd "$(dirname "$0")/.."
 OUT=$(mktemp -d)
 trap 'rm -rf "$OUT"' EXIT
 CXX=${CXX:-g++}
-COMMON="-I. -std=c++17 -O1 -g -fopenmp -Wall -Wno-psabi -Wno-unknown-pragmas -ffp-contract=off"
+COMMON="-I. -std=c++17 -O1 -g -fopenmp -Wall -Wno-psabi -Wno-unknown-pragmas -Wno-maybe-uninitialized
+ -Wno-uninitialized -ffp-contract=off"  # GCC 12 says so of its own AVX-512 headers
 SAFE="-fsanitize=address,undefined -fno-sanitize-recover=all"
 WIDE="-mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mf16c"
 build() { # name flags...
@@ -34,12 +35,34 @@ families() { # variants... : each family's files, then its check
     "$OUT/check_$family"
   done
 }
+fused() { # variants... : the operators around both families, on the objects that they left
+  for file in fused_portable segment attend_op experts sample tests/check_fused; do build $file; done
+  for variant in "$@"; do
+    case $MODE-$variant in
+      sanitize-avx2) flags="-mavx2 -mfma" ;;
+      sanitize-avx512) flags=$WIDE ;;
+      *) flags= ;;
+    esac
+    # shellcheck disable=SC2086
+    build fused_$variant $flags
+  done
+  rm -f "$OUT/check_linear.o" "$OUT/check_attention.o"
+  # shellcheck disable=SC2086
+  $CXX $LINK -fopenmp "$OUT"/*.o -o "$OUT/check_fused"
+  "$OUT/check_fused"
+}
 MODE=${1:-}
 case $MODE in
   sanitize)
     EXTRA=$SAFE
     LINK=$SAFE
-    if [ "$(uname -m)" = x86_64 ]; then families avx2 avxvnni avx512 avx512vnni; else families; fi
+    if [ "$(uname -m)" = x86_64 ]; then
+      families avx2 avxvnni avx512 avx512vnni
+      fused avx2 avx512
+    else
+      families
+      fused
+    fi
     ;;
   emulate)
     if ! echo '#include <simde/x86/avx512.h>' | $CXX -E -x c++ - >/dev/null 2>&1; then
@@ -49,6 +72,7 @@ case $MODE in
     EXTRA="-DRIDGELINE_SIMDE -w"
     LINK=
     families avx512 avx512vnni
+    fused avx512
     ;;
   *) echo "usage: check.sh sanitize|emulate" >&2; exit 64 ;;
 esac

@@ -39,11 +39,17 @@ float half_value(uint16_t h) {
   return h & 0x8000 ? -size : size;
 }
 
-double stored(KvKind kind, const char* row, int d, int D) {
+// Dimension d of token t in a tile. Of int8, where attention.h says in words that it stands.
+double stored(KvKind kind, const char* tile, KvSide side, int B, int t, int d, int D) {
+  const char* row = tile + t * row_bytes(kind, D);
   if (kind == KvKind::kInt8) {
+    const int order[] = {0, 2, 1, 3}, last = side == KvSide::kKeys ? D % 4 : B % 4;
+    int at;
+    if (side == KvSide::kKeys) at = d < D - last ? (d / 4 * B + t) * 4 + d % 4 : (D - last) * B + t * last + d % 4;
+    else at = t < B - last ? (t / 4 * D + d) * 4 + order[t % 4] : (B - last) * D + d * last + t % 4;
     float scale;
-    memcpy(&scale, row + D, sizeof scale);
-    return (static_cast<uint8_t>(row[d]) - 128) * static_cast<double>(scale);
+    memcpy(&scale, tile + D * B + 4 * t, sizeof scale);
+    return (static_cast<uint8_t>(tile[at]) - 128) * static_cast<double>(scale);
   }
   if (kind == KvKind::kFloat32) {
     float x;
@@ -82,28 +88,39 @@ struct Made {
     q.resize(static_cast<size_t>(row_start.back()) * s.heads * s.dim);
     for (float& x : q) x = normal();
     args = {q.data(), nullptr, kv.data(), kv.data() + head * s.kv_heads, s.kind, s.heads * s.dim, s.dim,
-            2 * head * s.kv_heads, width, head, row_start.data(), computed.data(), table_start.data(),
+            2 * head * s.kv_heads, head, row_start.data(), computed.data(), table_start.data(),
             table.data(), static_cast<int>(computed.size()), s.heads, s.kv_heads, s.dim, s.block,
             1.2f / sqrtf(static_cast<float>(s.dim)), s.window, s.softcap, 1};
   }
 
   void fill(const AttentionOps& ops) {  // through the kernel's own rounding
-    const int64_t width = row_bytes(shape.kind, shape.dim);
-    std::vector<char*> to;
-    for (size_t at = 0; at < kv.size(); at += static_cast<size_t>(width)) to.push_back(kv.data() + at);
-    std::vector<float> x(to.size() * static_cast<size_t>(shape.dim));
-    for (float& v : x) v = normal();
-    ops.store_rows({x.data(), shape.dim, to.data(), static_cast<int>(to.size()), shape.dim, shape.kind});
-    for (size_t i = 0; i < x.size(); ++i) {
-      const double found = stored(shape.kind, to[i / shape.dim], static_cast<int>(i % shape.dim), shape.dim);
-      const double slack = shape.kind == KvKind::kFloat32 ? 0 : shape.kind == KvKind::kInt8 ? 0.03 : 0.02;
-      if (fabs(found - x[i]) > slack) ++failures;
+    for (KvSide side : {KvSide::kKeys, KvSide::kValues}) {
+      std::vector<char*> tiles;
+      std::vector<int32_t> within;
+      char* base = kv.data() + (side == KvSide::kKeys ? 0 : args.v - args.k);
+      for (size_t block = 0; block < table.size(); ++block)
+        for (int row = 0; row < shape.kv_heads * shape.block; ++row) {
+          tiles.push_back(base + static_cast<int64_t>(block) * args.stride_block + row / shape.block * args.stride_head);
+          within.push_back(row % shape.block);
+        }
+      std::vector<float> x(tiles.size() * static_cast<size_t>(shape.dim));
+      for (float& v : x) v = normal();
+      ops.store_rows({x.data(), shape.dim, tiles.data(), within.data(), static_cast<int>(tiles.size()), shape.dim,
+                      shape.block, shape.kind, side});
+      for (size_t i = 0; i < x.size(); ++i) {
+        const size_t row = i / shape.dim;
+        const int d = static_cast<int>(i % shape.dim);
+        const double found = stored(shape.kind, tiles[row], side, shape.block, within[row], d, shape.dim);
+        const double slack = shape.kind == KvKind::kFloat32 ? 0 : shape.kind == KvKind::kInt8 ? 0.03 : 0.02;
+        if (fabs(found - x[i]) > slack) ++failures;
+      }
     }
   }
 
-  const char* row_of(const char* base, int run, int position, int head) const {
+  double key_or_value(KvSide side, int run, int position, int head, int d) const {
     const int32_t block = table[static_cast<size_t>(table_start[static_cast<size_t>(run)] + position / shape.block)];
-    return base + block * args.stride_block + position % shape.block * args.stride_token + head * args.stride_head;
+    const char* tile = (side == KvSide::kKeys ? args.k : args.v) + block * args.stride_block + head * args.stride_head;
+    return stored(shape.kind, tile, side, shape.block, position % shape.block, d, shape.dim);
   }
 
   void expect(int run, int row, int head, std::vector<double>& out) const {
@@ -115,7 +132,7 @@ struct Made {
       double s = 0;
       for (int d = 0; d < D; ++d)
         s += static_cast<double>(q[static_cast<size_t>((row * shape.heads + head) * D + d)]) *
-             stored(shape.kind, row_of(args.k, run, p, from), d, D);
+             key_or_value(KvSide::kKeys, run, p, from, d);
       s *= args.scale;
       score.push_back(shape.softcap > 0 ? shape.softcap * tanh(s / shape.softcap) : s);
     }
@@ -125,7 +142,7 @@ struct Made {
     for (int p = low; p <= position; ++p) {
       const double w = exp(score[static_cast<size_t>(p - low)] - top);
       sum += w;
-      for (int d = 0; d < D; ++d) out[static_cast<size_t>(d)] += w * stored(shape.kind, row_of(args.v, run, p, from), d, D);
+      for (int d = 0; d < D; ++d) out[static_cast<size_t>(d)] += w * key_or_value(KvSide::kValues, run, p, from, d);
     }
     for (double& x : out) x /= sum;
   }
@@ -224,8 +241,8 @@ void check_all(const AttentionOps& ops) {
   const int dims[] = {1, 2, 6, 20, 64, 80, 96, 128, 256};
   for (KvKind kind : {KvKind::kFloat32, KvKind::kBfloat16, KvKind::kFloat16, KvKind::kInt8})
     for (int i = 0; i < 18; ++i) {
-      const int kv_heads = pick(1, 2), heads = kv_heads * pick(1, 5);
-      Shape s = {kind, heads, kv_heads, dims[i % 9], pick(1, 20), pick(0, 2) ? 0 : pick(1, 90), pick(0, 2) ? 0 : 3.0f, {}};
+      const int kv_heads = pick(1, 2), heads = kv_heads * pick(1, 5), block = pick(0, 1) ? 16 * pick(1, 3) : pick(1, 20);
+      Shape s = {kind, heads, kv_heads, dims[i % 9], block, pick(0, 2) ? 0 : pick(1, 90), pick(0, 2) ? 0 : 3.0f, {}};
       s.runs = {{pick(0, 70), pick(1, 20)}, {pick(500, 600), 1}, {0, pick(1, 3)}};
       check(ops, s);
     }

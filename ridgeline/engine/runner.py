@@ -23,6 +23,7 @@ from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.constrain.base import TokenMasks
 from ridgeline.engine.constrain.none import NoGrammars
 from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult, samples_of
+from ridgeline.engine.greedy import NoGreedy, greedy_of
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling import token_logprobs
 from ridgeline.engine.sampling.base import Choice
@@ -54,10 +55,21 @@ class TorchRunner:
         self.verifier, self.watch = verifier or Verifier(), watch or NoWatch()
         self.threads = threads
         self.likeliest = likeliest_of(decoder)
+        unseen = isinstance(self.watch, NoWatch) and not self.verifier.is_witnessed
+        short = greedy_of(decoder.forward, attention, self.likeliest)
+        self.greedy = short if unseen else NoGreedy()
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Compute the plan: feed every run's tokens, sample where asked."""
+        if plan.copies or not plan.runs or not self.greedy.takes(plan.runs):
+            return self._run(plan)
+        if self.threads is not None:
+            self.threads.begin(len(plan.runs))
+        return StepResult(tuple([Sampled((token,)) for token in self.greedy(plan.runs)]))
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> StepResult:
+        """The usual way."""
         self.cache.copy_blocks(plan.copies)
         if not plan.runs:
             return StepResult(())

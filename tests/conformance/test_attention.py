@@ -136,7 +136,8 @@ def _junk_cache(
     cache = KvCache.allocate(spec, NUM_BLOCKS, block_size, dtype, "cpu", format)
     head_dim = spec.layers[0].attention.head_dim
     for layer in cache.layers:
-        layer[:] = cache.format.encode(torch.full((*layer.shape[:-1], head_dim), JUNK))
+        rows_N2KBW = cache.format.encode(torch.full((*layer.shape[:-1], head_dim), JUNK))
+        layer[:] = cache.format.stand(rows_N2KBW)
     return cache
 
 
@@ -145,10 +146,12 @@ def _write_context(scene: Scene, size: float) -> None:
         for position in range(run.start):
             for layer in range(len(scene.spec.layers)):
                 ours, theirs = (cache.layers[layer] for cache in scene.caches)
-                at = (run.blocks[position // ours.shape[3]], position % ours.shape[3])
-                shape = (*ours[0, :, :, 0].shape[:-1], scene.q_THD.shape[-1])
-                ours[at[0], :, :, at[1]] = scene.caches[0].format.encode(torch.randn(shape) * size)
-                theirs[at[0], :, :, at[1]] = ours[at[0], :, :, at[1]]
+                block, offset = run.blocks[position // ours.shape[3]], position % ours.shape[3]
+                format = scene.caches[0].format
+                rows_2KBW = format.rows(ours[block]).clone()
+                shape = (*rows_2KBW.shape[:2], scene.q_THD.shape[-1])
+                rows_2KBW[:, :, offset] = format.encode(torch.randn(shape) * size)
+                ours[block] = theirs[block] = format.stand(rows_2KBW)
 
 
 def check(backend: str, scene: Scene, tolerance: float = 2e-6) -> None:
@@ -376,7 +379,7 @@ def test_int8_error_is_half_a_step() -> None:
 def test_copied_blocks_carry_their_scales(kv: str) -> None:
     cache = make_scene(random.Random(2), [(8, 4)], kv=kv).caches[0]
     for layer in cache.layers:
-        layer[3] = cache.format.encode(torch.randn(2, 2, 4, 8) * 7)
+        layer[3] = cache.format.stand(cache.format.encode(torch.randn(2, 2, 4, 8) * 7))
     cache.copy_blocks([(3, 5)])
     for layer in cache.layers:
         assert torch.equal(layer[5], layer[3]) and not torch.equal(layer[5], layer[4])

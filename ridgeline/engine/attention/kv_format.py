@@ -1,4 +1,5 @@
-"""How keys and values are stored in the cache: a family of three, one row [W] per (token, head).
+"""How keys and values are stored in the cache: a family of two, one row [W] per (token, head), and
+how the rows of a tile (one block of one head, keys or values) stand in memory.
 
     float32, bfloat16, float16   row = D numbers                             W = D
     int8                         row = D codes + 128, then one float32 scale W = D + 4 bytes
@@ -6,24 +7,35 @@
 INT8 keeps each key and each value of a head with a scale of its own: x ≈ code · scale, with
 scale = max|x| / 127 over the D numbers of that token and head, and code = x / scale rounded half to
 even. Codes are stored plus 128, as unsigned bytes: those widen to words by a mask and a shift,
-where signed ones need shuffles. The scale stands in the row it belongs to, so that whatever moves
-blocks (copy-on-write, prefix sharing) moves it too.
+where signed ones need shuffles.
+
+Rows of floats stand one behind the other. Bytes of INT8 stand as the native kernel multiplies them,
+so that it never turns them (that took a third of its time, docs/performance.md):
+
+    keys     [D/4, B, 4]   four dimensions of every token side by side
+    values   [B/4, D, 4]   four tokens (0 2 1 3) of every dimension side by side
+
+What four does not divide follows ([B, D%4], [D, B%4]), then B scales. A block is as large as its
+rows, and what moves blocks (copy-on-write, prefix sharing) moves its scales too.
 
 Paper: per-token quantisation of the KV cache as in KVQuant (Hooper et al. 2024, arXiv 2401.18079)
 and KIVI (Liu et al. 2024, arXiv 2402.02750), at 8 bits, where keys need no channel-wise scales.
 
-Invariant: what a position holds depends on that token's key or value alone; writing it again gives
-the same bytes. Lossy, except where the format is the dtype of the computation.
+Invariants: what a position holds depends on that token's key or value alone; writing it again gives
+the same bytes; `stand` only moves bytes, and `rows` moves them back. Lossy, except where the format
+is the dtype of the computation.
 
 When it loses: in quality where keys have strong outliers; in time for prompts with the torch
 backend, which widens rows before use (benchmarks/bench_attention.py has the figures).
 
-Shape legend: X any leading axes, D head_dim, W numbers of a stored row.
+Shape legend: X, Y any axes, D head_dim, W numbers of a stored row, N blocks, K key heads, B tokens
+of a block, R rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -58,6 +70,18 @@ class KvFormat(Protocol):
         """x_XD in `dtype`."""
         ...
 
+    def stand(self, rows_X2YBW: Tensor) -> Tensor:
+        """Rows as they stand in tiles: the same shape, keys before values."""
+        ...
+
+    def rows(self, tiles_X2YBW: Tensor) -> Tensor:
+        """The rows of tiles: the inverse of `stand`."""
+        ...
+
+    def write(self, kv_N2KBW: Tensor, slots_R: Tensor, rows_RW: Tensor) -> None:
+        """Put rows where they stand; slot = ((block·2 + value)·K + head)·B + token."""
+        ...
+
 
 @dataclass(frozen=True)
 class PlainKv:
@@ -78,6 +102,15 @@ class PlainKv:
     def decode(self, stored_XW: Tensor, dtype: torch.dtype) -> Tensor:
         return stored_XW.to(dtype)
 
+    def stand(self, rows_X2YBW: Tensor) -> Tensor:
+        return rows_X2YBW
+
+    def rows(self, tiles_X2YBW: Tensor) -> Tensor:
+        return tiles_X2YBW
+
+    def write(self, kv_N2KBW: Tensor, slots_R: Tensor, rows_RW: Tensor) -> None:
+        kv_N2KBW.view(-1, kv_N2KBW.shape[-1]).index_copy_(0, slots_R, rows_RW)
+
 
 @dataclass(frozen=True)
 class Int8Kv:
@@ -85,6 +118,7 @@ class Int8Kv:
 
     name: str = "int8"
     dtype: torch.dtype = torch.int8
+    known: dict[tuple[int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def width(self, head_dim: int) -> int:
         return head_dim + SCALE_BYTES
@@ -100,6 +134,54 @@ class Int8Kv:
         codes_XD = stored_XW[..., :-SCALE_BYTES].view(torch.uint8).float().sub_(OFFSET)
         scale_X1 = stored_XW[..., -SCALE_BYTES:].contiguous().view(torch.float32)
         return (codes_XD * scale_X1).to(dtype)
+
+    def stand(self, rows_X2YBW: Tensor) -> Tensor:
+        places_2P = self._places(rows_X2YBW)
+        flat_X2YP, out = rows_X2YBW.flatten(-2), torch.empty_like(rows_X2YBW).flatten(-2)
+        for side, places_P in enumerate(places_2P):
+            out.select(-3, side)[..., places_P] = flat_X2YP.select(-3, side)
+        return out.view(rows_X2YBW.shape)
+
+    def rows(self, tiles_X2YBW: Tensor) -> Tensor:
+        flat_X2YP = tiles_X2YBW.flatten(-2)
+        sides = [
+            flat_X2YP.select(-3, side).index_select(-1, places_P)
+            for side, places_P in enumerate(self._places(tiles_X2YBW))
+        ]
+        return torch.stack(sides, dim=-3).view(tiles_X2YBW.shape)
+
+    def write(self, kv_N2KBW: Tensor, slots_R: Tensor, rows_RW: Tensor) -> None:
+        num_heads, block_size, width = kv_N2KBW.shape[2:]
+        places_2BW = self._places(kv_N2KBW).view(2, block_size, width)
+        tiles_R, tokens_R = slots_R // block_size, slots_R % block_size
+        at_RW = places_2BW[tiles_R // num_heads % 2, tokens_R]
+        at_RW = at_RW + (tiles_R * (block_size * width)).unsqueeze(1)
+        kv_N2KBW.view(-1).index_copy_(0, at_RW.flatten(), rows_RW.flatten())
+
+    def _places(self, tiles_X2YBW: Tensor) -> Tensor:
+        block_size, width = tiles_X2YBW.shape[-2:]
+        if (block_size, width) not in self.known:
+            places_2P = int8_places(block_size, width - SCALE_BYTES).to(tiles_X2YBW.device)
+            self.known[block_size, width] = places_2P
+        return self.known[block_size, width]
+
+
+def int8_places(block_size: int, head_dim: int) -> Tensor:
+    """places_2P: where byte p of a tile's rows one behind the other (P = B · W) stands in the tile,
+    for keys and for values. See the module's head; `code_place` of native/attention.h.
+    """
+    codes_BD = torch.arange(block_size * head_dim).view(block_size, head_dim)
+    scales_B4 = (torch.arange(SCALE_BYTES * block_size) + codes_BD.numel()).view(block_size, -1)
+    sides = (_by_fours(block_size, head_dim), _by_fours(head_dim, block_size, (0, 2, 1, 3)).T)
+    return torch.stack([torch.cat([side_BD, scales_B4], dim=1).flatten() for side_BD in sides])
+
+
+def _by_fours(across: int, along: int, order: Sequence[int] = (0, 1, 2, 3)) -> Tensor:
+    """[across, along]: places when four of `along` at a time, in `order`, stand side by side."""
+    whole = along // 4 * 4
+    fours = torch.arange(across * whole).view(-1, across, 4)[..., order].permute(1, 0, 2)
+    rest = torch.arange(across * whole, across * along).view(across, along - whole)
+    return torch.cat([fours.reshape(across, -1), rest], dim=1)
 
 
 def kv_format(name: str) -> KvFormat:

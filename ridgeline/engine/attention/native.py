@@ -63,9 +63,13 @@ class NativeAttention:
         return tuple(reasons)
 
     def prepare(self, runs: Sequence[Run]) -> NativeStep:
+        return NativeStep(self, self.plan(runs))
+
+    def plan(self, runs: Sequence[Run]) -> _native.AttentionPlan:
+        """The step's runs as the kernels take them: checked."""
         cache = self.cache
         placed = [(run.start, len(run.tokens), run.blocks) for run in runs]
-        return NativeStep(self, _native.AttentionPlan(placed, cache.num_blocks, cache.block_size))
+        return _native.AttentionPlan(placed, cache.num_blocks, cache.block_size)
 
 
 class NativeStep:
@@ -104,10 +108,11 @@ class NativeStep:
 
 def _place(kv_N2KBW: Tensor, kind: str, head_dim: int) -> _native.PagedKv:
     """Where a layer's keys and values stand, checked against its memory."""
-    num_blocks, _, num_kv_heads, block_size, _ = kv_N2KBW.shape
+    num_blocks, _, num_kv_heads, block_size, width = kv_N2KBW.shape
     size = kv_N2KBW.element_size()
     strides = [stride * size for stride in kv_N2KBW.stride()]
     stride_block, stride_kind, stride_head, stride_token, _ = strides
+    assert stride_token == width * size, "the rows of a tile stand one behind the other"
     start = kv_N2KBW.data_ptr()
     return _native.PagedKv(
         k=start,
@@ -118,7 +123,6 @@ def _place(kv_N2KBW: Tensor, kind: str, head_dim: int) -> _native.PagedKv:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         stride_block=stride_block,
-        stride_token=stride_token,
         stride_head=stride_head,
         num_bytes=kv_N2KBW.nbytes - stride_kind,
     )

@@ -108,14 +108,14 @@ class Pages:
 
     def write(self, slots_R: Tensor, rows_RD: Tensor) -> None:
         """Store rows at the slots (block, key|value, head, position)."""
-        width = self.kv_N2KBW.shape[-1]
-        self.kv_N2KBW.view(-1, width).index_copy_(0, slots_R, self.format.encode(rows_RD))
+        self.format.write(self.kv_N2KBW, slots_R, self.format.encode(rows_RD))
 
     def collect(self, tiles: Tensor, num_seqs: int) -> Tensor:
         """kv_2SKLD: the tiles (block, key|value, head) in the order given, as one copy."""
         _, _, num_heads, block_size, width = self.kv_N2KBW.shape
         picked = self.kv_N2KBW.view(-1, block_size * width).index_select(0, tiles)
-        return self.format.decode(picked.view(2, num_seqs, num_heads, -1, width), self.dtype)
+        rows_2YBW = self.format.rows(picked.view(2, -1, block_size, width))
+        return self.format.decode(rows_2YBW.view(2, num_seqs, num_heads, -1, width), self.dtype)
 
 
 def _decode(q_SHD: Tensor, kv: Pages, group: Group, attention: AttentionSpec) -> Tensor:

@@ -70,15 +70,25 @@ class NativeForward:
     def __call__(self, tokens_T: Tensor, positions_T: Tensor, end: int, attend: Attend) -> Tensor:
         num_rows = len(tokens_T)
         out_TC = torch.empty((num_rows, self.body.spec.hidden_size))
-        frame, threads = self.frame, self.num_threads or torch.get_num_threads()
         tokens_T, positions_T = tokens_T.contiguous(), positions_T.contiguous()
-        self._turn_tables(end)
-        frame.begin(num_rows, tokens_T.data_ptr(), positions_T.data_ptr(), out_TC.data_ptr())
+        places = (tokens_T.data_ptr(), positions_T.data_ptr())
+        self.begin(num_rows, *places, end, out_TC.data_ptr())
         if isinstance(attend, NativeStep):
-            self._with(attend.owner).run_step(frame, attend.plan, threads)
+            self.run_whole(attend.owner, attend.plan)
         else:
             self._between(attend, num_rows)
         return out_TC
+
+    def begin(self, num_rows: int, tokens: int, positions: int, end: int, out: int) -> None:
+        """A step of rows whose tokens and positions (int64, each < `end`) stand in memory;
+        `out`: room for their last states [num_rows, C]."""
+        self._turn_tables(end)
+        self.frame.begin(num_rows, tokens, positions, out)
+
+    def run_whole(self, attention: NativeAttention, plan: _native.AttentionPlan) -> None:
+        """The begun step, attention included."""
+        threads = self.num_threads or torch.get_num_threads()
+        self._with(attention).run_step(self.frame, plan, threads)
 
     def _with(self, attention: NativeAttention) -> _native.FusedSegment:
         """The step as one segment; made at the first step with this attention."""

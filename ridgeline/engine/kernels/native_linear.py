@@ -161,16 +161,15 @@ class NativeLinear:
         assert x_TI.dtype == torch.float32 and x_TI.shape[-1] == self.packed.num_in
         if x_TI.stride(-1) != 1:
             x_TI = x_TI.contiguous()
+        self.between(x_TI.data_ptr(), x_TI.stride(0), len(x_TI), out, num_threads, row_scale)
+
+    def between(
+        self, x: int, stride: int, num_rows: int, out: int, num_threads: int, row_scale: float = 0.0
+    ) -> None:
+        """The same from rows in memory, `stride` floats apart."""
+        width = self.packed.num_out
         _native.linear(
-            self._weight,
-            x_TI.data_ptr(),
-            x_TI.stride(0),
-            len(x_TI),
-            out,
-            self.packed.num_out,
-            row_scale,
-            num_threads,
-            self._isa,
+            self._weight, x, stride, num_rows, out, width, row_scale, num_threads, self._isa
         )
 
     def of_quantised(self, rows: _native.QuantRows) -> Tensor:

@@ -49,14 +49,20 @@ class ThroughKeptLogits:
     """For a packed head without a soft cap. One step at a time."""
 
     def __init__(self, head: NativeLinear) -> None:
-        self._head, self._width, self._isa = head, head.packed.num_out, isa()
+        self._head, self._isa = head, isa()
+        self._num_in, self._width = head.packed.num_in, head.packed.num_out
         self._logits_SV = torch.empty((0, self._width))
 
     def __call__(self, x_SC: Tensor) -> list[int]:
-        num_rows, threads = len(x_SC), torch.get_num_threads()
-        logits_SV = self._room(num_rows)
-        at = logits_SV.data_ptr()
-        self._head.into(at, x_SC, threads)
+        x_SC = x_SC.contiguous()
+        assert x_SC.dtype == torch.float32 and x_SC.shape[1] == self._num_in
+        return self.at(x_SC.data_ptr(), len(x_SC))
+
+    def at(self, x: int, num_rows: int) -> list[int]:
+        """The same of rows one behind the other in memory."""
+        logits_SV, threads = self._room(num_rows), torch.get_num_threads()
+        at = logits_SV.data_ptr()  # the tensor is held until the choice is made
+        self._head.between(x, self._num_in, num_rows, at, threads)
         tokens = _native.first_largest(at, self._width, num_rows, self._width, threads, self._isa)
         if -1 in tokens:
             raise no_choice(tokens.index(-1))
