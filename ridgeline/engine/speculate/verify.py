@@ -53,9 +53,14 @@ class Verifier:
     ) -> None:
         self._rule, self._drawn, self._witness = RULES[method], drawn or Drawn(), witness
 
+    @property
+    def is_witnessed(self) -> bool:
+        """Whether somebody is told what the model says at every row."""
+        return self._witness is not None
+
     def named(self, tokens: Sequence[int], runs: Sequence[Run]) -> list[tuple[int, ...]]:
         """What each run gives where the model names one token at each of its rows."""
-        if len(tokens) == len(runs) and self._witness is None:
+        if len(tokens) == len(runs) and not self.is_witnessed:
             return [(token,) for token in tokens]
         self._shown([(token, None) for token in tokens], runs)
         left = iter(tokens)
