@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -32,13 +33,14 @@ from ridgeline.measure.goodput import Goodput
 from ridgeline.measure.metrics import Distribution
 from ridgeline.measure.report.page import bench_page
 from ridgeline.measure.report.pictures import Point
-from ridgeline.measure.search import Probe, find_goodput, saturated
+from ridgeline.measure.search import find_goodput, least_requests, saturated
 from ridgeline.measure.summary import Summary, summarise
 from ridgeline.measure.vllm_result import vllm_result
 from ridgeline.records import RunTrace
 from ridgeline.settings import Settings
 
 SEARCH_S = 24 * 3600.0
+MOST_RUNS = 3  # of a rate whose interval reaches over the promise
 
 
 class Many(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,8 +115,8 @@ def command(
     out = console or Console(highlight=False)
     check(options)
     check_writable(outputs)
-    if many.search is not None and options.slo is None:
-        raise BadInput("--find-goodput needs a promise", fix="--goodput 'ttft:200 tpot:50'")
+    if many.search is not None:
+        _check_provable(options)
     with session(options, on, out) as (run_one, _):
 
         def at(number: int, **changes: object) -> BenchOptions:
@@ -138,6 +140,27 @@ def command(
     write_outputs(outputs, run, result, page)
     failed = many.search is not None and knee is None
     return 1 if failed or not summary.num_ok else 0
+
+
+def _check_provable(options: BenchOptions) -> None:
+    """A search claims what its intervals show; with too few requests they can show nothing."""
+    slo, asked = options.slo, options.num_prompts
+    if slo is None:
+        raise BadInput("--find-goodput needs a promise", fix="--goodput 'ttft:200 tpot:50'")
+    least = least_requests(slo, MOST_RUNS)
+    if least is None:
+        raise BadInput(
+            "no number of requests can show that all are in time",
+            value=f"attainment:{slo.attainment:.0%}",
+            fix="--goodput '… attainment:99%'",
+        )
+    if asked is not None and asked < least:
+        raise BadInput(
+            f"too few requests to show {slo.attainment:.0%} in time, even in {MOST_RUNS} runs",
+            value=f"--num-prompts {asked}",
+            limit=f">= {least}",
+            fix=f"--num-prompts {4 * least}",
+        )
 
 
 At = Callable[..., BenchOptions]
@@ -167,20 +190,17 @@ async def _search(
 ) -> Found:
     slo = options.slo
     assert slo is not None
-    probes: list[Probe] = []
+    seeds = count()
 
     async def run_at(rate: float) -> RunTrace:
-        return await run_one(at(len(probes), request_rate=rate))
+        return await run_one(at(next(seeds), request_rate=rate))
 
-    def seen(probe: Probe) -> None:
-        probes.append(probe)
-
-    found = await find_goodput(run_at, slo, *span, SEARCH_S, on_probe=seen)
+    found = await find_goodput(run_at, slo, *span, SEARCH_S, prove_within=MOST_RUNS)
     runs = [(probe.run, summarise(probe.run, slo)) for probe in found.probes]
-    points = [
-        Point(rate=probe.load, summary=summary, holds=probe.holds)
-        for probe, (_, summary) in zip(found.probes, runs, strict=True)
-    ]
+    points = []
+    for probe, (_, summary) in zip(found.probes, runs, strict=True):
+        pooled = msgspec.structs.replace(summary, goodput=probe.goodput)
+        points.append(Point(rate=probe.load, summary=pooled, holds=probe.holds))
     return points, runs, found.load
 
 

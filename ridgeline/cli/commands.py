@@ -166,6 +166,10 @@ def batch(
 @takes_report_flags
 def bench(
     model: AnyModel = None,
+    named: Annotated[
+        str | None,
+        typer.Option("--model", help="MODEL by vLLM's flag; with --url: the model to ask for."),
+    ] = None,
     url: Annotated[
         str | None, typer.Option(help="Measure the OpenAI-compatible server at this address.")
     ] = None,
@@ -204,6 +208,8 @@ def bench(
     on: Settings | Remote
     accelerator = report.pop("accelerator", None)
     if url is None:
+        refuse(["--model"] if named and model else [], "beside MODEL")
+        model = model or named
         only = {
             "--served-model-name": served_model_name,
             "--endpoint": endpoint,
@@ -213,12 +219,13 @@ def bench(
         on = engine.settings(model)
     else:
         idle = [flag for flag in engine.given if flag != "--seed"]
+        idle += ["--model"] if named and served_model_name else []
         refuse(idle, "with --url")
         refuse([model] if model and not accelerator else [], "with --url, without --accelerator")
         refuse(["--accelerator"] if accelerator and not model else [], "without MODEL")
         on = Remote(
             url=url,
-            model=served_model_name,
+            model=served_model_name or named,
             shape=model,
             accelerator=accelerator,
             endpoint=cast("Endpoint", endpoint or "auto"),

@@ -5,12 +5,16 @@ falls as load rises, so: double from `low` until a probe fails, then bisect (geo
 between the last that held and the first that failed, until they are within `tolerance`. Few
 probes: log2(high/low) + about 3.
 
-Three traps of short probes, and what is done about them:
+Traps of short probes, and what is done about them:
 - A queue needs time to hurt: at twice the capacity, the first requests of a short burst still
   meet a lax SLO. A probe is *saturated* when work drained long after the last arrival (see
   `saturated`), and a saturated probe does not hold, whatever its latencies say.
 - Past saturation more load only queues. When doubling the load brings less than `PLATEAU` more
   goodput, the search stops.
+- A share of few requests is luck: 97 of 100 in time may be a server that keeps 92 %. With
+  `prove_within` a load holds only where the Wilson interval of its attainment lies above the
+  promise, and fails where it lies below; in between the load is run again, with other requests,
+  and the runs are pooled, at most so many. What is not shown then, is not claimed.
 - A failing run need not be finished: `MissBudget` stops a run as soon as its outcome is certain.
 
 What a probe is worth is its goodput: requests/s that met the SLO, from the first arrival to the
@@ -23,13 +27,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypedDict, Unpack
 
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.goodput import Goodput, goodput, meets
+from ridgeline.measure.goodput import Goodput, goodput, meets, wilson
 from ridgeline.measure.metrics import e2e_s, succeeded
 from ridgeline.records import RequestTrace, RunTrace, Slo
 
@@ -78,12 +82,14 @@ class GoodputResult(msgspec.Struct, frozen=True, kw_only=True):
 
 class SearchOptions(TypedDict, total=False):
     """`tolerance` (0.1): how near the failing load must be. `max_probes` (15). `whole`: users, not
-    rates. `clock` in seconds. `on_probe` sees each probe as it ends.
+    rates. `prove_within` runs of a load its interval must clear the promise (None: the share of one
+    run decides). `clock` in seconds. `on_probe` sees each probe as it ends.
     """
 
     tolerance: float
     max_probes: int
     whole: bool
+    prove_within: int | None
     clock: Callable[[], float]
     on_probe: Callable[[Probe], None]
 
@@ -107,8 +113,8 @@ async def find_goodput(
     deadline_s = clock() + budget_s
     while True:
         begun_s = clock()
-        run = await run_at(search.load)
-        probe = _judge(search.load, run, slo, clock() - begun_s)
+        runs = await _runs(run_at, search.load, slo, options.get("prove_within"))
+        probe = _judge(search.load, runs, slo, clock() - begun_s, options.get("prove_within"))
         stopped = search.learn(probe)
         if "on_probe" in options:
             options["on_probe"](probe)
@@ -116,6 +122,25 @@ async def find_goodput(
             stopped = _limit_reached(search.probes, max_probes, deadline_s - clock())
         if stopped is not None:
             return GoodputResult(probes=tuple(search.probes), stopped=stopped, best=search.held)
+
+
+async def _runs(run_at: RunAt, load: float, slo: Slo, most: int | None) -> list[RunTrace]:
+    """One run at this load, or as many as it takes to know which side of the promise it is on."""
+    runs = [await run_at(load)]
+    while most is not None and len(runs) < most and not saturated(runs[-1]):
+        judged = _pooled(runs, slo)
+        if judged.attainment_low >= slo.attainment or judged.attainment_high < slo.attainment:
+            break
+        runs.append(await run_at(load))
+    return runs
+
+
+def least_requests(slo: Slo, most_runs: int) -> int | None:
+    """Requests a run with which so many flawless runs show the promise; None: no number does."""
+    if slo.attainment >= 1:
+        return None
+    total = next(n for n in range(1, 10**7) if wilson(n, n)[0] >= slo.attainment)
+    return -(-total // most_runs)
 
 
 def _limit_reached(probes: list[Probe], max_probes: int, left_s: float) -> Stopped | None:
@@ -172,21 +197,35 @@ def _gain(before: Probe, after: Probe) -> float:
     return after.goodput.goodput_req_s / before.goodput.goodput_req_s - 1
 
 
-def _judge(load: float, run: RunTrace, slo: Slo, took_s: float) -> Probe:
-    judged = goodput(run, slo)
-    reason = _why_not(run, slo, judged)
-    return Probe(load=load, holds=not reason, reason=reason, goodput=judged, took_s=took_s, run=run)
+def _judge(
+    load: float, runs: Sequence[RunTrace], slo: Slo, took_s: float, prove_within: int | None
+) -> Probe:
+    judged = _pooled(runs, slo)
+    reason = _why_not(runs, slo, judged, prove=prove_within is not None)
+    return Probe(
+        load=load, holds=not reason, reason=reason, goodput=judged, took_s=took_s, run=runs[-1]
+    )
 
 
-def _why_not(run: RunTrace, slo: Slo, judged: Goodput) -> str:
+def _pooled(runs: Sequence[RunTrace], slo: Slo) -> Goodput:
+    """All requests of all runs judged as one; the rate is over the time of all of them."""
+    requests = tuple(request for run in runs for request in run.requests)
+    duration_s = sum(run.duration_s for run in runs)
+    return goodput(msgspec.structs.replace(runs[0], requests=requests, duration_s=duration_s), slo)
+
+
+def _why_not(runs: Sequence[RunTrace], slo: Slo, judged: Goodput, *, prove: bool) -> str:
     if judged.num_failed > slo.error_rate * judged.num_requests:
         share = judged.num_failed / judged.num_requests
         return f"{share:.0%} of requests failed (limit {slo.error_rate:.0%})"
     if not judged.holds:
         missed = ", ".join(f"{name} x{count}" for name, count in sorted(judged.misses.items()))
         return f"attainment {judged.attainment:.0%} < {slo.attainment:.0%} (missed: {missed})"
-    if saturated(run):
+    if any(map(saturated, runs)):
         return "saturated: requests came faster than they were served"
+    if prove and judged.attainment_low < slo.attainment:
+        low, high = judged.attainment_low, judged.attainment_high
+        return f"not shown: attainment {judged.attainment:.1%} [{low:.1%}, {high:.1%}]"
     return ""
 
 

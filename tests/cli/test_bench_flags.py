@@ -32,6 +32,8 @@ def test_every_option_has_a_flag_of_its_type_and_default() -> None:
         (["demo", "--url", "http://127.0.0.1:9"], "demo"),
         (["--endpoint", "chat"], "--endpoint"),
         (["--served-model-name", "x"], "--served-model-name"),
+        (["demo", "--model", "demo"], "--model"),
+        (["--url", "http://h", "--model", "a", "--served-model-name", "b"], "--model"),
         (["--endpoint", "smoke", "--url", "http://127.0.0.1:9"], "--endpoint"),
         (["--workload", "nonsense"], "nonsense"),
         (["--workload", "synthetic:input=x"], "synthetic"),
@@ -53,7 +55,17 @@ def test_bad_flags(capsys: pytest.CaptureFixture[str], args: list[str], named: s
 def test_a_small_run_writes_the_keys_of_vllm(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    args = ["bench", "demo", "--num-prompts", "3", "--num-warmups", "1", "--max-concurrency", "2"]
+    args = [
+        "bench",
+        "--model",
+        "demo",
+        "--num-prompts",
+        "3",
+        "--num-warmups",
+        "1",
+        "--max-concurrency",
+        "2",
+    ]
     load = ["--random-input-len", "8", "--random-output-len", "4"]
     file = tmp_path / "result.json"
     memory = ["--kv-cache-memory-bytes", "32MiB"]

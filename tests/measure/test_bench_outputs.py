@@ -44,7 +44,7 @@ def test_one_run_in_every_form(tmp_path):
 
 def test_several_runs(tmp_path):
     options = BenchOptions(
-        workload=LOAD, num_prompts=10, num_warmups=0, goodput="ttft:2000", request_rate=50.0
+        workload=LOAD, num_prompts=30, num_warmups=0, goodput="ttft:2000", request_rate=50.0
     )
     console = Console(record=True, width=120)
     html = tmp_path / "page.html"
@@ -57,9 +57,17 @@ def test_several_runs(tmp_path):
     assert "Latency against rate" in html.read_text()
 
 
-def test_a_search_needs_a_promise():
-    with pytest.raises(BadInput, match="promise"):
-        many_command(BenchOptions(), Remote(url="http://h"), Many(search=(1.0, 2.0)), Outputs())
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (BenchOptions(), "promise"),
+        (BenchOptions(goodput="ttft:9", num_prompts=24), ">= 25; fix: --num-prompts 100"),
+        (BenchOptions(goodput="ttft:9 attainment:100%"), "no number of requests"),
+    ],
+)
+def test_a_search_needs_a_promise_that_can_be_shown(options, words):
+    with pytest.raises(BadInput, match=words):
+        many_command(options, Remote(url="http://h"), Many(search=(1.0, 2.0)), Outputs())
 
 
 def test_rates_and_ranges():

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ridgeline.errors import BadInput
 from ridgeline.measure.arrivals import Closed, constant, poisson
 from ridgeline.measure.client import LoadOptions, run_load
-from ridgeline.measure.goodput import goodput
-from ridgeline.measure.search import MissBudget, find_goodput, saturated
+from ridgeline.measure.goodput import goodput, wilson
+from ridgeline.measure.search import MissBudget, find_goodput, least_requests, saturated
 from ridgeline.measure.workload import parse_workload
 from ridgeline.records import Slo
 
@@ -46,6 +46,58 @@ def test_finds_the_capacity_of_a_server(in_virtual_time, scripted):
     assert found.goodput_req_s == pytest.approx(found.load, rel=0.15)
     assert len(found.probes) <= 9
     assert all(probe.reason for probe in found.probes if not probe.holds)
+
+
+def lucky(share, n=100):
+    """A run of `n` requests of which so many were in time, at any rate."""
+
+    def make(request_trace, run_trace):
+        late = round(n * (1 - share))
+        requests = [
+            request_trace(
+                id=str(i), scheduled_s=float(i), token_s=(i + (9.0 if i < late else 0.1), i + 9.1)
+            )
+            for i in range(n)
+        ]
+        return run_trace(requests, arrivals="closed:1", duration_s=float(n))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_runs", "holds"),
+    [
+        ([1.0], 1, True),  # 100 of 100: at least 96.3 %
+        ([0.7], 1, False),  # at most 78 %
+        ([0.97, 0.99, 0.98], 3, True),  # 294 of 300: at least 95.7 %
+        ([0.97, 0.97, 0.97], 3, False),  # 291 of 300 may be 94.4 %
+        ([0.97, 0.80], 2, False),  # and 88.5 % may not be 95 %
+    ],
+)
+async def test_what_an_interval_does_not_show_is_not_claimed(
+    request_trace, run_trace, shares, num_runs, holds
+):
+    left = iter(shares)
+
+    async def run_at(load):
+        return lucky(next(left))(request_trace, run_trace)
+
+    slo = Slo.parse("ttft:300")
+    found = await find_goodput(run_at, slo, 1.0, 1.0, 1e6, prove_within=3)
+    (probe,) = found.probes
+    assert probe.holds is holds and probe.goodput.num_requests == 100 * num_runs
+    assert list(left) == []
+    if num_runs == 3 and not holds:
+        assert probe.reason == "not shown: attainment 97.0% [94.4%, 98.4%]"
+
+
+def test_how_many_requests_can_show_a_promise():
+    for text, runs in (("ttft:300", 1), ("ttft:300", 3), ("ttft:300 attainment:99%", 3)):
+        slo = Slo.parse(text)
+        least = least_requests(slo, runs)
+        assert wilson(runs * least, runs * least)[0] >= slo.attainment
+        assert wilson(runs * (least - 1), runs * (least - 1))[0] < slo.attainment
+    assert least_requests(Slo.parse("ttft:300 attainment:100%"), 3) is None
 
 
 def test_a_faster_server_carries_more(in_virtual_time, scripted):
