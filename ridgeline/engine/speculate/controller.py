@@ -44,7 +44,7 @@ from ridgeline.engine.speculate.shadows import Shadows
 MARGIN = 0.03
 PROBE_STEPS, PLAIN_STEPS = 48, 40
 FIRST_PLAIN = 3  # steps with drafts before the first plain one; twice as many before each next
-ASK_SHARE, MOST_REST = 0.004, 16
+ASK_SHARE, MOST_REST = 0.004, 64
 ASK_OF_GAIN = 0.2  # of what drafts save lately that may be spent on asking
 PROBE_DEPTH = 2
 LIKELY = 0.7  # chance of what is looked up and drafted only to learn what it costs

@@ -31,8 +31,8 @@ from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.core.plan import Run
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.speculate.guess import Guess, given, numbers_for, take
+from ridgeline.engine.speculate.target import last_hidden
 from ridgeline.engine.speculate.verify import Drawn
-from ridgeline.engine.tensors import make_batch
 
 CHUNK = 512  # rows of one pass while a prompt is being read
 
@@ -120,11 +120,7 @@ class DraftModelDrafter:
 
     def _hidden(self, runs: Sequence[Run]) -> Tensor:
         """Hidden states of each run's last row."""
-        batch = make_batch(runs, self._decoder.device)
-        attend = self._attention.prepare(runs)
-        x_TC = self._decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
-        lasts = torch.tensor([len(run.tokens) for run in runs]).cumsum(0) - 1
-        return x_TC if len(x_TC) == len(runs) else x_TC[lasts.to(x_TC.device)]
+        return last_hidden(self._decoder, self._attention, runs)
 
 
 def _as_wide(logits_SQ: Tensor, width: int) -> Tensor:

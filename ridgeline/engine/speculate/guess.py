@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.core.plan import SampleAt
-from ridgeline.engine.sampling import probabilities, sample
+from ridgeline.engine.sampling import first_largest, probabilities, sample
 from ridgeline.engine.speculate.rejection import DRAFT, draw, numbers
 from ridgeline.engine.speculate.verify import Drawn
 
@@ -27,13 +27,20 @@ from ridgeline.engine.speculate.verify import Drawn
 @dataclass(slots=True)
 class Guess:
     """One sequence's draft. `numbers`: one per token where they are drawn, else none. `rows`: what
-    each token was drawn from."""
+    each token was drawn from. `is_argmax`: its tokens are the first largest logits."""
 
     each: Open
     depth: int
     numbers: Sequence[float]
     drafts: list[int] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
+    is_argmax: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        sampling = self.each.sampling
+        if sampling.temperature or sampling.logprobs is not None:
+            sampling = replace(sampling, temperature=0.0, logprobs=None)
+        self.is_argmax = not self.numbers and sampling.takes_first_largest
 
     @property
     def is_done(self) -> bool:
@@ -58,6 +65,10 @@ def numbers_for(each: Open, depth: int, draws: bool) -> list[float]:
 
 def take(guesses: Sequence[Guess], logits_SV: Tensor) -> None:
     """The next token of every guess, from its row."""
+    if all(guess.is_argmax for guess in guesses):
+        for guess, token in zip(guesses, first_largest(logits_SV), strict=True):
+            guess.drafts.append(token)
+        return
     certain = [i for i, guess in enumerate(guesses) if not guess.numbers]
     drawing = [i for i, guess in enumerate(guesses) if guess.numbers]
     if certain:
