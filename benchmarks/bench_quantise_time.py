@@ -3,13 +3,12 @@
     python benchmarks/bench_quantise_time.py [--model dummy:llama-1b-32k] [--method gptq] [--half 0]
 
 A layer of the shape with random weights: what grows with the calibration text (watching what the
-products read in both models, walking through the layer in both) is measured on few windows and
-scaled to all of them; repairing, AWQ's search and rounding, which do not, are measured as they are.
-`--half` takes the attention (0) or the feed-forward (1, with the walking) alone: short enough for a
-quiet machine. The total is layers times that: reading and writing files, embedding and head are
-left out. Beside the time on the wall stands the processors' over two: what it would be on two cores
-with nobody else on them. The peak of memory is that of the layer, with the hidden states of all
-windows in both models put in.
+products read in both models, walking on) is measured on few windows and scaled to all of them;
+repairing, AWQ's search and rounding, which do not, are measured as they are. `--half` takes the
+attention (0) or the feed-forward (1) alone: short enough for a quiet machine. The total is layers
+times that: reading and writing files, embedding and head are left out. Beside the time on the wall
+stands the processors' over two: what it would be on two cores with nobody else on them. The peak of
+memory is that of the layer, with the hidden states of all windows in both models put in.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ridgeline.compress.balance import Balanced
 from ridgeline.compress.calibration import MOST_HELD
 from ridgeline.compress.lattice import Rounded
 from ridgeline.compress.pipeline import Changed, balance, halves
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.repair import repair
 from ridgeline.compress.rounding import Product, round_product
 from ridgeline.compress.walk import Walk, Walks, watch_both
@@ -90,9 +89,10 @@ def layer(spec: ModelSpec, recipe: Recipe, pieces: list[list[int]], chosen: Sequ
         source.get(part)
     grids: dict[Part, Rounded] = {}
     now, clock = Changed(source, grids, {}), Clock()
-    for half in (halves(spec, 0)[at] for at in chosen):
+    for at in chosen:
+        half = halves(spec, 0)[at]
         keys = {part.key for part, _ in half}
-        watched = watch_both(Walks(clean, walk, 1), source, now, 0, keys, True)
+        watched = watch_both(Walks(clean, walk, 1), source, now, 0, at, keys, True)
         clock.text(f"watching {', '.join(sorted(keys))}")
         aimed = repair(source, half, watched, recipe.repair, recipe.damping)
         clock.rest("repairing")
@@ -105,10 +105,8 @@ def layer(spec: ModelSpec, recipe: Recipe, pieces: list[list[int]], chosen: Sequ
             rounded, _ = round_product(product, stats, recipe, "bfloat16")
             grids |= rounded
             clock.rest(f"rounding {'+'.join(key[0])}")
-    if 1 in chosen:
-        for each, weights in ((clean, source), (walk, now)):
-            each.go(weights, 0)
-        clock.text("walking on, twice")
+        walk.go(Changed(source, grids, {}), 0, at)
+        clock.text("walking on")
     del unseen
     return clock
 
@@ -125,7 +123,7 @@ def main() -> None:
     num_layers = len(spec.layers)
     head = replace(spec.lm_head, num_out=512)
     spec = replace(spec, layers=spec.layers[:1], vocab_size=512, lm_head=head)
-    recipe = Recipe(method=args.method)
+    recipe = check(Recipe(method=args.method))
     pieces = [[(7 * i + w) % 512 for i in range(256)] for w in range(args.windows)]
     with torch.inference_mode():
         clock = layer(spec, recipe, pieces, (0, 1) if args.half is None else (args.half,))

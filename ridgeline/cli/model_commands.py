@@ -87,7 +87,9 @@ def quantize(
         Path | None,
         typer.Option(help="Text that activations are measured on (default: text shipped here)."),
     ] = None,
-    calibration_windows: Annotated[int, typer.Option(help="Pieces of it that are read.")] = 64,
+    calibration_windows: Annotated[
+        int | None, typer.Option(help="Pieces of it that are read (64; awq: 32).")
+    ] = None,
     calibration_tokens: Annotated[int, typer.Option(help="Tokens of each piece.")] = 256,
     seed: Annotated[int, typer.Option(help="Draws the pieces, and --rotate's signs.")] = 0,
     steps: Annotated[int | None, typer.Option(help="qat: steps of training (200).")] = None,

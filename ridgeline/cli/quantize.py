@@ -53,7 +53,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float | None = None
     format: str = "ridgeline"
     calibration: Path | None = None
-    num_windows: int = 64
+    num_windows: int | None = None
     window_tokens: int = 256
     seed: int = 0
     steps: int | None = None

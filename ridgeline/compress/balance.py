@@ -40,7 +40,7 @@ from ridgeline.spec.model import AttentionSpec, LayerSpec, LinearSpec, ModelSpec
 
 STEPS = 10  # of AWQ's search
 COARSE = (1.0, 0.85, 0.7)  # ranges of a group that the search tries
-MOST_ROWS = 1024  # of a weight that the search looks at
+MOST_ROWS = 256  # of a weight that the search looks at
 HALF = 0.5  # SmoothQuant's exponent
 
 

@@ -94,6 +94,7 @@ def _drawn(
     """`num_windows` pieces within the stretches of `free`, every place as likely."""
     rng, length = random.Random(recipe.seed), recipe.window_tokens
     starts = [at for begin, end in free for at in range(begin, end - length + 1)]
+    assert recipe.num_windows is not None, "an unchecked recipe"
     chosen = [starts[rng.randrange(len(starts))] for _ in range(recipe.num_windows)]
     return [list(tokens[start : start + length]) for start in chosen]
 

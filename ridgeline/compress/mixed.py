@@ -172,10 +172,11 @@ def measure(
             if layer == index
             for variant in (Variant(index, keys, bits) for bits in widths)
         }
-        for walk in (clean, *walks.values()):
-            walk.go(source, index)
-        for variant, walk in fresh.items():
-            walk.go(_Rounded(source, variant, recipe), index)
+        for half in (0, 1):
+            for walk in (clean, *walks.values()):
+                walk.go(source, index, half)
+            for variant, walk in fresh.items():
+                walk.go(_Rounded(source, variant, recipe), index, half)
         walks |= fresh
         times.append(perf_counter() - begun_s)
         tell(

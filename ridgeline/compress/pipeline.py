@@ -104,9 +104,8 @@ def quantise_layers(
         fresh = not store.has(index)
         if fresh:
             _layer(spec, source, recipe, store, walks, index)
-        if walks is not None and index + 1 < len(spec.layers):
-            walks.clean.go(source, index)
-            walks.rounded.go(store, index)
+        elif walks is not None:
+            _pass(source, recipe, store, walks, index)
         took_s = perf_counter() - begun_s
         times += [took_s] if fresh else []
         left = len(spec.layers) - 1 - index
@@ -129,9 +128,9 @@ def _layer(
     grids: dict[Part, Rounded] = {}
     kept: dict[Part, Tensor] = {}
     notes: list[str] = []
-    for half in halves(spec, index):
+    for at, half in enumerate(halves(spec, index)):
         now = Changed(source, grids, kept)
-        balanced, stats, told = _prepared(spec, source, now, recipe, walks, half, index)
+        balanced, stats, told = _prepared(spec, source, now, recipe, walks, half, (index, at))
         notes += told
         for key, group in groupby(half, lambda each: each[1]):
             product = Product(key, {part: balanced.get(part).float() for part, _ in group})
@@ -139,8 +138,18 @@ def _layer(
             grids |= rounded
             notes += told
         kept |= {part: balanced.get(part) for part in _changed(spec, balanced, half, index)}
+        if walks is not None:
+            walks.rounded.go(Changed(source, grids, kept), index, at)
     notes += told_apart(grids)
     store.save(index, grids, kept, "; ".join(notes))
+
+
+def _pass(source: Weights, recipe: Recipe, store: Store, walks: Walks, index: int) -> None:
+    """Through a layer that an interrupted run has finished."""
+    for half in (0, 1):
+        if recipe.compared:
+            walks.clean.go(source, index, half)
+        walks.rounded.go(store, index, half)
 
 
 class Changed:
@@ -177,18 +186,18 @@ def _prepared(
     recipe: Recipe,
     walks: Walks | None,
     half: Half,
-    index: int,
+    place: tuple[int, int],
 ) -> tuple[Balanced, Mapping[ProductKey, Stats], list[str]]:
     """Half a layer, ready to be rounded: repaired and balanced; the statistics as they are then,
     and what is worth saying."""
     if walks is None:
         return Balanced(source, spec), {}, []
-    keys, moments = {part.key for part, _ in half}, recipe.method in ("gptq", "awq", "qat")
-    watched = watch_both(walks, source, now, index, keys, moments)
+    keys = {part.key for part, _ in half}
+    watched = watch_both(walks, source, now, *place, keys, recipe.compared)
     aimed = repair(source, half, watched, recipe.repair, recipe.damping)
     balanced, stats = Balanced(Changed(source, {}, aimed.weights), spec), watched.stats
     if recipe.method in _CHOOSERS:
-        stats = balance(spec, balanced, recipe, stats, half, index)
+        stats = balance(spec, balanced, recipe, stats, half, place[0])
     return balanced, stats, aimed.notes
 
 

@@ -3,6 +3,8 @@ run."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -24,6 +26,9 @@ NUMBERS: tuple[Numbers, ...] = (
     "fp8-channel",
     "fp8-block",
 )
+WINDOWS = 64
+WINDOWS_OF: Mapping[str, int] = MappingProxyType({"awq": 32})
+"""Pieces of text that are read where nobody says how many: AWQ has little to learn from them."""
 _BITS = {"q4_k": 4, "q6_k": 6, "nf4": 4, "fp8-tensor": 8, "fp8-channel": 8, "fp8-block": 8}
 _LATTICES = ("int", "q4_k", "q6_k")
 
@@ -38,7 +43,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     `scale_bits`: significant bits of a scale (fp16: 11, bfloat16: 8), whatever holds it in the end.
     `steps` of training, where there is any. `threshold`: inputs that exceed it in magnitude are
     kept apart (llm-int8; 6 is the paper's).
-    Calibration reads `num_windows` pieces of `window_tokens` tokens, drawn by `seed`.
+    Calibration reads `num_windows` pieces of `window_tokens` tokens, drawn by `seed`; None until
+    `check`: as many as the method wants.
     """
 
     method: Method = "rtn"
@@ -51,7 +57,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     damping: float = 0.01
     repair: float = 0.5
     rotate: bool = False
-    num_windows: int = 64
+    num_windows: int | None = None
     window_tokens: int = 256
     seed: int = 0
     scale_bits: int = 11
@@ -62,6 +68,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     def calibrated(self) -> bool:
         """Does it read text?"""
         return self.method not in ("rtn", "hqq")
+
+    @property
+    def compared(self) -> bool:
+        """Does it look at how inputs go together, and at what the original reads?"""
+        return self.method in ("gptq", "awq", "qat")
 
     def group(self, num_in: int) -> int:
         """Inputs that share a scale, of a row of `num_in`."""
@@ -129,6 +140,9 @@ def _check_numbers(recipe: Recipe) -> Recipe:
 
 
 def _check_windows(recipe: Recipe) -> Recipe:
-    if recipe.num_windows < 1 or recipe.window_tokens < 8:
-        raise BadInput("too little to calibrate on", value=recipe.num_windows)
-    return recipe
+    num_windows = recipe.num_windows
+    if num_windows is None:
+        num_windows = WINDOWS_OF.get(recipe.method, WINDOWS)
+    if num_windows < 1 or recipe.window_tokens < 8:
+        raise BadInput("too little to calibrate on", value=num_windows)
+    return replace(recipe, num_windows=num_windows)

@@ -57,18 +57,18 @@ def repair(
     """The weights that aim at the original's answers; none where nothing was told of those, or
     where it would not help the rows held back.
 
-    Uses up the statistics' `gap_II` (each is as large as the inputs' second moments) and the held
-    rows, which are then counted among the others.
+    Uses up the statistics' `gap_II` or `aim_OI` (as large as the inputs' second moments) and the
+    held rows, which are then counted among the others.
     """
     found, notes = dict[Part, Tensor](), list[str]()
     for key, group in groupby(half, lambda each: each[1]):
         seen = watched.stats[key]
-        if seen.gap_II is None:
+        if seen.gap_II is None and seen.aim_OI is None:
             continue
         weights = {part: source.get(part).float() for part, _ in group}
         held = watched.held.pop(key, [])
         steps = steps_to([*weights.values()], seen, damping)
-        seen.gap_II = None
+        seen.gap_II = seen.aim_OI = None
         if steps is not None:
             share = min(most, best_share([*weights.values()], steps, held))
             if share > 0:
@@ -76,22 +76,25 @@ def repair(
                     part: w_OI + share * step_OI
                     for (part, w_OI), step_OI in zip(weights.items(), steps, strict=True)
                 }
-            elif any(bool(step_OI.any()) for step_OI in steps):
+            elif most > 0 and any(bool(step_OI.any()) for step_OI in steps):
                 notes.append(f"{'+'.join(key[0])}: as it is, a repair fails on the text held back")
         for pair in held:
             seen.add(pair.x_TI)
+        seen.complete()
     return Repaired(found, notes)
 
 
 def steps_to(weights: Sequence[Tensor], seen: Stats, damping: float) -> list[Tensor] | None:
     """The whole way, for each weight of a product; None where inputs cannot be told apart."""
-    assert seen.moment_II is not None and seen.gap_II is not None
+    assert seen.moment_II is not None
+    gap_II = seen.gap_II
+    aims = [seen.aim_OI] if gap_II is None else [w_OI @ gap_II for w_OI in weights]
     lower_II, info = seen.moment_II.clone(), torch.empty((), dtype=torch.int32)
     lower_II.diagonal().add_(damping * lower_II.diagonal().mean())
     torch.linalg.cholesky_ex(lower_II, out=(lower_II, info))
     if info:
         return None
-    return [torch.cholesky_solve((w_OI @ seen.gap_II).T, lower_II).T for w_OI in weights]
+    return [torch.cholesky_solve(aim_OI.T, lower_II).T for aim_OI in aims if aim_OI is not None]
 
 
 def best_share(weights: Sequence[Tensor], steps: Sequence[Tensor], held: Sequence[Pair]) -> float:

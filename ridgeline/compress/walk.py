@@ -2,7 +2,8 @@
 
 Only one block's weights are in memory (two while a block is watched); the states of all windows
 are. A quantised model's walk has company: the original's, on the same text, so that every product
-sees both what it will read and what it would have read (`watch_both`).
+sees both what it will read and what it would have read (`watch_both`). A block is passed in halves,
+its attention and its feed-forward: the second is watched with the first already rounded.
 
 Shape legend: T tokens of a window, C hidden_size, I inputs, V vocabulary.
 """
@@ -25,6 +26,7 @@ from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.model.weights import Weights
 from ridgeline.engine.quant.base import Linear
+from ridgeline.engine.quant.dense import DenseLinear
 from ridgeline.errors import BadModel
 from ridgeline.spec.model import LinearSpec, ModelSpec
 
@@ -40,7 +42,7 @@ class Enough(Exception):
 class TappingBuilder(DecoderBuilder):
     """Builds blocks whose linears tell their inputs to `hear`, those with one of the `keys`.
 
-    Behind the last of them the block raises `Enough`.
+    At one of the products `until` the block raises `Enough`.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class TappingBuilder(DecoderBuilder):
         weights: Weights,
         keys: Collection[str],
         hear: Callable[[ProductKey, Tensor], None],
+        until: Collection[ProductKey] = (),
     ) -> None:
         super().__init__(spec, weights, torch.device("cpu"), torch.float32)
         self.num_inputs: dict[ProductKey, int] = {}
-        self._keys, self._hear = keys, hear
+        self.narrow: dict[ProductKey, Tensor] = {}  # weights of few outputs, by product
+        self._keys, self._hear, self._until = keys, hear, until
 
     def _linear(
         self, keys: list[str], specs: list[LinearSpec], layer: int | None, expert: int | None = None
@@ -62,11 +66,14 @@ class TappingBuilder(DecoderBuilder):
             return linear
         key = (tuple(keys), expert)
         self.num_inputs[key] = specs[0].num_in
+        if isinstance(linear, DenseLinear) and len(keys) == 1:
+            num_out, num_in = linear.weight_OI.shape
+            self.narrow |= {key: linear.weight_OI} if 2 * num_out < num_in else {}
         return Tap(linear, lambda x_TI: self._heard(key, x_TI))
 
     def _heard(self, key: ProductKey, x_TI: Tensor) -> None:
         self._hear(key, x_TI)
-        if key in LAST:
+        if key in self._until:
             raise Enough
 
 
@@ -90,16 +97,24 @@ class Walk:
         other.states = list(self.states)
         return other
 
-    def block(self, builder: DecoderBuilder, index: int) -> Callable[[Tensor], Tensor]:
-        """Layer `index` as `builder` makes it, as a function of one window's states."""
+    def half(self, builder: DecoderBuilder, index: int, half: int) -> Callable[[Tensor], Tensor]:
+        """The attention (0) or feed-forward (1) of layer `index` as `builder` makes it, as a
+        function of one window's states."""
         block: Block = builder.block(self.spec.layers[index], index, self._ropes)
-        return lambda x_TC: block(x_TC, self._turns, self._attend, index)
+        if half:
+            return block.fed
+        return lambda x_TC: block.attended(x_TC, self._turns, self._attend, index)
 
-    def go(self, weights: Weights, index: int) -> None:
-        """Through layer `index`. Raises BadModel where the states are no longer numbers."""
+    def go(self, weights: Weights, index: int, half: int) -> None:
+        """Through half of layer `index`. Raises BadModel where the states are no longer numbers."""
         builder = DecoderBuilder(self.spec, weights, torch.device("cpu"), torch.float32)
-        block = self.block(builder, index)
-        self.states = [block(x_TC) for x_TC in self.states]
+        through = self.half(builder, index, half)
+        for at, x_TC in enumerate(self.states):
+            self.states[at] = through(x_TC)
+        self.check(index)
+
+    def check(self, index: int) -> None:
+        """Raises BadModel where the states are no longer numbers."""
         if not all(torch.isfinite(x_TC).all() for x_TC in self.states):
             raise BadModel(f"the calibration's activations overflow in layer {index}")
 
@@ -127,18 +142,21 @@ def watch_both(
     source: Weights,
     rounded: Weights,
     index: int,
+    half: int,
     keys: Collection[str],
     moments: bool,
 ) -> Watched:
-    """What the products with `keys` of layer `index` read; both walks stay where they are.
+    """What the products with `keys` of layer `index` read, those of its half `half`.
 
-    The clean walk goes through `source`, the other through `rounded`: the same layer, of which some
-    weights may be rounded. Rows of experts are not compared: routers may send other tokens there.
+    The rounded walk listens to `rounded` (in which the half is still as it was) and stays where it
+    is. With `moments`, the clean one goes through the half of `source` meanwhile. Rows of experts
+    are not compared: routers may send other tokens there.
     """
     clean, walk = walks.clean, walks.rounded
     would: dict[ProductKey, Tensor] = {}
     stats: dict[ProductKey, Stats] = {}
     held: dict[ProductKey, list[Pair]] = {}
+    narrow: dict[ProductKey, Tensor] = {}
     hold = False
 
     def add(key: ProductKey, x_TI: Tensor) -> None:
@@ -146,18 +164,23 @@ def watch_both(
         if hold and original_TI is not None:
             held.setdefault(key, []).append(Pair(x_TI, original_TI))
         elif len(x_TI):
-            stats[key].add(x_TI, original_TI)
+            stats[key].add(x_TI, original_TI, narrow.get(key))
 
-    clean_builder = TappingBuilder(clean.spec, source, keys, would.__setitem__)
-    builder = TappingBuilder(walk.spec, rounded, keys, add)
-    clean_block, block = clean.block(clean_builder, index), walk.block(builder, index)
+    builder = TappingBuilder(walk.spec, rounded, keys, add, LAST)
+    listen = walk.half(builder, index, half)
     stats |= {key: Stats.empty(size, moments) for key, size in builder.num_inputs.items()}
+    if moments:
+        clean_builder = TappingBuilder(clean.spec, source, keys, would.__setitem__)
+        through = clean.half(clean_builder, index, half)
+        narrow |= clean_builder.narrow
     first_held = len(walk.states) - walks.num_held
-    for at, (clean_TC, x_TC) in enumerate(zip(clean.states, walk.states, strict=True)):
+    for at, x_TC in enumerate(walk.states):
         hold = at >= first_held
         if moments:
-            _listen(clean_block, clean_TC)
-        _listen(block, x_TC)
+            clean.states[at] = through(clean.states[at])
+        _listen(listen, x_TC)
+    for each in stats.values():
+        each.complete()
     return Watched(stats, held)
 
 

@@ -138,3 +138,20 @@ def test_experts_are_left_as_they_are() -> None:
     found, _ = repair(Source(), half, Watched(stats, held), 0.5, 0.01)
     assert list(found) == [half[0][0]] and stats[other].gap_II is None
     assert (found[half[0][0]] / weight()).median() == pytest.approx(1.05, abs=5e-3)
+
+
+def test_few_outputs_are_summed_up_as_such() -> None:
+    """Σ W (x° - x) xᵀ in place of Σ (x° - x) xᵀ: the same steps; and half of Σ x xᵀ is mirrored."""
+    clean_TI, weight_OI = rows(300, 2100), weight(8, 2100)
+    x_TI = clean_TI * 1.1 + 0.1 * clean_TI.roll(1, 1)
+    plain, narrow = Stats.empty(2100, True), Stats.empty(2100, True)
+    plain.add(x_TI, clean_TI)
+    narrow.add(x_TI, clean_TI, weight_OI)
+    for each in (plain, narrow):
+        each.complete()
+        assert each.moment_II is not None
+        assert torch.allclose(each.moment_II, x_TI.T @ x_TI, rtol=1e-3, atol=1e-2)
+    assert narrow.gap_II is None
+    steps, same = steps_to([weight_OI], plain, 0.01), steps_to([weight_OI], narrow, 0.01)
+    assert steps is not None and same is not None
+    assert (steps[0] - same[0]).norm() < 1e-3 * steps[0].norm()

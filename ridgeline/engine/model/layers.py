@@ -161,7 +161,19 @@ class Block:
         attend: Attend,
         layer: int,
     ) -> Tensor:
-        after_attention, after_mlp = self.branch_norms
+        return self.fed(self.attended(x_TC, turns, attend, layer))
+
+    def attended(
+        self,
+        x_TC: Tensor,
+        turns: Sequence[tuple[Tensor, Tensor]],
+        attend: Attend,
+        layer: int,
+    ) -> Tensor:
+        """The first half: x + attention(norm(x))."""
         y_TC = self.attention(self.attention_norm(x_TC), turns[self.rope], attend, layer)
-        x_TC = x_TC + after_attention(y_TC)
-        return x_TC + after_mlp(self.mlp(self.mlp_norm(x_TC)))
+        return x_TC + self.branch_norms[0](y_TC)
+
+    def fed(self, x_TC: Tensor) -> Tensor:
+        """The second half: x + mlp(norm(x))."""
+        return x_TC + self.branch_norms[1](self.mlp(self.mlp_norm(x_TC)))
