@@ -19,7 +19,6 @@ from ridgeline.settings import NAIVE, Settings
 
 if TYPE_CHECKING:
     from ridgeline.cli.bench import Remote
-    from ridgeline.measure.http import Endpoint
     from ridgeline.optimize.objective import Objective
 
 app = typer.Typer(
@@ -205,33 +204,32 @@ def bench(
 
     amount = {"num_prompts": None} if "duration_s" in load else {}  # time ends it, not a number
     options = BenchOptions(**{**amount, **load}, seed=engine.seed)
-    on: Settings | Remote
     accelerator = report.pop("accelerator", None)
     if url is None:
-        refuse(["--model"] if named and model else [], "beside MODEL")
-        model = model or named
         only = {
             "--served-model-name": served_model_name,
             "--endpoint": endpoint,
             "--accelerator": accelerator,
+            "--model": named if model else None,
         }
         refuse([flag for flag, value in only.items() if value], "without --url")
-        on = engine.settings(model)
+        on: Settings | Remote = engine.settings(model or named)
     else:
-        idle = [flag for flag in engine.given if flag != "--seed"]
-        idle += ["--model"] if named and served_model_name else []
-        refuse(idle, "with --url")
-        refuse([model] if model and not accelerator else [], "with --url, without --accelerator")
+        refuse(_idle_beside_url(engine, model, accelerator), "with --url")
         refuse(["--accelerator"] if accelerator and not model else [], "without MODEL")
-        on = Remote(
-            url=url,
-            model=served_model_name or named,
-            shape=model,
-            accelerator=accelerator,
-            endpoint=cast("Endpoint", endpoint or "auto"),
-            api_key=api_key,
-        )
+        refuse(["--model"] if named and served_model_name else [], "beside --served-model-name")
+        there: dict[str, Any] = {"shape": model, "accelerator": accelerator, "api_key": api_key}
+        there |= {"model": served_model_name or named, "endpoint": endpoint or "auto"}
+        on = Remote(url=url, **there)
     _end(dispatch(options, on, {**report, "json": json, "log": log}, "request_rate" in load))
+
+
+def _idle_beside_url(
+    engine: EngineFlags, model: str | None, accelerator: str | None = None
+) -> list[str]:
+    """What would change nothing about a server that runs already."""
+    idle = [flag for flag in engine.given if flag != "--seed"]
+    return [*idle, *([model] if model and not accelerator else [])]
 
 
 @app.command()
