@@ -1,26 +1,33 @@
 """What speculation gives on a large model with scripted acceptance: real cost, chosen luck.
 
-    python benchmarks/bench_speculation_cost.py [--model dummy:llama-1b-32k] [--draft none]
-        [--quantization int8] [--alphas 0.6 0.8 0.95] [--batches 1 8] [--tokens 48] [--rounds 2]
-        [--threads 2]
+    python benchmarks/bench_speculation_cost.py [--model dummy:llama-1b-32k]
+        [--draft none|small|DIR] [--quantization int8] [--alphas 0.6 0.8 0.95] [--batches 1 8]
+        [--tokens 48] [--rounds 2] [--threads 2]
 
 Random weights have no text worth guessing, but their steps cost what trained ones cost. The plain
-answers are recorded first; then drafts are the recorded answer with every token wrong with chance
-1 - alpha, and the real controller decides on them, with the curve it measured: through real steps,
+answers are recorded first; then drafts are the recorded answer with every token wrong with chance 1
+- alpha, and the real controller decides on them, with the curve it measured: through real steps,
 verification and rollback. With --draft a real draft model makes its passes, and its tokens are
-replaced. Answers with and without drafts take turns, and the columns are those of
-bench_speculation.py.
+replaced; `small` is one of four layers and a quarter of the width, with random weights. Answers
+with and without drafts take turns, and the columns are those of bench_speculation.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import tempfile
 import time
+import tomllib
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import torch
 from bench_speculation import HEAD, Switching, compare, show
+from safetensors.torch import save_file
 
 from ridgeline import Engine, Sampling
 from ridgeline.engine.core.drafting import NoDrafts, Open
@@ -86,6 +93,31 @@ def prompts_of(batch: int, length: int, vocab: int) -> list[tuple[int, ...]]:
     return [tuple(rng.randrange(10, vocab) for _ in range(length)) for _ in range(batch)]
 
 
+def small_draft(shape: str, folder: Path) -> None:
+    """A draft model for a dummy: a quarter of its width, four layers, weights of no meaning."""
+    shapes = Path(__file__).parent.parent / "ridgeline/spec/shapes.toml"
+    given = tomllib.loads(shapes.read_text())[shape.removeprefix("dummy:")]
+    hidden, head = given["hidden_size"] // 4, 64
+    heads, kv_heads, ffn = hidden // head, max(1, hidden // head // 4), 3 * hidden
+    sizes = {"hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head}
+    config = {name: value for name, value in given.items() if name != "source"}
+    config |= sizes | {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    outs = {
+        "self_attn.q_proj": (heads * head, hidden),
+        "self_attn.k_proj": (kv_heads * head, hidden),
+    }
+    outs |= {"self_attn.v_proj": (kv_heads * head, hidden), "self_attn.o_proj": (hidden, hidden)}
+    outs |= {"mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden)}
+    outs |= {"mlp.down_proj": (hidden, ffn), "input_layernorm": (hidden,)}
+    outs |= {"post_attention_layernorm": (hidden,)}
+    named = {"model.embed_tokens": (given["vocab_size"], hidden), "model.norm": (hidden,)}
+    named |= {f"model.layers.{i}.{name}": size for i in range(4) for name, size in outs.items()}
+    weights = {f"{name}.weight": torch.randn(size) * 0.02 for name, size in named.items()}
+    save_file({n: t.bfloat16() for n, t in weights.items()}, folder / "model.safetensors")
+
+
 def show_curve(controller: Controller) -> None:
     cost, draft_cost = controller.costs
     for runs in (1, 8):
@@ -130,6 +162,10 @@ def main() -> None:
     args = parser.parse_args()
     quantization = None if args.quantization == "none" else args.quantization
     config: dict[str, Any] = {"method": "ngram"}
+    stack = ExitStack()
+    if args.draft == "small":
+        args.draft = stack.enter_context(tempfile.TemporaryDirectory())
+        small_draft(args.model, Path(args.draft))
     if args.draft != "none":
         config = {"method": "draft_model", "model": args.draft, "quantization": quantization}
     options = {
@@ -139,7 +175,7 @@ def main() -> None:
         "quantization": quantization,
         "speculative_config": {k: v for k, v in config.items() if v is not None},
     }
-    with Engine.open(args.model, **options) as engine:
+    with stack, Engine.open(args.model, **options) as engine:
         controller, script = controller_of(engine), Script({})
         if controller._drafter is None:
             controller._lookup = ScriptedLookup(script)

@@ -65,8 +65,9 @@ class Lookup(Protocol):
 
 
 KINDS = 8  # per lookup
+HIGHEST = 6
 
 
 def kind_of(length: int) -> int:
     """Matches of 1, 2-3, 4-7, 8-15, … tokens: 1 to 6."""
-    return min(6, length.bit_length())
+    return min(HIGHEST, length.bit_length())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.speculate.base import NO_GUESS, kind_of
+from ridgeline.engine.speculate.base import NO_GUESS, Guess, kind_of
 from ridgeline.engine.speculate.ngram import NgramDrafter, copied, num_agreeing
 from ridgeline.records import Sampling
 
@@ -58,6 +59,23 @@ def test_what_is_forgotten_is_gone() -> None:
     drafter.forget(0, [], "")
     assert not drafter._indices
     assert drafter.look(opened([9, 8, 9]), 1).tokens == (8,)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ([9, 1, 2, 5, 8, 1, 2], 2),  # said once, in the answer: a match of two
+        ([9, 1, 2, 5, 8, 1, 2, 5, 7, 1, 2], 3),  # what followed was the same both times
+        ([9, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1),  # it was not
+    ],
+)
+def test_evidence_is_what_was_said_before_and_by_whom(text: list[int], kind: int) -> None:
+    def looked(num_prompt: int) -> Guess:
+        each = Open(0, text, num_prompt, "", SAMPLING, 0, 99)
+        return NgramDrafter(2, 3).look(each, 1)
+
+    assert looked(1).kind == kind
+    assert looked(len(text)).kind == max(1, kind - 1), "a prompt's words say less than its own"
 
 
 def test_a_period_is_continued() -> None:
