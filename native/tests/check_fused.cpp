@@ -267,14 +267,14 @@ struct Layer {
     stored(isa, kind, found[1], found[2]);
   }
 
-  // What 8 bits of the rows' numbers cost, product after product: 3 % of the whole.
+  // What 8 bits of the rows' numbers cost, product after product: 5 % of the whole.
   static void alike(const Floats& found, const std::vector<double>& want, const char* isa, const char* what) {
     double error = 0, size = 0;
     for (size_t i = 0; i < want.size(); ++i) {
       error += (found[i] - want[i]) * (found[i] - want[i]);
       size += want[i] * want[i];
     }
-    expect(error < 9e-4 * size, isa, what, static_cast<int>(want.size()));
+    expect(error < 2.5e-3 * size, isa, what, static_cast<int>(want.size()));
   }
 
   void turn(double* x, const float* cos) const {
