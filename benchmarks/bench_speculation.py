@@ -204,8 +204,8 @@ def show(name: str, workload: str, batch: int, found: dict[str, float]) -> None:
     print(
         f"{name:10}{workload:12}{batch:6}{found['plain_tok_s']:13.0f}{found['ratio']:8.3f}  "
         f"{found['low']:.2f}..{found['high']:.2f}  median {found['median']:.3f}, booked "
-        f"{found['booked']:.3f}, predicted {found['predicted']:.2f}; {found['drafted_per_token']:.2f} drafted per token, "
-        f"{found['accepted']:.0%} accepted",
+        f"{found['booked']:.3f}, predicted {found['predicted']:.2f}; "
+        f"{found['drafted_per_token']:.2f} drafted per token, {found['accepted']:.0%} accepted",
         flush=True,
     )
 
