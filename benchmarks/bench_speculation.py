@@ -7,10 +7,10 @@
 In every round one engine answers the same prompts twice, once with drafts and once without, in
 alternating order, so that whatever else happens on the machine happens to both. Timed are the steps
 in which all seats are taken and no prompt is computed: twice as many prompts as seats are asked at
-once, with one seat a single one. The ratio of tokens per second is that of all rounds together,
-where a round's two halves are scaled to the median of plain speed: answers that gain most weigh by
-their tokens, and a machine that changes its pace between rounds changes nothing. Its error comes
-from resampling rounds (5 to 95 %). `none` does the same without a drafter: the noise. With
+once, with one seat a single one. The ratio of tokens per second is that of all rounds together, its
+error comes from resampling rounds (5 to 95 %), and the median is that of the rounds' ratios: the
+better number where every round gains alike and the machine's pace changes from round to round.
+`none` does the same without a drafter: what the noise is. With
 `--clock cpu` both are timed by the engine thread's processor time (of one thread), which other
 work on the machine disturbs less, and the controller decides by it too.
 
@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -153,12 +154,11 @@ Round = tuple[Timed, Timed]
 
 
 def gain(rounds: Sequence[Round]) -> float:
-    """Speed with drafts over speed without, every round at the same plain speed."""
-    timed = [(own, plain) for own, plain in rounds if own.tokens and plain.tokens]
-    if not timed:
+    """Speed with drafts over speed without."""
+    with_, without = (reduce(Timed.__add__, each) for each in zip(*rounds, strict=True))
+    if not (with_.tokens and without.tokens):
         raise SystemExit("no step with all seats taken: more --tokens or --rounds")
-    in_steps = [own.seconds / (plain.seconds / plain.tokens) for own, plain in timed]
-    return sum(own.tokens for own, _ in timed) / sum(in_steps)
+    return with_.tokens / with_.seconds * without.seconds / without.tokens
 
 
 def spread(rounds: Sequence[Round]) -> tuple[float, float]:
@@ -187,6 +187,7 @@ def compare(
     return {
         "plain_tok_s": plain.tokens / plain.seconds,
         "ratio": gain(rounds),
+        "median": statistics.median(gain([each]) for each in rounds),
         "low": low,
         "high": high,
         "booked": plain_s / own.seconds,
@@ -202,9 +203,9 @@ HEAD = f"{'config':10}{'workload':12}{'batch':>6}{'plain tok/s':>13}{'ratio':>8}
 def show(name: str, workload: str, batch: int, found: dict[str, float]) -> None:
     print(
         f"{name:10}{workload:12}{batch:6}{found['plain_tok_s']:13.0f}{found['ratio']:8.3f}  "
-        f"{found['low']:.2f}..{found['high']:.2f}  booked {found['booked']:.3f}, predicted "
-        f"{found['predicted']:.2f}; {found['drafted_per_token']:.2f} drafted per token, "
-        f"{found['accepted']:.0%} accepted",
+        f"{found['low']:.2f}..{found['high']:.2f}  median {found['median']:.3f}, booked "
+        f"{found['booked']:.3f}, predicted {found['predicted']:.2f}; "
+        f"{found['drafted_per_token']:.2f} drafted per token, {found['accepted']:.0%} accepted",
         flush=True,
     )
 

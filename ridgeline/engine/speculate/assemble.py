@@ -50,6 +50,7 @@ _GREEDY = Sampling(temperature=0.0)
 _LOG = logging.getLogger(__name__)
 NUM_SAMPLED = 192  # tokens of text on which layers are chosen
 CHOOSING_S = 3.0
+MEASURED, DRAFTED = 72, (1, 4)  # tokens of a text that drafting is timed on; depths
 
 
 def _nothing(_runner: Runner) -> None:
@@ -139,11 +140,13 @@ def measure_drafts(
     drafter looks for those of the target."""
     like_C = torch.zeros(resolved.spec.hidden_size, dtype=DTYPES[resolved.dtype])
     like_C = like_C.to(resolved.device)
-    found = []
-    for sequences, depth in itertools.product((1, min(8, resolved.max_num_seqs)), (1, 4)):
-        texts = [[5 + (i + j) % 7 for j in range(64)] for i in range(sequences)]
+    most, turns, found = min(8, resolved.max_num_seqs), 4, []
+    places = resolved.num_blocks // most * resolved.block_size
+    length = max(1, min(MEASURED, places, resolved.max_model_len) - turns - max(DRAFTED))
+    for sequences, depth in itertools.product((1, most), DRAFTED):
+        texts = [[5 + (i + j) % 7 for j in range(length)] for i in range(sequences)]
         times = []
-        for turn in range(4):
+        for turn in range(turns):
             opens = [_open(i, text, resolved) for i, text in enumerate(texts)]
             if states is not None:
                 for each in opens:
@@ -152,7 +155,7 @@ def measure_drafts(
             drafter.draft(opens, [depth] * sequences)
             times.append(clock() - begun_s)
             for i, text in enumerate(texts):
-                text.append(5 + (i + turn + 64) % 7)
+                text.append(5 + (i + turn + length) % 7)
         found.append((sequences, depth, sorted(times[1:])[1]))
         for each in opens:
             drafter.forget(each.seq_id, (), "")
@@ -161,7 +164,7 @@ def measure_drafts(
 
 def _open(i: int, text: list[int], resolved: Resolved) -> Open:
     """The `i`-th of some sequences that stand on blocks which nobody uses yet, if there are any."""
-    num_blocks = 80 // resolved.block_size + 1
+    num_blocks = -(-MEASURED // resolved.block_size)
     blocks = tuple(range(i * num_blocks, (i + 1) * num_blocks))
     known = blocks if blocks[-1] < resolved.num_blocks else ()
     return Open(-1 - i, text, 1, "", _GREEDY, 0, 99, len(text) - 1, known)

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.core.plan import StepPlan, StepResult
+from ridgeline.engine.resolve import Resolved
+from ridgeline.engine.speculate.assemble import measure_drafts
 from ridgeline.engine.speculate.cost import CONTEXT, DEPTHS, StepCost, measure
 
 
@@ -90,3 +97,29 @@ def test_no_step_is_dearer_than_one_with_more_rows() -> None:
     assert cost.seconds(1, 5) > 2.5 > cost.seconds(1, 9)
     line = cost.line(1, 2, 20)
     assert line == sorted(line) and line[-1] == pytest.approx(cost.seconds(1, 21))
+
+
+@pytest.mark.parametrize(("num_blocks", "max_model_len"), [(9, 4096), (16, 40), (400, 4096)])
+def test_drafting_is_timed_on_texts_that_there_is_room_for(
+    num_blocks: int, max_model_len: int
+) -> None:
+    """Where a drafter had no room it would draft nothing, and seem to cost nothing."""
+
+    class Minds:
+        name = "minds"
+
+        def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+            ends = [len(o.tokens) + d for o, d in zip(opens, depths, strict=True)]
+            assert max(ends) <= max_model_len
+            assert sum(-(-end // 16) for end in ends) <= num_blocks
+            return [(1,) * depth for depth in depths]
+
+        def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+            pass
+
+    spec = SimpleNamespace(hidden_size=8)
+    asked = {"max_num_seqs": 8, "max_model_len": max_model_len, "num_blocks": num_blocks}
+    more = {"block_size": 16, "spec": spec, "dtype": "float32", "device": "cpu"}
+    resolved = cast("Resolved", SimpleNamespace(**asked, **more))
+    found = measure_drafts(Minds(), resolved, time.perf_counter)
+    assert [each[:2] for each in found] == [(1, 1), (1, 4), (8, 1), (8, 4)]
