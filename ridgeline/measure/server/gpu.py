@@ -32,8 +32,8 @@ SLOWED_BY = {
 MEANS = ("busy_share", "memory_busy_share", "memory_used_bytes", "power_w", "clock_share")
 
 
-class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU at one instant. Shares are 0..1; None: it does not tell."""
+class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one GPU. Shares are 0..1; None: it does not tell."""
 
     name: str
     busy_share: float | None = None
@@ -43,24 +43,21 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     power_w: float | None = None
     power_limit_w: float | None = None
     clock_share: float | None = None
+
+
+class GpuReading(GpuFigures, frozen=True, kw_only=True):
+    """One GPU at one instant."""
+
     slowed_by: tuple[str, ...] = ()
 
 
-class GpuUse(msgspec.Struct, frozen=True, kw_only=True):
+class GpuUse(GpuFigures, frozen=True, kw_only=True):
     """One GPU over a run: means of its readings, and the part of them in which it was slowed.
 
     `slowed_by`: each reason with the part of the readings that named it.
     """
 
-    name: str
     num_readings: int
-    busy_share: float | None = None
-    memory_busy_share: float | None = None
-    memory_used_bytes: float | None = None
-    memory_total_bytes: float | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    clock_share: float | None = None
     slowed_share: float = 0.0
     slowed_by: dict[str, float] = {}
 
