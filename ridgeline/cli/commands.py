@@ -341,6 +341,9 @@ def diagnose(
     api_key: Annotated[
         str | None, typer.Option(envvar="RIDGELINE_API_KEY", help="With --url: the server's key.")
     ] = None,
+    nsight: Annotated[
+        Path | None, typer.Option(help="Judge a CSV export of nsys or ncu.", metavar="FILE")
+    ] = None,
     json: Json = False,
     *,
     load: dict[str, Any],
@@ -351,6 +354,14 @@ def diagnose(
     from ridgeline.cli.diagnose import command
     from ridgeline.measure.bench import BenchOptions
 
+    if nsight is not None:
+        beside = {"--url": url, "--run": run, "--baseline": baseline, str(model): model}
+        loads = ["--" + name.replace("_", "-") for name in load]
+        refuse([*engine.given, *loads, *(k for k, v in beside.items() if v)], "with --nsight")
+        from ridgeline.cli.nsight import command as judge_export
+
+        _end(judge_export(nsight, json))
+        return
     amount = {"num_prompts": None} if "duration_s" in load else {}
     options = BenchOptions(**{**amount, **load}, seed=engine.seed)
     idle = [flag for flag in engine.given if flag != "--seed"]

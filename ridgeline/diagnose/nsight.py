@@ -1,0 +1,281 @@
+"""What NVIDIA's profilers say of a server's GPU: where its time goes, and what bounds it.
+
+    nsys profile -o run --trace=cuda COMMAND      then load it, e.g. with `ridgeline bench --url`
+    nsys stats --report cuda_gpu_trace --format csv run.nsys-rep > trace.csv     every launch
+    nsys stats --report cuda_gpu_kern_sum --format csv run.nsys-rep > sum.csv    sums by kernel
+    ncu --csv --section SpeedOfLight --launch-count 200 COMMAND > ncu.csv        their roofs
+
+Any of the three is read; which one it is, is seen from its header, and lines before that are the
+tools' own talk. Nsight Compute replays every kernel alone, so that its durations are no schedule:
+of it, only what bounds each kernel is used. `memory` and `compute` are shares of the device's own
+peaks; under SATURATED of both, a kernel waits for latency (too small, or launched alone).
+
+Written after the formats that NVIDIA documents and others' parsers read; no GPU was at hand.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from ridgeline.errors import BadInput
+
+Source = Literal["nsys trace", "nsys sums", "ncu"]
+Bound = Literal["memory", "compute", "latency"]
+SATURATED = 0.6  # NVIDIA's own rule of thumb for "bound by"
+IDLE = 0.3
+
+KINDS: tuple[tuple[str, str], ...] = (
+    ("communication", r"nccl|all_?reduce|all_?gather|reduce_?scatter"),
+    ("attention", r"flash|fmha|attention|attn|paged|mla"),
+    ("linear", r"gemm|gemv|matmul|cutlass|xmma|wgmma|marlin|cublas|nvjet|mul_mat"),
+    ("norm", r"norm"),
+    ("sampling", r"softmax|top_?k|argmax|multinomial|sampl|sort|scan"),
+    ("copy", r"memcpy|memset|copy|cat_?array|reshape_and_cache"),
+    ("elementwise", r"elementwise|silu|gelu|swiglu|rotary|rope|embedding|index|fill|add|mul"),
+)
+"""What a kernel's name is taken for; the first row that fits."""
+
+_PERCENT = {
+    "memory": ("DRAM Throughput", "dram__throughput.avg.pct_of_peak_sustained_elapsed"),
+    "compute": ("Compute (SM) Throughput", "sm__throughput.avg.pct_of_peak_sustained_elapsed"),
+}
+_DURATION = ("Duration", "gpu__time_duration.sum")
+_UNITS = {"ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3,
+          "s": 1.0, "second": 1.0}  # fmt: skip
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    """All launches of one kernel. The shares of peak are ncu's, weighed by time."""
+
+    name: str
+    kind: str
+    count: int
+    total_s: float
+    memory_share: float | None = None
+    compute_share: float | None = None
+
+    @property
+    def bound(self) -> Bound | None:
+        if self.memory_share is None or self.compute_share is None:
+            return None
+        if max(self.memory_share, self.compute_share) < SATURATED:
+            return "latency"
+        return "memory" if self.memory_share >= self.compute_share else "compute"
+
+
+class GpuProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels, longest first. `idle_share`: of the traced time, without any kernel."""
+
+    source: Source
+    kernels: tuple[Kernel, ...]
+    idle_share: float | None = None
+    median_launch_s: float | None = None
+
+    @property
+    def total_s(self) -> float:
+        return sum(kernel.total_s for kernel in self.kernels)
+
+    def by_kind(self) -> dict[str, float]:
+        """Share of the kernels' time, largest first."""
+        sums: dict[str, float] = {}
+        for kernel in self.kernels:
+            sums[kernel.kind] = sums.get(kernel.kind, 0.0) + kernel.total_s
+        ordered = sorted(sums.items(), key=lambda item: -item[1])
+        return {kind: seconds / self.total_s for kind, seconds in ordered}
+
+    def by_bound(self) -> dict[Bound, float]:
+        """Share of the kernels' time by what bounds them; {} where that was not measured."""
+        sums: dict[Bound, float] = {}
+        for kernel in self.kernels:
+            if kernel.bound is not None:
+                sums[kernel.bound] = sums.get(kernel.bound, 0.0) + kernel.total_s
+        total = sum(sums.values())
+        return {bound: seconds / total for bound, seconds in sums.items()}
+
+
+def read_profile(text: str) -> GpuProfile:
+    """One export. Raises BadInput where it is none of the three, or holds no kernel."""
+    rows = _table(text)
+    columns = rows[0].keys() if rows else ()
+    if "Metric Name" in columns:
+        found = _ncu(rows)
+    elif any(name.startswith("Start (") for name in columns):
+        found = _trace(rows)
+    elif any(name.startswith("Total Time (") for name in columns):
+        found = _sums(rows)
+    else:
+        raise _unreadable("no header of theirs is in it")
+    if not found.kernels:
+        raise _unreadable("it holds no kernel")
+    return found
+
+
+def sentences(profile: GpuProfile) -> tuple[str, ...]:
+    """What follows, with its numbers, under the verdicts of `ridgeline diagnose`."""
+    found = []
+    if profile.idle_share is not None and profile.idle_share >= IDLE:
+        median = 1e6 * (profile.median_launch_s or 0.0)
+        found.append(
+            f"host-overhead-bound: no kernel ran {profile.idle_share:.0%} of the time (median "
+            f"kernel {median:.1f} us): launches and the host, not the GPU. Graphs, fewer and "
+            "larger kernels, asynchronous scheduling."
+        )
+    kinds = profile.by_kind()
+    first = next(iter(kinds))
+    found.append(f"{first} kernels take {kinds[first]:.0%} of the kernels' time.")
+    words = {
+        "memory": "decode-bandwidth-bound: {share} of it in kernels at the memory's limit: fewer "
+        "bytes (quantised weights or KV) shorten it.",
+        "compute": "prefill-compute-bound: {share} of it in kernels at the arithmetic's limit: "
+        "lower precision or less to compute shortens it.",
+        "latency": "{share} of it in kernels that reach neither limit: too small for the device; "
+        "a larger batch or fused kernels.",
+    }
+    bounds = sorted(profile.by_bound().items(), key=lambda item: -item[1])
+    found += [words[bound].format(share=f"{share:.0%}") for bound, share in bounds[:1]]
+    return tuple(found)
+
+
+def kind_of(name: str) -> str:
+    """What a kernel is taken for, by its name."""
+    lower = name.lower()
+    return next((kind for kind, pattern in KINDS if re.search(pattern, lower)), "other")
+
+
+def _unreadable(why: str) -> BadInput:
+    return BadInput(
+        "not an export of Nsight that can be read",
+        limit="CSV of cuda_gpu_trace, cuda_gpu_kern_sum, or ncu --csv",
+        fix=why,
+    )
+
+
+def _table(text: str) -> list[dict[str, str]]:
+    """The rows below the header; what stands above it is the tool's talk."""
+    lines = text.split("\n")
+    marks = ("Start (", "Total Time (", "Metric Name")
+    for i, line in enumerate(lines):
+        if "Name" in line and "," in line and any(mark in line for mark in marks):
+            return list(csv.DictReader(lines[i:]))
+    return []
+
+
+def _seconds(row: Mapping[str, str], name: str) -> float:
+    """A column whose header carries its unit: `Duration (ns)`."""
+    for column, value in row.items():
+        title, _, unit = (column or "").partition(" (")
+        if title == name and value:
+            return _number(value) * _UNITS[unit.rstrip(")")]
+    raise _unreadable(f"a row without {name!r}")
+
+
+def _number(value: str) -> float:
+    try:
+        return float(value.replace(",", ""))
+    except ValueError:
+        raise _unreadable(f"not a number: {value!r}") from None
+
+
+def _trace(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
+    spans = [
+        (row.get("Device") or "", _seconds(row, "Start"), _seconds(row, "Duration"), row["Name"])
+        for row in rows
+        if row.get("Name")
+    ]
+    times: dict[str, list[float]] = {}
+    for _, _, duration_s, name in spans:
+        times.setdefault(name, []).append(duration_s)
+    kernels = (_kernel(name, each) for name, each in times.items())
+    devices = {device for device, *_ in spans}
+    idle = [_idle([(s, s + d) for on, s, d, _ in spans if on == device]) for device in devices]
+    return GpuProfile(
+        source="nsys trace",
+        kernels=_longest_first(kernels),
+        idle_share=statistics.fmean(idle) if idle else None,
+        median_launch_s=statistics.median(d for _, _, d, _ in spans) if spans else None,
+    )
+
+
+def _idle(spans: list[tuple[float, float]]) -> float:
+    """The part of the time between the first start and the last end that no span covers."""
+    covered, until_s = 0.0, min(begin_s for begin_s, _ in spans)
+    first_s = until_s
+    for begin_s, end_s in sorted(spans):
+        covered += max(0.0, end_s - max(begin_s, until_s))
+        until_s = max(until_s, end_s)
+    return 1 - covered / (until_s - first_s) if until_s > first_s else 0.0
+
+
+def _sums(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
+    kernels = (
+        Kernel(
+            name=row["Name"],
+            kind=kind_of(row["Name"]),
+            count=int(_number(row["Instances"])),
+            total_s=_seconds(row, "Total Time"),
+        )
+        for row in rows
+        if row.get("Name")
+    )
+    return GpuProfile(source="nsys sums", kernels=_longest_first(kernels))
+
+
+def _ncu(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
+    launches: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows:
+        if row.get("Kernel Name"):
+            told = launches.setdefault((row.get("ID") or "", row["Kernel Name"]), {})
+            told.update(_metric(row))
+    by_name: dict[str, list[dict[str, float]]] = {}
+    for (_, name), told in launches.items():
+        if "duration" in told:
+            by_name.setdefault(name, []).append(told)
+    kernels = (_ncu_kernel(name, each) for name, each in by_name.items())
+    return GpuProfile(source="ncu", kernels=_longest_first(kernels))
+
+
+def _metric(row: Mapping[str, str]) -> dict[str, float]:
+    """The row's figure where it is one of those looked for; "n/a" is none."""
+    metric, unit = row["Metric Name"], row.get("Metric Unit") or ""
+    value = row.get("Metric Value") or ""
+    if not re.match(r"[\d.,]+$", value):
+        return {}
+    if metric in _DURATION and unit in _UNITS:
+        return {"duration": _number(value) * _UNITS[unit]}
+    return {
+        name: _number(value) / 100
+        for name, names in _PERCENT.items()
+        if metric in names and unit == "%"
+    }
+
+
+def _ncu_kernel(name: str, launches: Sequence[Mapping[str, float]]) -> Kernel:
+    total_s = sum(told["duration"] for told in launches)
+
+    def share(of: str) -> float | None:
+        if total_s <= 0 or not all(of in told for told in launches):
+            return None
+        return sum(told[of] * told["duration"] for told in launches) / total_s
+
+    return Kernel(
+        name=name,
+        kind=kind_of(name),
+        count=len(launches),
+        total_s=total_s,
+        memory_share=share("memory"),
+        compute_share=share("compute"),
+    )
+
+
+def _kernel(name: str, times: Sequence[float]) -> Kernel:
+    return Kernel(name=name, kind=kind_of(name), count=len(times), total_s=sum(times))
+
+
+def _longest_first(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+    return tuple(sorted(kernels, key=lambda kernel: -kernel.total_s))

@@ -1,0 +1,147 @@
+"""Exports of nsys and ncu, in the layouts that NVIDIA's tools write: read, and judged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+
+from ridgeline.cli.main import main
+from ridgeline.cli.nsight import command
+from ridgeline.diagnose.nsight import kind_of, read_profile, sentences
+from ridgeline.errors import BadInput
+
+TRACE = """
+Processing [run.sqlite] with [cuda_gpu_trace.py]...
+Start (ns),Duration (ns),CorrId,GrdX,Bytes (MB),Device,Ctx,GreenCtx,Strm,Name
+0,100,1,8,,H100 (0),1,,7,"void cutlass::gemm<int, float>(Params)"
+50,100,2,8,,H100 (0),1,,8,flash_fwd_kernel
+400,100,3,8,,H100 (0),1,,7,"void cutlass::gemm<int, float>(Params)"
+900,100,4,,1.5,H100 (0),1,,7,[CUDA memcpy DtoH]
+"""
+SUMS = """Time (%),Total Time (us),Instances,Avg (us),Med (us),Min (us),Max (us),StdDev (us),Name
+70.0,"7,000.0",350,20.0,20.0,19,21,0.1,"marlin::Marlin<half>(int4 const*)"
+30.0,3000.0,700,4.3,4.3,4,5,0.1,void rms_norm_kernel<float>
+"""
+_HEAD = (
+    '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size",'
+    '"Grid Size","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"'
+)
+
+
+def ncu(*rows):
+    """(id, kernel, metric, unit, value) in the long layout, under the tool's own talk."""
+    lines = ["==PROF== Connected to process 7", _HEAD]
+    for number, kernel, metric, unit, value in rows:
+        front = f'"{number}","7","p","h","{kernel}","1","7","(1,1,1)","(1,1,1)","0","9.0",'
+        lines.append(f'{front}"GPU Speed Of Light Throughput","{metric}","{unit}","{value}"')
+    return "\n".join(lines)
+
+
+def launch(number, kernel, us, memory, compute):
+    return (
+        (number, kernel, "Duration", "us", us),
+        (number, kernel, "DRAM Throughput", "%", memory),
+        (number, kernel, "Memory Throughput", "Gbyte/s", "2,900.1"),
+        (number, kernel, "Compute (SM) Throughput", "%", compute),
+    )
+
+
+def test_a_trace_tells_idleness_over_all_streams():
+    found = read_profile(TRACE)
+    assert found.source == "nsys trace"
+    assert found.idle_share == pytest.approx(1 - (150 + 100 + 100) / 1000)
+    assert found.median_launch_s == pytest.approx(100e-9)
+    first = found.kernels[0]
+    assert (first.kind, first.count, first.total_s) == ("linear", 2, pytest.approx(200e-9))
+    assert found.by_kind() == pytest.approx({"linear": 0.5, "attention": 0.25, "copy": 0.25})
+    told = sentences(found)
+    assert told[0].startswith("host-overhead-bound: no kernel ran 65% of the time")
+    assert "linear kernels take 50%" in told[1]
+
+
+def test_two_devices_are_idle_each_by_itself():
+    other = TRACE + "0,1000,5,8,,H100 (1),1,,7,gemm\n"
+    assert read_profile(other).idle_share == pytest.approx(0.65 / 2)
+
+
+def test_sums_tell_no_idleness():
+    found = read_profile(SUMS)
+    assert found.source == "nsys sums" and found.idle_share is None
+    assert [(k.kind, k.count) for k in found.kernels] == [("linear", 350), ("norm", 700)]
+    assert found.total_s == pytest.approx(0.01) and found.by_bound() == {}
+    assert not any("bound" in sentence for sentence in sentences(found))
+
+
+def test_ncu_tells_what_bounds_each_kernel_weighed_by_time():
+    rows = (
+        *launch(0, "gemv_a", "1,000.0", "90.0", "20.0"),
+        *launch(1, "gemv_a", "3000", "70.0", "40.0"),
+        *launch(2, "gemm_b", "500", "30.0", "85.0"),
+        *launch(3, "tiny", "10", "5.0", "3.0"),
+        (4, "broken", "Duration", "us", "n/a"),
+    )
+    found = read_profile(ncu(*rows))
+    kernels = {kernel.name: kernel for kernel in found.kernels}
+    assert set(kernels) == {"gemv_a", "gemm_b", "tiny"}
+    assert kernels["gemv_a"].memory_share == pytest.approx((0.9 * 1 + 0.7 * 3) / 4)
+    assert kernels["gemv_a"].total_s == pytest.approx(4e-3)
+    assert {name: k.bound for name, k in kernels.items()} == {
+        "gemv_a": "memory",
+        "gemm_b": "compute",
+        "tiny": "latency",
+    }
+    assert found.by_bound() == pytest.approx(
+        {"memory": 4000 / 4510, "compute": 500 / 4510, "latency": 10 / 4510}
+    )
+    assert sentences(found)[-1].startswith("decode-bandwidth-bound: 89%")
+
+
+def test_ncus_raw_names_are_read_too():
+    rows = (
+        (0, "k", "gpu__time_duration.sum", "nsecond", "2000"),
+        (0, "k", "dram__throughput.avg.pct_of_peak_sustained_elapsed", "%", "10"),
+        (0, "k", "sm__throughput.avg.pct_of_peak_sustained_elapsed", "%", "80"),
+    )
+    (kernel,) = read_profile(ncu(*rows)).kernels
+    assert (kernel.total_s, kernel.bound) == (pytest.approx(2e-6), "compute")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_bf16", "communication"),
+        ("void vllm::paged_attention_v2_kernel", "attention"),
+        ("ampere_fp16_s1688gemm_fp16_64x128", "linear"),
+        ("vllm::rms_norm_kernel", "norm"),
+        ("radixSortKVInPlace", "sampling"),
+        ("reshape_and_cache_flash_kernel", "attention"),
+        ("vectorized_elementwise_kernel", "elementwise"),
+        ("who_knows", "other"),
+    ],
+)
+def test_kernels_are_known_by_their_names(name, kind):
+    assert kind_of(name) == kind
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "Start (ns),Duration (ns),Name\n", "{}"])
+def test_what_is_no_export_is_refused(text):
+    with pytest.raises(BadInput, match="not an export of Nsight"):
+        read_profile(text)
+
+
+def test_the_command(tmp_path, capsys):
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    console = Console(record=True, width=160)
+    assert command(path, False, console) == 0
+    text = console.export_text()
+    assert "GPU idle 65%" in text and "flash_fwd_kernel" in text and "host-overhead-bound" in text
+    capsys.readouterr()
+    assert main(["diagnose", "--nsight", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["kinds"]["linear"] == pytest.approx(0.5) and told["findings"]
+    assert main(["diagnose", "--nsight", str(path), "--url", "http://h"]) == 2
+    assert main(["diagnose", "demo", "--nsight", str(path)]) == 2
+    assert main(["diagnose", "--nsight", str(tmp_path / "none.csv")]) == 2
