@@ -92,7 +92,3 @@ class Acceptance:
                 break
             found.append(alive)
         return found
-
-    def tried(self) -> list[float]:
-        """How much is known of each place: verdicts, those of long ago counting less."""
-        return [number / self._all.unit for number in self._all.tried]

@@ -37,10 +37,10 @@ def test_a_guess_waits_until_it_is_judged() -> None:
     shadows.keep(opened([1, 2]), Guess((3, 4, 5), 4))
     shadows.compare(0, [1, 2])
     shadows.compare(0, [1, 2, 3])
-    assert not shadows.of(4).tried(), "right so far"
+    assert not shadows.of(4)._all.tried, "right so far"
     shadows.keep(opened([1, 2, 3]), Guess((9,), 4))
     shadows.compare(0, [1, 2, 3, 4, 6])
-    assert len(shadows.of(4).tried()) == 3 and not shadows._pending
+    assert len(shadows.of(4)._all.tried) == 3 and not shadows._pending
     shadows.keep(opened([1], 7), Guess((3,), 4))
     shadows.forget(7)
     assert not shadows._pending
