@@ -372,7 +372,7 @@ def test_disaggregated_pools_hand_the_cache_over() -> None:
     assert one.finished_s == pytest.approx(0.005 + 41e-4 + 2 * 0.005)  # the prompt was not computed
 
 
-def test_a_low_priority_waits_for_the_others() -> None:
+def test_lines_of_batches_wait_for_the_others() -> None:
     rng = np.random.default_rng(1)
     both = [
         Request(at_s=0.002 * i, num_prompt=20, num_output=10, background=bool(rng.integers(0, 2)))
@@ -380,10 +380,10 @@ def test_a_low_priority_waits_for_the_others() -> None:
     ]
     found = simulate_fleet(both, fleet(make(seats=4), Steady(0.002)))
     waits = {
-        p: np.mean([x.started_s - x.request.at_s for x in found.lives if x.request.priority == p])
-        for p in (0, 1)
+        p: np.mean([x.started_s - x.request.at_s for x in found.lives if x.request.background == p])
+        for p in (False, True)
     }
-    assert waits[0] < waits[1]
+    assert waits[False] < waits[True]
 
 
 def test_a_fleet_without_replicas_and_a_request_too_long() -> None:
