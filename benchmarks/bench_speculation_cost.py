@@ -143,7 +143,7 @@ def measure(
     for alpha in args.alphas:
         script.alpha = alpha
         controller.acceptance, controller.shadows = Acceptance(), Shadows()
-        controller.account = Account()
+        controller.account = Account()  # only one sort of drafts is scripted
         result = compare(engine, drafts, [prompts] * (1 + args.rounds), sampling)
         show("scripted", f"alpha {alpha:.2f}", batch, result)
 

@@ -11,14 +11,15 @@ there is an account in seconds. Every step pays in a small share of its time; ev
 what plain decoding would have taken for the same tokens, less what was taken (beside prompts, by
 the curve: nothing else can be told apart there). Drafting, and probing while drafting does not pay,
 are only done on credit: a probe must be covered by it. Without credit, what promises a gain may try
-to earn some, once in `PROBE_STEPS` steps, and half as often after every try that lost. So whatever
-the predictions are worth, what is lost is about that share, and what the account may hold (a few
-steps). A plain step after at most `PLAIN_STEPS` with drafts keeps what they are compared with up to
-date. How good lookups are needs no probes: a guess that is not verified is compared with what plain
-decoding gives; but what their rows cost is tried now and then where they are likely right. While
-nothing is drafted, the question itself is asked so seldom that it takes less than `ASK_SHARE` of
-the time; where drafts have saved time lately, a part of that is spent on asking more often, for
-what can be copied begins and ends within a few steps.
+to earn some, once in `PROBE_STEPS` steps, and half as often after every try that lost; what is
+looked up and what is computed have credits of their own (`account.py`). So whatever the predictions
+are worth, what is lost is about that share, and what the account may hold (a few steps). A plain
+step after at most `PLAIN_STEPS` with drafts keeps what they are compared with up to date. How good
+lookups are needs no probes: a guess that is not verified is compared with what plain decoding
+gives; but what their rows cost is tried now and then where they are likely right. While nothing is
+drafted, the question itself is asked so seldom that it takes less than `ASK_SHARE` of the time;
+where drafts have saved time lately, a part of that is spent on asking more often, for what can be
+copied begins and ends within a few steps.
 
 Source. SmartSpec / TurboSpec (Liu et al. 2024, arXiv 2406.14066): goodput as the objective; the
 curve instead of a roofline, because kernels are staircases.
@@ -43,14 +44,12 @@ from ridgeline.engine.speculate.cost import DraftCost, StepCost
 from ridgeline.engine.speculate.shadows import Shadows
 
 MARGIN = 0.03
-PROBE_STEPS, PLAIN_STEPS = 48, 40
+PLAIN_STEPS = 40
 FIRST_PLAIN = 3  # steps with drafts before the first plain one; twice as many before each next
 ASK_SHARE, MOST_REST = 0.004, 64
 ASK_OF_GAIN = 0.2  # of what drafts save lately that may be spent on asking
 PROBE_DEPTH = 2
 LIKELY = 0.7  # chance of what is looked up and drafted only to learn what it costs
-MOST_TRY_STEPS = 16 * PROBE_STEPS
-_NEW = 0.3  # weight of the latest probe in what probes are taken to lose
 
 
 class Step:
@@ -93,14 +92,13 @@ class Controller:
     ) -> None:
         assert drafter is not None or lookup is not None
         self.acceptance, self.shadows = Acceptance(), Shadows()
-        self.account = Account()
+        self.account = Account(both=drafter is not None and lookup is not None)
         self._drafter, self._lookup = drafter, lookup
         self.most, self._clock, self._renew = most, clock, renew
         self._costs: Costs | None = None
         self._under_way: Step | None = None
         self._drafting, self._since_plain, self._until_plain = False, 0, FIRST_PLAIN
-        self._since_asked, self._since_probe, self._rest = 0, 0, 1
-        self._try_steps, self._probe_loss = PROBE_STEPS, 1.0  # the loss in plain steps
+        self._since_asked, self._rest = 0, 1
         self._begun_s = 0.0
 
     def calibrate(self, step_cost: StepCost, draft_cost: DraftCost | None = None) -> None:
@@ -134,7 +132,6 @@ class Controller:
         if self._costs is None or not opens:
             return [()] * len(opens)
         self.account.begun(self._since_asked)
-        self._since_probe += self._since_asked
         self._since_asked = 0
         guesses = [self._look(each) for each in opens]
         plan, computed = self._decide(opens, guesses, room)
@@ -200,16 +197,16 @@ class Controller:
             self._drafting = False
             return plain, none
         best, computed = best_plan(looked, none, room, costs), none
-        if self._drafter is not None:
+        enough = plain.rate * (1 + (MARGIN / 2 if self._drafting else MARGIN))
+        if self._drafter is not None and (best.rate <= enough or self.account.computed.credit > 0):
             mixed, which = self._with_computed(opens, looked)
             other = best_plan(mixed, which, room, costs)
             best, computed = (other, which) if other.rate > best.rate else (best, computed)
-        needed = MARGIN / 2 if self._drafting else MARGIN
-        pays = best.rate > plain.rate * (1 + needed)
-        self._drafting = pays and self.account.credit > 0
-        if self._drafting or (pays and self._tries_again()):
+        purse, pays = self.account.purse(any(computed)), best.rate > enough
+        self._drafting = pays and purse.credit > 0
+        if self._drafting or (pays and purse.may_try()):
             return best, computed
-        if self._probes():
+        if self._drafter is not None and self.account.computed.may_probe():
             return self._probe(opens, plain), [True] * len(opens)
         return self._probe_curve(looked, plain), none
 
@@ -234,22 +231,9 @@ class Controller:
         self._until_plain = min(PLAIN_STEPS, 2 * self._until_plain)
         return True
 
-    def _tries_again(self) -> bool:
-        """Without credit, what promises a gain is tried once in a while: it may earn credit."""
-        if self._since_probe < self._try_steps:
-            return False
-        self._since_probe = 0
-        return True
-
-    def _probes(self) -> bool:
-        """Every so often, a short computed draft although it does not pay."""
-        due = self._drafter is not None and self._since_probe >= PROBE_STEPS
-        return due and self.account.credit >= self._probe_loss
-
     def _probe(self, opens: Sequence[Open], plain: Plan) -> Plan:
         """For the first in order: it stays the first until it is finished, so that a draft model
         reads few prompts for this."""
-        self._since_probe = 0
         depths = [min(PROBE_DEPTH, opens[0].most), *plain.depths[1:]]
         return Plan(depths, plain.tokens, plain.seconds)
 
@@ -257,8 +241,8 @@ class Controller:
         """What was looked up and is likely right, although it does not seem to pay: that may be an
         error of what was measured at the start. As seldom as tries without credit, but on it."""
         depths = [sum(chance >= LIKELY for chance in own) for own in looked]
-        on_credit = self.account.credit >= self._probe_loss
-        if not any(depths) or not on_credit or not self._tries_again():
+        purse = self.account.looked
+        if not any(depths) or not purse.affords_try or not purse.may_try():
             return plain
         return Plan(depths, plain.tokens, plain.seconds)
 
@@ -328,10 +312,6 @@ class Controller:
         tokens = num_runs + sum(verdict.num_accepted for verdict in verdicts)
         promised_s = per_token_s * step.plan.tokens - step.plan.seconds
         saved_s = per_token_s * tokens - took_s
-        self.account.drafted(saved_s, promised_s, took_s, plain_s)
-        if not step.is_try:
-            self._try_steps = PROBE_STEPS
-            return
-        lost = -saved_s / plain_s
-        self._probe_loss = max(0.5, self._probe_loss + _NEW * (lost - self._probe_loss))
-        self._try_steps = min(MOST_TRY_STEPS, 2 * self._try_steps) if lost > 0 else PROBE_STEPS
+        purse = self.account.purse(step.deepest > 0)
+        self.account.drafted(purse, saved_s, promised_s, took_s, plain_s)
+        purse.judge(-saved_s / plain_s, was_try=step.is_try)

@@ -205,10 +205,10 @@ class Bursts:
         if self.controller.wants():
             opened = [Open(0, tokens, 1, "", SAMPLING, 0, 16)]
             drafts = self.controller.propose(opened, Room(1, 1, 99))
-        num = len(drafts[0])
+        num, right = len(drafts[0]), sum(drafts[0])
         self.now_s += flat(1, 1 + num)
-        self.num_known += 1 + num
-        self.controller.learn([Verdict(0, num, num)] if num else [])
+        self.num_known += 1 + right
+        self.controller.learn([Verdict(0, num, right)] if num else [])
 
 
 @pytest.mark.parametrize(
@@ -224,6 +224,41 @@ def test_what_can_be_copied_for_a_few_steps_only_is_seized(told: Seconds, ask_s:
     num_steps = world.NEW + 1
     ideal = (world.NEW + world.COPIED) / (num_steps * flat(1, 1))
     assert world.num_known / world.now_s > 0.75 * ideal
+
+
+class Wrong:
+    """A drafter that takes a plain step's time for every token and is never right."""
+
+    name = "wrong"
+
+    def __init__(self, world: Bursts) -> None:
+        self._world = world
+
+    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+        self._world.now_s += max(depths) * flat(1, 1)
+        return [(0,) * depth for depth in depths]
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        pass
+
+
+def test_a_drafter_that_is_wrong_takes_nothing_from_a_lookup_that_is_right() -> None:
+    """Told to be cheap, it is tried, and loses its own credit, not the lookup's."""
+    alone, beside = Bursts(steeper, 300e-6), Bursts(steeper, 300e-6)
+    costs = beside.controller.costs.step
+    drafts = [(n, k, 0.1e-3 * n * k) for n in (1, 8) for k in (1, 4)]
+    clock = lambda: beside.now_s  # noqa: E731
+    beside.controller = Controller(Wrong(beside), 16, clock, beside)
+    beside.controller.calibrate(costs, DraftCost(drafts))
+    for world in (alone, beside):
+        for _ in range(800):
+            world.step()
+    assert beside.num_known / beside.now_s > 0.9 * alone.num_known / alone.now_s
+
+
+def steeper(runs: int, rows: int) -> float:
+    """What is looked up seems hardly worth its rows at first."""
+    return 10e-3 * (0.4 + 0.6 * rows)
 
 
 def test_drafts_dearer_than_predicted_do_not_make_plain_steps_look_dear() -> None:
