@@ -53,6 +53,8 @@ PROMPTS = (
 STEPS = 32
 TIE = 0.25
 """Gap of logits that 8-bit activations may turn over."""
+ROUTE = 1.0
+"""The same where they may also send a token to another expert."""
 TIES = {"ct-int8": TIE, "bnb-nf4": 0.05}
 """Of transformers: W8A8 has 8-bit activations; NF4 is decoded to the model's bfloat16."""
 
@@ -207,9 +209,15 @@ def llama(folder: Path) -> int:
         for row in expected[name]:
             told = model.tokenize(row["prompt"].encode(), add_bos=False, special=False)
             text = model.detokenize(row["out"]).decode("utf-8", errors="replace")
-            if told != row["ids"] or text != row["text"]:
+            drawn = "model" in FORMATS[name]  # random weights write no text, but broken bytes
+            if told != row["ids"] or (text != row["text"] and not drawn):
                 verdict.bad.append(f"tokenizer: {row['prompt']!r} {told} {row['ids']}")
-            verdict.add(row, _llama_greedy(model, row["ids"]), _llama_forced(model, row), TIE)
+            verdict.add(
+                row,
+                _llama_greedy(model, row["ids"]),
+                _llama_forced(model, row),
+                ROUTE if drawn else TIE,
+            )
         held &= verdict.tell() and "chat_template" in str(model.metadata)
     return 0 if held else 1
 

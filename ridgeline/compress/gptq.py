@@ -45,13 +45,13 @@ class Factor(NamedTuple):
 
 
 def factor_of(stats: Stats, recipe: Recipe) -> Factor | str:
-    """The factor of a product's inputs, or why there is none."""
+    """The factor of a product's inputs, or why there is none. Uses up their second moments."""
     assert stats.moment_II is not None
     order_I = torch.arange(len(stats.moment_II))
     if recipe.act_order:
         order_I = torch.argsort(stats.moment_II.diagonal(), descending=True, stable=True)
     try:
-        upper_II = _inverse_factor(stats.moment_II, order_I, stats.num_rows, recipe.damping)
+        upper_II = _inverse_factor(stats, order_I, recipe.damping)
     except NotPositiveError as error:
         return str(error)
     return Factor(order_I, upper_II)
@@ -75,35 +75,35 @@ def round_gptq_or_rtn(
     return round_rtn(weight_OI, stats, recipe), f"rounded to nearest: {factor}"
 
 
-def _inverse_factor(moment_II: Tensor, order_I: Tensor, num_rows: int, damping: float) -> Tensor:
+def _inverse_factor(stats: Stats, order_I: Tensor, damping: float) -> Tensor:
     """Upper Cholesky factor of the damped inverse, inputs in order. Those never seen count as
-    independent. `moment_II` is Σ x xᵀ and stays; two matrices of its size are made beside it."""
-    diagonal_I = moment_II.diagonal()
+    independent. Uses up `moment_II`: two matrices of its size are held at a time."""
+    assert stats.moment_II is not None
+    diagonal_I, num_rows = stats.moment_II.diagonal(), max(1, stats.num_rows)
     if not torch.isfinite(diagonal_I).all():
         raise NotPositiveError("the calibration's activations are not finite")
     seen = diagonal_I > 0
     if not seen.any():
         raise NotPositiveError("no calibration row reached this weight")
-    mean = diagonal_I[seen].mean() / max(1, num_rows)
+    mean = diagonal_I[seen].mean() / num_rows
+    info = torch.empty((), dtype=torch.int32)
     for patience in PATIENCE:
-        damped_II = moment_II[order_I.unsqueeze(1), order_I].div_(max(1, num_rows))
-        damped_II.diagonal().add_(damping * patience * mean)
-        factor_II = _factor_of_inverse(damped_II)
-        if factor_II is not None:
-            return factor_II
+        lower_II = stats.moment_II[order_I.unsqueeze(1), order_I].div_(num_rows)
+        lower_II.diagonal().add_(damping * patience * mean)
+        torch.linalg.cholesky_ex(lower_II, out=(lower_II, info))
+        if not info:
+            stats.moment_II = None
+            return _of_inverse(lower_II)
     raise NotPositiveError(f"its Hessian is not positive definite with {PATIENCE[-1]:g} x damping")
 
 
-def _factor_of_inverse(matrix_II: Tensor) -> Tensor | None:
-    """Upper; None where the matrix is not positive definite. `matrix_II` is used up."""
-    info = torch.empty((), dtype=torch.int32)
-    torch.linalg.cholesky_ex(matrix_II, out=(matrix_II, info))
-    if info:
-        return None
-    inverse_II = torch.cholesky_inverse(matrix_II)
-    torch.linalg.cholesky_ex(inverse_II, out=(matrix_II, info))
-    upper_II = matrix_II.T
-    return None if info or not torch.isfinite(matrix_II).all() else upper_II
+def _of_inverse(lower_II: Tensor) -> Tensor:
+    """The upper factor of the inverse of what `lower_II` is the lower factor of; it is used up."""
+    inverse_II, info = torch.cholesky_inverse(lower_II), torch.empty((), dtype=torch.int32)
+    torch.linalg.cholesky_ex(inverse_II, out=(lower_II, info))
+    if info or not torch.isfinite(lower_II).all():
+        raise NotPositiveError("the inverse of its Hessian is not positive definite")
+    return lower_II.T
 
 
 def _solve(weight_IO: Tensor, factor_II: Tensor, on: Lattice, order_I: Tensor) -> Tensor:

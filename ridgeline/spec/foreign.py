@@ -10,6 +10,7 @@ tensors themselves say is checked when they are read (`ridgeline.engine.foreign`
 | compressed-tensors | pack-quantized, int-quantized, naive-quantized, float-quantized |
 | fp8 | e4m3 in blocks (`weight_scale_inv`) or with one scale per tensor |
 | bitsandbytes | nf4 and fp4 (double quantisation too), LLM.int8 |
+| torchao | nothing: refused with the reason |
 """
 
 from __future__ import annotations
@@ -225,12 +226,21 @@ def _bitsandbytes(told: Mapping[str, Any], where: str) -> Foreign:
     return Foreign(codec="bnb4", name=f"bitsandbytes {kind}", bits=4, integers=False)
 
 
+def _torchao(told: Mapping[str, Any], where: str) -> Foreign:
+    raise _refused(
+        where,
+        "torchao's tensors are classes of that package, whose layout on disk is not a stable one",
+        "a checkpoint of another method",
+    )
+
+
 _READERS: Mapping[str, Callable[[Mapping[str, Any], str], Foreign]] = {
     "gptq": _gptq,
     "awq": _awq,
     "compressed-tensors": _compressed,
     "fp8": _fp8,
     "bitsandbytes": _bitsandbytes,
+    "torchao": _torchao,
 }
 
 MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB")
