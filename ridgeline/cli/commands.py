@@ -356,6 +356,7 @@ def diagnose(
 
     if nsight is not None:
         beside = {"--url": url, "--run": run, "--baseline": baseline, str(model): model}
+        beside["--served-model-name"] = served_model_name
         loads = ["--" + name.replace("_", "-") for name in load]
         refuse([*engine.given, *loads, *(k for k, v in beside.items() if v)], "with --nsight")
         from ridgeline.cli.nsight import command as judge_export
@@ -372,10 +373,8 @@ def diagnose(
         )
         _end(command(options, run, baseline=baseline, as_json=json))
     elif url is not None:
-        refuse(
-            [*idle, *(["--baseline"] if baseline else []), *([model] if model else [])],
-            "with --url",
-        )
+        refuse(_idle_beside_url(engine, model), "with --url")
+        refuse(["--baseline"] if baseline else [], "with --url")
         server = Remote(url=url, model=served_model_name, api_key=api_key)
         _end(command(options, server, as_json=json))
     else:

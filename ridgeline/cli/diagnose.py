@@ -154,6 +154,8 @@ def _facts(run: RunTrace, slo: Slo | None, words: Mapping[str, float]) -> dict[s
     facts = {**more, **facts_of(run, slo)}
     if words.get("queried_tokens") and not facts.get("cached_prompt_share"):
         facts["cached_prompt_share"] = words["hit_tokens"] / words["queried_tokens"]
+    elif "hit_share" in words and not facts.get("cached_prompt_share"):
+        facts["cached_prompt_share"] = words["hit_share"]
     return facts
 
 

@@ -67,18 +67,23 @@ def used(run: RunTrace, report: ServerReport | None, device: Device) -> Use | No
     the tokens that they made.
     """
     counts = {} if report is None else report.counts
-    queried, steps, made = (
-        counts.get(name) for name in ("queried_tokens", "num_steps", "output_tokens")
-    )
+    steps, made = counts.get("num_steps"), counts.get("output_tokens")
     if steps and made:
         steps *= min(1.0, sum(request.output_tokens for request in run.requests) / made)
     return use_of(
         run,
         device.work,
         device.peaks,
-        cached_share=counts.get("hit_tokens", 0.0) / queried if queried else 0.0,
+        cached_share=(report and _hit_share(report)) or 0.0,
         num_steps=steps,
     )
+
+
+def _hit_share(report: ServerReport) -> float | None:
+    """Of the prompt tokens, by the server's counters, or by its gauge where it has none."""
+    if report.counts.get("queried_tokens"):
+        return report.counts.get("hit_tokens", 0.0) / report.counts["queried_tokens"]
+    return report.means.get("hit_share")
 
 
 def tables(seen: Seen, use: Use | None, device: Device | None, *, in_process: bool) -> list[Told]:
@@ -121,9 +126,9 @@ def _rows(report: ServerReport) -> Iterator[Row]:
         yield "running", f"{means['running']:.1f}", told
     if "kv_used_share" in means:
         yield "KV occupancy", f"{means['kv_used_share']:.0%}", "mean of the gauge"
-    if counts.get("queried_tokens"):
-        share = counts.get("hit_tokens", 0.0) / counts["queried_tokens"]
-        yield "cache hits", f"{share:.0%}", "of the prompt tokens looked up"
+    hits = _hit_share(report)
+    if hits is not None:
+        yield "cache hits", f"{hits:.0%}", "of the prompt tokens looked up"
     if "preemptions" in counts:
         yield "preemptions", f"{counts['preemptions']:.0f}", ""
     if counts.get("num_steps"):

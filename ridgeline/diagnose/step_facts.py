@@ -76,7 +76,8 @@ def missed_prefix(
     computed all the same.
 
     What the cache gave is in the requests, or in a server's own counters (`told`: `hit_tokens` of
-    `queried_tokens`). Lookups that are counted and never happened are a cache that is switched off.
+    `queried_tokens`, or its gauge `hit_share`). Lookups that are counted and never happened are a
+    cache that is switched off.
     A server that says neither is not said to have missed: silence is no miss.
     """
     words = told or {}
@@ -87,4 +88,4 @@ def missed_prefix(
     if "queried_tokens" in words and "hit_tokens" in words:
         hits = words["hit_tokens"] / words["queried_tokens"] if words["queried_tokens"] else 0.0
         return max(0.0, shared_share - hits)
-    return 0.0
+    return max(0.0, shared_share - words["hit_share"]) if "hit_share" in words else 0.0

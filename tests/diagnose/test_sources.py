@@ -119,6 +119,7 @@ def test_a_cache_that_is_never_asked_is_off() -> None:
         record, requests=tuple(msgspec.structs.replace(r, cached_tokens=0) for r in record.requests)
     )
     assert missed_prefix(silent, 0.5, {"queried_tokens": 0.0, "hit_tokens": 0.0}) == 0.5
+    assert missed_prefix(silent, 0.5, {"hit_share": 0.4}) == pytest.approx(0.1)  # SGLang's gauge
 
 
 def test_the_counters_of_waiting_become_facts_per_request() -> None:
