@@ -42,6 +42,7 @@ from ridgeline.cli.calibrate import (
     settings_of,
     timed,
     usual,
+    waiting,
     write,
 )
 from ridgeline.cli.rig import Measured, Rig, rig
@@ -254,12 +255,14 @@ def together(runs: list[Raw]) -> Facts:
     sizes, kinds = each[0].bandwidth_bytes_s, each[0].peak_flops
     rates = {n: statistics.median(f.bandwidth_bytes_s[n] for f in each) for n in sizes}
     rates[max(rates, key=int)] = usual([raw.ran for raw in runs]).read_bytes_s
+    first_s, reading = waiting([raw.ran for raw in runs])
     return msgspec.structs.replace(
         each[0],
         runs=tuple(dict.fromkeys(name for f in each for name in f.runs)),
         bandwidth_bytes_s=rates,
         peak_flops={kind: max(f.peak_flops[kind] for f in each) for kind in kinds},
-        first_s=statistics.median(raw.ran.seconds for raw in runs if raw.ran.kind == "ttft"),
+        first_s=first_s,
+        reading=reading,
     )
 
 

@@ -205,6 +205,7 @@ def facts(ran: Sequence[Ran], memory: Memory, took_s: float, dense_dtype: str) -
     rates[max(rates, key=int)] = usual(ran).read_bytes_s
     peaks = measure.multiply_peaks(_num_threads())
     runs = dict.fromkeys(str(Run(model=r.model, quantization=r.quantization)) for r in ran)
+    first_s, read = waiting(ran)
     return Facts(
         device="this-machine",
         as_of=date.today().isoformat(),
@@ -215,27 +216,37 @@ def facts(ran: Sequence[Ran], memory: Memory, took_s: float, dense_dtype: str) -
         bandwidth_bytes_s=rates,
         memory=memory,
         dense_dtype=dense_dtype,
-        first_s=median(each.seconds for each in ran if each.kind == "ttft"),
-        reading=reading(ran),
+        first_s=first_s,
+        reading=read,
     )
 
 
-def reading(ran: Sequence[Ran]) -> Reading:
-    """What an event loop that reads costs, by the engine with the shortest steps: there it shows.
+def waiting(ran: Sequence[Ran]) -> tuple[float, Reading]:
+    """Seconds between asking and the first token besides its step, read at the end; and what an
+    event loop that reads costs. Both by the engine with the shortest steps: there a millisecond
+    shows, while a long step is not the same twice by more than that.
 
-    Zero where nothing was measured streaming, or where it is lost in longer steps.
+    Zero where nothing was measured streaming.
     """
-    asked = [each.seconds for each in ran if each.kind == "asked"]
-    streamed = [each for each in ran if each.kind == "streamed"]
-    if not streamed or not asked:
-        return Reading(token_s=0.0, first_s=0.0)
-    quick = min(streamed, key=lambda each: each.seconds)
+    quick = quickest(ran)
+    own = [each for each in ran if (each.model, each.quantization) == quick]
+    seconds = {kind: [e.seconds for e in own if e.kind == kind] for kind in ("ttft", "asked")}
     more = [
-        (each.seconds - _alike(each, ran).seconds) / each.num_sampled
-        for each in streamed
-        if (each.model, each.quantization) == (quick.model, quick.quantization)
+        (each.seconds - _alike(each, own).seconds) / each.num_sampled
+        for each in own
+        if each.kind == "streamed"
     ]
-    return Reading(token_s=max(0.0, median(more)), first_s=median(asked))
+    first_s = median(seconds["ttft"]) if seconds["ttft"] else 0.0
+    if not more or not seconds["asked"]:
+        return first_s, Reading(token_s=0.0, first_s=0.0)
+    return first_s, Reading(token_s=max(0.0, median(more)), first_s=median(seconds["asked"]))
+
+
+def quickest(ran: Sequence[Ran]) -> tuple[str, str | None]:
+    """The (model, quantization) with the shortest decode step."""
+    decodes = [each for each in ran if each.kind == "decode"]
+    found = min(decodes or ran, key=lambda each: each.seconds)
+    return found.model, found.quantization
 
 
 def _alike(streamed: Ran, ran: Sequence[Ran]) -> Ran:

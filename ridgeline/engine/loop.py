@@ -70,7 +70,8 @@ class EngineLoop:
         self.scheduler, self.runner, self.clock = scheduler, runner, clock
         self.gate = gate
         self.steps, self.counts = StepLog(totals), AskCounts()
-        self._texts = EventTexts(tokenizer, self._stop_at_string)
+        # no method of this object: a cycle would keep the weights until somebody collects garbage
+        self._texts = EventTexts(tokenizer, partial(_stop_at_string, scheduler))
         self._wake = threading.Condition()
         self._inbox: list[Command] = []
         self._ids: set[str] = set()  # of asks that were submitted and have not ended
@@ -199,9 +200,6 @@ class EngineLoop:
             return [Failed(ask_id=ask.id, at_s=self.clock(), error=str(error))]
         return ()
 
-    def _stop_at_string(self, ask_id: str, index: int, stop: str) -> list[Event]:
-        return self.scheduler.finish(ask_id, index, "stop", stop_reason=stop)
-
     def _tell(self, events: Sequence[Event]) -> None:
         """Texts to the events, and the events to whoever listens: one delivery for each."""
         post: dict[Subscriber, list[Event]] = {}
@@ -292,3 +290,7 @@ def _resolve(future: Future[T], function: Callable[[], T]) -> Sequence[Event]:
     except BaseException as error:
         future.set_exception(error)
     return ()
+
+
+def _stop_at_string(scheduler: Scheduler, ask_id: str, index: int, stop: str) -> list[Event]:
+    return scheduler.finish(ask_id, index, "stop", stop_reason=stop)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ridgeline.cli.calibrate import Ran, Speed, reading
+from ridgeline.cli.calibrate import Ran, Speed
 from ridgeline.cli.main import main
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput, CannotRun
@@ -229,17 +229,24 @@ def test_what_readers_cost_is_told_from_the_shortest_steps() -> None:
             seconds=seconds, speed=speed,
         )  # fmt: skip
 
-    found = reading(
+    first_s, found = waiting(
         [
             *(ran("decode", "small", n, 1e-3 + 1e-4 * n) for n in (1, 8)),
             *(ran("streamed", "small", n, 1e-3 + 1.6e-4 * n) for n in (1, 8)),
             ran("decode", "large", 8, 0.100),
             ran("streamed", "large", 8, 0.150),
+            ran("ttft", "large", 0, 2e-2),
+            ran("asked", "large", 0, 3e-2),
+            ran("ttft", "huge", 0, 4e-2),
+            ran("asked", "huge", 0, 5e-2),
+            ran("ttft", "small", 0, 1e-3),
             ran("asked", "small", 0, 3e-3),
         ]
     )
     assert found.token_s == pytest.approx(6e-5) and found.first_s == 3e-3
-    assert reading([ran("decode", "small", 1, 1e-3)]) == Reading(token_s=0.0, first_s=0.0)
+    assert first_s == 1e-3
+    alone = waiting([ran("decode", "small", 1, 1e-3), ran("ttft", "small", 0, 2e-3)])
+    assert alone == (2e-3, Reading(token_s=0.0, first_s=0.0))
 
 
 def test_simulations_count_readers_and_the_model_of_the_engine_does_not() -> None:
