@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ridgeline.cli.calibrate import Ran, Speed
+from ridgeline.cli.calibrate import Ran, Speed, waiting
 from ridgeline.cli.main import main
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput, CannotRun
