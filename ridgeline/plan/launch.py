@@ -98,14 +98,10 @@ def _vllm(start: Start) -> Command:
     if each.kv_dtype == "int8":
         raise NoCommand("vLLM has no int8 KV cache; fp8 takes as little: --kv-dtype fp8")
     words += ["--kv-cache-dtype", "fp8"] if each.kv_dtype == _FP8 else []
-    if layout.tp > 1:
-        words += ["--tensor-parallel-size", str(layout.tp)]
-    if layout.pp > 1:
-        words += ["--pipeline-parallel-size", str(layout.pp)]
-    if layout.ep > 1:
-        words.append("--enable-expert-parallel")
-    if layout.num_attention > 1:
-        words += ["--data-parallel-size", str(layout.num_attention)]
+    words += _split("--tensor-parallel-size", layout.tp)
+    words += _split("--pipeline-parallel-size", layout.pp)
+    words += ["--enable-expert-parallel"] if layout.ep > 1 else []
+    words += _split("--data-parallel-size", layout.num_attention)
     sizes = ["--max-model-len", str(start.max_model_len), "--max-num-seqs", str(each.seats)]
     sizes += ["--max-num-batched-tokens", str(each.max_num_batched_tokens)]
     sizes += ["--gpu-memory-utilization", "0.9"]
@@ -119,11 +115,10 @@ def _sglang(start: Start) -> Command:
         raise NoCommand("SGLang has no int8 KV cache; fp8 takes as little: --kv-dtype fp8")
     words += ["--kv-cache-dtype", "fp8_e4m3"] if each.kv_dtype == _FP8 else []
     tp = layout.tp * layout.num_attention  # SGLang counts all devices of a stage as tp
-    words += ["--tp-size", str(tp)] if tp > 1 else []
-    words += ["--pp-size", str(layout.pp)] if layout.pp > 1 else []
-    words += ["--ep-size", str(layout.ep)] if layout.ep > 1 else []
-    if layout.num_attention > 1:
-        words += ["--enable-dp-attention", "--dp-size", str(layout.num_attention)]
+    words += _split("--tp-size", tp) + _split("--pp-size", layout.pp)
+    words += _split("--ep-size", layout.ep)
+    words += ["--enable-dp-attention"] if layout.num_attention > 1 else []
+    words += _split("--dp-size", layout.num_attention)
     head = ["python", "-m", "sglang.launch_server", "--model-path", model]
     sizes = ["--context-length", str(start.max_model_len)]
     sizes += ["--max-running-requests", str(each.seats)]
@@ -150,6 +145,11 @@ def _weights(engine: str, start: Start) -> tuple[list[str], str, list[str]]:
     return [*start.download, f"{make} --format compressed-tensors -o {made}"], made, []
 
 
+def _split(flag: str, number: int) -> list[str]:
+    """A flag that says over how many devices; 1 needs none."""
+    return [flag, str(number)] if number > 1 else []
+
+
 def _trtllm(start: Start) -> Command:
     each, layout, weights = start.each, start.each.layout, start.each.weight_dtype
     if start.device.vendor != "NVIDIA":
@@ -167,9 +167,8 @@ def _trtllm(start: Start) -> Command:
     words = ["trtllm-serve", model, "--max_seq_len", str(start.max_model_len)]
     words += ["--max_batch_size", str(each.seats)]
     words += ["--max_num_tokens", str(each.max_num_batched_tokens)]
-    words += ["--tp_size", str(layout.tp)] if layout.tp > 1 else []
-    words += ["--pp_size", str(layout.pp)] if layout.pp > 1 else []
-    words += ["--ep_size", str(layout.ep)] if layout.ep > 1 else []
+    words += _split("--tp_size", layout.tp) + _split("--pp_size", layout.pp)
+    words += _split("--ep_size", layout.ep)
     words += ["--kv_cache_dtype", "fp8"] if each.kv_dtype == _FP8 else []
     words += ["--kv_cache_free_gpu_memory_fraction", "0.9"]
     return Command(first=first, words=words)

@@ -1,6 +1,6 @@
 """Names for answers and what is in them: nobody else has the same, and nobody has to be kept from
-guessing them. (The system's random bytes let other threads run first, which at a busy server is a
-third of a millisecond per request; what grants access is drawn from those, see `keys.py`.)"""
+guessing them. Who asks the system for random bytes lets other threads run first: 0.29 ms a request
+in a profile of a busy server, 0.01 on its own. What grants access is drawn there, see `keys.py`."""
 
 from __future__ import annotations
 

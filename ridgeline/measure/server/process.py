@@ -1,4 +1,4 @@
-"""The processes of a server on this machine: whose port it is, and what they use. Linux's /proc.
+"""The processes of a server on this machine: whose port it is, and what they use (psutil).
 
 A server is a tree: vLLM's front end, its engine and its workers are processes of their own. CPU
 time is theirs together; memory is the sum of their resident sets, in which pages that they share
@@ -8,18 +8,11 @@ count once for each.
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
-from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
-
-PROC = Path("/proc")
-_LISTENING = "0A"
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+import psutil  # type: ignore[import-untyped, unused-ignore]
 
 
 class ProcessReading(msgspec.Struct, frozen=True):
@@ -49,23 +42,37 @@ def is_here(host: str) -> bool:
     return any(ipaddress.ip_address(str(each).partition("%")[0]).is_loopback for each in found)
 
 
-def listener(port: int, proc: Path = PROC) -> int | None:
+def listener(port: int) -> int | None:
     """The process that listens on a port here; None where it cannot be seen."""
-    sockets = {f"socket:[{inode}]" for inode in _listening(port, proc)}
-    if not sockets:
+    try:
+        found = psutil.net_connections(kind="tcp")
+    except psutil.AccessDenied:
         return None
-    for folder in proc.glob("[0-9]*"):
-        if any(_link(each) in sockets for each in _entries(folder / "fd")):
-            return int(folder.name)
-    return None
+    heard = (each for each in found if each.status == psutil.CONN_LISTEN)
+    return next((each.pid for each in heard if each.pid and each.laddr.port == port), None)
 
 
-def read_tree(pid: int, at_s: float, proc: Path = PROC) -> ProcessReading | None:
+def read_tree(pid: int, at_s: float) -> ProcessReading | None:
     """A process and all that it started; None once it is gone."""
-    rows = [row for each in _tree(pid, proc) if (row := _usage(each, proc)) is not None]
+    try:
+        root = psutil.Process(pid)
+        tree = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return None
+    rows = [row for each in tree if (row := _usage(each)) is not None]
     if not rows:
         return None
     return ProcessReading(at_s, sum(cpu for cpu, _ in rows), sum(rss for _, rss in rows), len(rows))
+
+
+def _usage(process: psutil.Process) -> tuple[float, float] | None:
+    """CPU seconds and resident bytes; None where it has ended, or belongs to somebody else."""
+    try:
+        with process.oneshot():
+            used = process.cpu_times()
+            return used.user + used.system, float(process.memory_info().rss)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
 
 
 def use_of(readings: list[ProcessReading]) -> ProcessUse | None:
@@ -79,49 +86,3 @@ def use_of(readings: list[ProcessReading]) -> ProcessUse | None:
         rss_peak_bytes=max(each.rss_bytes for each in readings),
         num_processes=max(each.num_processes for each in readings),
     )
-
-
-def _listening(port: int, proc: Path) -> Iterator[str]:
-    for name in ("tcp", "tcp6"):
-        for line in _text(proc / "net" / name).split("\n")[1:]:
-            words = line.split()
-            heard = len(words) > 9 and words[3] == _LISTENING
-            if heard and int(words[1].rpartition(":")[2], 16) == port:
-                yield words[9]
-
-
-def _tree(pid: int, proc: Path) -> Iterator[int]:
-    yield pid
-    for task in _entries(proc / str(pid) / "task"):
-        for child in _text(task / "children").split():
-            yield from _tree(int(child), proc)
-
-
-def _usage(pid: int, proc: Path) -> tuple[float, float] | None:
-    """CPU seconds and resident bytes. The name in `stat` may hold anything but a last bracket."""
-    stat = _text(proc / str(pid) / "stat").rpartition(")")[2].split()
-    held = _text(proc / str(pid) / "statm").split()
-    if len(stat) < 13 or len(held) < 2:
-        return None
-    return (int(stat[11]) + int(stat[12])) * _TICK_S, int(held[1]) * _PAGE_BYTES
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _link(path: Path) -> str:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
