@@ -30,6 +30,7 @@ import msgspec
 from raw_runs import NOT_DONE, append, flags, read, say
 
 from ridgeline.cli.calibrate import (
+    Clock,
     Ran,
     Run,
     Speed,
@@ -40,7 +41,6 @@ from ridgeline.cli.calibrate import (
     measure_run,
     often,
     settings_of,
-    timed,
     usual,
     waiting,
     write,
@@ -56,7 +56,7 @@ from ridgeline.plan.predict import Point, predict_on
 from ridgeline.settings import settings_from
 
 CALIBRATED_WITH = "dummy:qwen2.5-0.5b"
-RUN_S = 40.0  # a run of the calibration
+RUN_S = 60.0  # a run of the calibration
 KV_BYTES = 3 << 29
 KV_LENGTH = 4096  # for what the engine's cache holds by default
 
@@ -149,10 +149,11 @@ def each_point(
     bench: Rig, run: Run, decodes: tuple[tuple[int, int], ...], prompts: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, int], Ran]]:
     """(batch, context) of decodes, (0, tokens) of prompts."""
+    clock = Clock(run)
     for shape in decodes:
-        yield shape, timed(run, "decode", partial(bench.decode, *shape))
+        yield shape, clock.timed("decode", partial(bench.decode, *shape))
     for tokens in prompts:
-        yield (0, tokens), timed(run, "ttft", partial(often, partial(asking, bench, tokens)))
+        yield (0, tokens), clock.timed("ttft", partial(often, partial(asking, bench, tokens)))
 
 
 def asking(bench: Rig, tokens: int) -> Measured:

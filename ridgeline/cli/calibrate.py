@@ -35,10 +35,10 @@ DECODES = (
     *((1, 32), (8, 32), (1, 1536), (64, 32), (8, 1024)),
     *((2, 32), (32, 32), (4, 32), (16, 32), (32, 512)),
 )  # (batch, context)
-STREAMED = ((1, 32), (8, 32), (64, 32))  # of DECODES' first ones
-NUM_KINDS = 2 + len(STREAMED) + len(DECODES) + len(FIRSTS) + len(DEEP)
+STREAMED = ((1, 32), (8, 32), (64, 32))  # of DECODES, and of the small model alone
+NUM_PASSES = 2  # over all kinds: what disturbs one minute need not disturb the next
 LENGTH = 2048
-REPEATS = ((0.03, 9), (0.3, 3))  # (steps shorter than this, are measured so many times)
+MANY, SHORT_S, FEW = 9, 0.03, 3  # repetitions of steps shorter than this, and of others
 BANDWIDTH_BYTES = tuple(size << 20 for size in (1, 4, 8, 16, 24, 32, 48, 64, 128, 512))
 SMALL = "demo"  # fits into a cache: shows what a large model hides, the overheads
 MOST_RUNS = 5
@@ -117,42 +117,60 @@ def settings_of(run: Run, kv_bytes: int = 1 << 29) -> Settings:
     )
 
 
-def measure_run(bench: Rig, run: Run, budget_s: float) -> Iterator[Ran]:
-    """Everything of one run, most telling first; what does not fit the budget is left out."""
-    ends_s = time.perf_counter() + budget_s
+class Clock:
+    """Times kinds of steps between two looks at the machine's speed; one look serves two kinds."""
 
-    yield timed(run, "ttft", lambda: _asking(bench, bench.ttft_s))
-    yield timed(run, "asked", lambda: _asking(bench, bench.streamed_ttft_s))
+    def __init__(self, run: Run) -> None:
+        self._run, self._before = run, speed()
+
+    def timed(self, kind: str, measured: Callable[[], Measured]) -> Ran:
+        found, after = measured(), speed()
+        before, self._before = self._before, after
+        return Ran(
+            model=self._run.model,
+            quantization=self._run.quantization,
+            kind=kind,
+            shapes=found.shapes,
+            num_sampled=found.num_sampled,
+            seconds=found.seconds,
+            speed=before.middle(after),
+        )
+
+
+def kinds_of(bench: Rig, run: Run) -> Iterator[tuple[str, Callable[[], Measured]]]:
+    """All of one pass, most telling first. What readers cost shows where steps are short."""
+    yield "ttft", lambda: _asking(bench, bench.ttft_s)
+    if run.model == SMALL:
+        yield "asked", lambda: _asking(bench, bench.streamed_ttft_s)
     for shape in DECODES[:5]:
-        yield timed(run, "decode", partial(bench.decode, *shape))
-        if shape in STREAMED:
-            yield timed(run, "streamed", partial(bench.streamed, *shape))
+        yield "decode", partial(bench.decode, *shape)
+        if run.model == SMALL and shape in STREAMED:
+            yield "streamed", partial(bench.streamed, *shape)
     for shape in (*((n, 0) for n in FIRSTS), *DEEP):
-        if time.perf_counter() < ends_s:
-            yield timed(run, "first", partial(often, partial(bench.first, *shape)))
+        yield "first", partial(often, partial(bench.first, *shape))
     for shape in DECODES[5:]:
-        if time.perf_counter() < ends_s:
-            yield timed(run, "decode", partial(bench.decode, *shape))
+        yield "decode", partial(bench.decode, *shape)
 
 
-def timed(run: Run, kind: str, measured: Callable[[], Measured]) -> Ran:
-    """A measurement between two looks at the machine's speed."""
-    before, found = speed(), measured()
-    return Ran(
-        model=run.model,
-        quantization=run.quantization,
-        kind=kind,
-        shapes=found.shapes,
-        num_sampled=found.num_sampled,
-        seconds=found.seconds,
-        speed=before.middle(speed()),
-    )
+def num_kinds(run: Run) -> int:
+    """Of one pass."""
+    small = 1 + len(STREAMED) if run.model == SMALL else 0
+    return 1 + small + len(DECODES) + len(FIRSTS) + len(DEEP)
+
+
+def measure_run(bench: Rig, run: Run, budget_s: float) -> Iterator[Ran]:
+    """`NUM_PASSES` over all kinds; what does not fit the budget is left out."""
+    ends_s, clock = time.perf_counter() + budget_s, Clock(run)
+    for _ in range(NUM_PASSES):
+        for kind, measured in kinds_of(bench, run):
+            if time.perf_counter() < ends_s:
+                yield clock.timed(kind, measured)
 
 
 def often(measured: Callable[[], Measured]) -> Measured:
-    """The middle of several, where one is short."""
+    """The middle of several."""
     found = [measured()]
-    times = next((times for limit_s, times in REPEATS if found[0].seconds < limit_s), 1)
+    times = MANY if found[0].seconds < SHORT_S else FEW
     while len(found) < times:
         found.append(measured())
     return sorted(found, key=lambda each: each.seconds)[len(found) // 2]
@@ -232,7 +250,7 @@ def waiting(ran: Sequence[Ran]) -> tuple[float, Reading]:
     own = [each for each in ran if (each.model, each.quantization) == quick]
     seconds = {kind: [e.seconds for e in own if e.kind == kind] for kind in ("ttft", "asked")}
     more = [
-        (each.seconds - _alike(each, own).seconds) / each.num_sampled
+        (each.seconds - _plain_s(each, own)) / each.num_sampled
         for each in own
         if each.kind == "streamed"
     ]
@@ -249,15 +267,16 @@ def quickest(ran: Sequence[Ran]) -> tuple[str, str | None]:
     return found.model, found.quantization
 
 
-def _alike(streamed: Ran, ran: Sequence[Ran]) -> Ran:
-    """The decode that differs from `streamed` in how it is read alone."""
+def _plain_s(streamed: Ran, own: Sequence[Ran]) -> float:
+    """Seconds of the decode that differs from `streamed` in how it is read alone."""
+    depth = streamed.shapes[0][1]
     plain = [
-        each
-        for each in ran
-        if (each.kind, each.model, each.quantization, each.num_sampled)
-        == ("decode", streamed.model, streamed.quantization, streamed.num_sampled)
+        (abs(each.shapes[0][1] - depth), each.seconds)
+        for each in own
+        if each.kind == "decode" and each.num_sampled == streamed.num_sampled
     ]
-    return min(plain, key=lambda each: abs(each.shapes[0][1] - streamed.shapes[0][1]))
+    nearest = min(far for far, _ in plain)
+    return median(seconds for far, seconds in plain if far == nearest)
 
 
 def calibrated(ran: Sequence[Ran], told: Facts) -> Calibration:
@@ -316,13 +335,14 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
         with rig(settings) as bench:
             found_now = list(measure_run(bench, run, budget_s / len(runs)))
         ran += found_now
-        kinds = f"{len(found_now)} of {NUM_KINDS} kinds of steps"
+        kinds, passes = num_kinds(run), len(found_now) / num_kinds(run)
         spent_s = time.perf_counter() - began_s
-        out.print(f"run {number}/{len(runs)}: {run}: {kinds}, {spent_s:.0f} s so far", style="dim")
-        if len(found_now) < NUM_KINDS:
+        told = f"{passes:.1f} passes over {kinds} kinds of steps, {spent_s:.0f} s so far"
+        out.print(f"run {number}/{len(runs)}: {run}: {told}", style="dim")
+        if passes < 1:
             out.print("  the rest did not fit --budget: expect larger errors", style="yellow")
-    told = facts(ran, memory, time.perf_counter() - began_s, dense_dtype)
-    found_fit = calibrated(ran, told)
+    known = facts(ran, memory, time.perf_counter() - began_s, dense_dtype)
+    found_fit = calibrated(ran, known)
     write(found_fit, output)
     if as_json:
         print(json_lib.dumps(msgspec.to_builtins(found_fit)))

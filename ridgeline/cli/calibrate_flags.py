@@ -31,7 +31,7 @@ def calibrate(
     output: Annotated[
         Path, typer.Option(help="Where to write the calibration.", metavar="FILE")
     ] = Path("calibration.json"),
-    budget: Annotated[float, typer.Option(help="Seconds to measure, models' loading apart.")] = 150,
+    budget: Annotated[float, typer.Option(help="Seconds to measure, models' loading apart.")] = 300,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Learn from at most five short runs how fast this machine or a server is, to predict with."""
