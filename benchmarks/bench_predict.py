@@ -262,6 +262,10 @@ def together(runs: list[Raw]) -> Facts:
         runs=tuple(dict.fromkeys(name for f in each for name in f.runs)),
         bandwidth_bytes_s=rates,
         peak_flops={kind: max(f.peak_flops[kind] for f in each) for kind in kinds},
+        kernel_ops_s={
+            name: statistics.median(f.kernel_ops_s[name] for f in each)
+            for name in each[0].kernel_ops_s
+        },
         first_s=first_s,
         reading=reading,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json as json_lib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date
 from functools import lru_cache, partial
 from pathlib import Path
@@ -42,6 +43,7 @@ MANY, SHORT_S, FEW = 9, 0.03, 3  # repetitions of steps shorter than this, and o
 BANDWIDTH_BYTES = tuple(size << 20 for size in (1, 4, 8, 16, 24, 32, 48, 64, 128, 512))
 SMALL = "demo"  # fits into a cache: shows what a large model hides, the overheads
 MOST_RUNS = 5
+MULTIPLIED_AS = {"float32": "float32", "bfloat16": "float32", "int8": "int16", "int4": "int4"}
 FORMATS = {"int8": "int8", "int4": "int4", "bf16": "bfloat16"}
 
 
@@ -214,6 +216,28 @@ def read_rates() -> dict[str, float]:
     return rates
 
 
+def kernel_ops(num_threads: int, float32_ops_s: float) -> dict[str, float]:
+    """Operations/s of what the kernel of each weight format multiplies with, in registers; a format
+    whose instructions cannot be timed on this CPU is absent.
+
+    Each is timed beside float32 and told as that multiple of `float32_ops_s`, so that a neighbour's
+    burst takes no part in it.
+    """
+    module = measure.native()
+
+    def rate(kind: str) -> float:
+        return float(median(rate for rate, _ in module.multiply_rates(kind, num_threads, 3, 0.02)))
+
+    found = {}
+    for name, kind in MULTIPLIED_AS.items():
+        if module.linear_isa("auto") == "avxvnni" and kind != "float32":
+            continue  # its vpdpbusd has no timing loop
+        with suppress(ValueError):  # no such instruction here
+            times = median(rate(kind) / rate("float32") for _ in range(5))
+            found[name] = float32_ops_s * times
+    return found
+
+
 # ---- the fit -----------------------------------------------------------------------------------
 
 
@@ -231,6 +255,7 @@ def facts(ran: Sequence[Ran], memory: Memory, took_s: float, dense_dtype: str) -
         took_s=took_s,
         runs=tuple(runs),
         peak_flops={kind: rate.per_s for kind, rate in peaks.items()},
+        kernel_ops_s=kernel_ops(_num_threads(), usual(ran).ops_s),
         bandwidth_bytes_s=rates,
         memory=memory,
         dense_dtype=dense_dtype,

@@ -51,8 +51,7 @@ _TERMS = {
     "output_s packed": (1e-9, 0.3),  # 0.5 to 2 ns where operators are timed one by one
 }  # seconds per unit of work on a server's core, roughly; how hard to pull there, against an error
 _NUM_OVERHEADS, _NUM_ATTENDING = 4, 3
-_PEAK_SHARE = 0.25  # a peak measured on a busy machine is too low
-_COMPUTED_IN = {"int8": "int8", "int4": "int8"}  # the rest: in float32
+_PEAK_SHARE = 0.95  # of the peak no product exceeds; it may have been measured a little low
 _KINDS = ("plain", "packed")
 _PACKED = (
     "int8",
@@ -79,7 +78,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a calibration tells beside the fit."""
+    """What a calibration tells beside the fit. `kernel_ops_s`: by weight format, the peak of the
+    very instructions that its kernel multiplies with (2 operations per weight and row)."""
 
     device: str
     as_of: str
@@ -92,6 +92,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     dense_dtype: str
     first_s: float
     reading: Reading = Reading(token_s=0.0, first_s=0.0)
+    kernel_ops_s: dict[str, float] = {}
 
 
 def blank(facts: Facts, formats: Sequence[str]) -> Calibration:
@@ -221,8 +222,8 @@ class _Fit:
         self._mix, self._extra = np.array(mixes), np.array(extras)
 
     def _row_s(self, name: str) -> float:
-        """A floor: most of the seconds at the arithmetic's peak; 0 where none is known."""
-        peak = self._facts.peak_flops.get(_COMPUTED_IN.get(name, "float32"))
+        """A floor: the seconds at the arithmetic's peak; 0 where none is known."""
+        peak = self._facts.kernel_ops_s.get(name)
         return 0.0 if peak is None else _PEAK_SHARE * 2 / peak
 
     def _start(self, samples: Sequence[Sample], num: int) -> Any:

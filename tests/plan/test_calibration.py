@@ -129,6 +129,16 @@ def test_the_fit_predicts_models_that_it_did_not_see(found: Calibration) -> None
     assert np.median(errors) < 0.04 and max(errors) < 0.2
 
 
+def test_no_product_is_fitted_faster_than_its_instructions() -> None:
+    """Where a step could as well be products or outputs, the arithmetic's peak decides."""
+    truth, peak = made_up(), 5e11
+    told = msgspec.structs.replace(FACTS, kernel_ops_s={"int4": peak})
+    samples = samples_of(truth, noise=0.3)
+    free, held = fit(samples, FACTS).linears["int4"], fit(samples, told).linears["int4"]
+    assert free.row_s == 0.0 and held.row_s == pytest.approx(0.95 * 2 / peak)
+    assert all(held.seconds_per_weight(rows) >= 0.95 * 2 / peak * rows for rows in (1, 64, 512))
+
+
 def test_its_own_steps_are_fitted_and_told(found: Calibration) -> None:
     errors = [abs(r.fitted_s / r.measured_s - 1) for r in found.residuals]
     assert np.median(errors) < 0.05
