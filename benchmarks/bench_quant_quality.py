@@ -1,12 +1,15 @@
 """What each way of making a quantised model costs in quality: a table over methods, bits and seeds.
 
     python benchmarks/bench_quant_quality.py [--model demo] [--bits 4 3] [--seeds 0 1 2] [--fresh]
+        [--methods rtn gptq] [--groups 32 128] [--asym] [--rotate] [--numbers nf4 fp8-channel]
+        [--format bitsandbytes] [--bits-budget 5]
 
 Each row is a model written by the very code of `ridgeline quantize`, opened and compared with the
 original in float32 on held-out text: mean KL per token, share of positions with the same most
 likely token, change of perplexity with its standard error over windows. Calibrated methods run once
-per seed. `--fresh` judges by windows between the usual ones and by held-out conversations: text
-that no method was tuned on.
+per seed. `--numbers` are layouts of their own, written in the format that holds them, and rounded
+to nearest unless one method is named. `--fresh` judges by windows between the usual ones and by
+held-out conversations: text that no method was tuned on.
 """
 
 from __future__ import annotations
@@ -16,13 +19,18 @@ import json
 import math
 import statistics
 import tempfile
+from collections.abc import Iterator
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
+import msgspec
 import torch
 
-from ridgeline.compress.make import RIDGELINE, make
-from ridgeline.compress.recipe import Recipe
+from ridgeline.cli.quantize import FORMATS, WIDTHS
+from ridgeline.compress.make import HOLDERS, Writer, make
+from ridgeline.compress.mixed import Mixed
+from ridgeline.compress.recipe import METHODS, NUMBERS, Recipe
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.text import load_tokenizer
@@ -76,9 +84,21 @@ def compare(
     }
 
 
+def writer(name: str) -> Writer:
+    module, _, attribute = FORMATS[name].partition(":")
+    found: Writer = getattr(import_module(module), attribute)
+    return found
+
+
 def measure(
-    model: str, recipe: Recipe, windows: list[list[int]], before: list[torch.Tensor]
+    model: str,
+    recipe: Recipe,
+    name: str,
+    budget: float | None,
+    windows: list[list[int]],
+    before: list[torch.Tensor],
 ) -> dict[str, float]:
+    """Of one recipe, written in the format `name`."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
         make(
@@ -86,10 +106,31 @@ def measure(
             recipe,
             target,
             calibration=None,
-            write=RIDGELINE,
+            write=writer(name),
             tell=lambda progress: None,
+            mixed=None if budget is None else Mixed(budget, WIDTHS[name]),
         )
-        return compare(before, logprobs(str(target), windows), windows)
+        made = str(target / "model.gguf" if name == "gguf" else target)
+        return compare(before, logprobs(made, windows), windows)
+
+
+def recipes(args: argparse.Namespace) -> Iterator[Recipe]:
+    """Every recipe that is asked for, calibrated ones once per seed."""
+    for numbers in args.numbers:
+        for bits in args.bits if numbers == "int" else [4]:
+            for group in args.groups if bits < 8 and numbers == "int" else [None]:
+                for method in args.methods:
+                    plain = method in ("rtn", "hqq") and args.bits_budget is None
+                    for seed in [0] if plain else args.seeds:
+                        yield Recipe(
+                            method=method,
+                            bits=bits,
+                            group_size=group,
+                            zeros=args.asym,
+                            numbers=numbers,
+                            rotate=args.rotate,
+                            seed=seed,
+                        )
 
 
 def main() -> None:
@@ -99,30 +140,33 @@ def main() -> None:
     parser.add_argument("--groups", type=int, nargs="+", default=[128])
     parser.add_argument("--asym", action="store_true")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", default=["rtn", "hqq", "gptq", "awq"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=None)
+    parser.add_argument("--numbers", nargs="+", choices=NUMBERS, default=["int"])
+    parser.add_argument("--rotate", action="store_true")
+    parser.add_argument("--format", choices=[*FORMATS], default="ridgeline")
+    parser.add_argument("--bits-budget", type=float, default=None)
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--windows", type=int, default=24)
     args = parser.parse_args()
+    if args.methods is None:
+        args.methods = ["rtn", "hqq", "gptq", "awq"] if args.numbers == ["int"] else ["rtn"]
     windows = held_out(args.model, args.windows, 256, args.fresh)
     before = logprobs(args.model, windows)
     rows = []
-    for bits in args.bits:
-        for group in args.groups if bits < 8 else [None]:
-            for method in args.methods:
-                seeds = args.seeds if method in ("gptq", "awq", "smoothquant", "qat") else [0]
-                for seed in seeds:
-                    recipe = Recipe(
-                        method=method, bits=bits, group_size=group, zeros=args.asym, seed=seed
-                    )
-                    found = measure(args.model, recipe, windows, before)
-                    rows.append({"method": method, "bits": bits, "group": group, "seed": seed})
-                    rows[-1] |= found
-                    print(
-                        f"{bits} bits, groups {group}, {method:11} seed {seed}: "
-                        f"KL {found['kl']:.2e}, same token {found['same']:.1%}, "
-                        f"perplexity {found['perplexity']:+.2%} ± {found['error']:.2%}",
-                        flush=True,
-                    )
+    for recipe in recipes(args):
+        name = args.format if recipe.numbers == "int" else HOLDERS[recipe.numbers]
+        found = measure(args.model, recipe, name, args.bits_budget, windows, before)
+        rows.append({"recipe": msgspec.to_builtins(recipe), "format": name, **found})
+        what = f"{recipe.bits} bits, groups {recipe.group_size}" + (
+            ", zero-points" if recipe.zeros else ""
+        )
+        what = what if recipe.numbers == "int" else recipe.numbers
+        print(
+            f"{what}, {recipe.method}{', rotated' if recipe.rotate else ''}, seed {recipe.seed}: "
+            f"KL {found['kl']:.2e}, same token {found['same']:.1%}, "
+            f"perplexity {found['perplexity']:+.2%} ± {found['error']:.2%}",
+            flush=True,
+        )
     print(json.dumps(rows))
 
 

@@ -32,7 +32,7 @@ from ridgeline.compress.repair import repair
 from ridgeline.compress.rounding import Product, round_product
 from ridgeline.compress.walk import Walk, Walks, watch_both
 from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.weights import DummyWeights, Weights
+from ridgeline.engine.model.weights import DummyWeights, PlainWeights, Weights
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import with_dtype
@@ -40,7 +40,7 @@ from ridgeline.spec.rewrite import with_dtype
 THREADS = 2
 
 
-class Drawn:
+class Drawn(PlainWeights):
     """Random weights, drawn once; bfloat16, as checkpoints have them."""
 
     def __init__(self, inner: Weights) -> None:
@@ -50,9 +50,6 @@ class Drawn:
         if part not in self._drawn:
             self._drawn[part] = self._inner.get(part).bfloat16()
         return self._drawn[part]
-
-    def packed(self, *_: object) -> None:
-        """It holds plain weights."""
 
 
 class Clock:

@@ -98,6 +98,21 @@ def bitsandbytes_8() -> Tensors:
     }
 
 
+def bitsandbytes_rows() -> Tensors:
+    """Rows with and without outliers, each alone, times an int8 weight (threshold 6)."""
+    q, scale, _ = bnb.int8_vectorwise_quant(weight(torch.float16))
+    x = torch.randn(8, SHAPE[1], generator=torch.Generator().manual_seed(9)).clamp(-5, 5)
+    x[1, 5], x[2, 7], x[2, 100], x[3, 0], x[4, 127] = 30.0, -60.0, 9.0, -6.0, 5.996
+    x = x.half().float()
+    rows = []
+    for row in x.split(1):
+        codes, step, columns = bnb.int8_vectorwise_quant(row.half(), threshold=6.0)
+        mixed = torch.ops.bitsandbytes.int8_mixed_scaled_mm
+        rows.append(mixed(row, codes, q, step, scale, columns, None)[0])
+    named = {"weight": q, "SCB": scale.float(), "x": x, "y": torch.cat(rows)}
+    return {f"bnb_int8_rows/{key}": value.contiguous() for key, value in named.items()}
+
+
 def main(target: str) -> None:
     tensors: Tensors = {}
     for bits in (2, 3, 4, 5, 8):
@@ -130,6 +145,7 @@ def main(target: str) -> None:
     for kind in ("nf4", "fp4"):
         tensors |= bitsandbytes_4(kind)
     tensors |= bitsandbytes_8()
+    tensors |= bitsandbytes_rows()
     save_file(tensors, target)
     print(f"{len({name.split('/')[0] for name in tensors})} cases in {target}")
 

@@ -5,12 +5,13 @@
     python scripts/readback.py llama FOLDER             where llama-cpp-python is installed
     python scripts/readback.py transformers FOLDER      where transformers, compressed-tensors and
                                                         bitsandbytes are installed
+    python scripts/readback.py gptqmodel FOLDER         where GPTQModel is: GPTQ and AWQ
 
 `make` continues token ids greedily, in float32 with the weights that each file decodes to, and
 keeps the gap between the two best logits of every step. The libraries continue the same ids twice:
 by themselves, and one token at a time on ours. Where they compute in float32 too, every step must
 agree; llama.cpp and W8A8 round activations to 8 bits, so that a step whose gap is below `TIE` may
-go either way there. `make check-readback` makes the environments and runs all three.
+go either way there. `make check-readback` makes the environments and runs all four.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,13 @@ FORMATS: dict[str, dict[str, Any]] = {
     "ct-fp8-tensor": {"format": "compressed-tensors", "numbers": "fp8-tensor"},
     "ct-fp8-channel": {"format": "compressed-tensors", "numbers": "fp8-channel"},
     "bnb-nf4": {"format": "bitsandbytes", "numbers": "nf4"},
+    "bnb-int8": {"format": "bitsandbytes", "bits": 8},
+    "gptq-int4": {"format": "gptq", "group_size": 32},
+    "gptq-int4-zeros": {"format": "gptq", "group_size": 64, "zeros": True},
+    "gptq-int3": {"format": "gptq", "bits": 3, "group_size": 32},
+    "gptq-int8": {"format": "gptq", "bits": 8},
+    "awq-int4": {"format": "awq", "group_size": 32},
+    "awq-int4-zeros": {"format": "awq", "group_size": 64, "zeros": True},
 }
 PROMPTS = (
     "def read_file(path):\n    ",
@@ -55,8 +64,8 @@ TIE = 0.25
 """Gap of logits that 8-bit activations may turn over."""
 ROUTE = 1.0
 """The same where they may also send a token to another expert."""
-TIES = {"ct-int8": TIE, "bnb-nf4": 0.05}
-"""Of transformers: W8A8 has 8-bit activations; NF4 is decoded to the model's bfloat16."""
+TIES = {"ct-int8": TIE, "bnb-int8": TIE, "bnb-nf4": 0.05, "awq-int4": 0.05, "awq-int4-zeros": 0.05}
+"""W8A8 has 8-bit activations; NF4 is decoded to the model's bfloat16; AWQ multiplies in float16."""
 
 
 MOE: dict[str, dict[str, Any]] = {
@@ -252,17 +261,45 @@ def _extra(name: str) -> dict[str, Any]:
 def transformers(folder: Path) -> int:
     """transformers reads the safetensors folders; weights decompressed, float32."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
+
+    def opened(name: str) -> Any:
+        return AutoModelForCausalLM.from_pretrained(
+            folder / name, dtype=torch.float32, **_extra(name)
+        )
+
+    return _compared(folder, ("ct", "bnb"), opened)
+
+
+def gptqmodel(folder: Path) -> int:
+    """GPTQModel's own loader and its kernels of plain torch, on the CPU; the rest float32."""
+    import torch
+    from gptqmodel import BACKEND, GPTQModel
+
+    def opened(name: str) -> Any:
+        backend = BACKEND.AWQ_TORCH if name.startswith("awq") else BACKEND.GPTQ_TORCH
+        loaded = GPTQModel.load(  # float16: scales are; in bfloat16, its default, it rounds them
+            str(folder / name), device="cpu", backend=backend, dtype=torch.float16
+        )
+        kernels = {type(m).__name__ for m in loaded.model.modules() if hasattr(m, "qweight")}
+        assert kernels == {"AwqTorchLinear" if name.startswith("awq") else "TorchLinear"}, kernels
+        return loaded.model.float()
+
+    return _compared(folder, ("gptq", "awq"), opened)
+
+
+def _compared(folder: Path, starts: tuple[str, ...], opened: Callable[[str], Any]) -> int:
+    """Models of transformers' kind, against what was expected of them."""
+    import torch
+    from transformers import AutoTokenizer
 
     expected = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
     held = True
     for name in FORMATS:
-        if name.startswith("gguf"):
+        if not name.startswith(starts):
             continue
         verdict = Verdict(name)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder / name, dtype=torch.float32, **_extra(name)
-        ).eval()
+        model = opened(name).eval()
         tokenizer = AutoTokenizer.from_pretrained(folder / name)
         for row in expected[name]:
             if tokenizer.encode(row["prompt"], add_special_tokens=False) != row["ids"]:
@@ -280,10 +317,14 @@ def transformers(folder: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["make", "llama", "transformers"])
+    does = {"make": make, "llama": llama, "transformers": transformers, "gptqmodel": gptqmodel}
+    parser.add_argument("what", choices=[*does])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="+", choices=[*FORMATS], help="these formats alone")
     args = parser.parse_args()
-    return {"make": make, "llama": llama, "transformers": transformers}[args.what](args.folder)
+    for name in set(FORMATS) - set(args.only or FORMATS):
+        del FORMATS[name]
+    return does[args.what](args.folder)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from ridgeline.compress.recipe import METHODS
 from ridgeline.engine.core.batching import POLICIES
 from ridgeline.optimize.ladder import shipped
 from ridgeline.spec.rewrite import QUANTIZATIONS
@@ -24,12 +26,32 @@ MAY_BE_EMPTY = {"paper", "measured"}
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
 def test_a_row_leads_somewhere(row: dict[str, str]) -> None:
-    assert set(row) == FIELDS
+    assert set(row) - {"page"} == FIELDS
     assert all(row[name] for name in FIELDS - MAY_BE_EMPTY)
     assert (ROOT / row["module"]).is_file()
     assert (ROOT / row["conformance"]).is_file()
     assert row["benchmark"].startswith("ridgeline ") or (ROOT / row["benchmark"]).is_file()
     assert row["honesty"] in ("exact", "distribution-preserving", "lossy")
+
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-\d)?")
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if "page" in row], ids=lambda row: row["id"])
+def test_a_page_says_what_its_row_says(row: dict[str, str]) -> None:
+    """The row is the page in short: its papers, its command, its numbers."""
+    page = " ".join((ROOT / row["page"]).read_text(encoding="utf-8").split())
+    missing = [paper for paper in re.findall(r"\d{4}\.\d{5}", row["paper"]) if paper not in page]
+    missing += [flag for flag in re.findall(r"--[a-z-]+", row["switch"]) if flag not in page]
+    missing += [n for n in NUMBER.findall(row["measured"]) if n not in page]
+    assert not missing, (row["page"], missing)
+
+
+def test_every_method_has_a_page() -> None:
+    pages = {Path(row["page"]).stem for row in ROWS if "page" in row}
+    folder = {path.stem for path in (ROOT / "docs" / "quantisation").glob("*.md")}
+    assert {*METHODS, "rotation", "mixed", "nf4", "fp8", "tables", "kv-cache"} == pages
+    assert folder == pages | {"formats"}
 
 
 def test_a_lossy_technique_carries_its_measured_delta() -> None:

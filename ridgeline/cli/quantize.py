@@ -28,7 +28,7 @@ FORMATS = {
     "compressed-tensors": "ridgeline.compress.write_safetensors:COMPRESSED",
     "gptq": "ridgeline.compress.write_safetensors:GPTQ",
     "awq": "ridgeline.compress.write_safetensors:AWQ",
-    "bitsandbytes": "ridgeline.compress.write_safetensors:BITSANDBYTES",
+    "bitsandbytes": "ridgeline.compress.write_bitsandbytes:BITSANDBYTES",
     "fp8": "ridgeline.compress.write_safetensors:FP8",
     "gguf": "ridgeline.compress.write_gguf:GGUF",
 }

@@ -33,10 +33,9 @@ from torch import Tensor
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rtn import lattice
 from ridgeline.compress.statistics import Stats
-from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.weights import Weights
-from ridgeline.spec.model import AttentionSpec, LayerSpec, LinearSpec, ModelSpec
+from ridgeline.engine.model.weights import PlainWeights, Weights
+from ridgeline.spec.model import AttentionSpec, LayerSpec, ModelSpec
 
 STEPS = 10  # of AWQ's search
 COARSE = (1.0, 0.85, 0.7)  # ranges of a group that the search tries
@@ -65,7 +64,7 @@ def sites(layer: LayerSpec, index: int) -> Iterator[Site]:
         yield Site(index, "expert_up", ("expert_down",), expert)
 
 
-class Balanced:
+class Balanced(PlainWeights):
     """Weights with rescales merged in; a source like any other."""
 
     def __init__(self, inner: Weights, spec: ModelSpec) -> None:
@@ -102,12 +101,6 @@ class Balanced:
         if part.key.endswith("norm") and self._spec.norm_plus_one:
             return (value + 1.0) / rows_O - 1.0
         return value / (rows_O.unsqueeze(1) if value.dim() == 2 else rows_O)
-
-    def packed(
-        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
-    ) -> Packed | None:
-        """None: it holds plain weights."""
-        return None
 
 
 def _by_heads(values_I: Tensor, attention: AttentionSpec) -> Tensor:

@@ -30,13 +30,12 @@ from ridgeline.compress.progress import Progress, Tell
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rtn import round_rtn
 from ridgeline.compress.walk import Walk
-from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.layers import make_norm
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.pack import layer_products
-from ridgeline.engine.model.weights import Weights
+from ridgeline.engine.model.weights import PlainWeights, Weights
 from ridgeline.errors import BadInput
-from ridgeline.spec.model import LinearSpec, ModelSpec
+from ridgeline.spec.model import ModelSpec
 
 SCALE_BITS, ZERO_BITS = 16, 8
 MOST_WINDOWS = 8
@@ -57,7 +56,7 @@ class Variant(NamedTuple):
     bits: int
 
 
-class _Rounded:
+class _Rounded(PlainWeights):
     """A source in which one variant's weights are rounded."""
 
     def __init__(self, inner: Weights, variant: Variant, recipe: Recipe) -> None:
@@ -70,12 +69,6 @@ class _Rounded:
         widths = {f"{part.layer}.{part.key}": self._variant.bits}
         own = with_widths(self._recipe, widths).at(part.key, part.layer, part.shape[1])
         return round_rtn(value.float(), None, own).dense()
-
-    def packed(
-        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
-    ) -> Packed | None:
-        """None: it holds plain weights."""
-        return None
 
 
 def with_widths(recipe: Recipe, widths: dict[str, int]) -> Recipe:

@@ -16,7 +16,7 @@ grids, whether or not the run was interrupted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -39,13 +39,12 @@ from ridgeline.compress.rounding import Product, round_product
 from ridgeline.compress.statistics import ProductKey, Stats
 from ridgeline.compress.store import Store
 from ridgeline.compress.walk import ATTENTION, Walk, Walks, watch_both
-from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.pack import layer_products
-from ridgeline.engine.model.weights import CheckpointWeights, Weights
+from ridgeline.engine.model.weights import CheckpointWeights, PlainWeights, Weights
 from ridgeline.errors import CannotRun
 from ridgeline.spec.locate import is_dummy, model_path
-from ridgeline.spec.model import LinearSpec, ModelSpec
+from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import linears
 
 _CHOOSERS = {"awq": choose_awq, "smoothquant": choose_smooth}
@@ -152,7 +151,7 @@ def _pass(source: Weights, recipe: Recipe, store: Store, walks: Walks, index: in
         walks.rounded.go(store, index, half)
 
 
-class Changed:
+class Changed(PlainWeights):
     """A layer being rounded: what is ready of it, and the rest as it was."""
 
     def __init__(
@@ -164,12 +163,6 @@ class Changed:
         if part in self._grids:
             return self._grids[part].dense()
         return self._kept[part] if part in self._kept else self._inner.get(part)
-
-    def packed(
-        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
-    ) -> Packed | None:
-        """None: it holds plain weights."""
-        return None
 
 
 def halves(spec: ModelSpec, index: int) -> list[list[tuple[Part, ProductKey]]]:

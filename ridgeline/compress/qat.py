@@ -46,7 +46,7 @@ from ridgeline.engine.model.layers import Joined, make_norm
 from ridgeline.engine.model.load import DecoderBuilder
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.rope import RopeTables
-from ridgeline.engine.model.weights import Weights
+from ridgeline.engine.model.weights import PlainWeights, Weights
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel, CannotRun
@@ -112,7 +112,7 @@ class Latent:
         return self.v_OI.nbytes
 
 
-class Plain:
+class Plain(PlainWeights):
     """Another source's weights as tensors that may take part in training."""
 
     def __init__(self, inner: Weights) -> None:
@@ -120,11 +120,6 @@ class Plain:
 
     def get(self, part: Part) -> Tensor:
         return self._inner.get(part).clone()
-
-    def packed(
-        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
-    ) -> None:
-        """It holds plain weights."""
 
 
 class StudentBuilder(DecoderBuilder):

@@ -17,17 +17,14 @@ two places that write to the stream. Models without outliers gain nothing from i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.weights import Weights
+from ridgeline.engine.model.weights import PlainWeights, Weights
 from ridgeline.errors import CannotRun
-from ridgeline.spec.model import LinearSpec, ModelSpec
+from ridgeline.spec.model import ModelSpec
 
 _NORM_BEFORE = {
     "q": "attention_norm",
@@ -70,7 +67,7 @@ def rotation(size: int, seed: int) -> Tensor:
     return torch.kron(hadamard / power**0.5, small.contiguous()) * signs
 
 
-class Rotated:
+class Rotated(PlainWeights):
     """Weights of the turned model, part by part; a source like any other."""
 
     def __init__(self, inner: Weights, spec: ModelSpec, seed: int) -> None:
@@ -118,9 +115,3 @@ class Rotated:
     def _gain(self, key: str, layer: int | None) -> Tensor:
         gain = self._inner.get(Part(key, (self._spec.hidden_size,), layer)).double()
         return gain + 1.0 if self._spec.norm_plus_one else gain
-
-    def packed(
-        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
-    ) -> Packed | None:
-        """None: it holds plain weights."""
-        return None

@@ -37,12 +37,12 @@ def _write_compressed(job: Job) -> int:
     """compressed-tensors: pack-quantized up to 4 bits, int-quantized (W8A8) at 8."""
     dtype = DTYPES[job.spec.stored_dtype]
     if job.recipe.numbers != "int":
-        return _write(job, None, _compressed_config(job))
+        return write_shards(job, None, _compressed_config(job))
 
     def encode(grid: Grid) -> dict[str, Tensor]:
         return _bytes(grid, dtype) if grid.bits == 8 else _packed(grid, dtype)
 
-    return _write(job, encode, _compressed_config(job))
+    return write_shards(job, encode, _compressed_config(job))
 
 
 def _packed(grid: Grid, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -85,21 +85,7 @@ def _write_fp8(job: Job) -> int:
         "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
         "modules_to_not_convert": ["lm_head"],
     }
-    return _write(job, None, config)
-
-
-def _write_nf4(job: Job) -> int:
-    """bitsandbytes' NF4, its block scales in float32 (no double quantisation)."""
-    config = {
-        "quant_method": "bitsandbytes",
-        "load_in_4bit": True,
-        "load_in_8bit": False,
-        "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": False,
-        "bnb_4bit_compute_dtype": "float32",
-        "bnb_4bit_quant_storage": "uint8",
-    }
-    return _write(job, None, config)
+    return write_shards(job, None, config)
 
 
 def _compressed_config(job: Job) -> dict[str, Any]:
@@ -191,7 +177,7 @@ def _write_gptq(job: Job) -> int:
         "lm_head": False,
         "pack_dtype": "int32",
     }
-    return _write(job, _gptq, config)
+    return write_shards(job, _gptq, config)
 
 
 def _gptq(grid: Grid) -> dict[str, Tensor]:
@@ -216,7 +202,7 @@ def _write_awq(job: Job) -> int:
         "zero_point": True,
         "modules_to_not_convert": None,
     }
-    return _write(job, _awq, config)
+    return write_shards(job, _awq, config)
 
 
 def _awq(grid: Grid) -> dict[str, Tensor]:
@@ -237,7 +223,7 @@ def _in_eights(numbers_OR: Tensor) -> Tensor:
     return pack_words(rows_RW8.flatten(1).contiguous(), 4)
 
 
-def _write(job: Job, encode: Encode | None, config: Mapping[str, Any]) -> int:
+def write_shards(job: Job, encode: Encode | None, config: Mapping[str, Any]) -> int:
     """Shards, index and config; the bytes of the shards."""
     copy_config(job.source, job.folder, job.spec, {**config, **job.made})
     names = _names(job)
@@ -255,7 +241,8 @@ def _write(job: Job, encode: Encode | None, config: Mapping[str, Any]) -> int:
     return total
 
 
-def _refuse(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
+def refuse(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
+    """Raises CannotRun for tables in fewer bits, and for groups that do not divide the inputs."""
     for format in tables:
         if format is not None and format.kind not in ("dense", "bf16"):
             raise CannotRun(
@@ -290,13 +277,13 @@ def _refuse_ragged(spec: ModelSpec, group: int) -> None:
 def _refuse_gptq(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
     if recipe.bits == 5:
         raise CannotRun("GPTQ's layout holds 2, 3, 4 and 8 bits", value=recipe.bits)
-    _refuse(spec, recipe, tables)
+    refuse(spec, recipe, tables)
 
 
 def _refuse_awq(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
     if recipe.bits != 4:
         raise CannotRun("AWQ's layout holds 4 bits", value=recipe.bits, fix="use --bits 4")
-    _refuse(spec, recipe, tables)
+    refuse(spec, recipe, tables)
 
 
 def _names(job: Job) -> dict[str, list[Part]]:
@@ -344,8 +331,8 @@ def _alone(coded: list[Coded], name: str) -> Coded:
     return coded[0]
 
 
-def _holds(refuse: Refuse, *numbers: str) -> Refuse:
-    """`refuse`, after what the format does not hold at all."""
+def holding(then: Refuse, *numbers: str) -> Refuse:
+    """`then`, after what the format does not hold at all."""
 
     def both(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
         if recipe.method == "llm-int8":
@@ -367,13 +354,12 @@ def _holds(refuse: Refuse, *numbers: str) -> Refuse:
                 limit=", ".join(numbers),
                 fix=f"use --format {HOLDERS[recipe.numbers]}",
             )
-        refuse(spec, recipe, tables)
+        then(spec, recipe, tables)
 
     return both
 
 
-COMPRESSED = Writer(_holds(_refuse, "int", "fp8-tensor", "fp8-channel"), _write_compressed)
-GPTQ = Writer(_holds(_refuse_gptq, "int"), _write_gptq)
-AWQ = Writer(_holds(_refuse_awq, "int"), _write_awq)
-FP8 = Writer(_holds(_refuse, "fp8-block"), _write_fp8)
-BITSANDBYTES = Writer(_holds(_refuse, "nf4"), _write_nf4)
+COMPRESSED = Writer(holding(refuse, "int", "fp8-tensor", "fp8-channel"), _write_compressed)
+GPTQ = Writer(holding(_refuse_gptq, "int"), _write_gptq)
+AWQ = Writer(holding(_refuse_awq, "int"), _write_awq)
+FP8 = Writer(holding(refuse, "fp8-block"), _write_fp8)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from math import inf
 from typing import Any
 
 import msgspec
@@ -39,7 +40,7 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
     `block`: outputs and inputs that share a scale, where scales are per block. `ordered`: groups
     may be scattered over the inputs. `scopes`: where modules differ, targets (module names, "re:"
     patterns, "Linear" for all others) and how those are quantised; the record's own fields are
-    then the first scope's.
+    then the first scope's. `threshold`: inputs that reach it are multiplied as floats (LLM.int8).
     """
 
     codec: str
@@ -51,6 +52,7 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     block: tuple[int, int] = (128, 128)
     ordered: bool = False
+    threshold: float = 0.0
     scopes: tuple[tuple[tuple[str, ...], Foreign], ...] = ()
 
     def at(self, module: str) -> Foreign:
@@ -68,7 +70,9 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
         if not self.integers or (wide_scales and self.bits < 8):
             return dense("float32")
         format = format_for(self.bits, self.group_size or num_in, num_in, self.zeros)
-        return replace(format, ordered=self.ordered and format.kind == "int4")
+        threshold = self.threshold if format.kind == "int8" else 0.0
+        ordered = self.ordered and format.kind == "int4"
+        return replace(format, ordered=ordered, threshold=threshold)
 
 
 def _names_module(target: str, module: str) -> bool:
@@ -219,7 +223,11 @@ def _block(told: Any, where: str) -> tuple[int, int]:
 
 def _bitsandbytes(told: Mapping[str, Any], where: str) -> Foreign:
     if told.get("load_in_8bit"):
-        return Foreign(codec="bnb8", name="bitsandbytes LLM.int8", bits=8)
+        threshold = told.get("llm_int8_threshold", 6.0)
+        if not isinstance(threshold, int | float) or not 0 <= threshold < inf:
+            raise _refused(where, f"cannot read the threshold {threshold!r}", "0 or more")
+        name = "bitsandbytes LLM.int8"
+        return Foreign(codec="bnb8", name=name, bits=8, threshold=float(threshold))
     kind = told.get("bnb_4bit_quant_type", "fp4")
     if not told.get("load_in_4bit") or kind not in ("nf4", "fp4"):
         raise _refused(where, f"bitsandbytes {kind!r}", "nf4, fp4, int8")
@@ -324,4 +332,6 @@ def rule(foreign: Foreign, formats: Iterable[Format]) -> str:
     grid = f"{foreign.bits} bits, a scale per {group}{zeros}" if foreign.integers else "table"
     kinds = sorted({each.kind for each in formats})
     done = "decoded to float32" if kinds == ["dense"] else f"run as {', '.join(kinds)}, exactly"
+    if foreign.threshold:
+        done += f"; inputs of a row that reach {foreign.threshold:g} multiplied as floats"
     return f"{foreign.name} ({grid if foreign.integers else f'{foreign.bits} bits'}), {done}"

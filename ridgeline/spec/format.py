@@ -26,7 +26,9 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     output row); `scale_bytes` per scale (0: no scales); `zero_bits` per zero-point. `activations`
     is the dtype in which the product is computed. `ordered`: each row of inputs is first
     gathered in the order of the weights' groups (GPTQ's act-order). `wide` inputs are kept apart
-    in `wide_bits`, beside the rest (LLM.int8's outliers).
+    in `wide_bits`, beside the rest (LLM.int8's outliers, chosen when the model was made); inputs of
+    a row that reach `threshold` in magnitude are multiplied as floats (0: none; LLM.int8's
+    outliers, found as they come).
     """
 
     kind: str = "dense"
@@ -38,6 +40,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     ordered: bool = False
     wide: int = 0
     wide_bits: int = 16
+    threshold: float = 0.0
 
     def nbytes(self, num_out: int, num_in: int) -> int:
         """Bytes of an [num_out, num_in] weight with its scales and zero-points.

@@ -242,11 +242,14 @@ def gguf_spec(name: str) -> ModelSpec:
         f"GGUF ({', '.join(sorted(kinds))}): {packed} linears run as int4, exactly, "
         f"{len(linears(spec)) - packed} decoded to float32"
     )
-    return replace(spec, rewrites=(*spec.rewrites, line))
+    table = format_of(file.tensors["token_embd.weight"].kind)
+    embed_format = None if table.kind == "dense" else table
+    return replace(spec, embed_format=embed_format, rewrites=(*spec.rewrites, line))
 
 
 def format_of(kind: str) -> Format:
-    """How a tensor of this type is computed."""
+    """How a tensor of this type is computed, or looked up in. Of GGUF's types Q4_0 alone is one of
+    ours: our 8 bits have a scale per row, Q8_0 one per 32 numbers."""
     return int4(32) if kind == "Q4_0" else dense("float32")
 
 

@@ -166,8 +166,8 @@ def test_balancing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 < relative_change(spec, spec, source, balanced, monkeypatch) < 1e-5
 
 
-def with_outliers(target: Path) -> str:
-    """The demo model with loud channels planted: gains × 64, the readers' columns / 64."""
+def with_outliers(target: Path, gain: int = 64) -> str:
+    """The demo model with loud channels planted: gains × 64 (`gain`), the readers' columns less."""
     shutil.copytree(model_path("demo"), target)
     tensors = {k: v.float() for k, v in load_file(target / "model.safetensors").items()}
     channels = torch.tensor([3, 77, 150, 201])
@@ -177,9 +177,9 @@ def with_outliers(target: Path) -> str:
     }
     for layer in range(6):
         for norm, names in readers.items():
-            tensors[f"model.layers.{layer}.{norm}.weight"][channels] *= 64
+            tensors[f"model.layers.{layer}.{norm}.weight"][channels] *= gain
             for name in names:
-                tensors[f"model.layers.{layer}.{name}.weight"][:, channels] /= 64
+                tensors[f"model.layers.{layer}.{name}.weight"][:, channels] /= gain
     save_file(tensors, target / "model.safetensors")
     config = (target / "config.json").read_text(encoding="utf-8").replace("bfloat16", "float32")
     (target / "config.json").write_text(config, encoding="utf-8")

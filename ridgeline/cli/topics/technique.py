@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from ridgeline.cli.topics.base import Known, Page
 from ridgeline.diagnose.rules import shipped as shipped_rules
@@ -20,8 +21,9 @@ def rows() -> Mapping[str, dict[str, str]]:
 
 
 def names() -> Mapping[str, str]:
-    """Ids and titles; the ladder's own names where a rung has one technique."""
+    """Ids and titles; the ladder's own names where a rung has one technique, and those of pages."""
     found = {rung.id: rung.technique for rung in ladder.shipped().rungs}
+    found |= {Path(row["page"]).stem: id for id, row in rows().items() if "page" in row}
     found |= {row["title"]: id for id, row in rows().items()}
     return found | {id: id for id in rows()}
 
@@ -44,6 +46,7 @@ def page(id: str, known: Known) -> Page:
         ("switch", row["switch"]),
         ("measured", row["measured"]),
         ("hurts when", row["hurts_when"]),
+        ("more", row.get("page", "")),
         ("code", row["module"]),
         ("shown by", f"{row['conformance']}; {row['benchmark']}"),
     )

@@ -5,8 +5,8 @@
 `weight.nested_quant_map`, scaled by `weight.nested_absmax` per 256, plus an offset that stands,
 with the shape, as JSON in `weight.quant_state.bitsandbytes__nf4`.
 
-8 bits: `weight` int8 [N, K], `SCB` float32 [N]: w = q · SCB / 127. Columns of outlying activations,
-which bitsandbytes multiplies in 16 bits, are rounded with their row here.
+8 bits: `weight` int8 [N, K], `SCB` float32 [N]: w = q · SCB / 127. Outlying activations are found
+as they come (`ridgeline.engine.quant.outlier_rows`).
 """
 
 from __future__ import annotations

@@ -148,6 +148,8 @@ def _refusal(path: str, linear: LinearSpec, device: torch.device) -> str | None:
         return f"{path} gathers its inputs in act-order"
     if linear.format.wide:
         return f"{path} keeps outlying inputs apart (LLM.int8)"
+    if linear.format.threshold:
+        return f"{path} looks for outlying inputs in every row (LLM.int8)"
     if path == "lm_head":
         return None
     if path.endswith(".router"):

@@ -243,7 +243,9 @@ class DecoderBuilder:
             return None
         whole = whole_of(specs)
         packed = self.weights.packed(whole, keys, layer, expert)
-        return None if packed is None else linear_of(packed, joined(biases), self.dtype)
+        if packed is None:
+            return None
+        return linear_of(packed, joined(biases), self.dtype, whole.format.threshold)
 
     def _tensor(
         self, key: str, shape: tuple[int, ...], layer: int | None = None, expert: int | None = None

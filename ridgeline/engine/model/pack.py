@@ -30,7 +30,7 @@ from ridgeline.engine.quant.outliers import OutlierPacked
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.spec.cost import shares_table
-from ridgeline.spec.format import Format
+from ridgeline.spec.format import INT8, Format
 from ridgeline.spec.load import read_json
 from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import LayerSpec, LinearSpec, ModelSpec
@@ -158,6 +158,9 @@ def _packed(spec: ModelSpec, product: Product, weights: Weights) -> Packed | Out
         weights.get(Part(key, (linear.num_out, linear.num_in), product.layer, product.expert))
         for key, linear in zip(keys, product.specs, strict=True)
     ]
+    if {linear.format for linear in product.specs} == {INT8}:
+        # Not by `fuse`: it makes the linear of the fastest kernel here, which may be torch's.
+        return _packed_rows(torch.cat(dense), INT8)
     bare = [LinearSpec(num_out=s.num_out, num_in=s.num_in, format=s.format) for s in product.specs]
     linear = fuse(bare, dense, [None] * len(bare), torch.device("cpu"), torch.float32)
     if not isinstance(linear, PackedLinear):

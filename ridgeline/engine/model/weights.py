@@ -7,6 +7,7 @@ shape that the spec asks for.
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,7 +53,21 @@ class Weights(Protocol):
         ...
 
 
-class CheckpointWeights:
+class PlainWeights(ABC):
+    """A source that holds plain weights alone, or makes them of another's."""
+
+    @abstractmethod
+    def get(self, part: Part) -> Tensor:
+        """See `Weights`."""
+
+    def packed(
+        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
+    ) -> Ready | None:
+        """None: nothing is packed here."""
+        return None
+
+
+class CheckpointWeights(PlainWeights):
     """The tensors of a model directory. Everything is checked on entry; data is read part by part.
 
     A context manager: the files are mapped while it is open. Raises BadModel for missing,
@@ -84,12 +99,6 @@ class CheckpointWeights:
         rows = at.rows or slice(None)
         piece: Tensor = view[rows] if at.expert is None else view[at.expert, rows]
         return piece.clone()
-
-    def packed(
-        self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
-    ) -> Packed | None:
-        """None: a checkpoint of plain weights."""
-        return None
 
 
 def match(spec: ModelSpec, entries: Mapping[str, Entry]) -> dict[Part, Located]:

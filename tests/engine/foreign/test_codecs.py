@@ -1,6 +1,7 @@
 """Codecs against what the formats' own libraries decode (scripts/foreign_vectors.py), bit for bit.
 
-GPTQ has no library that runs here: its vectors are packed by a slow reference below.
+GPTQ's vectors are packed by a slow reference below; GPTQModel reads what we write of it
+(scripts/readback.py).
 """
 
 from __future__ import annotations

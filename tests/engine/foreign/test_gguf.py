@@ -12,12 +12,20 @@ import torch
 from safetensors.numpy import load_file
 
 from ridgeline.cli.quantize import Choices, command
+from ridgeline.compress import write_gguf
+from ridgeline.compress.make import Job
+from ridgeline.compress.rtn import round_rtn
+from ridgeline.engine.foreign.gguf import GgufWeights
 from ridgeline.engine.foreign.gguf_blocks import DECODERS, decode_blocks
 from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.model.names import Part, parts
+from ridgeline.engine.model.table import PackedTable
+from ridgeline.engine.quant.grid import Grid
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.text import load_tokenizer
 from ridgeline.engine.text.gguf import tokenizer_of
 from ridgeline.errors import BadInput, BadModel, CannotRun
+from ridgeline.spec.cost import resident_weight_bytes
 from ridgeline.spec.gguf import TYPES, read_gguf
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.rewrite import with_dtype
@@ -75,6 +83,36 @@ def test_q8_0_there_and_back(tmp_path: Path) -> None:
     truth = logits("demo")
     change = (logits(str(tmp_path / "q8" / "model.gguf")) - truth).norm() / truth.norm()
     assert 1e-4 < change < 0.03
+
+
+def test_a_q4_0_table_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llama.cpp writes it: looked up in 4 bits, multiplied with by the tied head, exactly."""
+    source = {}
+
+    def blocks(job: Job, part: Part, kind: str) -> torch.Tensor | None:
+        if part.key != "embed":
+            return real(job, part, kind)
+        found = round_rtn(job.weights.get(part).float(), None, job.recipe)
+        assert isinstance(found, Grid)
+        source["embed"] = found.dense()
+        return write_gguf._ENCODERS["Q4_0"](found)
+
+    real, kind_of = write_gguf._blocks, write_gguf._kind
+    monkeypatch.setattr(write_gguf, "_blocks", blocks)
+    monkeypatch.setattr(
+        write_gguf, "_kind", lambda job, part: "Q4_0" if part.key == "embed" else kind_of(job, part)
+    )
+    command("demo", tmp_path / "q4", Choices(group_size=32, format="gguf"))
+    name = str(tmp_path / "q4" / "model.gguf")
+    spec = with_dtype(load_spec(name), "float32")
+    decoder = load_decoder(name, spec, device="cpu", compute_dtype=torch.float32)
+    assert isinstance(decoder.table, PackedTable)
+    # The spec leaves out a float per output, which shows where rows have 256 inputs.
+    assert decoder.nbytes == pytest.approx(resident_weight_bytes(spec), rel=0.03)
+    assert decoder.lm_head.native.packed.lines is decoder.table.native.packed.lines  # type: ignore[attr-defined]
+    ids = torch.arange(spec.vocab_size)
+    assert torch.equal(decoder.table.rows(ids), source["embed"])
+    assert torch.equal(GgufWeights(name, spec).get(next(parts(spec))), source["embed"])
 
 
 def test_its_tokenizer_and_template(q4: Path) -> None:

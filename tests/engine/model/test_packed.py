@@ -11,6 +11,7 @@ import torch
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.model.pack import pack_model
 from ridgeline.engine.model.packed_file import PackedWeights
+from ridgeline.engine.quant.int8 import choose
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.errors import BadInput, BadModel, CannotRun
 from ridgeline.spec.format import BF16, INT8, Format, int4
@@ -58,6 +59,26 @@ def test_the_demo_packed_with_its_head_as_stored(tmp_path: Path) -> None:
     assert (found - plain).abs().max() < 1e-3  # the same head, summed in another order
     with pytest.raises(CannotRun, match="quantised already"):
         apply_quantization(opened, "int8")
+
+
+def test_the_file_is_the_same_where_another_kernel_is_the_fastest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With AMX, oneDNN multiplies 8-bit weights; what is written is for our own kernel."""
+    spec = spec_with("demo", int4(), INT8)
+    pack_model("demo", spec, tmp_path / "native")
+    monkeypatch.setattr(choose, "order", lambda device: ("reference", "native"))
+    choose.choose.cache_clear()
+    try:
+        assert choose.choose(torch.device("cpu"), 16, 32).name == "reference"
+        pack_model("demo", spec, tmp_path / "other")
+        opened = with_dtype(load_spec(str(tmp_path / "other")), "float32")
+        found = logits(str(tmp_path / "other"), opened)
+    finally:
+        choose.choose.cache_clear()
+    both = [(tmp_path / name / PACKED_FILE).read_bytes() for name in ("native", "other")]
+    assert both[0] == both[1]
+    assert torch.equal(found, logits(str(tmp_path / "native"), opened))
 
 
 def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ class Int8Linear:
                 value=f"{spec.format.wide} inputs on {device}",
                 fix="use --device cpu with what ridgeline quantize --method llm-int8 wrote",
             )
+        if spec.format.threshold:
+            raise CannotRun(
+                "inputs beyond a threshold are multiplied as floats on the CPU only",
+                value=f"{spec.format.threshold:g} on {device}",
+                fix="use --device cpu",
+            )
         chosen = choose(device, spec.num_out, spec.num_in)
         bias_O = None if bias_O is None else bias_O.to(device)
         if chosen.name == "native":
