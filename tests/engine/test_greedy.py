@@ -87,7 +87,7 @@ def test_a_nan_leaves_no_choice(parts: Parts, monkeypatch: pytest.MonkeyPatch) -
     logits = torch.full((3, 8), float("nan"))
     monkeypatch.setattr(greedy.likeliest, "_width", 8)
     monkeypatch.setattr(greedy.likeliest, "_room", lambda _: logits)
-    monkeypatch.setattr(greedy.likeliest, "_head", Blank())
+    monkeypatch.setattr(greedy.likeliest, "head", Blank())
     with pytest.raises(ArithmeticError, match="row 0"):
         parts.runner.run(StepPlan(0, decoding(random.Random(2), 3, (0, 5))))
 
