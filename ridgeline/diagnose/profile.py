@@ -109,7 +109,7 @@ def judge(target: str, phases: Sequence[PhaseProfile], spec: ModelSpec, rates: R
         rates=rates,
         ceilings=ceilings,
         stands_out=tuple(line for each in tables for line in stands_out(each)),
-        points=tuple(point for each in tables for point in points(each, ceilings)),
+        points=tuple(point for each in tables for point in points(each)),
     )
 
 
@@ -204,15 +204,16 @@ def _what(phase: ProfiledPhase, steps: Sequence[StepProfile]) -> str:
     return f"{len(shapes)} sequence{'s' * (len(shapes) > 1)} of {held:,} tokens"
 
 
-def points(found: PhaseTable, ceilings: Ceilings) -> tuple[Point, ...]:
-    """The phase as a whole, then its operators that multiply, where each stands."""
-    whole = (found.phase, found.flops, found.memory_bytes, found.pass_s)
-    of_rows = [(r.title, r.flops, r.nbytes, r.time_s) for r in found.rows if r.intensity]
-    return tuple(_point(found, *each, ceilings) for each in (whole, *of_rows))
+def points(found: PhaseTable) -> tuple[Point, ...]:
+    """The phase as a whole, then its operators that multiply, each under the roof of its own bound
+    (its kernel's kind of multiply-add, which may not be the layers')."""
+    whole = (found.phase, found.flops, found.memory_bytes, found.pass_s, found.bound_s)
+    rows = [(r.title, r.flops, r.nbytes, r.time_s, r.bound_s) for r in found.rows if r.intensity]
+    return tuple(_point(found, *each) for each in (whole, *rows))
 
 
 def _point(
-    found: PhaseTable, name: str, flops: float, nbytes: float, time_s: float, ceilings: Ceilings
+    found: PhaseTable, name: str, flops: float, nbytes: float, time_s: float, bound_s: float
 ) -> Point:
     return Point(
         name=name,
@@ -220,7 +221,7 @@ def _point(
         intensity=flops / nbytes,
         achieved_flop_s=flops / time_s,
         achieved_bytes_s=nbytes / time_s,
-        roof_flop_s=ceilings.roof_flop_s(flops / nbytes),
+        roof_flop_s=flops / bound_s,
         time_s=time_s,
         num_steps=found.num_passes * found.steps_per_pass,
     )

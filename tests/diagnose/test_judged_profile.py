@@ -91,6 +91,9 @@ def test_points_are_the_phase_and_its_products() -> None:
     assert [point.name for point in found.points] == ["decode", "down linear"]
     whole = found.points[0]
     assert whole.achieved_flop_s == pytest.approx(found.phases[0].flops / 0.030)
+    shares = [point.share_of_roof for point in found.points]
+    assert shares[1] == pytest.approx(found.phases[0].rows[0].of_bound)
+    assert shares[0] == pytest.approx(found.phases[0].bound_s / 0.030)
     assert found.ceilings.bandwidth_bytes_s == 20e9 and found.ceilings.dtype == "int4"
     assert "disturbed" not in found.ceilings.source
 
