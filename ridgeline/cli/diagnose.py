@@ -102,11 +102,14 @@ def diagnose(
     found = judged(run, beside, options.slo, expected)
     if physics is None:
         return found
+    return msgspec.structs.replace(found, points=_placed(run, physics), ceilings=physics.ceilings)
+
+
+def _placed(run: RunTrace, physics: Physics) -> tuple[Point, ...]:
+    """The run's phases, each under its own name."""
     work, ceilings = physics.work, physics.ceilings
-    points = place(
-        run.target, run.steps, lambda s: StepCost(*work(s.shapes, s.num_sampled)), ceilings
-    )
-    return msgspec.structs.replace(found, points=points, ceilings=ceilings)
+    placed = place("", run.steps, lambda s: StepCost(*work(s.shapes, s.num_sampled)), ceilings)
+    return tuple(msgspec.structs.replace(each, name=each.phase) for each in placed)
 
 
 def judged(

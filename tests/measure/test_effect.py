@@ -38,28 +38,46 @@ def test_noise_is_no_proof_of_no_effect_and_the_way_out_is_told() -> None:
     found = effect([side(seed=1, noise=0.3)], [side(seed=2, noise=0.3)])
     assert found.outcome == "unclear"
     assert found.unit == "requests" and found.needed is not None and 200 < found.needed < 2500
-    enough = 2 * found.needed
+    enough = found.needed
     again = [[side(seed=s, noise=0.3, count=enough)] for s in (3, 4)]
     assert effect(*again).outcome == "none"
 
 
-def test_equal_sides_are_rarely_said_to_differ() -> None:
-    """Of 25 pairs, 5 % are one; without Holm's correction some four would be."""
-    outcomes = [
-        effect([side(seed=2 * s, noise=0.3)], [side(seed=2 * s + 1, noise=0.3)]).outcome
-        for s in range(25)
+def repeated(factor: float, *, seed: int, noise: float) -> list[Result]:
+    """Four runs, each of them some 3 % apart from the others."""
+    rng = random.Random(seed)
+    return [
+        side(factor * rng.lognormvariate(0, 0.03), seed=4 * seed + i, noise=noise) for i in range(4)
     ]
-    assert outcomes.count("some") <= 3
+
+
+def test_equal_sides_are_rarely_said_to_differ() -> None:
+    """Of 40 pairs, 5 % are two."""
+    outcomes = [
+        effect(
+            repeated(1.0, seed=2 * s, noise=0.1), repeated(1.0, seed=2 * s + 1, noise=0.1)
+        ).outcome
+        for s in range(40)
+    ]
+    assert outcomes.count("some") <= 4
     assert "unclear" in outcomes
 
 
-@pytest.mark.parametrize("factor", [1.09, 1 / 1.09])
+def test_one_run_a_side_never_shows_an_effect() -> None:
+    found = effect([side(seed=1, noise=0.05)], [side(1.3, seed=2, noise=0.05)])
+    assert found.outcome == "unclear" and found.needed is None
+    assert "repeat both sides, in turns" in found.sentence and found.sentence.endswith(ONE_RUN)
+
+
+@pytest.mark.parametrize("factor", [1.2, 1 / 1.2])
 def test_a_change_beyond_the_threshold_is_never_called_none(factor: float) -> None:
     outcomes = [
-        effect([side(seed=2 * s, noise=0.25)], [side(factor, seed=2 * s + 1, noise=0.25)]).outcome
-        for s in range(15)
+        effect(
+            repeated(1.0, seed=2 * s, noise=0.1), repeated(factor, seed=2 * s + 1, noise=0.1)
+        ).outcome
+        for s in range(20)
     ]
-    assert "none" not in outcomes and "some" in outcomes
+    assert "none" not in outcomes and outcomes.count("some") >= 15
 
 
 def test_runs_that_differ_by_themselves_hide_a_change() -> None:
@@ -71,15 +89,6 @@ def test_runs_that_differ_by_themselves_hide_a_change() -> None:
     assert ONE_RUN not in found.sentence
     steady = [side(seed=s, noise=0.02) for s in range(6)]
     assert effect(steady[:3], steady[3:]).outcome == "none"
-
-
-def test_an_effect_at_the_threshold_itself_asks_for_another() -> None:
-    a = side(seed=1, noise=0.2)
-    b = side(1.0, seed=2, noise=0.2)
-    ratio = next(j.ratio for j in judge([a], [b]) if j.metric == "ttft_mean")
-    found = effect([a], [b], threshold=abs(ratio - 1) if ratio > 1 else 1 / ratio - 1)
-    assert found.outcome == "unclear" and found.needed is None
-    assert "choose another" in found.sentence
 
 
 def test_the_line_names_the_change() -> None:

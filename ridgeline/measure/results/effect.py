@@ -8,15 +8,18 @@ as it makes them up. So there are three answers:
   "Multiparameter hypothesis testing and acceptance sampling", Technometrics 1982).
 - *some*: at least one of them differs by Holm's step-down test at 5 %, which allows for their
   number, and by an interval that reaches beyond the threshold: a dozen metrics at 5 % each would
-  find a difference in every other pair of equal runs.
-- *unclear*: anything else, with how many requests (or runs) a side would settle it: an interval
-  shrinks with the root of their number, and has to fit between the effect that was seen and the
-  threshold.
+  find a difference in every other pair of equal runs. Never from one run a side: two runs of one
+  server on a shared machine have differed by a quarter, one way and then the other.
+- *unclear*: anything else, with how many requests (or runs) a side would show in four of five
+  tries that there is none, if there is none: every figure's standard error has to be small enough
+  for its interval to fit, Bonferroni's share of the misses each, and it shrinks with the root of
+  their number.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Literal
 
@@ -25,14 +28,15 @@ import msgspec
 from ridgeline.measure.results.base import RATES, Result
 from ridgeline.measure.results.judge import NUM_DRAWS, POWER, Judgement
 
-LEVEL, NORMAL = 0.05, 1.959963984540054
+LEVEL = 0.05
+MISSED, NORMAL = 0.2, statistics.NormalDist()
 ONE_RUN = "one run a side: what differs from run to run is not in it"
-MOST_NEEDED = 1_000_000  # beyond it the threshold itself was hit
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """`needed`: requests (`unit` "requests") or runs a side that would settle it; None where that
-    cannot be told, or all is settled.
+    """`needed`: requests (`unit` "requests") or runs a side that would show that there is none.
+
+    None where something else is in the way, or nothing.
     """
 
     outcome: Literal["none", "some", "unclear"]
@@ -59,8 +63,11 @@ def _effect(
     if not known:
         return Effect(outcome="unclear", sentence="no figure has an interval: repeat the runs")
     changed = [each for each in _significant(known) if _beyond(each, threshold)]
-    if changed:
+    if changed and min(len(a), len(b)) > 1:
         return Effect(outcome="some", sentence=f"it changed {_told(changed)}")
+    if changed:
+        seen = f"these runs differ by {_told(changed)}, and nothing says that the change did it"
+        return Effect(outcome="unclear", sentence=f"{seen}: repeat both sides, in turns")
     limit = f"±{100 * threshold:g}%"
     wide = [each for each in known if not _within(each, threshold)]
     drifted = [each for each in wide if "drift" in each.reason]
@@ -68,22 +75,11 @@ def _effect(
         return Effect(outcome="unclear", sentence=f"{drifted[0].metric}: {drifted[0].reason}")
     if not wide:
         return Effect(outcome="none", sentence=f"within {limit}: {_told(known)}")
-    return _unclear(wide, a, b, threshold)
-
-
-def _unclear(
-    wide: Sequence[Judgement], a: Sequence[Result], b: Sequence[Result], threshold: float
-) -> Effect:
     count, unit = _observations(a, b)
-    needed = max(_needed(each, count, threshold) for each in wide)
-    more = f"it needs about {needed:,} {unit} a side" if needed <= MOST_NEEDED else ""
-    said = f"±{100 * threshold:g}% is narrower than what was seen: {_told(wide)}"
-    return Effect(
-        outcome="unclear",
-        sentence=f"{said}; {more or 'the effect lies at the threshold itself: choose another'}",
-        needed=needed if more else None,
-        unit=unit if more else "",
-    )
+    needed = max(_needed(each, count, threshold, len(known)) for each in wide)
+    said = f"{limit} is narrower than what was seen: {_told(wide)}"
+    more = f"about {needed:,} {unit} a side would show it if there is none"
+    return Effect(outcome="unclear", sentence=f"{said}; {more}", needed=needed, unit=unit)
 
 
 def _is_headline(metric: str) -> bool:
@@ -119,13 +115,10 @@ def _observations(a: Sequence[Result], b: Sequence[Result]) -> tuple[int, str]:
     return min(sizes), "requests"
 
 
-def _needed(each: Judgement, count: int, threshold: float) -> int:
-    """So many that the interval fits between what was seen and the threshold, on either side."""
+def _needed(each: Judgement, count: int, threshold: float, num_figures: int) -> int:
     error = math.log1p(each.detectable or 0.0) / POWER
-    room = abs(math.log1p(threshold) - abs(math.log(each.ratio)))
-    if room <= 0 or error <= 0:
-        return MOST_NEEDED + 1
-    return max(count + 1, math.ceil(count * (NORMAL * error / room) ** 2))
+    room = NORMAL.inv_cdf(1 - LEVEL / 2) + NORMAL.inv_cdf(1 - MISSED / 2 / num_figures)
+    return max(count + 1, math.ceil(count * (room * error / math.log1p(threshold)) ** 2))
 
 
 def _told(found: Sequence[Judgement]) -> str:
