@@ -19,14 +19,16 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
 import torch
-from bench_step import Bench, Timed, native_timed
 
+import ridgeline._native as _native
 from ridgeline.engine.assemble import assemble
+from ridgeline.engine.profile import Driver
 from ridgeline.engine.resolve import resolve
 from ridgeline.engine.subscribers import AsyncInboxes
 from ridgeline.records import Event, Sampling, Token
@@ -42,8 +44,11 @@ from ridgeline.settings import settings_from
 Row = dict[str, tuple[float, float]]
 
 
+NATIVE = ("linear", "linear_quantised", "first_largest", "draw")
+
+
 class CpuClock:
-    """Seconds of this thread's CPU that were spent in native code; `bench_step.Clock`'s shape."""
+    """Seconds of this thread's CPU that were spent in native code."""
 
     def __init__(self, evict: Callable[[], object]) -> None:
         self.native_s, self._evict = 0.0, evict
@@ -61,6 +66,26 @@ class CpuClock:
         return wrapped
 
 
+class Timed:
+    """A step's segment whose runs are timed."""
+
+    def __init__(self, clock: CpuClock, segment: _native.FusedSegment) -> None:
+        self.run_step = clock.timed("segment", segment.run_step)
+
+
+@contextmanager
+def native_timed(clock: CpuClock) -> Iterator[None]:
+    """Every call of the native module timed, for the Python around it to be left."""
+    before = {name: getattr(_native, name) for name in NATIVE}
+    for name, call in before.items():
+        setattr(_native, name, clock.timed(name, call))
+    try:
+        yield
+    finally:
+        for name, call in before.items():
+            setattr(_native, name, call)
+
+
 def row_of(spent: dict[str, list[float]]) -> Row:
     """(median, least) microseconds by name."""
     return {
@@ -69,11 +94,11 @@ def row_of(spent: dict[str, list[float]]) -> Row:
     }
 
 
-def steps(bench: Bench, clock: CpuClock, num_seqs: int, num_steps: int) -> Row:
+def steps(bench: Driver, clock: CpuClock, num_seqs: int, num_steps: int) -> Row:
     """A decode step of `num_seqs` greedy sequences, by phase."""
     scheduler, runner, now = bench.parts.scheduler, bench.parts.runner, time.thread_time
     spent: dict[str, list[float]] = defaultdict(list)
-    bench.start(num_seqs, 128)
+    ids = bench.decoding(num_seqs, 128)
     for _ in range(num_steps):
         bench.now_s += 1.0
         clock.native_s, at = 0.0, [now()]
@@ -90,7 +115,8 @@ def steps(bench: Bench, clock: CpuClock, num_seqs: int, num_steps: int) -> Row:
         for name, begun, ended in zip(("plan", "run", "commit", "texts"), at, at[1:], strict=False):
             spent[name].append(ended - begun)
         spent["step"].append(at[-1] - at[0])
-    bench.stop(num_seqs)
+    for ask_id in ids:
+        bench.end(ask_id)
     return row_of(spent)
 
 
@@ -151,15 +177,15 @@ def main() -> None:
     more = {"max_model_len": 1024, "max_num_seqs": max(counts), "enable_prefix_caching": False}
     resolved = resolve(settings_from(wanted | more))
     torch.set_num_threads(1)
-    bench = Bench(resolved, assemble(resolved))
+    bench = Driver(assemble(resolved), resolved.spec.vocab_size)
     large = np.ones(0 if asked.warm else 8 << 20)
     clock, forward = CpuClock(large.sum), bench.parts.runner.decoder.forward
-    bench.start(1, 128)
-    bench.stop(1)
-    segment: Any = Timed(cast("Any", clock), forward.whole.segment)
+    for ask_id in bench.decoding(1, 128):
+        bench.end(ask_id)
+    segment: Any = Timed(clock, forward.whole.segment)
     forward.whole = dataclasses.replace(forward.whole, segment=segment)
     found: dict[str, Row] = {}
-    with native_timed(cast("Any", clock)):
+    with native_timed(clock):
         for count in counts:
             found[f"{count} sequences"] = steps(bench, clock, count, asked.steps)
     found[f"{asked.streams} streams"] = asyncio.run(streams(asked.streams, asked.steps))

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <new>
 #include <stdexcept>
 
@@ -299,6 +300,7 @@ double now_s() {
 struct alignas(64) Progress {
   std::atomic<int64_t> next{0}, items{-1};
   alignas(64) std::atomic<int64_t> done{0};
+  double finished_s = 0.0;  // where profiling: written by whoever did the last item
 
   // The items of the operator as whoever came first counted them: a thread that comes late might find what they
   // depend on (routed experts) already replaced by a later layer's.
@@ -344,20 +346,26 @@ int Segment::threads_for(const Frame& frame) const {
 }
 
 // One thread's share of the operators.
-void Segment::work(Frame& frame, std::vector<Progress>& progress, float* scratch, bool first) const {
-  const bool timed = first && frame.profiling;
-  double since = timed ? now_s() : 0.0;
+void Segment::work(const Frame& frame, std::vector<Progress>& progress, float* scratch, double* arrived_s) const {
+  if (frame.profiling) *arrived_s = now_s();
   for (size_t i = 0; i < ops_.size(); ++i) {
     const int64_t items = progress[i].count(*ops_[i], frame);
     int64_t mine = 0;
     for (int64_t item; (item = progress[i].next.fetch_add(1, std::memory_order_relaxed)) < items; ++mine)
       ops_[i]->run(frame, item, scratch);
-    if (mine) progress[i].done.fetch_add(mine, std::memory_order_acq_rel);
+    if (mine && progress[i].done.fetch_add(mine, std::memory_order_acq_rel) + mine == items && frame.profiling)
+      progress[i].finished_s = now_s();
     progress[i].wait_for(items);
-    if (!timed) continue;
-    const double now = now_s();
-    frame.seconds[i < names_.size() ? names_[i] : ""] += now - since;
-    since = now;
+  }
+}
+
+// Each operator from the end of the one before it: by the clock of whichever thread ended it, since no thread need
+// be there from the start.
+void Segment::note(Frame& frame, const std::vector<Progress>& progress, double since_s) const {
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    const double end_s = std::max(since_s, progress[i].finished_s);
+    frame.seconds[i < names_.size() ? names_[i] : ""] += end_s - since_s;
+    since_s = end_s;
   }
 }
 
@@ -369,11 +377,13 @@ void Segment::run(Frame& frame) const {
   const int threads = threads_for(frame);
   frame.scratch.reserve(4 * floats * threads);
   std::vector<Progress> progress(ops_.size());
+  std::vector<double> arrived_s(threads, std::numeric_limits<double>::infinity());
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int thread = omp_get_thread_num();
-    work(frame, progress, frame.scratch.as<float>() + floats * thread, thread == 0);
+    work(frame, progress, frame.scratch.as<float>() + floats * thread, &arrived_s[thread]);
   }
+  if (frame.profiling) note(frame, progress, *std::min_element(arrived_s.begin(), arrived_s.end()));
 }
 
 }  // namespace ridgeline

@@ -8,7 +8,7 @@ knows the ceilings, `diagnose` names the bound. Here they meet.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from ridgeline.measure.client import OnFinish
 from ridgeline.measure.cost import Cost, cost_of
 from ridgeline.measure.http import Endpoint, HttpTarget, first_model, wire_to
 from ridgeline.measure.inprocess import InProcessTarget, RenderChat
-from ridgeline.measure.log import write_run, write_whole
+from ridgeline.measure.log import Beside, write_run, write_whole
 from ridgeline.measure.metrics import outcome
 from ridgeline.measure.report.page import bench_page
 from ridgeline.measure.report.perfetto import chrome_trace
@@ -41,6 +41,7 @@ from ridgeline.measure.target import Target
 from ridgeline.measure.vllm_result import vllm_result
 from ridgeline.measure.window import window_of
 from ridgeline.measure.workload import Chat, plain_chat
+from ridgeline.measure.workload.sharing import shared_of
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace
 from ridgeline.settings import Settings
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 
 Layout = Literal["ridgeline", "vllm"]
+SAMPLE = 200  # requests that stand for a load
 
 
 class Remote(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +125,7 @@ def command(
         run,
         result,
         lambda: bench_page(run, summary, options.slo, cost=cost, beside=beside),
+        beside_of(options, seen) if outputs.log is not None else None,
     )
     return 0 if summary.num_ok else 1
 
@@ -136,21 +139,30 @@ def _device(on: Settings | Remote) -> distant.Device | None:
 
 def check_writable(outputs: Outputs) -> None:
     """Before anything is measured: a wrong folder, or a missing library, must not cost the run."""
-    for path in outputs.paths:
-        if not path.parent.is_dir():
-            raise BadInput("no such folder to write to", value=str(path), fix="create it first")
+    check_folders(outputs.paths)
     if outputs.log is not None and log_parquet.wanted(outputs.log):
         log_parquet.require(outputs.log)
 
 
+def check_folders(paths: Iterable[Path]) -> None:
+    """Of files to be written."""
+    for path in paths:
+        if not path.parent.is_dir():
+            raise BadInput("no such folder to write to", value=str(path), fix="create it first")
+
+
 def write_outputs(
-    outputs: Outputs, run: RunTrace, result: dict[str, object], page: Callable[[], str]
+    outputs: Outputs,
+    run: RunTrace,
+    result: dict[str, object],
+    page: Callable[[], str],
+    beside: Beside | None = None,
 ) -> None:
     """Every file that was asked for."""
     if outputs.json is not None:
         write_whole(outputs.json, [msgspec.json.encode(result), b"\n"])
     if outputs.log is not None:
-        write_run(run, outputs.log)
+        write_run(run, outputs.log, beside)
     if outputs.html is not None:
         write_whole(outputs.html, [page().encode()])
     if outputs.trace is not None:
@@ -189,6 +201,12 @@ def cost_line(cost: Cost) -> str:
     ]
     told = [f"${value:.4g} for {what}" for value, what in parts if value is not None]
     return f"cost at ${cost.dollars_per_hour:g}/h: {', '.join(told) or 'nothing came out'}"
+
+
+def beside_of(options: BenchOptions, seen: Seen) -> Beside:
+    """What a log needs to be judged later as the run is judged now."""
+    requests = list(workload_of(options).sample(SAMPLE, options.seed))
+    return Beside(server=seen.server, machine=seen.machine, shared_prompt_share=shared_of(requests))
 
 
 RunOne = Callable[[BenchOptions], Awaitable[RunTrace]]
@@ -240,7 +258,13 @@ def session(
 
 async def run_remote(options: BenchOptions, remote: Remote) -> RunTrace:
     model = remote.model or await first_model(remote.url, api_key=remote.api_key)
-    target = HttpTarget(remote.url, model, endpoint=remote.endpoint, api_key=remote.api_key)
+    target = HttpTarget(
+        remote.url,
+        model,
+        endpoint=remote.endpoint,
+        api_key=remote.api_key,
+        stream=options.stream,
+    )
     target.info = await _told_of(remote, model)
     return await _run(target, options)
 

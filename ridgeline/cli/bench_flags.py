@@ -35,6 +35,11 @@ ROWS: tuple[tuple[str, type, str], ...] = (
     ("random_output_len", int, "Tokens of their answers."),
     ("random_prefix_len", int, "Tokens that they have in common. (default: 0)"),
     ("ignore_eos", bool, "Every answer is as long as the workload asks. (default: on)"),
+    (
+        "stream",
+        bool,
+        "With --url: a whole answer is seen at its end only. (default: on)",
+    ),
     ("goodput", str, "The promise in milliseconds: 'ttft:200 tpot:50'."),
     ("percentile_metrics", str, "Metrics to show. (default: ttft,tpot,itl,e2e)"),
     ("metric_percentiles", str, "Percentiles to show. (default: 50,90,95,99)"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ridgeline.cli import explain_command, model_commands
+from ridgeline.cli import diagnose_command, explain_command, model_commands
 from ridgeline.cli.bench_flags import WORKLOADS, takes_load_flags, takes_report_flags
 from ridgeline.cli.elsewhere_flags import server_options, takes_elsewhere_flags
 from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
@@ -211,6 +211,7 @@ def bench(
             "--endpoint": endpoint,
             "--accelerator": accelerator,
             "--model": named if model else None,
+            "--stream": "stream" in load,
         }
         refuse([flag for flag, value in only.items() if value], "without --url")
         on: Settings | Remote = engine.settings(model or named)
@@ -322,67 +323,8 @@ def compare(
     _end(command(a, b, threshold / 100, json))
 
 
-@app.command()
-@takes_engine_flags
-@takes_load_flags
-def diagnose(
-    model: AnyModel = None,
-    url: Annotated[str | None, typer.Option(help="Measure and judge the server here.")] = None,
-    run: Annotated[
-        Path | None, typer.Option(help="Judge a recorded run (bench --log).", metavar="FILE")
-    ] = None,
-    baseline: Annotated[
-        Path | None,
-        typer.Option(help="An earlier run of the same model here: was it faster?", metavar="FILE"),
-    ] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="With --url: the model to ask for (default: its first).")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="RIDGELINE_API_KEY", help="With --url: the server's key.")
-    ] = None,
-    nsight: Annotated[
-        Path | None, typer.Option(help="Judge a CSV export of nsys or ncu.", metavar="FILE")
-    ] = None,
-    json: Json = False,
-    *,
-    load: dict[str, Any],
-    engine: EngineFlags,
-) -> None:
-    """Say what latency is lost to, ranked, with the flag that gives it back."""
-    from ridgeline.cli.bench import Remote
-    from ridgeline.cli.diagnose import command
-    from ridgeline.measure.bench import BenchOptions
-
-    if nsight is not None:
-        beside = {"--url": url, "--run": run, "--baseline": baseline, str(model): model}
-        beside["--served-model-name"] = served_model_name
-        loads = ["--" + name.replace("_", "-") for name in load]
-        refuse([*engine.given, *loads, *(k for k, v in beside.items() if v)], "with --nsight")
-        from ridgeline.cli.nsight import command as judge_export
-
-        _end(judge_export(nsight, json))
-        return
-    amount = {"num_prompts": None} if "duration_s" in load else {}
-    options = BenchOptions(**{**amount, **load}, seed=engine.seed)
-    idle = [flag for flag in engine.given if flag != "--seed"]
-    if run is not None:
-        loads = ["--" + name.replace("_", "-") for name in load if name != "goodput"]
-        refuse(
-            [*idle, *loads, *(["--url"] if url else []), *([model] if model else [])], "with --run"
-        )
-        _end(command(options, run, baseline=baseline, as_json=json))
-    elif url is not None:
-        refuse(_idle_beside_url(engine, model), "with --url")
-        refuse(["--baseline"] if baseline else [], "with --url")
-        server = Remote(url=url, model=served_model_name, api_key=api_key)
-        _end(command(options, server, as_json=json))
-    else:
-        refuse(["--served-model-name"] if served_model_name else [], "without --url")
-        _end(command(options, engine.settings(model), baseline=baseline, as_json=json))
-
-
 add_plan_commands(app)
 add_terminal_commands(app)
 model_commands.add_to(app)
 explain_command.add_to(app)
+diagnose_command.add_to(app)

@@ -13,23 +13,29 @@ from rich.console import Console
 
 from ridgeline.errors import BadInput
 from ridgeline.measure.results.base import Result
+from ridgeline.measure.results.effect import Effect, effect_of
 from ridgeline.measure.results.judge import Judgement, differences, judge
 from ridgeline.measure.results.readers import read_result
 
 REGRESSED, INCONCLUSIVE = 1, 3
 _STYLES = {"improved": "green", "regressed": "red", "inconclusive": "yellow", "unchanged": ""}
+_EFFECT_STYLES = {"none": "yellow", "some": "", "unclear": "yellow"}
 
 
 def command(
     a: Path, b: Path, threshold: float, as_json: bool, console: Console | None = None
 ) -> int:
     """Print the judgements; the exit code. Raises BadInput for what cannot be read."""
-    sides = [results(a), results(b)]
+    sides = results(a), results(b)
     refused = differences(*sides)
     found = () if refused else judge(*sides, threshold=threshold)
     code = _code(found, refused)
+    changed = changes(*sides)
+    effect = effect_of(found, *sides, threshold) if found and changed else None
     if as_json:
         body = {"refused": refused, "judgements": found, "exit_code": code}
+        if effect is not None:
+            body |= {"changes": changed, "effect": effect}
         print(msgspec.json.encode(body).decode())
         return code
     out = console or Console(highlight=False, soft_wrap=True)
@@ -37,12 +43,21 @@ def command(
         out.print(f"inconclusive: {reason}", style="yellow", markup=False)
     for each in found:
         out.print(str(each), style=_STYLES[each.outcome], markup=False)
-    concluded = {each.outcome for each in found} - {"inconclusive"}
-    if concluded == {"unchanged"} and changes(*sides):
-        out.print(f"this change had no effect: {'; '.join(changes(*sides))}", style="yellow")
+    if effect is not None:
+        out.print(effect_line(effect, changed), style=_EFFECT_STYLES[effect.outcome], markup=False)
     if not (found or refused):
         out.print("inconclusive: the two have no metric in common", style="yellow")
     return code
+
+
+def effect_line(effect: Effect, changed: Sequence[str]) -> str:
+    """What a change of settings did, where that can be said."""
+    what = "; ".join(changed)
+    if effect.outcome == "none":
+        return f"this change had no effect: {what} ({effect.sentence})"
+    if effect.outcome == "some":
+        return f"this change had an effect: {what} ({effect.sentence})"
+    return f"inconclusive whether this change had an effect: {what} ({effect.sentence})"
 
 
 def results(path: Path) -> list[Result]:

@@ -7,51 +7,64 @@ by their histograms and the client's instants.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
 import msgspec
 from rich.console import Console
 
-from ridgeline.cli.bench import Remote, measure
-from ridgeline.cli.beside import Seen
+from ridgeline.cli.bench import Remote, beside_of, measure
+from ridgeline.cli.bench_table import Physics
+from ridgeline.cli.diagnose_page import diagnosis_page, finding_lines, shares_line
 from ridgeline.diagnose import (
     Blame,
+    Ceilings,
+    Point,
     Ranked,
+    StepCost,
     blame,
     blame_server,
     facts_of,
     findings,
     missed_prefix,
+    place,
     step_facts,
     with_gpu,
 )
 from ridgeline.diagnose.baseline import learn
+from ridgeline.diagnose.blame import ExpectedSeconds
 from ridgeline.diagnose.causes import Server
+from ridgeline.diagnose.chart import roofline_text
 from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench import BenchOptions, check, workload_of
-from ridgeline.measure.log import read_run
+from ridgeline.measure.bench import BenchOptions, check
+from ridgeline.measure.log import (
+    Beside,
+    beside_in_results,
+    find_log,
+    read_log,
+    read_run,
+    write_whole,
+)
 from ridgeline.measure.server.config import ELSEWHERE
 from ridgeline.measure.server.scrape import ServerReport
-from ridgeline.measure.workload import Chat, LoadRequest, plain_chat
-from ridgeline.measure.workload.sharing import shared_prompt_share
 from ridgeline.records import RunTrace, Slo
 from ridgeline.settings import Settings
 
-SAMPLE = 200
-CHAR_BLOCK = 64  # characters that stand for a block of tokens, where nothing tokenizes
-
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings, most worth first, and the losses that they rest on."""
+    """The findings, most worth first, and the losses that they rest on. `points`: prefill, decode
+    and mixed steps under the machine's `ceilings`, where the engine was here.
+    """
 
     target: str
     server: str
     findings: tuple[Ranked, ...]
     blame: Blame | None
     told: dict[str, float] = {}
+    points: tuple[Point, ...] = ()
+    ceilings: Ceilings | None = None
 
 
 def command(
@@ -60,6 +73,7 @@ def command(
     *,
     baseline: Path | None = None,
     as_json: bool = False,
+    html: Path | None = None,
     console: Console | None = None,
 ) -> int:
     """Measure or read, judge, print; the exit code: 1 where nothing could be judged."""
@@ -69,6 +83,8 @@ def command(
         print(msgspec.json.encode(found).decode())
     else:
         _print(found, out)
+    if html is not None and found.blame is not None:
+        write_whole(html, [diagnosis_page(found).encode()])
     return 0 if found.blame is not None else 1
 
 
@@ -76,16 +92,33 @@ def diagnose(
     options: BenchOptions, on: Settings | Remote | Path, baseline: Path | None, out: Console
 ) -> Diagnosis:
     expected = learn(read_run(baseline).steps) if baseline is not None else None
+    physics: Physics | None = None
     if isinstance(on, Path):
-        run, seen = read_run(on), Seen()
-        shared = 0.0  # a log keeps no prompts
+        run, beside = recorded(on)
     else:
         check(options)
-        run, _, seen = measure(options, on, out)
-        shared = shared_of(list(workload_of(options).sample(SAMPLE, options.seed)))
-    report = seen.server
-    words = {**told(report, run), **seen.machine.facts()}
-    missed = missed_prefix(run, shared, words)
+        run, physics, seen = measure(options, on, out)
+        beside = beside_of(options, seen)
+    found = judged(run, beside, options.slo, expected)
+    if physics is None:
+        return found
+    return msgspec.structs.replace(found, points=_placed(run, physics), ceilings=physics.ceilings)
+
+
+def _placed(run: RunTrace, physics: Physics) -> tuple[Point, ...]:
+    """The run's phases, each under its own name."""
+    work, ceilings = physics.work, physics.ceilings
+    placed = place("", run.steps, lambda s: StepCost(*work(s.shapes, s.num_sampled)), ceilings)
+    return tuple(msgspec.structs.replace(each, name=each.phase) for each in placed)
+
+
+def judged(
+    run: RunTrace, beside: Beside, slo: Slo | None, expected: ExpectedSeconds | None = None
+) -> Diagnosis:
+    """The same of a run that has just been measured and of one that was written down then."""
+    report = beside.server
+    words = {**told(report, run), **beside.machine.facts()}
+    missed = missed_prefix(run, beside.shared_prompt_share, words)
     if run.steps:
         budget = run.info.settings.get("max_num_batched_tokens") if run.info else None
         lost = blame(
@@ -98,10 +131,20 @@ def diagnose(
         lost = blame_server(run, words, missed)
     lost = None if lost is None else with_gpu(lost, run, words)
     server = cast("Server", report.server if report else _whose(run))
-    facts = {**_facts(run, options.slo, words), **step_facts(run, expected)}
+    facts = {**_facts(run, slo, words), **step_facts(run, expected)}
     facts["missed_prefix_share"] = missed
     ranked = findings(lost, facts, server) if lost is not None else ()
     return Diagnosis(target=run.target, server=server, findings=ranked, blame=lost, told=words)
+
+
+def recorded(path: Path) -> tuple[RunTrace, Beside]:
+    """A run's log, or the one in its folder. A log without the server's words takes those of the
+    result that `bench --json` wrote beside it.
+    """
+    run, beside = read_log(find_log(path))
+    if beside is None and path.is_dir():
+        beside = beside_in_results(path)
+    return run, beside or Beside()
 
 
 def _whose(run: RunTrace) -> Server:
@@ -159,50 +202,20 @@ def _facts(run: RunTrace, slo: Slo | None, words: Mapping[str, float]) -> dict[s
     return facts
 
 
-def shared_of(requests: Sequence[LoadRequest]) -> float:
-    """How much of the load repeats the head of an earlier prompt; of text, by characters."""
-    ids = [r.prompt for r in requests if isinstance(r.prompt, tuple)]
-    if ids:
-        return shared_prompt_share(ids)
-    texts = [plain_chat(r.prompt) if isinstance(r.prompt, Chat) else r.prompt for r in requests]
-    return shared_prompt_share(([ord(c) for c in str(t)] for t in texts), CHAR_BLOCK)
-
-
 def _print(found: Diagnosis, out: Console) -> None:
     if found.blame is None:
         raise BadInput(
             "nothing to diagnose: no request was served", value=found.target, fix="look at bench"
         )
     out.print(f"{found.target}: {found.blame.num_requests} requests", style="bold", markup=False)
-    out.print(f"where latency went: {_shares(found.blame)}", style="dim", markup=False)
+    out.print(f"where latency went: {shares_line(found.blame)}", style="dim", markup=False)
     if not found.findings:
         out.print("No finding: no cause takes enough of the latency to be worth mending.")
     for number, each in enumerate(found.findings, 1):
         out.print(f"\n{number}. {each.verdict}: {each.sentence}", markup=False)
-        for name, value in _lines(each).items():
+        for name, value in finding_lines(each).items():
             out.print(f"   {name:<14}{value}", markup=False)
-
-
-def _lines(each: Ranked) -> Mapping[str, str]:
-    gain, more = each.gain, each.with_consequences - each.gain.mid
-    worth = f"up to {gain.mid:.0%} of latency [{gain.low:.0%}, {gain.high:.0%}]"
-    if more > 0.01:
-        worth += f", and {more:.0%} that follows from it"
-    evidence = ", ".join(f"{name} = {_figure(value)}" for name, value in each.evidence.items())
-    return {
-        "fix": each.fix,
-        "flag": each.flag,
-        "gain": worth,
-        "trade-off": each.trade_off,
-        "will not help": each.not_help,
-        "evidence": evidence,
-    }
-
-
-def _figure(value: Value) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _shares(found: Blame) -> str:
-    rows = sorted(found.shares.items(), key=lambda item: -item[1].mid)
-    return ", ".join(f"{name} {share.mid:.0%}" for name, share in rows if share.mid >= 0.005)
+    if found.ceilings is not None:
+        out.print()
+        for line in roofline_text(found.points, found.ceilings):
+            out.print(line, markup=False, no_wrap=True, crop=False)

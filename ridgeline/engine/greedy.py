@@ -57,7 +57,7 @@ class NativeGreedy:
     def __init__(
         self, forward: NativeForward, attention: NativeAttention, likeliest: ThroughKeptLogits
     ) -> None:
-        self._forward, self._attention, self._likeliest = forward, attention, likeliest
+        self._forward, self._attention, self.likeliest = forward, attention, likeliest
         self._states_SC = torch.empty((0, forward.body.spec.hidden_size))
 
     def takes(self, runs: Sequence[Run]) -> bool:
@@ -75,7 +75,7 @@ class NativeGreedy:
         forward = self._forward
         forward.begin(num_rows, tokens, tokens + 8 * num_rows, max(starts) + 1, states)
         forward.run_whole(self._attention, plan)
-        return self._likeliest.at(states, num_rows)
+        return self.likeliest.at(states, num_rows)
 
     def _room(self, num_rows: int) -> int:
         """Where so many rows of states have room."""

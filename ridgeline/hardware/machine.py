@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 
 FULL_SHARE = 0.9
 """Threads that got less than this share of their cores were disturbed while measuring."""
+
+
+def rate_at(rates: Mapping[int, float], size: float) -> float:
+    """Between two measured sizes, on a logarithmic scale; the nearest one's outside of them."""
+    sizes = sorted(rates)
+    if size >= sizes[-1]:
+        return rates[sizes[-1]]
+    if size <= sizes[0]:
+        return rates[sizes[0]]
+    above = next(i for i, each in enumerate(sizes) if each > size)
+    low, high = sizes[above - 1], sizes[above]
+    share = math.log(size / low) / math.log(high / low)
+    return rates[low] + share * (rates[high] - rates[low])
 
 
 class CpuCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,16 +99,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
         Between two measured sizes it is interpolated on a logarithmic scale of size.
         """
-        sizes = sorted(self.cache_bandwidth_bytes_s)
-        if not sizes or working_set_bytes >= sizes[-1]:
+        sizes = self.cache_bandwidth_bytes_s
+        if not sizes or working_set_bytes >= max(sizes):
             return self.best_bandwidth_bytes_s
-        if working_set_bytes <= sizes[0]:
-            return self.cache_bandwidth_bytes_s[sizes[0]]
-        above = next(i for i, size in enumerate(sizes) if size > working_set_bytes)
-        low, high = sizes[above - 1], sizes[above]
-        share = math.log(working_set_bytes / low) / math.log(high / low)
-        at_low, at_high = self.cache_bandwidth_bytes_s[low], self.cache_bandwidth_bytes_s[high]
-        return at_low + share * (at_high - at_low)
+        return rate_at(sizes, working_set_bytes)
 
     def peak_flops(self, dtype: str) -> float | None:
         """The highest rate seen in `dtype`, by whichever measurement; None where there is none."""

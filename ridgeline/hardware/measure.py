@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -21,6 +21,7 @@ from ridgeline.hardware.machine import CpuCache, Gpu
 MIB = 1024**2
 CACHE_SIZES = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 ENOUGH = 0.97
+_TRIED_S = 1e-4
 _GROUPS, _REPETITIONS, _MIN_S = 3, 3, 0.008
 _GEMM_ROWS, _GEMM_SIZE, _GEMM_S = 256, 2048, 0.35
 
@@ -69,6 +70,19 @@ def multiply_peaks(num_threads: int) -> dict[str, Measured]:
 def multiply_peak(kind: str, num_threads: int) -> Measured:
     """Operations per second in registers, of one kind."""
     return _multiply_peak(native(), kind, num_threads)
+
+
+def kinds_of(asked: Sequence[str]) -> list[str]:
+    """Those of the kinds that this CPU has instructions for."""
+    return [kind for kind in asked if _can_multiply(kind)]
+
+
+def _can_multiply(kind: str) -> bool:
+    try:
+        native().multiply_rates(kind, 1, 1, _TRIED_S)
+    except ValueError:
+        return False
+    return True
 
 
 def _multiply_peak(module: Any, kind: str, num_threads: int) -> Measured:

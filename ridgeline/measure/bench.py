@@ -18,7 +18,7 @@ from ridgeline.measure.arrivals import (
 from ridgeline.measure.client import LoadOptions, OnFinish, run_load
 from ridgeline.measure.target import Target
 from ridgeline.measure.workload import Workload, parse_workload
-from ridgeline.measure.workload.base import StopsEarly
+from ridgeline.measure.workload.base import StopsEarly, Unstreamed
 from ridgeline.measure.workload.synthetic import Synthetic
 from ridgeline.measure.workload.traces import TraceWorkload
 from ridgeline.records import RunTrace, Slo
@@ -44,6 +44,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     random_output_len: int | None = None
     random_prefix_len: int = 0
     ignore_eos: bool = True
+    stream: bool = True
     goodput: str | None = None
     percentile_metrics: str = "ttft,tpot,itl,e2e"
     metric_percentiles: str = "50,90,95,99"
@@ -180,6 +181,8 @@ async def run_bench(
     workload = workload_of(options)
     if not options.ignore_eos:
         workload = StopsEarly(workload)
+    if not options.stream:
+        workload = Unstreamed(workload)
     return await run_load(
         target, workload, arrivals_of(options), load_of(options), on_finish=on_finish
     )

@@ -63,8 +63,11 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
+    """`message` in place of `delta`: a chat answer that was not streamed."""
+
     index: int = 0
     delta: Delta | None = None
+    message: Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
@@ -153,8 +156,9 @@ def piece_of(choice: Choice, at_s: float) -> Piece | None:
 
 
 def _said(choice: Choice) -> tuple[str, bool]:
-    if choice.delta is not None:
-        return choice.delta.text, choice.delta.empty_token
+    said = choice.delta or choice.message
+    if said is not None:
+        return said.text, said.empty_token
     return choice.text or "", choice.text is not None
 
 

@@ -9,7 +9,8 @@ tokens it had.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -25,6 +26,7 @@ from ridgeline.records import EngineInfo, StepStat
 
 Endpoint = Literal["auto", "chat", "completions"]
 MAX_ERROR_CHARS = 300
+WAITED = ("x-queue-time", "x-validation-time")
 CountTokens = Callable[[str], int]
 
 
@@ -43,12 +45,12 @@ class HttpTarget:
         *,
         endpoint: Endpoint = "auto",
         api_key: str | None = None,
-        extra_body: dict[str, object] | None = None,
         count_tokens: CountTokens | None = None,
+        stream: bool = True,
         dial: Dial = dial,
     ) -> None:
         self._url, self._model, self._endpoint = base_url(url), model, endpoint
-        self._extra_body = extra_body or {}
+        self._stream = stream
         self._count_tokens = count_tokens
         self._wire, self._prefix = wire_to(self._url, api_key, dial)
 
@@ -58,7 +60,7 @@ class HttpTarget:
 
     async def send(self, request: LoadRequest, record: Recorder) -> None:
         path, body = self._request(request)
-        reading = _Reading(record, self._count_tokens)
+        reading = (_Reading if self._stream else _WholeAnswer)(record, self._count_tokens)
         try:
             reply = await self._wire.post(
                 self._prefix + path, msgspec.json.encode(body), reading.feed
@@ -66,7 +68,7 @@ class HttpTarget:
             if reply.status != OK:
                 record.failed(_refusal(reply))
             else:
-                reading.conclude()
+                reading.conclude(reply.headers)
         except WireError as error:
             record.failed(str(error))
         finally:
@@ -83,13 +85,13 @@ class HttpTarget:
             "model": self._model,
             "max_tokens": request.max_tokens,
             "temperature": 0.0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
         }
+        if self._stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
         if request.ignore_eos:
             body["ignore_eos"] = True
         path, prompt = _addressed(request, self._endpoint)
-        return path, body | prompt | self._extra_body
+        return path, body | prompt
 
 
 def base_url(url: str) -> str:
@@ -162,6 +164,8 @@ class _Reading:
         self._running_total = 0
         self._usage: Usage | None = None
         self._prefill_s: float | None = None
+        self._begun_s = record.now()
+        self._waited_s: float | None = None
         self._reason: str | None = None
         self._done = False
 
@@ -209,8 +213,9 @@ class _Reading:
             return piece
         return msgspec.structs.replace(piece, count=grown, doubtful=False)
 
-    def conclude(self) -> None:
+    def conclude(self, headers: Mapping[str, str]) -> None:
         """The stream is over: was it complete?"""
+        self._waited_s = waited_s(headers)
         for event in self._parser.close():
             self.take(event)
         usage, record = self._usage, self._record
@@ -234,8 +239,15 @@ class _Reading:
         for at_s, count in counted(self._pieces, total):
             self._record.chunk("", count, at_s=at_s)
         self._record.tail(text)
+        started_s = self._started_s()
+        if started_s is not None and self._pieces:
+            self._record.started(started_s)
+
+    def _started_s(self) -> float | None:
+        """When the server first ran the request, by its own word."""
         if self._prefill_s is not None and self._pieces:
-            self._record.started(self._pieces[0].at_s - self._prefill_s)
+            return self._pieces[0].at_s - self._prefill_s
+        return None if self._waited_s is None else self._begun_s + self._waited_s
 
     def _counted_here(self, text: str) -> int | None:
         """The server gave no count: ours, of a whole answer's text, and marked as such."""
@@ -249,3 +261,38 @@ class _Reading:
     @property
     def _total(self) -> int | None:
         return self._usage.completion_tokens if self._usage is not None else None
+
+
+class _WholeAnswer(_Reading):
+    """An answer that comes in one piece: its tokens are seen at its end."""
+
+    def __init__(self, record: Recorder, count_tokens: CountTokens | None) -> None:
+        super().__init__(record, count_tokens)
+        self._body: list[bytes] = []
+
+    def feed(self, received: bytes) -> None:
+        self._body.append(received)
+
+    def conclude(self, headers: Mapping[str, str]) -> None:
+        self.take(ServerEvent(data=b"".join(self._body)))
+        super().conclude(headers)
+
+    def _started_s(self) -> float | None:
+        """A prefill time does not say when it was: the first token was not seen."""
+        return None if self._waited_s is None else self._begun_s + self._waited_s
+
+
+def waited_s(headers: Mapping[str, str]) -> float | None:
+    """From a request's arrival until it ran, where its answer's headers tell (TGI, and what grew
+    from it, of answers that are not streamed): milliseconds of validation and of the queue.
+    """
+    queue, validation = (_ms(headers.get(name, "")) for name in WAITED)
+    return None if queue is None else (queue + (validation or 0.0)) / 1000
+
+
+def _ms(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value < math.inf else None

@@ -17,9 +17,21 @@ import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.measure import log_parquet
+from ridgeline.measure.server.machine import MachineReport
+from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 
 VERSION = 1
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run's own records do not tell: the server's words and its machine during the run, and
+    how much of the load repeats the head of an earlier prompt (prompts are not kept).
+    """
+
+    server: ServerReport | None = None
+    machine: MachineReport = MachineReport()
+    shared_prompt_share: float = 0.0
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
@@ -35,6 +47,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     info: EngineInfo | None
     client_cpu_share: float | None
     send_lag_p99_s: float | None
+    beside: Beside | None = None
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
@@ -51,19 +64,24 @@ _SHARED = [name for name in Header.__struct_fields__ if name in RunTrace.__struc
 _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
-def write_run(run: RunTrace, path: Path) -> None:
+def write_run(run: RunTrace, path: Path, beside: Beside | None = None) -> None:
     """Write the whole run, or nothing; BadInput names the file where the disk refuses, CannotRun
     what a .parquet lacks here.
     """
     if log_parquet.wanted(path):
-        header = msgspec.json.encode(_header(run))
+        header = msgspec.json.encode(_header(run, beside))
         write_whole(path, [log_parquet.encode(run, header, path)])
         return
-    write_whole(path, (msgspec.json.encode(line) + b"\n" for line in _lines(run)))
+    write_whole(path, (msgspec.json.encode(line) + b"\n" for line in _lines(run, beside)))
 
 
 def read_run(path: Path) -> RunTrace:
     """The run that `write_run` wrote, field for field."""
+    return read_log(path)[0]
+
+
+def read_log(path: Path) -> tuple[RunTrace, Beside | None]:
+    """The run, and what was seen beside it; None where the log was written without."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -80,12 +98,53 @@ def read_run(path: Path) -> RunTrace:
             limit=f"{header.num_requests} requests, {header.num_steps} steps",
         )
     shared = {name: getattr(header, name) for name in _SHARED}
-    return RunTrace(requests=requests, steps=steps, **shared)
+    return RunTrace(requests=requests, steps=steps, **shared), header.beside
 
 
 def is_event_log(data: bytes) -> bool:
     """Whether a file that begins so may be one of `write_run`'s."""
     return _is_table(data) or data.startswith(b'{"type":"run"')
+
+
+def find_log(path: Path) -> Path:
+    """The event log itself, or the only one in a run's folder. BadInput where it is not alone."""
+    if not path.is_dir():
+        return path
+    found = [each for each in sorted(path.iterdir()) if each.is_file() and _begins_as_log(each)]
+    if len(found) != 1:
+        raise BadInput(
+            "no event log in this folder" if not found else "several event logs in this folder",
+            value=str(path) if not found else ", ".join(each.name for each in found),
+            fix="write one with bench --log" if not found else "name the file",
+        )
+    return found[0]
+
+
+class _Told(msgspec.Struct):
+    """What `bench --json` keeps of it."""
+
+    server: ServerReport | None = None
+    machine: MachineReport = MachineReport()
+
+
+class _ResultFile(msgspec.Struct):
+    ridgeline: _Told
+
+
+def beside_in_results(folder: Path) -> Beside | None:
+    """What the one result file of `bench --json` in a folder tells of server and machine."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=_ResultFile).ridgeline)
+        except (OSError, msgspec.DecodeError):
+            continue
+    return Beside(server=found[0].server, machine=found[0].machine) if len(found) == 1 else None
+
+
+def _begins_as_log(path: Path) -> bool:
+    with path.open("rb") as file:
+        return is_event_log(file.read(64))
 
 
 Read = tuple[Line | None, tuple[RequestTrace, ...], tuple[StepStat, ...]]
@@ -107,17 +166,18 @@ def _rows(path: Path, data: bytes) -> Read:
     return rows[0] if rows else None, requests, steps
 
 
-def _header(run: RunTrace) -> Header:
+def _header(run: RunTrace, beside: Beside | None) -> Header:
     return Header(
         version=VERSION,
+        beside=beside,
         num_requests=len(run.requests),
         num_steps=len(run.steps),
         **{name: getattr(run, name) for name in _SHARED},
     )
 
 
-def _lines(run: RunTrace) -> Iterable[Line]:
-    yield _header(run)
+def _lines(run: RunTrace, beside: Beside | None) -> Iterable[Line]:
+    yield _header(run, beside)
     yield from (RequestLine(request=request) for request in run.requests)
     yield from (StepLine(step=step) for step in run.steps)
 

@@ -12,6 +12,7 @@ from ridgeline.records.events import (
     TokenLogprobs,
     Usage,
 )
+from ridgeline.records.profile import OperatorTime, PhaseProfile, ProfiledPhase, StepProfile
 from ridgeline.records.slo import Slo
 from ridgeline.records.trace import CountedBy, EngineInfo, RequestTrace, RunTrace, StepStat
 
@@ -23,12 +24,16 @@ __all__ = [
     "Failed",
     "FinishReason",
     "Finished",
+    "OperatorTime",
+    "PhaseProfile",
     "Preempted",
+    "ProfiledPhase",
     "RequestTrace",
     "RunTrace",
     "Sampling",
     "Slo",
     "Started",
+    "StepProfile",
     "StepStat",
     "Structured",
     "Token",

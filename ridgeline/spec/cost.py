@@ -131,7 +131,7 @@ def _windowed_pairs(new: int, done: int, window: int) -> int:
 def cost_model(spec: ModelSpec) -> CostModel:
     """Sum the spec's layers into the constants that price a step."""
     layers = Counter(spec.layers)
-    norms = _norm_params(spec) * BYTES_OF_DTYPE[spec.dtype]
+    norms = norm_params(spec) * BYTES_OF_DTYPE[spec.dtype]
     fixed = sum(n * _dense_bytes(layer) for layer, n in layers.items())
     return CostModel(
         windows=_window_groups(spec, layers),
@@ -149,7 +149,7 @@ def _window_groups(spec: ModelSpec, layers: Counter[LayerSpec]) -> tuple[WindowG
     for layer, n in layers.items():
         attention = layer.attention
         flops[attention.window] += n * 4 * attention.num_heads * attention.head_dim
-        kv[attention.window] += n * _layer_kv_bytes(attention, spec.kv_dtype)
+        kv[attention.window] += n * layer_kv_bytes(attention, spec.kv_dtype)
     return tuple(
         WindowGroup(window=w, flops_per_pair=flops[w], kv_bytes_per_token=kv[w]) for w in flops
     )
@@ -167,7 +167,7 @@ def _expert_groups(layers: Counter[LayerSpec]) -> tuple[ExpertGroup, ...]:
     )
 
 
-def _layer_kv_bytes(attention: AttentionSpec, kv_dtype: str) -> int:
+def layer_kv_bytes(attention: AttentionSpec, kv_dtype: str) -> int:
     row = attention.head_dim * BYTES_OF_DTYPE[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0)
     return 2 * attention.num_kv_heads * row
 
@@ -202,7 +202,7 @@ def _layer_flops(layer: LayerSpec) -> int:
     return 2 * weights
 
 
-def _norm_params(spec: ModelSpec) -> int:
+def norm_params(spec: ModelSpec) -> int:
     """Gains of every RMSNorm: two or four per layer, one for each of q and k, and the last."""
     total = spec.hidden_size
     for layer, n in Counter(spec.layers).items():
@@ -225,7 +225,7 @@ def _params(spec: ModelSpec, *, active: bool) -> int:
     total = sum(n * layer_params(layer, active=active) for layer, n in layers.items())
     tables = 1 if spec.tied_embeddings else 2
     bias = spec.lm_head.num_out if spec.lm_head.bias else 0
-    return total + _norm_params(spec) + tables * spec.vocab_size * spec.hidden_size + bias
+    return total + norm_params(spec) + tables * spec.vocab_size * spec.hidden_size + bias
 
 
 def num_params(spec: ModelSpec) -> int:
@@ -283,7 +283,7 @@ def table_dtype(spec: ModelSpec) -> str:
 
 def kv_bytes_per_token(spec: ModelSpec) -> int:
     """Bytes of KV cache that one more token needs, all layers together, windows not yet full."""
-    return sum(_layer_kv_bytes(layer.attention, spec.kv_dtype) for layer in spec.layers)
+    return sum(layer_kv_bytes(layer.attention, spec.kv_dtype) for layer in spec.layers)
 
 
 def kv_bytes(spec: ModelSpec, context: int) -> int:
@@ -291,7 +291,7 @@ def kv_bytes(spec: ModelSpec, context: int) -> int:
     total = 0
     for layer in spec.layers:
         kept = min(context, layer.attention.window or context)
-        total += kept * _layer_kv_bytes(layer.attention, spec.kv_dtype)
+        total += kept * layer_kv_bytes(layer.attention, spec.kv_dtype)
     return total
 
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.bench import Remote
-from ridgeline.cli.diagnose import command, diagnose, told
+from ridgeline.cli.bench import Remote, beside_of, measure
+from ridgeline.cli.diagnose import command, diagnose, judged, recorded, told
 from ridgeline.diagnose.baseline import learn
 from ridgeline.diagnose.causes import findings
 from ridgeline.diagnose.facts import facts_of
@@ -239,3 +239,59 @@ def test_a_server_over_tcp_is_measured_watched_and_judged() -> None:
     assert found.server == "vllm"
     assert found.findings[0].cause == "too-few-seats"
     assert found.told["waiting"] > 1
+
+
+def test_a_logged_run_is_judged_later_as_it_was_live(tmp_path) -> None:
+    """Server counters and all, from the log, from its folder, and from a table."""
+    from tests.diagnose.mock_thread import mock_server
+
+    options = BenchOptions(
+        workload="synthetic:input=32,output=4,prefix=16",
+        num_prompts=40,
+        request_rate=200.0,
+        num_warmups=0,
+    )
+    console = Console(record=True)
+    with mock_server(seats=1, ttft_s=0.02, itl_s=0.001) as url:
+        record, _, seen = measure(options, Remote(url=url), console)
+    beside = beside_of(options, seen)
+    live = judged(record, beside, options.slo)
+    assert live.findings and live.told["waiting"] > 1 and beside.shared_prompt_share > 0.3
+    for name in ("run.jsonl", "run.parquet"):
+        folder = tmp_path / name[4:]
+        folder.mkdir()
+        write_run(record, folder / name, beside)
+        assert diagnose(BenchOptions(), folder, None, console) == live
+        assert diagnose(BenchOptions(), folder / name, None, console) == live
+
+
+def test_bench_writes_what_a_later_diagnosis_needs(tmp_path) -> None:
+    from ridgeline.cli.bench import Outputs
+    from ridgeline.cli.bench import command as bench
+    from tests.diagnose.mock_thread import mock_server
+
+    options = BenchOptions(
+        workload="synthetic:input=8,output=4", num_prompts=30, request_rate=200.0, num_warmups=0
+    )
+    with mock_server(seats=1, ttft_s=0.02, itl_s=0.001) as url:
+        outputs = Outputs(log=tmp_path / "run.jsonl", json=tmp_path / "run.json")
+        assert bench(options, Remote(url=url), outputs, Console(record=True)) == 0
+    later = diagnose(BenchOptions(), tmp_path, None, Console(record=True))
+    assert later.server == "vllm" and later.findings[0].cause == "too-few-seats"
+    record, beside = recorded(tmp_path)
+    assert beside.server is not None and len(record.requests) == 30
+    write_run(record, tmp_path / "run.jsonl")  # as an older version wrote it
+    again = diagnose(BenchOptions(), tmp_path, None, Console(record=True))
+    assert again.told == later.told and again.server == "vllm"
+    alone = diagnose(BenchOptions(), tmp_path / "run.jsonl", None, Console(record=True))
+    assert "waiting" not in alone.told
+
+
+def test_the_page_tells_findings_and_escapes(tmp_path) -> None:
+    record, _ = run(replace(Engine(), seats=2), LOADS[0])
+    record = msgspec.structs.replace(record, target="<b>mine</b>")
+    write_run(record, tmp_path / "run.jsonl")
+    page, console = tmp_path / "page.html", Console(record=True)
+    assert command(BenchOptions(), tmp_path / "run.jsonl", html=page, console=console) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "queue-bound" in text and "--max-num-seqs" in text and "<b>mine" not in text

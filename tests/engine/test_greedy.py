@@ -85,9 +85,9 @@ def test_a_nan_leaves_no_choice(parts: Parts, monkeypatch: pytest.MonkeyPatch) -
     greedy = parts.runner.greedy
     assert isinstance(greedy, NativeGreedy)
     logits = torch.full((3, 8), float("nan"))
-    monkeypatch.setattr(greedy._likeliest, "_width", 8)
-    monkeypatch.setattr(greedy._likeliest, "_room", lambda _: logits)
-    monkeypatch.setattr(greedy._likeliest, "_head", Blank())
+    monkeypatch.setattr(greedy.likeliest, "_width", 8)
+    monkeypatch.setattr(greedy.likeliest, "_room", lambda _: logits)
+    monkeypatch.setattr(greedy.likeliest, "head", Blank())
     with pytest.raises(ArithmeticError, match="row 0"):
         parts.runner.run(StepPlan(0, decoding(random.Random(2), 3, (0, 5))))
 

@@ -6,6 +6,7 @@ import errno
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,18 @@ from hypothesis import strategies as st
 from ridgeline.cli.bench import Outputs, check_writable
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure import log
-from ridgeline.measure.log import read_run, write_run, write_whole
+from ridgeline.measure.log import (
+    Beside,
+    beside_in_results,
+    find_log,
+    read_log,
+    read_run,
+    write_run,
+    write_whole,
+)
 from ridgeline.measure.results.readers import read_result
+from ridgeline.measure.server.machine import MachineReport
+from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 
 INFO = EngineInfo(
@@ -201,3 +212,39 @@ def test_without_its_library_a_table_is_refused_before_anything_is_measured(
         write_run(run, path)
     assert not path.exists()
     check_writable(Outputs(log=tmp_path / "run.jsonl"))
+
+
+TOLD = ServerReport(
+    server="vllm", num_readings=3, means={"running": 2.5}, p95={}, counts={"preemptions": 1.0},
+    mean_s={"queue_s": 0.1},
+)  # fmt: skip
+BESIDE = Beside(server=TOLD, machine=MachineReport(notes=("elsewhere",)), shared_prompt_share=0.4)
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.parquet"])
+def test_what_the_server_told_is_kept_with_the_run(tmp_path, run, name):
+    write_run(run, tmp_path / name, BESIDE)
+    assert read_log(tmp_path / name) == (run, BESIDE)
+    write_run(run, tmp_path / name)
+    assert read_log(tmp_path / name) == (run, None)
+
+
+def test_the_log_is_found_in_its_folder(tmp_path, run):
+    with pytest.raises(BadInput, match="no event log in this folder"):
+        find_log(tmp_path)
+    (tmp_path / "result.json").write_text("{}")
+    write_run(run, tmp_path / "events.jsonl")
+    assert find_log(tmp_path) == tmp_path / "events.jsonl" == find_log(tmp_path / "events.jsonl")
+    write_run(run, tmp_path / "again.parquet")
+    with pytest.raises(BadInput, match="several event logs"):
+        find_log(tmp_path)
+
+
+def test_an_older_log_is_told_by_the_result_beside_it(tmp_path):
+    assert beside_in_results(tmp_path) is None
+    (tmp_path / "other.json").write_text('{"ridgeline": 3}')
+    told = msgspec.json.encode({"ridgeline": {"server": TOLD, "machine": {"notes": ["x"]}}})
+    (tmp_path / "result.json").write_bytes(told)
+    assert beside_in_results(tmp_path) == Beside(server=TOLD, machine=MachineReport(notes=("x",)))
+    (tmp_path / "twin.json").write_bytes(told)
+    assert beside_in_results(tmp_path) is None

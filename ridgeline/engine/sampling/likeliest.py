@@ -49,7 +49,7 @@ class ThroughKeptLogits:
     """For a packed head without a soft cap. One step at a time."""
 
     def __init__(self, head: NativeLinear) -> None:
-        self._head, self._isa = head, isa()
+        self.head, self._isa = head, isa()
         self._num_in, self._width = head.packed.num_in, head.packed.num_out
         self._logits_SV = torch.empty((0, self._width))
 
@@ -62,7 +62,7 @@ class ThroughKeptLogits:
         """The same of rows one behind the other in memory."""
         logits_SV, threads = self._room(num_rows), torch.get_num_threads()
         at = logits_SV.data_ptr()  # the tensor is held until the choice is made
-        self._head.between(x, self._num_in, num_rows, at, threads)
+        self.head.between(x, self._num_in, num_rows, at, threads)
         tokens = _native.first_largest(at, self._width, num_rows, self._width, threads, self._isa)
         if -1 in tokens:
             raise no_choice(tokens.index(-1))

@@ -119,3 +119,16 @@ class StopsEarly(msgspec.Struct, frozen=True):
     def sample(self, n: int, seed: int) -> Iterator[LoadRequest]:
         for request in self.of.sample(n, seed):
             yield msgspec.structs.replace(request, ignore_eos=False)
+
+
+class Unstreamed(msgspec.Struct, frozen=True):
+    """Another workload whose answers come whole (--no-stream): another load, by its name."""
+
+    of: Workload
+
+    @property
+    def name(self) -> str:
+        return f"{self.of.name} (whole answers)"
+
+    def sample(self, n: int, seed: int) -> Iterator[LoadRequest]:
+        return self.of.sample(n, seed)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ridgeline.diagnose import Ceilings, Point
 from ridgeline.measure.report import svg
@@ -13,34 +15,74 @@ from ridgeline.optimize.result import LadderResult
 PHASE_SHAPE = {"decode": "circle", "prefill": "square", "mixed": "diamond"}
 _ROOF_WIDTH, _ROOF_HEIGHT = 920, 470
 _LEFT, _RIGHT, _ROOF_TOP, _BOTTOM = 76, 24, 40, 56
+_NEAR = 15.0  # pixels at which two marks hide each other
+
+
+class Marked(NamedTuple):
+    """A point, the number that it wears, and its class in the style sheet."""
+
+    number: str
+    css: str
+    point: Point
 
 
 def roofline(result: LadderResult, ceilings: Ceilings) -> str:
     """Log-log: the machine's measured ceilings, and every measured configuration by phase."""
-    placed = _placed(result)
-    x, y = _roof_scales([point for _, _, point in placed], ceilings)
+    label = "Roofline of this machine with every measured configuration"
+    note = "B baseline · F final · numbers: rungs of the table"
+    return picture(_placed(result), ceilings, label, note, _way_of(result))
+
+
+def picture(
+    marks: Sequence[Marked],
+    ceilings: Ceilings,
+    label: str,
+    note: str,
+    way: Sequence[Point] = (),
+) -> str:
+    """Any points below the ceilings; later marks lie above earlier ones. `way` is drawn as a line.
+
+    Marks that would hide each other stand aside, each with a line to its place.
+    """
+    x, y = _roof_scales([mark.point for mark in marks], ceilings)
     bottom, right = _ROOF_HEIGHT - _BOTTOM, _ROOF_WIDTH - _RIGHT
+    corners = [(x(point.intensity), y(point.achieved_flop_s / 1e9)) for point in way]
+    places = _apart([(x(m.point.intensity), y(m.point.achieved_flop_s / 1e9)) for m in marks])
     parts = [
         svg.x_axis(x, _ROOF_TOP, bottom, "arithmetic intensity (FLOP per compulsory byte)"),
         svg.y_axis(y, _LEFT, right, "achieved (GFLOP/s)"),
         _ceiling_lines(x, y, ceilings),
-        _path_of(result, x, y),
-        *(_roof_mark(number, css, point, x, y) for number, css, point in placed),
-        _roof_legend(),
+        svg.path(corners, "way") if len(corners) > 1 else "",
+        *(svg.line(*true, *shown, "guide") for true, shown in places if true != shown),
+        *(_roof_mark(mark, *shown) for mark, (_, shown) in zip(marks, places, strict=True)),
+        _roof_legend(note),
     ]
-    label = "Roofline of this machine with every measured configuration"
     return svg.drawing(_ROOF_WIDTH, _ROOF_HEIGHT, label, *parts)
 
 
-def _placed(result: LadderResult) -> list[tuple[str, str, Point]]:
-    """(number shown, style, point); drawn in this order, so that before and after stay on top."""
+Place = tuple[float, float]
+
+
+def _apart(places: Sequence[Place]) -> list[tuple[Place, Place]]:
+    """Each place, and where its mark stands: to the right of those that it would hide."""
+    found: list[tuple[Place, Place]] = []
+    for x, y in places:
+        at = x
+        while any(math.dist((at, y), shown) < _NEAR for _, shown in found):
+            at += 4.0
+        found.append(((x, y), (at, y)))
+    return found
+
+
+def _placed(result: LadderResult) -> list[Marked]:
+    """Drawn in this order, so that before and after stay on top."""
     found = [
-        (str(number), VERDICT_CSS[trial.verdict], point)
+        Marked(str(number), VERDICT_CSS[trial.verdict], point)
         for number, trial in enumerate(result.trials, 1)
         for point in trial.points
     ]
-    found += [("B", "before", point) for point in result.baseline.points]
-    return found + [("F", "after", point) for point in result.final.points]
+    found += [Marked("B", "before", point) for point in result.baseline.points]
+    return found + [Marked("F", "after", point) for point in result.final.points]
 
 
 def _roof_scales(points: Sequence[Point], ceilings: Ceilings) -> tuple[Scale, Scale]:
@@ -84,29 +126,27 @@ def _ceiling_lines(x: Scale, y: Scale, ceilings: Ceilings) -> str:
     return "".join(parts)
 
 
-def _path_of(result: LadderResult, x: Scale, y: Scale) -> str:
+def _way_of(result: LadderResult) -> list[Point]:
     """The way that decode took, from the baseline over each kept rung to the end."""
     chain = [result.baseline.points, *(trial.points for trial in result.kept), result.final.points]
-    steps = [point for points in chain for point in points if point.phase == "decode"]
-    corners = [(x(point.intensity), y(point.achieved_flop_s / 1e9)) for point in steps]
-    return svg.path(corners, "way") if len(corners) > 1 else ""
+    return [point for points in chain for point in points if point.phase == "decode"]
 
 
-def _roof_mark(number: str, css: str, point: Point, x: Scale, y: Scale) -> str:
-    at = x(point.intensity), y(point.achieved_flop_s / 1e9)
+def _roof_mark(mark: Marked, x: float, y: float) -> str:
+    point = mark.point
     tip = (
         f"{point.name}, {point.phase}: {point.intensity:.3g} FLOP/B, "
         f"{point.achieved_flop_s / 1e9:.3g} GFLOP/s, {100 * point.share_of_roof:.0f}% of its roof"
     )
-    shape = svg.mark(PHASE_SHAPE[point.phase], *at, 8.5, f"mark numbered {css}", tip)
-    return shape + svg.text(at[0], at[1] + 3.7, number, "mark-number", "middle")
+    shape = svg.mark(PHASE_SHAPE[point.phase], x, y, 8.5, f"mark numbered {mark.css}", tip)
+    return shape + svg.text(x, y + 3.7, mark.number, "mark-number", "middle")
 
 
-def _roof_legend() -> str:
+def _roof_legend(note: str) -> str:
     parts, x = [], float(_LEFT + 150)
     for phase, shape in PHASE_SHAPE.items():
         parts.append(svg.mark(shape, x, 18, 6, "mark hollow plain"))
         parts.append(svg.text(x + 13, 22, phase, "tick"))
         x += 88
-    parts.append(svg.text(x + 8, 22, "B baseline · F final · numbers: rungs of the table", "tick"))
+    parts.append(svg.text(x + 8, 22, note, "tick"))
     return "".join(parts)

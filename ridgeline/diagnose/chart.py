@@ -1,0 +1,105 @@
+"""A roofline in characters: the ceilings as lines, points as letters, a legend below."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ridgeline.diagnose.roofline import Ceilings, Point
+
+WIDTH, HEIGHT, MARGIN = 62, 15, 9
+MARKS = string.ascii_letters
+
+
+def roofline_text(points: Sequence[Point], ceilings: Ceilings) -> tuple[str, ...]:
+    """Lines for a terminal: log-log, GFLOP/s over FLOP per byte. Empty without points.
+
+    Where points fall on one place the first one's letter stands; the legend has all of them.
+    """
+    if not points:
+        return ()
+    plot = _Plot(points, ceilings)
+    plot.roof(ceilings)
+    for letter, point in reversed([*zip(MARKS, points, strict=False)]):
+        plot.put(point.intensity, point.achieved_flop_s, letter)
+    legend = [_told(letter, point) for letter, point in zip(MARKS, points, strict=False)]
+    return (*plot.lines(), "", *legend)
+
+
+def _told(letter: str, point: Point) -> str:
+    name = point.name if point.name == point.phase else f"{point.phase}: {point.name}"
+    return (
+        f"{letter}  {name:<34}{point.intensity:>9.3g} FLOP/byte"
+        f"{point.achieved_flop_s / 1e9:>9.3g} GFLOP/s{point.share_of_roof:>7.0%} of its roof"
+    )
+
+
+class _Plot:
+    """Characters in a grid, row 0 on top."""
+
+    def __init__(self, points: Sequence[Point], ceilings: Ceilings) -> None:
+        across = [point.intensity for point in points] + [ceilings.ridge]
+        up = [point.achieved_flop_s for point in points] + [max(ceilings.compute_flop_s.values())]
+        self.x0, self.x1 = math.log10(min(across) / 2), math.log10(max(across) * 2.5)
+        self.y0, self.y1 = math.log10(min(up) / 2), math.log10(max(up) * 1.6)
+        self.rows = [[" "] * WIDTH for _ in range(HEIGHT)]
+
+    def column(self, intensity: float) -> int:
+        share = (math.log10(intensity) - self.x0) / (self.x1 - self.x0)
+        return min(WIDTH - 1, max(0, round(share * (WIDTH - 1))))
+
+    def row(self, flop_s: float) -> int:
+        share = (math.log10(flop_s) - self.y0) / (self.y1 - self.y0)
+        return HEIGHT - 1 - round(share * (HEIGHT - 1))
+
+    def put(self, intensity: float, flop_s: float, mark: str) -> None:
+        row = self.row(flop_s)
+        if 0 <= row < HEIGHT:
+            self.rows[row][self.column(intensity)] = mark
+
+    def roof(self, ceilings: Ceilings) -> None:
+        """The slope of the bandwidth up to each peak; the model's own peak is drawn solid."""
+        for dtype, peak in ceilings.compute_flop_s.items():
+            flat = "─" if dtype == ceilings.dtype else "╌"
+            for column in range(self.column(peak / ceilings.bandwidth_bytes_s), WIDTH):
+                self.put(self._intensity(column), peak, flat)
+        top = max(ceilings.compute_flop_s.values())
+        heights = [
+            min(top, self._intensity(column) * ceilings.bandwidth_bytes_s)
+            for column in range(WIDTH)
+        ]
+        for column, (here, then) in enumerate(pairwise([*heights, top])):
+            if here < top:
+                for row in range(self.row(then) + 1, self.row(here) + 1):
+                    if 0 <= row < HEIGHT:
+                        self.rows[row][column] = "/"
+                self.put(self._intensity(column), here, "/")
+
+    def _intensity(self, column: int) -> float:
+        return float(10 ** (self.x0 + (self.x1 - self.x0) * column / (WIDTH - 1)))
+
+    def lines(self) -> tuple[str, ...]:
+        """The grid with its axes: powers of ten, GFLOP/s on the left, FLOP per byte below."""
+        labels = {
+            self.row(10.0**e): f"{10.0 ** (e - 9):g}" for e in self._decades(self.y0, self.y1)
+        }
+        body = [
+            f"{labels.get(number, ''):>{MARGIN - 2}} │" + "".join(row).rstrip()
+            for number, row in enumerate(self.rows)
+        ]
+        below = [" "] * (WIDTH + 8)
+        for exponent in self._decades(self.x0, self.x1):
+            text, at = f"{10.0**exponent:g}", self.column(10.0**exponent)
+            below[at : at + len(text)] = text
+        return (
+            f"{'GFLOP/s':>{MARGIN - 2}}",
+            *body,
+            " " * (MARGIN - 1) + "└" + "─" * WIDTH,
+            " " * MARGIN + "".join(below).rstrip() + "  FLOP/byte",
+        )
+
+    @staticmethod
+    def _decades(low: float, high: float) -> range:
+        return range(math.ceil(low), math.floor(high) + 1)

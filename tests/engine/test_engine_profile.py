@@ -1,0 +1,125 @@
+"""Operators timed inside a running engine: nothing counted twice, nothing left out or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ridgeline.engine.assemble import Parts, assemble
+from ridgeline.engine.core.plan import Run, SampleAt, StepPlan
+from ridgeline.engine.profile import ProfileOptions, check, profile
+from ridgeline.engine.resolve import Resolved, resolve
+from ridgeline.engine.stopwatch import Stopwatch, operators_timed
+from ridgeline.errors import BadInput, CannotRun, DoesNotFit
+from ridgeline.records import OperatorTime
+from ridgeline.settings import settings_from
+from ridgeline.spec.operators import operator_work, work_of
+from tests.conformance.tiny_models import GREEDY, VOCAB, load_ours, make_model
+
+SMALL: dict[str, Any] = {"model": "demo", "max_model_len": 128, "max_num_seqs": 4}
+OPTIONS = ProfileOptions(prompt=40, batch=3, context=20, passes=3)
+LAYERS = ("native", "torch")
+
+
+def opened(**more: Any) -> tuple[Resolved, Parts]:
+    settings = settings_from({**SMALL, **more})
+    resolved = resolve(settings)
+    return resolved, assemble(resolved)
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def engine(request: pytest.FixtureRequest) -> Iterator[tuple[Resolved, Parts]]:
+    quantization = "int4" if request.param == "native" else None
+    yield opened(layer_backend=request.param, quantization=quantization, num_threads=1)
+
+
+def test_a_call_within_a_call_is_counted_once() -> None:
+    at = iter([0.0, 1.0, 3.0, 6.0, 10.0, 11.0])
+    watch = Stopwatch(lambda: next(at))
+    inner = watch.timed("inner", lambda: "x")
+    assert watch.timed("outer", inner)() == "x"  # 0 to 6, 1 to 3 of it inside
+    inner()
+    assert watch.read() == {"inner": OperatorTime(2, 3.0), "outer": OperatorTime(1, 4.0)}
+    assert watch.read() == {}
+
+
+def test_operators_and_host_are_the_step(engine: tuple[Resolved, Parts]) -> None:
+    resolved, parts = engine
+    for phase in profile(parts, resolved, OPTIONS):
+        assert len(phase.passes) == len(phase.plain_s) == OPTIONS.passes
+        for step in (step for steps in phase.passes for step in steps):
+            spent = sum(each.time_s for each in step.operators.values())
+            assert spent + step.host_s == pytest.approx(step.time_s)
+            assert all(each.time_s >= 0 for each in step.operators.values())
+            assert 0 < step.host_s < step.time_s  # kernels' clock and ours agree
+
+
+def test_all_work_of_the_spec_has_its_operator(engine: tuple[Resolved, Parts]) -> None:
+    resolved, parts = engine
+    layers = len(resolved.spec.layers)
+    for phase in profile(parts, resolved, OPTIONS):
+        step = phase.passes[0][0]
+        work = operator_work(resolved.spec, step.shapes, step.num_sampled)
+        named = {part for name in step.operators for part in name.split("+")}
+        extra = {"quantise", "residual"}  # not done where rows stay as they are
+        assert set(work) - extra <= named <= set(work) | extra
+        for name in ("qkv", "o", "gate_up", "down"):
+            assert step.operators[name].calls == layers
+        assert step.operators["lm_head"].calls == 1
+
+
+def test_shapes_are_those_of_the_steps(engine: tuple[Resolved, Parts]) -> None:
+    resolved, parts = engine
+    unseen = msgspec.structs.replace(OPTIONS, seed=1)  # not in the prefix cache
+    prefill, decode = profile(parts, resolved, unseen)
+    assert [step.shapes for step in prefill.passes[0]] == [((40, 0),)]
+    shapes = decode.passes[0][0].shapes
+    assert len(shapes) == 3 and all(new == 1 and done >= 20 for new, done in shapes)
+    assert decode.passes[0][0].num_sampled == 3
+    assert not parts.scheduler.has_work
+
+
+def test_bytes_are_those_of_the_weights_in_memory() -> None:
+    resolved, parts = opened(layer_backend="native", quantization="int8", num_threads=1)
+    work = operator_work(resolved.spec, [(1, 5)], 1)
+    blocks = parts.runner.decoder.blocks
+    kept: dict[str, float] = {
+        "qkv": sum(block.attention.qkv.nbytes for block in blocks),
+        "down": sum(block.mlp.down.nbytes for block in blocks),  # type: ignore[attr-defined]
+    }
+    for name, nbytes in kept.items():
+        assert work_of(name, work).memory_bytes == pytest.approx(nbytes, rel=0.01)
+
+
+def test_timing_changes_no_token_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    make_model("qwen3", tmp_path)
+    runner = load_ours(tmp_path).runner
+    prompt = tuple((7 * i + 3) % VOCAB for i in range(23))
+    plan = StepPlan(
+        0, (Run(0, 0, prompt, (0, 1, 2, 3, 4, 5), SampleAt(GREEDY, 0, 0, len(prompt))),)
+    )
+    before, plain = dict(vars(runner)), runner.run(plan)
+    decoder = dict(vars(runner.decoder))
+    with operators_timed(runner, Stopwatch()) as read:
+        assert runner.run(plan) == plain
+        assert {"qkv", "attention+kv_write", "lm_head", "sampling"} <= set(read())
+    assert vars(runner) == before and vars(runner.decoder) == decoder
+
+
+def test_what_does_not_fit_is_refused_before_the_first_step() -> None:
+    resolved = resolve(settings_from(SMALL))
+    longer = msgspec.structs.replace(OPTIONS, prompt=200)
+    with pytest.raises(BadInput, match="longer than the model takes"):
+        check(resolved, longer)
+    with pytest.raises(BadInput, match="more sequences than run at once"):
+        check(resolved, msgspec.structs.replace(OPTIONS, batch=5))
+    with pytest.raises(DoesNotFit, match="does not hold"):
+        few = settings_from({**SMALL, "kv_cache_memory_bytes": 1 << 20, "block_size": 64})
+        check(resolve(few), msgspec.structs.replace(OPTIONS, batch=4, context=80))
+    drafting = settings_from({**SMALL, "speculative_config": {"method": "ngram"}})
+    with pytest.raises(CannotRun, match="drafter"):
+        check(resolve(drafting), OPTIONS)
