@@ -70,8 +70,8 @@ Tell = Callable[[list[Update]], None]
 class Asks:
     """Every ask of a job as one series of updates.
 
-    `begin` asks, `tell` names who hears of it; `close` ends what has not ended. `cached` is how
-    much of each prompt came from the prefix cache, as far as is known.
+    `run` asks and tells; `close` ends what has not ended. `cached` is how much of each prompt came
+    from the prefix cache, as far as is known.
     """
 
     def __init__(self, engine: ServedEngine, job: Job, metrics: Metrics) -> None:
@@ -89,35 +89,27 @@ class Asks:
         ]
         self._open = dict.fromkeys(range(len(job.prompts)), job.sampling.n)
         self._leave: list[Callable[[], None]] = []
-        self._early: list[Update] = []
-        self._told: Tell = self._early.extend
-        loop = asyncio.get_running_loop()
-        self._begun: asyncio.Future[None] = loop.create_future()
-        self._ended: asyncio.Future[None] = loop.create_future()
-        for future in (self._begun, self._ended):
-            future.add_done_callback(_seen)
+        self._told: Tell = _nobody
+        self._has_begun = False
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended.add_done_callback(_seen)
 
     @property
     def have_ended(self) -> bool:
         """Nothing more will be told."""
         return not self._open
 
-    async def begin(self) -> None:
-        """Ask for everything; returns once the engine has begun, raises why it will not."""
+    async def run(self, told: Tell) -> None:
+        """Ask for everything. `told` gets all updates, those of one step at once; first of all,
+        without any if need be, when the engine has begun. Returns at the end, raises why not."""
+        self._told = told
         for index in range(len(self._job.prompts)):
             try:
                 self._leave.append(await self._ask(index))
             except Exception:  # refused, with all after it: no choice of theirs was ever open
                 self._open = {asked: n for asked, n in self._open.items() if asked < index}
                 raise
-        await self._begun
-
-    def tell(self, told: Tell) -> asyncio.Future[None]:
-        """`told` gets all updates, those of one step at once. The future: the end, or why not."""
-        self._told, early = told, list(self._early)
-        if early:
-            self._tell(early)
-        return self._ended
+        await self._ended
 
     def close(self) -> None:
         """Leave the engine; what has not ended is aborted."""
@@ -144,10 +136,10 @@ class Asks:
         """On the loop, once per step: accounts, and the news in the order they came."""
         if num_tokens := self.meters[index].saw(events, self._now()):
             self._job.spent(num_tokens)
-        if updates := self._updates(index, events):
+        updates = self._updates(index, events)
+        if not self._ended.done() and (updates or not self._has_begun):
+            self._has_begun = True
             self._tell(updates)
-        if not self._begun.done():
-            self._begun.set_result(None)
         if not self._open and not self._ended.done():
             self._ended.set_result(None)
 
@@ -181,9 +173,8 @@ class Asks:
             del self._open[index]
 
     def _fail(self, error: Exception) -> None:
-        for future in (self._begun, self._ended):
-            if not future.done():
-                future.set_exception(error)
+        if not self._ended.done():
+            self._ended.set_exception(error)
 
     def _choice(self, index: int, event: Token | Finished) -> int:
         return index * self._job.sampling.n + event.index
@@ -196,3 +187,7 @@ def _seen(future: asyncio.Future[None]) -> None:
     """A failure that nobody waits for any more is no news."""
     if not future.cancelled():
         future.exception()
+
+
+def _nobody(_updates: list[Update]) -> None:
+    """Nothing is asked yet, so nothing comes."""
