@@ -10,8 +10,8 @@ before its end (413, 401) is read on and forgotten for `linger_s`, because closi
 resets the connection, and the client would lose the answer with it (RFC 9112, 9.6).
 
 And for clients that never read: where what is written stays unread for `send_timeout_s`, the
-connection is cut off, and with it whatever was computed for it. A stream may write to the
-connection directly (`ridgeline.serve.outlet`).
+connection is cut off, and with it whatever was computed for it. A stream writes to the connection
+directly (`ridgeline.serve.outlet`), together with the others of its step (`ridgeline.serve.post`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.serve.errors import ApiError, body
 from ridgeline.serve.outlet import CONNECTION
+from ridgeline.serve.post import Post
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """See the head of this file."""
 
     limits = ConnectionLimits()
+    post = Post()
     _timer: asyncio.TimerHandle | None = None
     _num_bytes = 0  # of the headers that are coming
     _in_headers = True
@@ -193,8 +195,7 @@ class Exchange:
         protocol = self._protocol
         if protocol.flow.write_paused:
             return False
-        if not protocol.transport.is_closing():
-            protocol.transport.write(_chunk(data))
+        protocol.post.add(protocol.transport, _chunk(data))
         return True
 
     def cut(self) -> None:
@@ -232,7 +233,7 @@ def _chunk(data: bytes) -> bytes:
 
 def bounded_protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
     """The protocol class for `uvicorn.Config(http=…)`, which makes one object per connection."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits})
+    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "post": Post()})
 
 
 def _raw(error: ApiError) -> bytes:
