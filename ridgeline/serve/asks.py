@@ -71,11 +71,15 @@ class Asks:
     """Every ask of a job as one series of updates.
 
     `run` asks and tells; `close` ends what has not ended. `cached` is how much of each prompt came
-    from the prefix cache, as far as is known.
+    from the prefix cache, as far as is known. `interval`: how many tokens are gathered before they
+    are told together; the first one is told at once, and so is an end with all before it.
     """
 
-    def __init__(self, engine: ServedEngine, job: Job, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: ServedEngine, job: Job, metrics: Metrics, interval: float = 1
+    ) -> None:
         self._engine, self._job, self._now = engine, job, metrics.now
+        self._interval = interval
         self.cached = [0] * len(job.prompts)
         self.meters = [
             metrics.meter(
@@ -90,6 +94,7 @@ class Asks:
         self._open = dict.fromkeys(range(len(job.prompts)), job.sampling.n)
         self._leave: list[Callable[[], None]] = []
         self._told: Tell = _nobody
+        self._gathered: list[Update] = []
         self._has_begun = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended.add_done_callback(_seen)
@@ -138,8 +143,7 @@ class Asks:
             self._job.spent(num_tokens)
         updates = self._updates(index, events)
         if not self._ended.done() and (updates or not self._has_begun):
-            self._has_begun = True
-            self._tell(updates)
+            self._gather(updates)
         if not self._open and not self._ended.done():
             self._ended.set_result(None)
 
@@ -158,8 +162,22 @@ class Asks:
             elif isinstance(event, Started):
                 self.cached[index] = event.cached_tokens
             elif isinstance(event, Failed):
+                self._gathered += updates
+                if self._gathered:  # nobody is told less for having waited
+                    self._tell(self._gathered)
                 self._fail(of_failure(event))
         return updates
+
+    def _gather(self, updates: list[Update]) -> None:
+        """Tell it at once, unless it may wait for more."""
+        if self._gathered:
+            self._gathered += updates
+            updates = self._gathered
+        if self._has_begun and len(updates) < self._interval and updates[-1].finished is None:
+            self._gathered = updates
+            return
+        self._gathered, self._has_begun = [], True
+        self._tell(updates)
 
     def _tell(self, updates: list[Update]) -> None:
         try:
