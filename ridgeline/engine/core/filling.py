@@ -87,8 +87,8 @@ class Decided(NamedTuple):
         why = f"{UNPROMISED:g} times that of people alone, who were promised nothing"
         if self.tpot_s is not None:
             why = f"{PROMISED:g} of the {self.tpot_s * 1e3:g} ms promised per output token"
-        found = f"{self.num_tokens} beside {self.num_rows} rows of people"
-        return f"{found}: {total} rows take at most {limit_ms:.1f} ms, {why}"
+        found = f"{self.num_tokens} rows beside people's {self.num_rows}"
+        return f"{found}: {total} take at most {limit_ms:.1f} ms, {why}"
 
 
 class LearntFilling:

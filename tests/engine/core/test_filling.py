@@ -166,7 +166,7 @@ def test_what_is_told() -> None:
     assert learnt.most(4, None) == learnt.most(4, 0.02) == 0, "nothing is known"
     learnt.took(4, 0.004)
     assert learnt.most(4, 0.02) == 12, "16 rows take at most four times as long as 4"
-    told = "derived: 12 beside 4 rows of people: 16 rows take at most 16.0 ms, "
+    told = "derived: 12 rows beside people's 4: 16 take at most 16.0 ms, "
     assert learnt.told() == told + "0.8 of the 20 ms promised per output token"
     assert learnt.most(4, None) == 1 and "promised nothing" in learnt.told()
     assert isinstance(learnt, LearntFilling)
