@@ -1,6 +1,6 @@
 """What batch lines cost people: latencies with and without lines in the background, interleaved.
 
-    python benchmarks/bench_lanes.py [--background-tokens N] [--rounds N]
+    python benchmarks/bench_lanes.py [--background-tokens N] [--tpot-ms MS] [--rounds N]
 
 Three arms on one engine: people alone; people and lines in the background lane; people and the same
 lines as ordinary requests (what a batch costs without a lane). People: one request after another.
@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 
 from ridgeline.engine.engine import Engine
-from ridgeline.records import Sampling, Token
+from ridgeline.records import Sampling, Slo, Token
 
 PROMPT = "def read_lines(path):\n    with open(path) as file:\n"
 LINE = "import os\nimport sys\n\n\nclass Reader:\n    " * 12
@@ -37,10 +37,10 @@ class Seen:
     wall_s: float = 0.0
 
 
-async def person(engine: Engine, number: int, seen: Seen) -> None:
+async def person(engine: Engine, number: int, seen: Seen, slo: Slo | None) -> None:
     sent_s = last_s = time.perf_counter()
     first = True
-    async for event in engine.stream(f"# {number}\n{PROMPT}", PEOPLE):
+    async for event in engine.stream(f"# {number}\n{PROMPT}", PEOPLE, slo=slo):
         if isinstance(event, Token):
             now_s = time.perf_counter()
             (seen.ttft_s if first else seen.itl_s).append(now_s - (sent_s if first else last_s))
@@ -54,14 +54,16 @@ async def line(engine: Engine, numbers: itertools.count[int], seen: Seen, backgr
             seen.num_line_tokens += isinstance(event, Token)
 
 
-async def a_round(engine: Engine, background: bool | None, numbers: itertools.count[int]) -> Seen:
+async def a_round(
+    engine: Engine, background: bool | None, numbers: itertools.count[int], slo: Slo | None
+) -> Seen:
     seen = Seen()
     lines = [] if background is None else range(NUM_LINES)
     tasks = [asyncio.ensure_future(line(engine, numbers, seen, bool(background))) for _ in lines]
     await asyncio.sleep(0.3)
     seen.num_line_tokens, began_s = 0, time.perf_counter()
     for _ in range(NUM_PEOPLE):
-        await person(engine, next(numbers), seen)
+        await person(engine, next(numbers), seen, slo)
     seen.wall_s = time.perf_counter() - began_s
     for task in tasks:
         task.cancel()
@@ -75,20 +77,23 @@ def p95(values: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--background-tokens", type=int, default=16)
+    parser.add_argument("--background-tokens", type=int, help="default: derived")
+    parser.add_argument("--tpot-ms", type=float, help="what people are promised")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
+    slo = None if given.tpot_ms is None else Slo(tpot_s=given.tpot_ms / 1000)
     numbers = itertools.count()
     rounds: dict[str, list[Seen]] = {arm: [] for arm in ARMS}
 
     async def measure(engine: Engine) -> None:
         for _ in range(given.rounds):
             for arm, background in ARMS.items():
-                rounds[arm].append(await a_round(engine, background, numbers))
+                rounds[arm].append(await a_round(engine, background, numbers, slo))
 
     settings = {"max_num_seqs": 16, "background_tokens": given.background_tokens}
     with Engine.open("demo", **settings) as engine:
         asyncio.run(measure(engine))
+        print(engine.info.derivations["background_tokens"])
     print(f"{'':11} {'ttft p50':>9} {'p95':>8} {'itl p50':>9} {'p95':>8}   lines tok/s")
     for arm, each in rounds.items():
         columns = [

@@ -1,7 +1,7 @@
 """What HTTP adds to the engine: TTFT and throughput at 32 streams, and 500 streams at once.
 
-    python benchmarks/server.py [--rounds 5] [--streams 32] [--requests 128] [--open 500]
-        [--think-ms 25]
+    python benchmarks/server.py [--rounds 5] [--streams 32] [--requests 128] [--alone 12]
+        [--open 500] [--think-ms 25] [--stream-interval 1]
 
 All arms run the demo model with the same settings and the same prompts, closed loop, in turns:
 *inside* calls `Engine.stream` in this process; *http* streams `/v1/completions` from a server
@@ -92,9 +92,10 @@ class Lengths:
 
 
 @contextlib.contextmanager
-def server(max_num_seqs: int) -> Iterator[tuple[str, int]]:
+def server(max_num_seqs: int, stream_interval: int) -> Iterator[tuple[str, int]]:
     """A server process on a free port: its address and its process id."""
     flags = ["serve", "demo", "--port", "0", "--max-num-seqs", str(max_num_seqs)]
+    flags += ["--stream-interval", str(stream_interval)]
     code = f"import sys; sys.argv = ['ridgeline', *{flags}]; from ridgeline.cli.main import main"
     code += "; main()"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
@@ -299,13 +300,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--alone", type=int, default=12, help="requests of one stream; 0: skip")
     parser.add_argument("--open", type=int, default=500)
     parser.add_argument("--burst", action="store_true")
     parser.add_argument("--think-ms", type=float, default=25.0)
+    parser.add_argument("--stream-interval", type=int, default=1)
     given = parser.parse_args()
     lengths, found = Lengths(given.burst, given.think_ms / 1000), dict[str, float]()
     with (
-        server(given.streams) as (url, pid),
+        server(given.streams, given.stream_interval) as (url, pid),
         Engine.open("demo", max_num_seqs=given.streams) as engine,
     ):
         client = Client(url, lengths)
@@ -314,8 +317,9 @@ def main() -> None:
             "http": client.load,
             "whole": lambda numbers, streams: client.load(numbers, streams, stream=False),
         }
+        if given.rounds and given.alone:
+            found |= compare(arms, pid, lengths, 1, given.alone, given.rounds)
         if given.rounds:
-            found |= compare(arms, pid, lengths, 1, 12, given.rounds)
             found |= compare(arms, pid, lengths, given.streams, given.requests, given.rounds)
         if given.open:
             found |= many_open(client, lengths, given.open)

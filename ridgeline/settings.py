@@ -69,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     enable_chunked_prefill: bool = True
     batching: Batching = "continuous"
     batch_wait_ms: float = 10.0
-    background_tokens: int = 16
+    background_tokens: int | None = None
     attention_backend: str = "auto"
     layer_backend: str = "auto"
     num_threads: int | None = None
@@ -97,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if value is not None and value < 1:
                 flag = "--" + name.replace("_", "-")
                 raise BadInput(f"{flag} must be positive", value=value, limit=">= 1")
-        if self.background_tokens < 0:
+        if self.background_tokens is not None and self.background_tokens < 0:
             raise BadInput("--background-tokens is negative", value=self.background_tokens)
         if self.batch_wait_ms < 0:
             raise BadInput("--batch-wait-ms must not be negative", value=self.batch_wait_ms)

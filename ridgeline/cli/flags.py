@@ -38,7 +38,7 @@ HELP = {
     "enable_chunked_prefill": "Split long prompts over steps, so that decoding goes on.",
     "batching": "How requests are put together.",
     "batch_wait_ms": "Dynamic batching: longest wait for a fuller batch.",
-    "background_tokens": "Most tokens of batch lines in a step that serves people too.",
+    "background_tokens": "Most tokens of batch lines beside people (default: derived).",
     "attention_backend": "Which attention computes; auto chooses and says why.",
     "layer_backend": "What computes the layers around attention; auto chooses and says why.",
     "num_threads": "Threads of the CPU's arithmetic (default: the cores that it may use).",

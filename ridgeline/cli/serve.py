@@ -21,7 +21,7 @@ from ridgeline.serve.safety.keys import new_key as make_key
 from ridgeline.settings import Settings
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
     from ridgeline.engine.engine import Engine
 
@@ -76,7 +76,7 @@ def _listen_for_admin(options: ServerOptions, held: contextlib.ExitStack) -> soc
     return held.enter_context(listen(replace(options, host="127.0.0.1", port=options.admin_port)))
 
 
-def _attach_batches(app: FastAPI, engine: Engine, options: ServerOptions) -> None:
+def _attach_batches(app: Starlette, engine: Engine, options: ServerOptions) -> None:
     """The Batch API, where a store was named for it."""
     limit = options.batch_store_max_bytes
     if options.batch_store is None:

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -61,7 +62,7 @@ class Engine:
         load_s: float = 0.0,
     ) -> None:
         self.resolved, self.tokenizer, self.load_s = resolved, parts.tokenizer, load_s
-        self.info = _info(resolved, parts, load_s)
+        self._info = _info(resolved, parts, load_s)
         self._runner, self._masks, self._clock = parts.runner, parts.masks, clock
         self._serials = itertools.count()
         self._inboxes: dict[asyncio.AbstractEventLoop, AsyncInboxes] = {}
@@ -198,6 +199,12 @@ class Engine:
         return self._loop.call(partial(_pooled, self._runner, tuple(tokens), pooling))
 
     # -- watching
+
+    @property
+    def info(self) -> EngineInfo:
+        """What this engine is; what it derives while it serves, as of now."""
+        now = {"background_tokens": self._loop.scheduler.share.filling.told()}
+        return msgspec.structs.replace(self._info, derivations={**self._info.derivations, **now})
 
     def drain_steps(self) -> list[StepStat]:
         """The steps since the last call (at most the latest 100,000), oldest first."""

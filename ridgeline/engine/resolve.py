@@ -18,6 +18,7 @@ import torch
 
 from ridgeline.engine.attention import choose as choose_attention
 from ridgeline.engine.attention.base import Site
+from ridgeline.engine.core.filling import PROMISED, UNPROMISED
 from ridgeline.engine.core.kv_budget import BudgetAsked, KvBudget, kv_budget
 from ridgeline.engine.forward import choose as choose_forward
 from ridgeline.engine.model.dtype import resolve_dtype
@@ -61,7 +62,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     enable_chunked_prefill: bool
     batching: Batching
     batch_wait_ms: float
-    background_tokens: int
+    background_tokens: int | None
     attention_backend: str
     layer_backend: str
     num_threads: int
@@ -80,6 +81,8 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         skipped = ("spec", "derivations")
         names = (field.name for field in msgspec.structs.fields(self))
         values = {name: getattr(self, name) for name in names if name not in skipped}
+        if self.background_tokens is None:
+            values["background_tokens"] = "derived"
         if self.speculative_config is not None:
             values["speculative_config"] = msgspec.to_builtins(self.speculative_config)
         return values
@@ -162,14 +165,16 @@ def _unchanged(settings: Settings) -> dict[str, Any]:
 
 def _background(settings: Settings, why: dict[str, str]) -> None:
     """Why so many tokens of batch lines go beside people's: what that does to them."""
-    tokens, asked = (
-        settings.background_tokens,
-        settings.background_tokens != Settings().background_tokens,
-    )
+    tokens = settings.background_tokens
+    if tokens is None:
+        promised, alone = f"{PROMISED:g} of the promised tpot", f"{UNPROMISED:g} times their own"
+        limit = f"a step of people takes at most {promised} (without one: {alone})"
+        why["background_tokens"] = f"derived while serving, from what steps take: {limit}"
+        return
     effect = f"a step that serves people computes {tokens} tokens of batch lines at most"
     if tokens == 0:
         effect = "batch lines stand still while people are served"
-    why["background_tokens"] = f"{'asked for' if asked else 'default'}: {effect}"
+    why["background_tokens"] = f"asked for: {effect}"
 
 
 def _as_asked(settings: Settings, why: Mapping[str, str]) -> dict[str, str]:

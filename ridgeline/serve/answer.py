@@ -13,8 +13,9 @@ from starlette.responses import Response
 from ridgeline.serve.asks import Asks, Job, Update
 from ridgeline.serve.choices import Tally, gather
 from ridgeline.serve.errors import ApiError
+from ridgeline.serve.outlet import UntilGone
 from ridgeline.serve.requests import Sampled
-from ridgeline.serve.wire import OPENAI_FRAMES, EventStream, Frames, encode, sse, unless_gone
+from ridgeline.serve.wire import OPENAI_FRAMES, EventStream, Frames, encode, sse
 
 _HOLE = "\0"  # nothing else in a chunk is this
 IGNORED_HEADER = "x-ridgeline-ignored-fields"
@@ -139,16 +140,12 @@ async def answer(
 ) -> Response:
     """The response to a job, whose asks are aborted if the client leaves before its end."""
     tally = Tally(job, asks)
-    if not stream:
-        await unless_gone(request.receive, gather(asks, tally))
-        body = encode(voice.whole(tally))
-        return Response(body, media_type="application/json", headers=headers)
-    try:
-        await unless_gone(request.receive, asks.begin())  # a refusal still gets its own status
-    except BaseException:
-        asks.close()
-        raise
-    return EventStream(Telling(asks, tally, voice), headers)
+    if stream:
+        return EventStream(Telling(asks, tally, voice), headers)
+    async with UntilGone(request.scope, request.receive):
+        await gather(asks, tally)
+    body = encode(voice.whole(tally))
+    return Response(body, media_type="application/json", headers=headers)
 
 
 class Telling:
@@ -159,14 +156,20 @@ class Telling:
         self.frames = voice.frames
 
     async def run(self, put: Callable[[bytes], None]) -> bytes:
-        """Hand everything over to `put` as it comes; what ends the last choice goes with the end.
+        """Ask, and hand everything over to `put` as it comes; what ends the last choice goes with
+        the end. The first piece, which may be empty, is put when the engine has begun.
 
-        Raises where the job breaks.
+        Raises where the job is refused or breaks.
         """
         voice, tally, asks = self._voice, self._tally, self._asks
-        last: list[bytes] = voice.opening(tally)
+        last: list[bytes] = []
+        has_begun = False
 
         def tell(updates: list[Update]) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                has_begun = True
+                last.extend(voice.opening(tally))
             for update in updates:
                 tally.count(update)
                 last.extend(voice.news(update, tally))
@@ -174,7 +177,7 @@ class Telling:
                 put(last[0] if len(last) == 1 else b"".join(last))
                 last.clear()
 
-        await asks.tell(tell)
+        await asks.run(tell)
         return b"".join(last + voice.closing(tally))
 
     def close(self) -> None:

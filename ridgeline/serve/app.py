@@ -6,12 +6,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-import ridgeline
 from ridgeline.errors import RidgelineError
 from ridgeline.serve import errors
 from ridgeline.serve.api import embeddings, messages, openai, operations, responses, text
@@ -58,7 +57,7 @@ ADMIN_ROUTES: tuple[tuple[str, str, Handler], ...] = (
 
 def create_app(
     engine: ServedEngine, options: ServerOptions | None = None, *, peaks: Peaks | None = None
-) -> FastAPI:
+) -> Starlette:
     """The server over `engine`. `app.state.service` is what its routes share.
 
     `peaks`: what MFU and MBU are measured against.
@@ -70,7 +69,7 @@ def create_app(
     return app
 
 
-def create_admin_app(service: Service) -> FastAPI:
+def create_admin_app(service: Service) -> Starlette:
     """The operator's routes over the same service, for a listener that only this machine reaches.
 
     Where keys are configured, an administrator's is needed.
@@ -80,14 +79,8 @@ def create_admin_app(service: Service) -> FastAPI:
     return app
 
 
-def _app(service: Service, routes: tuple[tuple[str, str, Handler], ...]) -> FastAPI:
-    app = FastAPI(
-        title="Ridgeline",
-        version=ridgeline.__version__,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-    )
+def _app(service: Service, routes: tuple[tuple[str, str, Handler], ...]) -> Starlette:
+    app = Starlette()
     for kind in (ApiError, ClientGone, RidgelineError, HTTPException, Exception):
         app.add_exception_handler(kind, errors.handle)
     for method, path, handler in routes:

@@ -70,12 +70,16 @@ Tell = Callable[[list[Update]], None]
 class Asks:
     """Every ask of a job as one series of updates.
 
-    `begin` asks, `tell` names who hears of it; `close` ends what has not ended. `cached` is how
-    much of each prompt came from the prefix cache, as far as is known.
+    `run` asks and tells; `close` ends what has not ended. `cached` is how much of each prompt came
+    from the prefix cache, as far as is known. `interval`: how many tokens are gathered before they
+    are told together; the first one is told at once, and so is an end with all before it.
     """
 
-    def __init__(self, engine: ServedEngine, job: Job, metrics: Metrics) -> None:
+    def __init__(
+        self, engine: ServedEngine, job: Job, metrics: Metrics, interval: float = 1
+    ) -> None:
         self._engine, self._job, self._now = engine, job, metrics.now
+        self._interval = interval
         self.cached = [0] * len(job.prompts)
         self.meters = [
             metrics.meter(
@@ -89,35 +93,28 @@ class Asks:
         ]
         self._open = dict.fromkeys(range(len(job.prompts)), job.sampling.n)
         self._leave: list[Callable[[], None]] = []
-        self._early: list[Update] = []
-        self._told: Tell = self._early.extend
-        loop = asyncio.get_running_loop()
-        self._begun: asyncio.Future[None] = loop.create_future()
-        self._ended: asyncio.Future[None] = loop.create_future()
-        for future in (self._begun, self._ended):
-            future.add_done_callback(_seen)
+        self._told: Tell = _nobody
+        self._gathered: list[Update] = []
+        self._has_begun = False
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended.add_done_callback(_seen)
 
     @property
     def have_ended(self) -> bool:
         """Nothing more will be told."""
         return not self._open
 
-    async def begin(self) -> None:
-        """Ask for everything; returns once the engine has begun, raises why it will not."""
+    async def run(self, told: Tell) -> None:
+        """Ask for everything. `told` gets all updates, those of one step at once; first of all,
+        without any if need be, when the engine has begun. Returns at the end, raises why not."""
+        self._told = told
         for index in range(len(self._job.prompts)):
             try:
                 self._leave.append(await self._ask(index))
             except Exception:  # refused, with all after it: no choice of theirs was ever open
                 self._open = {asked: n for asked, n in self._open.items() if asked < index}
                 raise
-        await self._begun
-
-    def tell(self, told: Tell) -> asyncio.Future[None]:
-        """`told` gets all updates, those of one step at once. The future: the end, or why not."""
-        self._told, early = told, list(self._early)
-        if early:
-            self._tell(early)
-        return self._ended
+        await self._ended
 
     def close(self) -> None:
         """Leave the engine; what has not ended is aborted."""
@@ -144,10 +141,9 @@ class Asks:
         """On the loop, once per step: accounts, and the news in the order they came."""
         if num_tokens := self.meters[index].saw(events, self._now()):
             self._job.spent(num_tokens)
-        if updates := self._updates(index, events):
-            self._tell(updates)
-        if not self._begun.done():
-            self._begun.set_result(None)
+        updates = self._updates(index, events)
+        if not self._ended.done() and (updates or not self._has_begun):
+            self._gather(updates)
         if not self._open and not self._ended.done():
             self._ended.set_result(None)
 
@@ -166,8 +162,22 @@ class Asks:
             elif isinstance(event, Started):
                 self.cached[index] = event.cached_tokens
             elif isinstance(event, Failed):
+                self._gathered += updates
+                if self._gathered:  # nobody is told less for having waited
+                    self._tell(self._gathered)
                 self._fail(of_failure(event))
         return updates
+
+    def _gather(self, updates: list[Update]) -> None:
+        """Tell it at once, unless it may wait for more."""
+        if self._gathered:
+            self._gathered += updates
+            updates = self._gathered
+        if self._has_begun and len(updates) < self._interval and updates[-1].finished is None:
+            self._gathered = updates
+            return
+        self._gathered, self._has_begun = [], True
+        self._tell(updates)
 
     def _tell(self, updates: list[Update]) -> None:
         try:
@@ -181,9 +191,8 @@ class Asks:
             del self._open[index]
 
     def _fail(self, error: Exception) -> None:
-        for future in (self._begun, self._ended):
-            if not future.done():
-                future.set_exception(error)
+        if not self._ended.done():
+            self._ended.set_exception(error)
 
     def _choice(self, index: int, event: Token | Finished) -> int:
         return index * self._job.sampling.n + event.index
@@ -196,3 +205,7 @@ def _seen(future: asyncio.Future[None]) -> None:
     """A failure that nobody waits for any more is no news."""
     if not future.cancelled():
         future.exception()
+
+
+def _nobody(_updates: list[Update]) -> None:
+    """Nothing is asked yet, so nothing comes."""

@@ -88,5 +88,4 @@ class Tally:
 async def gather(asks: Asks, tally: Tally) -> None:
     """Run the asks to their end."""
     with contextlib.closing(asks):
-        await asks.begin()
-        await asks.tell(tally.add_all)
+        await asks.run(tally.add_all)

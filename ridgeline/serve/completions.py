@@ -23,6 +23,7 @@ class CompletionVoice:
     def __init__(self, request: CompletionRequest, job: Job, tokenizer: Tokenizer) -> None:
         self._request, self._job = request, job
         self._tokenizer = IdNames() if request.return_tokens_as_token_ids else tokenizer
+        self._decode = tokenizer.decode
         self._sent_chars: dict[int, int] = {}
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         more = request.logprobs is not None or request.return_token_ids or job.scores_only
@@ -68,9 +69,7 @@ class CompletionVoice:
         return {}
 
     def _render(self, index: int, choice: Choice, *, opens: bool) -> dict[str, Any]:
-        echo = (
-            self._job.prompts[self._prompt_of(index)].text if opens and self._request.echo else ""
-        )
+        echo = self._echo(index) if opens and self._request.echo else ""
         text = echo + ("" if self._job.scores_only else choice.text)
         logprobs = self._logprobs(index, choice, with_prompt=bool(echo))
         self._sent_chars[index] = self._sent_chars.get(index, 0) + len(text)
@@ -79,6 +78,13 @@ class CompletionVoice:
             ending = {"finish_reason": "length", "stop_reason": None}
         ids = self._token_ids(index, choice, opens=opens) if self._request.return_token_ids else {}
         return {"index": index, "text": text, "logprobs": logprobs, **ending, **ids}
+
+    def _echo(self, index: int) -> str:
+        """The choice's prompt as the client would recognise it."""
+        prompt = self._job.prompts[self._prompt_of(index)]
+        if prompt.text is not None:
+            return prompt.text
+        return self._decode(prompt.tokens, skip_special_tokens=False)
 
     def _token_ids(self, index: int, choice: Choice, *, opens: bool) -> dict[str, list[int]]:
         """The tokens of this text, and the prompt's where the choice opens."""

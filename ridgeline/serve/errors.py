@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 
 import msgspec
-from fastapi import Request
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.routing import Match
 
 from ridgeline.errors import EngineFull, EngineUnavailable, UserError

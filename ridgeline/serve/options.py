@@ -31,6 +31,7 @@ HELP = {
     "enable_per_request_metrics": "Honour include_metrics: timings beside the usage.",
     "max_body_bytes": "Largest request body.",
     "max_num_connections": "Most connections at once, and most requests under way.",
+    "stream_interval": "Tokens of a stream sent together; the first goes at once.",
     "requests_per_minute": "Each key's requests per minute.",
     "tokens_per_minute": "Each key's tokens per minute, prompt and answer together.",
     "slo_classes": "Promises by class, e.g. 'chat=ttft:500 tpot:50;bulk=e2e:60000'.",
@@ -84,6 +85,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     body_timeout_s: float = 30.0
     send_timeout_s: float = 30.0
     keep_alive_s: int = 15
+    stream_interval: int = 1
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     batch_store: str | None = None
@@ -104,7 +106,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("shutdown_timeout_s", *_WAITS, "keep_alive_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise BadInput(f"{_flag(name)} is negative", value=getattr(self, name))
-        for name in ("max_body_bytes", "max_num_connections", "batch_store_max_bytes", *_RATES):
+        for name in (*_COUNTS, *_RATES):
             number = getattr(self, name)
             if number is not None and number < 1:
                 raise BadInput(f"{_flag(name)} must be positive", value=number, limit=">= 1")
@@ -138,6 +140,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 _WAITS = ("header_timeout_s", "body_timeout_s", "send_timeout_s")
+_COUNTS = (
+    "max_body_bytes", "max_num_connections", "batch_store_max_bytes", "stream_interval",
+)  # fmt: skip
 _RATES = ("requests_per_minute", "tokens_per_minute")
 
 

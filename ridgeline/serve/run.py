@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NamedTuple
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from ridgeline.errors import BadInput
 from ridgeline.serve.options import ServerOptions
@@ -72,7 +72,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def run(
-    app: FastAPI,
+    app: Starlette,
     listener: socket.socket,
     options: ServerOptions,
     *,
@@ -84,7 +84,7 @@ def run(
     Server(server_config(app, options), service, ready, admin).run(sockets=[listener])
 
 
-def server_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
+def server_config(app: Starlette, options: ServerOptions) -> uvicorn.Config:
     """uvicorn as this server runs it. The drain has the patience; uvicorn then needs little."""
     limits = ConnectionLimits(
         max_connections=options.max_num_connections,
@@ -108,7 +108,7 @@ def server_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
 class Admin(NamedTuple):
     """The operator's app and the socket it is served on."""
 
-    app: FastAPI
+    app: Starlette
     listener: socket.socket
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
@@ -109,8 +110,10 @@ class Service:
             raise
         return Order(job, answer_headers(request_id, wish.ignored) | fee)
 
-    def asks(self, job: Job) -> Asks:
-        return Asks(self.engine, job, self.metrics)
+    def asks(self, job: Job, *, stream: bool) -> Asks:
+        """The asks of a job; of a whole answer nobody hears before a choice ends."""
+        interval = self.options.stream_interval if stream else math.inf
+        return Asks(self.engine, job, self.metrics, interval)
 
     def _payer(self, account: Account) -> Callable[[int], None]:
         """Who is told of output tokens; called for every one of them."""

@@ -26,10 +26,10 @@ _SAME_NAME = (
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One prompt: its token ids, and its text (for `echo`) as the client would recognise it."""
+    """One prompt: its token ids, and the text that they were made of, if they were."""
 
     tokens: tuple[int, ...]
-    text: str
+    text: str | None = None
 
 
 def completion_sampling(request: CompletionRequest, caps: Caps) -> Sampling:
@@ -82,7 +82,7 @@ async def completion_prompts(
     num_choices = len(entries) * (request.n or 1)
     check_cap("prompt", num_choices, caps.max_choices, "choices (prompts x n)")
     prompts = [await prompt_of(entry, tokenizer, specials) for entry in entries]
-    return [_truncated(prompt, request.truncate_prompt_tokens, tokenizer) for prompt in prompts]
+    return [_truncated(prompt, request.truncate_prompt_tokens) for prompt in prompts]
 
 
 async def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, caps: Caps) -> Prompt:
@@ -106,7 +106,7 @@ async def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, caps: Caps) ->
             continue_final_message=continues,
         ),
     )
-    return _truncated(Prompt(tuple(tokens), ""), request.truncate_prompt_tokens, tokenizer)
+    return _truncated(Prompt(tuple(tokens)), request.truncate_prompt_tokens)
 
 
 def tools_offered(request: ChatRequest) -> list[dict[str, Any]] | None:
@@ -125,12 +125,11 @@ def _template_variables(request: ChatRequest) -> dict[str, Any]:
     return variables
 
 
-def _truncated(prompt: Prompt, num_tokens: int | None, tokenizer: Tokenizer) -> Prompt:
+def _truncated(prompt: Prompt, num_tokens: int | None) -> Prompt:
     """Only the last `num_tokens` of it."""
     if num_tokens is None or len(prompt.tokens) <= num_tokens:
         return prompt
-    kept = prompt.tokens[-num_tokens:]
-    return Prompt(kept, tokenizer.decode(kept, skip_special_tokens=False))
+    return Prompt(prompt.tokens[-num_tokens:])
 
 
 def check_cap(name: str, number: int, limit: int, what: str) -> None:
@@ -189,7 +188,7 @@ async def prompt_of(
         if not prompt.tokens:
             raise ApiError(400, f"{name} holds no token", param=name)
         return prompt
-    return Prompt(tuple(entry), tokenizer.decode(entry, skip_special_tokens=False))
+    return Prompt(tuple(entry))
 
 
 async def text_prompt(text: str, tokenizer: Tokenizer, specials: bool) -> Prompt:

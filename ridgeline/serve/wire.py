@@ -1,7 +1,7 @@
-"""Bytes on the connection: server-sent events, and noticing that the client has hung up.
+"""Bytes on the connection: bodies as they come in, server-sent events as they go out.
 
 Starlette runs a plain handler to its end even when nobody is left to read the answer. Here every
-wait on the engine races the client's `http.disconnect`, for streams and for plain answers alike.
+wait on the engine ends when the client hangs up (`UntilGone`), for streams and plain answers alike.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ridgeline.serve.errors import ApiError, ClientGone, as_api_error, body
-from ridgeline.serve.outlet import outlet
+from ridgeline.serve.outlet import Outlet, UntilGone, connection_of
 
-Result = TypeVar("Result")
 log = logging.getLogger("ridgeline.serve")
 
 DONE = b"data: [DONE]\n\n"
@@ -63,38 +62,21 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
-    chunks, size = [], 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > max_bytes:
-                raise _too_large(max_bytes)
-            chunks.append(chunk)
-    except ClientDisconnect:
-        raise ClientGone from None
+    chunks, size, more = [], 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        chunks.append(chunk)
     return b"".join(chunks)
 
 
 def _too_large(max_bytes: int) -> ApiError:
     return ApiError(413, f"the request body is too large; limit: {max_bytes} bytes")
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`; if the client hangs up first, `work` is cancelled: ClientGone.
-
-    The body must have been read: from then on `receive` answers only with the disconnect.
-    """
-    worker = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if worker.done():
-            return worker.result()
-        raise ClientGone
-    finally:
-        watcher.cancel()
-        worker.cancel()
-        await asyncio.gather(worker, watcher, return_exceptions=True)
 
 
 class Source(Protocol):
@@ -112,7 +94,8 @@ class Source(Protocol):
 class EventStream(Response):
     """A stream of server-sent events; whatever happens, `source` is closed when it ends.
 
-    An error after the headers are out becomes an error object in the stream, as clients expect.
+    The headers go out with the first piece: an error before it is an answer with a status of its
+    own, one after it an error object in the stream, as clients expect.
     """
 
     media_type = "text/event-stream"
@@ -123,22 +106,25 @@ class EventStream(Response):
         self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        outlet = Outlet(send, connection_of(scope), start)
         with contextlib.closing(self._source), contextlib.suppress(ClientGone, OSError):
-            await unless_gone(receive, self._send_all(scope, send))
-
-    async def _send_all(self, scope: Scope, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with outlet(scope, send) as body:
             try:
-                last = await self._source.run(body.put)
-            except Exception as error:
-                told = as_api_error(error)
-                if told.status == 500:
-                    log.exception("a stream failed")
-                last = self._source.frames.error(told)
-            body.end(last + self._source.frames.end)
+                async with UntilGone(scope, receive):
+                    await outlet.end(await self._all(outlet) + self._source.frames.end)
+            finally:
+                await outlet.close()
 
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    async def _all(self, outlet: Outlet) -> bytes:
+        """What is left to say at the end."""
+        try:
+            return await self._source.run(outlet.put)
+        except ClientGone:
+            raise
+        except Exception as error:
+            told = as_api_error(error)
+            if told.status == 500:
+                log.exception("a stream failed")
+            if not outlet.has_begun:
+                raise told from None
+            return self._source.frames.error(told)

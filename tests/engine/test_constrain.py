@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ridgeline.engine.constrain import make_masks
+from ridgeline.engine.constrain.guidance import GuidanceMasks
 from ridgeline.engine.core.plan import SampleAt
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import BadInput, CannotRun
@@ -65,6 +66,69 @@ def _check(kind: Structured | None, text: str) -> None:
         assert text in json.loads(CHOICE.text)
     elif kind is SUM:
         assert re.fullmatch(r"\d{1,3}(\+\d{1,3}){1,3}", text)
+
+
+CALLS = Structured(
+    "json",
+    json.dumps(
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "properties": {
+                            "name": {"const": "look"},
+                            "parameters": {
+                                "type": "object",
+                                "properties": {"at": {"type": "object"}, "days": {"type": "array"}},
+                                "required": ["at", "days"],
+                                "additionalProperties": False,
+                            },
+                        },
+                        "required": ["name", "parameters"],
+                        "additionalProperties": False,
+                    }
+                ]
+            },
+        }
+    ),
+)
+CALLED = [{"name": "look", "parameters": {"at": {"deep": {"er": [1, {"x": "y"}]}}, "days": [1, 2]}}]
+
+
+def accepts(engine: Engine, wanted: Structured, text: str) -> bool:
+    """Whether the grammar lets a model write all of this text, and end there."""
+    engine._masks.prepare(wanted)
+    masks = engine._masks
+    assert isinstance(masks, GuidanceMasks)
+    matcher = masks._matcher_of(wanted).deep_copy()
+    tokens = engine.tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        json.dumps(CALLED, separators=(",", ":")),
+        json.dumps(CALLED),
+        json.dumps(CALLED, indent=2),
+        json.dumps(CALLED, indent=4),
+        json.dumps(CALLED, indent="\t"),
+        json.dumps(CALLED, indent=8),
+        json.dumps(CALLED, indent=4).replace("\n", "\r\n"),
+        json.dumps(CALLED, separators=(" ,  ", " : ")),
+    ],
+)
+def test_json_may_be_laid_out_as_models_do(engine: Engine, written: str) -> None:
+    assert accepts(engine, CALLS, written)
+
+
+@pytest.mark.parametrize("blanks", ["\n\n", "   ", "\n" + " " * 65, "\n \n", "\v", "\u00a0"])
+def test_blanks_are_no_way_to_say_nothing(engine: Engine, blanks: str) -> None:
+    written = json.dumps(CALLED).replace('": ', f'":{blanks}', 1)
+    assert not accepts(engine, CALLS, written)
 
 
 def test_neighbours_do_not_notice(engine: Engine) -> None:

@@ -18,7 +18,7 @@ LAW: dict[str, set[str]] = {
     "engine.core": FLOOR,
     "engine": FLOOR | {"engine.core", "_native"},
     "compress": {"errors", "spec", "engine", "engine.core"},
-    "serve": {"errors", "records", "settings", "engine.engine"},
+    "serve": {"errors", "records", "settings", "engine.engine", "_native"},
     "measure": {"errors", "records"},
     "diagnose": {"errors", "records", "spec", "hardware"},
     "plan": FLOOR | {"engine.core"},

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "numpy", "scipy", "plotly", "fastapi", "rich", "pydantic")
+HEAVY = ("torch", "transformers", "numpy", "scipy", "plotly", "starlette", "rich", "pydantic")
 HELP = "from ridgeline.cli.main import main; main(['--help'])"
 WITHOUT = f"""
 import sys

@@ -46,7 +46,7 @@ def random_load(rng: random.Random) -> Load:
         "policy": rng.choice(("static", "dynamic", "continuous", "continuous")),
         "wait_s": 2.0,
         "aging_s": 5.0,
-        "background_tokens": rng.randint(0, 6),
+        "background_tokens": rng.choice((None, *range(7))),
         "eos": (),
     }
     arrivals = []
@@ -164,7 +164,7 @@ def run(sched: Scheduler, now_s: float = 0.0) -> Runs:
 
 
 def test_a_seat_is_given_up_at_once_and_taken_back() -> None:
-    sched = scheduler(max_num_seqs=2, num_blocks=32)
+    sched = scheduler(max_num_seqs=2, num_blocks=32, background_tokens=16)
     for name in ("x", "y"):
         sched.add(ask(name, 3, background=True, max_tokens=8, priority=-9))
     assert [each[0] for each in run(sched)] == ["x", "y"]
@@ -176,7 +176,7 @@ def test_a_seat_is_given_up_at_once_and_taken_back() -> None:
 
 
 def test_blocks_are_given_up_only_if_that_is_enough() -> None:
-    sched = scheduler(num_blocks=8, block_size=4)
+    sched = scheduler(num_blocks=8, block_size=4, background_tokens=16)
     sched.add(ask("a", 12, max_tokens=12))
     sched.add(ask("x", 8, background=True, max_tokens=4))
     run(sched)

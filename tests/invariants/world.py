@@ -67,7 +67,7 @@ class Setup:
     ttl_s: float | None = None
     aging_s: float = 5.0
     drafts: int = 0
-    background_tokens: int = 3
+    background_tokens: int | None = 3
 
     def build(self, drafts: Drafts | None = None) -> Scheduler:
         pool = BlockPool(self.num_blocks, self.block_size)

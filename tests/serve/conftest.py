@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.options import ServerOptions
@@ -30,7 +30,7 @@ async def http(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @contextmanager
-def running(app: FastAPI, options: ServerOptions | None = None) -> Iterator[str]:
+def running(app: Starlette, options: ServerOptions | None = None) -> Iterator[str]:
     """The URL of a real server over `app`, on a loopback port and a thread of its own."""
     options = options or ServerOptions()
     with listen(ServerOptions(port=0)) as listener:

@@ -17,7 +17,6 @@ import httpx
 import jsonschema_rs
 import pytest
 import schemathesis
-from fastapi import FastAPI
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -26,6 +25,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from starlette.applications import Starlette
 
 from ridgeline.serve.app import ADMIN_ROUTES, create_admin_app, create_app
 from ridgeline.serve.openapi import admin_document, document
@@ -60,7 +60,7 @@ def operations(written: dict[str, Any]) -> set[tuple[str, str]]:
     return {(method.upper(), path) for path, told in written["paths"].items() for method in told}
 
 
-def routes(app: FastAPI) -> set[tuple[str, str]]:
+def routes(app: Starlette) -> set[tuple[str, str]]:
     """What the app answers; HEAD is GET without a body."""
     pairs = ((m, r.path) for r in app.routes for m in r.methods)  # type: ignore[attr-defined]
     return {(method, path.replace(":path}", "}")) for method, path in pairs if method != "HEAD"}

@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -119,58 +119,144 @@ def test_a_whole_answer_that_is_read_slowly_arrives() -> None:
         assert rest_of(slow, pause_s=0.03) > whole
 
 
+START = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+class Line:
+    """A connection that takes pieces while it has room."""
+
+    def __init__(self, *, room: bool) -> None:
+        self.room, self.num_cuts = room, 0
+        self.sent: list[bytes] = []
+
+    def begin(self, start: Callable[[], Awaitable[None]], data: bytes) -> bool:
+        return self.write_chunk(b"head" + data)
+
+    def write_chunk(self, data: bytes) -> bool:
+        if self.room:
+            self.sent.append(data)
+        return self.room
+
+    def cut(self) -> None:
+        self.num_cuts += 1
+
+    def watch(self, gone: Callable[[], None] | None) -> None:
+        raise AssertionError
+
+
 async def test_what_is_put_while_the_client_is_slow_keeps_its_order() -> None:
-    sent: list[bytes] = []
-    gate = asyncio.Event()
-
-    class Slow:
-        room = True
-
-        def write_chunk(self, data: bytes) -> bool:
-            if self.room:
-                sent.append(data)
-            return self.room
-
-        def cut(self) -> None:
-            raise AssertionError
+    line, gate = Line(room=True), asyncio.Event()
 
     async def send(message: Any) -> None:
         await gate.wait()
-        sent.append(message["body"])
+        line.sent.append(message["body"])
 
-    connection = Slow()
-    scope = {"extensions": {outlet.CONNECTION: connection}}
-    async with outlet.outlet(scope, send) as body:
-        body.put(b"1")
-        connection.room = False
-        body.put(b"2")
-        await asyncio.sleep(0)
-        connection.room = True  # but 2 is still on its way
-        body.put(b"3")
-        gate.set()
-        await asyncio.sleep(0.01)
-        body.put(b"4")
-        body.end(b"5")
-    assert b"".join(sent) == b"12345" and sent[0] == b"1"
+    body = outlet.Outlet(send, line, START)
+    body.put(b"1")
+    line.room = False
+    body.put(b"2")
+    await asyncio.sleep(0)
+    line.room = True  # but 2 is still on its way
+    body.put(b"3")
+    gate.set()
+    await asyncio.sleep(0.01)
+    body.put(b"4")
+    await body.end(b"5")
+    assert b"".join(line.sent) == b"head12345" and line.sent[0] == b"head1"
+
+
+@pytest.mark.parametrize("room", [True, False])
+async def test_the_first_piece_takes_the_head_along_or_waits_with_it(room: bool) -> None:
+    line, sent = Line(room=room), list[Any]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    body = outlet.Outlet(send, line, START)
+    assert not body.has_begun
+    body.put(b"")
+    body.put(b"1")
+    await body.end(b"2")
+    assert body.has_begun and line.sent == ([b"head", b"1"] if room else [])
+    rest = b"2" if room else b"12"
+    whole = {"type": "http.response.body", "body": rest, "more_body": False}
+    assert sent == ([whole] if room else [START, whole])
+
+
+async def test_an_outlet_that_is_closed_sends_no_more() -> None:
+    async def send(message: Any) -> None:
+        await asyncio.Event().wait()
+
+    body = outlet.Outlet(send, None, START)
+    body.put(b"1")
+    await asyncio.sleep(0)
+    await body.close()
+    assert len(asyncio.all_tasks()) == 1
 
 
 async def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outlet, "MAX_HELD_BYTES", 10)
-    cuts: list[int] = []
-
-    class Stuck:
-        def write_chunk(self, data: bytes) -> bool:
-            return False
-
-        def cut(self) -> None:
-            cuts.append(1)
 
     async def send(message: Any) -> None:
-        raise AssertionError
+        await asyncio.Event().wait()
 
-    body = outlet.Outlet(send, Stuck())
+    line = Line(room=False)
+    body = outlet.Outlet(send, line, START)
     for _ in range(9):
         body.put(b"four")
-    assert cuts == [1]
+    assert line.num_cuts == 1
+    await body.close()
+    nobody = outlet.Outlet(send, None, START)
     with pytest.raises(ClientGone):
-        await body.run()
+        for _ in range(9):
+            nobody.put(b"four")
+    await nobody.close()
+
+
+async def test_whoever_waits_is_told_that_the_client_has_gone() -> None:
+    gone: list[Callable[[], None] | None] = []
+
+    class Watched(Line):
+        def watch(self, call: Callable[[], None] | None) -> None:
+            gone.append(call)
+
+    async def receive() -> Any:
+        raise AssertionError("nobody listens where the connection tells")
+
+    scope: Any = {"extensions": {outlet.CONNECTION: Watched(room=True)}}
+    with pytest.raises(ClientGone):
+        async with outlet.UntilGone(scope, receive):
+            (call,) = gone
+            assert call is not None
+            asyncio.get_running_loop().call_soon(call)
+            await asyncio.Event().wait()
+    assert gone[1] is None
+    call()  # too late: the answer is out
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("gone", [True, False])
+async def test_without_a_connection_somebody_listens(gone: bool) -> None:
+    async def receive() -> Any:
+        if not gone:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    told = pytest.raises(ClientGone) if gone else contextlib.nullcontext()
+    with told:
+        async with outlet.UntilGone({}, receive):
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_whoever_cancels_from_outside_is_not_told_of_the_client() -> None:
+    async def wait() -> None:
+        async with outlet.UntilGone({}, asyncio.Event().wait):  # type: ignore[arg-type]
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -53,8 +53,10 @@ _LIMITS = {
     "verbose_errors": False,
 }
 
-# White space between JSON's signs, bounded: without a bound, a model may write blanks for ever.
-_JSON = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,24}"}
+# White space between JSON's signs, as models write it: nothing (`{"a":1}`), a blank or two (as
+# Python's json.dumps, and so most chat templates), or a new line and an indentation, 32 levels of
+# two blanks deep. Anything freer is room for a model to write blanks instead of an answer.
+_JSON = {"whitespace_pattern": r"[\x20\x09]{0,2}(\r?\n[\x20\x09]{0,64})?"}
 
 _Key = tuple[Structured, int, int]
 

@@ -17,7 +17,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """`max_num_seqs` seats; tokens per step; tokens per sequence, output included.
 
     `aging_s`: seconds of waiting that are worth one priority level (see `queue.py`).
-    `background_tokens`: most tokens of background asks in a step that serves others too.
+    `background_tokens`: most tokens of background asks in a step that serves others too; None:
+    derived from what steps take (see `filling.py`).
     """
 
     max_num_seqs: int
@@ -25,13 +26,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     chunked_prefill: bool = True
     aging_s: float = 30.0
-    background_tokens: int = 16
+    background_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be positive", value=getattr(self, name), limit=">= 1")
-        if self.background_tokens < 0:
+        if self.background_tokens is not None and self.background_tokens < 0:
             raise BadInput("background_tokens is negative", value=self.background_tokens)
         if not (self.aging_s > 0 and math.isfinite(self.aging_s)):
             raise BadInput("aging_s must be positive and finite", value=self.aging_s, limit="> 0 s")

@@ -7,8 +7,8 @@ Priorities order a lane from within, and waiting counts (`queue.py`): whoever ho
 until blocks run out. Between lanes neither holds. A step is planned lane by lane, and a better lane
 is planned as if the worse one were not there: it takes seats and blocks from whoever sits in the
 worse lane, last in order first, as it takes idle ones. While it waits for anything, nobody of the
-worse lane joins; while it runs, a step computes at most `background_tokens` of the worse lane, so
-that the gaps between its tokens stay what they were. Who was put out keeps the tokens it knows and
+worse lane joins; while it runs, a step computes no more of the worse lane than people's promises
+leave room for (`filling.py`), or than was asked for. Who was put out keeps the tokens it knows and
 comes back; with the prefix cache on, most of what it had computed is found again.
 
 Invariant (tests/invariants/test_lanes.py): without a prefix cache, the online runs of every step

@@ -35,6 +35,7 @@ from ridgeline.engine.core.batching.base import BatchingPolicy
 from ridgeline.engine.core.blocks import BlockPool
 from ridgeline.engine.core.deadlines import Deadlines
 from ridgeline.engine.core.drafting import Drafting, Drafts
+from ridgeline.engine.core.filling import Share, make_filling
 from ridgeline.engine.core.joining import Joining
 from ridgeline.engine.core.lanes import Lane
 from ridgeline.engine.core.outcome import aborted_events, finished_event, token_event
@@ -82,6 +83,7 @@ class Scheduler:
         self._joining = Joining(
             limits, policy, self._roster, self._tables, cache, pool, self._preempt
         )
+        self.share = Share(make_filling(limits.background_tokens), self._roster)
         self._deadlines = Deadlines()
         self._events: list[Event] = []  # what plan has to tell; handed out by commit
         self._now_s = 0.0
@@ -152,11 +154,13 @@ class Scheduler:
     def plan(self, now_s: float) -> StepPlan:
         """Decide the next step. It may hold no runs; hand it to `commit` all the same."""
         self._now_s = now_s
+        self.share.begin(now_s)
         self._expire(now_s)
         step = self._last = Step(self.limits, now_s)
         for lane in self._roster.lanes:
             self._plan_lane(lane, step)
         self.drafting.plan(step)
+        self.share.planned(step)
         plan = StepPlan(self.totals.num_steps, tuple(step.runs), self._tables.take_copies())
         self.totals.num_steps += bool(step.runs)
         return plan
@@ -219,7 +223,7 @@ class Scheduler:
             return
         better = self._roster.lanes[: lane.rank]
         if any(each.num_running for each in better):
-            step.budget.narrow(self.limits.background_tokens)
+            self.share.narrow(step)
         self._plan_running(lane, step)
         if step.best_preempted > lane.rank and not any(each.waits for each in better):
             self._plan_waiting(lane, step)

@@ -14,11 +14,11 @@ from starlette.responses import Response
 
 from ridgeline.serve.answer import answer_headers, request_id_of
 from ridgeline.serve.errors import ApiError
+from ridgeline.serve.outlet import UntilGone
 from ridgeline.serve.requests import Count, Priority, parse
 from ridgeline.serve.safety.guard import caller_of
 from ridgeline.serve.service import Service, to_json
 from ridgeline.serve.translate import Prompt, check_cap, entries_of, prompt_of
-from ridgeline.serve.wire import unless_gone
 
 
 class EmbeddingRequest(BaseModel):
@@ -44,7 +44,8 @@ async def embed(service: Service, request: Request) -> Response:
     fee = service.accounts.of(caller_of(request.scope), service.now()).charge(
         num_tokens, service.now()
     )
-    vectors = await unless_gone(request.receive, _vectors(service, prompts, asked))
+    async with UntilGone(request.scope, request.receive):
+        vectors = await _vectors(service, prompts, asked)
     for prompt in prompts:
         service.metrics.count_prompt(len(prompt.tokens))
     data = [

@@ -40,7 +40,9 @@ async def create(service: Service, request: Request) -> Response:
     voice = MessagesVoice(job, service.name, dialect)
     headers = {**order.headers, "request-id": order.headers["x-request-id"]}
     stream = bool(asked.stream)
-    return await answer(request, job, service.asks(job), voice, stream=stream, headers=headers)
+    return await answer(
+        request, job, service.asks(job, stream=stream), voice, stream=stream, headers=headers
+    )
 
 
 async def count(service: Service, request: Request) -> Response:

@@ -41,7 +41,9 @@ async def create(service: Service, request: Request) -> Response:
     ignored = answer_headers(order.headers["x-request-id"], ignored_fields(asked))
     headers = {name: v for name, v in order.headers.items() if name != IGNORED_HEADER} | ignored
     stream = bool(asked.stream)
-    return await answer(request, job, service.asks(job), voice, stream=stream, headers=headers)
+    return await answer(
+        request, job, service.asks(job, stream=stream), voice, stream=stream, headers=headers
+    )
 
 
 class ResponsesVoice:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.applications import Starlette
 
 from ridgeline.serve.batches.answering import InProcess
 from ridgeline.serve.batches.openapi import ENDPOINTS
@@ -36,7 +36,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def attach(
-    app: FastAPI, line_app: FastAPI, options: BatchOptions, registry: CollectorRegistry
+    app: Starlette, line_app: Starlette, options: BatchOptions, registry: CollectorRegistry
 ) -> Worker:
     """Give `app` the routes; lines are answered by `line_app` while `app`'s lifespan lasts.
 
@@ -54,18 +54,18 @@ def attach(
     return worker
 
 
-def endpoints_of(app: FastAPI) -> tuple[str, ...]:
+def endpoints_of(app: Starlette) -> tuple[str, ...]:
     """What a line may be sent to: the generating routes that the app has."""
     paths = {getattr(route, "path", None) for route in app.routes}
     return tuple(path for path in ENDPOINTS if path in paths)
 
 
-def _live_with(app: FastAPI, worker: Worker, store: Store) -> None:
+def _live_with(app: Starlette, worker: Worker, store: Store) -> None:
     """Run the worker inside whatever lifespan the app has already."""
     inner = app.router.lifespan_context
 
     @contextlib.asynccontextmanager
-    async def lifespan(running: FastAPI) -> AsyncIterator[Any]:
+    async def lifespan(running: Starlette) -> AsyncIterator[Any]:
         async with inner(running) as state:
             task = asyncio.ensure_future(worker.run())
             try:

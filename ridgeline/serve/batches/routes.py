@@ -7,8 +7,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request, Response
-from starlette.responses import StreamingResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
 from ridgeline.serve.batches.records import Batch, StoredFile
 from ridgeline.serve.batches.store import Store
@@ -44,7 +45,7 @@ class BatchRoutes:
         self._store, self._worker, self._endpoints = store, worker, endpoints
         self._clock = clock
 
-    def add_to(self, app: FastAPI) -> None:
+    def add_to(self, app: Starlette) -> None:
         for method, path, handler in (
             ("POST", "/v1/files", self.upload),
             ("GET", "/v1/files", self.files),

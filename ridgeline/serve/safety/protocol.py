@@ -10,13 +10,14 @@ before its end (413, 401) is read on and forgotten for `linger_s`, because closi
 resets the connection, and the client would lose the answer with it (RFC 9112, 9.6).
 
 And for clients that never read: where what is written stays unread for `send_timeout_s`, the
-connection is cut off, and with it whatever was computed for it. A stream may write to the
-connection directly (`ridgeline.serve.outlet`).
+connection is cut off, and with it whatever was computed for it. A stream writes to the connection
+directly (`ridgeline.serve.outlet`), together with the others of its step (`ridgeline.serve.post`).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -25,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline.serve.errors import ApiError, body
 from ridgeline.serve.outlet import CONNECTION
+from ridgeline.serve.post import Post
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +43,12 @@ class BoundedProtocol(HttpToolsProtocol):
     """See the head of this file."""
 
     limits = ConnectionLimits()
+    post = Post()
     _timer: asyncio.TimerHandle | None = None
     _num_bytes = 0  # of the headers that are coming
     _in_headers = True
     _in_body = False
+    gone: Callable[[], None] | None = None  # whom to call when the connection is lost
     _linger: asyncio.TimerHandle | None = None
     _unread: tuple[asyncio.TimerHandle, int] | None = None  # and how much it was at the last look
 
@@ -60,6 +64,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_over()
         self.resume_writing()
         super().connection_lost(exc)
+        if self.gone is not None:
+            self.gone()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -74,14 +80,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._in_headers = True
         super().on_message_begin()
-        scope: Any = self.scope
-        scope["extensions"] = {CONNECTION: self}
 
     def on_headers_complete(self) -> None:
         self._in_headers, self._num_bytes = False, 0
         self._in_body = True
         self._unwatch()
         super().on_headers_complete()
+        cycle: Any = self.cycle
+        if cycle is not None and cycle.scope is self.scope:  # else an upgrade that is not served
+            scope: Any = cycle.scope
+            scope["extensions"] = {CONNECTION: Exchange(self, cycle)}
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -101,14 +109,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self._linger = None
 
     # -- clients that do not read
-
-    def write_chunk(self, data: bytes) -> bool:
-        """A piece of the body of the answer under way, where the buffer has room for it."""
-        if self.flow.write_paused:
-            return False
-        if not self.transport.is_closing():
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
 
     def cut(self) -> None:
         """End the connection without a word: nobody is reading."""
@@ -168,9 +168,72 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
+class Exchange:
+    """What one answer may do to its connection: see `ridgeline.serve.outlet.Connection`."""
+
+    __slots__ = ("_cycle", "_protocol")
+
+    def __init__(self, protocol: BoundedProtocol, cycle: Any) -> None:
+        self._protocol, self._cycle = protocol, cycle
+
+    def begin(self, start: Callable[[], Awaitable[None]], data: bytes) -> bool:
+        """uvicorn writes the head by itself; here it is kept back for the first chunk."""
+        if self._protocol.flow.write_paused:
+            return False
+        transport, head = self._protocol.transport, _Kept()
+        self._cycle.transport = head
+        try:
+            _run_now(start())
+        finally:
+            self._cycle.transport = transport
+        if not transport.is_closing():
+            transport.write(b"".join(head.parts) + (_chunk(data) if data else b""))
+        return True
+
+    def write_chunk(self, data: bytes) -> bool:
+        """See `Connection`."""
+        protocol = self._protocol
+        if protocol.flow.write_paused:
+            return False
+        protocol.post.add(protocol.transport, _chunk(data))
+        return True
+
+    def cut(self) -> None:
+        """See `Connection`."""
+        self._protocol.cut()
+
+    def watch(self, gone: Callable[[], None] | None) -> None:
+        """See `Connection`."""
+        protocol = self._protocol
+        protocol.gone = gone
+        if gone is not None and protocol.transport.is_closing():
+            protocol.loop.call_soon(gone)
+
+
+class _Kept:
+    """Stands in for a transport while the head of an answer is put together."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.parts.append(data)
+
+
+def _run_now(awaitable: Awaitable[None]) -> None:
+    """To its end, at once: it has nothing to wait for while the connection takes what is sent."""
+    for _ in awaitable.__await__():
+        raise AssertionError("it waits")
+
+
+def _chunk(data: bytes) -> bytes:
+    """A piece of a body whose length is not known (RFC 9112, 7.1)."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
 def bounded_protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
     """The protocol class for `uvicorn.Config(http=…)`, which makes one object per connection."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits})
+    return type("BoundedProtocol", (BoundedProtocol,), {"limits": limits, "post": Post()})
 
 
 def _raw(error: ApiError) -> bytes:

@@ -12,7 +12,9 @@ import hashlib
 from pathlib import Path
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 
 import ridgeline
 from ridgeline.records import Slo
@@ -22,7 +24,7 @@ from ridgeline.serve.wire import encode
 _HERE = Path(__file__).parent
 
 
-def add_page(app: FastAPI, engine: ServedEngine, name: str, slo: Slo | None = None) -> None:
+def add_page(app: Starlette, engine: ServedEngine, name: str, slo: Slo | None = None) -> None:
     """Give `app` the page. `slo`: what its live figures are judged by (None: the reader says)."""
     page, policy = build()
     headers = {

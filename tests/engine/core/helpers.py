@@ -23,7 +23,7 @@ def ask(
     """An ask; what is no field of Ask goes into its Sampling."""
     own = {
         key: rest.pop(key)
-        for key in ("priority", "tenant", "deadline_s", "background")
+        for key in ("priority", "tenant", "deadline_s", "background", "slo")
         if key in rest
     }
     prompt = tuple(range(first, first + num_prompt))

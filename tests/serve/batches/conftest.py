@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.batches.attach import BatchOptions, attach
@@ -15,7 +15,7 @@ from ridgeline.serve.batches.background import background
 from tests.serve.fake_engine import FakeEngine
 
 
-def with_batches(engine: FakeEngine, store: Path) -> FastAPI:
+def with_batches(engine: FakeEngine, store: Path) -> Starlette:
     """The app as `ridgeline serve --batch-store` puts it together."""
     app = create_app(engine)
     options = BatchOptions(store=store, most=4, beat_s=0.01)

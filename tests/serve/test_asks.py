@@ -1,0 +1,115 @@
+"""The asks of a request as one series of updates: what is told, when, and together with what."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from ridgeline.records import Event, Failed, Finished, Sampling, Token, Usage
+from ridgeline.serve.asks import Asks, Job, Update
+from ridgeline.serve.errors import ApiError
+from ridgeline.serve.metrics import Metrics
+from ridgeline.serve.translate import Prompt
+from tests.serve.fake_engine import FakeEngine
+
+USAGE = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
+
+
+class Scripted(FakeEngine):
+    """Says what the test says."""
+
+    async def listen(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling,
+        sink: Callable[[Sequence[Event]], None],
+        **terms: Any,
+    ) -> Callable[[], None]:
+        self.sink, self.name = sink, terms["ask_id"]
+        return lambda: None
+
+    def token(self, text: str, index: int = 0) -> Token:
+        return Token(ask_id=self.name, index=index, token=5, text=text, at_s=0.0)
+
+    def end(self, index: int = 0) -> Finished:
+        return Finished(ask_id=self.name, index=index, reason="stop", at_s=0.0, usage=USAGE)
+
+    def failure(self) -> Failed:
+        return Failed(ask_id=self.name, at_s=0.0, error="broken")
+
+
+async def begin(interval: float, n: int = 1) -> tuple[Scripted, list[str], asyncio.Task[None]]:
+    """An engine that listens, what is told (a text for each time), and the asks under way."""
+    engine, told = Scripted(), list[str]()
+
+    def tell(updates: list[Update]) -> None:
+        told.append("".join(each.text + "." * (each.finished is not None) for each in updates))
+
+    job = Job(id="one", prompts=[Prompt((1,))], sampling=Sampling(n=n))
+    asks = Asks(cast("Any", engine), job, Metrics(cast("Any", engine), "fake"), interval)
+    task = asyncio.create_task(asks.run(tell))
+    await asyncio.sleep(0)
+    return engine, told, task
+
+
+@pytest.mark.parametrize(
+    ("interval", "wanted"),
+    [
+        (1, ["", "a", "b", "c", "d", "e", "f."]),
+        (2, ["", "ab", "cd", "ef."]),
+        (4, ["", "abcd", "ef."]),
+        (math.inf, ["", "abcdef."]),
+    ],
+)
+async def test_tokens_are_gathered_but_not_the_first_and_not_the_end(
+    interval: float, wanted: list[str]
+) -> None:
+    engine, told, task = await begin(interval)
+    engine.sink([])  # it has begun
+    for text in "abcde":
+        engine.sink([engine.token(text)])
+    engine.sink([engine.token("f"), engine.end()])
+    await task
+    assert told == wanted
+
+
+async def test_the_first_token_is_told_at_once() -> None:
+    engine, told, task = await begin(100)
+    engine.sink([engine.token("a")])
+    engine.sink([engine.token("b")])
+    assert told == ["a"]
+    engine.sink([engine.end()])
+    await task
+    assert told == ["a", "b."]
+
+
+async def test_a_choice_that_ends_waits_for_no_other() -> None:
+    engine, told, task = await begin(100, n=2)
+    engine.sink([])
+    engine.sink([engine.token("a"), engine.token("b", 1)])
+    engine.sink([engine.end()])
+    assert told == ["", "ab."] and not task.done()
+    engine.sink([engine.end(1)])
+    await task
+
+
+async def test_who_fails_has_told_all_before() -> None:
+    engine, told, task = await begin(100)
+    engine.sink([])
+    engine.sink([engine.token("a")])
+    engine.sink([engine.token("b"), engine.failure()])
+    with pytest.raises(ApiError, match="broken"):
+        await task
+    assert told == ["", "ab"]
+
+
+async def test_a_failure_before_anything_is_told_is_told_alone() -> None:
+    engine, told, task = await begin(1)
+    engine.sink([engine.failure()])
+    with pytest.raises(ApiError, match="broken"):
+        await task
+    assert told == []
