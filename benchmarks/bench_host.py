@@ -1,13 +1,15 @@
 """CPU time of the Python around the kernels: a decode step by phase, a streamed token on the loop.
 
     python benchmarks/bench_host.py [--model demo] [--quantization int4] [--sequences 1,64]
-        [--steps 80] [--warm] [--streams 32]
+        [--steps 80] [--warm] [--streams 32] [--drafts 4]
 
 The clock is the thread's CPU time, so that a busy machine disturbs it less than wall time. A model
 of a few million weights leaves its caches warm, a large one never does: after each step's segment
 64 MB are read, as a large model's weights would be (`--warm`: not). Kernels and that reading are
-subtracted. A streamed token: from the engine's events on the event loop to the bytes of the chunk,
-without the socket. Prints microseconds, medians (least), then one JSON line.
+subtracted. With `--drafts` every sequence carries so many wrong guesses; "by tensors": the same,
+kept from the greedy step's short way. A streamed token: from the engine's events on the event loop
+to the bytes of the chunk, without the socket. Prints microseconds, medians (least), then one JSON
+line.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ import torch
 
 import ridgeline._native as _native
 from ridgeline.engine.assemble import assemble
+from ridgeline.engine.core.drafting import Open, Room, Verdict
+from ridgeline.engine.greedy import NoGreedy
 from ridgeline.engine.profile import Driver
 from ridgeline.engine.resolve import resolve
 from ridgeline.engine.subscribers import AsyncInboxes
@@ -120,6 +124,40 @@ def steps(bench: Driver, clock: CpuClock, num_seqs: int, num_steps: int) -> Row:
     return row_of(spent)
 
 
+class Wrong:
+    """Drafts that are hardly ever accepted."""
+
+    def __init__(self, depth: int) -> None:
+        self._draft = (7,) * depth
+
+    def wants(self) -> bool:
+        return True
+
+    def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
+        return [self._draft] * len(opens)
+
+    def learn(self, verdicts: Sequence[Verdict]) -> None:
+        pass
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        pass
+
+    def numbers(self) -> dict[str, float]:
+        return {}
+
+
+def drafted(bench: Driver, clock: CpuClock, num_seqs: int, asked: argparse.Namespace) -> Row:
+    """The same with drafts, step by step the short way and by tensors."""
+    drafting, runner = bench.parts.scheduler.drafting, bench.parts.runner
+    before, short = drafting._drafts, runner.greedy
+    drafting._drafts = Wrong(asked.drafts)
+    row = steps(bench, clock, num_seqs, asked.steps)
+    runner.greedy = NoGreedy()
+    row |= {f"{k} by tensors": v for k, v in steps(bench, clock, num_seqs, asked.steps).items()}
+    drafting._drafts, runner.greedy = before, short
+    return row
+
+
 class Listening:
     """An engine whose events are made up; only what `Asks` and `Metrics` ask of one."""
 
@@ -171,9 +209,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--drafts", type=int, default=0)
     asked = parser.parse_args()
     counts = [int(count) for count in asked.sequences.split(",")]
-    wanted = {"model": asked.model, "quantization": asked.quantization, "num_threads": 1}
+    quantization = None if asked.quantization == "none" else asked.quantization
+    wanted = {"model": asked.model, "quantization": quantization, "num_threads": 1}
     more = {"max_model_len": 1024, "max_num_seqs": max(counts), "enable_prefix_caching": False}
     resolved = resolve(settings_from(wanted | more))
     torch.set_num_threads(1)
@@ -188,6 +228,9 @@ def main() -> None:
     with native_timed(clock):
         for count in counts:
             found[f"{count} sequences"] = steps(bench, clock, count, asked.steps)
+            if asked.drafts:
+                name = f"{count} sequences, {asked.drafts} drafts each"
+                found[name] = drafted(bench, clock, count, asked)
     found[f"{asked.streams} streams"] = asyncio.run(streams(asked.streams, asked.steps))
     for name, row in found.items():
         print(name, " · ".join(f"{what} {us} ({least})" for what, (us, least) in row.items()))

@@ -33,11 +33,11 @@ from ridgeline import Engine, Sampling
 from ridgeline.engine.core.drafting import NoDrafts, Open
 from ridgeline.engine.speculate.acceptance import Acceptance
 from ridgeline.engine.speculate.account import Account
-from ridgeline.engine.speculate.base import Drafter, Guess
+from ridgeline.engine.speculate.base import Drafter, Guess, kind_of
 from ridgeline.engine.speculate.controller import Controller
 from ridgeline.engine.speculate.shadows import Shadows
 
-KIND = 4
+KIND = kind_of(8)
 
 
 class Script:
@@ -60,7 +60,8 @@ class ScriptedLookup:
         self._script = script
 
     def look(self, each: Open, most: int) -> Guess:
-        return Guess(self._script.guess(each, most), KIND)
+        tokens = self._script.guess(each, most)
+        return Guess(tokens, (KIND,) * len(tokens))
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         pass

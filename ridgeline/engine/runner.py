@@ -23,7 +23,7 @@ from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.constrain.base import TokenMasks
 from ridgeline.engine.constrain.none import NoGrammars
 from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult, samples_of
-from ridgeline.engine.greedy import NoGreedy, greedy_of
+from ridgeline.engine.greedy import KeptRoom, Room, greedy_of, new_room
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling import token_logprobs
 from ridgeline.engine.sampling.base import Choice
@@ -55,17 +55,18 @@ class TorchRunner:
         self.verifier, self.watch = verifier or Verifier(), watch or NoWatch()
         self.threads = threads
         self.likeliest = likeliest_of(decoder)
-        unseen = isinstance(self.watch, NoWatch) and not self.verifier.is_witnessed
-        short = greedy_of(decoder.forward, attention, self.likeliest)
-        self.greedy = short if unseen else NoGreedy()
+        room: Room = KeptRoom() if isinstance(self.watch, NoWatch) else new_room
+        self.greedy = greedy_of(decoder.forward, attention, self.likeliest, room)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute the plan: feed every run's tokens, sample where asked."""
-        if plan.copies or not plan.runs or not self.greedy.takes(plan.runs):
+        runs = plan.runs
+        if plan.copies or not runs or not self.greedy.takes(runs):
             return self._run(plan)
         if self.threads is not None:
-            self.threads.begin(len(plan.runs))
-        return StepResult(tuple([Sampled((token,)) for token in self.greedy(plan.runs)]))
+            self.threads.begin(sum([len(run.tokens) for run in runs]))
+        tokens, x_TC = self.greedy(runs)
+        return self._named(tokens, runs, x_TC)
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> StepResult:
@@ -79,13 +80,17 @@ class TorchRunner:
         attend = self.attention.prepare(plan.runs)
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
         if all(run.is_argmax and run.prompt_logprobs is None for run in plan.runs):
-            given = self.verifier.named(self.likeliest(x_TC), plan.runs)
-            self.watch.note(plan.runs, list(map(len, given)), x_TC)
-            return StepResult(tuple(map(Sampled, given)))
+            return self._named(self.likeliest(x_TC), plan.runs, x_TC)
         drawn = self._sample(plan.runs, x_TC, batch)
         self.watch.note(plan.runs, [len(each) for each in drawn], x_TC)
         prompts = self._prompt_logprobs(plan.runs, x_TC)
         return StepResult(tuple(map(_sampled, drawn, prompts)))
+
+    def _named(self, tokens: Sequence[int], runs: Sequence[Run], x_TC: Tensor) -> StepResult:
+        """What the runs give where every row named its token."""
+        given = self.verifier.named(tokens, runs)
+        self.watch.note(runs, list(map(len, given)), x_TC)
+        return StepResult(tuple([Sampled(each) for each in given]))
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> Tensor:

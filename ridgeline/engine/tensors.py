@@ -35,17 +35,21 @@ class Batch:
         return torch.tensor(rows, dtype=torch.int64, device=self.tokens_T.device)
 
 
-def make_batch(runs: Sequence[Run], device: torch.device) -> Batch:
-    """All of a step's token-level tensors, by one transfer of one list."""
+def packed_rows(runs: Sequence[Run]) -> tuple[array[int], int]:
+    """The tokens of all rows, behind them their positions; what is larger than every position."""
     packed = array("q", chain.from_iterable([run.tokens for run in runs]))
-    num_rows = len(packed)
-    if num_rows == len(runs):  # everybody decodes
+    if len(packed) == len(runs):  # everybody decodes one token
         starts = [run.start for run in runs]
         packed.extend(starts)
-        end = max(starts) + 1
-    else:
-        spans = [range(run.start, run.start + len(run.tokens)) for run in runs]
-        packed.extend(chain.from_iterable(spans))
-        end = max(span.stop for span in spans)
+        return packed, max(starts) + 1
+    spans = [range(run.start, run.start + len(run.tokens)) for run in runs]
+    packed.extend(chain.from_iterable(spans))
+    return packed, max(span.stop for span in spans)
+
+
+def make_batch(runs: Sequence[Run], device: torch.device) -> Batch:
+    """All of a step's token-level tensors, by one transfer of one list."""
+    packed, end = packed_rows(runs)
+    num_rows = len(packed) // 2
     rows = torch.frombuffer(packed, dtype=torch.int64).to(device)
     return Batch(runs, rows[:num_rows], rows[num_rows:], end)

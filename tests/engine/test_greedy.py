@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ from ridgeline.engine.assemble import Parts, assemble
 from ridgeline.engine.core.plan import Run, SampleAt, StepPlan
 from ridgeline.engine.greedy import NativeGreedy, NoGreedy
 from ridgeline.engine.resolve import resolve
+from ridgeline.engine.runner import TorchRunner
+from ridgeline.engine.sampling.base import Choice
+from ridgeline.engine.speculate.target import last_hidden, last_tokens_of
+from ridgeline.engine.speculate.verify import Verifier
 from ridgeline.records import Sampling
 from ridgeline.settings import settings_from
 
@@ -28,25 +33,47 @@ def parts() -> Parts:
     return opened(num_threads=2, quantization="int4")
 
 
-def decoding(rng: random.Random, seqs: int, starts: tuple[int, int]) -> tuple[Run, ...]:
-    """Runs of one token over prompts of random tokens, blocks apart."""
+def decoding(
+    rng: random.Random, seqs: int, starts: tuple[int, int], most_drafts: int = 0
+) -> tuple[Run, ...]:
+    """Runs of one token and up to so many drafts over prompts of random tokens, blocks apart."""
     runs = []
     for i in range(seqs):
-        start = rng.randint(*starts)
-        blocks = tuple(range(i * 4, i * 4 + start // 16 + 1))
-        runs.append(Run(i, start, (rng.randrange(3, 2000),), blocks, AT))
+        start, num_drafts = rng.randint(*starts), rng.randint(0, most_drafts)
+        tokens = tuple(rng.randrange(3, 2000) for _ in range(1 + num_drafts))
+        blocks = tuple(range(i * 5, i * 5 + (start + num_drafts) // 16 + 1))
+        runs.append(Run(i, start, tokens, blocks, AT, num_drafts=num_drafts))
     return tuple(runs)
 
 
-def test_the_short_way_is_the_usual_way(parts: Parts) -> None:
+def read_prompts(runner: TorchRunner, runs: Sequence[Run], rng: random.Random) -> None:
+    for run in runs:
+        prompt = tuple(rng.randrange(3, 2000) for _ in range(run.start))
+        if prompt:
+            runner.run(StepPlan(0, (Run(run.seq_id, 0, prompt, run.blocks, None),)))
+
+
+def right_at_first(runner: TorchRunner, runs: Sequence[Run], rng: random.Random) -> list[Run]:
+    """The same with drafts of which the first few are what the model says."""
+    found = []
+    for run in runs:
+        drafts: tuple[int, ...] = ()
+        for _ in range(rng.randint(0, run.num_drafts)):
+            fed = replace(run, tokens=(run.tokens[0], *drafts), num_drafts=0, sample=None)
+            drafts += tuple(last_tokens_of(runner.decoder, runner.attention)([fed]))
+        found.append(replace(run, tokens=(run.tokens[0], *drafts, *run.drafts[len(drafts) :])))
+    return found
+
+
+@pytest.mark.parametrize("most_drafts", [0, 6])
+def test_the_short_way_is_the_usual_way(parts: Parts, most_drafts: int) -> None:
+    """Tokens and cache, bit for bit: one row per run, and several of different numbers."""
     runner, rng = parts.runner, random.Random(3)
     assert isinstance(runner.greedy, NativeGreedy)
     for seqs in (1, 7, 2, 20):
-        runs = decoding(rng, seqs, (0, 50))
-        for run in runs:
-            prompt = tuple(rng.randrange(3, 2000) for _ in range(run.start))
-            if prompt:
-                runner.run(StepPlan(0, (Run(run.seq_id, 0, prompt, run.blocks, None),)))
+        runs = decoding(rng, seqs, (0, 50), most_drafts)
+        read_prompts(runner, runs, rng)
+        runs = tuple(right_at_first(runner, runs, rng))
         plan = StepPlan(0, runs)
         assert runner.greedy.takes(runs)
         before = [layer.clone() for layer in runner.cache.layers]
@@ -56,6 +83,45 @@ def test_the_short_way_is_the_usual_way(parts: Parts) -> None:
             layer.copy_(old)
         assert runner.run(plan) == usual
         assert all(map(torch.equal, after, runner.cache.layers))
+    most = max(len(each.tokens) for each in usual.sampled)
+    assert (most > 2) == bool(most_drafts), "drafts are accepted"
+
+
+def test_the_last_row_of_every_run(parts: Parts) -> None:
+    """What a drafter that computes asks for: runs of one row and of many, prompts too."""
+    runner, rng = parts.runner, random.Random(8)
+    decoder, attention = parts.runner.decoder, parts.runner.attention
+    short = last_tokens_of(decoder, attention)
+    for most_drafts in (0, 5, 30):
+        runs = [
+            replace(run, sample=None, num_drafts=0)
+            for run in decoding(rng, 6, (0, 20), most_drafts)
+        ]
+        read_prompts(runner, runs, rng)
+        with torch.inference_mode():
+            x_SC = last_hidden(decoder, attention, runs)
+            expected = decoder.logits(x_SC).argmax(1).tolist()
+        assert short(runs) == expected
+        assert last_tokens_of(decoder, attention, 9)(runs) != expected
+
+
+def test_whoever_watches_is_shown_what_the_usual_way_shows(parts: Parts) -> None:
+    """States, accepted tokens and refused ones; what was shown stays when the next step comes."""
+    runner, rng = parts.runner, random.Random(5)
+    runs = decoding(rng, 5, (0, 30), 4)
+    read_prompts(runner, runs, rng)
+    watchers = [Watcher(), Watcher()]
+    for watcher, way in zip(watchers, (TorchRunner._run, TorchRunner.run), strict=True):
+        verifier = Verifier(witness=watcher.witness)
+        own = TorchRunner(
+            runner.decoder, runner.cache, runner.attention, verifier=verifier, watch=watcher
+        )
+        assert own.greedy.takes(runs)
+        for some in (runs, runs[:2]):
+            way(own, StepPlan(0, some))
+    usual, short = watchers
+    assert usual.said == short.said and usual.given == short.given
+    assert all(map(torch.equal, usual.states, short.states))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +131,7 @@ def test_the_short_way_is_the_usual_way(parts: Parts) -> None:
         {"sample": SampleAt(Sampling(temperature=0.7), 1, 0, 1)},
         {"prompt_logprobs": 0},
         {"tokens": (5, 6)},
-        {"tokens": (5, 6), "num_drafts": 1},
+        {"tokens": (4, 5, 6), "num_drafts": 1},
     ],
 )
 def test_one_run_that_asks_for_more_takes_the_usual_way(
@@ -86,10 +152,27 @@ def test_a_nan_leaves_no_choice(parts: Parts, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(greedy, NativeGreedy)
     logits = torch.full((3, 8), float("nan"))
     monkeypatch.setattr(greedy.likeliest, "_width", 8)
+    monkeypatch.setattr(greedy.likeliest, "_num_tokens", 8)
     monkeypatch.setattr(greedy.likeliest, "_room", lambda _: logits)
     monkeypatch.setattr(greedy.likeliest, "head", Blank())
     with pytest.raises(ArithmeticError, match="row 0"):
         parts.runner.run(StepPlan(0, decoding(random.Random(2), 3, (0, 5))))
+
+
+class Watcher:
+    """Keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.states: list[torch.Tensor] = []
+        self.given: list[list[int]] = []
+        self.said: list[tuple[int, list[Choice]]] = []
+
+    def note(self, runs: Sequence[Run], num_given: Sequence[int], x_TC: torch.Tensor) -> None:
+        self.states.append(x_TC)
+        self.given.append(list(num_given))
+
+    def witness(self, run: Run, chosen: Sequence[Choice]) -> None:
+        self.said.append((run.seq_id, list(chosen)))
 
 
 class Blank:

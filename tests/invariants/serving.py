@@ -149,6 +149,7 @@ class Served:
     num_forked: int = 0
     num_accepted: int = 0
     num_rejected: int = 0
+    num_short: int = 0  # steps with drafts that took the greedy step's short way
 
 
 def serve(model: Model, asks: Sequence[Ask], schedule: Schedule) -> list[Served]:
@@ -282,6 +283,8 @@ def _round(
         for i in due:
             scheduler.add(msgspec.structs.replace(waiting.pop(i), arrival_s=float(step)))
         plan = scheduler.plan(float(step))
+        drafted_for = any(run.num_drafts for run in plan.runs)
+        served.num_short += drafted_for and not plan.copies and runner.greedy.takes(plan.runs)
         _note(scheduler.commit(plan, runner.run(plan), step + 0.5), served)
         step += 1
         assert step < 5000, "the schedule does not end"

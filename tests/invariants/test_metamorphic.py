@@ -7,6 +7,7 @@ is allowed only where rounding explains it (`serving.py`); it is printed.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -160,6 +161,26 @@ def test_with_drafts_is_alone(model: Model, schedule: Schedule) -> None:
     assert schedule.drafts == "ngram" or served.num_accepted + served.num_rejected
     assert schedule.num_blocks > 100 or served.num_preempted
     check(model, asks, served)
+
+
+@pytest.mark.parametrize("drafts", ["prophet", "self", "lookahead", "medusa"])
+def test_greedy_with_drafts_is_alone(model: Model, drafts: str) -> None:
+    """Where everybody is greedy and all is native, drafts are verified without torch; different
+    numbers of rows, sequences that come, go and are preempted."""
+    asks = [msgspec.structs.replace(each, sampling=GREEDY) for each in some_asks()]
+    rng, num_short = random.Random(drafts), 0
+    for _ in range(3):
+        schedule = Schedule(
+            num_blocks=rng.randint(14, 40),
+            max_num_batched_tokens=rng.randint(9, 60),
+            arrives=tuple(sorted(rng.choices(range(20), k=len(asks)))),
+            drafts=drafts,
+            depth=rng.randint(1, 7),
+        )
+        [served] = serve(model, asks, schedule)
+        num_short += served.num_short
+        check(model, asks, served)
+    assert bool(num_short) == (model.attention == "native")
 
 
 @pytest.mark.parametrize("num_blocks", [200, 16])

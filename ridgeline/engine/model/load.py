@@ -14,7 +14,7 @@ from ridgeline.engine.forward import choose as choose_forward
 from ridgeline.engine.forward import forward_kind
 from ridgeline.engine.forward.base import Body, ForwardKind
 from ridgeline.engine.forward.torch_ops import TorchForward
-from ridgeline.engine.kernels.native_linear import Packed
+from ridgeline.engine.kernels.native_linear import Packed, pack_lines
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.dtype import DTYPES, is_exact
 from ridgeline.engine.model.layers import (
@@ -39,7 +39,7 @@ from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.packed import PackedLinear, needs_cpu
 from ridgeline.engine.quant.ready import linear_of
 from ridgeline.spec.cost import shares_table, table_dtype
-from ridgeline.spec.format import Format
+from ridgeline.spec.format import FP32, Format
 from ridgeline.spec.gguf import is_gguf
 from ridgeline.spec.locate import is_dummy, model_path
 from ridgeline.spec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec, RopeSpec
@@ -126,6 +126,8 @@ class DecoderBuilder:
         if spec.embed_format is not None:
             return self._packed_table(spec.embed_format)
         embed_VC = self._tensor("embed", (spec.vocab_size, spec.hidden_size))
+        if shares_table(spec) and self.forward.stored(spec.lm_head.format) == FP32:
+            return self._ordered_table(embed_VC)
         kept = DTYPES[table_dtype(spec)]
         return PlainTable(
             embed_VC.to(kept if is_exact(embed_VC, kept) else self.dtype).contiguous()
@@ -138,6 +140,12 @@ class DecoderBuilder:
         packed = self.weights.packed(linear, ["embed"], None, None)
         assert isinstance(packed, Packed), "a spec with a packed table, and no such weights"
         return PackedTable(packed)
+
+    def _ordered_table(self, embed_VC: Tensor) -> PackedTable:
+        """The same numbers in the kernels' order, for the LM head that shares them."""
+        lines = pack_lines("fp32", embed_VC.to(torch.float32), 0)
+        num_tokens, width = embed_VC.shape
+        return PackedTable(Packed("fp32", num_tokens, width, 0, lines))
 
     def _lm_head(self, table: Table) -> Linear:
         spec = self.spec

@@ -3,6 +3,7 @@
 What: a packed table is stored as the kernels store a linear's weight (8 bits with a scale per
 token, 4 bits with a scale per group of its row), so that a tied LM head multiplies with the very
 table that tokens are looked up in. No copy in floats exists: a lookup unpacks the rows asked for.
+A float32 table that is the LM head of native layers is kept in the kernels' order too.
 
 Invariant: a row is the same bits whatever is looked up with it.
 

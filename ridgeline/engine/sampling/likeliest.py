@@ -26,7 +26,7 @@ from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.engine.sampling import first_largest
 from ridgeline.engine.sampling.batched import no_choice
 
-MOST_KEPT = 64  # rows; more of them have memory of their own
+MOST_KEPT_BYTES = 32 << 20  # of logits; more of them have memory of their own
 
 
 class Likeliest(Protocol):
@@ -36,21 +36,22 @@ class Likeliest(Protocol):
 
 
 class ThroughLogits:
-    """For any head and device."""
+    """For any head and device. Of `num_tokens`, the first of the vocabulary."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: Decoder, num_tokens: int) -> None:
+        self._decoder, self._num_tokens = decoder, num_tokens
 
     def __call__(self, x_SC: Tensor) -> list[int]:
-        return first_largest(self._decoder.logits(x_SC))
+        return first_largest(self._decoder.logits(x_SC)[:, : self._num_tokens])
 
 
 class ThroughKeptLogits:
-    """For a packed head without a soft cap. One step at a time."""
+    """For a packed head without a soft cap. One step at a time. Of `num_tokens`, as above."""
 
-    def __init__(self, head: NativeLinear) -> None:
+    def __init__(self, head: NativeLinear, num_tokens: int) -> None:
         self.head, self._isa = head, isa()
         self._num_in, self._width = head.packed.num_in, head.packed.num_out
+        self._num_tokens = num_tokens
         self._logits_SV = torch.empty((0, self._width))
 
     def __call__(self, x_SC: Tensor) -> list[int]:
@@ -63,23 +64,28 @@ class ThroughKeptLogits:
         logits_SV, threads = self._room(num_rows), torch.get_num_threads()
         at = logits_SV.data_ptr()  # the tensor is held until the choice is made
         self.head.between(x, self._num_in, num_rows, at, threads)
-        tokens = _native.first_largest(at, self._width, num_rows, self._width, threads, self._isa)
+        num = self._num_tokens
+        tokens = _native.first_largest(at, self._width, num_rows, num, threads, self._isa)
         if -1 in tokens:
             raise no_choice(tokens.index(-1))
         return tokens
 
     def _room(self, num_rows: int) -> Tensor:
         """Memory for so many rows of logits."""
-        if num_rows > MOST_KEPT:
-            return torch.empty((num_rows, self._width))
-        if num_rows > len(self._logits_SV):
-            self._logits_SV = torch.empty((num_rows, self._width))
-        return self._logits_SV
+        if num_rows <= len(self._logits_SV):
+            return self._logits_SV
+        logits_SV = torch.empty((num_rows, self._width))
+        if logits_SV.nbytes <= MOST_KEPT_BYTES:
+            self._logits_SV = logits_SV
+        return logits_SV
 
 
-def likeliest_of(decoder: Decoder) -> Likeliest:
-    """The way of this decoder's head."""
-    head = decoder.lm_head
+def likeliest_of(decoder: Decoder, most_tokens: int | None = None) -> Likeliest:
+    """The way of this decoder's head, among the first `most_tokens` of its vocabulary (None:
+    all)."""
+    head, num_tokens = decoder.lm_head, decoder.spec.vocab_size
+    if most_tokens is not None:
+        num_tokens = min(num_tokens, most_tokens)
     if type(head) is PackedLinear and decoder.spec.final_softcap is None:
-        return ThroughKeptLogits(head.native)
-    return ThroughLogits(decoder)
+        return ThroughKeptLogits(head.native, num_tokens)
+    return ThroughLogits(decoder, num_tokens)

@@ -40,14 +40,15 @@ class Drafter(Protocol):
 
 
 class Guess(NamedTuple):
-    """What a lookup has to say. `kind`: how good such guesses are is learnt kind by kind; within a
-    lookup, higher kinds rest on longer evidence."""
+    """What a lookup has to say. `kinds`: of what kind each token is; how often tokens of a kind are
+    right, where those before them were, is learnt kind by kind. Within a lookup, higher kinds rest
+    on more evidence."""
 
     tokens: tuple[int, ...]
-    kind: int
+    kinds: tuple[int, ...]
 
 
-NO_GUESS = Guess((), 0)
+NO_GUESS = Guess((), ())
 
 
 class Lookup(Protocol):
@@ -64,10 +65,19 @@ class Lookup(Protocol):
         ...
 
 
-KINDS = 8  # per lookup
-HIGHEST = 6
+KINDS = 64  # per lookup
+HIGHEST = 6  # level of evidence
+DIFFERS, ALONE, AGREES, AGAIN = range(4)
+"""What followed the same words before a place: something else, nothing was known, the same once,
+the same more than once."""
 
 
-def kind_of(length: int) -> int:
-    """Matches of 1, 2-3, 4-7, 8-15, … tokens: 1 to 6."""
-    return min(HIGHEST, length.bit_length())
+def kind_of(length: int, told: int = ALONE, *, own: bool = True) -> int:
+    """A token that follows a match of 0, 1, 2-3, 4-7, 8-15, … tokens (levels 0 to 6) at a place of
+    which that was `told`; `own`: in the sequence's output rather than its prompt."""
+    return (min(HIGHEST, length.bit_length()) * 4 + told) * 2 + own
+
+
+def parts_of(kind: int) -> tuple[int, int, bool]:
+    """Level of evidence, what was told, and whose words they are."""
+    return kind % KINDS // 8, kind // 2 % 4, kind % 2 == 1

@@ -31,8 +31,9 @@ class Lookups:
         best, found = -1, NO_GUESS
         for place, lookup in enumerate(self._lookups):
             guess = lookup.look(each, most)
-            if guess.tokens and guess.kind > best:
-                best, found = guess.kind, Guess(guess.tokens, place * KINDS + guess.kind)
+            if guess.tokens and guess.kinds[0] > best:
+                best, first = guess.kinds[0], place * KINDS
+                found = Guess(guess.tokens, tuple([first + kind for kind in guess.kinds]))
         return found
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:

@@ -59,15 +59,16 @@ class Step:
         "computed_s",
         "deepest",
         "drafted_s",
-        "guesses",
         "is_try",
+        "looked_up",
         "num_computed",
         "plan",
         "room",
     )
 
-    def __init__(self, room: Room, plan: Plan, guesses: dict[int, Guess]) -> None:
-        self.room, self.plan, self.guesses = room, plan, guesses
+    def __init__(self, room: Room, plan: Plan) -> None:
+        self.room, self.plan = room, plan
+        self.looked_up = set[int]()  # sequences whose draft was looked up
         self.num_computed = self.deepest = 0
         self.computed_s = self.drafted_s = 0.0
         self.is_try = False  # a probe, or drafted without credit
@@ -135,12 +136,12 @@ class Controller:
         self._since_asked = 0
         guesses = [self._look(each) for each in opens]
         plan, computed = self._decide(opens, guesses, room)
-        step = self._under_way = Step(room, plan, {})
+        step = self._under_way = Step(room, plan)
         step.is_try = not self._drafting
         drafts = self._drafts(opens, guesses, computed, step)
         step.drafted_s = self._clock()
-        if not step.guesses and not step.deepest:
-            self._idle(opens, guesses, step)
+        if not step.looked_up and not step.deepest:
+            self._idle(opens, step)
         return drafts
 
     def learn(self, verdicts: Sequence[Verdict]) -> None:
@@ -148,12 +149,9 @@ class Controller:
         if step is None:
             return
         for verdict in verdicts:
-            guess = step.guesses.get(verdict.seq_id)
-            told = verdict.seq_id, verdict.num_drafted, verdict.num_accepted
-            if guess is None:
+            if verdict.seq_id not in step.looked_up:
+                told = verdict.seq_id, verdict.num_drafted, verdict.num_accepted
                 self.acceptance.learn(*told)
-            else:
-                self.shadows.learn(told[0], guess.kind, *told[1:])
         if self._costs is not None:
             self._settle(step, verdicts, self._costs)
 
@@ -177,7 +175,9 @@ class Controller:
         if self._lookup is None:
             return NO_GUESS
         self.shadows.compare(each.seq_id, each.tokens)
-        return self._lookup.look(each, min(each.most, self.most))
+        guess = self._lookup.look(each, min(each.most, self.most))
+        self.shadows.keep(each, guess)
+        return guess
 
     def _decide(
         self, opens: Sequence[Open], guesses: Sequence[Guess], room: Room
@@ -259,11 +259,7 @@ class Controller:
             () if own else guess.tokens[:depth]
             for own, guess, depth in zip(computed, guesses, depths, strict=True)
         ]
-        step.guesses = {
-            each.seq_id: guess
-            for each, guess, draft in zip(opens, guesses, found, strict=True)
-            if draft
-        }
+        step.looked_up = {each.seq_id for each, draft in zip(opens, found, strict=True) if draft}
         asked = [depth if own else 0 for depth, own in zip(depths, computed, strict=True)]
         if self._drafter is None or not any(asked):
             self._renew()
@@ -274,11 +270,10 @@ class Controller:
         step.deepest, step.num_computed = max(asked), sum(depth > 0 for depth in asked)
         return [own or other for own, other in zip(found, drafted, strict=True)]
 
-    def _idle(self, opens: Sequence[Open], guesses: Sequence[Guess], step: Step) -> None:
-        """Nothing is drafted: guesses wait to be judged, and the next question is put off."""
-        for each, guess in zip(opens, guesses, strict=True):
+    def _idle(self, opens: Sequence[Open], step: Step) -> None:
+        """Nothing is drafted: the next question is put off."""
+        for each in opens:
             self.acceptance.idle(each.seq_id)
-            self.shadows.keep(each, guess)
         asking_s = self._clock() - self._begun_s
         self.account.asked(asking_s)
         share = ASK_SHARE + ASK_OF_GAIN * max(0.0, self.account.lately)

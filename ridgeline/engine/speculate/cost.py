@@ -225,7 +225,7 @@ def _median_s(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> flo
 
 
 def _plan(runs: int, depth: int, context: int, blocks_each: int) -> StepPlan:
-    at = SampleAt(_GREEDY, 0, 0, 0)
+    at = SampleAt(_GREEDY, 0, 0, 0, is_argmax=True)
     return StepPlan(
         0,
         tuple(

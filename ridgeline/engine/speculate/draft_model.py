@@ -30,8 +30,15 @@ from ridgeline.engine.core.blocks import BlockPool
 from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.core.plan import Run
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.speculate.guess import Guess, given, numbers_for, take
-from ridgeline.engine.speculate.target import last_hidden
+from ridgeline.engine.speculate.guess import (
+    Guess,
+    all_argmax,
+    given,
+    numbers_for,
+    take,
+    take_named,
+)
+from ridgeline.engine.speculate.target import last_hidden, last_tokens_of
 from ridgeline.engine.speculate.verify import Drawn
 
 CHUNK = 512  # rows of one pass while a prompt is being read
@@ -70,6 +77,7 @@ class DraftModelDrafter:
     ) -> None:
         self._decoder, self._attention, self._pool = decoder, attention, pool
         self._drawn, self._draws, self._vocab_size = drawn, draws, vocab_size
+        self._last_tokens = last_tokens_of(decoder, attention, vocab_size)
         self._readers: dict[int, _Reader] = {}
 
     @torch.inference_mode()
@@ -113,8 +121,11 @@ class DraftModelDrafter:
     def _go_on(self, guesses: Sequence[_Guess]) -> None:
         """One pass: everybody's next token."""
         runs = [_run(guess) for guess in guesses]
-        logits_SV = _as_wide(self._decoder.logits(self._hidden(runs)), self._vocab_size)
-        take(guesses, logits_SV)
+        if all_argmax(guesses):
+            take_named(guesses, self._last_tokens(runs))
+        else:
+            logits_SQ = self._decoder.logits(self._hidden(runs))
+            take(guesses, _as_wide(logits_SQ, self._vocab_size))
         for guess, run in zip(guesses, runs, strict=True):
             guess.reader.tokens += run.tokens
 

@@ -42,8 +42,16 @@ from ridgeline.engine.model.layers import AttentionLayer, Block, GatedMlp, RmsNo
 from ridgeline.engine.model.layers import no_qk_norm as plain
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.quant.dense import DenseLinear
+from ridgeline.engine.sampling.likeliest import likeliest_of
 from ridgeline.engine.speculate.drafter_file import DrafterConfig, check_target, read_tensors
-from ridgeline.engine.speculate.guess import Guess, given, numbers_for, take
+from ridgeline.engine.speculate.guess import (
+    Guess,
+    all_argmax,
+    given,
+    numbers_for,
+    take,
+    take_named,
+)
 from ridgeline.engine.speculate.states import States
 from ridgeline.engine.speculate.verify import Drawn
 from ridgeline.errors import BadModel
@@ -204,6 +212,7 @@ class EagleDrafter:
     ) -> None:
         self._layer, self._attention, self._pool = layer, attention, pool
         self._states, self._drawn, self._draws = states, drawn, draws
+        self._likeliest = likeliest_of(layer.decoder)
         self._readers: dict[int, _Reader] = {}
 
     @torch.inference_mode()
@@ -257,7 +266,10 @@ class EagleDrafter:
             if not guess.drafts:
                 guess.reader.num += len(guess.h_RC)
             guess.h_RC = f_C[None]
-        take(guesses, self._layer.decoder.logits(f_SC))
+        if all_argmax(guesses):
+            take_named(guesses, self._likeliest(f_SC))
+        else:
+            take(guesses, self._layer.decoder.logits(f_SC))
 
 
 def _run(guess: _Guess) -> Run:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.core.plan import SampleAt
-from ridgeline.engine.sampling import first_largest, probabilities, sample
+from ridgeline.engine.sampling import probabilities, sample
 from ridgeline.engine.speculate.rejection import DRAFT, draw, numbers
 from ridgeline.engine.speculate.verify import Drawn
 
@@ -63,12 +63,19 @@ def numbers_for(each: Open, depth: int, draws: bool) -> list[float]:
     return numbers(each.seed, len(each.tokens) - each.num_prompt, depth, DRAFT)
 
 
+def all_argmax(guesses: Sequence[Guess]) -> bool:
+    """Nothing is asked of their logits but the first largest: `take_named` can be used."""
+    return all(guess.is_argmax for guess in guesses)
+
+
+def take_named(guesses: Sequence[Guess], tokens: Sequence[int]) -> None:
+    """The next token of every guess, if it is the first largest of its logits."""
+    for guess, token in zip(guesses, tokens, strict=True):
+        guess.drafts.append(token)
+
+
 def take(guesses: Sequence[Guess], logits_SV: Tensor) -> None:
     """The next token of every guess, from its row."""
-    if all(guess.is_argmax for guess in guesses):
-        for guess, token in zip(guesses, first_largest(logits_SV), strict=True):
-            guess.drafts.append(token)
-        return
     certain = [i for i, guess in enumerate(guesses) if not guess.numbers]
     drawing = [i for i, guess in enumerate(guesses) if guess.numbers]
     if certain:

@@ -38,8 +38,15 @@ from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.core.plan import Run
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.speculate.guess import Guess, given, numbers_for, take
-from ridgeline.engine.speculate.target import Target, last_hidden, states
+from ridgeline.engine.speculate.guess import (
+    Guess,
+    all_argmax,
+    given,
+    numbers_for,
+    take,
+    take_named,
+)
+from ridgeline.engine.speculate.target import Target, last_hidden, last_tokens_of, states
 from ridgeline.engine.speculate.verify import Drawn
 
 CHUNK = 64  # pending tokens beyond which a sequence is not drafted for
@@ -55,6 +62,7 @@ class SelfDrafter:
         own = target.only(kept)
         self.kept = tuple(kept)
         self._decoder, self._attention = own.decoder, own.attention()
+        self._last_tokens = last_tokens_of(self._decoder, self._attention)
         self._block_size, self._drawn, self._draws = own.cache.block_size, drawn, draws
 
     @torch.inference_mode()
@@ -64,13 +72,21 @@ class SelfDrafter:
         guesses = [guess for guess in begun if guess.depth > 0]
         going = guesses
         while going:
-            x_SC = last_hidden(self._decoder, self._attention, [_run(guess) for guess in going])
-            take(going, self._decoder.logits(x_SC))
+            self._go_on(going)
             going = [guess for guess in going if not guess.is_done]
         return given(opens, guesses, self._drawn)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         """Nothing is kept."""
+
+    def _go_on(self, guesses: Sequence[Guess]) -> None:
+        """One pass: everybody's next token."""
+        runs = [_run(guess) for guess in guesses]
+        if all_argmax(guesses):
+            take_named(guesses, self._last_tokens(runs))
+        else:
+            x_SC = last_hidden(self._decoder, self._attention, runs)
+            take(guesses, self._decoder.logits(x_SC))
 
     def _begin(self, each: Open, depth: int) -> Guess:
         """As deep as there are places: the last draft needs none, nobody feeds it."""

@@ -24,7 +24,7 @@ from itertools import pairwise
 from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.core.plan import Run
 from ridgeline.engine.sampling.base import Choice
-from ridgeline.engine.speculate.base import NO_GUESS, Guess, kind_of
+from ridgeline.engine.speculate.base import Guess, kind_of
 
 MOST_GRAMS = 4096  # of a sequence's pool; the oldest go first
 LONGEST = 8  # tokens behind the first of an n-gram
@@ -74,7 +74,8 @@ class LookaheadDrafter:
         chained = pool.chain(pool.before, each.tokens[-1], max(1, most - WINDOW))
         window = pool.window or tuple(each.tokens[-most:])
         tokens = (*chained, *window)[:most]
-        return Guess(tokens, kind_of(len(chained))) if tokens else NO_GUESS
+        kinds = [kind_of(max(0, len(chained) - i)) for i in range(len(tokens))]
+        return Guess(tokens, tuple(kinds))
 
     def watch(self, run: Run, chosen: Sequence[Choice]) -> None:
         """`chosen`: what the model says at the run's last known token and at each draft, the

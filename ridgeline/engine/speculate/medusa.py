@@ -27,8 +27,9 @@ from torch import Tensor
 
 from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.sampling.likeliest import likeliest_of
 from ridgeline.engine.speculate.drafter_file import DrafterConfig, check_target, read_tensors
-from ridgeline.engine.speculate.guess import Guess, given, numbers_for, take
+from ridgeline.engine.speculate.guess import Guess, all_argmax, given, numbers_for, take
 from ridgeline.engine.speculate.states import States
 from ridgeline.engine.speculate.verify import Drawn
 
@@ -76,6 +77,7 @@ class MedusaDrafter:
     ) -> None:
         self._heads, self._decoder, self._states = heads, decoder, states
         self._drawn, self._draws = drawn, draws
+        self._likeliest = likeliest_of(decoder)
 
     @torch.inference_mode()
     def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
@@ -97,6 +99,11 @@ class MedusaDrafter:
     def _fill(self, guesses: Sequence[Guess], x_SC: Tensor) -> None:
         deepest = max(guess.depth for guess in guesses)
         z_SKC = self._heads(x_SC, deepest)
+        if all_argmax(guesses):
+            tokens = self._likeliest(z_SKC.flatten(0, 1))
+            for i, guess in enumerate(guesses):
+                guess.drafts += tokens[i * deepest : i * deepest + guess.depth]
+            return
         logits_SKV = self._decoder.logits(z_SKC.flatten(0, 1)).view(len(guesses), deepest, -1)
         for place in range(deepest):
             at = [i for i, guess in enumerate(guesses) if guess.depth > place]

@@ -3,9 +3,10 @@
 What. The longest of the last `max_n` … `min_n` tokens of a sequence that has occurred in it before
 is looked for, and the tokens that followed its latest occurrence are the draft. Where that
 occurrence overlaps the end, the copy goes on with what it copied (as in LZ77), so that a period is
-continued as long as asked. A guess counts as a better kind where the gram was followed by the same
-token the time before, as a worse one where it was followed by another, or stands in the prompt (of
-the demo model's answers to edits, a match of two or three tokens is right in 0.87, 0.59 and 0.35).
+continued as long as asked. Of every place it is remembered whether what stands there would have
+been guessed right when it was new, from what stood before it then: a copy that comes to a place
+where the text went two ways before is likely to part there. That, how long the match is by then,
+and whether the place lies in the prompt make the kind of each token.
 
 Source. Inference with reference (LLMA, Yang et al. 2023, arXiv 2304.04487); prompt lookup decoding
 (Saxena 2023); vLLM's "ngram" method, which takes the earliest occurrence.
@@ -20,47 +21,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.speculate.base import HIGHEST, NO_GUESS, Guess, kind_of
+from ridgeline.engine.speculate.base import (
+    AGAIN,
+    AGREES,
+    ALONE,
+    DIFFERS,
+    NO_GUESS,
+    Guess,
+    kind_of,
+)
 
 MOST_AGREEING = 32  # tokens before a match that are compared to see how long it is
-ALONE, AGREES, DIFFERS = 0, 1, 2  # what came after a gram the last time, against the time before
+_ALONE_OF = tuple(kind_of(length, ALONE, own=False) for length in range(MOST_AGREEING + 1))
 
 
 class Index:
     """Where each n-gram of one sequence ended last; grams that end at the last token are not in.
 
-    Reading on costs a few microseconds whatever the length of what was read before.
+    `told[i]`: what was known of the token at place i before it came. Reading on costs a few
+    microseconds whatever the length of what was read before.
     """
 
-    __slots__ = ("ends", "num_read")
+    __slots__ = ("ends", "told")
 
     def __init__(self, lengths: range) -> None:
-        # 3 * place + whether the token after it is that of the time before
         self.ends: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in lengths}
-        self.num_read = 0
+        self.told = [ALONE]
 
     def read(self, tokens: Sequence[int]) -> None:
         """Take in the n-grams that end before the last token and were not known yet."""
-        last, first = len(tokens) - 1, self.num_read
-        for n, ends in self.ends.items():
-            for end in range(max(first, n - 1), last):
-                gram = tuple(tokens[end - n + 1 : end + 1])
-                before = ends.get(gram)
-                if before is None:
-                    ends[gram] = 3 * end + ALONE
-                else:
-                    same = tokens[before // 3 + 1] == tokens[end + 1]
-                    ends[gram] = 3 * end + (AGREES if same else DIFFERS)
-        self.num_read = max(first, last)
+        told, ends = self.told, self.ends
+        for end in range(len(told) - 1, len(tokens) - 1):
+            last: int | None = None
+            for n, ends_n in ends.items():
+                if end >= n - 1:
+                    gram = tuple(tokens[end - n + 1 : end + 1])
+                    last = ends_n.get(gram) if last is None else last
+                    ends_n[gram] = end
+            told.append(ALONE if last is None else self._told(tokens, last + 1, end + 1))
 
-    def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """Where the longest gram that ends `tokens` ended the last time before, and whether what
-        came after it agrees with the time before that."""
+    def find(self, tokens: Sequence[int]) -> int | None:
+        """Where the longest gram that ends `tokens` ended the last time before."""
         for n, ends in self.ends.items():
             found = ends.get(tuple(tokens[-n:])) if len(tokens) > n else None
             if found is not None:
-                return divmod(found, 3)
+                return found
         return None
+
+    def _told(self, tokens: Sequence[int], before: int, place: int) -> int:
+        """What the token at `before`, after the same gram, told of that at `place`."""
+        if tokens[before] != tokens[place]:
+            return DIFFERS
+        return AGAIN if self.told[before] >= AGREES else AGREES
 
 
 class NgramDrafter:
@@ -79,18 +91,24 @@ class NgramDrafter:
             index = self._indices[each.seq_id] = Index(self._lengths)
         tokens = each.tokens
         index.read(tokens)
-        found = index.find(tokens)
-        if found is None:
+        end = index.find(tokens)
+        if end is None:
             return NO_GUESS
-        end, agrees = found
-        kind = kind_of(num_agreeing(tokens, end)) + _BONUS[agrees] - (end < each.num_prompt)
-        return Guess(copied(tokens, end + 1, most), max(1, min(HIGHEST, kind)))
+        kinds = self._kinds(index.told, end + 1, each, most)
+        return Guess(copied(tokens, end + 1, most), kinds)
+
+    def _kinds(self, told: Sequence[int], start: int, each: Open, most: int) -> tuple[int, ...]:
+        """Of the tokens copied from `start` on."""
+        length, period = num_agreeing(each.tokens, start - 1), len(each.tokens) - start
+        num_prompt, found = each.num_prompt, list[int]()
+        for i in range(most):
+            place = start + (i if i < period else i % period)
+            first = _ALONE_OF[min(MOST_AGREEING, length + i)]
+            found.append(first + 2 * (told[place] - ALONE) + (place >= num_prompt))
+        return tuple(found)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self._indices.pop(seq_id, None)
-
-
-_BONUS = {ALONE: 0, AGREES: 1, DIFFERS: -1}
 
 
 def num_agreeing(tokens: Sequence[int], end: int) -> int:

@@ -1,8 +1,14 @@
-"""Learning from guesses that were not verified: what plain decoding says next judges them too.
+"""How good lookups are, learnt from what they said, whether or not it was verified.
 
-A lookup's guess is made in a few microseconds. Where drafting does not pay it is not put into the
-step; it is kept, and compared with the tokens that the sequence gets anyway. So how often such
-guesses would have been accepted is known without a single wasted row: there is nothing to probe.
+A lookup's guess is made in a few microseconds. Whatever becomes of it, verified, in part, or left
+out of the step because drafting does not pay: soon the sequence knows what really came, and that
+judges it. So how often such tokens are right is known without a single wasted row: there is nothing
+to probe.
+
+Learnt is the chance of a token of a kind, where those before it in the guess were right: of all
+sequences together, and of one sequence, which is taken to be like the others until it has shown
+more. A guess goes on for as long as its kinds make likely: past a place where the text went two
+ways before, seldom.
 
 It is the same acceptance as verification would have found, greedy or sampled: a guess that names
 one token per place is accepted where it is the token that was drawn (`walk.py`).
@@ -10,65 +16,99 @@ one token per place is accepted where it is the token that was drawn (`walk.py`)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.speculate.acceptance import Acceptance
-from ridgeline.engine.speculate.base import KINDS, Guess
+from ridgeline.engine.speculate.base import (
+    AGAIN,
+    AGREES,
+    DIFFERS,
+    HIGHEST,
+    KINDS,
+    Guess,
+    kind_of,
+    parts_of,
+)
 from ridgeline.engine.speculate.choose import LEAST_CHANCE
 
-# Chance of the first token before anything is known, by length of match: short ones lie. Two
-# verdicts outweigh it.
+# Chance of a token before anything is known: by level of evidence (short matches lie), and what a
+# place's past makes of it. Two tokens outweigh it.
 _PRIORS = (0.2, 0.2, 0.3, 0.5, 0.7, 0.85, 0.93)
+_DOUBT = {DIFFERS: 1.4, AGREES: 0.6, AGAIN: 0.4}  # times the chance that it is wrong
+_PROMPT = 0.9  # times the chance: a prompt's words say less than its own
+_PRIOR_WEIGHT, _LIKE_OTHERS = 2.0, 3.0  # tokens that prior and others' experience count for
+_FADE_ALL, _FADE_OWN = 0.99, 0.85  # with every token of the kind
+
+
+def prior(kind: int) -> float:
+    """The chance of a token of which nothing was learnt."""
+    level, told, own = parts_of(kind)
+    chance = 1 - (1 - _PRIORS[level]) * _DOUBT.get(told, 1.0)
+    return max(0.05, chance) * (1.0 if own else _PROMPT)
+
+
+_PRIOR_OF = tuple(prior(kind) for kind in range(kind_of(1 << HIGHEST, AGAIN) + 1))
+_Counts = dict[int, tuple[float, float]]
+"""Tokens of each kind that were right, and all of them; old ones count for less."""
+
+
+def _note(counts: _Counts, kind: int, right: bool, fade: float) -> None:
+    num_right, num = counts.get(kind, (0.0, 0.0))
+    counts[kind] = num_right * fade + right, num * fade + 1
 
 
 class Shadows:
-    """Acceptance by kind of guess, learnt from guesses with and without verification."""
+    """See the head of this file."""
 
     def __init__(self) -> None:
-        self.by_kind: dict[int, Acceptance] = {}
+        self._all: _Counts = {}
+        self._own: dict[int, _Counts] = {}
         self._pending: dict[int, tuple[int, Guess]] = {}  # known tokens then, and the guess
 
-    def of(self, kind: int) -> Acceptance:
-        found = self.by_kind.get(kind)
-        if found is None:
-            prior = _PRIORS[min(kind % KINDS, len(_PRIORS) - 1)]
-            found = self.by_kind[kind] = Acceptance(prior)
-        return found
+    def chance(self, kind: int) -> float:
+        """Of a token of any sequence."""
+        num_right, num = self._all.get(kind, (0.0, 0.0))
+        return (num_right + _PRIOR_WEIGHT * _PRIOR_OF[kind % KINDS]) / (num + _PRIOR_WEIGHT)
 
     def survivals(self, seq_id: int, guess: Guess) -> list[float]:
         """Chance that the first 1, 2, … tokens of a guess are all accepted, while it is worth
         considering."""
-        acceptance = self.of(guess.kind)
-        return acceptance.survivals(seq_id, acceptance.rates(len(guess.tokens)), LEAST_CHANCE)
+        own, found, alive = self._own.get(seq_id, {}), list[float](), 1.0
+        for kind in guess.kinds:
+            chance, counts = self.chance(kind), own.get(kind)
+            if counts is not None:
+                chance = (counts[0] + _LIKE_OTHERS * chance) / (counts[1] + _LIKE_OTHERS)
+            alive *= chance
+            if alive < LEAST_CHANCE:
+                break
+            found.append(alive)
+        return found
 
     def keep(self, each: Open, guess: Guess) -> None:
-        """A guess that is not verified now; one per sequence at a time."""
-        if guess.tokens and each.seq_id not in self._pending:
+        """What was said of a sequence in this step, whether or not it is drafted."""
+        if guess.tokens:
             self._pending[each.seq_id] = len(each.tokens), guess
+        else:
+            self._pending.pop(each.seq_id, None)
 
     def compare(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """Judge the sequence's pending guess by what is known now, once that says enough."""
-        pending = self._pending.get(seq_id)
-        if pending is None or len(tokens) <= pending[0]:
+        """Judge what was said of the sequence last by what is known now."""
+        start, guess = self._pending.pop(seq_id, (0, None))
+        if guess is None or len(tokens) <= start:
             return
-        start, guess = pending
-        num_known, num_right = len(tokens) - start, 0
-        for guessed, token in zip(guess.tokens, tokens[start : start + num_known], strict=False):
-            if guessed != token:
-                break
-            num_right += 1
-        num_judged = min(num_known, len(guess.tokens))
-        if num_right < num_judged or num_judged == len(guess.tokens):
-            del self._pending[seq_id]
-            self.of(guess.kind).learn(seq_id, num_judged, num_right)
-
-    def learn(self, seq_id: int, kind: int, num_drafted: int, num_accepted: int) -> None:
-        """A guess that was verified."""
-        self._pending.pop(seq_id, None)
-        self.of(kind).learn(seq_id, num_drafted, num_accepted)
+        own = self._own.setdefault(seq_id, {})
+        for kind, right in _judged(guess, tokens[start : start + len(guess.tokens)]):
+            _note(self._all, kind, right, _FADE_ALL)
+            _note(own, kind, right, _FADE_OWN)
 
     def forget(self, seq_id: int) -> None:
         self._pending.pop(seq_id, None)
-        for acceptance in self.by_kind.values():
-            acceptance.forget(seq_id)
+        self._own.pop(seq_id, None)
+
+
+def _judged(guess: Guess, came: Sequence[int]) -> Iterable[tuple[int, bool]]:
+    """The kinds of a guess's tokens and whether they were right, up to the first that was not."""
+    for token, kind, true in zip(guess.tokens, guess.kinds, came, strict=False):
+        yield kind, token == true
+        if token != true:
+            return

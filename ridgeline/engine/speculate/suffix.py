@@ -83,14 +83,15 @@ class SuffixDrafter:
         texts = self._texts.get(each.tenant)
         if texts is None:
             return NO_GUESS
-        best = NO_GUESS
+        best, longest = NO_GUESS, LEAST_MATCH - 1
         for seat in self._seated(each, texts):
             seat.catch_up(each.tokens)
             length = seat.reader.length
-            kind = kind_of(length)
-            if length >= LEAST_MATCH and kind > best.kind:
+            if length > longest:
                 tokens = _after(seat.automaton, seat.reader, min(most, 2 * length))
-                best = Guess(tokens, kind) if tokens else best
+                if tokens:
+                    kinds = [kind_of(length + i) for i in range(len(tokens))]
+                    best, longest = Guess(tokens, tuple(kinds)), length
         return best
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:

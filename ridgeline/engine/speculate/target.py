@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import torch
@@ -19,7 +20,9 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.core.plan import Run
 from ridgeline.engine.forward import forward_kind
+from ridgeline.engine.greedy import KeptRoom, native_greedy
 from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.sampling.likeliest import likeliest_of
 from ridgeline.engine.tensors import make_batch
 
 
@@ -60,6 +63,24 @@ def last_hidden(decoder: Decoder, attention: Attention, runs: Sequence[Run]) -> 
         return x_TC
     lasts = torch.tensor([len(run.tokens) for run in runs]).cumsum(0) - 1
     return x_TC[lasts.to(x_TC.device)]
+
+
+class LastTokens(Protocol):
+    """Feed the runs, whatever they ask for; the likeliest token after the last row of each."""
+
+    def __call__(self, runs: Sequence[Run]) -> list[int]: ...
+
+
+def last_tokens_of(
+    decoder: Decoder, attention: Attention, most_tokens: int | None = None
+) -> LastTokens:
+    """Without torch where layers, attention and head are native. `most_tokens`: only the first of
+    the vocabulary are named."""
+    likeliest = likeliest_of(decoder, most_tokens)
+    short = native_greedy(decoder.forward, attention, likeliest, KeptRoom())
+    if short is not None:
+        return short.last
+    return lambda runs: likeliest(last_hidden(decoder, attention, runs))
 
 
 def states(decoder: Decoder, tokens: Sequence[int]) -> Tensor:

@@ -14,7 +14,7 @@ from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.engine.sampling import load_sampler
 from ridgeline.engine.sampling.likeliest import (
-    MOST_KEPT,
+    MOST_KEPT_BYTES,
     ThroughKeptLogits,
     ThroughLogits,
     likeliest_of,
@@ -29,7 +29,7 @@ def decoder_of(weight_VC: torch.Tensor, softcap: float | None = None) -> Decoder
     """A head and nothing else."""
     lines = pack_lines("fp32", weight_VC, 0)
     head = PackedLinear(Packed("fp32", *weight_VC.shape, 0, lines), None, torch.float32)
-    spec = SimpleNamespace(final_softcap=softcap)
+    spec = SimpleNamespace(final_softcap=softcap, vocab_size=len(weight_VC))
     logits = lambda x_SC: head(x_SC)  # noqa: E731
     return cast("Decoder", SimpleNamespace(lm_head=head, spec=spec, logits=logits))
 
@@ -42,16 +42,25 @@ def test_the_short_way_chooses_as_the_reference(num_rows: int) -> None:
     for _ in range(3):  # memory is kept: nothing of the step before may show
         x_SC = torch.randint(-2, 3, (num_rows, WIDTH)).float()
         chosen = load_sampler("reference")(decoder.logits(x_SC), [PLAIN] * num_rows)
-        assert short(x_SC) == [token for token, _ in chosen] == ThroughLogits(decoder)(x_SC)
+        assert short(x_SC) == [token for token, _ in chosen] == ThroughLogits(decoder, VOCAB)(x_SC)
 
 
 def test_memory_grows_and_shrinks_with_the_rows() -> None:
     decoder = decoder_of(torch.randn(VOCAB, WIDTH))
     short = likeliest_of(decoder)
-    for num_rows in (5, 1, 40, MOST_KEPT + 3, 7):
+    too_many = MOST_KEPT_BYTES // (4 * VOCAB) + 1
+    for num_rows in (5, 1, 40, too_many, 7):
         x_SC = torch.randn(num_rows, WIDTH)
         assert short(x_SC) == decoder.logits(x_SC).argmax(1).tolist()
     assert isinstance(short, ThroughKeptLogits) and len(short._logits_SV) == 40
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_only_the_first_tokens_of_a_wider_vocabulary(softcap: float | None) -> None:
+    decoder, x_SC = decoder_of(torch.randn(VOCAB, WIDTH), softcap), torch.randn(20, WIDTH)
+    found = likeliest_of(decoder, 400)(x_SC)
+    assert found == decoder.logits(x_SC)[:, :400].argmax(1).tolist()
+    assert found != likeliest_of(decoder, VOCAB + 1)(x_SC) == likeliest_of(decoder)(x_SC)
 
 
 def test_no_choice_raises_with_its_row() -> None:

@@ -12,7 +12,7 @@ import pytest
 from ridgeline import Engine
 from ridgeline.engine.core.drafting import Open, Room, Verdict
 from ridgeline.engine.speculate.acceptance import Acceptance
-from ridgeline.engine.speculate.base import NO_GUESS, Guess
+from ridgeline.engine.speculate.base import NO_GUESS, Guess, kind_of
 from ridgeline.engine.speculate.controller import Controller
 from ridgeline.engine.speculate.cost import DraftCost, StepCost
 from ridgeline.records import Sampling
@@ -194,7 +194,8 @@ class Bursts:
         place = len(each.tokens) % (self.NEW + self.COPIED)
         if place < self.NEW:
             return NO_GUESS
-        return Guess((1,) * min(most, self.NEW + self.COPIED - place), 4)
+        num = min(most, self.NEW + self.COPIED - place)
+        return Guess((1,) * num, (kind_of(8),) * num)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         pass

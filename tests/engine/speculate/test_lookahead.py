@@ -60,7 +60,8 @@ def test_runs_that_agree_make_longer_grams() -> None:
     drafter.watch(run, [(8, None), (7, None), (21, None), (22, None), (23, None)])
     found = drafter.look(opened([1, 2, 20]), 6)
     assert found.tokens[:3] == (21, 22, 23), "said after 20, and each fed as it was said"
-    assert found.kind > drafter.look(opened([1, 2, 9]), 6).kind
+    assert found.kinds[0] > drafter.look(opened([1, 2, 9]), 6).kinds[0]
+    assert list(found.kinds) == sorted(found.kinds, reverse=True), "the further, the vaguer"
 
 
 def test_a_pool_is_bounded_and_ends_with_its_sequence() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.speculate.base import NO_GUESS, Guess, kind_of
+from ridgeline.engine.speculate.base import (
+    AGAIN,
+    AGREES,
+    ALONE,
+    DIFFERS,
+    KINDS,
+    NO_GUESS,
+    Guess,
+    kind_of,
+    parts_of,
+)
 from ridgeline.engine.speculate.ngram import NgramDrafter, copied, num_agreeing
 from ridgeline.records import Sampling
 
@@ -62,20 +73,42 @@ def test_what_is_forgotten_is_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"),
+    ("text", "length", "told"),
     [
-        ([9, 1, 2, 5, 8, 1, 2], 2),  # said once, in the answer: a match of two
-        ([9, 1, 2, 5, 8, 1, 2, 5, 7, 1, 2], 3),  # what followed was the same both times
-        ([9, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 1),  # it was not
+        ([9, 1, 2, 5, 8, 1, 2], 2, ALONE),  # said once, in the answer: a match of two
+        ([9, 1, 2, 5, 8, 1, 2, 5, 7, 1, 2], 2, AGREES),  # what followed was the same both times
+        ([1, 2, 5, 8, 1, 2, 5, 7, 1, 2, 5, 6, 1, 2], 2, AGAIN),  # all three times
+        ([9, 1, 2, 5, 8, 1, 2, 6, 7, 1, 2], 2, DIFFERS),  # it was not
     ],
 )
-def test_evidence_is_what_was_said_before_and_by_whom(text: list[int], kind: int) -> None:
+def test_evidence_is_what_was_said_before_and_by_whom(
+    text: list[int], length: int, told: int
+) -> None:
     def looked(num_prompt: int) -> Guess:
         each = Open(0, text, num_prompt, "", SAMPLING, 0, 99)
         return NgramDrafter(2, 3).look(each, 1)
 
-    assert looked(1).kind == kind
-    assert looked(len(text)).kind == max(1, kind - 1), "a prompt's words say less than its own"
+    assert looked(1).kinds == (kind_of(length, told),)
+    assert looked(len(text)).kinds == (kind_of(length, told, own=False),)
+
+
+def test_every_copied_token_has_its_own_kind() -> None:
+    """Once "1 2" was followed by 5, then by 6: whoever copies 3 after it comes past that place."""
+    text = [1, 2, 5, 0, 1, 2, 6, 3, 0, 1, 2]
+    found = NgramDrafter(2, 3).look(Open(0, text, 1, "", SAMPLING, 0, 99), 9)
+    assert found.tokens == (6, 3, 0, 1, 2, 6, 3, 0, 1)
+    told = (DIFFERS, ALONE, ALONE, ALONE, AGREES)
+    expected = [kind_of(3 + i, each) for i, each in enumerate((*told, *told[:4]))]
+    assert list(found.kinds) == expected
+
+
+def test_a_kind_says_what_it_is_made_of() -> None:
+    seen = set[int]()
+    for length, told, own in itertools.product((0, 1, 3, 4, 8, 16, 99), range(4), (False, True)):
+        kind = kind_of(length, told, own=own)
+        assert parts_of(kind + 5 * KINDS) == (min(6, length.bit_length()), told, own)
+        seen.add(kind)
+    assert len(seen) == 7 * 4 * 2 and max(seen) < KINDS
 
 
 def test_a_period_is_continued() -> None:
@@ -90,4 +123,5 @@ def test_the_kind_tells_how_long_the_match_is(tokens: list[int], data: st.DataOb
         n for n in range(end + 2) if tokens[end + 1 - n : end + 1] == tokens[len(tokens) - n :]
     ]
     assert num_agreeing(tokens, end) == min(32, max(lengths))
-    assert [kind_of(n) for n in (1, 2, 3, 4, 8, 16, 32, 99)] == [1, 2, 2, 3, 4, 5, 6, 6]
+    levels = [parts_of(kind_of(n))[0] for n in (0, 1, 2, 3, 4, 8, 16, 32, 99)]
+    assert levels == [0, 1, 2, 2, 3, 4, 5, 6, 6]

@@ -1,17 +1,25 @@
-"""What is learnt from guesses that nobody verified is what verification would have told."""
+"""What is learnt from guesses, verified or not, is how good their kinds are."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from ridgeline.engine.core.drafting import Open, Room
-from ridgeline.engine.speculate.base import NO_GUESS, Guess
+from ridgeline.engine.speculate.base import (
+    AGREES,
+    DIFFERS,
+    KINDS,
+    NO_GUESS,
+    Guess,
+    kind_of,
+)
 from ridgeline.engine.speculate.choose import Costs, best_plan
 from ridgeline.engine.speculate.combined import Combined, Lookups
 from ridgeline.engine.speculate.cost import DraftCost, StepCost
-from ridgeline.engine.speculate.shadows import Shadows
+from ridgeline.engine.speculate.shadows import Shadows, prior
 from ridgeline.records import Sampling
 
 
@@ -19,31 +27,72 @@ def opened(tokens: list[int], seq_id: int = 0) -> Open:
     return Open(seq_id, tokens, 1, "", Sampling(), 0, 99)
 
 
+def guess(tokens: Sequence[int], *kinds: int) -> Guess:
+    return Guess(tuple(tokens), (kinds * len(tokens))[: len(tokens)])
+
+
 def test_plain_decoding_judges_a_guess() -> None:
+    """Of each kind it is learnt how often it was right where the tokens before it were."""
     shadows, rng = Shadows(), random.Random(4)
-    tokens = [0]
+    tokens, good, bad = [0], kind_of(8), kind_of(8, DIFFERS)
     for _ in range(3000):
         right = [len(tokens) + i for i in range(3)]
-        guess = tuple(t if rng.random() < 0.7 else -1 for t in right)
         shadows.compare(0, tokens)
-        shadows.keep(opened(tokens), Guess(guess, 3))
+        chances = (0.9, 0.3, 0.9)
+        said = [
+            t if rng.random() < chance else -1 for t, chance in zip(right, chances, strict=True)
+        ]
+        shadows.keep(opened(tokens), guess(said, good, bad, good))
         tokens += range(len(tokens), len(tokens) + rng.randint(1, 3))
-    assert shadows.of(3).rates(3) == pytest.approx([0.7] * 3, abs=0.15)
-    assert shadows.of(2).rates(1)[0] == 0.3, "of other kinds nothing was learnt"
+    assert shadows.chance(good) == pytest.approx(0.9, abs=0.12)
+    assert shadows.chance(bad) == pytest.approx(0.3, abs=0.15)
+    other = kind_of(3)
+    assert shadows.chance(other) == prior(other), "of other kinds nothing was learnt"
+    alive = shadows.survivals(7, guess((1, 2, 3), good, bad, good))
+    a, b = shadows.chance(good), shadows.chance(bad)
+    assert alive == pytest.approx([a, a * b, a * b * a])
 
 
-def test_a_guess_waits_until_it_is_judged() -> None:
-    shadows = Shadows()
-    shadows.keep(opened([1, 2]), Guess((3, 4, 5), 4))
+def test_what_is_known_of_a_guess_is_learnt_once() -> None:
+    shadows, kind = Shadows(), kind_of(8)
+    shadows.keep(opened([1, 2]), guess((3, 4, 5), kind))
     shadows.compare(0, [1, 2])
-    shadows.compare(0, [1, 2, 3])
-    assert not shadows.of(4)._all.tried, "right so far"
-    shadows.keep(opened([1, 2, 3]), Guess((9,), 4))
-    shadows.compare(0, [1, 2, 3, 4, 6])
-    assert len(shadows.of(4)._all.tried) == 3 and not shadows._pending
-    shadows.keep(opened([1], 7), Guess((3,), 4))
+    assert shadows.chance(kind) == prior(kind) and not shadows._pending
+    shadows.keep(opened([1, 2]), guess((3, 4, 5), kind))
+    shadows.compare(0, [1, 2, 3, 9])
+    shadows.compare(0, [1, 2, 3, 9, 5])
+    assert shadows._all[kind] == (pytest.approx(0.99), pytest.approx(1.99))
+    shadows.keep(opened([1], 7), guess((3,), kind))
+    shadows.keep(opened([1], 7), NO_GUESS)
+    assert not shadows._pending
+    shadows.keep(opened([1], 7), guess((3,), kind))
     shadows.forget(7)
     assert not shadows._pending
+
+
+def test_a_sequence_is_like_the_others_until_it_shows_more() -> None:
+    shadows, kind = Shadows(), kind_of(8)
+    for _ in range(40):
+        shadows.keep(opened([1]), guess((2, 3), kind))
+        shadows.compare(0, [1, 2, 3])
+    easy = shadows.survivals(5, guess((2,), kind))
+    assert easy == [shadows.chance(kind)] and easy[0] > 0.95
+    for _ in range(4):
+        shadows.keep(opened([1], 5), guess((2, 3), kind))
+        shadows.compare(5, [1, 9])
+    assert (
+        shadows.survivals(5, guess((2,), kind))[0]
+        < 0.6
+        < shadows.survivals(6, guess((2,), kind))[0]
+    )
+
+
+def test_priors_follow_the_evidence() -> None:
+    for own in (False, True):
+        for told in range(4):
+            rising = [prior(kind_of(n, told, own=own)) for n in (1, 2, 4, 8, 16, 32)]
+            assert rising == sorted(rising) and rising[0] > 0 and rising[-1] < 1
+        assert prior(kind_of(4, DIFFERS, own=own)) < prior(kind_of(4, AGREES, own=own))
 
 
 class _Says:
@@ -53,7 +102,7 @@ class _Says:
         self.name, self.guess, self.forgotten = name, guess, 0
 
     def look(self, each: Open, most: int) -> Guess:
-        return Guess(self.guess.tokens[:most], self.guess.kind)
+        return Guess(self.guess.tokens[:most], self.guess.kinds[:most])
 
     def forget(self, seq_id: int, tokens: object, tenant: str) -> None:
         self.forgotten += 1
@@ -74,9 +123,9 @@ class _Computes:
 
 
 def test_the_longest_evidence_speaks_and_the_model_where_there_is_none() -> None:
-    short, long = _Says("short", Guess((1, 2), 2)), _Says("long", Guess((3, 4), 5))
+    short, long = _Says("short", guess((1, 2), 2)), _Says("long", guess((3, 4), 5))
     both = Lookups([short, long])
-    assert both.look(opened([0]), 9).tokens == (3, 4)
+    assert both.look(opened([0]), 9) == ((3, 4), (KINDS + 5,) * 2)
     long.guess = NO_GUESS
     assert both.look(opened([0]), 9).tokens == (1, 2)
     model = _Computes()
