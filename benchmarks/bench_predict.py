@@ -29,21 +29,16 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 import msgspec
 from raw_runs import NOT_DONE, append, flags, read, say
 
-from ridgeline.cli.calibrate import (
+from ridgeline.cli.calibrate import calibrated, facts, machine_for, usual, waiting, write
+from ridgeline.cli.calibrate_runs import (
     Clock,
     Ran,
     Run,
     Speed,
-    calibrated,
     default_runs,
-    facts,
-    machine_for,
     measure_run,
     often,
     settings_of,
-    usual,
-    waiting,
-    write,
 )
 from ridgeline.cli.rig import Measured, Rig, rig
 from ridgeline.engine.resolve import resolve

@@ -32,7 +32,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 import msgspec
 from raw_runs import NOT_DONE, append, flags, read, say
 
-from ridgeline.cli.calibrate import Speed, machine_for, speed
+from ridgeline.cli.calibrate import machine_for
+from ridgeline.cli.calibrate_runs import Speed, speed
 from ridgeline.cli.lab import EngineSubject, Tokenised
 from ridgeline.engine.assemble import make_scheduler
 from ridgeline.engine.engine import Engine

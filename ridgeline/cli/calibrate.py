@@ -1,14 +1,10 @@
-"""`ridgeline calibrate`: short runs of Ridgeline's engine on this machine, and the fit to them.
-
-A run is one model in one weight format. What is measured is kept raw (`Ran`), so that runs made
-apart can be fitted together: `benchmarks/bench_predict.py` does.
-"""
+"""`ridgeline calibrate`: the fit to short runs of Ridgeline's engine on this machine."""
 
 from __future__ import annotations
 
 import json as json_lib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import date
 from functools import lru_cache, partial
@@ -20,7 +16,17 @@ from rich.console import Console
 from rich.table import Table
 
 import ridgeline
-from ridgeline.cli.rig import Measured, Rig, rig
+from ridgeline.cli.calibrate_runs import (
+    FORMATS,
+    Ran,
+    Run,
+    Speed,
+    measure_run,
+    num_kinds,
+    num_threads,
+    settings_of,
+)
+from ridgeline.cli.rig import rig
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
@@ -28,174 +34,10 @@ from ridgeline.plan.calibrate import Facts, Sample, blank, fit
 from ridgeline.plan.calibration import Calibration, Memory, Reading
 from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.outline import load_outline
-from ridgeline.settings import Settings, settings_from
 
-FIRSTS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
-DEEP = ((256, 1024), (64, 1024))  # (new tokens, tokens in the cache)
-DECODES = (
-    *((1, 32), (8, 32), (1, 1536), (64, 32), (8, 1024)),
-    *((2, 32), (32, 32), (4, 32), (16, 32), (32, 512)),
-)  # (batch, context)
-STREAMED = ((1, 32), (8, 32), (64, 32))  # of DECODES, and of the small model alone
-NUM_PASSES = 2  # over all kinds: what disturbs one minute need not disturb the next
-LENGTH = 2048
-MANY, SHORT_S, FEW = 9, 0.03, 3  # repetitions of steps shorter than this, and of others
 BANDWIDTH_BYTES = tuple(size << 20 for size in (1, 4, 8, 16, 24, 32, 48, 64, 128, 512))
-SMALL = "demo"  # fits into a cache: shows what a large model hides, the overheads
 MOST_RUNS = 5
 MULTIPLIED_AS = {"float32": "float32", "bfloat16": "float32", "int8": "int16", "int4": "int4"}
-FORMATS = {"int8": "int8", "int4": "int4", "bf16": "bfloat16"}
-
-
-class Speed(msgspec.Struct, frozen=True):
-    """Memory reads in bytes/s and arithmetic in operations/s: shared machines have moods."""
-
-    read_bytes_s: float
-    ops_s: float
-
-    def middle(self, other: Speed) -> Speed:
-        return Speed((self.read_bytes_s + other.read_bytes_s) / 2, (self.ops_s + other.ops_s) / 2)
-
-
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of step of one engine, raw; `seconds` is a median. `kind`: first, decode, streamed,
-    ttft or asked.
-
-    ttft: what asking costs besides the step, as a step without runs; asked: the same where an event
-    loop reads. streamed: as decode, its tokens read by an event loop as they come. `speed`: the
-    machine's at that moment, before and after.
-    """
-
-    model: str
-    quantization: str | None
-    kind: str
-    shapes: tuple[tuple[int, int], ...]
-    num_sampled: int
-    seconds: float
-    speed: Speed
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in a weight format (None: as the engine keeps it)."""
-
-    model: str
-    quantization: str | None
-
-    def __str__(self) -> str:
-        return f"{self.model} {self.quantization or 'dense'}"
-
-
-def default_runs(model: str) -> tuple[Run, ...]:
-    """The model in every format that the engine has, and a small one for the overheads."""
-    runs = [Run(model=model, quantization=name) for name in (None, "int8", "int4")]
-    if model != SMALL:
-        runs += [Run(model=SMALL, quantization=name) for name in (None, "int8")]
-    return tuple(runs)
-
-
-def runs_of(model: str, formats: str | None) -> tuple[Run, ...]:
-    """The model in the formats named (dense, int8, int4, bf16), and the small one."""
-    if formats is None:
-        return default_runs(model)
-    names = [name.strip() for name in formats.split(",")]
-    for name in names:
-        if name not in ("dense", *FORMATS):
-            raise BadInput("unknown format", value=name, limit=", ".join(("dense", *FORMATS)))
-    runs = [Run(model=model, quantization=None if n == "dense" else n) for n in names]
-    small = [] if model == SMALL else [Run(model=SMALL, quantization=runs[0].quantization)]
-    return (*runs, *small)
-
-
-def settings_of(run: Run, kv_bytes: int = 1 << 29) -> Settings:
-    """Enough cache for every measured context."""
-    limit = load_outline(run.model).max_positions
-    return settings_from(
-        {
-            "model": run.model,
-            "quantization": run.quantization,
-            "kv_cache_memory_bytes": kv_bytes,
-            "max_model_len": min(LENGTH, limit),
-        }
-    )
-
-
-class Clock:
-    """Times kinds of steps between two looks at the machine's speed; one look serves two kinds."""
-
-    def __init__(self, run: Run) -> None:
-        self._run, self._before = run, speed()
-
-    def timed(self, kind: str, measured: Callable[[], Measured]) -> Ran:
-        found, after = measured(), speed()
-        before, self._before = self._before, after
-        return Ran(
-            model=self._run.model,
-            quantization=self._run.quantization,
-            kind=kind,
-            shapes=found.shapes,
-            num_sampled=found.num_sampled,
-            seconds=found.seconds,
-            speed=before.middle(after),
-        )
-
-
-def kinds_of(bench: Rig, run: Run) -> Iterator[tuple[str, Callable[[], Measured]]]:
-    """All of one pass, most telling first. What readers cost shows where steps are short."""
-    yield "ttft", lambda: _asking(bench, bench.ttft_s)
-    if run.model == SMALL:
-        yield "asked", lambda: _asking(bench, bench.streamed_ttft_s)
-    for shape in DECODES[:5]:
-        yield "decode", partial(bench.decode, *shape)
-        if run.model == SMALL and shape in STREAMED:
-            yield "streamed", partial(bench.streamed, *shape)
-    for shape in (*((n, 0) for n in FIRSTS), *DEEP):
-        yield "first", partial(often, partial(bench.first, *shape))
-    for shape in DECODES[5:]:
-        yield "decode", partial(bench.decode, *shape)
-
-
-def num_kinds(run: Run) -> int:
-    """Of one pass."""
-    small = 1 + len(STREAMED) if run.model == SMALL else 0
-    return 1 + small + len(DECODES) + len(FIRSTS) + len(DEEP)
-
-
-def measure_run(bench: Rig, run: Run, budget_s: float) -> Iterator[Ran]:
-    """`NUM_PASSES` over all kinds; what does not fit the budget is left out."""
-    ends_s, clock = time.perf_counter() + budget_s, Clock(run)
-    for _ in range(NUM_PASSES):
-        for kind, measured in kinds_of(bench, run):
-            if time.perf_counter() < ends_s:
-                yield clock.timed(kind, measured)
-
-
-def often(measured: Callable[[], Measured]) -> Measured:
-    """The middle of several."""
-    found = [measured()]
-    times = MANY if found[0].seconds < SHORT_S else FEW
-    while len(found) < times:
-        found.append(measured())
-    return sorted(found, key=lambda each: each.seconds)[len(found) // 2]
-
-
-def _asking(bench: Rig, ttft_s: Callable[[int], float]) -> Measured:
-    """What asking costs besides the step."""
-    bench.first(16)  # what is set up once is paid here
-    asked = median(ttft_s(16) for _ in range(5))
-    step = median(bench.first(16).seconds for _ in range(5))
-    return Measured((), 0, max(0.0, asked - step))
-
-
-def _num_threads() -> int:
-    return max(1, int(system.cores().usable))
-
-
-def speed() -> Speed:
-    """The machine's at this moment, in a quarter of a second."""
-    threads, native = _num_threads(), measure.native()
-    reads = native.read_rates(256 << 20, threads, 5, 0.01)
-    ops = native.multiply_rates("float32", threads, 5, 0.01)
-    return Speed(median(rate for rate, _ in reads), median(rate for rate, _ in ops))
 
 
 def usual(ran: Sequence[Ran]) -> Speed:
@@ -207,7 +49,7 @@ def usual(ran: Sequence[Ran]) -> Speed:
 
 def read_rates() -> dict[str, float]:
     """Read bandwidth by working set; never rising with it: what seems so was disturbed."""
-    found = {n: measure.read_bandwidth(n, _num_threads()).per_s for n in BANDWIDTH_BYTES}
+    found = {n: measure.read_bandwidth(n, num_threads()).per_s for n in BANDWIDTH_BYTES}
     rates: dict[str, float] = {}
     best = 0.0
     for size in sorted(found, reverse=True):
@@ -216,7 +58,7 @@ def read_rates() -> dict[str, float]:
     return rates
 
 
-def kernel_ops(num_threads: int, float32_ops_s: float) -> dict[str, float]:
+def kernel_ops(float32_ops_s: float) -> dict[str, float]:
     """Operations/s of what the kernel of each weight format multiplies with, in registers; a format
     whose instructions cannot be timed on this CPU is absent.
 
@@ -226,7 +68,9 @@ def kernel_ops(num_threads: int, float32_ops_s: float) -> dict[str, float]:
     module = measure.native()
 
     def rate(kind: str) -> float:
-        return float(median(rate for rate, _ in module.multiply_rates(kind, num_threads, 3, 0.02)))
+        return float(
+            median(rate for rate, _ in module.multiply_rates(kind, num_threads(), 3, 0.02))
+        )
 
     found = {}
     for name, kind in MULTIPLIED_AS.items():
@@ -238,14 +82,11 @@ def kernel_ops(num_threads: int, float32_ops_s: float) -> dict[str, float]:
     return found
 
 
-# ---- the fit -----------------------------------------------------------------------------------
-
-
 def facts(ran: Sequence[Ran], memory: Memory, took_s: float, dense_dtype: str) -> Facts:
     """What a calibration tells beside the fit; rates are measured now."""
     rates = read_rates()
     rates[max(rates, key=int)] = usual(ran).read_bytes_s
-    peaks = measure.multiply_peaks(_num_threads())
+    peaks = measure.multiply_peaks(num_threads())
     runs = dict.fromkeys(str(Run(model=r.model, quantization=r.quantization)) for r in ran)
     first_s, read = waiting(ran)
     return Facts(
@@ -255,7 +96,7 @@ def facts(ran: Sequence[Ran], memory: Memory, took_s: float, dense_dtype: str) -
         took_s=took_s,
         runs=tuple(runs),
         peak_flops={kind: rate.per_s for kind, rate in peaks.items()},
-        kernel_ops_s=kernel_ops(_num_threads(), usual(ran).ops_s),
+        kernel_ops_s=kernel_ops(usual(ran).ops_s),
         bandwidth_bytes_s=rates,
         memory=memory,
         dense_dtype=dense_dtype,

@@ -50,7 +50,8 @@ def calibrate(
         return
     if served_model_name is not None:
         raise BadInput("--served-model-name has no effect without --url", value=served_model_name)
-    from ridgeline.cli.calibrate import command, runs_of
+    from ridgeline.cli.calibrate import command
+    from ridgeline.cli.calibrate_runs import runs_of
 
     assert engine is not None
     command(runs_of(engine, quantization), output, budget, json)

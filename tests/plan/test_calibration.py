@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from ridgeline.cli.calibrate import Ran, Speed, waiting
+from ridgeline.cli.calibrate import waiting
+from ridgeline.cli.calibrate_runs import Ran, Speed
 from ridgeline.cli.main import main
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput, CannotRun

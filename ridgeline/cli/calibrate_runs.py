@@ -1,0 +1,185 @@
+"""What `ridgeline calibrate` runs: short passes over the kinds of steps that an engine takes.
+
+A run is one model in one weight format. What is measured is kept raw (`Ran`), so that runs made
+apart can be fitted together: `benchmarks/bench_predict.py` does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+
+import msgspec
+
+from ridgeline.cli.rig import Measured, Rig
+from ridgeline.errors import BadInput
+from ridgeline.hardware import measure, system
+from ridgeline.plan.outline import load_outline
+from ridgeline.settings import Settings, settings_from
+
+FIRSTS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+DEEP = ((256, 1024), (64, 1024))  # (new tokens, tokens in the cache)
+DECODES = (
+    *((1, 32), (8, 32), (1, 1536), (64, 32), (8, 1024)),
+    *((2, 32), (32, 32), (4, 32), (16, 32), (32, 512)),
+)  # (batch, context)
+STREAMED = ((1, 32), (8, 32), (64, 32))  # of DECODES, and of the small model alone
+NUM_PASSES = 2  # over all kinds: what disturbs one minute need not disturb the next
+LENGTH = 2048
+MANY, SHORT_S, FEW = 9, 0.03, 3  # repetitions of steps shorter than this, and of others
+SMALL = "demo"  # fits into a cache: shows what a large model hides, the overheads
+FORMATS = {"int8": "int8", "int4": "int4", "bf16": "bfloat16"}
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """Memory reads in bytes/s and arithmetic in operations/s: shared machines have moods."""
+
+    read_bytes_s: float
+    ops_s: float
+
+    def middle(self, other: Speed) -> Speed:
+        return Speed((self.read_bytes_s + other.read_bytes_s) / 2, (self.ops_s + other.ops_s) / 2)
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of step of one engine, raw; `seconds` is a median. `kind`: first, decode, streamed,
+    ttft or asked.
+
+    ttft: what asking costs besides the step, as a step without runs; asked: the same where an event
+    loop reads. streamed: as decode, its tokens read by an event loop as they come. `speed`: the
+    machine's at that moment, before and after.
+    """
+
+    model: str
+    quantization: str | None
+    kind: str
+    shapes: tuple[tuple[int, int], ...]
+    num_sampled: int
+    seconds: float
+    speed: Speed
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """A model in a weight format (None: as the engine keeps it)."""
+
+    model: str
+    quantization: str | None
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.quantization or 'dense'}"
+
+
+def default_runs(model: str) -> tuple[Run, ...]:
+    """The model in every format that the engine has, and a small one for the overheads."""
+    runs = [Run(model=model, quantization=name) for name in (None, "int8", "int4")]
+    if model != SMALL:
+        runs += [Run(model=SMALL, quantization=name) for name in (None, "int8")]
+    return tuple(runs)
+
+
+def runs_of(model: str, formats: str | None) -> tuple[Run, ...]:
+    """The model in the formats named (dense, int8, int4, bf16), and the small one."""
+    if formats is None:
+        return default_runs(model)
+    names = [name.strip() for name in formats.split(",")]
+    for name in names:
+        if name not in ("dense", *FORMATS):
+            raise BadInput("unknown format", value=name, limit=", ".join(("dense", *FORMATS)))
+    runs = [Run(model=model, quantization=None if n == "dense" else n) for n in names]
+    small = [] if model == SMALL else [Run(model=SMALL, quantization=runs[0].quantization)]
+    return (*runs, *small)
+
+
+def settings_of(run: Run, kv_bytes: int = 1 << 29) -> Settings:
+    """Enough cache for every measured context."""
+    limit = load_outline(run.model).max_positions
+    return settings_from(
+        {
+            "model": run.model,
+            "quantization": run.quantization,
+            "kv_cache_memory_bytes": kv_bytes,
+            "max_model_len": min(LENGTH, limit),
+        }
+    )
+
+
+class Clock:
+    """Times kinds of steps between two looks at the machine's speed; one look serves two kinds."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._before = run, speed()
+
+    def timed(self, kind: str, measured: Callable[[], Measured]) -> Ran:
+        found, after = measured(), speed()
+        before, self._before = self._before, after
+        return Ran(
+            model=self._run.model,
+            quantization=self._run.quantization,
+            kind=kind,
+            shapes=found.shapes,
+            num_sampled=found.num_sampled,
+            seconds=found.seconds,
+            speed=before.middle(after),
+        )
+
+
+def kinds_of(bench: Rig, run: Run) -> Iterator[tuple[str, Callable[[], Measured]]]:
+    """All of one pass, most telling first. What readers cost shows where steps are short."""
+    yield "ttft", lambda: _asking(bench, bench.ttft_s)
+    if run.model == SMALL:
+        yield "asked", lambda: _asking(bench, bench.streamed_ttft_s)
+    for shape in DECODES[:5]:
+        yield "decode", partial(bench.decode, *shape)
+        if run.model == SMALL and shape in STREAMED:
+            yield "streamed", partial(bench.streamed, *shape)
+    for shape in (*((n, 0) for n in FIRSTS), *DEEP):
+        yield "first", partial(often, partial(bench.first, *shape))
+    for shape in DECODES[5:]:
+        yield "decode", partial(bench.decode, *shape)
+
+
+def num_kinds(run: Run) -> int:
+    """Of one pass."""
+    small = 1 + len(STREAMED) if run.model == SMALL else 0
+    return 1 + small + len(DECODES) + len(FIRSTS) + len(DEEP)
+
+
+def measure_run(bench: Rig, run: Run, budget_s: float) -> Iterator[Ran]:
+    """`NUM_PASSES` over all kinds; what does not fit the budget is left out."""
+    ends_s, clock = time.perf_counter() + budget_s, Clock(run)
+    for _ in range(NUM_PASSES):
+        for kind, measured in kinds_of(bench, run):
+            if time.perf_counter() < ends_s:
+                yield clock.timed(kind, measured)
+
+
+def often(measured: Callable[[], Measured]) -> Measured:
+    """The middle of several."""
+    found = [measured()]
+    times = MANY if found[0].seconds < SHORT_S else FEW
+    while len(found) < times:
+        found.append(measured())
+    return sorted(found, key=lambda each: each.seconds)[len(found) // 2]
+
+
+def _asking(bench: Rig, ttft_s: Callable[[int], float]) -> Measured:
+    """What asking costs besides the step."""
+    bench.first(16)  # what is set up once is paid here
+    asked = median(ttft_s(16) for _ in range(5))
+    step = median(bench.first(16).seconds for _ in range(5))
+    return Measured((), 0, max(0.0, asked - step))
+
+
+def num_threads() -> int:
+    """Of measurements: all cores that this process may use."""
+    return max(1, int(system.cores().usable))
+
+
+def speed() -> Speed:
+    """The machine's at this moment, in a quarter of a second."""
+    threads, native = num_threads(), measure.native()
+    reads = native.read_rates(256 << 20, threads, 5, 0.01)
+    ops = native.multiply_rates("float32", threads, 5, 0.01)
+    return Speed(median(rate for rate, _ in reads), median(rate for rate, _ in ops))
