@@ -30,16 +30,14 @@ from typing import Any
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 import torch
-from bench_step import Bench
 from safetensors.torch import save_file
 
 import ridgeline._native as _native
 from ridgeline.cli.quantize import Choices, command
 from ridgeline.engine.assemble import assemble
 from ridgeline.engine.model.names import LAYOUTS, locate, parts, row_sizes
+from ridgeline.engine.profile import Driver
 from ridgeline.engine.resolve import resolve
-from ridgeline.engine.text.events import EventTexts
-from ridgeline.records import Ask, Sampling
 from ridgeline.settings import settings_from
 from ridgeline.spec.cost import weight_bytes
 from ridgeline.spec.load import load_spec
@@ -148,42 +146,32 @@ class Contender:
         begun = time.perf_counter()
         self.name, resolved = name, resolve(settings_from(asked))
         torch.set_num_threads(resolved.num_threads)
-        self.spec, self.bench = resolved.spec, Bench(resolved, assemble(resolved))
+        self.spec = resolved.spec
+        self.driver = Driver(assemble(resolved), self.spec.vocab_size)
         self.opened_s = time.perf_counter() - begun
         self.file_bytes = file_bytes(folder, name, self.spec)
-        self.backend, self.num_asks = resolved.layer_backend, 0
-        self.bench.texts = EventTexts(self.bench.parts.tokenizer, lambda *_: [])
+        self.backend = resolved.layer_backend
         self.decode_s: list[float] = []
         self.prefill_s: list[float] = []
 
     def round(self, steps: int) -> tuple[float, float]:
         """Seconds of a prompt's step, and of a step that decodes one sequence (median)."""
-        prefill_s = self._enter(PROMPT, 1)
-        self._enter(CONTEXT, None)
+        prefill_s, _ = self._enter(PROMPT, 1)
+        _, ask_id = self._enter(CONTEXT, None)
         spent = [self._step()[0] for _ in range(steps + 2)][2:]
-        self.bench.parts.scheduler.cancel(f"ask-{self.num_asks}", self.bench.now_s)
+        self.driver.end(ask_id)
         return prefill_s, statistics.median(spent)
 
-    def _enter(self, length: int, max_tokens: int | None) -> float:
-        """Ask with a new prompt; seconds of the step that computes it."""
-        self.num_asks += 1
-        generator = torch.Generator().manual_seed(self.num_asks)
-        ids = torch.randint(3, self.spec.vocab_size, (length,), generator=generator)
-        ask = Ask(
-            id=f"ask-{self.num_asks}",
-            prompt=tuple(ids.tolist()),
-            sampling=Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
-            arrival_s=0.0,
-        )
-        self.bench.texts.begin(ask)
-        self.bench.parts.scheduler.add(ask)
+    def _enter(self, length: int, max_tokens: int | None) -> tuple[float, str]:
+        """Ask with a new prompt; seconds of the step that computes it, and the ask."""
+        ask_id = self.driver.add(length, max_tokens)
         spent, num_rows = self._step()
         assert num_rows == length, num_rows
-        return spent
+        return spent, ask_id
 
     def _step(self) -> tuple[float, int]:
         begun = time.perf_counter()
-        plan = self.bench.step()
+        plan = self.driver.step()
         return time.perf_counter() - begun, sum(len(run.tokens) for run in plan.runs)
 
     def results(self, rates: list[float], beside: Contender) -> dict[str, Any]:

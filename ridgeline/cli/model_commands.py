@@ -97,7 +97,7 @@ def quantize(
         str,
         typer.Option(
             help="ridgeline (mapped when opened), compressed-tensors, gptq, awq, gguf, fp8, "
-            "bitsandbytes.",
+            "bitsandbytes (nf4; --bits 8: LLM.int8).",
             parser=one_of("--format", _FORMATS),
         ),
     ] = "ridgeline",
