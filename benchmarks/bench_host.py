@@ -30,7 +30,7 @@ import torch
 
 import ridgeline._native as _native
 from ridgeline.engine.assemble import assemble
-from ridgeline.engine.core.drafting import Open, Room, Verdict
+from ridgeline.engine.core.drafting import Drafts, NoDrafts, Open, Room, Verdict
 from ridgeline.engine.greedy import NoGreedy
 from ridgeline.engine.profile import Driver
 from ridgeline.engine.resolve import resolve
@@ -98,11 +98,14 @@ def row_of(spent: dict[str, list[float]]) -> Row:
     }
 
 
-def steps(bench: Driver, clock: CpuClock, num_seqs: int, num_steps: int) -> Row:
+def steps(
+    bench: Driver, clock: CpuClock, num_seqs: int, num_steps: int, drafts: Drafts | None = None
+) -> Row:
     """A decode step of `num_seqs` greedy sequences, by phase."""
     scheduler, runner, now = bench.parts.scheduler, bench.parts.runner, time.thread_time
     spent: dict[str, list[float]] = defaultdict(list)
     ids = bench.decoding(num_seqs, 128)
+    scheduler.drafting._drafts = drafts or NoDrafts()
     for _ in range(num_steps):
         bench.now_s += 1.0
         clock.native_s, at = 0.0, [now()]
@@ -121,6 +124,7 @@ def steps(bench: Driver, clock: CpuClock, num_seqs: int, num_steps: int) -> Row:
         spent["step"].append(at[-1] - at[0])
     for ask_id in ids:
         bench.end(ask_id)
+    scheduler.drafting._drafts = NoDrafts()
     return row_of(spent)
 
 
@@ -148,14 +152,12 @@ class Wrong:
 
 def drafted(bench: Driver, clock: CpuClock, num_seqs: int, asked: argparse.Namespace) -> Row:
     """The same with drafts, step by step the short way and by tensors."""
-    drafting, runner = bench.parts.scheduler.drafting, bench.parts.runner
-    before, short = drafting._drafts, runner.greedy
-    drafting._drafts = Wrong(asked.drafts)
-    row = steps(bench, clock, num_seqs, asked.steps)
+    runner, wrong = bench.parts.runner, Wrong(asked.drafts)
+    row, short = steps(bench, clock, num_seqs, asked.steps, wrong), runner.greedy
     runner.greedy = NoGreedy()
-    row |= {f"{k} by tensors": v for k, v in steps(bench, clock, num_seqs, asked.steps).items()}
-    drafting._drafts, runner.greedy = before, short
-    return row
+    slow = steps(bench, clock, num_seqs, asked.steps, wrong)
+    runner.greedy = short
+    return row | {f"{what} by tensors": us for what, us in slow.items()}
 
 
 class Listening:
