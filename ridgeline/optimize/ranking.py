@@ -19,7 +19,7 @@ from ridgeline.optimize.result import NotTried, Trial
 from ridgeline.optimize.subject import Lab
 from ridgeline.settings import Settings
 
-RANKING_SHARE = 0.03  # of the budget, for one ranking
+RANKING_SHARE = 0.03  # of the budget, for one ranking; a trial must still fit behind it
 Tried = Set[tuple[Settings, str | None]]
 
 
@@ -39,7 +39,9 @@ class Ranking:
         """The promising rungs, each by its best variant, most promising first."""
         self._left_out.clear()
         self._trials = trials
-        stop_s = self._budget.spent_s + RANKING_SHARE * self._budget.total_s
+        budget = self._budget
+        spare_s = budget.left_s - budget.trial_cost_s - budget.closing_cost_s
+        stop_s = budget.spent_s + min(RANKING_SHARE * budget.total_s, max(0.0, spare_s))
         best = [
             forecast
             for rung, options in self._possible(incumbent, tried)
@@ -78,7 +80,7 @@ class Ranking:
     ) -> Forecast | None:
         found: list[Forecast] = []
         for option in options:
-            if self._budget.spent_s > stop_s:
+            if self._budget.spent_s >= stop_s:
                 break
             found.append(self._predictor.forecast(incumbent.settings, option, incumbent.rate))
         if not found:
