@@ -28,6 +28,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 import msgspec
 from raw_runs import NOT_DONE, append, flags, read, say
+from slowed import slowed
 
 from ridgeline.cli.calibrate import calibrated, facts, machine_for, usual, waiting, write
 from ridgeline.cli.calibrate_runs import (
@@ -43,7 +44,7 @@ from ridgeline.cli.calibrate_runs import (
 from ridgeline.cli.rig import Measured, Rig, rig
 from ridgeline.engine.resolve import resolve
 from ridgeline.hardware import system
-from ridgeline.plan.calibrate import Facts, slowed
+from ridgeline.plan.calibrate import Facts
 from ridgeline.plan.calibration import Calibration, Memory
 from ridgeline.plan.memory import MemoryAsked, memory
 from ridgeline.plan.outline import load_outline

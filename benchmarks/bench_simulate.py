@@ -31,6 +31,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 import msgspec
 from raw_runs import NOT_DONE, append, flags, read, say
+from slowed import slowed
 
 from ridgeline.cli.calibrate import machine_for
 from ridgeline.cli.calibrate_runs import Speed, speed
@@ -42,7 +43,6 @@ from ridgeline.engine.text import load_tokenizer
 from ridgeline.measure.summary import Summary, summarise
 from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.subject import Load, dues_s
-from ridgeline.plan.calibrate import slowed
 from ridgeline.plan.calibration import Calibration, load_calibration
 from ridgeline.plan.efficiency import interval
 from ridgeline.plan.pace import Modelled, reading_s

@@ -147,7 +147,6 @@ def _plain_s(streamed: Ran, own: Sequence[Ran]) -> float:
 
 def calibrated(ran: Sequence[Ran], told: Facts) -> Calibration:
     """The fit to everything that was run."""
-    rates = usual(ran)
     counting = blank(told, ("float32", "bfloat16", "float16", "int8", "int4"))
     machines = lru_cache(maxsize=None)(partial(machine_for, counting))
     samples = [
@@ -156,8 +155,6 @@ def calibrated(ran: Sequence[Ran], told: Facts) -> Calibration:
             work=machines(each.model, each.quantization).work(each.shapes, each.num_sampled),
             seconds=each.seconds,
             prompt=each.kind == "first",
-            read_slowness=rates.read_bytes_s / each.speed.read_bytes_s,
-            ops_slowness=rates.ops_s / each.speed.ops_s,
         )
         for each in ran
         if each.kind in ("first", "decode")

@@ -33,7 +33,6 @@ from ridgeline.plan.calibration import (
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LEAST_SAMPLES = 12
-IN_MEMORY = 1.5  # a working set read at less than this much of memory's rate comes from there
 LEAST_DECODE, LEAST_PROMPT = 0.08, 0.12  # median errors at unseen points (docs/plan.md): what was
 # fitted closer than that is not evidence of being right elsewhere
 OVERLAPS = (2.0, 4.0)
@@ -63,18 +62,12 @@ _SHARE_S = 0.95  # one row, operator by operator, reads at 0.9 to 1.04 (docs/per
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured kind of step: its work, the median of its seconds. `prompt`: no decode in it.
-
-    `read_slowness`, `ops_slowness`: how much slower than usual the machine's memory and arithmetic
-    were at that moment (1: as usual).
-    """
+    """One measured kind of step: its work, the median of its seconds. `prompt`: no decode in it."""
 
     what: str
     work: Work
     seconds: float
     prompt: bool
-    read_slowness: float = 1.0
-    ops_slowness: float = 1.0
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +103,7 @@ def fit(samples: Sequence[Sample], facts: Facts) -> Calibration:
     found = min((_Fit(samples, facts, p) for p in OVERLAPS), key=lambda each: each.cost)
     fitted = found.calibration()
     residuals = tuple(
-        Residual(what=s.what, measured_s=s.seconds, fitted_s=at_the_time(fitted, s))
+        Residual(what=s.what, measured_s=s.seconds, fitted_s=seconds(fitted, s.work))
         for s in samples
     )
     return msgspec.structs.replace(
@@ -125,37 +118,6 @@ def seconds(calibration: Calibration, work: Work) -> float:
     """What a step takes by a calibration."""
     priced = calibration.priced(work)
     return priced.busy_s + priced.overhead_s
-
-
-def at_the_time(calibration: Calibration, sample: Sample) -> float:
-    """What the sample's step takes by a calibration, on a machine as slow as it was."""
-    return seconds(slowed(calibration, sample.read_slowness, sample.ops_slowness), sample.work)
-
-
-def slowed(calibration: Calibration, reads: float, ops: float) -> Calibration:
-    """The calibration of a machine whose memory and arithmetic are so much slower."""
-    scale = msgspec.structs.replace
-    rates, largest = calibration.bandwidth_bytes_s, max(calibration.bandwidth_bytes_s, key=float)
-    linears = {
-        name: scale(
-            linear,
-            weight_s=tuple(each * ops for each in linear.weight_s),
-            row_s=linear.row_s * ops,
-            layer_s=linear.layer_s * ops,
-            output_s=linear.output_s * ops,
-        )
-        for name, linear in calibration.linears.items()
-    }
-    return scale(
-        calibration,
-        linears=linears,
-        bandwidth_bytes_s={
-            size: rate / (reads if rate < IN_MEMORY * rates[largest] else ops)
-            for size, rate in rates.items()
-        },
-        attention=Attending(*(each * ops for each in _fields(calibration.attention))),
-        overheads=Overheads(*(each * ops for each in _fields(calibration.overheads))),
-    )
 
 
 def _median_error(
@@ -178,9 +140,7 @@ class _Fit:
     def __init__(self, samples: Sequence[Sample], facts: Facts, overlap: float) -> None:
         self._facts, self._overlap = facts, overlap
         self._log_seconds = np.log([sample.seconds for sample in samples])
-        self._terms = np.array(
-            [[unit * s.ops_slowness for unit in _terms_of(s.work)] for s in samples]
-        )
+        self._terms = np.array([_terms_of(s.work) for s in samples])
         self.knots = _knots_of(samples)
         self._first: dict[str, int] = {}
         at = len(_TERMS)
@@ -200,21 +160,19 @@ class _Fit:
         """Every matrix product of every sample: log seconds are `_mix` @ x + `_extra`."""
         rows: list[tuple[int, int, float, float, float]] = []
         mixes, extras = [], []
+        counting = blank(self._facts, ())
         for i, sample in enumerate(samples):
-            now = slowed(blank(self._facts, ()), sample.read_slowness, sample.ops_slowness)
-            rate = now.bandwidth(sample.work.weight_set_bytes)
+            rate = counting.bandwidth(sample.work.weight_set_bytes)
             for part in sample.work.parts:
                 first = self._first[part.format]
-                at_peak_s = (
-                    part.weights * part.rows * self._row_s(part.format) * sample.ops_slowness
-                )
+                at_peak_s = part.weights * part.rows * self._row_s(part.format)
                 rows.append((i, first, part.weights, part.nbytes / rate, at_peak_s))
                 mix = np.zeros(num)
                 low, high, share, extra = _between(self.knots[part.format], part.rows)
                 mix[first + 1 + low] += 1 - share
                 mix[first + 1 + high] += share
                 mixes.append(mix)
-                extras.append(extra + math.log(sample.ops_slowness))
+                extras.append(extra)
         self._of, self._share = (np.array([row[k] for row in rows]) for k in (0, 1))
         self._weights, self._memory_s, self._least_s = (
             np.array([row[k] for row in rows]) for k in (2, 3, 4)
@@ -314,10 +272,6 @@ def _terms_of(work: Work) -> tuple[float, ...]:
         work.num_outputs * plain,
         work.num_outputs * packed,
     )
-
-
-def _fields(record: msgspec.Struct) -> list[float]:
-    return [float(value) for value in msgspec.structs.astuple(record)]
 
 
 def _kind(name: str) -> str:
