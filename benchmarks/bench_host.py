@@ -172,6 +172,9 @@ class Listening:
         self._inboxes.open(ask_id, sink, sampling.n)
         return lambda: None
 
+    def decode(self, _tokens: Sequence[int]) -> str:
+        raise AssertionError("nothing is echoed")
+
 
 async def streams(num_streams: int, num_steps: int) -> Row:
     """A token of a streamed completion, `num_streams` of them to a step."""
@@ -221,7 +224,8 @@ def main() -> None:
     torch.set_num_threads(1)
     bench = Driver(assemble(resolved), resolved.spec.vocab_size)
     large = np.ones(0 if asked.warm else 8 << 20)
-    clock, forward = CpuClock(large.sum), bench.parts.runner.decoder.forward
+    clock = CpuClock(large.sum)
+    forward: Any = bench.parts.runner.decoder.forward
     for ask_id in bench.decoding(1, 128):
         bench.end(ask_id)
     segment: Any = Timed(clock, forward.whole.segment)
