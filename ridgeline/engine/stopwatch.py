@@ -1,7 +1,7 @@
 """Where a step's time goes inside the engine: its operators timed while it runs as ever.
 
-Native layers time their own operators (`FusedFrame.profile`: the first thread's clock, operator
-after operator, waiting for the others included). Everything else is wrapped: layers of torch,
+Native layers time their own operators (`FusedFrame.profile`: each from the end of the one before it
+to its own, by the clock of whichever thread ends it). Everything else is wrapped: layers of torch,
 attention that is not part of a segment, the LM head, sampling. A call within a timed call is taken
 out of the outer one, so that no time counts twice.
 

@@ -24,6 +24,7 @@ import msgspec
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
+from ridgeline.hardware.machine import rate_at
 
 FORMAT = 1  # of the file
 SERVER = "server"  # kind of the file of `calibrate --url` (`ridgeline.plan.served`)
@@ -167,17 +168,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     residuals: tuple[Residual, ...] = ()
 
     def bandwidth(self, set_bytes: float) -> float:
-        """Bytes/s for a working set read over and over; straight over the logarithm of its size."""
-        sizes = sorted(float(size) for size in self.bandwidth_bytes_s)
-        rates = [self.bandwidth_bytes_s[f"{size:.0f}"] for size in sizes]
-        if set_bytes >= sizes[-1]:
-            return rates[-1]
-        if set_bytes <= sizes[0]:
-            return rates[0]
-        above = bisect_right(sizes, set_bytes)
-        low, high = sizes[above - 1], sizes[above]
-        share = math.log(set_bytes / low) / math.log(high / low)
-        return rates[above - 1] + share * (rates[above] - rates[above - 1])
+        """Bytes/s for a working set read over and over."""
+        rates = {int(size): rate for size, rate in self.bandwidth_bytes_s.items()}
+        return rate_at(rates, set_bytes)
 
     @property
     def memory_bandwidth(self) -> float:

@@ -122,17 +122,6 @@ class StepCurve:
         self._last: list[int] = []  # the latest step that told of each
         self._machine, self._num_steps = 1.0, 0
 
-    def seconds(self, rows: int) -> float:
-        """What a step of so many rows takes, or more; 0 before the first was seen."""
-        above = bisect_left(self._rows, rows)
-        if above == len(self._rows):
-            return self._machine * self._at[-1] * rows / self._rows[-1] if self._rows else 0.0
-        if not above or self._rows[above] == rows:
-            return self._machine * self._at[above]
-        share = (rows - self._rows[above - 1]) / (self._rows[above] - self._rows[above - 1])
-        low_s, high_s = self._at[above - 1], self._at[above]
-        return self._machine * (low_s + (high_s - low_s) * share)
-
     def at_least(self, rows: int) -> float:
         """What a step of so many rows takes, or less; 0 where only far smaller ones were seen."""
         below = bisect_right(self._rows, rows) - 1
