@@ -9,8 +9,8 @@ imported, until all is, until the engine is open (`ready`), and until the first 
 of resident memory (VmHWM) after
 `--sequences` answers against its bound: weights + KV cache, 15 % more, and 300 MB. The file is in
 the page cache from the second round on; the first is told apart. Modules are read as bytecode, as
-in any installation: where this shell says PYTHONDONTWRITEBYTECODE, the measured process is not told,
-because it would compile every module of ours anew (0.4 s).
+in any installation: where this shell says PYTHONDONTWRITEBYTECODE, the measured process is not
+told, because it would compile every module of ours anew (0.3 s).
 """
 
 from __future__ import annotations

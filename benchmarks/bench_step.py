@@ -1,7 +1,8 @@
 """Prefill and decode steps of an engine, operator by operator, for several numbers of sequences.
 
     python benchmarks/bench_step.py [--model dummy:llama-1b-32k] [--quantization int4]
-        [--sequences 1,8,64] [--context 128] [--steps 15] [--layer-backend auto] [--json FILE]
+        [--kv-cache-dtype auto] [--sequences 1,8,64] [--context 128] [--prompt N] [--steps 15]
+        [--layer-backend auto] [--json FILE]
 
 `ridgeline diagnose MODEL --profile` for each number in turn, on one engine; its words are
 explained in docs/performance.md. The ceilings are measured around each.
@@ -41,8 +42,10 @@ def main() -> None:
     parser.add_argument("--model", default="dummy:llama-1b-32k")
     parser.add_argument("--quantization", default="int4")
     parser.add_argument("--lm-head-quantization", default=None)
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--sequences", default="1,8,64")
     parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=None, help="to prefill (as the context)")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--layer-backend", default="auto")
     parser.add_argument("--threads", type=int, default=None)
@@ -54,6 +57,7 @@ def main() -> None:
             "model": asked.model,
             "quantization": None if asked.quantization == "none" else asked.quantization,
             "lm_head_quantization": asked.lm_head_quantization,
+            "kv_cache_dtype": asked.kv_cache_dtype,
             "layer_backend": asked.layer_backend,
             "num_threads": asked.threads,
             "max_model_len": asked.context + 2 * asked.steps + SPARE,
@@ -65,7 +69,10 @@ def main() -> None:
     parts, found = assemble(resolved), []
     for count in counts:
         options = ProfileOptions(
-            prompt=asked.context, batch=count, context=asked.context, passes=asked.steps
+            prompt=asked.prompt or asked.context,
+            batch=count,
+            context=asked.context,
+            passes=asked.steps,
         )
         found.append(measured(resolved, parts, options))
         show(found[-1], Console(highlight=False, soft_wrap=True))

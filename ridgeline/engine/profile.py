@@ -31,7 +31,8 @@ Read = Callable[[], dict[str, OperatorTime]]
 
 class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What to run: one prompt of `prompt` tokens, then `batch` sequences that decode from `context`
-    tokens on. At most `passes` of each kind, and `limit_s` seconds of a phase once there are three.
+    tokens on. At most `passes` of each kind, and `limit_s` seconds of a phase once there are three;
+    one of each kind where a single one takes longer than that.
     """
 
     prompt: int
@@ -158,16 +159,23 @@ class _Runner:
     def _phase(
         self, phase: ProfiledPhase, one: Callable[[Read | None], tuple[StepProfile, ...]]
     ) -> PhaseProfile:
-        """Passes with and without timed operators, in turns."""
+        """Passes with and without timed operators, in turns. A long pass warms itself: what the
+        first moments of it cost too much does not show in it."""
         plain: list[float] = []
         timed: list[tuple[StepProfile, ...]] = []
-        for _ in range(WARM):
-            one(None)
+        fewest = FEWEST
         until_s = self.watch.clock() + self.options.limit_s
-        while len(timed) < self.options.passes:
-            if len(timed) >= FEWEST and self.watch.clock() > until_s:
+        for _ in range(WARM):
+            took_s = _seconds(one(None))
+            if took_s > self.options.limit_s:
+                plain.append(took_s)
+                fewest = 1
                 break
-            plain.append(sum(step.time_s for step in one(None)))
+        while len(timed) < self.options.passes:
+            if len(timed) >= fewest and self.watch.clock() > until_s:
+                break
+            if len(plain) == len(timed):
+                plain.append(_seconds(one(None)))
             with operators_timed(self.driver.parts.runner, self.watch) as read:
                 timed.append(one(read))
         return PhaseProfile(phase=phase, passes=tuple(timed), plain_s=tuple(plain))
@@ -182,3 +190,7 @@ class _Runner:
             time_s=took_s,
             operators={} if read is None else read(),
         )
+
+
+def _seconds(steps: tuple[StepProfile, ...]) -> float:
+    return sum(step.time_s for step in steps)

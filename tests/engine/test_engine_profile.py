@@ -72,6 +72,15 @@ def test_all_work_of_the_spec_has_its_operator(engine: tuple[Resolved, Parts]) -
         assert step.operators["lm_head"].calls == 1
 
 
+def test_a_pass_longer_than_the_limit_is_taken_once(engine: tuple[Resolved, Parts]) -> None:
+    resolved, parts = engine
+    at = iter(range(1_000_000))  # each look at the clock is a second later
+    options = msgspec.structs.replace(OPTIONS, limit_s=0.5, seed=2)
+    for phase in profile(parts, resolved, options, lambda: float(next(at))):
+        assert len(phase.passes) == len(phase.plain_s) == 1
+        assert phase.plain_s[0] >= 1.0
+
+
 def test_shapes_are_those_of_the_steps(engine: tuple[Resolved, Parts]) -> None:
     resolved, parts = engine
     unseen = msgspec.structs.replace(OPTIONS, seed=1)  # not in the prefix cache
