@@ -169,7 +169,7 @@ def _attention(
         "attention": OperatorWork(
             flops=4.0 * pairs * attention.num_heads * attention.head_dim,
             memory_bytes=per_token * span,
-            rate=rows.spec.dtype,
+            rate="int16" if rows.spec.kv_dtype == "int8" else rows.spec.dtype,  # codes stay whole
         ),
         "quantise": rows.through(attention.num_heads * attention.head_dim, 1),
         "o": rows.linears(attention.o),

@@ -10,7 +10,7 @@ from ridgeline.spec import cost
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.operators import PARTS, add, in_words, operator_work, work_of
-from ridgeline.spec.rewrite import apply_quantization
+from ridgeline.spec.rewrite import apply_quantization, with_kv_dtype
 from tests.spec.test_spec_cost import tiny
 
 SPECS = {
@@ -64,6 +64,9 @@ def test_the_rate_is_that_of_the_weights_product() -> None:
     found = operator_work(int4, [(1, 9)], 1)
     assert found["down"].rate == "int4"
     assert found["norm"].rate == ""
+    assert found["attention"].rate == int4.dtype
+    narrow = operator_work(with_kv_dtype(int4, "int8"), [(1, 9)], 1)
+    assert narrow["attention"].rate == "int16"
 
 
 def test_an_operator_does_all_that_its_name_says() -> None:
