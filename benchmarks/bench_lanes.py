@@ -1,10 +1,13 @@
 """What batch lines cost people: latencies with and without lines in the background, interleaved.
 
-    python benchmarks/bench_lanes.py [--background-tokens N] [--tpot-ms MS] [--rounds N]
+    python benchmarks/bench_lanes.py [--background-tokens N] [--ttft-ms MS] [--tpot-ms MS]
+        [--pause-ms MS] [--rounds N]
 
 Three arms on one engine: people alone; people and lines in the background lane; people and the same
-lines as ordinary requests (what a batch costs without a lane). People: one request after another.
-Prints medians over rounds of each arm's p50 and p95, and the tokens per second that lines got.
+lines as ordinary requests (what a batch costs without a lane). People: one request after another,
+each after a pause in which lines have the engine for themselves. Prints medians over rounds of each
+arm's p50 and p95, the share of people for whom every promise was kept, and the tokens per second
+that lines got.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import math
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -21,9 +25,10 @@ from ridgeline.records import Sampling, Slo, Token
 
 PROMPT = "def read_lines(path):\n    with open(path) as file:\n"
 LINE = "import os\nimport sys\n\n\nclass Reader:\n    " * 12
-PEOPLE = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
+LENGTH = 24
+PEOPLE = Sampling(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
 LINES = Sampling(temperature=0.0, max_tokens=64, ignore_eos=True)
-NUM_PEOPLE, NUM_LINES = 6, 16
+NUM_PEOPLE, NUM_LINES = 12, 16
 ARMS = {"alone": None, "background": True, "ordinary": False}
 
 
@@ -33,18 +38,20 @@ class Seen:
 
     ttft_s: list[float] = field(default_factory=list)
     itl_s: list[float] = field(default_factory=list)
+    tpot_s: list[float] = field(default_factory=list)
     num_line_tokens: int = 0
     wall_s: float = 0.0
 
 
 async def person(engine: Engine, number: int, seen: Seen, slo: Slo | None) -> None:
-    sent_s = last_s = time.perf_counter()
+    sent_s = first_s = last_s = time.perf_counter()
     first = True
     async for event in engine.stream(f"# {number}\n{PROMPT}", PEOPLE, slo=slo):
         if isinstance(event, Token):
             now_s = time.perf_counter()
             (seen.ttft_s if first else seen.itl_s).append(now_s - (sent_s if first else last_s))
-            last_s, first = now_s, False
+            first_s, last_s, first = now_s if first else first_s, now_s, False
+    seen.tpot_s.append((last_s - first_s) / (LENGTH - 1))
 
 
 async def line(engine: Engine, numbers: itertools.count[int], seen: Seen, background: bool) -> None:
@@ -55,14 +62,19 @@ async def line(engine: Engine, numbers: itertools.count[int], seen: Seen, backgr
 
 
 async def a_round(
-    engine: Engine, background: bool | None, numbers: itertools.count[int], slo: Slo | None
+    engine: Engine,
+    background: bool | None,
+    numbers: itertools.count[int],
+    slo: Slo | None,
+    pause_s: float,
 ) -> Seen:
     seen = Seen()
     lines = [] if background is None else range(NUM_LINES)
     tasks = [asyncio.ensure_future(line(engine, numbers, seen, bool(background))) for _ in lines]
     await asyncio.sleep(0.3)
     seen.num_line_tokens, began_s = 0, time.perf_counter()
-    for _ in range(NUM_PEOPLE):
+    for at in range(NUM_PEOPLE):
+        await asyncio.sleep(pause_s * (0.5 + (at * 0.618) % 1.0))
         await person(engine, next(numbers), seen, slo)
     seen.wall_s = time.perf_counter() - began_s
     for task in tasks:
@@ -71,30 +83,46 @@ async def a_round(
     return seen
 
 
+def seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
 def p95(values: list[float]) -> float:
     return statistics.quantiles(values, n=20)[-1]
+
+
+def kept(seen: Seen, slo: Slo) -> float:
+    """The share of people who got all that was promised."""
+    pairs = list(zip(seen.ttft_s, seen.tpot_s, strict=True))
+    good = [
+        ttft_s <= (slo.ttft_s or math.inf) and tpot_s <= (slo.tpot_s or math.inf)
+        for ttft_s, tpot_s in pairs
+    ]
+    return sum(good) / len(good)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--background-tokens", type=int, help="default: derived")
+    parser.add_argument("--ttft-ms", type=float, help="what people are promised")
     parser.add_argument("--tpot-ms", type=float, help="what people are promised")
+    parser.add_argument("--pause-ms", type=float, default=100.0, help="mean, before each person")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    slo = None if given.tpot_ms is None else Slo(tpot_s=given.tpot_ms / 1000)
-    numbers = itertools.count()
+    slo = Slo(ttft_s=seconds(given.ttft_ms), tpot_s=seconds(given.tpot_ms))
+    numbers, pause_s = itertools.count(), given.pause_ms / 1000
     rounds: dict[str, list[Seen]] = {arm: [] for arm in ARMS}
 
     async def measure(engine: Engine) -> None:
         for _ in range(given.rounds):
             for arm, background in ARMS.items():
-                rounds[arm].append(await a_round(engine, background, numbers, slo))
+                rounds[arm].append(await a_round(engine, background, numbers, slo, pause_s))
 
     settings = {"max_num_seqs": 16, "background_tokens": given.background_tokens}
     with Engine.open("demo", **settings) as engine:
         asyncio.run(measure(engine))
         print(engine.info.derivations["background_tokens"])
-    print(f"{'':11} {'ttft p50':>9} {'p95':>8} {'itl p50':>9} {'p95':>8}   lines tok/s")
+    print(f"{'':11} {'ttft p50':>9} {'p95':>8} {'itl p50':>9} {'p95':>8}   kept   lines tok/s")
     for arm, each in rounds.items():
         columns = [
             statistics.median(f(getattr(seen, name)) * 1000 for seen in each)
@@ -105,7 +133,8 @@ def main() -> None:
         shown = (
             f"{columns[0]:6.1f} ms {columns[1]:5.1f} ms {columns[2]:6.2f} ms {columns[3]:5.2f} ms"
         )
-        print(f"{arm:11} {shown} {rate:13.0f}")
+        share = statistics.fmean(kept(seen, slo) for seen in each)
+        print(f"{arm:11} {shown} {share:6.1%} {rate:13.0f}")
 
 
 if __name__ == "__main__":

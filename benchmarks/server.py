@@ -26,15 +26,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import heapq
-import itertools
 import json
 import os
-import selectors
-import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -146,89 +143,26 @@ def inside(engine: Engine, lengths: Lengths) -> Load:
     return lambda numbers, streams: asyncio.run(closed_loop(numbers, streams))
 
 
-@dataclass(slots=True)
-class Connection:
-    """One connection of the client, and where its request stands."""
-
-    socket: socket.socket
-    number: int
-    began_s: float = 0.0
-    ttft_s: float = 0.0
-    num_events: int = 0
-    tail: bytes = b""
-
-    def take(self, part: bytes) -> bool:
-        """Count what came; True at the end of the answer."""
-        if not part:
-            raise ConnectionError("the server hung up")
-        if not self.num_events:
-            self.ttft_s = time.perf_counter() - self.began_s
-        self.num_events += (self.tail + part).count(b"data: {") - self.tail.count(b"data: {")
-        self.tail = (self.tail + part)[-8:]
-        return self.tail.endswith((b"0\r\n\r\n", b"}"))
-
-
 class Client:
-    """Closed loops over kept connections, on one thread: epoll, receive, count. Nothing else."""
+    """The load client, a program of its own (`stream_client.c`): epoll, receive, count."""
 
-    def __init__(self, url: str, lengths: Lengths) -> None:
-        self._lengths = lengths
-        host, port = urlsplit(url).netloc.split(":")
-        self._address = host, int(port)
-        self._free: list[socket.socket] = []
+    def __init__(self, program: Path, url: str, lengths: Lengths) -> None:
+        self._program, self._lengths = program, lengths
+        self._host, self._port = urlsplit(url).netloc.split(":")
 
     def load(self, numbers: list[int], streams: int, stream: bool = True) -> Measured:
-        requests = [(number, self._request(number, stream)) for number in numbers]
-        left, done = iter(requests), dict[int, tuple[float, int]]()
-        began_s, cpu_s = time.perf_counter(), time.process_time()
-        with selectors.DefaultSelector() as selector:
-            for number, request in itertools.islice(left, streams):
-                connection = Connection(self._connect(), number)
-                selector.register(connection.socket, selectors.EVENT_READ, connection)
-                self._send(connection, request)
-            due: list[tuple[float, int, bytes, Connection]] = []
-            while selector.get_map() or due:
-                while due and due[0][0] <= time.perf_counter():
-                    _, number, request, connection = heapq.heappop(due)
-                    connection.number = number
-                    selector.register(connection.socket, selectors.EVENT_READ, connection)
-                    self._send(connection, request)
-                rest_s = max(0.0, due[0][0] - time.perf_counter()) if due else None
-                for key, _ in selector.select(rest_s):
-                    connection = key.data
-                    if not connection.take(connection.socket.recv(65536)):
-                        continue
-                    events = (
-                        connection.num_events if stream else self._lengths.of(connection.number)
-                    )
-                    done[connection.number] = connection.ttft_s, events
-                    selector.unregister(connection.socket)
-                    if (following := next(left, None)) is not None:
-                        at_s = time.perf_counter() + self._lengths.pause_s(connection.number)
-                        heapq.heappush(due, (at_s, *following, connection))
-                    else:
-                        self._free.append(connection.socket)
-        took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
-        return Measured([done[number] for number in numbers], took_s, cpu_s)
+        head = f"{self._port} {streams} {len(numbers)}\n".encode()
+        asked = head + b"".join(self._told(number, stream) for number in numbers)
+        done = subprocess.run([self._program], input=asked, stdout=subprocess.PIPE, check=True)
+        *rows, last = (line.split() for line in done.stdout.decode().splitlines())
+        took_s, cpu_s = (int(each) / 1e9 for each in last[1:])
+        found = [
+            (int(ttft_ns) / 1e9, int(events) if stream else self._lengths.of(number))
+            for number, (ttft_ns, events) in zip(numbers, rows, strict=True)
+        ]
+        return Measured(found, took_s, cpu_s)
 
-    def close(self) -> None:
-        for each in self._free:
-            each.close()
-        self._free.clear()
-
-    def _connect(self) -> socket.socket:
-        if self._free:
-            return self._free.pop()
-        made = socket.create_connection(self._address)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return made
-
-    def _send(self, connection: Connection, request: bytes) -> None:
-        connection.num_events, connection.tail = 0, b""
-        connection.began_s = time.perf_counter()
-        connection.socket.sendall(request)
-
-    def _request(self, number: int, stream: bool) -> bytes:
+    def _told(self, number: int, stream: bool) -> bytes:
         fields = {
             "prompt": prompt_of(number),
             "max_tokens": self._lengths.of(number),
@@ -237,8 +171,20 @@ class Client:
             "stream": stream,
         }
         body = json.dumps(fields)
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: {self._address[0]}\r\n"
-        return (head + f"content-length: {len(body)}\r\n\r\n" + body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {self._host}\r\n"
+        request = (head + f"content-length: {len(body)}\r\n\r\n" + body).encode()
+        pause_ns = round(self._lengths.pause_s(number) * 1e9)
+        return f"{pause_ns} {len(request)}\n".encode() + request
+
+
+@contextlib.contextmanager
+def compiled() -> Iterator[Path]:
+    """The load client, built for as long as it is needed."""
+    source = Path(__file__).with_name("stream_client.c")
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "stream_client"
+        subprocess.run([os.environ.get("CC", "cc"), "-O2", "-o", program, source], check=True)
+        yield program
 
 
 def compare(
@@ -308,10 +254,11 @@ def main() -> None:
     given = parser.parse_args()
     lengths, found = Lengths(given.burst, given.think_ms / 1000), dict[str, float]()
     with (
+        compiled() as program,
         server(given.streams, given.stream_interval) as (url, pid),
         Engine.open("demo", max_num_seqs=given.streams) as engine,
     ):
-        client = Client(url, lengths)
+        client = Client(program, url, lengths)
         arms: dict[str, Load] = {
             "inside": inside(engine, lengths),
             "http": client.load,
@@ -323,7 +270,6 @@ def main() -> None:
             found |= compare(arms, pid, lengths, given.streams, given.requests, given.rounds)
         if given.open:
             found |= many_open(client, lengths, given.open)
-        client.close()
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))
 
 

@@ -61,8 +61,7 @@ class Served:
 def serving(model: str, *flags: str, admin: bool = True) -> Iterator[Served]:
     """A server over `model` on free ports; stopped politely, which must end with 0."""
     port = _free_port()
-    program = str(Path(sys.executable).with_name("ridgeline"))
-    command = [program, "serve", model, "--port", "0", *flags]
+    command = [sys.executable, "-m", "ridgeline", "serve", model, "--port", "0", *flags]
     command += ["--admin-port", str(port)] if admin else []
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("wb") as log:
         process = subprocess.Popen(command, stderr=log)

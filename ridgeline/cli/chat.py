@@ -1,5 +1,5 @@
 """`ridgeline chat`: talk to an OpenAI-compatible server on the terminal, with the speed of every
-answer. Each line of input is one message; an empty line or Ctrl-D ends it.
+answer. Each line of input is one message; an empty line or Ctrl-D ends it. Ctrl-C stops an answer.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import msgspec
@@ -60,21 +61,45 @@ def _input(console: Console) -> Iterator[str]:
 
 def _answer(client: httpx.Client, options: ChatOptions, said: list[Message]) -> tuple[str, str]:
     """Print the answer as it comes; its text, and the line of figures."""
-    sent_s, token_s, text = time.perf_counter(), [], ""
-    for piece in _pieces(client, options, said):
-        token_s.append(time.perf_counter())
-        text += piece
-        sys.stdout.write(piece)
-        sys.stdout.flush()
+    sent_s, token_s, text, told = time.perf_counter(), list[float](), "", Usage()
+    stopped = ""
+    try:
+        for piece in _pieces(client, options, said):
+            if isinstance(piece, Usage):
+                told = piece
+                continue
+            token_s.append(time.perf_counter())
+            text += piece
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        stopped = " · stopped"
     sys.stdout.write("\n")
-    return text, figures(sent_s, token_s)
+    return text, figures(sent_s, token_s, told.num_tokens) + told.cached() + stopped
 
 
-def _pieces(client: httpx.Client, options: ChatOptions, said: list[Message]) -> Iterator[str]:
-    """The answer's chunks, one per token on most servers; RidgelineError where there is none."""
+class Usage(msgspec.Struct, frozen=True):
+    """What the server counted; None where it does not say."""
+
+    num_tokens: int | None = None
+    num_prompt: int = 0
+    num_cached: int = 0
+
+    def cached(self) -> str:
+        if not self.num_cached:
+            return ""
+        return f" · {self.num_cached:,} of {self.num_prompt:,} prompt tokens cached"
+
+
+def _pieces(
+    client: httpx.Client, options: ChatOptions, said: list[Message]
+) -> Iterator[str | Usage]:
+    """The answer's chunks, one per token on most servers, and its usage; RidgelineError where there
+    is none."""
     body = {
         "messages": said,
         "stream": True,
+        "stream_options": {"include_usage": True},
         "temperature": options.temperature,
         "max_tokens": options.max_tokens,
         **({"model": options.model} if options.model else {}),
@@ -85,7 +110,10 @@ def _pieces(client: httpx.Client, options: ChatOptions, said: list[Message]) -> 
                 raise RidgelineError(_why(reply.read(), reply.status_code))
             for line in reply.iter_lines():
                 if line.startswith("data: ") and line != "data: [DONE]":
-                    yield from _text(json.loads(line[6:]))
+                    chunk = json.loads(line[6:])
+                    yield from _text(chunk)
+                    if chunk.get("usage"):
+                        yield _usage(chunk["usage"])
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise RidgelineError(f"{options.url} does not answer: {error}") from None
 
@@ -98,6 +126,12 @@ def _text(chunk: dict[str, object]) -> Iterator[str]:
         delta = choice.get("delta", {})
         if delta.get("content") is not None and "role" not in delta:
             yield delta["content"]
+
+
+def _usage(told: dict[str, Any]) -> Usage:
+    details = told.get("prompt_tokens_details") or {}
+    cached = details.get("cached_tokens") or 0
+    return Usage(told.get("completion_tokens"), told.get("prompt_tokens") or 0, cached)
 
 
 def _why(body: bytes, status: int) -> str:

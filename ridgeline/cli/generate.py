@@ -51,11 +51,15 @@ async def _answer(engine: Engine, prompt: str | Sequence[int], sampling: Samplin
     return figures(sent_s, token_s)
 
 
-def figures(sent_s: float, token_s: Sequence[float]) -> str:
-    """`42 tokens · ttft 12 ms · 350 tok/s`: the rate is that of decoding, first token out."""
+def figures(sent_s: float, token_s: Sequence[float], num_tokens: int | None = None) -> str:
+    """`42 tokens · ttft 12 ms · 350 tok/s`: the rate is that of decoding, first token out.
+
+    `token_s`: when something came; `num_tokens`: of how many tokens, where that is known better.
+    """
     if not token_s:
         return "0 tokens"
-    parts = [f"{len(token_s)} tokens", f"ttft {(token_s[0] - sent_s) * 1000:.0f} ms"]
+    count = num_tokens or len(token_s)
+    parts = [f"{count} tokens", f"ttft {(token_s[0] - sent_s) * 1000:.0f} ms"]
     if len(token_s) > 1:
-        parts.append(f"{(len(token_s) - 1) / max(token_s[-1] - token_s[0], 1e-9):.1f} tok/s")
+        parts.append(f"{(count - 1) / max(token_s[-1] - token_s[0], 1e-9):.1f} tok/s")
     return " · ".join(parts)

@@ -11,7 +11,7 @@ import json as json_lib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import httpx
@@ -19,8 +19,8 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
+from ridgeline.cli.top_table import NUM_SHOWN, Served, Shown, table
 from ridgeline.errors import BadInput, RidgelineError
 
 WINDOW_S = 60.0
@@ -99,13 +99,15 @@ def command(url: str, api_key: str | None, *, once: bool, json: bool, interval_s
     with httpx.Client(base_url=base, headers=headers, timeout=10) as client:
         look = partial(look_at, client)
         if once:
-            tell_once(look, json=json, interval_s=interval_s)
+            tell_once(look, served_at(client), json=json, interval_s=interval_s)
         else:
-            watch(look, look(), interval_s)
+            watch(look, look(), served_at(client), interval_s)
     return 0
 
 
-def tell_once(look: Callable[[], Reading], *, json: bool, interval_s: float) -> None:
+def tell_once(
+    look: Callable[[], Reading], served: Served, *, json: bool, interval_s: float
+) -> None:
     """Two looks, for the rates; then the figures, as a table or as JSON."""
     first = look()
     time.sleep(interval_s)
@@ -113,23 +115,60 @@ def tell_once(look: Callable[[], Reading], *, json: bool, interval_s: float) -> 
     if json:
         print(json_lib.dumps(told))
     else:
-        Console().print(table(told, "since the server's start"))
+        Console().print(table(Shown(told=told, span="since the server's start", served=served)))
 
 
-def watch(look: Callable[[], Reading], first: Reading, interval_s: float) -> None:
-    """A table that keeps up until Ctrl-C."""
-    kept = deque([first])
+def watch(look: Callable[[], Reading], first: Reading, served: Served, interval_s: float) -> None:
+    """A table that keeps up until Ctrl-C. A server that is away for a while is waited for."""
+    kept, trends = deque([first]), Trends()
     try:
-        with Live(table({}, ""), screen=False, auto_refresh=False) as live:
+        with Live(table(Shown(told={}, served=served)), auto_refresh=False) as live:
             while True:
-                kept.append(look())
+                time.sleep(interval_s)
+                try:
+                    kept.append(look())
+                except RidgelineError as error:
+                    live.console.print(str(error), style="red", markup=False)
+                    continue
                 while len(kept) > 2 and kept[-1].at_s - kept[0].at_s > WINDOW_S:
                     kept.popleft()
                 told = figures(kept[-1], kept[-2], kept[0])
-                live.update(table(told, "of the last minute"), refresh=True)
-                time.sleep(interval_s)
+                trends.add(told)
+                shown = Shown(
+                    told=told, span="of the last minute", trends=trends.by_name, served=served
+                )
+                live.update(table(shown), refresh=True)
     except KeyboardInterrupt:
         return
+
+
+class Trends:
+    """The latest values of every figure, one per look; None where a look did not know it."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, list[float | None]] = {}
+        self._num_looks = 0
+
+    def add(self, told: Mapping[str, float]) -> None:
+        for name in told:
+            self.by_name.setdefault(name, [None] * min(self._num_looks, NUM_SHOWN))
+        for name, values in self.by_name.items():
+            values.append(told.get(name))
+            del values[:-NUM_SHOWN]
+        self._num_looks += 1
+
+
+def served_at(client: httpx.Client) -> Served:
+    """What a server of ours says of itself; nothing of another's."""
+    try:
+        reply = client.get("/ridgeline/config")
+        told = reply.json() if reply.status_code == 200 else {}
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return Served()
+    promise = told.get("slo") or {}
+    pairs = (("ttft_p95_s", promise.get("ttft_s")), ("itl_p95_s", promise.get("tpot_s")))
+    limits = {name: limit for name, limit in pairs if limit is not None}
+    return Served(str(told.get("served_model_name") or ""), limits)
 
 
 def look_at(client: httpx.Client) -> Reading:
@@ -143,39 +182,8 @@ def look_at(client: httpx.Client) -> Reading:
     return read_page(reply.text, time.monotonic())
 
 
-def table(told: dict[str, float], span: str) -> Table:
-    """One row per figure that is known."""
-    made = Table(box=None, pad_edge=False, title="ridgeline top", title_justify="left")
-    for name, style in (("figure", ""), ("value", "bold"), ("", "dim")):
-        made.add_column(name, style=style, justify="right" if name == "value" else "left")
-    for name, label, render in _ROWS:
-        if name in told:
-            made.add_row(label, render(told[name]), span if name in _SPANNED else "")
-    return made
-
-
 def _growth(now: Reading, old: Reading | None, key: str) -> float:
     return now.values.get(key, 0.0) - (old.values.get(key, 0.0) if old is not None else 0.0)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:,.1f} ms"
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _price(value: float) -> str:
-    return f"{value:,.2f}"
-
-
-def _speed(value: float) -> str:
-    return f"{value:,.0f} tok/s"
 
 
 _LEVELS = {
@@ -199,24 +207,3 @@ _LATENCIES = {
     "itl": "vllm:inter_token_latency_seconds",
     "e2e": "vllm:e2e_request_latency_seconds",
 }
-_ROWS: Iterable[tuple[str, str, Callable[[float], str]]] = (
-    ("running", "requests running", _count),
-    ("waiting", "requests waiting", _count),
-    ("finished", "requests finished", _count),
-    ("output_tok_s", "output", _speed),
-    ("prompt_tok_s", "prompts", _speed),
-    ("ttft_p50_s", "ttft p50", _ms),
-    ("ttft_p95_s", "ttft p95", _ms),
-    ("itl_p50_s", "itl p50", _ms),
-    ("itl_p95_s", "itl p95", _ms),
-    ("e2e_p95_s", "e2e p95", _ms),
-    ("fill_share", "seats taken, latest steps", _share),
-    ("kv_used_share", "KV blocks in use", _share),
-    ("hit_share", "prompt tokens from the cache", _share),
-    ("preemptions", "preemptions", _count),
-    ("batch_lines_running", "batch lines being answered", _count),
-    ("batch_lines_open", "batch lines open", _count),
-    ("batch_tok_s", "batch lines", _speed),
-    ("cost_per_million", "cost per million tokens", _price),
-)
-_SPANNED = {name for name, _, _ in _ROWS if name.endswith("_s") and "_p" in name} | {"hit_share"}

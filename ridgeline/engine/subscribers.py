@@ -41,12 +41,13 @@ class Inbox:
 
     def take(self, events: Sequence[Event]) -> bool:
         """Hand them over; True where nothing can follow."""
-        for event in events:
-            kind = type(event)
-            if kind is Finished:
-                self.num_unfinished -= 1
-            elif kind is Failed:
-                self.num_unfinished = 0
+        if len(events) > 1 or type(events[0]) is not Token:
+            for event in events:
+                kind = type(event)
+                if kind is Finished:
+                    self.num_unfinished -= 1
+                elif kind is Failed:
+                    self.num_unfinished = 0
         self.sink(events)
         return self.num_unfinished <= 0
 

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ridgeline.records import Token
 from ridgeline.serve.asks import Asks, Job, Update
 from ridgeline.serve.choices import Tally, gather
 from ridgeline.serve.errors import ApiError
@@ -33,6 +34,11 @@ class Voice(Protocol):
     def opening(self, tally: Tally) -> list[bytes]: ...
 
     def news(self, update: Update, tally: Tally) -> list[bytes]: ...
+
+    def brief(self, choice: int, text: str) -> bytes | None:
+        """The news of a token that came alone, where its text is all there is to say of it; None
+        where `news` has to say it. The choice has begun."""
+        ...
 
     def closing(self, tally: Tally) -> list[bytes]: ...
 
@@ -117,6 +123,10 @@ class OpenAiVoice:
         wrap, kind = self._envelope.wrap, self._wording.chunk_object
         return [sse(wrap(kind, [entry], **usage)) for entry in self._wording.chunks(update)]
 
+    def brief(self, choice: int, text: str) -> bytes | None:
+        around = self._around.get(choice)  # known once a token was only text: so are all others
+        return None if around is None else around[0] + encode(text) + around[1]
+
     def closing(self, tally: Tally) -> list[bytes]:
         if not self._wanted.at_end:
             return []
@@ -177,7 +187,15 @@ class Telling:
                 put(last[0] if len(last) == 1 else b"".join(last))
                 last.clear()
 
-        await asks.run(tell)
+        def brief(choice: int, token: Token) -> bool:
+            data = voice.brief(choice, token.text)
+            if data is None:
+                return False
+            tally.count_token()
+            put(data)
+            return True
+
+        await asks.run(tell, brief)
         return b"".join(last + voice.closing(tally))
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ def create_app(
     """
     service = Service(engine, options or ServerOptions(), peaks=peaks)
     app = _app(service, ROUTES)
-    add_page(app, engine, service.name, service.options.promise)
+    add_page(app, engine, service.name, service.options.promise, service.classes)
     app.add_middleware(Guard, door=_door(service))
     return app
 

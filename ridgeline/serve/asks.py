@@ -65,6 +65,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Tell = Callable[[list[Update]], None]
+Brief = Callable[[int, Token], bool]
+"""Tells of a token of a choice that came alone; False where it has to be told as an update."""
 
 
 class Asks:
@@ -94,6 +96,8 @@ class Asks:
         self._open = dict.fromkeys(range(len(job.prompts)), job.sampling.n)
         self._leave: list[Callable[[], None]] = []
         self._told: Tell = _nobody
+        self._brief: Brief = _never
+        self._flows = False  # every token is told by itself, at once
         self._gathered: list[Update] = []
         self._has_begun = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -104,10 +108,11 @@ class Asks:
         """Nothing more will be told."""
         return not self._open
 
-    async def run(self, told: Tell) -> None:
+    async def run(self, told: Tell, brief: Brief | None = None) -> None:
         """Ask for everything. `told` gets all updates, those of one step at once; first of all,
-        without any if need be, when the engine has begun. Returns at the end, raises why not."""
-        self._told = told
+        without any if need be, when the engine has begun. From then on `brief` is asked first,
+        where it is given and tokens are not gathered. Returns at the end, raises why not."""
+        self._told, self._brief = told, brief or _never
         for index in range(len(self._job.prompts)):
             try:
                 self._leave.append(await self._ask(index))
@@ -139,6 +144,11 @@ class Asks:
 
     def _heard(self, index: int, events: Sequence[Event]) -> None:
         """On the loop, once per step: accounts, and the news in the order they came."""
+        if self._flows and len(events) == 1:
+            event = events[0]
+            if type(event) is Token:
+                self._flow(index, event)
+                return
         if num_tokens := self.meters[index].saw(events, self._now()):
             self._job.spent(num_tokens)
         updates = self._updates(index, events)
@@ -146,6 +156,19 @@ class Asks:
             self._gather(updates)
         if not self._open and not self._ended.done():
             self._ended.set_result(None)
+
+    def _flow(self, index: int, event: Token) -> None:
+        """What nearly every call is about, in few steps: the next token of a stream."""
+        if self.meters[index].saw_token(event, self._now()):
+            self._job.spent(1)
+        choice = self._choice(index, event)
+        try:
+            is_told = self._brief(choice, event)
+        except Exception as error:
+            self._fail(error)
+            return
+        if not is_told:
+            self._tell([Update(choice=choice, token=event)])
 
     def _updates(self, index: int, events: Sequence[Event]) -> list[Update]:
         """A token and the end that came with it are one update."""
@@ -177,6 +200,7 @@ class Asks:
             self._gathered = updates
             return
         self._gathered, self._has_begun = [], True
+        self._flows = self._interval <= 1
         self._tell(updates)
 
     def _tell(self, updates: list[Update]) -> None:
@@ -191,6 +215,7 @@ class Asks:
             del self._open[index]
 
     def _fail(self, error: Exception) -> None:
+        self._flows = False
         if not self._ended.done():
             self._ended.set_exception(error)
 
@@ -209,3 +234,8 @@ def _seen(future: asyncio.Future[None]) -> None:
 
 def _nobody(_updates: list[Update]) -> None:
     """Nothing is asked yet, so nothing comes."""
+
+
+def _never(_choice: int, _token: Token) -> bool:
+    """Whoever wants every token as an update."""
+    return False

@@ -60,6 +60,10 @@ class Tally:
         """Only the usage: what a stream needs, whose text has already gone."""
         self._num_tokens += update.token is not None and not self._job.scores_only
 
+    def count_token(self) -> None:
+        """As `count`, of a token that came alone."""
+        self._num_tokens += not self._job.scores_only
+
     @property
     def num_tokens(self) -> int:
         """Output tokens so far."""

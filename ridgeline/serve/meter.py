@@ -54,9 +54,7 @@ class Meter:
         num_tokens = 0
         for event in events:
             if isinstance(event, Token):
-                num_tokens += 1
-                self._metrics.publish.observe(now - event.at_s)
-                self._token(event, now)
+                num_tokens += self.saw_token(event, now)
             elif isinstance(event, Finished):
                 self._finish(event, now)
             elif isinstance(event, Started):
@@ -64,10 +62,17 @@ class Meter:
                 self._metrics.count_cached(event.cached_tokens)
             elif isinstance(event, Failed):
                 self._failed = True
+        return num_tokens
+
+    def saw_token(self, event: Token, now: float) -> int:
+        """As `saw`, of one token that came alone."""
+        metrics = self._metrics
+        metrics.publish.observe(now - event.at_s)
+        self._token(event, now)
         if self._scores_only:
             return 0
-        self._metrics.num_tokens += num_tokens
-        return num_tokens
+        metrics.num_tokens += 1
+        return 1
 
     def left(self) -> None:
         """The client went away or the ask failed: the open choices count as aborted."""

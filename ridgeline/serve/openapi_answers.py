@@ -319,6 +319,7 @@ _OTHERS: dict[str, Schema] = {
             "version": TEXT,
             "served_model_name": TEXT,
             "slo": nullable(MAP),
+            "slo_classes": MAP,
             "batches": FLAG,
             "model": TEXT,
             "settings": MAP,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import sys
 
 import httpx
 import pytest
+from rich.console import Console
 
 from ridgeline.cli.main import main
-from ridgeline.cli.top import figures, quantile, read_page
+from ridgeline.cli.top import Trends, figures, quantile, read_page
+from ridgeline.cli.top_table import NUM_SHOWN, Served, Shown, spark, table
 from tests.serve.conftest import engine, served  # noqa: F401  # fixtures
 from tests.serve.fake_engine import ANSWER
 
@@ -25,7 +28,8 @@ def test_chat_answers_every_line(
     assert main(["chat", "--url", served, "--system", "be kind"]) == 0
     out, err = capsys.readouterr()
     assert out == f"{ANSWER}\n{ANSWER}\n"
-    assert len(re.findall(rf"{len(ANSWER)} tokens · ttft \d+ ms · [\d.,]+ tok/s", err)) == 2
+    told = rf"{len(ANSWER)} tokens · ttft \d+ ms · [\d.,]+ tok/s · 3 of \d+ prompt tokens cached"
+    assert len(re.findall(told, err)) == 2
 
 
 def test_chat_says_why_there_is_no_answer(
@@ -79,3 +83,31 @@ def test_rates_and_shares() -> None:
     told = figures(then, first, first)
     assert told["output_tok_s"] == 10 and told["hit_share"] == 0.5
     assert figures(then, None, None)["hit_share"] == 0.25
+
+
+def test_trends_stay_in_step_with_each_other() -> None:
+    trends = Trends()
+    for look in range(NUM_SHOWN + 5):
+        trends.add({"running": float(look)} | ({"ttft_p95_s": 0.5} if look >= NUM_SHOWN else {}))
+    trends.add({"running": 7.0})
+    assert {len(values) for values in trends.by_name.values()} == {NUM_SHOWN}
+    assert trends.by_name["ttft_p95_s"][-7:] == [None, *[0.5] * 5, None]
+    assert trends.by_name["running"][-2:] == [NUM_SHOWN + 4.0, 7.0]
+
+
+def test_a_share_is_drawn_against_the_whole() -> None:
+    assert spark([0.0, 0.5, 1.0, None, math.nan], "fill_share") == "▁▄█  "
+    assert spark([0.0, 5.0, 10.0], "output_tok_s") == "▁▄█"
+    assert spark([0.0, 0.0]) == "▁▁" and spark([]) == ""
+
+
+def test_top_judges_by_what_is_promised() -> None:
+    of = Served("demo", {"ttft_p95_s": 0.2, "itl_p95_s": 0.05})
+    told = {"ttft_p95_s": 0.1, "itl_p95_s": 0.06, "running": 2.0}
+    trends = {"running": [1.0, 2.0]}
+    out = io.StringIO()
+    Console(file=out, width=120).print(table(Shown(told=told, trends=trends, served=of)))
+    rows = {line.split("  ")[0]: line for line in out.getvalue().splitlines()}
+    assert "kept (promised 200.0 ms)" in rows["ttft p95"]
+    assert "missed (promised 50.0 ms)" in rows["itl p95"]
+    assert "▄█" in rows["requests running"] and "ridgeline top · demo" in out.getvalue()

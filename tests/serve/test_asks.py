@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from ridgeline.records import Event, Failed, Finished, Sampling, Token, Usage
-from ridgeline.serve.asks import Asks, Job, Update
+from ridgeline.serve.asks import Asks, Brief, Job, Update
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.metrics import Metrics
 from ridgeline.serve.translate import Prompt
@@ -42,7 +42,9 @@ class Scripted(FakeEngine):
         return Failed(ask_id=self.name, at_s=0.0, error="broken")
 
 
-async def begin(interval: float, n: int = 1) -> tuple[Scripted, list[str], asyncio.Task[None]]:
+async def begin(
+    interval: float, n: int = 1, brief: Brief | None = None
+) -> tuple[Scripted, list[str], asyncio.Task[None]]:
     """An engine that listens, what is told (a text for each time), and the asks under way."""
     engine, told = Scripted(), list[str]()
 
@@ -51,7 +53,7 @@ async def begin(interval: float, n: int = 1) -> tuple[Scripted, list[str], async
 
     job = Job(id="one", prompts=[Prompt((1,))], sampling=Sampling(n=n))
     asks = Asks(cast("Any", engine), job, Metrics(cast("Any", engine), "fake"), interval)
-    task = asyncio.create_task(asks.run(tell))
+    task = asyncio.create_task(asks.run(tell, brief))
     await asyncio.sleep(0)
     return engine, told, task
 
@@ -113,3 +115,43 @@ async def test_a_failure_before_anything_is_told_is_told_alone() -> None:
     with pytest.raises(ApiError, match="broken"):
         await task
     assert told == []
+
+
+async def test_tokens_that_come_alone_are_told_briefly_by_whoever_can() -> None:
+    briefly: list[tuple[int, str]] = []
+
+    def brief(choice: int, token: Token) -> bool:
+        briefly.append((choice, token.text))
+        return token.text != "no"
+
+    engine, told, task = await begin(1, 2, brief)
+    engine.sink([engine.token("a")])  # the first is never brief
+    engine.sink([engine.token("b")])
+    engine.sink([engine.token("c", 1)])
+    engine.sink([engine.token("no")])
+    engine.sink([engine.token("d"), engine.token("e", 1)])
+    engine.sink([engine.token("f"), engine.end()])
+    engine.sink([engine.token("g", 1)])
+    engine.sink([engine.end(1)])
+    await task
+    assert briefly == [(0, "b"), (1, "c"), (0, "no"), (1, "g")]
+    assert told == ["a", "no", "de", "f.", "."]
+
+
+@pytest.mark.parametrize("interval", [2, math.inf])
+async def test_what_is_gathered_is_not_told_briefly(interval: float) -> None:
+    engine, told, task = await begin(interval, 1, lambda _choice, _token: 1 / 0 > 0)
+    for text in "abc":
+        engine.sink([engine.token(text)])
+    engine.sink([engine.end()])
+    await task
+    assert "".join(told) == "abc."
+
+
+async def test_a_fault_in_telling_briefly_is_its_own_asks_failure() -> None:
+    engine, told, task = await begin(1, 1, lambda _choice, _token: 1 / 0 > 0)
+    for text in "abc":
+        engine.sink([engine.token(text)])
+    with pytest.raises(ZeroDivisionError):
+        await task
+    assert told == ["a"]

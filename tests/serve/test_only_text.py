@@ -73,7 +73,10 @@ def test_a_stream_has_the_same_bytes_either_way(make: Any, texts: list[str]) -> 
     for place, text in enumerate(texts):
         for choice in (0, 1):
             told = update(choice, text, ends=place == last)
-            assert short.news(told, TALLY) == whole.news(told, TALLY)
+            brief = None if told.finished else short.brief(choice, text)
+            news = short.news(told, TALLY) if brief is None else [brief]
+            assert news == whole.news(told, TALLY)
+            assert (brief is None) == (place < 2 or place == last)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +90,21 @@ def test_a_stream_has_the_same_bytes_either_way(make: Any, texts: list[str]) -> 
     ],
 )
 def test_whoever_wants_more_than_text_gets_whole_chunks(wording: Wording) -> None:
-    plain = update(0, "b")
-    wording.chunks(plain)
-    assert wording.only_text(plain) is None
+    plain, made = update(0, "b"), voice(wording)
+    for _ in range(3):
+        made.news(plain, TALLY)
+    assert wording.only_text(plain) is None and made.brief(0, "b") is None
+
+
+def test_usage_in_every_chunk_is_told_in_every_chunk() -> None:
+    class Counted:
+        def usage(self) -> dict[str, int]:
+            return {"total_tokens": 1}
+
+    made = voice(completion(), always=True)
+    for _ in range(3):
+        assert b"total_tokens" in made.news(update(0, "b"), cast("Tally", Counted()))[0]
+    assert made.brief(0, "b") is None
 
 
 def test_opening_and_ending_are_whole_chunks() -> None:

@@ -1,4 +1,4 @@
-"""How many tokens of batch lines a step may carry that serves people too.
+"""How many tokens of batch lines a step may carry, beside people and while nobody is there.
 
 What: the most with which people keep what they were promised. A step that feeds r rows takes T(r)
 seconds, and everybody who runs in it gets a token (or waits for one) that long: T is the time per
@@ -13,13 +13,18 @@ steps of r rows compute what one of k·r rows does: never too low, so that lines
 and people pay for no surprise. What is off in one place moves the whole curve a little, for it may
 be the machine (another process, longer contexts).
 
-Asked for by number, the share of lines is that number.
+While nobody is served, a step of lines is what the next person who comes has to wait for. Where
+people were lately promised a first token, such a step takes at most `WAITED` of the tightest of
+those promises; else it may be as large as any.
+
+Asked for by number, the share of lines beside people is that number, and alone they take all.
 
 Invariant (tests/engine/core/test_filling.py): with T that grows by rows, people's time per output
 token stays within their promise with lines beside them if it does without, and lines go on.
 
-When it loses: promises of a first token are not looked at (a line's step under way is at most the
-token budget). A promise that people's own steps break leaves lines nothing.
+When it loses: where whole prompts are computed in one step (no chunks), a line's prompt is one too,
+however long. A promise that people's own steps break leaves lines nothing. The first person who is
+promised a first token has not been waited for.
 """
 
 from __future__ import annotations
@@ -29,12 +34,19 @@ from typing import NamedTuple, Protocol
 
 from ridgeline.engine.core.roster import Roster
 from ridgeline.engine.core.step import Step
+from ridgeline.records import Ask
 
 PROMISED = 0.8
 """Of a promised time per output token: the rest is for what steps do not show, such as prompts
 that join, and the way to the client."""
 UNPROMISED = 1.25
 """Times what a step takes for people alone, where nobody was promised anything."""
+
+WAITED = 0.5
+"""Of a promised time to first token: the rest is for the step that computes it, and its prompt."""
+_REMEMBERED_S = 600.0
+"""How long after the last ask of a promise others like it are expected."""
+_FEWEST = 16  # rows of a step of lines alone, however tight a promise: they go on, and tell T
 
 _NEW, _COMMON = 0.3, 0.1  # weights of the latest step: for its like, for all others
 _MOST_RATIO = 2.0  # a step that was slower than predicted says no more than this
@@ -47,6 +59,10 @@ class Filling(Protocol):
     def most(self, num_rows: int, tpot_s: float | None) -> int:
         """Tokens for lines in a step that feeds `num_rows` rows for people; `tpot_s`: their
         tightest promise."""
+        ...
+
+    def alone(self, ttft_s: float) -> int | None:
+        """Tokens for a step of lines alone, where people are promised a first token; None: all."""
         ...
 
     def took(self, num_rows: int, seconds: float) -> None:
@@ -66,6 +82,9 @@ class FixedFilling:
 
     def most(self, num_rows: int, tpot_s: float | None) -> int:
         return self._num_tokens
+
+    def alone(self, ttft_s: float) -> int | None:
+        return None
 
     def took(self, num_rows: int, seconds: float) -> None:
         pass
@@ -91,12 +110,25 @@ class Decided(NamedTuple):
         return f"{found}: {total} take at most {limit_ms:.1f} ms, {why}"
 
 
+class Alone(NamedTuple):
+    """How large a step of lines was while nobody was served, by whose promise."""
+
+    num_tokens: int
+    ttft_s: float
+
+    def __str__(self) -> str:
+        limit_ms = WAITED * self.ttft_s * 1e3
+        why = f"{WAITED:g} of the {self.ttft_s * 1e3:g} ms promised until a first token"
+        return f"alone {self.num_tokens} rows: they take at most {limit_ms:.1f} ms, {why}"
+
+
 class LearntFilling:
     """See the head of this file."""
 
     def __init__(self) -> None:
         self._curve = StepCurve()
         self._last: Decided | None = None
+        self._alone: Alone | None = None
 
     def most(self, num_rows: int, tpot_s: float | None) -> int:
         limit_s = UNPROMISED * self._curve.at_least(num_rows)
@@ -106,11 +138,17 @@ class LearntFilling:
         self._last = Decided(num_tokens, num_rows, limit_s, tpot_s)
         return num_tokens
 
+    def alone(self, ttft_s: float) -> int | None:
+        num_tokens = max(_FEWEST, self._curve.rows_within(WAITED * ttft_s))
+        self._alone = Alone(num_tokens, ttft_s)
+        return num_tokens
+
     def took(self, num_rows: int, seconds: float) -> None:
         self._curve.learn(num_rows, seconds)
 
     def told(self) -> str:
-        return "derived from what steps take" if self._last is None else f"derived: {self._last}"
+        decided = [str(each) for each in (self._last, self._alone) if each is not None]
+        return "derived: " + "; ".join(decided) if decided else "derived from what steps take"
 
 
 class StepCurve:
@@ -177,6 +215,12 @@ class Share:
     def __init__(self, filling: Filling, roster: Roster) -> None:
         self.filling, self._roster = filling, roster
         self._num_rows, self._planned_s = 0, 0.0
+        self._ttft_s: dict[float, float] = {}  # promises of a first token, and when one last came
+
+    def add(self, ask: Ask) -> None:
+        """Somebody asks; others may be promised the same."""
+        if not ask.background and ask.slo is not None and ask.slo.ttft_s is not None:
+            self._ttft_s[ask.slo.ttft_s] = ask.arrival_s
 
     def begin(self, now_s: float) -> None:
         """Before a step is planned. Whoever still runs has waited for nothing but the last one."""
@@ -199,6 +243,15 @@ class Share:
         )
         tpot_s = min((each for each in promised if each is not None), default=None)
         step.budget.narrow(self.filling.most(_num_rows(step), tpot_s))
+
+    def alone(self, step: Step) -> None:
+        """What is planned from here on is all that the step does; whoever comes waits for it."""
+        since_s = step.now_s - _REMEMBERED_S
+        self._ttft_s = {each: at_s for each, at_s in self._ttft_s.items() if at_s >= since_s}
+        if self._ttft_s:
+            num_tokens = self.filling.alone(min(self._ttft_s))
+            if num_tokens is not None:
+                step.budget.narrow(num_tokens)
 
 
 def _num_rows(step: Step) -> int:

@@ -95,6 +95,7 @@ class Scheduler:
         """Queue an ask. BadInput or DoesNotFit if it could not be served even alone."""
         check_ask(ask, self.limits, self.pool)
         self._deadlines.add(self._roster.add(ask))
+        self.share.add(ask)
 
     def cancel(self, ask_id: str, now_s: float | None = None) -> list[Event]:
         """End every unfinished choice of an ask (unknown ids: none); its blocks are free at once.
@@ -224,6 +225,8 @@ class Scheduler:
         better = self._roster.lanes[: lane.rank]
         if any(each.num_running for each in better):
             self.share.narrow(step)
+        elif better and self.limits.chunked_prefill:
+            self.share.alone(step)
         self._plan_running(lane, step)
         if step.best_preempted > lane.rank and not any(each.waits for each in better):
             self._plan_waiting(lane, step)

@@ -68,6 +68,9 @@ class ResponsesVoice:
     def news(self, update: Update, tally: Tally) -> list[bytes]:
         return self._blocks.news(update, self._words)
 
+    def brief(self, choice: int, text: str) -> bytes | None:
+        return None  # every piece of a block is counted and kept
+
     def closing(self, tally: Tally) -> list[bytes]:
         status = self._status()
         response = self._response(status, tally)

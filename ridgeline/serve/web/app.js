@@ -242,6 +242,8 @@ function quantile(now, before, name, share) {
 const KEPT = 120, WINDOW = 60;
 const live = {
   samples: [],
+  points: [],
+  pointed: null,
   seats: null,
   slo: { ttft: 500, itl: 50 },
   begin(config) {
@@ -261,6 +263,8 @@ const live = {
     }
     $("slo").addEventListener("submit", (event) => event.preventDefault());
     $("tiles").replaceChildren(...TILES.map((tile) => tileOf(tile)));
+    this.classes = config?.slo_classes || {};
+    $("promises").hidden = !Object.keys(this.classes).length;
     this.poll();
   },
   async poll() {
@@ -277,8 +281,23 @@ const live = {
   draw() {
     if (!this.samples.length || $("tab-live").hidden) return;
     const first = Math.max(0, this.samples.length - KEPT);
-    const points = this.samples.slice(first).map((_, i) => this.at(first + i));
-    for (const tile of TILES) drawTile(tile, points, this);
+    this.points = this.samples.slice(first).map((_, i) => this.at(first + i));
+    for (const tile of TILES) drawTile(tile, this.points, this);
+    $("classes").tBodies[0].replaceChildren(...Object.entries(this.classes).map(([name, slo]) => this.kept(name, slo)));
+  },
+  kept(slo_class, slo) {
+    const now = this.samples.at(-1), back = this.samples[Math.max(0, this.samples.length - 1 - WINDOW)];
+    const recent = (what, want = {}) => total(now.of, `ridgeline_slo_${what}_total`, { slo_class, ...want }) - (back === now ? 0 : total(back.of, `ridgeline_slo_${what}_total`, { slo_class, ...want }));
+    const limits = ["ttft", "tpot", "e2e"].filter((name) => slo[`${name}_s`] != null);
+    const all = recent("requests"), share = all ? recent("met") / all : null;
+    const broken = [...limits, "failed"].map((why) => [why, recent("missed", { why })]).filter(([, count]) => count);
+    const tone = share == null ? "" : share >= slo.attainment ? "good" : "bad";
+    return el("tr", {},
+      el("td", {}, slo_class),
+      el("td", {}, limits.map((name) => `${name} ${milliseconds(slo[`${name}_s`])} ms`).join(" · ")),
+      el("td", {}, number(all)),
+      el("td", {}, el("span", { class: `chip ${tone}` }, share == null ? "no request" : `${number(share * 100, share < 1 ? 1 : 0)} %`)),
+      el("td", {}, broken.map(([why, count]) => `${why} ${number(count)}`).join(" · ") || "–"));
   },
   at(i) {
     const now = this.samples[i], before = this.samples[Math.max(0, i - 1)];
@@ -312,29 +331,32 @@ const live = {
 };
 
 const percent = (value) => (value == null ? ["–", ""] : [number(value * 100), "%"]);
+const inPercent = (top) => `${number(top * 100)} %`;
 const promised = (name, of95) => ({
   limit: (live) => live.slo[name] / 1000,
   chip: (p, live) => (p[of95] == null ? null : p[of95] * 1000 <= live.slo[name] ? ["kept", "good"] : ["missed", "bad"]),
   sub: (p) => (p[of95] == null ? "no request in the last minute" : `p95 ${milliseconds(p[of95])} ms`),
   big: (p) => (p[name] == null ? ["–", ""] : [milliseconds(p[name]), "ms, p50"]),
+  scale: (top) => `${milliseconds(top)} ms`,
+  at: (p) => (p[of95] == null ? "nothing" : `p95 ${milliseconds(p[of95])} ms`),
 });
 const TILES = [
-  { id: "requests", title: "Requests running", series: ["running", "waiting"], big: (p) => [number(p.running), ""], sub: (p) => `${number(p.waiting)} waiting · ${number(p.finished)} finished` },
+  { id: "requests", title: "Requests running", series: ["running", "waiting"], big: (p) => [number(p.running), ""], sub: (p) => `${number(p.waiting)} waiting · ${number(p.finished)} finished`, at: (p) => `${number(p.running)} running, ${number(p.waiting)} waiting` },
   { id: "ttft", title: "Time to first token", series: ["ttft95"], ...promised("ttft", "ttft95") },
   { id: "itl", title: "Token gap", series: ["itl95"], ...promised("itl", "itl95") },
   { id: "speed", title: "Output", series: ["speed"], big: (p) => [number(p.speed), "tok/s"], sub: (p) => `prompts ${number(p.prompt)} tok/s · lines ${number(p.linesSpeed)} tok/s` },
-  { id: "fill", title: "Batch fill", series: ["fill"], top: () => 1, big: (p) => percent(p.fill), sub: (p, live) => (live.seats ? `${number(p.running)} of ${number(live.seats)} seats · ${number(p.lines)} by batch lines` : "seats unknown") },
-  { id: "kv", title: "KV blocks in use", series: ["kv"], top: () => 1, big: (p) => percent(p.kv), sub: (p) => (p.blocks ? `${number(Math.round(p.kv * p.blocks))} of ${number(p.blocks)} blocks · ${number(p.preempted)} preemptions` : `${number(p.preempted)} preemptions`) },
-  { id: "hits", title: "Prompts from the cache", series: ["hits"], top: () => 1, big: (p) => percent(p.hits), sub: () => "of the last minute" },
+  { id: "fill", title: "Batch fill", series: ["fill"], top: () => 1, scale: inPercent, big: (p) => percent(p.fill), sub: (p, live) => (live.seats ? `${number(p.running)} of ${number(live.seats)} seats · ${number(p.lines)} by batch lines` : "seats unknown") },
+  { id: "kv", title: "KV blocks in use", series: ["kv"], top: () => 1, scale: inPercent, big: (p) => percent(p.kv), sub: (p) => (p.blocks ? `${number(Math.round(p.kv * p.blocks))} of ${number(p.blocks)} blocks · ${number(p.preempted)} preemptions` : `${number(p.preempted)} preemptions`) },
+  { id: "hits", title: "Prompts from the cache", series: ["hits"], top: () => 1, scale: inPercent, big: (p) => percent(p.hits), sub: () => "of the last minute" },
   { id: "lines", title: "Batch lines open", series: ["open"], big: (p) => [number(p.open), ""], sub: (p) => `${number(p.lines)} being answered` },
 ];
 
-function tileOf({ id, title }) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("viewBox", "0 0 120 48");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("aria-hidden", "true");
-  return el("div", { class: "card tile", id: `tile-${id}` }, el("h2", {}, title, el("span", { class: "chip", hidden: true })), el("div", { class: "big" }, "–"), el("div", { class: "sub" }, ""), svg);
+function tileOf(tile) {
+  const svg = shape("svg", { viewBox: "0 0 120 48", preserveAspectRatio: "none", "aria-hidden": "true" });
+  const chart = el("div", { class: "chart" }, svg, el("span", { class: "scale" }), el("i", { class: "cursor", hidden: true }), el("span", { class: "tip", hidden: true }));
+  chart.addEventListener("pointermove", (event) => { live.pointed = { id: tile.id, x: event.offsetX / chart.clientWidth }; drawTip(tile, live.points); });
+  chart.addEventListener("pointerleave", () => { live.pointed = null; drawTip(tile, live.points); });
+  return el("div", { class: "card tile", id: `tile-${tile.id}` }, el("h2", {}, tile.title, el("span", { class: "chip", hidden: true })), el("div", { class: "big" }, "–"), el("div", { class: "sub" }, ""), chart);
 }
 
 function drawTile(tile, points, live) {
@@ -347,13 +369,30 @@ function drawTile(tile, points, live) {
   if (told) { chip.textContent = told[0]; chip.className = `chip ${told[1]}`; }
   const limit = tile.limit?.(live);
   const values = tile.series.map((name) => points.map((p) => p[name]));
-  const top = tile.top?.() ?? Math.max(...values.flat().map((v) => v ?? 0), (limit ?? 0) * 1.1, 1e-9) * 1.08;
+  const highest = Math.max(...values.flat().map((v) => v ?? 0), (limit ?? 0) * 1.1);
+  const top = tile.top?.() ?? Math.max(highest, 1e-9) * 1.08;
   const marks = values.map((each, i) => line(each, top, i)).flat();
   if (limit != null) {
     const y = 46 - 44 * Math.min(1, limit / top);
     marks.push(shape("line", { x1: 0, x2: 120, y1: y, y2: y, class: "limit" }));
   }
   box.querySelector("svg").replaceChildren(...marks);
+  box.querySelector(".scale").textContent = highest > 0 ? (tile.scale || number)(tile.top?.() ?? highest) : "";
+  drawTip(tile, points);
+}
+
+// What stood where the pointer is.
+function drawTip(tile, points) {
+  const chart = $(`tile-${tile.id}`).querySelector(".chart");
+  const cursor = chart.querySelector(".cursor"), tip = chart.querySelector(".tip");
+  const pointed = live.pointed?.id === tile.id ? live.pointed : null;
+  const ago = pointed && Math.floor(KEPT * (1 - pointed.x)), point = pointed && points.at(-1 - ago);
+  cursor.hidden = tip.hidden = !point;
+  if (!point) return;
+  cursor.style.left = `${pointed.x * 100}%`;
+  tip.textContent = `${ago ? `${ago} s ago` : "now"}: ${tile.at ? tile.at(point) : tile.big(point, live).join(" ")}`;
+  tip.style.left = pointed.x < 0.5 ? `${pointed.x * 100}%` : "auto";
+  tip.style.right = pointed.x < 0.5 ? "auto" : `${(1 - pointed.x) * 100}%`;
 }
 
 function line(values, top, place) {

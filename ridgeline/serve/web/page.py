@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -24,8 +25,15 @@ from ridgeline.serve.wire import encode
 _HERE = Path(__file__).parent
 
 
-def add_page(app: Starlette, engine: ServedEngine, name: str, slo: Slo | None = None) -> None:
-    """Give `app` the page. `slo`: what its live figures are judged by (None: the reader says)."""
+def add_page(
+    app: Starlette,
+    engine: ServedEngine,
+    name: str,
+    slo: Slo | None = None,
+    classes: Mapping[str, Slo] | None = None,
+) -> None:
+    """Give `app` the page. `slo`: what its live figures are judged by (None: the reader says);
+    `classes`: what each class of requests is promised."""
     page, policy = build()
     headers = {
         "content-security-policy": policy,
@@ -42,6 +50,7 @@ def add_page(app: Starlette, engine: ServedEngine, name: str, slo: Slo | None = 
             "version": ridgeline.__version__,
             "served_model_name": name,
             "slo": None if slo is None else msgspec.to_builtins(slo),
+            "slo_classes": msgspec.to_builtins(dict(classes or {})),
             "batches": any(getattr(r, "path", "") == "/v1/batches" for r in request.app.routes),
             **msgspec.to_builtins(engine.info),
         }

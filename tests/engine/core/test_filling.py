@@ -6,6 +6,7 @@ nothing here waits.
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -123,6 +124,40 @@ def test_a_planted_bug_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     slo = Slo(tpot_s=0.02) if name == "PROMISED" else None
     limit_s = 0.02 if slo else 1.25 * 0.004 * 1.05
     assert max(serve(roomy(), kneed, slo=slo).tpot_s) > limit_s
+
+
+def step_beside_nobody(sched: Scheduler, slo: Slo | None, num_steps: int = 60) -> list[float]:
+    """Seconds of steps of lines alone, after one person was served with a promise."""
+    serve(sched, kneed, slo=slo, num_people=1, num_asks=1, num_lines=1)
+    for i in range(100):
+        sched.add(ask(f"more{i}", 500, background=True, max_tokens=4))
+    now_s, took_s = 100.0, list[float]()
+    for _ in range(num_steps):
+        plan = sched.plan(now_s)
+        took_s.append(kneed(sum(len(run.tokens) for run in plan.runs)))
+        now_s += took_s[-1]
+        sched.commit(plan, scripted(plan), now_s)
+    return took_s
+
+
+def test_whoever_comes_waits_for_no_more_than_half_of_the_promise() -> None:
+    promised = step_beside_nobody(roomy(), Slo(ttft_s=0.05))
+    assert max(promised) <= 0.025 < max(step_beside_nobody(roomy(), None))
+    assert statistics.fmean(promised[10:]) > 0.02, "and lines use what there is"
+    assert max(step_beside_nobody(roomy(400), Slo(ttft_s=0.05))) > 0.025, "a number that was asked"
+
+
+def test_a_promise_that_no_step_can_keep_does_not_stop_lines() -> None:
+    sched = roomy()
+    assert max(step_beside_nobody(sched, Slo(ttft_s=0.001))) == kneed(16)
+    assert "alone 16 rows" in sched.share.filling.told()
+
+
+def test_a_promise_is_forgotten_when_nobody_asks_for_it() -> None:
+    sched = roomy()
+    step_beside_nobody(sched, Slo(ttft_s=0.05))
+    now_s = 100.0 + filling._REMEMBERED_S + 1
+    assert sum(len(run.tokens) for run in sched.plan(now_s).runs) == 512
 
 
 def seconds_of(curve: StepCurve, rows: int) -> float:

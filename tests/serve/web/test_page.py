@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 import uvicorn
+from starlette.applications import Starlette
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.options import ServerOptions
@@ -38,9 +40,9 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    app = with_batches(FakeEngine(), tmp_path / "batches.sqlite")
+@contextlib.contextmanager
+def serving(app: Starlette) -> Iterator[str]:
+    """The address of an app that is served in a thread."""
     listener = listen(ServerOptions(port=0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -50,6 +52,12 @@ def url(tmp_path: Path) -> Iterator[str]:
     thread.join(timeout=10)
     listener.close()
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with serving(with_batches(FakeEngine(), tmp_path / "batches.sqlite")) as address:
+        yield address
 
 
 @pytest.fixture
@@ -111,6 +119,27 @@ def test_live_figures_move_and_are_judged(page: Page, url: str) -> None:
 
 
 @needs_browser
+def test_a_pointed_at_instant_is_told_and_classes_are_judged(browser: Browser) -> None:
+    options = ServerOptions(slo_classes="chat=ttft:60000 tpot:60000;fast=ttft:0.0001")
+    with serving(create_app(FakeEngine(), options)) as url:
+        for slo_class in ("chat", "chat", "fast"):
+            body = {"prompt": "a", "max_tokens": 5, "slo_class": slo_class}
+            httpx.post(f"{url}/v1/completions", json=body).raise_for_status()
+        opened = browser.new_page()
+        opened.goto(f"{url}/#live")
+        rows = opened.locator("#classes tbody tr")
+        expect(rows.nth(0)).to_contain_text("ttft 60,000 ms · tpot 60,000 ms2100 %–")
+        expect(rows.nth(1)).to_contain_text("ttft 1")
+        box = opened.locator("#tile-requests .chart").bounding_box()
+        assert box is not None
+        opened.mouse.move(box["x"] + box["width"] - 1, box["y"] + box["height"] / 2)
+        expect(opened.locator("#tile-requests .tip")).to_have_text("now: 1 running, 0 waiting")
+        opened.mouse.move(0, 0)
+        expect(opened.locator("#tile-requests .tip")).to_be_hidden()
+        opened.close()
+
+
+@needs_browser
 def test_batches_are_begun_watched_and_fetched(page: Page, tmp_path: Path) -> None:
     page.click("text=Batches")
     expect(page.locator("#no-jobs")).to_be_visible()
@@ -145,20 +174,12 @@ def test_configuration_says_why(page: Page) -> None:
 
 @needs_browser
 def test_with_a_key_the_page_asks_for_it(browser: Browser) -> None:
-    app = create_app(FakeEngine(), ServerOptions(api_key="secret"))
-    listener = listen(ServerOptions(port=0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(url_of(listener))
-    page.fill("#key", "secret")
-    page.click("text=Continue")
-    expect(page.locator("#model")).to_have_text("fake")
-    page.click("text=Batches")
-    expect(page.locator("#no-batches")).to_contain_text("--batch-store")
-    context.close()
-    server.should_exit = True
-    thread.join(timeout=10)
-    listener.close()
+    with serving(create_app(FakeEngine(), ServerOptions(api_key="secret"))) as url:
+        page = browser.new_page()
+        page.goto(url)
+        page.fill("#key", "secret")
+        page.click("text=Continue")
+        expect(page.locator("#model")).to_have_text("fake")
+        page.click("text=Batches")
+        expect(page.locator("#no-batches")).to_contain_text("--batch-store")
+        page.close()
