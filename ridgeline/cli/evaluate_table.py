@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ridgeline.cli.panel import Panel, Part
+from ridgeline.cli.panel import HarnessScore, Panel, Part
 from ridgeline.optimize.quality import Check, Divergence, LengthDrift, Quality, TaskScore
 from ridgeline.optimize.stats import UNBOUNDED, Interval
 
@@ -28,6 +28,7 @@ def _lines(panel: Panel) -> Iterator[str]:
     yield from _text(found)
     yield from _answers(found.divergence, panel.lengths, panel.floor.divergence)
     yield from _tasks(found.tasks)
+    yield from _harness(panel.harness)
     yield from _parts("by kind of text", panel.by_kind)
     yield from _parts("by tokens of context", panel.by_context)
     yield ""
@@ -98,6 +99,19 @@ def _tasks(tasks: Sequence[TaskScore]) -> Iterator[str]:
             )
 
 
+def _harness(scores: Sequence[HarnessScore]) -> Iterator[str]:
+    for place, score in enumerate(scores):
+        head = "lm-eval" if place == 0 else ""
+        told = "not judged"
+        if score.check is not None:
+            told = f"limit {score.check.limit:g}: {score.check.verdict}"
+        yield (
+            f"{head:10}{score.task}, {score.metric}: {score.before:.3g} → {score.after:.3g}; "
+            f"change {score.change}, {told}; {score.num_changed} of {score.num_docs} documents "
+            "changed"
+        )
+
+
 def _parts(title: str, parts: dict[str, Part]) -> Iterator[str]:
     if not parts:
         return
@@ -113,6 +127,8 @@ def _end(panel: Panel) -> Iterator[str]:
     if panel.refusal is not None:
         yield f"verdict: refused, {panel.refusal}"
         return
-    bad = [check.name for check in panel.candidate.checks if check.verdict == panel.verdict]
+    asked = [score.check for score in panel.harness if score.check is not None]
+    checks = (*panel.candidate.checks, *asked)
+    bad = [check.name for check in checks if check.verdict == panel.verdict]
     because = f" ({', '.join(bad)})" if panel.verdict != "pass" else ""
     yield f"verdict: {panel.verdict}{because}"

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.optimize.quality import GateVerdict, LengthDrift, Quality, Window
+from ridgeline.optimize.quality import Check, GateVerdict, LengthDrift, Quality, Window
 from ridgeline.optimize.stats import Interval, mean_interval
+
+_WORST: tuple[GateVerdict, ...] = ("fail", "inconclusive", "pass")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,10 +20,25 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     agreement: Interval
 
 
+class HarnessScore(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of one task: means over documents, and the change, paired. `check`: None where
+    the metric does not count right answers, or another of the same task is judged."""
+
+    task: str
+    metric: str
+    num_docs: int
+    before: float
+    after: float
+    change: Interval
+    num_changed: int
+    check: Check | None
+
+
 class Panel(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is printed. `by_kind`: of text; `by_context`: by tokens read before.
 
-    `refusal`: why there is no verdict on the candidate, where there is none.
+    `refusal`: why there is no verdict on the candidate, where there is none. `harness`: lm-eval's
+    tasks, if any were asked for.
     """
 
     original: str
@@ -34,6 +51,15 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     control: Quality
     refusal: str | None
     verdict: GateVerdict
+    harness: tuple[HarnessScore, ...] = ()
+
+
+def with_harness(panel: Panel, scores: tuple[HarnessScore, ...]) -> Panel:
+    """The panel with lm-eval's tasks: its verdict is the worst of all that was judged."""
+    judged = [score.check.verdict for score in scores if score.check is not None]
+    worst = next((v for v in _WORST if v in (panel.verdict, *judged)), panel.verdict)
+    verdict = panel.verdict if panel.refusal is not None else worst
+    return msgspec.structs.replace(panel, harness=scores, verdict=verdict)
 
 
 def refusal(floor: Quality, control: Quality) -> str | None:

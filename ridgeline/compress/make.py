@@ -17,9 +17,11 @@ from ridgeline.compress.pipeline import fingerprint, quantise_layers, source_of
 from ridgeline.compress.progress import Tell
 from ridgeline.compress.qat import tune
 from ridgeline.compress.recipe import Recipe, check
+from ridgeline.compress.rounding import refuse_nonsense
 from ridgeline.compress.store import Store, open_folder
-from ridgeline.engine.model.names import Part
+from ridgeline.engine.model.names import Part, parts
 from ridgeline.engine.model.pack import write_packed
+from ridgeline.engine.model.weights import Weights
 from ridgeline.engine.quant.outliers import Split
 from ridgeline.errors import CannotRun
 from ridgeline.spec.format import BF16, INT8, Format, int4
@@ -99,6 +101,7 @@ def make(
     dense = with_dtype(load_spec(model), "float32")
     text = read_text(calibration) if recipe.calibrated or mixed is not None else ""
     with source_of(model, dense, recipe) as (spec, source):
+        _refuse_broken(spec, source)
         if mixed is not None:
             pieces = windows(model, text, recipe, spec.vocab_size)
             widths = choose_widths(spec, source, recipe, pieces, mixed, tell)
@@ -120,6 +123,14 @@ def make(
     result.rename(output)
     shutil.rmtree(folder)
     return written
+
+
+def _refuse_broken(spec: ModelSpec, source: Weights) -> None:
+    """Raises BadModel for tables, norms and biases that are no numbers: before any work is done.
+    What is rounded is looked at when its turn has come."""
+    for part in parts(spec):
+        if part.layer is None or len(part.shape) == 1:
+            refuse_nonsense(part, source.get(part))
 
 
 def _tables(spec: ModelSpec, bits: TableBits, recipe: Recipe) -> Tables:

@@ -19,6 +19,7 @@ from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rotate import Rotated, rotated_spec
 from ridgeline.engine.model import load
 from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.weights import CheckpointWeights, DummyWeights, Weights
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.text import load_tokenizer
@@ -225,12 +226,29 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
     save_file(tensors, broken / "model.safetensors")
     with pytest.raises(BadModel, match="up of layer 2 holds NaN or infinite"):
         made(Recipe(), tmp_path / "e", str(broken))
+    tensors["model.layers.2.mlp.up_proj.weight"][5, 5] = 0.0
+    tensors["model.embed_tokens.weight"][9, 9] = float("nan")
+    save_file(tensors, broken / "model.safetensors")
+    with pytest.raises(BadModel, match="embed holds NaN"):
+        made(Recipe(), tmp_path / "f", str(broken))
     spec = dense()
     with source_of("demo", spec, Recipe()) as (_, source):
         quantise_layers("demo", spec, source, Recipe(), tmp_path, "", lambda progress: None)
     packed = made(Recipe(), tmp_path / "packed")
     with pytest.raises(CannotRun, match="quantised already"):
         made(Recipe(), tmp_path / "d", packed)
+
+
+def test_what_was_read_is_not_kept_mapped() -> None:
+    """A checkpoint's pages would count as this process's memory, all of them in the end."""
+    spec, file = dense(), str(model_path("demo") / "model.safetensors")
+    part = Part("down", (256, 704), 1)
+    with CheckpointWeights(model_path("demo"), spec) as kept:
+        expected = kept.get(part)
+        assert file in Path("/proc/self/maps").read_text(encoding="utf-8")
+    with source_of("demo", spec, Recipe()) as (_, source):
+        assert torch.equal(source.get(part), expected)
+        assert file not in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
 def test_a_tokenizer_of_another_model_is_refused() -> None:

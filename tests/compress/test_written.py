@@ -55,6 +55,9 @@ def test_compressed_tensors(tmp_path: Path) -> None:
     assert kinds(load_spec(str(theirs))) == {"int4"}
     change = (logits(theirs) - logits(own)).norm() / logits(own).norm()
     assert 0 < change < 0.1
+    index = json.loads((theirs / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    beside = {name for name, file in index["weight_map"].items() if file.startswith("model-00001")}
+    assert beside == {"model.embed_tokens.weight"}  # a table may be larger than a layer: alone
     eight = write(tmp_path / "b", bits=8, format="compressed-tensors")
     assert kinds(load_spec(str(eight))) == {"int8"}
     change = (logits(eight) - logits(write(tmp_path / "c", bits=8))).norm()
