@@ -18,7 +18,7 @@ from ridgeline.compress.progress import Tell
 from ridgeline.compress.qat import tune
 from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.rounding import refuse_nonsense
-from ridgeline.compress.store import Store, open_folder
+from ridgeline.compress.store import Store, alone_in, open_folder
 from ridgeline.engine.model.names import Part, parts
 from ridgeline.engine.model.pack import write_packed
 from ridgeline.engine.model.weights import Weights
@@ -110,14 +110,16 @@ def make(
         tables = _tables(spec, bits or TableBits(), recipe)
         write.refuse(spec, recipe, tables)
         folder = open_folder(output, run)
-        store = quantise_layers(model, spec, source, recipe, folder, text, tell)
-        if recipe.method == "qat":
-            store = tune(spec, source, store, recipe, tokens_of(model, text), folder, tell)
-        result = folder / "result"
-        shutil.rmtree(result, ignore_errors=True)
-        result.mkdir()
-        job = Job(model_path(model), spec, recipe, store, tables, result, {"made": run})
-        written = write.write(job)
+        with alone_in(folder):
+            store = quantise_layers(model, spec, source, recipe, folder, text, tell)
+            if recipe.method == "qat":
+                tokens = tokens_of(model, text)
+                store = tune(spec, source, store, recipe, tokens, folder, tell)
+            result = folder / "result"
+            shutil.rmtree(result, ignore_errors=True)
+            result.mkdir()
+            job = Job(model_path(model), spec, recipe, store, tables, result, {"made": run})
+            written = write.write(job)
     if output.is_dir():
         output.rmdir()  # it was empty
     result.rename(output)

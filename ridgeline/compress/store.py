@@ -13,8 +13,10 @@ A layer's file is written under another name and renamed: a file that is there i
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +52,27 @@ def open_folder(output: Path, run: Mapping[str, Any]) -> Path:
             value=str(folder),
             fix="run the same command again to finish it, or remove it",
         )
-    file.write_text(text, encoding="utf-8")
+    if not file.is_file():
+        writing = folder / f"{_RUN}.writing"
+        writing.write_text(text, encoding="utf-8")
+        writing.rename(file)
     return folder
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Nobody else works in `folder` meanwhile; what a killed process held is free again. Raises
+    BadInput where somebody does."""
+    with (folder / _RUN).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BadInput(
+                "another process is making this model at this moment",
+                value=str(folder),
+                fix="wait for it, or name another output",
+            ) from None
+        yield
 
 
 def _name(part: Part) -> str:

@@ -251,6 +251,18 @@ def test_what_was_read_is_not_kept_mapped() -> None:
         assert file not in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    def tell(progress: Progress) -> None:
+        with pytest.raises(BadInput, match="another process is making this model"):
+            made(Recipe(), tmp_path / "m")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make("demo", Recipe(), tmp_path / "m", calibration=None, write=RIDGELINE, tell=tell)
+    made(Recipe(), tmp_path / "m")  # whoever was interrupted holds nothing
+    assert [each.name for each in tmp_path.iterdir()] == ["m"]
+
+
 def test_a_tokenizer_of_another_model_is_refused() -> None:
     text = "def read(path): return path " * 200
     with pytest.raises(BadInput, match="do not belong together"):
