@@ -7,15 +7,20 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.optimize.quality import Check, GateVerdict, LengthDrift, Quality, Window
-from ridgeline.optimize.stats import Interval, mean_interval
+from ridgeline.optimize.stats import UNBOUNDED, Interval, mean_interval, ratio_interval
 
+_NO_RATIO = Interval(low=0.0, mid=1.0, high=UNBOUNDED)
 _WORST: tuple[GateVerdict, ...] = ("fail", "inconclusive", "pass")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of the positions: of one kind of text, or with so many tokens before them."""
+    """Some of the positions: of one kind of text, or with so many tokens before them.
+
+    `perplexity`: candidate over original.
+    """
 
     num_positions: int
+    perplexity: Interval
     kl: Interval
     agreement: Interval
 
@@ -75,9 +80,14 @@ def part_of(found: Sequence[Window]) -> Part:
     """Means over windows, with their intervals."""
     return Part(
         num_positions=sum(window.count for window in found),
+        perplexity=_ratio([(w.nll_after - w.nll_before) / w.count for w in found]),
         kl=_mean([window.kl / window.count for window in found]),
         agreement=_mean([window.same_top / window.count for window in found]),
     )
+
+
+def _ratio(changes: Sequence[float]) -> Interval:
+    return ratio_interval(changes) if len(changes) > 1 else _NO_RATIO
 
 
 def _mean(values: Sequence[float]) -> Interval:
