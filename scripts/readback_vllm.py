@@ -4,7 +4,8 @@
 
 FOLDER is what `readback.py make` made. vLLM's product with 4-bit weights is in its AVX-512 library
 alone. On other CPUs it is done here, in plain torch, on what vLLM has made of the file: its loader
-is then checked, not its kernel.
+is then checked, not its kernel. GPTQ and AWQ it opens in 16 bits alone, in which their scales would
+be rounded again: GPTQModel reads those.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from readback import FORMATS, STEPS, TIES, Verdict
 
-READS = ("ct-int8", "ct-int4", "ct-int4-zeros", "gptq-int4", "awq-int4")
+READS = ("ct-int8", "ct-int4", "ct-int4-zeros")
 
 
 def read(folder: Path) -> int:

@@ -18,7 +18,7 @@ from ridgeline.compress.progress import Tell
 from ridgeline.compress.qat import tune
 from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.rounding import refuse_nonsense
-from ridgeline.compress.store import Store, alone_in, open_folder
+from ridgeline.compress.store import Store, open_folder
 from ridgeline.engine.model.names import Part, parts
 from ridgeline.engine.model.pack import write_packed
 from ridgeline.engine.model.weights import Weights
@@ -109,8 +109,7 @@ def make(
         run = fingerprint(model, recipe, text)
         tables = _tables(spec, bits or TableBits(), recipe)
         write.refuse(spec, recipe, tables)
-        folder = open_folder(output, run)
-        with alone_in(folder):
+        with open_folder(output, run) as folder:
             store = quantise_layers(model, spec, source, recipe, folder, text, tell)
             if recipe.method == "qat":
                 tokens = tokens_of(model, text)

@@ -82,13 +82,17 @@ def pack_model(model: str, spec: ModelSpec, directory: Path) -> int:
     if (source / PACKED_FILE).is_file():
         raise CannotRun("the model is packed already", value=model, fix="name the original")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise BadInput("the output directory is not empty", value=str(directory))
+        raise BadInput(
+            "the output is there and is not an empty directory",
+            value=str(directory),
+            fix="name another --output; nothing is overwritten",
+        )
     partial = directory.with_name(directory.name + ".partial")
     if (partial / "run.json").exists():
         raise BadInput(
             "a half-made model of another run is in the way",
             value=str(partial),
-            fix="run the same command again to finish it, or remove it",
+            fix="run that command again to finish it, or remove it",
         )
     shutil.rmtree(partial, ignore_errors=True)
     with torch.inference_mode(), CheckpointWeights(source, spec) as weights:

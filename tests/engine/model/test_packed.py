@@ -86,7 +86,7 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
         pack_model("dummy:llama-1b-32k", load_spec("dummy:llama-1b-32k"), tmp_path / "a")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(BadInput, match="not empty"):
+    with pytest.raises(BadInput, match="not an empty"):
         pack_model("demo", spec_with("demo", int4()), tmp_path / "full")
     (tmp_path / "b.partial").mkdir()
     (tmp_path / "b.partial" / "run.json").touch()
