@@ -44,8 +44,9 @@ check-isa:
 bench-peers: install
 	$(BIN)/python benchmarks/bench_peers.py --json build/peers.json
 
-# Do llama.cpp, compressed-tensors and bitsandbytes read what `ridgeline quantize` writes? In environments of
-# their own; llama-cpp-python compiles for minutes. ENVIRONMENTS="--use llama_cpp=DIR" takes one that is there.
+# Do llama.cpp, transformers (compressed-tensors, bitsandbytes), GPTQModel and vLLM read what `ridgeline quantize`
+# writes? In environments of their own; llama-cpp-python compiles for minutes. ENVIRONMENTS="--use llama_cpp=DIR"
+# takes one that is there.
 check-readback: install
 	scripts/check_readback.sh $(BIN)/python build/readback $(ENVIRONMENTS)
 

@@ -2,14 +2,16 @@
 
     python benchmarks/bench_quant_quality.py [--model demo] [--bits 4 3] [--seeds 0 1 2] [--fresh]
         [--methods rtn gptq] [--groups 32 128] [--asym] [--rotate] [--numbers nf4 fp8-channel]
-        [--format bitsandbytes] [--bits-budget 5]
+        [--format bitsandbytes] [--bits-budget 5] [--calibration FILE] [--steps 200] [--paired]
 
 Each row is a model written by the very code of `ridgeline quantize`, opened and compared with the
 original in float32 on held-out text: mean KL per token, share of positions with the same most
 likely token, change of perplexity with its standard error over windows. Calibrated methods run once
 per seed. `--numbers` are layouts of their own, written in the format that holds them, and rounded
 to nearest unless one method is named. `--fresh` judges by windows between the usual ones and by
-held-out conversations: text that no method was tuned on.
+held-out conversations: text that no method was tuned on. `--paired` sets every row against the
+first one, window by window, with the interval of 95 %: it tells two methods apart where the errors
+of each do not.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -34,6 +37,7 @@ from ridgeline.compress.recipe import METHODS, NUMBERS, Recipe
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.text import load_tokenizer
+from ridgeline.optimize.stats import mean_interval
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.rewrite import with_dtype
 
@@ -68,7 +72,8 @@ def logprobs(model: str, windows: list[list[int]]) -> list[torch.Tensor]:
 
 def compare(
     before: list[torch.Tensor], after: list[torch.Tensor], windows: list[list[int]]
-) -> dict[str, float]:
+) -> dict[str, Any]:
+    """Means over the windows; `kls` and `changes` (of the loss per token) window by window."""
     kl = [(b.exp() * (b - a)).sum(-1) for b, a in zip(before, after, strict=True)]
     same = [b.argmax(-1) == a.argmax(-1) for b, a in zip(before, after, strict=True)]
     nll = [
@@ -81,7 +86,19 @@ def compare(
         "same": float(torch.cat(same).float().mean()),
         "perplexity": math.exp(statistics.fmean(change)) - 1,
         "error": statistics.stdev(change) / len(change) ** 0.5,
+        "kls": [float(each.mean()) for each in kl],
+        "changes": change,
     }
+
+
+def beside(found: dict[str, Any], first: dict[str, Any]) -> str:
+    """How a row differs from the first one, paired."""
+    pairs = [list(zip(found[key], first[key], strict=True)) for key in ("kls", "changes")]
+    kl, change = (mean_interval([a - b for a, b in each]) for each in pairs)
+    return (
+        f"  against the first: KL {kl.mid:+.2e} [{kl.low:+.2e}, {kl.high:+.2e}], perplexity "
+        f"{change.mid:+.2%} [{change.low:+.2%}, {change.high:+.2%}]"
+    )
 
 
 def writer(name: str) -> Writer:
@@ -97,7 +114,8 @@ def measure(
     budget: float | None,
     windows: list[list[int]],
     before: list[torch.Tensor],
-) -> dict[str, float]:
+    calibration: Path | None,
+) -> dict[str, Any]:
     """Of one recipe, written in the format `name`."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
@@ -105,7 +123,7 @@ def measure(
             model,
             recipe,
             target,
-            calibration=None,
+            calibration=calibration if recipe.calibrated or budget else None,
             write=writer(name),
             tell=lambda progress: None,
             mixed=None if budget is None else Mixed(budget, WIDTHS[name]),
@@ -130,6 +148,7 @@ def recipes(args: argparse.Namespace) -> Iterator[Recipe]:
                             numbers=numbers,
                             rotate=args.rotate,
                             seed=seed,
+                            steps=args.steps,
                         )
 
 
@@ -145,6 +164,9 @@ def main() -> None:
     parser.add_argument("--rotate", action="store_true")
     parser.add_argument("--format", choices=[*FORMATS], default="ridgeline")
     parser.add_argument("--bits-budget", type=float, default=None)
+    parser.add_argument("--calibration", type=Path)
+    parser.add_argument("--steps", type=int, default=200, help="of qat")
+    parser.add_argument("--paired", action="store_true")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--windows", type=int, default=24)
     args = parser.parse_args()
@@ -155,7 +177,9 @@ def main() -> None:
     rows = []
     for recipe in recipes(args):
         name = args.format if recipe.numbers == "int" else HOLDERS[recipe.numbers]
-        found = measure(args.model, recipe, name, args.bits_budget, windows, before)
+        found = measure(
+            args.model, recipe, name, args.bits_budget, windows, before, args.calibration
+        )
         rows.append({"recipe": msgspec.to_builtins(recipe), "format": name, **found})
         what = f"{recipe.bits} bits, groups {recipe.group_size}" + (
             ", zero-points" if recipe.zeros else ""
@@ -167,7 +191,10 @@ def main() -> None:
             f"perplexity {found['perplexity']:+.2%} ± {found['error']:.2%}",
             flush=True,
         )
-    print(json.dumps(rows))
+        if args.paired and len(rows) > 1:
+            print(beside(rows[-1], rows[0]), flush=True)
+    shown = ("recipe", "format", "kl", "same", "perplexity", "error")
+    print(json.dumps([{key: row[key] for key in shown} for row in rows]))
 
 
 if __name__ == "__main__":

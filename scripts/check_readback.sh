@@ -1,18 +1,23 @@
 #!/bin/sh
-# scripts/readback.py, in llama.cpp's, transformers' and GPTQModel's environments (made once:
+# scripts/readback.py, in llama.cpp's, transformers', GPTQModel's and vLLM's environments (made once:
 # minutes).
 #   check_readback.sh PYTHON FOLDER [--home DIR] [--use llama_cpp=DIR] [--use transformers=DIR]
+#                     [--use gptqmodel=DIR] [--use vllm=DIR]
 # PYTHON has ridgeline; FOLDER holds the models; the rest is benchmarks/peers/environments.py's.
 set -eu
 python=$1 folder=$2 here=$(dirname "$0")
 shift 2
 mkdir -p "$folder"
-pythons=$("$python" "$here/../benchmarks/peers/environments.py" llama_cpp transformers gptqmodel "$@")
-llama=$(echo "$pythons" | sed -n 1p) transformers=$(echo "$pythons" | sed -n 2p)
-gptqmodel=$(echo "$pythons" | sed -n 3p)
+names="llama_cpp transformers gptqmodel vllm"
+# shellcheck disable=SC2086 # several names
+pythons=$("$python" "$here/../benchmarks/peers/environments.py" $names "$@")
 "$python" "$here/readback.py" make "$folder"
-status=0
-"$llama" "$here/readback.py" llama "$folder" || status=1
-TQDM_DISABLE=1 "$transformers" "$here/readback.py" transformers "$folder" || status=1
-"$gptqmodel" "$here/readback.py" gptqmodel "$folder" || status=1
+status=0 line=0
+for what in "readback.py llama" "readback.py transformers" "readback.py gptqmodel" readback_vllm.py; do
+	line=$((line + 1))
+	peer=$(echo "$pythons" | sed -n ${line}p)
+	echo "$what:"
+	# shellcheck disable=SC2086 # a script and its first word
+	TQDM_DISABLE=1 "$peer" "$here"/$what "$folder" || status=1
+done
 exit $status

@@ -11,7 +11,8 @@
 keeps the gap between the two best logits of every step. The libraries continue the same ids twice:
 by themselves, and one token at a time on ours. Where they compute in float32 too, every step must
 agree; llama.cpp and W8A8 round activations to 8 bits, so that a step whose gap is below `TIE` may
-go either way there. `make check-readback` makes the environments and runs all four.
+go either way there. `make check-readback` makes the environments and runs all of them, and
+`readback_vllm.py`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,6 @@ ROUTE = 1.0
 """The same where they may also send a token to another expert."""
 TIES = {"ct-int8": TIE, "bnb-int8": TIE, "bnb-nf4": 0.05, "awq-int4": 0.05, "awq-int4-zeros": 0.05}
 """W8A8 has 8-bit activations; NF4 is decoded to the model's bfloat16; AWQ multiplies in float16."""
-
 
 MOE: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96},
@@ -317,7 +317,7 @@ def _compared(folder: Path, starts: tuple[str, ...], opened: Callable[[str], Any
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    does = {"make": make, "llama": llama, "transformers": transformers, "gptqmodel": gptqmodel}
+    does = {each.__name__: each for each in (make, llama, transformers, gptqmodel)}
     parser.add_argument("what", choices=[*does])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", choices=[*FORMATS], help="these formats alone")

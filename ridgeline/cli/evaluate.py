@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from ridgeline.cli.evaluate_table import show
+from ridgeline.cli.harness import Harness, ask, compare, find_program, tokenizer_folder
 from ridgeline.cli.lab import KINDS, Tokenised, heldout_pieces, tasks_for
-from ridgeline.cli.panel import Panel, Part, part_of, refusal
+from ridgeline.cli.panel import HarnessScore, Panel, Part, part_of, refusal, with_harness
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.resolve import Resolved, resolve
@@ -65,9 +66,15 @@ Answers = list[tuple[int, ...]]
 Prompts = Sequence[tuple[int, ...]]
 
 
-def command(a: Settings, b: Settings, as_json: bool, extent: Extent = WHOLE) -> int:
+def command(
+    a: Settings,
+    b: Settings,
+    as_json: bool,
+    extent: Extent = WHOLE,
+    harness: Harness | None = None,
+) -> int:
     """Print the panel; 0 where B passes, 1 where it fails or nothing can be said."""
-    panel = evaluate(a, b, extent, lambda text: print(f"{text} …", file=sys.stderr))
+    panel = evaluate(a, b, extent, lambda text: print(f"{text} …", file=sys.stderr), harness)
     print(msgspec.json.encode(panel).decode() if as_json else show(panel))
     return 0 if panel.verdict == "pass" else 1
 
@@ -77,9 +84,14 @@ def evaluate(
     b: Settings,
     extent: Extent = WHOLE,
     tell: Callable[[str], None] = lambda text: None,
+    harness: Harness | None = None,
 ) -> Panel:
-    """Compare two configurations. Raises BadInput where their vocabularies differ."""
+    """Compare two configurations. Raises BadInput where their vocabularies differ, CannotRun where
+    lm-eval was asked for and is not there."""
     first, second = resolve(a), resolve(b)
+    if harness is not None:
+        find_program(harness)  # before minutes of reading
+        tokenizer_folder([a.model, b.model])
     if first.spec.vocab_size != second.spec.vocab_size:
         raise BadInput(
             "the models have different vocabularies: their distributions cannot be compared",
@@ -92,7 +104,11 @@ def evaluate(
         with ExitStack() as short:
             floor = bench.judge(_Model(_on_other_threads(a, first), short))
         tell(f"reading with {b.model}")
-        return bench.panel(_Model(b, stack), floor, _control(first), tell)
+        candidate = _Model(b, stack)
+        panel = bench.panel(candidate, floor, _control(first), tell)
+        if harness is None:
+            return panel
+        return with_harness(panel, bench.harness(harness, candidate, tell))
 
 
 class _Model:
@@ -173,6 +189,19 @@ class _Bench:
             refusal=refused,
             verdict="inconclusive" if refused else candidate.verdict,
         )
+
+    def harness(
+        self, asked: Harness, other: _Model, tell: Callable[[str], None]
+    ) -> tuple[HarnessScore, ...]:
+        """lm-eval's tasks, asked of both."""
+        models = (self._original, other)
+        tokenizer = tokenizer_folder([model.settings.model for model in models])
+        found = []
+        for model in models:
+            tell(f"lm-eval asks {model.settings.model} about {asked.tasks}")
+            found.append(ask(asked, model.engine, tokenizer))
+        before, after = found
+        return compare(before, after, self._gate.task_drop_max)
 
     def _drift(self, answers: Answers) -> LengthDrift | None:
         if not answers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ridgeline.cli.panel import Panel, Part
+from ridgeline.cli.panel import HarnessScore, Panel, Part
 from ridgeline.optimize.quality import Check, Divergence, LengthDrift, Quality, TaskScore
 from ridgeline.optimize.stats import UNBOUNDED, Interval
 
@@ -28,6 +28,7 @@ def _lines(panel: Panel) -> Iterator[str]:
     yield from _text(found)
     yield from _answers(found.divergence, panel.lengths, panel.floor.divergence)
     yield from _tasks(found.tasks)
+    yield from _harness(panel.harness)
     yield from _parts("by kind of text", panel.by_kind)
     yield from _parts("by tokens of context", panel.by_context)
     yield ""
@@ -62,7 +63,11 @@ def _text(found: Quality) -> Iterator[str]:
         f"after {found.num_looks} look(s)"
     )
     before, after = found.perplexity_before, found.perplexity_after
-    yield f"          perplexity {before.mid:.3f} → {after.mid:.3f} (unpaired: {before})"
+    change = after.mid / before.mid - 1
+    yield (
+        f"          perplexity {before.mid:.3f} → {after.mid:.3f}: {change:+.2%} ± "
+        f"{found.perplexity_error:.2%} (standard error, paired)"
+    )
     share = found.num_flips / max(1, found.num_positions)
     yield f"          {found.num_flips} likeliest tokens changed ({share:.2%})"
 
@@ -98,21 +103,49 @@ def _tasks(tasks: Sequence[TaskScore]) -> Iterator[str]:
             )
 
 
+def _harness(scores: Sequence[HarnessScore]) -> Iterator[str]:
+    for place, score in enumerate(scores):
+        head = "lm-eval" if place == 0 else ""
+        told = "not judged"
+        if score.check is not None:
+            told = f"limit {score.check.limit:g}: {score.check.verdict}"
+        yield (
+            f"{head:10}{score.task}, {score.metric}: {score.before:.3g} → {score.after:.3g}, "
+            f"{score.num_changed} of {score.num_docs} documents changed"
+        )
+        yield f"          change {score.change}, {told}"
+
+
 def _parts(title: str, parts: dict[str, Part]) -> Iterator[str]:
     if not parts:
         return
-    yield f"{title}:"
+    yield ""
+    yield f"{title:26}{'KL':22}{'perplexity':24}{'same token':>10}  {'positions':>9}"
     for name, part in parts.items():
+        ratio = part.perplexity
+        change = f"{ratio.mid - 1:+.1%} [{ratio.low - 1:+.1%}, {_high(ratio)}]"
         yield (
-            f"  {name:12} KL {part.kl.mid:.2g}, same likeliest token {part.agreement.mid:.1%} "
-            f"({part.num_positions:,} positions)"
+            f"  {name:24}{_two(part.kl):22}{change:24}{part.agreement.mid:>10.1%}  "
+            f"{part.num_positions:>9,}"
         )
+
+
+def _two(found: Interval) -> str:
+    """Two digits, which hold a column."""
+    high = "∞" if found.high >= UNBOUNDED else f"{found.high:.2g}"
+    return f"{found.mid:.2g} [{max(0.0, found.low):.2g}, {high}]"
+
+
+def _high(ratio: Interval) -> str:
+    return "∞" if ratio.high >= UNBOUNDED else f"{ratio.high - 1:+.1%}"
 
 
 def _end(panel: Panel) -> Iterator[str]:
     if panel.refusal is not None:
         yield f"verdict: refused, {panel.refusal}"
         return
-    bad = [check.name for check in panel.candidate.checks if check.verdict == panel.verdict]
+    asked = [score.check for score in panel.harness if score.check is not None]
+    checks = (*panel.candidate.checks, *asked)
+    bad = [check.name for check in checks if check.verdict == panel.verdict]
     because = f" ({', '.join(bad)})" if panel.verdict != "pass" else ""
     yield f"verdict: {panel.verdict}{because}"

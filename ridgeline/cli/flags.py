@@ -25,7 +25,8 @@ from ridgeline.settings import Settings, changed, load_settings, settings_from
 HELP = {
     "dtype": "Arithmetic of weights and activations; auto takes the model's own where it can run.",
     "device": "cpu, cuda, or auto.",
-    "quantization": "Store the layers' weights in fewer bits (bf16: all, as the model does).",
+    "quantization": "Store the layers' weights in fewer bits, rounded to nearest (bf16: all, as "
+    "the model does); `ridgeline quantize` loses less at 4 bits.",
     "lm_head_quantization": "Store the LM head in fewer bits too.",
     "max_model_len": "Longest prompt plus answer, in tokens (8k = 8000, 8K = 8192).",
     "max_num_seqs": "Most sequences that run at once.",

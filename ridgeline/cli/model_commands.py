@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ridgeline.cli.flags import EngineFlags, takes_engine_flags
+from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
 from ridgeline.cli.quantities import duration_of, one_of
 
 _MODEL = "A Hugging Face model directory, or 'demo'."
@@ -176,11 +176,37 @@ def evaluate(
             help="Judge by what was read after so long: 90s, 5m.", parser=duration_of("--budget")
         ),
     ] = "2m",  # type: ignore[assignment]
+    lm_eval: Annotated[
+        str | None,
+        typer.Option(
+            help="lm-eval's tasks too, separated by commas: both models are served to it."
+        ),
+    ] = None,
+    lm_eval_path: Annotated[
+        Path | None, typer.Option(help="Folder of YAML files that describe tasks of your own.")
+    ] = None,
+    lm_eval_limit: Annotated[
+        int | None, typer.Option(min=2, help="Documents of each task at most (default: all).")
+    ] = None,
+    lm_eval_program: Annotated[
+        str | None, typer.Option(help="lm-eval's program, if it is in another environment.")
+    ] = None,
     *,
     engine: EngineFlags,
 ) -> None:
     """Does B still say what A says? The engine's flags are B's; exit code 1 unless it passes."""
     from ridgeline.cli.evaluate import Extent, command
+    from ridgeline.cli.harness import Harness
     from ridgeline.settings import Settings
 
-    _end(command(Settings(model=a), engine.settings(b), json, Extent(budget_s=budget)))
+    more = {
+        "--lm-eval-path": lm_eval_path,
+        "--lm-eval-limit": lm_eval_limit,
+        "--lm-eval-program": lm_eval_program,
+    }
+    if lm_eval is None:
+        refuse([flag for flag, value in more.items() if value is not None], "without --lm-eval")
+    asked = (lm_eval_path, lm_eval_limit, lm_eval_program)
+    harness = None if lm_eval is None else Harness(lm_eval, *asked)
+    extent = Extent(budget_s=budget)
+    _end(command(Settings(model=a), engine.settings(b), json, extent, harness))

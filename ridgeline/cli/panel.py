@@ -6,22 +6,44 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.optimize.quality import GateVerdict, LengthDrift, Quality, Window
-from ridgeline.optimize.stats import Interval, mean_interval
+from ridgeline.optimize.quality import Check, GateVerdict, LengthDrift, Quality, Window
+from ridgeline.optimize.stats import UNBOUNDED, Interval, mean_interval, ratio_interval
+
+_NO_RATIO = Interval(low=0.0, mid=1.0, high=UNBOUNDED)
+_WORST: tuple[GateVerdict, ...] = ("fail", "inconclusive", "pass")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of the positions: of one kind of text, or with so many tokens before them."""
+    """Some of the positions: of one kind of text, or with so many tokens before them.
+
+    `perplexity`: candidate over original.
+    """
 
     num_positions: int
+    perplexity: Interval
     kl: Interval
     agreement: Interval
+
+
+class HarnessScore(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of one task: means over documents, and the change, paired. `check`: None where
+    the metric does not count right answers, or another of the same task is judged."""
+
+    task: str
+    metric: str
+    num_docs: int
+    before: float
+    after: float
+    change: Interval
+    num_changed: int
+    check: Check | None
 
 
 class Panel(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is printed. `by_kind`: of text; `by_context`: by tokens read before.
 
-    `refusal`: why there is no verdict on the candidate, where there is none.
+    `refusal`: why there is no verdict on the candidate, where there is none. `harness`: lm-eval's
+    tasks, if any were asked for.
     """
 
     original: str
@@ -34,6 +56,15 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     control: Quality
     refusal: str | None
     verdict: GateVerdict
+    harness: tuple[HarnessScore, ...] = ()
+
+
+def with_harness(panel: Panel, scores: tuple[HarnessScore, ...]) -> Panel:
+    """The panel with lm-eval's tasks: its verdict is the worst of all that was judged."""
+    judged = [score.check.verdict for score in scores if score.check is not None]
+    worst = next((v for v in _WORST if v in (panel.verdict, *judged)), panel.verdict)
+    verdict = panel.verdict if panel.refusal is not None else worst
+    return msgspec.structs.replace(panel, harness=scores, verdict=verdict)
 
 
 def refusal(floor: Quality, control: Quality) -> str | None:
@@ -49,9 +80,14 @@ def part_of(found: Sequence[Window]) -> Part:
     """Means over windows, with their intervals."""
     return Part(
         num_positions=sum(window.count for window in found),
+        perplexity=_ratio([(w.nll_after - w.nll_before) / w.count for w in found]),
         kl=_mean([window.kl / window.count for window in found]),
         agreement=_mean([window.same_top / window.count for window in found]),
     )
+
+
+def _ratio(changes: Sequence[float]) -> Interval:
+    return ratio_interval(changes) if len(changes) > 1 else _NO_RATIO
 
 
 def _mean(values: Sequence[float]) -> Interval:

@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -20,7 +19,6 @@ from ridgeline.spec.rewrite import apply_formats, with_dtype
 if TYPE_CHECKING:
     from ridgeline.compress.make import Writer
     from ridgeline.compress.mixed import Mixed
-    from ridgeline.compress.progress import Progress
     from ridgeline.compress.recipe import Recipe
 
 FORMATS = {
@@ -73,20 +71,22 @@ def command(model: str, output: Path, choices: Choices) -> int:
 
 
 def _made(model: str, output: Path, choices: Choices) -> int:
+    from ridgeline.cli.making_bar import telling
     from ridgeline.compress.make import TableBits, describe, make
 
     recipe = recipe_for(choices)
     print(f"  {describe(recipe)}")
-    return make(
-        model,
-        recipe,
-        output,
-        bits=TableBits(choices.lm_head_bits, choices.embedding_bits),
-        calibration=choices.calibration,
-        write=_writer(choices.format),
-        tell=_tell,
-        mixed=_mixed(choices),
-    )
+    with telling() as tell:
+        return make(
+            model,
+            recipe,
+            output,
+            bits=TableBits(choices.lm_head_bits, choices.embedding_bits),
+            calibration=choices.calibration,
+            write=_writer(choices.format),
+            tell=tell,
+            mixed=_mixed(choices),
+        )
 
 
 def _mixed(choices: Choices) -> Mixed | None:
@@ -165,15 +165,3 @@ def _as_stored(model: str) -> ModelSpec:
     spec = with_dtype(load_spec(model), "float32")
     formats = dict.fromkeys(("layers.*.attention.*", "layers.*.mlp.*", "lm_head"), BF16)
     return apply_formats(spec, formats, "quantize --bits 16: as stored")
-
-
-def _tell(progress: Progress) -> None:
-    left = f", about {_span(progress.left_s)} left" if progress.left_s >= 1 else ""
-    at = f"{progress.unit} {progress.layer + 1} of {progress.num_layers}"
-    print(f"  {at}: {progress.took_s:.1f} s{left}", file=sys.stderr)
-    if progress.note:
-        print(f"    {progress.note}", file=sys.stderr)
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -17,9 +17,11 @@ from ridgeline.compress.pipeline import fingerprint, quantise_layers, source_of
 from ridgeline.compress.progress import Tell
 from ridgeline.compress.qat import tune
 from ridgeline.compress.recipe import Recipe, check
+from ridgeline.compress.rounding import refuse_nonsense
 from ridgeline.compress.store import Store, open_folder
-from ridgeline.engine.model.names import Part
+from ridgeline.engine.model.names import Part, parts
 from ridgeline.engine.model.pack import write_packed
+from ridgeline.engine.model.weights import Weights
 from ridgeline.engine.quant.outliers import Split
 from ridgeline.errors import CannotRun
 from ridgeline.spec.format import BF16, INT8, Format, int4
@@ -99,6 +101,7 @@ def make(
     dense = with_dtype(load_spec(model), "float32")
     text = read_text(calibration) if recipe.calibrated or mixed is not None else ""
     with source_of(model, dense, recipe) as (spec, source):
+        _refuse_broken(spec, source)
         if mixed is not None:
             pieces = windows(model, text, recipe, spec.vocab_size)
             widths = choose_widths(spec, source, recipe, pieces, mixed, tell)
@@ -106,20 +109,29 @@ def make(
         run = fingerprint(model, recipe, text)
         tables = _tables(spec, bits or TableBits(), recipe)
         write.refuse(spec, recipe, tables)
-        folder = open_folder(output, run)
-        store = quantise_layers(model, spec, source, recipe, folder, text, tell)
-        if recipe.method == "qat":
-            store = tune(spec, source, store, recipe, tokens_of(model, text), folder, tell)
-        result = folder / "result"
-        shutil.rmtree(result, ignore_errors=True)
-        result.mkdir()
-        job = Job(model_path(model), spec, recipe, store, tables, result, {"made": run})
-        written = write.write(job)
+        with open_folder(output, run) as folder:
+            store = quantise_layers(model, spec, source, recipe, folder, text, tell)
+            if recipe.method == "qat":
+                tokens = tokens_of(model, text)
+                store = tune(spec, source, store, recipe, tokens, folder, tell)
+            result = folder / "result"
+            shutil.rmtree(result, ignore_errors=True)
+            result.mkdir()
+            job = Job(model_path(model), spec, recipe, store, tables, result, {"made": run})
+            written = write.write(job)
     if output.is_dir():
         output.rmdir()  # it was empty
     result.rename(output)
     shutil.rmtree(folder)
     return written
+
+
+def _refuse_broken(spec: ModelSpec, source: Weights) -> None:
+    """Raises BadModel for tables, norms and biases that are no numbers: before any work is done.
+    What is rounded is looked at when its turn has come."""
+    for part in parts(spec):
+        if part.layer is None or len(part.shape) == 1:
+            refuse_nonsense(part, source.get(part))
 
 
 def _tables(spec: ModelSpec, bits: TableBits, recipe: Recipe) -> Tables:

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from ridgeline.compress.balance import Balanced, Site, choose_awq, choose_smooth, sites
@@ -48,6 +49,21 @@ from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import linears
 
 _CHOOSERS = {"awq": choose_awq, "smoothquant": choose_smooth}
+
+
+class Unmapped(CheckpointWeights):
+    """A checkpoint whose files are mapped for one tensor at a time: what was read of a mapped file
+    counts as the process's memory for as long as it is mapped."""
+
+    def __enter__(self) -> Unmapped:
+        return self
+
+    def get(self, part: Part) -> Tensor:
+        file = self.entries[self.located[part].name].file
+        with safe_open(file, framework="pt") as self.files[file]:
+            found = super().get(part)
+        del self.files[file]
+        return found
 
 
 def fingerprint(model: str, recipe: Recipe, text: str) -> dict[str, Any]:
@@ -74,7 +90,7 @@ def source_of(model: str, spec: ModelSpec, recipe: Recipe) -> Iterator[tuple[Mod
         raise CannotRun(
             "the model is quantised already", value=quantised[0], fix="name the original"
         )
-    with torch.inference_mode(), CheckpointWeights(model_path(model), spec) as weights:
+    with torch.inference_mode(), Unmapped(model_path(model), spec) as weights:
         if recipe.rotate:
             yield rotated_spec(spec), Rotated(weights, spec, recipe.seed)
         else:

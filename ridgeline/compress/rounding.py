@@ -39,7 +39,7 @@ def round_product(
     `stats`: of the products that were watched; GPTQ uses up its product's second moments.
     """
     for part, weight_OI in product.weights.items():
-        _refuse_nonsense(part, weight_OI)
+        refuse_nonsense(part, weight_OI)
     own = {
         part: recipe.at(part.key, part.layer, weight_OI.shape[1])
         for part, weight_OI in product.weights.items()
@@ -83,7 +83,8 @@ def _alone(weight_OI: Tensor, seen: Stats | None, recipe: Recipe, stored_dtype: 
     return rounder(weight_OI, seen, recipe)
 
 
-def _refuse_nonsense(part: Part, weight: Tensor) -> None:
+def refuse_nonsense(part: Part, weight: Tensor) -> None:
+    """Raises BadModel for NaN and infinite numbers."""
     if not torch.isfinite(weight).all():
         raise BadModel(
             f"the weight {part} holds NaN or infinite numbers",

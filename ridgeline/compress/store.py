@@ -1,6 +1,7 @@
 """What is finished of a quantisation, layer by layer, on disk: a kill loses one layer's work.
 
     OUT.partial/run.json            what was asked of what; another run's remains are refused
+    OUT.partial/lock                held by the process that works there
     OUT.partial/layer-00003.safetensors
         q.q uint8 [O, I] · q.scale float32 [O, G] · q.zero uint8 [O, G], or none
         q.coded.<suffix>                what is on no such grid, as the format's file has it
@@ -13,8 +14,10 @@ A layer's file is written under another name and renamed: a file that is there i
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +39,60 @@ from ridgeline.spec.model import LinearSpec, ModelSpec
 _RUN = "run.json"
 
 
-def open_folder(output: Path, run: Mapping[str, Any]) -> Path:
-    """`OUTPUT.partial`, new or of the same run. Raises BadInput for an output that is there."""
+@contextmanager
+def open_folder(output: Path, run: Mapping[str, Any]) -> Iterator[Path]:
+    """`OUTPUT.partial`, new or of the same run, or of one that has finished nothing; nobody else
+    works in it meanwhile. Raises BadInput where that cannot be, and for an output that is there."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise BadInput("the output directory is not empty", value=str(output))
+        raise BadInput(
+            "the output is there and is not an empty directory",
+            value=str(output),
+            fix="name another --output; nothing is overwritten",
+        )
     folder = output.with_name(output.name + ".partial")
     folder.mkdir(parents=True, exist_ok=True)
+    with _alone_in(folder):
+        _claim(folder, run)
+        yield folder
+
+
+def _claim(folder: Path, run: Mapping[str, Any]) -> None:
     file = folder / _RUN
     text = json.dumps(run, indent=1, sort_keys=True)
-    if file.is_file() and file.read_text(encoding="utf-8") != text:
+    there = file.read_text(encoding="utf-8") if file.is_file() else None
+    if there is not None and there != text and (done := len([*folder.glob("layer-*.safetensors")])):
         raise BadInput(
             "a half-made model of another run is in the way",
-            value=str(folder),
-            fix="run the same command again to finish it, or remove it",
+            value=f"{folder}: {_recipe_of(there)}, {done} layers done",
+            fix="run that command again to finish it, or remove it",
         )
-    file.write_text(text, encoding="utf-8")
-    return folder
+    if there != text:
+        writing = folder / f"{_RUN}.writing"
+        writing.write_text(text, encoding="utf-8")
+        writing.rename(file)
+
+
+def _recipe_of(text: str) -> str:
+    try:
+        recipe = json.loads(text)["recipe"]
+        return f"--method {recipe['method']}, {recipe['bits']} bits, seed {recipe['seed']}"
+    except (ValueError, KeyError, TypeError):
+        return "of another kind"
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Nobody else works there meanwhile; what a killed process held is free again."""
+    with (folder / "lock").open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BadInput(
+                "another process is making this model at this moment",
+                value=str(folder),
+                fix="wait for it, or name another output",
+            ) from None
+        yield
 
 
 def _name(part: Part) -> str:

@@ -84,10 +84,11 @@ class Walk:
         self.spec = spec
         self._ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
         length = len(windows[0])
-        embed_VC = weights.get(Part("embed", (spec.vocab_size, spec.hidden_size))).float()
+        embed_VC = weights.get(Part("embed", (spec.vocab_size, spec.hidden_size)))
         ids = [F.embedding(torch.tensor(tokens), embed_VC) for tokens in windows]
-        self.states = [x_TC * spec.embed_scale for x_TC in ids]
-        self._attend = FullAttention(spec, length, embed_VC)
+        del embed_VC  # it may be larger than a block
+        self.states = [x_TC.float() * spec.embed_scale for x_TC in ids]
+        self._attend = FullAttention(spec, length, self.states[0])
         tables = RopeTables(self._ropes, length, torch.float32, torch.device("cpu"))
         self._turns = tables.at(torch.arange(length), length)
 

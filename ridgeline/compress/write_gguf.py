@@ -35,7 +35,9 @@ from ridgeline.spec.model import MlpSpec, ModelSpec
 NAME = "model.gguf"
 _NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}
 _PLAIN = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _ALIGN = 32
+_ROWS = 4096  # of a table, written at once
 _K_TYPES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
 _TYPES_32 = {(4, False): "Q4_0", (4, True): "Q4_1", (5, False): "Q5_0"}
 
@@ -63,7 +65,9 @@ def _write_gguf(job: Job) -> int:
     with target.open("wb") as file:
         _write_header(file, _metadata(job), entries)
         for entry in entries:
-            written = sum(file.write(_bytes(job, part, entry.kind)) for part in entry.parts)
+            written = sum(
+                file.write(piece) for part in entry.parts for piece in _bytes(job, part, entry.kind)
+            )
             file.write(bytes(-written % _ALIGN))
     return target.stat().st_size
 
@@ -133,15 +137,16 @@ def _kind(job: Job, part: Part) -> str:
     return "Q8_0" if own.bits == 8 else _TYPES_32[own.bits, own.zeros]
 
 
-def _bytes(job: Job, part: Part, kind: str) -> bytes:
+def _bytes(job: Job, part: Part, kind: str) -> Iterator[bytes]:
+    """A part as the file has it; what is not quantised (tables may be large) piece by piece."""
     blocks = _blocks(job, part, kind)
     if blocks is not None:
         rows = _their_rows(blocks.view(part.shape[0], -1), job, part)
-        return bytes(rows.contiguous().numpy().tobytes())
-    value = _their_rows(job.weights.get(part).float(), job, part)
-    if kind == "BF16":
-        return bytes(value.to(torch.bfloat16).view(torch.int16).numpy().tobytes())
-    return bytes(value.to(torch.float16 if kind == "F16" else torch.float32).numpy().tobytes())
+        yield rows.contiguous().numpy().tobytes()
+        return
+    dtype = _DTYPES[kind]
+    for rows in torch.split(_their_rows(job.weights.get(part), job, part), _ROWS):
+        yield rows.to(dtype).contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _blocks(job: Job, part: Part, kind: str) -> Tensor | None:

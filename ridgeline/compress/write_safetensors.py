@@ -227,18 +227,28 @@ def write_shards(job: Job, encode: Encode | None, config: Mapping[str, Any]) -> 
     """Shards, index and config; the bytes of the shards."""
     copy_config(job.source, job.folder, job.spec, {**config, **job.made})
     names = _names(job)
-    count = len(job.spec.layers) + 1
+    shards = _shards(names)
     index: dict[str, str] = {}
     total = 0
-    for number, layer in enumerate([None, *range(len(job.spec.layers))]):
-        file = f"model-{number + 1:05}-of-{count:05}.safetensors"
-        tensors = dict(_tensors(job, encode, names, layer))
+    for number, inside in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        tensors = dict(_tensors(job, encode, {name: names[name] for name in inside}))
         save_file(tensors, job.folder / file, metadata={"format": "pt"})
         index |= dict.fromkeys(tensors, file)
         total += sum(tensor.nbytes for tensor in tensors.values())
     document = {"metadata": {"total_size": total}, "weight_map": index}
     (job.folder / INDEX).write_text(json.dumps(document, indent=1), encoding="utf-8")
     return total
+
+
+def _shards(names: Mapping[str, list[Part]]) -> list[list[str]]:
+    """The names of each file: every layer its own, and every table, which may be larger."""
+    found: dict[object, list[str]] = {}
+    for name, inside in names.items():
+        part = inside[0]
+        alone = part.key in ("embed", "lm_head")
+        found.setdefault(part.key if alone else part.layer, []).append(name)
+    return list(found.values())
 
 
 def refuse(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
@@ -302,12 +312,10 @@ def _names(job: Job) -> dict[str, list[Part]]:
 
 
 def _tensors(
-    job: Job, encode: Encode | None, names: Mapping[str, list[Part]], layer: int | None
+    job: Job, encode: Encode | None, names: Mapping[str, list[Part]]
 ) -> Iterator[tuple[str, Tensor]]:
     dtype = DTYPES[job.spec.stored_dtype]
     for name, inside in names.items():
-        if inside[0].layer != layer:
-            continue
         coded = [found for part in inside if (found := job.weights.coded(part)) is not None]
         if coded:
             module = name.removesuffix(".weight")
@@ -322,7 +330,8 @@ def _tensors(
                 yield module + suffix, tensor
         else:
             values = [job.weights.get(part) for part in inside]
-            yield name, torch.cat(values).to(dtype).contiguous()
+            whole = values[0] if len(values) == 1 else torch.cat(values)
+            yield name, whole.to(dtype).contiguous()
 
 
 def _alone(coded: list[Coded], name: str) -> Coded:

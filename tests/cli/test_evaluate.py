@@ -33,10 +33,13 @@ def test_answers_tasks_and_contexts_are_told(panel: Panel) -> None:
     assert {task.name for task in panel.candidate.tasks} == {"arithmetic", "variables", "recall"}
     assert list(panel.by_context) == ["1-16", "17-64", "65-128", "129-256", "257-512", "513-1024"]
     assert set(panel.by_kind) == {"chat", "code", "prose"}
+    assert all(part.perplexity.low < part.perplexity.high for part in panel.by_kind.values())
+    assert 0 < panel.candidate.perplexity_error < 0.1 and panel.floor.perplexity_error < 1e-6
 
 
 def test_it_is_printed_and_encoded(panel: Panel) -> None:
     text = show(panel)
+    assert "(standard error, paired)" in text and max(map(len, text.splitlines())) <= 100
     assert "✗ KL mean (nats)" in text and text.endswith(")") and "verdict: fail (" in text
     assert msgspec.json.decode(msgspec.json.encode(panel))["verdict"] == "fail"
 

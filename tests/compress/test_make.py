@@ -19,6 +19,7 @@ from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rotate import Rotated, rotated_spec
 from ridgeline.engine.model import load
 from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.weights import CheckpointWeights, DummyWeights, Weights
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.text import load_tokenizer
@@ -105,7 +106,7 @@ def test_an_interrupted_run_goes_on_to_the_same_file(tmp_path: Path) -> None:
     assert sorted(f.name for f in target.iterdir()) == sorted(f.name for f in whole.iterdir())
     for file in whole.iterdir():
         assert (target / file.name).read_bytes() == file.read_bytes(), file.name
-    with pytest.raises(BadInput, match="not empty"):
+    with pytest.raises(BadInput, match="not an empty"):
         made(recipe, target)
 
 
@@ -221,16 +222,46 @@ def test_bad_sources_are_refused(tmp_path: Path) -> None:
             write=RIDGELINE,
             tell=lambda progress: None,
         )
+    made(Recipe(), tmp_path / "c")  # the failed run has left nothing that would be lost
     tensors["model.layers.2.mlp.up_proj.weight"][5, 5] = float("inf")
     save_file(tensors, broken / "model.safetensors")
     with pytest.raises(BadModel, match="up of layer 2 holds NaN or infinite"):
         made(Recipe(), tmp_path / "e", str(broken))
+    tensors["model.layers.2.mlp.up_proj.weight"][5, 5] = 0.0
+    tensors["model.embed_tokens.weight"][9, 9] = float("nan")
+    save_file(tensors, broken / "model.safetensors")
+    with pytest.raises(BadModel, match="embed holds NaN"):
+        made(Recipe(), tmp_path / "f", str(broken))
     spec = dense()
     with source_of("demo", spec, Recipe()) as (_, source):
         quantise_layers("demo", spec, source, Recipe(), tmp_path, "", lambda progress: None)
     packed = made(Recipe(), tmp_path / "packed")
     with pytest.raises(CannotRun, match="quantised already"):
         made(Recipe(), tmp_path / "d", packed)
+
+
+def test_what_was_read_is_not_kept_mapped() -> None:
+    """A checkpoint's pages would count as this process's memory, all of them in the end."""
+    spec, file = dense(), str(model_path("demo") / "model.safetensors")
+    part = Part("down", (256, 704), 1)
+    with CheckpointWeights(model_path("demo"), spec) as kept:
+        expected = kept.get(part)
+        assert file in Path("/proc/self/maps").read_text(encoding="utf-8")
+    with source_of("demo", spec, Recipe()) as (_, source):
+        assert torch.equal(source.get(part), expected)
+        assert file not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    def tell(progress: Progress) -> None:
+        with pytest.raises(BadInput, match="another process is making this model"):
+            made(Recipe(), tmp_path / "m")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make("demo", Recipe(), tmp_path / "m", calibration=None, write=RIDGELINE, tell=tell)
+    made(Recipe(), tmp_path / "m")  # whoever was interrupted holds nothing
+    assert [each.name for each in tmp_path.iterdir()] == ["m"]
 
 
 def test_a_tokenizer_of_another_model_is_refused() -> None:
@@ -244,7 +275,7 @@ def test_the_original_is_never_touched(tmp_path: Path) -> None:
     shutil.copytree(model_path("demo"), original)
     before = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in original.iterdir()}
     made(Recipe(), tmp_path / "m", str(original))
-    with pytest.raises(BadInput, match="not empty"):
+    with pytest.raises(BadInput, match="not an empty"):
         made(Recipe(), original, str(original))  # the output in the original's place
     after = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in original.iterdir()}
     assert after == before

@@ -48,6 +48,14 @@ def test_read_back_as_the_same(tmp_path: Path, name: str, zeros: bool) -> None:
     assert change < 1e-6  # the head alone: bfloat16 kept in ours, float32 by torch in theirs
 
 
+def test_gptq_with_a_scale_per_row(tmp_path: Path) -> None:
+    """Its zero-points are one row of words."""
+    own = write(tmp_path / "own", bits=8)
+    theirs = write(tmp_path / "theirs", bits=8, format="gptq")
+    assert kinds(load_spec(str(theirs))) == {"int8"}
+    assert (logits(theirs) - logits(own)).norm() < 0.05 * logits(own).norm()
+
+
 def test_compressed_tensors(tmp_path: Path) -> None:
     """Scales are bfloat16's there, as the model's dtype."""
     own = write(tmp_path / "own", group_size=64, zeros=True)
@@ -55,6 +63,9 @@ def test_compressed_tensors(tmp_path: Path) -> None:
     assert kinds(load_spec(str(theirs))) == {"int4"}
     change = (logits(theirs) - logits(own)).norm() / logits(own).norm()
     assert 0 < change < 0.1
+    index = json.loads((theirs / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    beside = {name for name, file in index["weight_map"].items() if file.startswith("model-00001")}
+    assert beside == {"model.embed_tokens.weight"}  # a table may be larger than a layer: alone
     eight = write(tmp_path / "b", bits=8, format="compressed-tensors")
     assert kinds(load_spec(str(eight))) == {"int8"}
     change = (logits(eight) - logits(write(tmp_path / "c", bits=8))).norm()

@@ -81,10 +81,26 @@ def pack_model(model: str, spec: ModelSpec, directory: Path) -> int:
     source = model_path(model)
     if (source / PACKED_FILE).is_file():
         raise CannotRun("the model is packed already", value=model, fix="name the original")
-    if directory.exists() and any(directory.iterdir()):
-        raise BadInput("the output directory is not empty", value=str(directory))
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise BadInput(
+            "the output is there and is not an empty directory",
+            value=str(directory),
+            fix="name another --output; nothing is overwritten",
+        )
+    partial = directory.with_name(directory.name + ".partial")
+    if (partial / "run.json").exists():
+        raise BadInput(
+            "a half-made model of another run is in the way",
+            value=str(partial),
+            fix="run that command again to finish it, or remove it",
+        )
+    shutil.rmtree(partial, ignore_errors=True)
     with torch.inference_mode(), CheckpointWeights(source, spec) as weights:
-        return write_packed(source, spec, weights, directory, {})
+        written = write_packed(source, spec, weights, partial, {})
+    if directory.exists():
+        directory.rmdir()  # it was empty
+    partial.rename(directory)
+    return written
 
 
 def write_packed(

@@ -18,7 +18,7 @@ import msgspec
 
 from ridgeline.optimize.quality.greedy import Divergence
 from ridgeline.optimize.quality.tasks import TaskQuestion, TaskScore
-from ridgeline.optimize.quality.text import TextQuestion, perplexity
+from ridgeline.optimize.quality.text import TextQuestion, change_error, perplexity
 from ridgeline.optimize.quality.thresholds import Check, GateVerdict
 from ridgeline.optimize.stats import Interval
 
@@ -27,7 +27,8 @@ INTERIM = 0.005
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
-    """The panel's answer. `perplexity_before`, `_after` are over the same positions.
+    """The panel's answer. `perplexity_before`, `_after` are over the same positions;
+    `perplexity_error` is the standard error of their ratio's logarithm, paired by window.
 
     `num_flips`: positions whose most likely token changed. `num_looks`: how often the evidence was
     looked at.
@@ -41,6 +42,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     num_windows: int
     num_flips: int
     num_looks: int
+    perplexity_error: float = 0.0
     tasks: tuple[TaskScore, ...] = ()
     divergence: Divergence | None = None
 
@@ -130,6 +132,7 @@ class Examination:
             num_windows=len(found),
             num_flips=positions - sum(window.same_top for window in found),
             num_looks=self._num_looks,
+            perplexity_error=change_error(found),
             tasks=tuple(task.score() for task in self._tasks),
             divergence=divergence,
         )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -172,6 +173,12 @@ class TextQuestion:
 def perplexity(found: Sequence[Window], nll: Callable[[Window], float]) -> Interval:
     """Perplexity with its interval over windows, unpaired."""
     return _exp(_per_token(found, nll))
+
+
+def change_error(found: Sequence[Window]) -> float:
+    """Standard error of the change of the loss per token, over windows; 0 for fewer than two."""
+    changes = [(window.nll_after - window.nll_before) / window.count for window in found]
+    return statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else 0.0
 
 
 def _per_token(

@@ -86,8 +86,20 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
         pack_model("dummy:llama-1b-32k", load_spec("dummy:llama-1b-32k"), tmp_path / "a")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(BadInput, match="not empty"):
+    with pytest.raises(BadInput, match="not an empty"):
         pack_model("demo", spec_with("demo", int4()), tmp_path / "full")
+    (tmp_path / "b.partial").mkdir()
+    (tmp_path / "b.partial" / "run.json").touch()
+    with pytest.raises(BadInput, match="another run"):
+        pack_model("demo", spec_with("demo", int4()), tmp_path / "b")
+
+
+def test_what_a_killed_run_has_left_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "m.partial").mkdir()
+    (tmp_path / "m.partial" / PACKED_FILE).write_bytes(b"half")
+    pack_model("demo", spec_with("demo", int4()), tmp_path / "m")
+    assert [each.name for each in tmp_path.iterdir()] == ["m"]
+    assert (tmp_path / "m" / PACKED_FILE).stat().st_size > 1_000_000
 
 
 @pytest.fixture(scope="module")

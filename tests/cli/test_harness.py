@@ -1,0 +1,145 @@
+"""`ridgeline eval --lm-eval`: another program asks both models by HTTP; documents are paired."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ridgeline.cli.evaluate_table import show
+from ridgeline.cli.harness import (
+    Harness,
+    ask,
+    compare,
+    find_program,
+    read_samples,
+    tokenizer_folder,
+)
+from ridgeline.cli.panel import Panel, with_harness
+from ridgeline.engine.engine import Engine
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.optimize.quality import Quality
+from ridgeline.optimize.quality.thresholds import check_max
+from ridgeline.optimize.stats import Interval
+from ridgeline.settings import Settings
+
+STAND_IN = """
+import json, sys, urllib.request
+from pathlib import Path
+
+given = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=False))
+arguments = dict(pair.split("=", 1) for pair in given["--model_args"].split(","))
+if given["--tasks"] == "unknown":
+    sys.exit("Tasks not found: unknown")
+folder = Path(given["--output_path"]) / arguments["model"]
+folder.mkdir()
+with (folder / "samples_colours_2026-11-21T10-00-00.jsonl").open("w") as out:
+    for doc_id, word in enumerate(("import", "return", "class")):
+        body = {"model": arguments["model"], "prompt": f"{word} ", "max_tokens": 1, "logprobs": 1,
+                "echo": True, "temperature": 0}
+        asked = urllib.request.Request(arguments["base_url"], json.dumps(body).encode(),
+                                       {"content-type": "application/json"})
+        told = json.load(urllib.request.urlopen(asked))["choices"][0]["logprobs"]["token_logprobs"]
+        sample = {"doc_id": doc_id, "filter": "none", "metrics": ["acc", "loss"],
+                  "acc": float(told[-1] < 0), "loss": -told[-1]}
+        out.write(json.dumps(sample) + chr(10))
+"""
+
+
+@pytest.fixture
+def plain_panel() -> Panel:
+    """A candidate that passes."""
+    one = Interval(low=1.0, mid=1.0, high=1.0)
+    found = Quality(
+        verdict="pass",
+        checks=(check_max("KL", one, 2.0),),
+        perplexity_before=one,
+        perplexity_after=one,
+        num_positions=1,
+        num_windows=1,
+        num_flips=0,
+        num_looks=1,
+    )
+    return Panel(
+        original="a",
+        candidate_name="b",
+        floor=found,
+        candidate=found,
+        by_kind={},
+        by_context={},
+        lengths=None,
+        control=found,
+        refusal=None,
+        verdict="pass",
+    )
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    """Stands in for lm-eval: asks the server, writes its files."""
+    script = tmp_path / "lm-eval"
+    script.write_text(f"#!{sys.executable}\n{STAND_IN}", encoding="utf-8")
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_both_models_are_asked_and_documents_paired(program: str) -> None:
+    harness = Harness("colours", program=program)
+    tokenizer = tokenizer_folder(["dummy:llama-1b-32k", "demo"])
+    found = []
+    for quantization in (None, "int4"):
+        settings = Settings(model="demo", quantization=quantization, max_num_seqs=4)
+        with Engine.from_settings(settings) as engine:
+            found.append(ask(harness, engine, tokenizer))
+            if quantization is None:
+                with pytest.raises(BadInput, match="Tasks not found: unknown"):
+                    ask(Harness("unknown", program=program), engine, tokenizer)
+    acc, loss = compare(*found, 0.05)
+    assert (acc.metric, acc.num_docs, acc.before, acc.after) == ("acc", 3, 1.0, 1.0)
+    assert acc.check is not None and acc.check.verdict == "inconclusive"  # three documents
+    assert loss.check is None and loss.num_changed == 3  # INT4's numbers are others
+
+
+def _documents(values: list[float]) -> dict[tuple[str, str], dict[int, float]]:
+    return {("t", "acc"): dict(enumerate(values)), ("t", "acc_norm"): dict(enumerate(values))}
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict"),
+    [([1.0] * 400, "pass"), ([1.0] * 300 + [0.0] * 100, "fail"), ([1.0] * 5, "inconclusive")],
+)
+def test_right_answers_are_judged_once_a_task(after: list[float], verdict: str) -> None:
+    first, second = compare(_documents([1.0] * len(after)), _documents(after), 0.05)
+    assert first.check is not None and first.check.verdict == verdict
+    assert second.check is None
+
+
+def test_the_worst_verdict_counts(plain_panel: Panel) -> None:
+    scores = compare(_documents([1.0] * 400), _documents([0.0] * 400), 0.05)
+    panel = with_harness(plain_panel, scores)
+    assert (plain_panel.verdict, panel.verdict) == ("pass", "fail")
+    assert "verdict: fail (t, acc)" in show(panel) and "lm-eval   t, acc: 1 → 0" in show(panel)
+
+
+def test_filters_are_told_apart_and_text_is_no_number(tmp_path: Path) -> None:
+    rows = [
+        {"doc_id": 0, "filter": kind, "metrics": ["hit", "said"], "hit": 1, "said": "x"}
+        for kind in ("strict", "none")
+    ]
+    text = "\n".join(json.dumps(row) for row in rows)
+    (tmp_path / "samples_my_task_2026.jsonl").write_text(text, encoding="utf-8")
+    assert read_samples(tmp_path) == {
+        ("my_task", "hit, strict"): {0: 1.0},
+        ("my_task", "hit"): {0: 1.0},
+    }
+    with pytest.raises(BadInput, match="no number"):
+        compare(read_samples(tmp_path), {}, 0.05)
+
+
+def test_what_is_missing_is_said_before_any_work() -> None:
+    with pytest.raises(CannotRun, match="--lm-eval-program"):
+        find_program(Harness("x", program="there-is-no-such-program"))
+    with pytest.raises(CannotRun, match="tokenizer"):
+        tokenizer_folder(["dummy:llama-1b-32k"])
