@@ -53,6 +53,8 @@ void bind_probe(nb::module_& m) {
         nb::arg("min_s"),
         "Multiply-adds in registers: one (operations per second, CPU share) per repetition.");
   m.def("multiply_kinds", &multiply_kinds, "The kinds that multiply_rates can measure on this CPU.");
+  m.def("multiply_isa", &multiply_isa, nb::arg("kind"),
+        "The variant of the kernels whose multiply-add multiply_rates measures; \"\" where there is none.");
 }
 
 }  // namespace ridgeline

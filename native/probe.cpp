@@ -16,7 +16,7 @@
 #include "isa.h"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
+#include "multiply_loops.inc"
 #endif
 
 namespace ridgeline {
@@ -25,7 +25,7 @@ namespace {
 constexpr size_t kStride = 512;  // bytes per loop turn: eight cache lines
 
 using Reader = uint64_t (*)(const uint8_t*, size_t);
-using Multiplier = double (*)(uint64_t);  // turns -> operations done
+using Multiplier = double (*)(uint64_t, double*);  // turns -> operations done
 
 uint64_t read_portable(const uint8_t* data, size_t bytes) {
   const uint64_t* p = reinterpret_cast<const uint64_t*>(data);
@@ -36,7 +36,7 @@ uint64_t read_portable(const uint8_t* data, size_t bytes) {
 }
 
 // 16 accumulators, so that a compiler may keep them in whatever vectors it has.
-double multiply_portable(uint64_t turns) {
+double multiply_portable(uint64_t turns, double*) {
   float acc[64];
   for (int j = 0; j < 64; ++j) acc[j] = 1.0f + j;
   volatile float factor = 0.999f, term = 0.001f;
@@ -83,108 +83,12 @@ __attribute__((target("avx512f"))) uint64_t read_avx512(const uint8_t* data, siz
   return out;
 }
 
-// Each accumulator depends only on itself; enough of them hide the latency of two multipliers. Written as
-// assembly with a read-write operand, because compilers spill accumulators around the intrinsics.
-#define RIDGELINE_STEP(instruction, acc, x, y) \
-  asm volatile(instruction " %2, %1, %0" : "+v"(acc) : "v"(x), "v"(y))
-
-__attribute__((target("avx2,fma"))) double multiply_avx2(uint64_t turns) {
-  __m256 acc[12];
-  const __m256 x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(0.001f);
-#pragma GCC unroll 12
-  for (int j = 0; j < 12; ++j) acc[j] = x;
-  for (uint64_t i = 0; i < turns; ++i) {
-#pragma GCC unroll 12
-    for (int j = 0; j < 12; ++j) RIDGELINE_STEP("vfmadd231ps", acc[j], x, y);
-  }
-  return 2.0 * 8 * 12 * turns;
+bool runs_here(const std::string& variant) {
+  const bool wide = best_isa() == Isa::kAvx512, narrow = best_isa() != Isa::kPortable;
+  if (variant == "avx512vnni") return wide && __builtin_cpu_supports("avx512vnni");
+  if (variant == "avxvnni") return narrow && __builtin_cpu_supports("avxvnni");
+  return variant == "avx512" ? wide : narrow;
 }
-
-__attribute__((target("avx512f"))) double multiply_avx512(uint64_t turns) {
-  __m512 acc[24];
-  const __m512 x = _mm512_set1_ps(0.999f), y = _mm512_set1_ps(0.001f);
-#pragma GCC unroll 24
-  for (int j = 0; j < 24; ++j) acc[j] = x;
-  for (uint64_t i = 0; i < turns; ++i) {
-#pragma GCC unroll 24
-    for (int j = 0; j < 24; ++j) RIDGELINE_STEP("vfmadd231ps", acc[j], x, y);
-  }
-  return 2.0 * 16 * 24 * turns;
-}
-
-// Without a dot-product instruction, int8 takes three: pairs to int16, pairs of those to int32, and add.
-__attribute__((target("avx2"))) double multiply_int8_avx2(uint64_t turns) {
-  __m256i acc[10], part[10];
-  const __m256i x = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1);
-#pragma GCC unroll 10
-  for (int j = 0; j < 10; ++j) acc[j] = x;
-  for (uint64_t i = 0; i < turns; ++i) {
-#pragma GCC unroll 10
-    for (int j = 0; j < 10; ++j) {
-      asm volatile("vpmaddubsw %1, %1, %0" : "=v"(part[j]) : "v"(x));
-      asm volatile("vpmaddwd %1, %0, %0" : "+v"(part[j]) : "v"(ones));
-      asm volatile("vpaddd %1, %0, %0" : "+v"(acc[j]) : "v"(part[j]));
-    }
-  }
-  return 2.0 * 32 * 10 * turns;
-}
-
-// The exact sequence for 4-bit weights: eight products of pairs fit 16 bits, then widen once.
-__attribute__((target("avx2"))) double multiply_int4_avx2(uint64_t turns) {
-  __m256i acc[2], part[10];
-  const __m256i x = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1);
-  acc[0] = acc[1] = x;
-#pragma GCC unroll 10
-  for (int j = 0; j < 10; ++j) part[j] = x;
-  for (uint64_t i = 0; i < turns; ++i) {
-#pragma GCC unroll 8
-    for (int k = 0; k < 8; ++k) {
-#pragma GCC unroll 10
-      for (int j = 0; j < 10; ++j) {
-        __m256i two;
-        asm volatile("vpmaddubsw %1, %1, %0" : "=v"(two) : "v"(x));
-        asm volatile("vpaddw %1, %0, %0" : "+v"(part[j]) : "v"(two));
-      }
-    }
-#pragma GCC unroll 10
-    for (int j = 0; j < 10; ++j) {
-      __m256i four;
-      asm volatile("vpmaddwd %1, %2, %0" : "=v"(four) : "v"(part[j]), "v"(ones));
-      asm volatile("vpaddd %1, %0, %0" : "+v"(acc[j % 2]) : "v"(four));
-    }
-  }
-  return 2.0 * 32 * 8 * 10 * turns;
-}
-
-// The exact sequence for full-range 8-bit weights: words, two products of pairs per 32 bytes.
-__attribute__((target("avx2"))) double multiply_int16_avx2(uint64_t turns) {
-  __m256i acc[12];
-  const __m256i x = _mm256_set1_epi16(1);
-#pragma GCC unroll 12
-  for (int j = 0; j < 12; ++j) acc[j] = x;
-  for (uint64_t i = 0; i < turns; ++i) {
-#pragma GCC unroll 12
-    for (int j = 0; j < 12; ++j) {
-      __m256i two;
-      asm volatile("vpmaddwd %1, %1, %0" : "=v"(two) : "v"(x));
-      asm volatile("vpaddd %1, %0, %0" : "+v"(acc[j]) : "v"(two));
-    }
-  }
-  return 2.0 * 16 * 12 * turns;
-}
-
-__attribute__((target("avx512f,avx512vnni"))) double multiply_int8_vnni512(uint64_t turns) {
-  __m512i acc[24];
-  const __m512i x = _mm512_set1_epi32(0x01010101), y = x;
-#pragma GCC unroll 24
-  for (int j = 0; j < 24; ++j) acc[j] = x;
-  for (uint64_t i = 0; i < turns; ++i) {
-#pragma GCC unroll 24
-    for (int j = 0; j < 24; ++j) RIDGELINE_STEP("vpdpbusd", acc[j], x, y);
-  }
-  return 2.0 * 64 * 24 * turns;
-}
-#undef RIDGELINE_STEP
 #endif
 
 Reader best_reader() {
@@ -195,18 +99,21 @@ Reader best_reader() {
   return read_portable;
 }
 
-// nullptr where this CPU has no instruction for the kind.
-Multiplier best_multiplier(const std::string& kind) {
+struct Chosen {
+  const char* isa;
+  Multiplier loop;  // nullptr where this CPU has no instruction for the kind
+};
+
+// The first loop of the kind that this CPU runs: what the linear kernels multiply by (linear_isa.h).
+Chosen best_multiplier(const std::string& kind) {
+  Chosen found{"", nullptr};
 #if defined(__x86_64__)
-  const bool wide = best_isa() == Isa::kAvx512;
-  if (kind != "float32" && wide && __builtin_cpu_supports("avx512vnni")) return multiply_int8_vnni512;
-  if (kind == "int4" && best_isa() != Isa::kPortable) return multiply_int4_avx2;
-  if (kind == "int16" && best_isa() != Isa::kPortable) return multiply_int16_avx2;
-  if (kind == "int8" && best_isa() != Isa::kPortable) return multiply_int8_avx2;
-  if (kind == "float32" && wide) return multiply_avx512;
-  if (kind == "float32" && best_isa() == Isa::kAvx2) return multiply_avx2;
+  each_multiply_loop(kind, runs_here, [&](const char* isa, Multiplier loop, bool runs) {
+    if (!found.loop && runs) found = {isa, loop};
+  });
 #endif
-  return kind == "float32" ? multiply_portable : nullptr;
+  if (!found.loop && kind == "float32") found = {"portable", multiply_portable};
+  return found;
 }
 
 // Threads meet here before and after each repetition; yielding keeps it alive on one core.
@@ -335,17 +242,20 @@ std::vector<Rate> read_rates(size_t total_bytes, int num_threads, int repetition
 
 std::vector<Rate> multiply_rates(const std::string& kind, int num_threads, int repetitions, double min_s) {
   require(num_threads > 0 && repetitions > 0, "num_threads and repetitions must be positive");
-  const Multiplier multiply = best_multiplier(kind);
+  const Multiplier multiply = best_multiplier(kind).loop;
   if (!multiply) throw std::invalid_argument("this CPU has no multiply-add for " + kind);
-  std::vector<Worker> workers(num_threads, Worker{[] {}, multiply});
+  const auto work = [=](uint64_t turns) { return multiply(turns, nullptr); };
+  std::vector<Worker> workers(num_threads, Worker{[] {}, work});
   return run(workers, repetitions, min_s);
 }
 
 std::vector<std::string> multiply_kinds() {
   std::vector<std::string> kinds;
   for (const char* kind : {"float32", "int8"})
-    if (best_multiplier(kind)) kinds.push_back(kind);
+    if (best_multiplier(kind).loop) kinds.push_back(kind);
   return kinds;
 }
+
+std::string multiply_isa(const std::string& kind) { return best_multiplier(kind).isa; }
 
 }  // namespace ridgeline

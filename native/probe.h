@@ -22,7 +22,10 @@ std::vector<Rate> read_rates(size_t total_bytes, int num_threads, int repetition
 // and "int16" (8-bit weights by bytes), each the best sequence of this CPU that is exact at full range.
 std::vector<Rate> multiply_rates(const std::string& kind, int num_threads, int repetitions, double min_s);
 
-// The kinds that this CPU runs, best instruction chosen: "float32", and "int8" where it has a dot product.
+// The kinds that this CPU runs, best instruction chosen: "float32", and "int8" where it has one for bytes.
 std::vector<std::string> multiply_kinds();
+
+// Which variant of the kernels multiplies so on this CPU ("avxvnni", …); "" where nothing does.
+std::string multiply_isa(const std::string& kind);
 
 }  // namespace ridgeline

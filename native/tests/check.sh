@@ -73,6 +73,9 @@ case $MODE in
     LINK=
     families avx512 avx512vnni
     fused avx512
+    build tests/check_probe
+    $CXX "$OUT/check_probe.o" -o "$OUT/check_probe"
+    "$OUT/check_probe"
     ;;
   *) echo "usage: check.sh sanitize|emulate" >&2; exit 64 ;;
 esac

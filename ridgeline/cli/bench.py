@@ -97,7 +97,7 @@ def command(
     outputs, console = outputs or Outputs(), console or Console(highlight=False)
     check(options)
     check_writable(outputs)
-    device = _device(on)
+    device = device_of(on)
     run, physics, seen = measure(options, on, console)
     report = seen.server
     summary = summarise(run, options.slo, window_of(run, options.warmup_s, options.cooldown_s))
@@ -130,7 +130,7 @@ def command(
     return 0 if summary.num_ok else 1
 
 
-def _device(on: Settings | Remote) -> distant.Device | None:
+def device_of(on: Settings | Remote) -> distant.Device | None:
     """Before anything is measured: a wrong name must not cost the run."""
     if isinstance(on, Settings) or on.shape is None or on.accelerator is None:
         return None

@@ -8,34 +8,49 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
-from itertools import count
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
+from ridgeline.cli import distant
 from ridgeline.cli.bench import (
     Outputs,
     Remote,
     RunOne,
+    beside_of,
     check_writable,
+    cost_line,
     cost_of_run,
+    device_of,
     session,
     write_outputs,
 )
 from ridgeline.cli.bench import command as one_command
+from ridgeline.cli.bench_points import (
+    Made,
+    as_json,
+    cells,
+    log_of,
+    runs_table,
+    sweep_table,
+    told,
+    told_table,
+)
+from ridgeline.cli.beside import watched
 from ridgeline.cli.flags import refuse
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions, check
-from ridgeline.measure.goodput import Goodput
-from ridgeline.measure.metrics import Distribution
-from ridgeline.measure.report.page import bench_page
+from ridgeline.measure.cost import Cost
+from ridgeline.measure.log import write_run
+from ridgeline.measure.report.page import Runs, bench_page
 from ridgeline.measure.report.pictures import Point
 from ridgeline.measure.search import find_goodput, least_requests, saturated
 from ridgeline.measure.summary import Summary, summarise
 from ridgeline.measure.vllm_result import vllm_result
+from ridgeline.measure.window import window_of
 from ridgeline.records import RunTrace
 from ridgeline.settings import Settings
 
@@ -88,7 +103,6 @@ def dispatch(
         return one_command(options, on, outputs)
     flags = ["--" + name.replace("_", "-") for name in asked]
     idle = [*flags[1:], *(["--layout"] if "layout" in report else [])]
-    idle += ["--accelerator"] if isinstance(on, Remote) and on.accelerator else []
     refuse([*idle, *(["--request-rate"] if rate_given and asked[0] != "num_runs" else [])],
            f"with {flags[0]}")  # fmt: skip
     many = Many(
@@ -99,9 +113,6 @@ def dispatch(
     return command(options, on, many, outputs)
 
 
-Measured = tuple[RunTrace, Summary]
-
-
 def command(
     options: BenchOptions,
     on: Settings | Remote,
@@ -109,37 +120,146 @@ def command(
     outputs: Outputs,
     console: Console | None = None,
 ) -> int:
-    """Measure them all, print, write (files are about the last, best or only run). The exit code:
-    1 where no request succeeded, or no load held the promise.
+    """Measure them all, print, write: one event log per run; the other files are about the last,
+    best or only one. The exit code: 1 where no request succeeded, or no load held the promise.
     """
     out = console or Console(highlight=False)
     check(options)
     check_writable(outputs)
+    device = device_of(on)
     if many.search is not None:
         _check_provable(options)
     with session(options, on, out) as (run_one, _):
-
-        def at(number: int, **changes: object) -> BenchOptions:
-            return msgspec.structs.replace(options, seed=options.seed + number, **changes)
-
+        series = _Series(options, on, run_one, outputs.log)
         if many.search is not None:
-            points, runs, knee = asyncio.run(_search(run_one, at, many.search, options))
+            points, knee = asyncio.run(_search(series, many.search))
         elif many.rates:
-            points, runs, knee = asyncio.run(_sweep(run_one, at, many.rates, options))
+            points, knee = asyncio.run(_sweep(series, many.rates))
         else:
-            points, runs, knee = asyncio.run(_repeat(run_one, at, many.num_runs or 1, options))
-    out.print(_sweep_table(points, knee) if points else _runs_table([s for _, s in runs]))
-    run, summary = _shown(points, runs, knee)
-    cost = cost_of_run(run, summary, outputs.dollars_per_hour)
-    result = vllm_result(run, summary, percentiles=options.percentiles)
-    result["ridgeline_sweep"] = [_as_json(point) for point in points]
-
-    def page() -> str:
-        return bench_page(run, summary, options.slo, points=points, knee=knee, cost=cost)
-
-    write_outputs(outputs, run, result, page)
+            points, knee = asyncio.run(_repeat(series, many.num_runs or 1))
+    words = [told(each, device) for each in series.made]
+    shown = _shown(series.made, knee)
+    _print(out, series.made, words, points, knee)
+    cost = cost_of_run(shown.run, shown.summary, outputs.dollars_per_hour)
+    if cost is not None:
+        out.print(cost_line(cost), markup=False)
+    write_outputs(
+        msgspec.structs.replace(outputs, log=None),
+        shown.run,
+        _result(series.made, shown, points, device, cost),
+        lambda: _page(series.made, shown, points, knee, cost, words),
+    )
     failed = many.search is not None and knee is None
-    return 1 if failed or not summary.num_ok else 0
+    return 1 if failed or not shown.summary.num_ok else 0
+
+
+class _Series:
+    """Makes the runs, each with a seed of its own, and keeps what was seen beside each."""
+
+    def __init__(
+        self, options: BenchOptions, on: Settings | Remote, run_one: RunOne, log: Path | None
+    ) -> None:
+        self.options, self.made = options, list[Made]()
+        self._run_one, self._log = run_one, log
+        self._where = (None, None) if isinstance(on, Settings) else (on.url, on.api_key)
+
+    async def run(self, rate: float | None = None) -> Made:
+        """One more run, at this rate or as the options say."""
+        number = len(self.made)
+        chosen = msgspec.structs.replace(self.options, seed=self.options.seed + number)
+        if rate is not None:
+            chosen = msgspec.structs.replace(chosen, request_rate=rate)
+        run, seen = await watched(lambda: self._run_one(chosen), *self._where)
+        beside = beside_of(chosen, seen)
+        log = None if self._log is None else log_of(self._log, number + 1)
+        if log is not None:
+            write_run(run, log, beside)
+        window = window_of(run, chosen.warmup_s, chosen.cooldown_s)
+        made = Made(
+            options=chosen,
+            run=run,
+            summary=summarise(run, chosen.slo, window),
+            seen=seen,
+            beside=beside,
+            log=log,
+        )
+        self.made.append(made)
+        return made
+
+
+def _print(
+    out: Console,
+    made: Sequence[Made],
+    words: Sequence[Mapping[str, str]],
+    points: Sequence[Point],
+    knee: float | None,
+) -> None:
+    if points:
+        out.print(sweep_table(points, knee))
+        order = sorted(range(len(made)), key=lambda i: made[i].options.request_rate)
+        labels = [f"{each.options.request_rate:.3g}" for each in made]
+        beside = told_table("req/s", [(labels[i], words[i]) for i in order])
+    else:
+        spread = {name: interval(values) for name, values in figures_of(made).items()}
+        out.print(runs_table(spread, len(made)))
+        beside = told_table("run", [(str(i), each) for i, each in enumerate(words, 1)])
+    if beside is not None:
+        out.print()
+        out.print(beside)
+    for number, each in enumerate(made, 1):
+        for reason in each.summary.validity.reasons:
+            out.print(f"! run {number} invalid: {reason}", style="yellow", markup=False)
+
+
+def _result(
+    made: Sequence[Made],
+    shown: Made,
+    points: Sequence[Point],
+    device: distant.Device | None,
+    cost: Cost | None,
+) -> dict[str, object]:
+    """The shown run under vLLM's keys; every run, and every rate, beside it."""
+    result = vllm_result(shown.run, shown.summary, percentiles=shown.options.percentiles)
+    ours = cast("dict[str, object]", result["ridgeline"])
+    ours |= {name: value for name, value in as_json(shown, device).items() if name != "log"}
+    if cost is not None:
+        ours["cost"] = msgspec.to_builtins(cost)
+    result["ridgeline_runs"] = [as_json(each, device) for each in made]
+    result["ridgeline_sweep"] = [_as_json(point) for point in points]
+    if not points:
+        spread = {name: interval(values) for name, values in figures_of(made).items()}
+        result["ridgeline_intervals"] = {
+            name: {"low": low, "mean": mean, "high": high}
+            for name, (low, mean, high) in spread.items()
+        }
+    return result
+
+
+def _page(
+    made: Sequence[Made],
+    shown: Made,
+    points: Sequence[Point],
+    knee: float | None,
+    cost: Cost | None,
+    words: Sequence[Mapping[str, str]],
+) -> str:
+    beside = distant.tables(shown.seen, None, None, in_process=bool(shown.run.steps))
+    rates = [f"{each.options.request_rate:.3g}" for each in made]
+    labels = rates if points else [str(number) for number in range(1, len(made) + 1)]
+    figures = [{**cells(each.summary), **more} for each, more in zip(made, words, strict=True)]
+    return bench_page(
+        shown.run,
+        shown.summary,
+        shown.options.slo,
+        cost=cost,
+        beside=beside,
+        runs=Runs(
+            label="req/s" if points else "run",
+            rows=tuple(zip(labels, figures, strict=True)),
+            points=points,
+            knee=knee,
+        ),
+    )
 
 
 def _check_provable(options: BenchOptions) -> None:
@@ -147,6 +267,8 @@ def _check_provable(options: BenchOptions) -> None:
     slo, asked = options.slo, options.num_prompts
     if slo is None:
         raise BadInput("--find-goodput needs a promise", fix="--goodput 'ttft:200 tpot:50'")
+    trimmed = {"--warmup-s": options.warmup_s, "--cooldown-s": options.cooldown_s}
+    refuse([flag for flag, value in trimmed.items() if value], "with --find-goodput")
     least = least_requests(slo, MOST_RUNS)
     if least is None:
         raise BadInput(
@@ -163,99 +285,48 @@ def _check_provable(options: BenchOptions) -> None:
         )
 
 
-At = Callable[..., BenchOptions]
-Found = tuple[list[Point], list[Measured], float | None]
+async def _repeat(series: _Series, count: int) -> tuple[list[Point], float | None]:
+    for _ in range(count):
+        await series.run()
+    return [], None
 
 
-async def _repeat(run_one: RunOne, at: At, count: int, options: BenchOptions) -> Found:
-    runs = []
-    for number in range(count):
-        run = await run_one(at(number))
-        runs.append((run, summarise(run, options.slo)))
-    return [], runs, None
-
-
-async def _sweep(run_one: RunOne, at: At, rates: Sequence[float], options: BenchOptions) -> Found:
-    points, runs = [], []
-    for number, rate in enumerate(rates):
-        run = await run_one(at(number, request_rate=rate))
-        runs.append((run, summarise(run, options.slo)))
-        points.append(_point(rate, run, runs[-1][1]))
+async def _sweep(series: _Series, rates: Sequence[float]) -> tuple[list[Point], float | None]:
+    points = [_point(rate, await series.run(rate)) for rate in rates]
     held = [point.rate for point in points if point.holds]
-    return points, runs, max(held, default=None)
+    return points, max(held, default=None)
 
 
-async def _search(
-    run_one: RunOne, at: At, span: tuple[float, float], options: BenchOptions
-) -> Found:
-    slo = options.slo
+async def _search(series: _Series, span: tuple[float, float]) -> tuple[list[Point], float | None]:
+    slo = series.options.slo
     assert slo is not None
-    seeds = count()
 
     async def run_at(rate: float) -> RunTrace:
-        return await run_one(at(next(seeds), request_rate=rate))
+        return (await series.run(rate)).run
 
     found = await find_goodput(run_at, slo, *span, SEARCH_S, prove_within=MOST_RUNS)
-    runs = [(probe.run, summarise(probe.run, slo)) for probe in found.probes]
     points = []
-    for probe, (_, summary) in zip(found.probes, runs, strict=True):
+    for probe in found.probes:
+        summary = next(each.summary for each in series.made if each.run is probe.run)
         pooled = msgspec.structs.replace(summary, goodput=probe.goodput)
         points.append(Point(rate=probe.load, summary=pooled, holds=probe.holds))
-    return points, runs, found.load
+    return points, found.load
 
 
-def _point(rate: float, run: RunTrace, summary: Summary) -> Point:
-    holds = None if summary.goodput is None else summary.goodput.holds and not saturated(run)
-    return Point(rate=rate, summary=summary, holds=holds)
+def _point(rate: float, made: Made) -> Point:
+    good = made.summary.goodput
+    holds = None if good is None else good.holds and not saturated(made.run)
+    return Point(rate=rate, summary=made.summary, holds=holds)
 
 
-def _shown(points: Sequence[Point], runs: Sequence[Measured], knee: float | None) -> Measured:
-    """The run at the knee where there is one, else the last."""
-    for point, measured in zip(points, runs, strict=False):
-        if point.rate == knee:
-            return measured
-    return runs[-1]
+def _shown(made: Sequence[Made], knee: float | None) -> Made:
+    """The last run at the knee where there is one, else the last."""
+    at_knee = [each for each in made if each.options.request_rate == knee]
+    return (at_knee or list(made))[-1]
 
 
-def _sweep_table(points: Sequence[Point], knee: float | None) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    names = ("req/s", "served", "tok/s", "ttft p50", "ttft p99", "tpot p50", "met", "")
-    for name in names:
-        table.add_column(name, justify="right")
-    for point in sorted(points, key=lambda each: each.rate):
-        found = point.summary
-        table.add_row(
-            f"{point.rate:.3g}",
-            f"{found.request_rate:.3g}",
-            f"{found.output_tok_s:,.1f}",
-            _ms(found.ttft, 50),
-            _ms(found.ttft, 99),
-            _ms(found.tpot, 50),
-            _met(found.goodput),
-            "knee" if point.rate == knee else "",
-        )
-    return table
-
-
-def _met(good: Goodput | None) -> str:
-    if good is None:
-        return "–"
-    return f"{good.attainment:.0%} [{good.attainment_low:.0%}, {good.attainment_high:.0%}]"
-
-
-def _ms(values: Distribution | None, q: float) -> str:
-    return "–" if values is None else f"{1000 * values.p(q):.4g} ms"
-
-
-def _runs_table(found: Sequence[Summary]) -> Table:
-    """Each figure's mean over the runs with its 95 % Student interval."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in (f"over {len(found)} runs", "mean", "95 % interval"):
-        table.add_column(name, justify="right" if table.columns else "left")
-    for name, values in figures(found).items():
-        low, mean, high = interval(values)
-        table.add_row(name, f"{mean:,.4g}", f"[{low:,.4g}, {high:,.4g}]")
-    return table
+def figures_of(made: Sequence[Made]) -> dict[str, list[float]]:
+    return figures([each.summary for each in made])
 
 
 def figures(found: Sequence[Summary]) -> dict[str, list[float]]:

@@ -17,18 +17,16 @@ from rich.console import Console
 from ridgeline.cli.bench import Remote, beside_of, measure
 from ridgeline.cli.bench_table import Physics
 from ridgeline.cli.diagnose_page import diagnosis_page, finding_lines, shares_line
+from ridgeline.cli.diagnose_roof import Roof, placed, roof_of
+from ridgeline.cli.distant import Device, device_of
 from ridgeline.diagnose import (
     Blame,
-    Ceilings,
-    Point,
     Ranked,
-    StepCost,
     blame,
     blame_server,
     facts_of,
     findings,
     missed_prefix,
-    place,
     step_facts,
     with_gpu,
 )
@@ -54,8 +52,8 @@ from ridgeline.settings import Settings
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings, most worth first, and the losses that they rest on. `points`: prefill, decode
-    and mixed steps under the machine's `ceilings`, where the engine was here.
+    """The findings, most worth first, and the losses that they rest on. `roof`: prefill, decode and
+    mixed steps under a device's ceilings, where the engine was here or a device was named.
     """
 
     target: str
@@ -63,8 +61,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Ranked, ...]
     blame: Blame | None
     told: dict[str, float] = {}
-    points: tuple[Point, ...] = ()
-    ceilings: Ceilings | None = None
+    roof: Roof | None = None
 
 
 def command(
@@ -72,13 +69,14 @@ def command(
     on: Settings | Remote | Path,
     *,
     baseline: Path | None = None,
+    held: Held | None = None,
     as_json: bool = False,
     html: Path | None = None,
     console: Console | None = None,
 ) -> int:
     """Measure or read, judge, print; the exit code: 1 where nothing could be judged."""
     out = console or Console(highlight=False, soft_wrap=True)
-    found = diagnose(options, on, baseline, out)
+    found = diagnose(options, on, baseline, out, held)
     if as_json:
         print(msgspec.json.encode(found).decode())
     else:
@@ -89,7 +87,11 @@ def command(
 
 
 def diagnose(
-    options: BenchOptions, on: Settings | Remote | Path, baseline: Path | None, out: Console
+    options: BenchOptions,
+    on: Settings | Remote | Path,
+    baseline: Path | None,
+    out: Console,
+    held: Held | None = None,
 ) -> Diagnosis:
     expected = learn(read_run(baseline).steps) if baseline is not None else None
     physics: Physics | None = None
@@ -97,19 +99,40 @@ def diagnose(
         run, beside = recorded(on)
     else:
         check(options)
+        if held is not None and held.model is not None:
+            held.device()  # a wrong name must not cost the run
         run, physics, seen = measure(options, on, out)
         beside = beside_of(options, seen)
     found = judged(run, beside, options.slo, expected)
-    if physics is None:
-        return found
-    return msgspec.structs.replace(found, points=_placed(run, physics), ceilings=physics.ceilings)
+    roof = None
+    if physics is not None:
+        points = placed(run.steps, physics.work, physics.ceilings)
+        roof = Roof(points=points, ceilings=physics.ceilings)
+    elif held is not None:
+        roof = roof_of(run, beside, found.told, held.device(run))
+    return msgspec.structs.replace(found, roof=roof)
 
 
-def _placed(run: RunTrace, physics: Physics) -> tuple[Point, ...]:
-    """The run's phases, each under its own name."""
-    work, ceilings = physics.work, physics.ceilings
-    placed = place("", run.steps, lambda s: StepCost(*work(s.shapes, s.num_sampled)), ceilings)
-    return tuple(msgspec.structs.replace(each, name=each.phase) for each in placed)
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is held against: a model's directory, and what served it (`cli.distant`)."""
+
+    model: str | None
+    accelerator: str
+
+    def device(self, run: RunTrace | None = None) -> Device:
+        """With what a server of ours says that it does to the weights; `model` None: its own."""
+        info = None if run is None or run.info is None else run.info
+        model = self.model
+        if model is None:
+            ours = info is not None and info.device != ELSEWHERE
+            model = str(info.settings.get("model", "")) if ours and info is not None else ""
+        if not model:
+            raise BadInput(
+                "--accelerator needs the model whose arithmetic the run is held against",
+                value=self.accelerator,
+                fix="name its directory: ridgeline diagnose MODEL --run … --accelerator …",
+            )
+        return device_of(model, self.accelerator, info)
 
 
 def judged(
@@ -215,7 +238,7 @@ def _print(found: Diagnosis, out: Console) -> None:
         out.print(f"\n{number}. {each.verdict}: {each.sentence}", markup=False)
         for name, value in finding_lines(each).items():
             out.print(f"   {name:<14}{value}", markup=False)
-    if found.ceilings is not None:
+    if found.roof is not None:
         out.print()
-        for line in roofline_text(found.points, found.ceilings):
+        for line in (*roofline_text(found.roof.points, found.roof.ceilings), found.roof.note):
             out.print(line, markup=False, no_wrap=True, crop=False)

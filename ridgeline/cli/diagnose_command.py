@@ -14,6 +14,15 @@ PROFILED = ("workload", "max_concurrency", "random_input_len", "random_output_le
 """The load flags that say what is profiled."""
 
 
+Accelerator = Annotated[
+    str | None,
+    typer.Option(
+        help="With --url or --run, and MODEL: draw the roofline of what it ran on "
+        "(h100-sxm, 4xh100-sxm, here)."
+    ),
+]
+
+
 def add_to(app: typer.Typer) -> None:
     app.command()(diagnose)
 
@@ -49,6 +58,7 @@ def diagnose(
     nsight: Annotated[
         Path | None, typer.Option(help="Judge a CSV export of nsys or ncu.", metavar="FILE")
     ] = None,
+    accelerator: Accelerator = None,
     html: Annotated[
         Path | None, typer.Option(help="Write a page with the roofline.", metavar="FILE")
     ] = None,
@@ -64,7 +74,9 @@ def diagnose(
     """
     sources = {"--nsight": nsight, "--run": run, "--url": url, "--profile": profile}
     asked = [name for name, value in sources.items() if value]
-    beside = {"--baseline": baseline, "--served-model-name": served_model_name, str(model): model}
+    beside = {"--baseline": baseline, "--served-model-name": served_model_name}
+    beside |= {"--accelerator": accelerator} if run is None and url is None else {}
+    beside |= {str(model): model} if accelerator is None else {}
     given = [*asked[1:], *(name for name, value in beside.items() if value)]
     if nsight is not None:
         page = ["--html"] if html else []
@@ -73,7 +85,7 @@ def diagnose(
 
         raise typer.Exit(judge_export(nsight, json))
     from ridgeline.cli.bench import Remote, check_folders
-    from ridgeline.cli.diagnose import command
+    from ridgeline.cli.diagnose import Held, command
     from ridgeline.measure.bench import BenchOptions
 
     refuse(["--stream"] if "stream" in load else [], "here: latency is judged token by token")
@@ -81,15 +93,19 @@ def diagnose(
     amount = {"num_prompts": None} if "duration_s" in load else {}
     options = BenchOptions(**{**amount, **load}, seed=engine.seed)
     idle = [flag for flag in engine.given if flag != "--seed"]
+    held = Held(model=model, accelerator=accelerator) if accelerator is not None else None
     if run is not None:
         loads = [flag for flag in _flags(load) if flag != "--goodput"]
         refuse([*idle, *loads, *(g for g in given if g != "--baseline")], "with --run")
-        raise typer.Exit(command(options, run, baseline=baseline, as_json=json, html=html))
+        raise typer.Exit(
+            command(options, run, baseline=baseline, held=held, as_json=json, html=html)
+        )
     if url is not None:
         refuse([*idle, *(g for g in given if g != "--served-model-name")], "with --url")
         server = Remote(url=url, model=served_model_name, api_key=api_key)
-        raise typer.Exit(command(options, server, as_json=json, html=html))
+        raise typer.Exit(command(options, server, held=held, as_json=json, html=html))
     refuse(["--served-model-name"] if served_model_name else [], "without --url")
+    refuse(["--accelerator"] if accelerator else [], "without --url or --run: it is here")
     if profile:
         others = [name for name in load if name not in PROFILED]
         refuse([*_flags(others), *(["--baseline"] if baseline else [])], "with --profile")

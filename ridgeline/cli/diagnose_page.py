@@ -28,9 +28,9 @@ def diagnosis_page(found: Diagnosis) -> str:
     body = [_header("diagnosis", found.target, lede), *map(_finding, found.findings)]
     if not found.findings:
         body.append(_section("No finding", "No cause takes enough of the latency to be mended."))
-    if found.ceilings is not None and found.points:
-        marks = [Marked(WHOLE[each.phase], CSS[each.phase], each) for each in found.points]
-        body.append(_roof(marks, found.ceilings, NOTE))
+    if found.roof is not None and found.roof.points:
+        marks = [Marked(WHOLE[each.phase], CSS[each.phase], each) for each in found.roof.points]
+        body.append(_roof(marks, found.roof.ceilings, NOTE, more=found.roof.note))
     return _page(found.target, body)
 
 
@@ -62,13 +62,17 @@ def _numbered(phase: PhaseTable, points: Sequence[Point]) -> list[Marked]:
 
 
 def _roof(
-    marks: Sequence[Marked], ceilings: Ceilings, note: str, title: str = "The roofline"
+    marks: Sequence[Marked],
+    ceilings: Ceilings,
+    note: str,
+    title: str = "The roofline",
+    more: str = "",
 ) -> str:
-    drawn = picture(marks, ceilings, "Roofline of this machine", note)
+    drawn = picture(marks, ceilings, title, note)
     told = (
         f"Ceilings from {escape(ceilings.source)}. Left of the ridge "
         f"({ceilings.ridge:.3g} FLOP per byte) bandwidth is the limit, right of it arithmetic in "
-        f"{escape(ceilings.dtype)}."
+        f"{escape(ceilings.dtype)}." + (f" {escape(more[:1].upper() + more[1:])}." if more else "")
     )
     return _section(title, told, f'<div class="figure">{drawn}</div>')
 

@@ -9,31 +9,40 @@ import msgspec
 from rich.table import Table
 
 from ridgeline.cli.beside import Row, Seen, machine_rows
+from ridgeline.diagnose import Ceilings
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.measure.distant import Use, use_of
 from ridgeline.measure.report.page import Told
+from ridgeline.measure.server.config import ELSEWHERE
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.measure.steps import Peaks, Work
-from ridgeline.records import RunTrace
+from ridgeline.records import EngineInfo, RunTrace
 from ridgeline.spec.cost import cost_model, weight_bytes
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.rewrite import apply_lm_head, apply_quantization, with_dtype, with_kv_dtype
 
 HERE = "here"
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """What the run is held against: the model's arithmetic, the device's peaks, and their name."""
+    """What the run is held against: the model's arithmetic, the device's ceilings, their name."""
 
     work: Work
-    peaks: Peaks
+    ceilings: Ceilings
     name: str
 
+    @property
+    def peaks(self) -> Peaks:
+        return Peaks(flop_s=self.ceilings.peak_flop_s, bytes_s=self.ceilings.bandwidth_bytes_s)
 
-def device_of(model: str, accelerator: str) -> Device:
-    """`accelerator`: a row of the catalogue, `4xROW`, or `here`. Raises BadInput."""
-    spec = load_spec(model)
+
+def device_of(model: str, accelerator: str, info: EngineInfo | None = None) -> Device:
+    """`accelerator`: a row of the catalogue, `4xROW`, or `here`. `info`: how a server of ours says
+    that it computes. Raises BadInput.
+    """
+    spec = _as_served(load_spec(model), info)
     dtype = spec.layers[0].mlp.gate.format.activations
     costs = cost_model(spec)
 
@@ -42,22 +51,54 @@ def device_of(model: str, accelerator: str) -> Device:
         return step.flops, step.bytes
 
     if accelerator == HERE:
-        return Device(work=work, peaks=_peaks_here(spec, dtype), name=f"this machine, {dtype}")
+        name, ceilings = f"this machine, {dtype}", _ceilings_here(spec, dtype)
+    else:
+        name, ceilings = _ceilings_of_row(accelerator, dtype)
+    return Device(work=work, ceilings=ceilings, name=name)
+
+
+def _ceilings_of_row(accelerator: str, dtype: str) -> tuple[str, Ceilings]:
+    """So many devices of one kind, as their vendor states them."""
     match = re.fullmatch(r"(?:(\d+)x)?(.+)", accelerator)
     assert match is not None  # any text that is not empty
     count, row = int(match[1] or 1), find_accelerator(match[2])
-    peaks = Peaks(flop_s=count * row.peak(dtype), bytes_s=count * row.bandwidth_bytes_s)
-    return Device(work=work, peaks=peaks, name=f"{count} x {row.name}, {dtype}")
+    ceilings = Ceilings(
+        bandwidth_bytes_s=count * row.bandwidth_bytes_s,
+        compute_flop_s={dtype: count * row.peak(dtype)},
+        dtype=dtype,
+        source=f"the data sheet of {row.name} (dense), which no program reaches",
+    )
+    return f"{count} x {row.name}, {dtype}", ceilings
 
 
-def _peaks_here(spec: ModelSpec, dtype: str) -> Peaks:
+def _ceilings_here(spec: ModelSpec, dtype: str) -> Ceilings:
     from ridgeline.hardware.probe import probe
 
     machine = probe()
     flop_s, bytes_s = machine.peak_flops(dtype), machine.bandwidth(weight_bytes(spec))
     if flop_s is None or bytes_s is None:
         raise BadInput("this machine was not measured in the model's dtype", value=dtype)
-    return Peaks(flop_s=flop_s, bytes_s=bytes_s)
+    return Ceilings(
+        bandwidth_bytes_s=bytes_s,
+        compute_flop_s={dtype: flop_s},
+        dtype=dtype,
+        source="the probe of this machine" + (", disturbed: too low" if machine.disturbed else ""),
+    )
+
+
+def _as_served(spec: ModelSpec, info: EngineInfo | None) -> ModelSpec:
+    """With what a server of ours says that it does to the weights and the KV cache."""
+    if info is None or info.device == ELSEWHERE or not info.compute_dtype:
+        return spec
+    told = info.settings
+    spec = with_dtype(spec, info.compute_dtype)
+    if isinstance(told.get("quantization"), str):
+        spec = apply_quantization(spec, str(told["quantization"]))
+    if isinstance(told.get("lm_head_quantization"), str):
+        spec = apply_lm_head(spec, str(told["lm_head_quantization"]))
+    if told.get("kv_cache_dtype") not in (None, "auto"):
+        spec = with_kv_dtype(spec, str(told["kv_cache_dtype"]))
+    return spec
 
 
 def used(run: RunTrace, report: ServerReport | None, device: Device) -> Use | None:
@@ -66,20 +107,25 @@ def used(run: RunTrace, report: ServerReport | None, device: Device) -> Use | No
     Its counts begin before the warm-up; the run's share of the steps is taken to be its share of
     the tokens that they made.
     """
-    counts = {} if report is None else report.counts
-    steps, made = counts.get("num_steps"), counts.get("output_tokens")
-    if steps and made:
-        steps *= min(1.0, sum(request.output_tokens for request in run.requests) / made)
     return use_of(
         run,
         device.work,
         device.peaks,
-        cached_share=(report and _hit_share(report)) or 0.0,
-        num_steps=steps,
+        cached_share=(report and hit_share(report)) or 0.0,
+        num_steps=steps_told(run, report),
     )
 
 
-def _hit_share(report: ServerReport) -> float | None:
+def steps_told(run: RunTrace, report: ServerReport | None) -> float | None:
+    """The run's share of the steps that the server counted, by the tokens that they made."""
+    counts = {} if report is None else report.counts
+    steps, made = counts.get("num_steps"), counts.get("output_tokens")
+    if steps and made:
+        steps *= min(1.0, sum(request.output_tokens for request in run.requests) / made)
+    return steps
+
+
+def hit_share(report: ServerReport) -> float | None:
     """Of the prompt tokens, by the server's counters, or by its gauge where it has none."""
     if report.counts.get("queried_tokens"):
         return report.counts.get("hit_tokens", 0.0) / report.counts["queried_tokens"]
@@ -126,7 +172,7 @@ def _rows(report: ServerReport) -> Iterator[Row]:
         yield "running", f"{means['running']:.1f}", told
     if "kv_used_share" in means:
         yield "KV occupancy", f"{means['kv_used_share']:.0%}", "mean of the gauge"
-    hits = _hit_share(report)
+    hits = hit_share(report)
     if hits is not None:
         yield "cache hits", f"{hits:.0%}", "of the prompt tokens looked up"
     if "preemptions" in counts:

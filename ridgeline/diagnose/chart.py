@@ -11,6 +11,7 @@ from ridgeline.diagnose.roofline import Ceilings, Point
 
 WIDTH, HEIGHT, MARGIN = 62, 15, 9
 MARKS = string.ascii_letters
+WHOLE_RUN = "whole run"
 
 
 def roofline_text(points: Sequence[Point], ceilings: Ceilings) -> tuple[str, ...]:
@@ -24,15 +25,26 @@ def roofline_text(points: Sequence[Point], ceilings: Ceilings) -> tuple[str, ...
     plot.roof(ceilings)
     for letter, point in reversed([*zip(MARKS, points, strict=False)]):
         plot.put(point.intensity, point.achieved_flop_s, letter)
-    legend = [_told(letter, point) for letter, point in zip(MARKS, points, strict=False)]
-    return (*plot.lines(), "", *legend)
+    names = [_named(point) for point in points]
+    width = max(map(len, names)) + 1
+    legend = [
+        _told(letter, f"{name:<{width}}", point, ceilings)
+        for letter, name, point in zip(MARKS, names, points, strict=False)
+    ]
+    head = f"   {'':<{width}}{'FLOP/byte':>10}{'GFLOP/s':>9}   of its roof"
+    return (*plot.lines(), "", head, *legend)
 
 
-def _told(letter: str, point: Point) -> str:
-    name = point.name if point.name == point.phase else f"{point.phase}: {point.name}"
+def _named(point: Point) -> str:
+    named = point.phase in point.name or point.name == WHOLE_RUN
+    return point.name if named else f"{point.phase}: {point.name}"
+
+
+def _told(letter: str, name: str, point: Point, ceilings: Ceilings) -> str:
+    side = "memory" if point.intensity < ceilings.ridge else "arithmetic"
     return (
-        f"{letter}  {name:<34}{point.intensity:>9.3g} FLOP/byte"
-        f"{point.achieved_flop_s / 1e9:>9.3g} GFLOP/s{point.share_of_roof:>7.0%} of its roof"
+        f"{letter}  {name}{point.intensity:>10.3g}{point.achieved_flop_s / 1e9:>9.3g}"
+        f"{point.share_of_roof:>7.0%} ({side})"
     )
 
 

@@ -1,16 +1,22 @@
 """What NVIDIA's profilers say of a server's GPU: where its time goes, and what bounds it.
 
-    nsys profile -o run --trace=cuda COMMAND      then load it, e.g. with `ridgeline bench --url`
+    nsys profile -o run --trace=cuda --cuda-graph-trace=node COMMAND      then load it with `bench`
     nsys stats --report cuda_gpu_trace --format csv run.nsys-rep > trace.csv     every launch
     nsys stats --report cuda_gpu_kern_sum --format csv run.nsys-rep > sum.csv    sums by kernel
     ncu --csv --section SpeedOfLight --launch-count 200 COMMAND > ncu.csv        their roofs
 
 Any of the three is read; which one it is, is seen from its header, and lines before that are the
-tools' own talk. Nsight Compute replays every kernel alone, so that its durations are no schedule:
-of it, only what bounds each kernel is used. `memory` and `compute` are shares of the device's own
-peaks; under SATURATED of both, a kernel waits for latency (too small, or launched alone).
+tools' own talk. Other reports have like headers (API calls, NVTX ranges) and are refused: their
+times are not a GPU's. Without `--cuda-graph-trace=node` a CUDA graph is one event without kernels,
+and the trace looks idle while graphs run. Nsight Compute's table comes in two forms, a line per
+metric or (`--page raw`) a column per metric with a line of units; where its numbers are written
+with a decimal comma they are read so. It replays every kernel alone, so that its durations are no
+schedule: of it, only what bounds each kernel is used. `memory` and `compute` are shares of the
+device's own peaks; under SATURATED of both, a kernel waits for latency (too small, or launched
+alone).
 
-Written after the formats that NVIDIA documents and others' parsers read; no GPU was at hand.
+Written after the formats that NVIDIA documents and after exports of nsys 2023 to 2025 and ncu 2024
+and 2025 that public repositories keep to test their own readers; none of our own making.
 """
 
 from __future__ import annotations
@@ -42,7 +48,11 @@ KINDS: tuple[tuple[str, str], ...] = (
 """What a kernel's name is taken for; the first row that fits."""
 
 _PERCENT = {
-    "memory": ("DRAM Throughput", "dram__throughput.avg.pct_of_peak_sustained_elapsed"),
+    "memory": (
+        "DRAM Throughput",
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    ),
     "compute": ("Compute (SM) Throughput", "sm__throughput.avg.pct_of_peak_sustained_elapsed"),
 }
 _DURATION = ("Duration", "gpu__time_duration.sum")
@@ -102,18 +112,23 @@ class GpuProfile(msgspec.Struct, frozen=True, kw_only=True):
 def read_profile(text: str) -> GpuProfile:
     """One export. Raises BadInput where it is none of the three, or holds no kernel."""
     rows = _table(text)
-    columns = rows[0].keys() if rows else ()
-    if "Metric Name" in columns:
-        found = _ncu(rows)
-    elif any(name.startswith("Start (") for name in columns):
+    columns = set(rows[0]) if rows else set()
+    if "Kernel Name" in columns and ("Metric Name" in columns or not columns.isdisjoint(_DURATION)):
+        found = _ncu(rows if "Metric Name" in columns else _long(rows))
+    elif _times(columns, "Start") and "Strm" in columns:
         found = _trace(rows)
-    elif any(name.startswith("Total Time (") for name in columns):
+    elif _times(columns, "Total Time") and {"Instances", "Name"} <= columns:
         found = _sums(rows)
     else:
         raise _unreadable("no header of theirs is in it")
     if not found.kernels:
         raise _unreadable("it holds no kernel")
     return found
+
+
+def _times(columns: Iterable[str], title: str) -> bool:
+    """Is there a column of times with that title: `Start (ns)`?"""
+    return any(name.startswith(f"{title} (") for name in columns)
 
 
 def sentences(profile: GpuProfile) -> tuple[str, ...]:
@@ -159,7 +174,7 @@ def _unreadable(why: str) -> BadInput:
 def _table(text: str) -> list[dict[str, str]]:
     """The rows below the header; what stands above it is the tool's talk."""
     lines = text.split("\n")
-    marks = ("Start (", "Total Time (", "Metric Name")
+    marks = ("Start (", "Total Time (", "Metric Name", *_DURATION)
     for i, line in enumerate(lines):
         if "Name" in line and "," in line and any(mark in line for mark in marks):
             return list(csv.DictReader(lines[i:]))
@@ -226,12 +241,31 @@ def _sums(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
     return GpuProfile(source="nsys sums", kernels=_longest_first(kernels))
 
 
+def _long(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """A column per metric, with a line of units below the header, as a line per metric."""
+    units, *launches = rows
+    metrics = {*_DURATION, *(name for names in _PERCENT.values() for name in names)}
+    return [
+        {
+            "ID": row.get("ID") or "",
+            "Kernel Name": row.get("Kernel Name") or "",
+            "Metric Name": name,
+            "Metric Unit": units.get(name) or "",
+            "Metric Value": row.get(name) or "",
+        }
+        for row in launches
+        for name in row
+        if name in metrics
+    ]
+
+
 def _ncu(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
     launches: dict[tuple[str, str], dict[str, float]] = {}
+    comma = any(_DECIMAL_COMMA.match(row.get("Metric Value") or "") for row in rows)
     for row in rows:
         if row.get("Kernel Name"):
             told = launches.setdefault((row.get("ID") or "", row["Kernel Name"]), {})
-            told.update(_metric(row))
+            told.update(_metric(row, comma))
     by_name: dict[str, list[dict[str, float]]] = {}
     for (_, name), told in launches.items():
         if "duration" in told:
@@ -240,12 +274,19 @@ def _ncu(rows: Sequence[Mapping[str, str]]) -> GpuProfile:
     return GpuProfile(source="ncu", kernels=_longest_first(kernels))
 
 
-def _metric(row: Mapping[str, str]) -> dict[str, float]:
+_DECIMAL_COMMA = re.compile(r"[\d.]*\.\d{3}(\.\d{3})+$|[\d.]*\d,(\d{1,2}|\d{4,})$")
+"""What can only be meant with points between thousands and a comma before the fraction: one such
+value shows how a whole file is written (Nsight Compute follows the system's locale)."""
+
+
+def _metric(row: Mapping[str, str], comma: bool) -> dict[str, float]:
     """The row's figure where it is one of those looked for; "n/a" is none."""
     metric, unit = row["Metric Name"], row.get("Metric Unit") or ""
     value = row.get("Metric Value") or ""
     if not re.match(r"[\d.,]+$", value):
         return {}
+    if comma:
+        value = value.replace(".", "").replace(",", ".")
     if metric in _DURATION and unit in _UNITS:
         return {"duration": _number(value) * _UNITS[unit]}
     return {

@@ -125,7 +125,8 @@ def test_the_chart_puts_points_below_their_roof() -> None:
     flat = [y for y, line in enumerate(plot) if "─" in line]
     assert len(flat) == 1 and flat[0] < at_b[0]
     assert max(map(len, plot)) <= WIDTH + 8
-    assert "50% of its roof" in lines[-2] and "decode: qkv" in lines[-1]
+    assert "50% (memory)" in lines[-2] and "decode: qkv" in lines[-1]
+    assert max(map(len, lines)) <= 80
 
 
 def test_no_points_no_chart() -> None:

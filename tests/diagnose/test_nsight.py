@@ -125,7 +125,56 @@ def test_kernels_are_known_by_their_names(name, kind):
     assert kind_of(name) == kind
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "Start (ns),Duration (ns),Name\n", "{}"])
+RAW = """==PROF== Connected to process 7
+"ID","Process ID","Kernel Name","dram__throughput.avg.pct_of_peak_sustained_elapsed",\
+"gpu__time_duration.sum","sm__throughput.avg.pct_of_peak_sustained_elapsed"
+"","","","%","us","%"
+"0","7","gemv","81.5","1,200.5","12.0"
+"1","7","tiny","3","2","4"
+"""
+
+
+def test_ncu_with_a_column_per_metric_is_read_too():
+    gemv, tiny = read_profile(RAW).kernels
+    assert (gemv.name, gemv.bound, tiny.bound) == ("gemv", "memory", "latency")
+    assert gemv.total_s == pytest.approx(1.2005e-3) and gemv.memory_share == pytest.approx(0.815)
+
+
+def test_a_decimal_comma_is_read_as_one():
+    """Nsight Compute writes numbers as the system's locale does; no single value tells which."""
+    rows = (
+        (0, "k", "gpu__time_duration.sum", "ns", "117.344"),
+        (0, "k", "dram__throughput.avg.pct_of_peak_sustained_elapsed", "%", "12,5"),
+        (0, "k", "sm__throughput.avg.pct_of_peak_sustained_elapsed", "%", "65,77"),
+    )
+    (kernel,) = read_profile(ncu(*rows)).kernels
+    assert (kernel.total_s, kernel.bound) == (pytest.approx(117_344e-9), "compute")
+    assert kernel.memory_share == pytest.approx(0.125)
+
+
+API_TRACE = """Start (ns),Duration (ns),Name,Result,CorrID,Pid,Tid,T-Pri,Thread Name
+0,900,cudaLaunchKernel,0,1,7,7,20,main
+"""
+API_SUMS = """Time (%),Total Time (ns),Num Calls,Avg (ns),Name
+100.0,900,1,900.0,cudaLaunchKernel
+"""
+RANGES = """Name,Start (ns),Duration (ns),Projected Start (ns),Projected Duration (ns),CorrId
+step,10,100,20,80,2
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a,b\n1,2\n",
+        "Start (ns),Duration (ns),CorrId,Strm,Name\n",
+        "{}",
+        API_TRACE,
+        API_SUMS,
+        RANGES,
+    ],
+)
 def test_what_is_no_export_is_refused(text):
     with pytest.raises(BadInput, match="not an export of Nsight"):
         read_profile(text)

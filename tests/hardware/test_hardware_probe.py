@@ -222,3 +222,11 @@ def test_a_full_gpu_is_listed_unmeasured(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch(full=True))
     (gpu,) = measure.gpus()
     assert (gpu.read_bandwidth_bytes_s, gpu.gemm_flops) == (None, {})
+
+
+@pytest.mark.parametrize("kind", ["int4", "int16", "int8"])
+def test_the_peak_of_bytes_is_measured_as_the_kernels_multiply(kind: str) -> None:
+    """With the dot product of bytes where the kernels have it, else the ceiling were too low."""
+    best = _native.linear_isas().split(",")[0]
+    assert _native.multiply_isa(kind) == ("" if best == "portable" else best)
+    assert _native.multiply_isa("float7") == ""

@@ -66,3 +66,7 @@ class FakeNvml:
         if handle:
             raise NVMLError("Not Supported")
         return self.events
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        """The name before driver 535."""
+        raise NVMLError("Not Supported")

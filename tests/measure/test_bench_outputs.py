@@ -13,7 +13,7 @@ from ridgeline.cli.bench_many import Many, figures, interval, parse_range, parse
 from ridgeline.cli.bench_many import command as many_command
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
-from ridgeline.measure.report.page import bench_page
+from ridgeline.measure.report.page import Runs, bench_page
 from ridgeline.measure.report.perfetto import chrome_trace
 from ridgeline.measure.report.pictures import Point
 from ridgeline.measure.summary import summarise
@@ -93,7 +93,7 @@ def test_the_page_escapes_what_came_from_outside(request_trace, run_trace):
     run = run_trace([request_trace(), request_trace(error="<b>no</b>")], target="<i>x</i>")
     summary = summarise(run, Slo.parse("ttft:100"))
     points = [Point(rate=float(r), summary=summary, holds=r < 2) for r in (1, 2, 3)]
-    page = bench_page(run, summary, Slo.parse("ttft:100"), points=points, knee=1.0)
+    page = bench_page(run, summary, Slo.parse("ttft:100"), runs=Runs(points=points, knee=1.0))
     assert "<b>no" not in page and "<i>x" not in page and "&lt;b&gt;no" in page
     assert "knee 1/s" in page
 
@@ -124,3 +124,48 @@ def test_a_page_has_no_powers_of_ten() -> None:
         "13,812",
         "10,000",
     ]
+
+
+def test_every_run_of_several_keeps_what_the_server_said(tmp_path):
+    """One log per run, each judged later as a single one is; server and use beside each rate."""
+    from ridgeline.cli.diagnose import diagnose, recorded
+
+    options = BenchOptions(workload=LOAD, num_prompts=30, num_warmups=0, request_rate=200.0)
+    console = Console(record=True, width=120)
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    outputs = Outputs(log=folder / "run.jsonl", json=tmp_path / "out.json")
+    with mock_server(seats=1, ttft_s=0.02, itl_s=0.001) as url:
+        server = Remote(url=url, shape="dummy:tinyllama-1.1b", accelerator="h100-sxm")
+        many_command(options, server, Many(rates=(20.0, 200.0)), outputs, console)
+        slow, fast = sorted(folder.iterdir())
+        told = json.loads((tmp_path / "out.json").read_text())
+        many_command(options, server, Many(num_runs=2), outputs, Console(record=True))
+    assert (slow.name, fast.name) == ("run-1.jsonl", "run-2.jsonl")
+    run, beside = recorded(fast)
+    assert run.arrivals.startswith("poisson:200") and beside.server.means["waiting"] > 1
+    assert diagnose(BenchOptions(), fast, None, console).findings[0].cause == "too-few-seats"
+    assert [each["log"] for each in told["ridgeline_runs"]] == [slow.name, fast.name]
+    assert all(each["server"]["server"] == "vllm" for each in told["ridgeline_runs"])
+    assert told["ridgeline_runs"][0]["use"]["mfu"] > 0
+    text = console.export_text()
+    for words in ("running", "waiting", "MFU", "lost to", "too-few-seats"):
+        assert words in text, text
+    again = json.loads((tmp_path / "out.json").read_text())
+    spread = again["ridgeline_intervals"]["output tok/s"]
+    assert spread["low"] < spread["mean"] < spread["high"] and again["ridgeline_sweep"] == []
+
+
+def test_trimming_counts_in_a_sweep_and_is_refused_where_it_would_not(tmp_path):
+    options = BenchOptions(
+        workload=LOAD, num_prompts=60, num_warmups=0, request_rate=50.0, warmup_s=0.5
+    )
+    out = tmp_path / "out.json"
+    with mock_server(ttft_s=0.005, itl_s=0.001) as url:
+        many_command(
+            options, Remote(url=url), Many(rates=(60.0,)), Outputs(json=out), Console(record=True)
+        )
+    assert json.loads(out.read_text())["completed"] == 60  # vLLM's keys: all that was sent
+    whole = BenchOptions(goodput="ttft:9", num_prompts=100, warmup_s=1.0)
+    with pytest.raises(BadInput, match="--warmup-s has no effect with --find-goodput"):
+        many_command(whole, Remote(url="http://h"), Many(search=(1.0, 2.0)), Outputs())

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -103,6 +104,9 @@ def test_readings_become_means_and_parts_of_the_time(nvml):
     assert report.facts()["gpu_busy_share"] == pytest.approx(0.5)
     assert report.facts()["gpu_slowed_share"] == 0.5
     assert "gpu_busy_share" not in MachineReport(gpus=(first, old)).facts()
+    spare = msgspec.structs.replace(first, busy_share=0.0)  # another job's, or nobody's
+    assert MachineReport(gpus=(first, spare)).facts() == MachineReport(gpus=(first,)).facts()
+    assert MachineReport(gpus=(spare, spare)).facts()["gpu_busy_share"] == 0.0
 
 
 @pytest.mark.parametrize("missing", ["module", "driver"])

@@ -6,7 +6,7 @@ Every text that came from outside (a server's address, an error message) is esca
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
@@ -42,25 +42,39 @@ class Told(msgspec.Struct, frozen=True):
     rows: tuple[tuple[str, str, str], ...]
 
 
+class Runs(msgspec.Struct, frozen=True, kw_only=True):
+    """Several runs: `points` of a sweep and its `knee`; the figures of each run by name, `rows`,
+    behind a label, and what those labels are.
+    """
+
+    label: str = ""
+    rows: tuple[tuple[str, Mapping[str, str]], ...] = ()
+    points: Sequence[Point] = ()
+    knee: float | None = None
+
+
+ONE_RUN = Runs()
+
+
 def bench_page(
     run: RunTrace,
     summary: Summary,
     slo: Slo | None,
     *,
-    points: Sequence[Point] = (),
-    knee: float | None = None,
     cost: Cost | None = None,
     beside: Sequence[Told] = (),
+    runs: Runs = ONE_RUN,
 ) -> str:
-    """`run` and `summary` are shown in full; `points` are the whole sweep, where there was one;
-    `beside` is what the server and its machine told meanwhile.
+    """`run` and `summary` are shown in full, beside all `runs` where there were several; `beside`
+    is what the server and its machine told meanwhile.
     """
     style = files("ridgeline.measure.report").joinpath("style.css").read_text(encoding="utf-8")
     body = "".join(
         (
             _header(run, summary),
             _tiles(summary, cost),
-            _sweep(points, knee),
+            _sweep(runs.points, runs.knee),
+            _runs(runs),
             _latency(summary, slo),
             _table(summary),
             _timeline(run),
@@ -134,6 +148,22 @@ def _sweep(points: Sequence[Point], knee: float | None) -> str:
         "More load moves up and to the left: more tokens in all, fewer per second for each user.",
         _figure(user_against_device(by_rate)),
     )
+
+
+def _runs(runs: Runs) -> str:
+    if not runs.rows:
+        return ""
+    names = dict.fromkeys(name for _, figures in runs.rows for name in figures)
+    head = "".join(f'<th class="num">{escape(name)}</th>' for name in (runs.label, *names))
+    rows = "".join(
+        f'<tr><td class="num">{escape(label)}</td>'
+        + "".join(f'<td class="num">{escape(figures.get(name, "–"))}</td>' for name in names)
+        + "</tr>"
+        for label, figures in runs.rows
+    )
+    told = "Times in milliseconds; what the engine or server told meanwhile stands beside them."
+    table = f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
+    return _section("Every run", told, table)
 
 
 def _latency(summary: Summary, slo: Slo | None) -> str:

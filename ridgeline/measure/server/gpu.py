@@ -121,11 +121,13 @@ class NvmlGpus:
         )
 
     def _clock_events(self, handle: Any) -> int:
-        """Renamed with driver 535; old copies of the module know the old name alone."""
+        """Renamed with driver 535: old copies of the module know the old name alone, and old
+        drivers answer to no other.
+        """
         nvml = self._nvml
-        name = "nvmlDeviceGetCurrentClocksEventReasons"
-        ask = getattr(nvml, name, None) or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
-        return int(ask(handle))
+        ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        told = None if ask is None else self._told(ask, handle)
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) if told is None else told)
 
     def _told(self, ask: Callable[..., Any], *args: Any) -> Any:
         """None where this GPU or driver does not tell it."""

@@ -24,11 +24,14 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, float]:
-        """For the causes: of several GPUs, the mean of each figure that all of them tell."""
+        """For the causes: of several GPUs, the mean of each figure that all of them tell. One that
+        ran no kernel all along, while others did, is not the server's.
+        """
         found: dict[str, float] = {}
         if self.process is not None:
             found["server_cpu_cores"] = self.process.cpu_cores
-        rows = [msgspec.structs.asdict(gpu) for gpu in self.gpus]
+        used = [gpu for gpu in self.gpus if gpu.busy_share != 0] or self.gpus
+        rows = [msgspec.structs.asdict(gpu) for gpu in used]
         for name in ("busy_share", "memory_busy_share", "clock_share", "slowed_share"):
             told = [row[name] for row in rows if row[name] is not None]
             if told and len(told) == len(rows):

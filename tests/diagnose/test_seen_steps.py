@@ -1,0 +1,155 @@
+"""Phases placed from what clients saw, against the engine's own records of the same run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from ridgeline.cli.bench import Remote
+from ridgeline.cli.diagnose import Held, command, diagnose
+from ridgeline.cli.diagnose_roof import began_from, roof_of
+from ridgeline.cli.distant import device_of
+from ridgeline.diagnose.roofline import phase_of
+from ridgeline.diagnose.seen_steps import seen_steps
+from ridgeline.errors import BadInput
+from ridgeline.measure.bench import BenchOptions
+from ridgeline.measure.log import Beside, write_run
+from ridgeline.measure.server.scrape import ServerReport
+from tests.diagnose.faults import LOADS, Engine, run
+
+DEVICE = device_of("dummy:tinyllama-1.1b", "h100-sxm")
+CHUNKED = replace(Engine(), budget=64)  # prompts take several steps, beside other people's tokens
+
+
+def blind(record, **changes):
+    """As a client sees it: no steps, nothing of the engine's instants."""
+    requests = tuple(
+        msgspec.structs.replace(r, started_s=None, first_computed_s=None, **changes)
+        for r in record.requests
+    )
+    return msgspec.structs.replace(record, requests=requests, steps=(), info=None)
+
+
+def points(record, words=None, beside=None):
+    roof = roof_of(record, beside or Beside(), words or {}, DEVICE)
+    return {point.phase: point for point in roof.points}, roof.note
+
+
+def prefill_mean_s(record):
+    done = [r for r in record.requests if r.token_s]
+    return sum(r.token_s[0] - r.started_s for r in done) / len(done)
+
+
+@pytest.mark.parametrize("engine", [Engine(), CHUNKED], ids=["whole", "chunked"])
+@pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
+def test_phases_stand_where_the_engines_own_steps_put_them(engine, load) -> None:
+    record, _ = run(engine, load)
+    truth, own = points(record)
+    found, note = points(blind(record), {"prefill_s": prefill_mean_s(record)})
+    assert "own records" in own and "as clients saw them" in note
+    assert found.keys() == truth.keys() >= {"decode", "mixed"}
+    assert found["decode"].intensity == pytest.approx(truth["decode"].intensity, rel=0.05)
+    assert found["decode"].share_of_roof == pytest.approx(truth["decode"].share_of_roof, rel=0.1)
+    assert found["mixed"].intensity == pytest.approx(truth["mixed"].intensity, rel=0.2)
+    assert found["mixed"].share_of_roof == pytest.approx(truth["mixed"].share_of_roof, rel=0.2)
+
+
+def largest_beside_others(steps):
+    return max(max(new for new, _ in s.shapes) for s in steps if phase_of(s) == "mixed")
+
+
+def test_a_prompt_in_chunks_is_not_taken_for_decoding() -> None:
+    """Without the spread, all of a prompt would stand in the step of its first token."""
+    record, _ = run(CHUNKED, LOADS[2])
+    seen = blind(record)
+    prefill_s = {"prefill_s": prefill_mean_s(record)}
+    spread = seen_steps(seen, began=began_from(prefill_s))
+    assert largest_beside_others(seen_steps(seen)) > 2 * CHUNKED.budget
+    assert largest_beside_others(spread) < 2 * CHUNKED.budget
+    computed = sum(r.prompt_tokens - r.cached_tokens for r in seen.requests)
+    for steps in (seen_steps(seen), spread):
+        prompts = sum(new for s in steps for new, _ in s.shapes if new > 1)
+        assert prompts == pytest.approx(computed, rel=0.01)
+
+
+def test_who_says_when_a_prompt_began() -> None:
+    request = blind(run(Engine(), LOADS[0])[0]).requests[0]
+    first_s = request.token_s[0]
+    timed = msgspec.structs.replace(request, started_s=first_s - 0.01)
+    assert began_from({"prefill_s": 9.0})(timed) == timed.started_s
+    assert began_from({"prefill_s": 0.02})(request) == pytest.approx(first_s - 0.02)
+    assert began_from({"waiting_p95": 0.0})(request) == request.sent_s
+    assert began_from({"waiting_p95": 2.0})(request) is None
+
+
+def test_several_tokens_per_chunk_give_one_point_or_none() -> None:
+    record, _ = run(Engine(), LOADS[0])
+    coarse = blind(record)
+    coarse = msgspec.structs.replace(
+        coarse,
+        requests=tuple(
+            msgspec.structs.replace(
+                r, token_s=r.token_s[::2], token_counts=(2,) * len(r.token_s[::2])
+            )
+            for r in coarse.requests
+        ),
+    )
+    found, note = points(coarse)
+    assert found == {} and "no phase can be placed" in note
+    steps = len([step for step in record.steps if step.shapes])
+    report = ServerReport(
+        server="vllm", num_readings=2, means={}, p95={}, counts={"num_steps": steps}, mean_s={}
+    )
+    found, note = points(coarse, beside=Beside(server=report))
+    assert found["mixed"].name == "whole run" and f"{steps:,} steps" in note
+    truth, _ = points(record)
+    flops = sum(p.achieved_flop_s * p.time_s for p in truth.values())
+    mine = found["mixed"].achieved_flop_s * found["mixed"].time_s
+    assert mine == pytest.approx(flops, rel=0.05)
+
+
+def test_a_recorded_run_is_drawn_where_a_device_is_named(tmp_path) -> None:
+    record, _ = run(Engine(), LOADS[0])
+    log, page, console = tmp_path / "run.jsonl", tmp_path / "page.html", Console(record=True)
+    write_run(blind(record), log)
+    held = Held(model="dummy:tinyllama-1.1b", accelerator="2xh100-sxm")
+    assert command(BenchOptions(), log, held=held, html=page, console=console) == 0
+    text = console.export_text()
+    assert "FLOP/byte" in text and "(memory)" in text and "as clients saw them" in text
+    drawn = page.read_text(encoding="utf-8")
+    assert "data sheet of h100-sxm" in drawn and "<svg" in drawn
+    with pytest.raises(BadInput, match="needs the model"):
+        diagnose(BenchOptions(), log, None, console, Held(model=None, accelerator="h100-sxm"))
+
+
+def test_our_own_log_says_what_model_it_was_of(tmp_path) -> None:
+    """And what was done to its weights: int8 halves the bytes, so that intensity doubles."""
+    record, _ = run(Engine(), LOADS[0])
+    info = record.info
+
+    def decode(**told):
+        settings = {**info.settings, "model": "dummy:tinyllama-1.1b", **told}
+        own = msgspec.structs.replace(info, settings=settings, compute_dtype="bfloat16")
+        write_run(msgspec.structs.replace(record, info=own), tmp_path / "run.jsonl")
+        held = Held(model=None, accelerator="a100-80-sxm")
+        found = diagnose(BenchOptions(), tmp_path / "run.jsonl", None, Console(), held)
+        return next(p for p in found.roof.points if p.phase == "decode")
+
+    assert decode(quantization="int8").intensity > 1.5 * decode().intensity
+
+
+def test_a_server_over_tcp_is_placed() -> None:
+    from tests.diagnose.mock_thread import mock_server
+
+    options = BenchOptions(
+        workload="synthetic:input=8,output=12", num_prompts=20, max_concurrency=2, num_warmups=0
+    )
+    held = Held(model="dummy:tinyllama-1.1b", accelerator="h100-sxm")
+    with mock_server(ttft_s=0.02, itl_s=0.005) as url:
+        found = diagnose(options, Remote(url=url), None, Console(record=True), held)
+    decode = next(point for point in found.roof.points if point.phase == "decode")
+    assert 1.5 < decode.intensity < 6  # one or two sequences over bfloat16 weights: two each
+    assert decode.num_steps > 20
