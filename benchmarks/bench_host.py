@@ -31,6 +31,7 @@ import torch
 import ridgeline._native as _native
 from ridgeline.engine.assemble import assemble
 from ridgeline.engine.core.drafting import Drafts, NoDrafts, Open, Room, Verdict
+from ridgeline.engine.core.plan import Run
 from ridgeline.engine.greedy import NoGreedy
 from ridgeline.engine.profile import Driver
 from ridgeline.engine.resolve import resolve
@@ -134,7 +135,7 @@ class Wrong:
     def __init__(self, depth: int) -> None:
         self._draft = (7,) * depth
 
-    def wants(self) -> bool:
+    def wants(self, runs: Sequence[Run]) -> bool:
         return True
 
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:

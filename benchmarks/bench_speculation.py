@@ -1,7 +1,7 @@
 """Speculation against plain decoding: the gain per drafter and workload, and that it never loses.
 
     python benchmarks/bench_speculation.py [--configs none ngram draft] [--batches 1 8 32]
-        [--workloads edit question free] [--tokens 96] [--rounds 4] [--model demo]
+        [--workloads edit question free] [--tokens 96] [--rounds 4] [--seconds 12] [--model demo]
         [--quantization int8] [--drafter medusa=DIR] [--clock cpu]
 
 In every round one engine answers the same prompts twice, once with drafts and once without, in
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import time
@@ -35,6 +36,7 @@ from typing import Any, NamedTuple
 
 from ridgeline import Engine, Sampling
 from ridgeline.engine.core.drafting import Drafts, Open, Room, Verdict
+from ridgeline.engine.core.plan import Run
 from ridgeline.engine.speculate.assemble import measure_drafts, measure_steps
 from ridgeline.engine.speculate.controller import Controller
 from ridgeline.engine.speculate.cost import DraftCost, StepCost
@@ -85,10 +87,10 @@ class Switching:
         self.drafts, self.timed = drafts, Timed()
         self._last: tuple[Timed, int, bool] | None = None
 
-    def wants(self) -> bool:
+    def wants(self, runs: Sequence[Run]) -> bool:
         """Called once per step, while it is planned."""
         self._note()
-        return self.drafts and self._inner.wants()
+        return self.drafts and self._inner.wants(runs)
 
     def _note(self) -> None:
         """The step that has just ended, if it is one of those that are timed."""
@@ -169,11 +171,19 @@ def spread(rounds: Sequence[Round]) -> tuple[float, float]:
 
 
 def compare(
-    engine: Engine, drafts: Switching, asked: Sequence[Sequence[Any]], sampling: Sampling
+    engine: Engine,
+    drafts: Switching,
+    asked: Sequence[Sequence[Any]],
+    sampling: Sampling,
+    most_s: float = math.inf,
 ) -> dict[str, float]:
-    """Each entry of `asked` with drafts and without; the first is not timed."""
+    """Each entry of `asked` with drafts and without; the first is not timed. After `most_s` seconds
+    the rest is left out."""
     rounds: list[Round] = []
+    begun_s = time.perf_counter()
     for i, prompts in enumerate(asked):
+        if len(rounds) > 1 and time.perf_counter() - begun_s > most_s:
+            break
         found = {}
         for with_drafts in (i % 2 == 0, i % 2 == 1):
             drafts.begin(with_drafts)
@@ -185,6 +195,7 @@ def compare(
     low, high = spread(rounds)
     plain_s = own.seconds + own.saved_s
     return {
+        "rounds": len(rounds),
         "plain_tok_s": plain.tokens / plain.seconds,
         "ratio": gain(rounds),
         "median": statistics.median(gain([each]) for each in rounds),
@@ -205,7 +216,8 @@ def show(name: str, workload: str, batch: int, found: dict[str, float]) -> None:
         f"{name:10}{workload:12}{batch:6}{found['plain_tok_s']:13.0f}{found['ratio']:8.3f}  "
         f"{found['low']:.2f}..{found['high']:.2f}  median {found['median']:.3f}, booked "
         f"{found['booked']:.3f}, predicted {found['predicted']:.2f}; "
-        f"{found['drafted_per_token']:.2f} drafted per token, {found['accepted']:.0%} accepted",
+        f"{found['drafted_per_token']:.2f} drafted per token, {found['accepted']:.0%} accepted, "
+        f"{found['rounds']:.0f} rounds",
         flush=True,
     )
 
@@ -234,6 +246,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="per line, at most")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--quantization")
     parser.add_argument("--threads", type=int, default=1)
@@ -272,7 +285,7 @@ def run(args: argparse.Namespace, name: str, batch: int) -> None:
         for workload in args.workloads:
             prompts = prompts_of(workload, each * (1 + args.rounds))
             asked = [prompts[i : i + each] for i in range(0, len(prompts), each)]
-            found = compare(engine, drafts, asked, sampling_of(workload, args.tokens))
+            found = compare(engine, drafts, asked, sampling_of(workload, args.tokens), args.seconds)
             show(name, workload, batch, found)
             if args.json:
                 print(json.dumps({"config": name, "workload": workload, "batch": batch, **found}))

@@ -5,10 +5,12 @@
         [--tokens 48] [--rounds 2] [--threads 2]
 
 Random weights have no text worth guessing, but their steps cost what trained ones cost. The plain
-answers are recorded first; then drafts are the recorded answer with every token wrong with chance 1
-- alpha, and the real controller decides on them, with the curve it measured: through real steps,
-verification and rollback. With --draft a real draft model makes its passes, and its tokens are
-replaced; `small` is one of four layers and a quarter of the width, with random weights. Answers
+answers are recorded first; then drafts are the recorded answer with a share of 1 - alpha of its
+tokens wrong (in random order, but as many runs of every length as alpha lets expect), and the real
+controller decides on them, with the curve it measured: through real steps, verification and
+rollback. `by the curve`: what alpha and the curve as it was measured at the start predict for the
+best depth, before a step is taken. With --draft a real draft model makes its passes, and its tokens
+are replaced; `small` is one of four layers and a quarter of the width, with random weights. Answers
 with and without drafts take turns, and the columns are those of bench_speculation.py.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import tempfile
 import time
@@ -43,14 +46,29 @@ KIND = kind_of(8)
 class Script:
     """What will be said, by prompt, and how often a guess knows it."""
 
-    def __init__(self, answers: dict[tuple[int, ...], tuple[int, ...]]) -> None:
-        self.answers, self.alpha, self._rng = answers, 0.0, random.Random(7)
+    def __init__(self) -> None:
+        self._told: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def tell(self, answers: dict[tuple[int, ...], tuple[int, ...]], alpha: float) -> None:
+        """Guesses of these answers, from now on."""
+        rng = random.Random(7)
+        self._told = {prompt: _worse(answer, alpha, rng) for prompt, answer in answers.items()}
 
     def guess(self, each: Open, depth: int) -> tuple[int, ...]:
-        answer = self.answers[tuple(each.tokens[: each.num_prompt])]
         done = len(each.tokens) - each.num_prompt
-        future = answer[done : done + depth]
-        return tuple(t if self._rng.random() < self.alpha else t ^ 1 for t in future)
+        return self._told[tuple(each.tokens[: each.num_prompt])][done : done + depth]
+
+
+def _worse(answer: tuple[int, ...], alpha: float, rng: random.Random) -> tuple[int, ...]:
+    """The answer with wrong tokens: right ones stand in runs of geometric length."""
+    if not 0 < alpha < 1:
+        return answer if alpha else tuple(token ^ 1 for token in answer)
+    num = max(1, round(len(answer) * (1 - alpha)))
+    runs = [int(math.log(1 - (i + 0.5) / num) / math.log(alpha)) for i in range(num)]
+    rng.shuffle(runs)
+    right = [place for run in runs for place in (*[True] * run, False)]
+    right += [True] * (len(answer) - len(right))
+    return tuple(token if r else token ^ 1 for token, r in zip(answer, right, strict=False))
 
 
 class ScriptedLookup:
@@ -119,6 +137,21 @@ def small_draft(shape: str, folder: Path) -> None:
     save_file({n: t.bfloat16() for n, t in weights.items()}, folder / "model.safetensors")
 
 
+def best_gain(controller: Controller, batch: int, alpha: float) -> str:
+    """What alpha and the curve predict for the best depth, and the price of a draft token there."""
+    cost, draft_cost = controller.costs
+    plain_s = cost.seconds(batch, batch)
+
+    def gain(depth: int) -> tuple[float, int]:
+        drafting_s = 0.0 if draft_cost is None else draft_cost.seconds(batch, depth)
+        took_s = cost.seconds(batch, batch * (depth + 1)) + drafting_s
+        return sum(alpha**i for i in range(depth + 1)) * plain_s / took_s, depth
+
+    best, depth = max(gain(depth) for depth in range(1, 17))
+    price = 0.0 if draft_cost is None else draft_cost.seconds(batch, depth) / depth / plain_s
+    return f"by the curve {best:.2f} with {depth} drafts, each {price:.3f} of a plain step"
+
+
 def show_curve(controller: Controller) -> None:
     cost, draft_cost = controller.costs
     for runs in (1, 8):
@@ -140,13 +173,15 @@ def measure(
     drafting._drafts = NoDrafts()
     found = engine.generate(prompts, sampling)
     drafting._drafts = drafts = Switching(controller, engine, batch, time.perf_counter)
-    script.answers = {p: each.tokens for p, each in zip(prompts, found, strict=True)}
+    answers = {p: each.tokens for p, each in zip(prompts, found, strict=True)}
     for alpha in args.alphas:
-        script.alpha = alpha
+        script.tell(answers, alpha)
+        told = best_gain(controller, batch, alpha)
         controller.acceptance, controller.shadows = Acceptance(), Shadows()
         controller.account = Account()  # only one sort of drafts is scripted
         result = compare(engine, drafts, [prompts] * (1 + args.rounds), sampling)
         show("scripted", f"alpha {alpha:.2f}", batch, result)
+        print(f"{told:>60}", flush=True)
 
 
 def main() -> None:
@@ -177,7 +212,7 @@ def main() -> None:
         "speculative_config": {k: v for k, v in config.items() if v is not None},
     }
     with stack, Engine.open(args.model, **options) as engine:
-        controller, script = controller_of(engine), Script({})
+        controller, script = controller_of(engine), Script()
         if controller._drafter is None:
             controller._lookup = ScriptedLookup(script)
         else:

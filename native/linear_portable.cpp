@@ -131,7 +131,7 @@ struct Fp32 : Floats, Fp32Common {
   }
 };
 
-constexpr int kTilePanels = 1, kDirectRows = 1, kDirectMost = 1;
+constexpr int kTilePanels = 1, kDirectRows = 1, kDirectMost = 1, kStoredRows = 1, kStoredMost = 1;
 
 }  // namespace
 }  // namespace ridgeline

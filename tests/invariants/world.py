@@ -133,7 +133,7 @@ class Prophet:
         self._world, self._most, self._rng = world, most, random.Random(most)
         self.num_told = 0
 
-    def wants(self) -> bool:
+    def wants(self, runs: Seq[Run]) -> bool:
         return True
 
     def numbers(self) -> dict[str, float]:

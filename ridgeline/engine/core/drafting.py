@@ -68,7 +68,7 @@ class Verdict(msgspec.Struct, frozen=True):
 class Drafts(Protocol):
     """Where guesses come from. Called between plan and run; `learn` once per committed step."""
 
-    def wants(self) -> bool:
+    def wants(self, runs: Sequence[Run]) -> bool:
         """Whether to be asked in this step at all: preparing the question costs time as well."""
         ...
 
@@ -92,7 +92,7 @@ class Drafts(Protocol):
 class NoDrafts:
     """Nobody guesses."""
 
-    def wants(self) -> bool:
+    def wants(self, runs: Sequence[Run]) -> bool:
         return False
 
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
@@ -158,7 +158,7 @@ class Drafting:
 
     def plan(self, step: Step) -> None:
         """Guesses for whoever decodes, in what the step has left over."""
-        if step.budget.left <= 0 or not self._drafts.wants():
+        if step.budget.left <= 0 or not self._drafts.wants(step.runs):
             return
         opens = [(i, each) for i, run in enumerate(step.runs) if (each := self._open(run))]
         if not opens:

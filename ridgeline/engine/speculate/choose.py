@@ -51,10 +51,11 @@ def best_plan(
     """`survivals[i][k]`: the chance that the first k + 1 drafts of sequence i are all accepted.
     `computed[i]`: its draft costs what `costs.draft` says; the others cost nothing."""
     order = _likeliest_first(survivals)[: room.num_free]
-    best, num_best = plain_plan(len(survivals), room, costs), 0
+    plain, num_best = plain_plan(len(survivals), room, costs), 0
     if not order:
-        return best
+        return plain
     num_computed, deepest = sum(computed), 0
+    depths, most_tokens, least_s = plain
     tokens, drafting_s = float(room.num_runs), 0.0
     line = costs.step.line(room.num_runs, room.num_rows + 1, len(order))
     for num, (chance, i, place) in enumerate(order, 1):
@@ -62,11 +63,12 @@ def best_plan(
         if computed[i] and place >= deepest and costs.draft is not None:
             deepest = place + 1
             drafting_s = costs.draft.seconds(num_computed, deepest)
-        if tokens * best.seconds > best.tokens * (line[num - 1] + drafting_s):
-            best, num_best = Plan(best.depths, tokens, line[num - 1] + drafting_s), num
+        seconds = line[num - 1] + drafting_s
+        if tokens * least_s > most_tokens * seconds:
+            most_tokens, least_s, num_best = tokens, seconds, num
     for _, i, place in order[:num_best]:
-        best.depths[i] = max(best.depths[i], place + 1)
-    return best
+        depths[i] = max(depths[i], place + 1)
+    return Plan(depths, most_tokens, least_s)
 
 
 def _likeliest_first(survivals: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
@@ -77,7 +79,8 @@ def _likeliest_first(survivals: Sequence[Sequence[float]]) -> list[tuple[float, 
         for place, chance in enumerate(own)
         if chance >= LEAST_CHANCE
     ]
-    found.sort(key=_chance_then_place)
+    if len(survivals) > 1:  # one sequence's own are in this order
+        found.sort(key=_chance_then_place)
     return found
 
 

@@ -35,12 +35,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ridgeline.engine.core.drafting import Open, Room, Verdict
+from ridgeline.engine.core.plan import Run
 from ridgeline.engine.speculate.acceptance import Acceptance
-from ridgeline.engine.speculate.account import Account
+from ridgeline.engine.speculate.account import Account, Purse
 from ridgeline.engine.speculate.base import NO_GUESS, Drafter, Guess, Lookup
 from ridgeline.engine.speculate.choose import Costs, Plan, best_plan, plain_plan
 from ridgeline.engine.speculate.combined import Combined
 from ridgeline.engine.speculate.cost import DraftCost, StepCost
+from ridgeline.engine.speculate.pace import Pace, is_decode
 from ridgeline.engine.speculate.shadows import Shadows
 
 MARGIN = 0.03
@@ -50,6 +52,8 @@ ASK_SHARE, MOST_REST = 0.004, 64
 ASK_OF_GAIN = 0.2  # of what drafts save lately that may be spent on asking
 PROBE_DEPTH = 2
 LIKELY = 0.7  # chance of what is looked up and drafted only to learn what it costs
+MOST_SLOWER = 4.0  # times what was expected, or a plain step: a step that took longer met others
+NEW_TO_READ = 16  # tokens that a drafter has not read and that its cost per draft does not hold
 
 
 class Step:
@@ -61,6 +65,7 @@ class Step:
         "drafted_s",
         "is_try",
         "looked_up",
+        "must_read",
         "num_computed",
         "plan",
         "room",
@@ -72,6 +77,7 @@ class Step:
         self.num_computed = self.deepest = 0
         self.computed_s = self.drafted_s = 0.0
         self.is_try = False  # a probe, or drafted without credit
+        self.must_read = False  # the drafter had much to read first
 
 
 def _nothing() -> None:
@@ -100,7 +106,11 @@ class Controller:
         self._under_way: Step | None = None
         self._drafting, self._since_plain, self._until_plain = False, 0, FIRST_PLAIN
         self._since_asked, self._rest = 0, 1
-        self._begun_s = 0.0
+        self._pace = Pace(clock)
+        self._drafted: Purse | None = (
+            None  # whose drafts were in the latest step that was asked for
+        )
+        self._read: dict[int, int] = {}  # by sequence: known tokens when it was drafted for
 
     def calibrate(self, step_cost: StepCost, draft_cost: DraftCost | None = None) -> None:
         """Before it nothing is drafted. `draft_cost`: of the drafter, if there is one."""
@@ -121,17 +131,23 @@ class Controller:
 
     # -- the scheduler's side
 
-    def wants(self) -> bool:
+    def wants(self, runs: Sequence[Run]) -> bool:
         """While nothing is drafted, the question is asked every few steps only."""
         self._since_asked += 1
-        if self._costs is None or not (self._drafting or self._since_asked >= self._rest):
+        if self._costs is None:
             return False
-        self._begun_s = self._clock()
-        return True
+        self._pace.begin(runs)
+        if not (self._drafting or self._since_asked >= self._rest):
+            return False
+        if not self._shows_plain(runs, self._costs.step):
+            return True
+        self._pace.must_learn()
+        return False
 
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
         if self._costs is None or not opens:
             return [()] * len(opens)
+        self._pace.asked()
         self.account.begun(self._since_asked)
         self._since_asked = 0
         guesses = [self._look(each) for each in opens]
@@ -147,6 +163,7 @@ class Controller:
     def learn(self, verdicts: Sequence[Verdict]) -> None:
         step, self._under_way = self._under_way, None
         if step is None:
+            self._passed()
             return
         for verdict in verdicts:
             if verdict.seq_id not in step.looked_up:
@@ -158,6 +175,7 @@ class Controller:
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self.acceptance.forget(seq_id)
         self.shadows.forget(seq_id)
+        self._read.pop(seq_id, None)
         begun_s = self._clock()
         if self._lookup is not None:
             self._lookup.forget(seq_id, tokens, tenant)
@@ -187,8 +205,6 @@ class Controller:
         assert self._costs is not None
         costs = self._costs
         none, plain = [False] * len(opens), plain_plan(len(opens), room, costs)
-        if self._shows_plain(room, costs):
-            return plain, none
         looked = [
             self.shadows.survivals(each.seq_id, guess) if guess.tokens else []
             for each, guess in zip(opens, guesses, strict=True)
@@ -222,13 +238,13 @@ class Controller:
             mixed.append(computed if which[-1] else own)
         return mixed, which
 
-    def _shows_plain(self, room: Room, costs: Costs) -> bool:
-        """A plain step after so many with drafts, and the first step of every batch."""
-        if room.num_rows == room.num_runs and not costs.step.has_seen(room.num_runs):
-            return True
-        if self._since_plain < self._until_plain:
+    def _shows_plain(self, runs: Sequence[Run], cost: StepCost) -> bool:
+        """A plain step after so many that were asked for, and the first step of every batch."""
+        is_due = self._since_plain >= self._until_plain
+        if not (is_due or not cost.has_seen(len(runs))) or not is_decode(runs):
             return False
-        self._until_plain = min(PLAIN_STEPS, 2 * self._until_plain)
+        if is_due:
+            self._until_plain = min(PLAIN_STEPS, 2 * self._until_plain)
         return True
 
     def _probe(self, opens: Sequence[Open], plain: Plan) -> Plan:
@@ -264,6 +280,11 @@ class Controller:
         if self._drafter is None or not any(asked):
             self._renew()
             return found
+        for each, depth in zip(opens, asked, strict=True):
+            if depth:
+                num_new = len(each.tokens) - self._read.get(each.seq_id, 0)
+                step.must_read |= num_new > NEW_TO_READ
+                self._read[each.seq_id] = len(each.tokens)
         begun_s = self._clock()
         drafted = self._drafter.draft(opens, asked)
         step.computed_s = self._clock() - begun_s
@@ -274,30 +295,45 @@ class Controller:
         """Nothing is drafted: the next question is put off."""
         for each in opens:
             self.acceptance.idle(each.seq_id)
-        asking_s = self._clock() - self._begun_s
+        asking_s = max(self._pace.took_s(), self._pace.asking_s)
         self.account.asked(asking_s)
         share = ASK_SHARE + ASK_OF_GAIN * max(0.0, self.account.lately)
         self._rest = 1 + min(MOST_REST - 1, int(asking_s / (share * step.plan.seconds)))
 
     # -- accounting
 
+    def _passed(self) -> None:
+        """Nobody was asked in the step that ends."""
+        if self._costs is None:
+            return
+        has_learnt, over_s, plain_s = self._pace.passed(self._costs.step)
+        if has_learnt:
+            self._since_plain = 0
+        elif over_s and self._drafted is None:
+            self._pace.after_in_vain(over_s)
+        elif over_s and self._drafted is not None:
+            self._drafted.pay(-over_s / plain_s)
+
     def _settle(self, step: Step, verdicts: Sequence[Verdict], costs: Costs) -> None:
         """Correct the curves by this step, and the balance by what it saved."""
         room, cost, now_s = step.room, costs.step, self._clock()
-        if step.deepest and costs.draft is not None:
+        if step.deepest and costs.draft is not None and not step.must_read:
             costs.draft.learn(step.num_computed, step.deepest, step.computed_s)
         num_drafted = sum(verdict.num_drafted for verdict in verdicts)
-        took_s = now_s - self._begun_s
-        if room.num_rows != room.num_runs:
+        took_s, plain_s = self._pace.took_s(), cost.seconds(room.num_runs, room.num_runs)
+        beside_prompts = room.num_rows != room.num_runs
+        if beside_prompts:
             more_s = cost.seconds(room.num_runs, room.num_runs + num_drafted)
-            took_s = more_s + step.drafted_s - self._begun_s
+            took_s += more_s + step.drafted_s - now_s
+        self._since_plain += 1
+        self._drafted = None
         if verdicts or step.deepest:
-            self._since_plain += 1
-            self._book(step, verdicts, cost.seconds(room.num_runs, room.num_runs), took_s)
-        elif room.num_rows == room.num_runs:
-            self._since_plain = 0
-        if room.num_rows == room.num_runs:
-            cost.learn(room.num_runs, room.num_rows + num_drafted, now_s - step.drafted_s)
+            self._drafted = self.account.purse(step.deepest > 0)
+            self._book(step, verdicts, plain_s, took_s)
+            if not beside_prompts:
+                cost.learn(room.num_runs, room.num_rows + num_drafted, now_s - step.drafted_s)
+        elif not beside_prompts:
+            self._pace.asked_in_vain(took_s - plain_s, step.drafted_s - now_s + took_s)
         self.account.asked(self._clock() - now_s)
 
     def _book(self, step: Step, verdicts: Sequence[Verdict], plain_s: float, took_s: float) -> None:
@@ -306,6 +342,7 @@ class Controller:
         per_token_s = plain_s / num_runs
         tokens = num_runs + sum(verdict.num_accepted for verdict in verdicts)
         promised_s = per_token_s * step.plan.tokens - step.plan.seconds
+        took_s = min(took_s, MOST_SLOWER * max(step.plan.seconds, plain_s))
         saved_s = per_token_s * tokens - took_s
         purse = self.account.purse(step.deepest > 0)
         self.account.drafted(purse, saved_s, promised_s, took_s, plain_s)

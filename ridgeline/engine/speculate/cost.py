@@ -50,6 +50,8 @@ class StepCost:
         self._machine, self._drafted = _Factor(), _Factor()
         self._plain: dict[int, _Factor] = {}  # by batch
         self._depths: dict[int, list[_Factor]] = {}  # by batch, at the knots
+        # by batch, for more rows than runs, until something is learnt
+        self._kept: dict[int, list[float]] = {}
 
     def seconds(self, runs: int, rows: int) -> float:
         """Of a step with `runs` sequences that feed `rows` rows together."""
@@ -75,6 +77,7 @@ class StepCost:
         if ratio > 10:
             return
         ratio = min(2.0, ratio)
+        self._kept.clear()
         if rows <= runs:
             ratio /= self._machine.move(ratio, _COMMON, _COMMON)
             self._plain.setdefault(runs, _Factor()).move(ratio, _NEW)
@@ -91,6 +94,15 @@ class StepCost:
 
     def _lines(self, runs: int, first: int, count: int) -> list[float]:
         """Of steps with drafts, each by itself."""
+        skipped = first - runs - 1
+        if skipped > _MORE:  # beside a prompt
+            return self._all_lines(runs, first, count)
+        kept = self._kept.get(runs)
+        if kept is None or len(kept) < skipped + count:
+            kept = self._kept[runs] = self._all_lines(runs, runs + 1, skipped + count)
+        return kept[skipped : skipped + count]
+
+    def _all_lines(self, runs: int, first: int, count: int) -> list[float]:
         starts, scale = self._at_start(runs, first + count), self._machine.by * self._drafted.by
         factors = self._depths.get(runs)
         if factors is None:

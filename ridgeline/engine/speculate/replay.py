@@ -12,12 +12,14 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.engine.core.drafting import Open, Room, Verdict
+from ridgeline.engine.core.plan import Run
 from ridgeline.engine.speculate.base import Lookup
 from ridgeline.engine.speculate.controller import Controller
 from ridgeline.engine.speculate.cost import StepCost
 from ridgeline.records import Sampling
 
 _GREEDY = Sampling(temperature=0.0)
+_RUN = Run(0, 0, (1,), (), None)
 Text = tuple[Sequence[int], int]
 """Tokens, and how many of them are the prompt."""
 
@@ -98,7 +100,8 @@ def _step(
 ) -> int:
     """One step of everybody; how many tokens it gave."""
     num = len(running)
-    able = [each for each in running if each.left > 1] if controller.wants() else []
+    wants = controller.wants([_RUN] * num)
+    able = [each for each in running if each.left > 1] if wants else []
     drafts = controller.propose([each.open() for each in able], Room(num, num, 1 << 16))
     of = {each.seq_id: draft for each, draft in zip(able, drafts, strict=True)}
     clock.now_s += curve.seconds(num, num + sum(map(len, drafts)))

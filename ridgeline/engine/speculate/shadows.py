@@ -64,6 +64,7 @@ class Shadows:
         self._all: _Counts = {}
         self._own: dict[int, _Counts] = {}
         self._pending: dict[int, tuple[int, Guess]] = {}  # known tokens then, and the guess
+        self._chances: dict[int, float] = {}  # by kind, until something is learnt of it
 
     def chance(self, kind: int) -> float:
         """Of a token of any sequence."""
@@ -74,8 +75,11 @@ class Shadows:
         """Chance that the first 1, 2, … tokens of a guess are all accepted, while it is worth
         considering."""
         own, found, alive = self._own.get(seq_id, {}), list[float](), 1.0
+        chances = self._chances
         for kind in guess.kinds:
-            chance, counts = self.chance(kind), own.get(kind)
+            chance, counts = chances.get(kind), own.get(kind)
+            if chance is None:
+                chance = chances[kind] = self.chance(kind)
             if counts is not None:
                 chance = (counts[0] + _LIKE_OTHERS * chance) / (counts[1] + _LIKE_OTHERS)
             alive *= chance
@@ -99,6 +103,7 @@ class Shadows:
         own = self._own.setdefault(seq_id, {})
         for kind, right in _judged(guess, tokens[start : start + len(guess.tokens)]):
             _note(self._all, kind, right, _FADE_ALL)
+            self._chances.pop(kind, None)
             _note(own, kind, right, _FADE_OWN)
 
     def forget(self, seq_id: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.engine.core.drafting import Open, Room, Verdict
+from ridgeline.engine.core.plan import Run
 from ridgeline.engine.speculate.base import Drafter
 
 
@@ -14,7 +15,7 @@ class FixedDepth:
     def __init__(self, drafter: Drafter, depth: int) -> None:
         self._drafter, self._depth = drafter, depth
 
-    def wants(self) -> bool:
+    def wants(self, runs: Sequence[Run]) -> bool:
         return True
 
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:

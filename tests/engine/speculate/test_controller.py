@@ -11,6 +11,7 @@ import pytest
 
 from ridgeline import Engine
 from ridgeline.engine.core.drafting import Open, Room, Verdict
+from ridgeline.engine.core.plan import Run
 from ridgeline.engine.speculate.acceptance import Acceptance
 from ridgeline.engine.speculate.base import NO_GUESS, Guess, kind_of
 from ridgeline.engine.speculate.controller import Controller
@@ -18,6 +19,7 @@ from ridgeline.engine.speculate.cost import DraftCost, StepCost
 from ridgeline.records import Sampling
 
 SAMPLING = Sampling()
+RUNS = [Run(i, 0, (1,), (), None) for i in range(16)]
 Seconds = Callable[[int, int], float]
 
 
@@ -62,7 +64,7 @@ class World:
     def step(self, depth: int | None = None) -> None:
         """One step, by the controller or at a fixed depth; noise of 5 % on its time."""
         opens = [Open(i, (), 1, "", SAMPLING, 0, 8) for i in range(self.batch)]
-        if depth is None and not self.controller.wants():
+        if depth is None and not self.controller.wants(RUNS[: self.batch]):
             drafts: list[tuple[int, ...]] = [()] * self.batch
         elif depth is None:
             drafts = self.controller.propose(opens, Room(self.batch, self.batch, 500))
@@ -138,7 +140,7 @@ def test_before_it_is_calibrated_nothing_is_drafted() -> None:
     world = World(flat, 0.9, 0.0, 2, flat)
     world.controller = Controller(world, 4, lambda: world.now_s)
     opens = [Open(0, (), 1, "", SAMPLING, 0, 8)]
-    assert not any(world.controller.wants() for _ in range(99))
+    assert not any(world.controller.wants(RUNS[:2]) for _ in range(99))
     assert world.controller.propose(opens, Room(1, 1, 9)) == [()]
 
 
@@ -203,7 +205,7 @@ class Bursts:
     def step(self) -> None:
         tokens = (1,) * self.num_known
         drafts: list[tuple[int, ...]] = [()]
-        if self.controller.wants():
+        if self.controller.wants(RUNS[:1]):
             opened = [Open(0, tokens, 1, "", SAMPLING, 0, 16)]
             drafts = self.controller.propose(opened, Room(1, 1, 99))
         num, right = len(drafts[0]), sum(drafts[0])
