@@ -1,17 +1,22 @@
 """What a simulated request costs: a fleet of Llama-3.1-8B on H100s, the fast way and step by step.
 
-    python benchmarks/bench_fleet.py [requests] [replicas] [requests per second]
-    python benchmarks/bench_fleet.py hour     720,000 requests to 100 replicas, and parts of it
+    python benchmarks/bench_fleet.py request     microseconds of one core per request, both ways
+    python benchmarks/bench_fleet.py hour        an hour of 200 requests/s on 100 replicas
+    python benchmarks/bench_fleet.py scale       how the cost grows with requests and with replicas
+    python benchmarks/bench_fleet.py profile     where the time goes
 
-Prints microseconds of one core per request (CPU time), interleaved, medians of five. The slow way
-serves a twentieth of the requests.
+Requests are Poisson, 910 tokens in and 200 out on average, log-normal. All times are of the process
+(CPU time of one core) with the garbage collector off, as `ridgeline simulate` has it; `request`
+interleaves both ways and prints medians of five, the slow way with a twentieth of the requests.
 """
 
 from __future__ import annotations
 
+import argparse
+import cProfile
 import gc
+import pstats
 import statistics
-import sys
 import time
 
 import numpy as np
@@ -53,33 +58,61 @@ def cost_us(requests: list[Request], replicas: int, leaps: bool) -> float:
     return (time.process_time() - began_s) / len(requests) * 1e6
 
 
-def hour() -> None:
-    """The whole thing for real, and how it grows: an eighth of it first."""
-    gc.disable()
-    for count in (90_000, 720_000):
-        requests = load(count, 200.0, 0)
-        took_s = cost_us(requests, 100, True) * count / 1e6
-        print(
-            f"{count:9,} requests: {took_s:6.1f} s, {took_s / count * 1e6:.0f} us each", flush=True
-        )
+def hour(replicas: int, rate: float) -> None:
+    """The whole thing for real; an eighth of it first."""
+    for count in (int(450 * rate), int(3600 * rate)):
+        took_s = cost_us(load(count, rate, 0), replicas, True) * count / 1e6
+        each_us = took_s / count * 1e6
+        print(f"{count:9,} requests: {took_s:6.1f} s, {each_us:.0f} us each", flush=True)
+
+
+def scale(count: int, rate: float) -> None:
+    """Requests at a fixed fleet, then replicas at a fixed rate and at a fixed load of each."""
+    print("| requests | replicas | requests/s | us per request |\n|---|---|---|---|")
+    cases = [(each * count, 100, rate) for each in (1, 2, 4, 8)]
+    cases += [(count, each, rate) for each in (50, 200, 400)]
+    cases += [(count, each, rate * each / 100) for each in (25, 50, 200, 400)]
+    for requests, replicas, at in cases:
+        told = cost_us(load(requests, at, 0), replicas, True)
+        print(f"| {requests:,} | {replicas} | {at:g} | {told:.0f} |", flush=True)
+
+
+def profile(count: int, replicas: int, rate: float) -> None:
+    """Functions by their own time. The profiler itself about doubles it: read the shares."""
+    requests = load(count, rate, 0)
+    profiler = cProfile.Profile()
+    profiler.runcall(cost_us, requests, replicas, True)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
+
+
+def request(count: int, replicas: int, rate: float) -> None:
+    """Both ways in turns."""
+    fast, slow = [], []
+    for seed in range(ROUNDS):
+        requests = load(count, rate, seed)
+        fast.append(cost_us(requests, replicas, True))
+        slow.append(cost_us(requests[: count // 20], replicas, False))
+    print(f"leaping      {statistics.median(fast):8.0f} us per request")
+    print(f"step by step {statistics.median(slow):8.0f} us per request")
 
 
 def main() -> None:
-    if sys.argv[1:] == ["hour"]:
-        hour()
-        return
-    count, replicas, rate = (
-        float(given) if given else default
-        for given, default in zip([*sys.argv[1:4], "", "", ""][:3], (10_000, 100, 200), strict=True)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("what", choices=("request", "hour", "scale", "profile"))
+    parser.add_argument("--requests", type=int, default=10_000, help="default: 10000")
+    parser.add_argument("--replicas", type=int, default=100, help="default: 100")
+    parser.add_argument("--rate", type=float, default=200.0, help="requests per second (200)")
+    given = parser.parse_args()
     gc.disable()
-    fast, slow = [], []
-    for seed in range(ROUNDS):
-        requests = load(int(count), rate, seed)
-        fast.append(cost_us(requests, int(replicas), True))
-        slow.append(cost_us(requests[: int(count) // 20], int(replicas), False))
-    print(f"leaping      {statistics.median(fast):8.0f} us per request")
-    print(f"step by step {statistics.median(slow):8.0f} us per request")
+    if given.what == "hour":
+        hour(given.replicas, given.rate)
+    elif given.what == "scale":
+        scale(given.requests, given.rate)
+    else:
+        chosen = profile if given.what == "profile" else request
+        chosen(given.requests, given.replicas, given.rate)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
     python benchmarks/bench_predict.py measure --raw raw.jsonl     again while it exits with 3
     python benchmarks/bench_predict.py table --raw raw.jsonl --calibration here.json [--every]
 
-`measure` works through the runs of a calibration and through the points, and appends what it finds;
-what is there is not measured again, so that a machine that is only free for minutes at a time will
-do (`--seconds`, 480 by default). `table` fits the calibration to the calibration's runs alone,
-writes it where --calibration says, and predicts every point from it.
+`measure` works through the runs of a calibration and through the points, twice, and appends what
+it finds; what is there is not measured again, so that a machine that is only free for minutes at a
+time will do (`--seconds`, 480 by default). `table` fits the calibration to the calibration's runs
+alone, writes it where --calibration says, and predicts every point from it.
 
 Points are (model shape, weights, batch, context) that the calibration did not see: decode steps of
 `batch` sequences behind `context` tokens (TPOT), prompts to an idle engine (TTFT), and what the
-engine says its KV cache holds. The machine's speed (reads and arithmetic) is measured around every
-point, in the calibration too: errors are told as they are, and at the speed of the moment.
+engine says its KV cache holds. Kinds of steps of the calibration and points alike are visited four
+times, two by two and many minutes apart, and the fastest visit counts (each the median of its
+steps): a neighbour on the host makes a step up to twice as long for a while and never shorter.
+`--single` tells how far off points are by their first visit alone.
 """
 
 from __future__ import annotations
@@ -28,17 +30,24 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 import msgspec
 from raw_runs import NOT_DONE, append, flags, read, say
-from slowed import slowed
 
-from ridgeline.cli.calibrate import calibrated, facts, machine_for, usual, waiting, write
+from ridgeline.cli.calibrate import (
+    calibrated,
+    facts,
+    machine_for,
+    undisturbed,
+    waiting,
+    write,
+)
+from ridgeline.cli.calibrate_load import Loaded, windows
 from ridgeline.cli.calibrate_runs import (
     Clock,
     Ran,
     Run,
-    Speed,
     default_runs,
     measure_run,
     often,
+    quietest,
     settings_of,
 )
 from ridgeline.cli.rig import Measured, Rig, rig
@@ -52,7 +61,8 @@ from ridgeline.plan.predict import Point, predict_on
 from ridgeline.settings import settings_from
 
 CALIBRATED_WITH = "dummy:qwen2.5-0.5b"
-RUN_S = 60.0  # a run of the calibration
+RUN_S, LEAST_S = 26.0, 32.0  # of a run's passes in one round; of a sitting, to begin another piece
+ROUNDS, VISITS = 2, 2  # of a point, in each round
 KV_BYTES = 3 << 29
 KV_LENGTH = 4096  # for what the engine's cache holds by default
 
@@ -84,12 +94,13 @@ POINTS: tuple[tuple[str, str | None, tuple[tuple[int, int], ...], tuple[int, ...
 class Raw(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the file. `run`: of the calibration, or a point of `POINTS`."""
 
+    round: int
     run: bool
     ran: Ran
-    asked: tuple[int, int] = (0, 0)
     kv_tokens: int = 0
     memory: Memory
-    facts: Facts | None = None  # on the last line of each run of the calibration
+    facts: Facts | None = None  # of runs of the calibration
+    loaded: tuple[Loaded, ...] = ()  # on the last line of the last run
 
 
 # ---- measuring ---------------------------------------------------------------------------------
@@ -98,35 +109,44 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
 def measure(path: Path, seconds: float) -> bool:
     """Append what is missing while there is time; True when nothing is."""
     ends_s = time.perf_counter() + seconds
-    done = {(raw.run, raw.ran.model, raw.ran.quantization) for raw in read(path, Raw)}
-    todo = [
-        *((True, run) for run in default_runs(CALIBRATED_WITH)),
-        *((False, Run(model=model, quantization=name)) for model, name, _, _ in POINTS),
-    ]
-    for is_run, run in todo:
-        if (is_run, run.model, run.quantization) in done:
+    done = {(raw.round, raw.run, raw.ran.model, raw.ran.quantization) for raw in read(path, Raw)}
+    for round_, is_run, run in pieces():
+        if (round_, is_run, run.model, run.quantization) in done:
             continue
-        if time.perf_counter() + RUN_S > ends_s:
+        if time.perf_counter() + LEAST_S > ends_s:
             return False
         began_s = time.perf_counter()
-        append(path, list(of_run(run) if is_run else of_points(run)))
+        append(path, list((of_run if is_run else of_points)(run, round_)))
         kind = "run" if is_run else "points"
-        print(f"{kind} {run}: {time.perf_counter() - began_s:.0f} s", flush=True)
+        took_s = time.perf_counter() - began_s
+        print(f"round {round_}, {kind} {run}: {took_s:.0f} s", flush=True)
     return True
 
 
-def of_run(run: Run) -> Iterator[Raw]:
-    """One run of the calibration."""
+def pieces() -> Iterator[tuple[int, bool, Run]]:
+    """(round, whether of the calibration, what): everything once, then everything again."""
+    for round_ in range(ROUNDS):
+        for run in default_runs(CALIBRATED_WITH):
+            yield round_, True, run
+        for model, name, _, _ in POINTS:
+            yield round_, False, Run(model=model, quantization=name)
+
+
+def of_run(run: Run, round_: int) -> Iterator[Raw]:
+    """One run of the calibration; the last one under arrivals too."""
     found, settings = memory_now(), settings_of(run)
     dense_dtype = resolve(settings).dtype
     with rig(settings) as bench:
         rans = list(measure_run(bench, run, RUN_S))
+        is_last = run == default_runs(CALIBRATED_WITH)[-1]
+        loaded = tuple(windows(bench, run.model, run.quantization)) if is_last else ()
     told = facts(rans, found, 0.0, dense_dtype)
     for ran in rans:
-        yield Raw(run=True, ran=ran, memory=found, facts=told)
+        raw = Raw(round=round_, run=True, ran=ran, memory=found, facts=told)
+        yield raw if ran is not rans[-1] else msgspec.structs.replace(raw, loaded=loaded)
 
 
-def of_points(run: Run) -> Iterator[Raw]:
+def of_points(run: Run, round_: int) -> Iterator[Raw]:
     """The points of one model in one format."""
     decodes, prompts = next(p[2:] for p in POINTS if p[:2] == (run.model, run.quantization))
     found = memory_now()
@@ -137,19 +157,21 @@ def of_points(run: Run) -> Iterator[Raw]:
     )
     with rig(settings, seed=1) as bench:
         bench.first(16)
-        for asked, ran in each_point(bench, run, decodes, prompts):
-            yield Raw(run=False, ran=ran, asked=asked, kv_tokens=kv_tokens, memory=found)
+        for _ in range(VISITS):
+            for ran in each_point(bench, run, decodes, prompts):
+                yield Raw(round=round_, run=False, ran=ran, kv_tokens=kv_tokens, memory=found)
 
 
 def each_point(
     bench: Rig, run: Run, decodes: tuple[tuple[int, int], ...], prompts: tuple[int, ...]
-) -> Iterator[tuple[tuple[int, int], Ran]]:
+) -> Iterator[Ran]:
     """(batch, context) of decodes, (0, tokens) of prompts."""
     clock = Clock(run)
     for shape in decodes:
-        yield shape, clock.timed("decode", partial(bench.decode, *shape))
+        yield clock.timed("decode", shape, partial(bench.decode, *shape))
     for tokens in prompts:
-        yield (0, tokens), clock.timed("ttft", partial(often, partial(asking, bench, tokens)))
+        again = partial(often, partial(asking, bench, tokens))
+        yield clock.timed("ttft", (0, tokens), again)
 
 
 def asking(bench: Rig, tokens: int) -> Measured:
@@ -174,30 +196,26 @@ def default_kv_tokens(run: Run) -> int:
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One point: predicted over measured, as it is and at the speed of the moment."""
+    """One point: predicted over measured."""
 
     name: str
     metric: str
     predicted: float
     measured: float
-    at_the_time: float
 
     @property
     def error(self) -> float:
         return self.predicted / self.measured - 1
 
-    @property
-    def normalised(self) -> float:
-        return self.at_the_time / self.measured - 1
 
-
-def rows_of(raws: list[Raw], calibration: Calibration) -> Iterator[Row]:
+def rows_of(raws: list[Raw], calibration: Calibration, single: bool) -> Iterator[Row]:
     """Every point against its prediction; one KV row per model and format."""
-    mostly = usual([raw.ran for raw in raws if raw.run])
     told: set[str] = set()
-    for raw in raws:
+    counts = [raw for raw in raws if not raw.run]
+    kept = (firsts if single else quietest)([raw.ran for raw in counts])
+    for raw in counts:
         ran = raw.ran
-        if raw.run:
+        if not any(ran is each for each in kept):
             continue
         name = f"{ran.model.removeprefix('dummy:')} {ran.quantization or 'fp32'}"
         if name not in told:
@@ -206,30 +224,27 @@ def rows_of(raws: list[Raw], calibration: Calibration) -> Iterator[Row]:
             longest = min(KV_LENGTH, machine.outline.max_positions)
             asked = MemoryAsked(max_num_seqs=64, max_model_len=longest)
             tokens = memory(machine, asked).kv_tokens
-            yield Row(
-                name=name,
-                metric="kv",
-                predicted=tokens,
-                measured=raw.kv_tokens,
-                at_the_time=tokens,
-            )
+            yield Row(name=name, metric="kv", predicted=tokens, measured=raw.kv_tokens)
         yield Row(
             name=f"{name}, {where(raw)}",
             metric="tpot" if ran.kind == "decode" else "ttft",
             predicted=predicted_ms(calibration, raw),
             measured=1000 * ran.seconds,
-            at_the_time=predicted_ms(slowed(calibration, *slowness(mostly, ran.speed)), raw),
         )
 
 
-def slowness(usually: Speed, now: Speed) -> tuple[float, float]:
-    return usually.read_bytes_s / now.read_bytes_s, usually.ops_s / now.ops_s
+def firsts(ran: list[Ran]) -> list[Ran]:
+    """Of each kind the first visit."""
+    met: dict[tuple[object, ...], Ran] = {}
+    for each in ran:
+        met.setdefault((each.model, each.quantization, each.kind, each.asked), each)
+    return list(met.values())
 
 
 def where(raw: Raw) -> str:
     if raw.ran.kind == "decode":
-        return f"{raw.asked[0]} x {raw.asked[1]}"
-    return f"prompt of {raw.asked[1]}"
+        return f"{raw.ran.asked[0]} x {raw.ran.asked[1]}"
+    return f"prompt of {raw.ran.asked[1]}"
 
 
 def predicted_ms(calibration: Calibration, raw: Raw) -> float:
@@ -239,7 +254,7 @@ def predicted_ms(calibration: Calibration, raw: Raw) -> float:
         done = raw.ran.shapes[len(raw.ran.shapes) // 2][1]
         point = Point(model="", device="", isl=done, osl=1, batch=len(raw.ran.shapes))
         return predict_on(machine, point, ROOMY).decode_ms
-    point = Point(model="", device="", isl=raw.asked[1], osl=1)
+    point = Point(model="", device="", isl=raw.ran.asked[1], osl=1)
     return predict_on(machine, point, ROOMY).ttft_ms
 
 
@@ -247,20 +262,19 @@ ROOMY = MemoryAsked(max_num_seqs=64, max_model_len=4200, kv_bytes=KV_BYTES)
 
 
 def together(runs: list[Raw]) -> Facts:
-    """The facts of all runs: the middle of the rates, the best of the peaks."""
+    """The facts of all runs: the best of what was measured."""
     each = [raw.facts for raw in runs if raw.facts is not None]
     sizes, kinds = each[0].bandwidth_bytes_s, each[0].peak_flops
-    rates = {n: statistics.median(f.bandwidth_bytes_s[n] for f in each) for n in sizes}
-    rates[max(rates, key=int)] = usual([raw.ran for raw in runs]).read_bytes_s
-    first_s, reading = waiting([raw.ran for raw in runs])
+    rates = {n: max(f.bandwidth_bytes_s[n] for f in each) for n in sizes}
+    rates[max(rates, key=int)] = undisturbed([raw.ran for raw in runs]).read_bytes_s
+    first_s, reading = waiting(quietest([raw.ran for raw in runs]))
     return msgspec.structs.replace(
         each[0],
         runs=tuple(dict.fromkeys(name for f in each for name in f.runs)),
         bandwidth_bytes_s=rates,
         peak_flops={kind: max(f.peak_flops[kind] for f in each) for kind in kinds},
         kernel_ops_s={
-            name: statistics.median(f.kernel_ops_s[name] for f in each)
-            for name in each[0].kernel_ops_s
+            name: max(f.kernel_ops_s[name] for f in each) for name in each[0].kernel_ops_s
         },
         first_s=first_s,
         reading=reading,
@@ -273,21 +287,20 @@ NAMES = {"tpot": "TPOT", "ttft": "TTFT, idle engine", "kv": "KV tokens"}
 
 def summary(rows: list[Row]) -> Iterator[str]:
     """Markdown: quantiles of the errors by metric, then the worst points."""
-    yield "| | points | median error | 90 % | worst | bias | median, moment's speed |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| | points | median error | 90 % | worst | bias |"
+    yield "|---|---|---|---|---|---|"
     for metric, limit in LIMITS.items():
         of = [row for row in rows if row.metric == metric]
         errors = sorted(abs(row.error) for row in of)
-        again = statistics.median(abs(row.normalised) for row in of)
         middle = statistics.median(errors)
         yield (
             f"| {NAMES[metric]} | {len(of)} | {middle:.1%} (aim {limit:.0%}) "
             f"| {errors[int(0.9 * len(errors))]:.1%} | {errors[-1]:.1%} "
-            f"| {statistics.median(row.error for row in of):+.1%} | {again:.1%} |"
+            f"| {statistics.median(row.error for row in of):+.1%} |"
         )
     yield ""
-    yield "| worst | metric | predicted | measured | error | at the moment's speed |"
-    yield "|---|---|---|---|---|---|"
+    yield "| worst | metric | predicted | measured | error |"
+    yield "|---|---|---|---|---|"
     timed = [row for row in rows if row.metric != "kv"]
     for row in sorted(timed, key=lambda row: -abs(row.error))[:10]:
         yield line(row)
@@ -296,34 +309,38 @@ def summary(rows: list[Row]) -> Iterator[str]:
 def line(row: Row) -> str:
     return (
         f"| {row.name} | {row.metric} | {row.predicted:.3g} ms | {row.measured:.3g} ms "
-        f"| {row.error:+.1%} | {row.normalised:+.1%} |"
+        f"| {row.error:+.1%} |"
     )
 
 
-def table(raws: list[Raw], calibration_path: Path | None, every: bool) -> Iterator[str]:
+def table(
+    raws: list[Raw], calibration_path: Path | None, every: bool, single: bool
+) -> Iterator[str]:
     runs = [raw for raw in raws if raw.run]
-    calibration = calibrated([raw.ran for raw in runs], together(runs))
+    loaded = [window for raw in runs for window in raw.loaded]
+    calibration = calibrated([raw.ran for raw in runs], together(runs), loaded)
     if calibration_path is not None:
         write(calibration, calibration_path)
-    rows = list(rows_of(raws, calibration))
+    rows = list(rows_of(raws, calibration, single))
     yield from summary(rows)
     yield ""
     misfit = statistics.median(abs(r.fitted_s / r.measured_s - 1) for r in calibration.residuals)
     num = len(calibration.residuals)
     yield f"Median misfit of the {num} kinds of steps that were calibrated with: {misfit:.1%}."
     if every:
-        yield from ["", "| point | metric | predicted | measured | error | normalised |"]
-        yield "|---|---|---|---|---|---|"
+        yield from ["", "| point | metric | predicted | measured | error |"]
+        yield "|---|---|---|---|---|"
         yield from (line(row) for row in rows if row.metric != "kv")
 
 
 def main() -> int:
     parser = flags(__doc__, "table")
     parser.add_argument("--every", action="store_true", help="print all points")
+    parser.add_argument("--single", action="store_true", help="points by their first visit")
     given = parser.parse_args()
     if given.what == "measure":
         return 0 if measure(given.raw, given.seconds) else NOT_DONE
-    return say(table(read(given.raw, Raw), given.calibration, given.every))
+    return say(table(read(given.raw, Raw), given.calibration, given.every, given.single))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ridgeline
+from ridgeline.cli.calibrate_load import Loaded, middle_wait_s, windows
 from ridgeline.cli.calibrate_runs import (
     FORMATS,
     Ran,
@@ -23,6 +24,7 @@ from ridgeline.cli.calibrate_runs import (
     measure_run,
     num_kinds,
     num_threads,
+    quietest,
     settings_of,
 )
 from ridgeline.cli.rig import rig
@@ -31,18 +33,20 @@ from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
 from ridgeline.plan.calibrate import Facts, Sample, blank, fit
 from ridgeline.plan.calibration import Calibration, Memory, Reading
-from ridgeline.plan.machine import Replica, replica
+from ridgeline.plan.machine import Replica, Shapes, replica
 from ridgeline.plan.outline import load_outline
+from ridgeline.plan.pace import reading_s
+from ridgeline.plan.weather import Weather, recorded
 
 BANDWIDTH_BYTES = tuple(size << 20 for size in (1, 4, 8, 16, 24, 32, 48, 64, 128, 512))
 MOST_RUNS = 5
 MULTIPLIED_AS = {"float32": "float32", "bfloat16": "float32", "int8": "int16", "int4": "int4"}
 
 
-def usual(ran: Sequence[Ran]) -> Speed:
-    """What the machine mostly did meanwhile."""
+def undisturbed(ran: Sequence[Ran]) -> Speed:
+    """What the machine does when nobody else is at it: the best of the passes, as of the steps."""
     return Speed(
-        median(each.speed.read_bytes_s for each in ran), median(each.speed.ops_s for each in ran)
+        max(each.speed.read_bytes_s for each in ran), max(each.speed.ops_s for each in ran)
     )
 
 
@@ -85,10 +89,10 @@ def kernel_ops(float32_ops_s: float) -> dict[str, float]:
 def facts(ran: Sequence[Ran], memory: Memory, took_s: float, dense_dtype: str) -> Facts:
     """What a calibration tells beside the fit; rates are measured now."""
     rates = read_rates()
-    rates[max(rates, key=int)] = usual(ran).read_bytes_s
+    rates[max(rates, key=int)] = undisturbed(ran).read_bytes_s
     peaks = measure.multiply_peaks(num_threads())
     runs = dict.fromkeys(str(Run(model=r.model, quantization=r.quantization)) for r in ran)
-    first_s, read = waiting(ran)
+    first_s, read = waiting(quietest(ran))
     return Facts(
         device="this-machine",
         as_of=date.today().isoformat(),
@@ -96,7 +100,7 @@ def facts(ran: Sequence[Ran], memory: Memory, took_s: float, dense_dtype: str) -
         took_s=took_s,
         runs=tuple(runs),
         peak_flops={kind: rate.per_s for kind, rate in peaks.items()},
-        kernel_ops_s=kernel_ops(usual(ran).ops_s),
+        kernel_ops_s=kernel_ops(undisturbed(ran).ops_s),
         bandwidth_bytes_s=rates,
         memory=memory,
         dense_dtype=dense_dtype,
@@ -145,8 +149,8 @@ def _plain_s(streamed: Ran, own: Sequence[Ran]) -> float:
     return median(seconds for far, seconds in plain if far == nearest)
 
 
-def calibrated(ran: Sequence[Ran], told: Facts) -> Calibration:
-    """The fit to everything that was run."""
+def calibrated(ran: Sequence[Ran], told: Facts, loaded: Sequence[Loaded] = ()) -> Calibration:
+    """The fit to everything that was run, and the weather of what ran under arrivals."""
     counting = blank(told, ("float32", "bfloat16", "float16", "int8", "int4"))
     machines = lru_cache(maxsize=None)(partial(machine_for, counting))
     samples = [
@@ -156,10 +160,27 @@ def calibrated(ran: Sequence[Ran], told: Facts) -> Calibration:
             seconds=each.seconds,
             prompt=each.kind == "first",
         )
-        for each in ran
+        for each in quietest(ran)
         if each.kind in ("first", "decode")
     ]
-    return fit(samples, told)
+    found = fit(samples, told)
+    over, wait_s = found.overheads, middle_wait_s(loaded)
+    if wait_s is not None:
+        over = msgspec.structs.replace(over, reader_first_s=wait_s)
+    found = msgspec.structs.replace(found, overheads=over)
+    return msgspec.structs.replace(found, weather=_weather(found, loaded))
+
+
+def _weather(found: Calibration, loaded: Sequence[Loaded]) -> Weather | None:
+    """Of all windows, which are of one engine."""
+    if not loaded:
+        return None
+    machine = machine_for(found, loaded[0].model, loaded[0].quantization)
+
+    def fitted_s(shapes: Shapes, num_sampled: int) -> float:
+        return machine.price(shapes, num_sampled).seconds + reading_s(machine, num_sampled)
+
+    return recorded([each.steps for each in loaded], fitted_s)
 
 
 def machine_for(calibration: Calibration, model: str, quantization: str | None) -> Replica:
@@ -191,12 +212,15 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
     found = system.memory()
     memory = Memory(total_bytes=found.total_bytes, available_bytes=found.available_bytes)
     ran: list[Ran] = []
+    loaded: list[Loaded] = []
     dense_dtype = "float32"
     for number, run in enumerate(runs, 1):
         settings = settings_of(run)
         dense_dtype = resolve(settings).dtype
         with rig(settings) as bench:
             found_now = list(measure_run(bench, run, budget_s / len(runs)))
+            if number == len(runs):
+                loaded = list(windows(bench, run.model, run.quantization))
         ran += found_now
         kinds, passes = num_kinds(run), len(found_now) / num_kinds(run)
         spent_s = time.perf_counter() - began_s
@@ -205,7 +229,7 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
         if passes < 1:
             out.print("  the rest did not fit --budget: expect larger errors", style="yellow")
     known = facts(ran, memory, time.perf_counter() - began_s, dense_dtype)
-    found_fit = calibrated(ran, known)
+    found_fit = calibrated(ran, known, loaded)
     write(found_fit, output)
     if as_json:
         print(json_lib.dumps(msgspec.to_builtins(found_fit)))
@@ -253,8 +277,24 @@ def table(found: Calibration, output: Path) -> Table:
         f"{1e6 * over.reader_s:.0f} us a token",
         f"{1e3 * over.reader_first_s:.2f} ms to ask from an event loop (simulate counts both)",
     )
+    if found.weather is not None:
+        table.add_row("weather", *_told(found.weather))
     table.add_row(
         "median error", f"TPOT {found.tpot_error:.0%} to expect", f"TTFT {found.ttft_error:.0%}"
     )
     table.add_row("written to", str(output), "use it with --calibration")
     return table
+
+
+def _told(weather: Weather) -> tuple[str, str]:
+    """Steps under arrivals over the fit: the middle, and the middle 80 %."""
+
+    def spread(values: Sequence[float]) -> str:
+        low, middle, high = (sorted(values)[int(q * len(values))] for q in (0.1, 0.5, 0.9))
+        return f"{middle:.2f} ({low:.2f} .. {high:.2f})"
+
+    decode, prompt = spread(weather.decode), spread(weather.prompt)
+    return (
+        f"{weather.span_s:.0f} s under arrivals",
+        f"decodes {decode}, prompts {prompt} of the fit",
+    )

@@ -15,9 +15,11 @@ from ridgeline.cli.predict import read_catalogue
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.plan.api_prices import (
+    STALE_DAYS,
     ApiPrice,
     RequestCost,
     Usage,
+    age_days,
     check_fresh,
     load_prices,
     reads_per_hour_to_pay,
@@ -27,7 +29,7 @@ from ridgeline.plan.api_prices import (
 from ridgeline.plan.demand import Demand, demand_of
 from ridgeline.plan.floor import impossible
 from ridgeline.plan.outline import load_outline
-from ridgeline.plan.owning import BreakEven, Owned, break_even, kwh_per_million
+from ridgeline.plan.owning import BreakEven, Owned, Spot, break_even, kwh_per_million
 from ridgeline.plan.search import Candidate, Space, quoted_price, search
 from ridgeline.records import Slo
 
@@ -49,11 +51,23 @@ class CostOptions(msgspec.Struct, frozen=True, kw_only=True):
     long_lived: bool
     price_per_hour: float | None
     owned: Owned | None
+    spot: Spot | None
     prices: Path | None
     accept_stale: bool
     catalogue: Path | None
     calibration: Path | None
     today: date
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """The same fleet, paid for in another way. Dollars."""
+
+    name: str
+    per_device_hour: float
+    per_month: float
+    per_request: float
+    as_of: str
+    source: str
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +94,7 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
     dollars_per_request: float
     kwh_per_million_output: float | None
     basis: str
+    terms: tuple[Terms, ...]
     offers: tuple[Offer, ...]
     notes: tuple[str, ...]
 
@@ -104,6 +119,7 @@ def command(options: CostOptions, as_json: bool) -> int:
     )
     hourly = per_device * fleet.num_devices
     bill = _bill(options, (fleet, hourly, basis), usage, notes)
+    bill = msgspec.structs.replace(bill, terms=_terms(options, device, fleet))
     if as_json:
         print(json_lib.dumps(msgspec.to_builtins(bill)))
     else:
@@ -136,6 +152,37 @@ def _per_device(options: CostOptions, device: Accelerator) -> tuple[float, str, 
     stale = check_fresh(device.name, price.as_of, options.today, accept_stale=options.accept_stale)
     basis = f"{price.terms}, {price.source}, {price.as_of}"
     return price.usd_per_hour, basis, [stale] if stale else []
+
+
+def _terms(options: CostOptions, device: Accelerator, fleet: Candidate) -> tuple[Terms, ...]:
+    """Every way to pay for the fleet that is known, cheapest first; stale prices only where they
+    are accepted."""
+    month = options.today.isoformat()[:7]
+    rows = [
+        (price.terms, price.usd_per_hour, price.as_of, price.source)
+        for price in device.prices
+        if options.accept_stale or age_days(device.name, price.as_of, options.today) <= STALE_DAYS
+    ]
+    if options.price_per_hour is not None:
+        rows.append(("your price", options.price_per_hour, month, "you"))
+    if options.spot is not None:
+        told = f"spot, {options.spot.interruptions_per_hour:g} interruptions an hour"
+        rows.append((told, options.spot.dollars_per_hour, month, "you"))
+    if options.owned is not None:
+        told = f"owned for {options.owned.years:g} years, with power"
+        rows.append((told, options.owned.dollars_per_hour, month, "you"))
+    found = [
+        Terms(
+            name=name,
+            per_device_hour=dollars,
+            per_month=dollars * fleet.num_devices * 730,
+            per_request=dollars * fleet.num_devices / 3600 / options.rate,
+            as_of=as_of,
+            source=source,
+        )
+        for name, dollars, as_of, source in rows
+    ]
+    return tuple(sorted(found, key=lambda each: each.per_device_hour))
 
 
 def _fleet(options: CostOptions, demand: Demand, per_device: float) -> Candidate:
@@ -176,6 +223,7 @@ def _bill(
         dollars_per_request=hourly / 3600 / usage.rate,
         kwh_per_million_output=None if joules is None else kwh_per_million(joules),
         basis=basis,
+        terms=(),
         offers=tuple(sorted(offers, key=lambda offer: offer.total_per_request)),
         notes=tuple(notes),
     )
@@ -225,9 +273,28 @@ def _print(bill: Bill, usage: Usage, out: Console) -> None:
     )
     if bill.kwh_per_million_output is not None:
         out.print(f"energy: {bill.kwh_per_million_output:.3g} kWh per 1M output tokens at most")
+    if len(bill.terms) > 1:
+        out.print(_terms_table(bill))
+        out.print()
     out.print(_offers(bill))
     for note in (*bill.notes, "models differ in quality: compare what they answer, too"):
         out.print(f"- {note}", style="dim", soft_wrap=True)
+
+
+def _terms_table(bill: Bill) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("the same fleet, paid for as", overflow="fold")
+    for name in ("$/device/h", "$ a month", "$ per 1,000", "as of"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in bill.terms:
+        table.add_row(
+            each.name,
+            f"{each.per_device_hour:.3g}",
+            f"{each.per_month:,.0f}",
+            f"{1000 * each.per_request:.3g}",
+            each.as_of,
+        )
+    return table
 
 
 def _offers(bill: Bill) -> Table:

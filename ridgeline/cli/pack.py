@@ -33,7 +33,7 @@ def pack(
     from ridgeline.plan.packing import pack as place
 
     rows = read_catalogue(catalogue)
-    found = place(_tenants(models), _stock(device, rows), rows)
+    found = place(_tenants(models), stock(device, rows), rows)
     if json:
         print(json_lib.dumps(msgspec.to_builtins(found)))
     else:
@@ -54,7 +54,7 @@ def _tenants(path: Path) -> list[Tenant]:
     return found
 
 
-def _stock(text: str, rows: dict[str, Accelerator]) -> dict[str, int]:
+def stock(text: str, rows: dict[str, Accelerator]) -> dict[str, int]:
     """`h100-sxm=2,l4=4`; a name alone is one device."""
     from ridgeline.errors import BadInput
     from ridgeline.hardware.catalogue import find_accelerator

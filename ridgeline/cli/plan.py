@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_lib
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 
 import msgspec
@@ -12,15 +13,18 @@ from rich.table import Table
 
 from ridgeline.cli.lengths import is_text, workload_lengths
 from ridgeline.cli.predict import read_catalogue
-from ridgeline.errors import BadInput
+from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
+from ridgeline.plan.api_prices import check_fresh
+from ridgeline.plan.clusters import DEFAULT_CLUSTER, Asked, pinned, place
 from ridgeline.plan.demand import Demand, demand_of
 from ridgeline.plan.disaggregate import Verdict, verdict
 from ridgeline.plan.floor import impossible
 from ridgeline.plan.formats import kv_dtype, weight_dtype
 from ridgeline.plan.front_picture import draw_front
-from ridgeline.plan.launch import Start, commands, kubernetes, ray_serve
+from ridgeline.plan.launch import Start, commands
 from ridgeline.plan.machine import Replica, replica
+from ridgeline.plan.manifests import Written, manifests
 from ridgeline.plan.memory import Memory, MemoryAsked, memory
 from ridgeline.plan.outline import Outline, hub_name, load_outline
 from ridgeline.plan.search import Candidate, Found, Space, quoted_price, search
@@ -45,11 +49,14 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtypes: str | None
     budget: float | None
     price_per_hour: float | None
+    accept_stale: bool
+    today: date
     max_devices: int
     max_model_len: int | None
     catalogue: Path | None
     calibration: Path | None
     manifests: Path | None
+    place: Asked
     html: Path | None
     seed: int = 0
 
@@ -71,18 +78,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def command(options: PlanOptions, as_json: bool) -> int:
     """Plan and print; the exit code. Raises UserError where no fleet can keep the promise."""
+    _check(options)
     outline, catalogue = (
         load_outline(options.model),
         read_catalogue(options.catalogue, options.calibration),
     )
     demand, slo = _demand(options), Slo.parse(options.slo)
     space = _space(options, catalogue)
+    space, stale = _fresh(options, space, catalogue)
     found = search(outline, demand, slo, space, catalogue)
     if not found.fleets:
         raise impossible(outline, demand, slo, space, catalogue, found)
     plan = _plan(options, outline, demand, slo, found, catalogue)
-    if options.manifests is not None:
-        _write(options.manifests, _start(options, outline, demand, found.fleets[0], catalogue))
+    plan = msgspec.structs.replace(plan, notes=(*plan.notes, *stale))
     if options.html is not None:
         from ridgeline.cli.plan_page import plan_page
 
@@ -91,7 +99,25 @@ def command(options: PlanOptions, as_json: bool) -> int:
         print(json_lib.dumps(msgspec.to_builtins(plan)))
     else:
         _print(plan, slo, Console(highlight=False))
+    if options.manifests is not None:
+        start = _start(options, outline, demand, found.fleets[0], catalogue)
+        written = _written(options.place, outline, start, plan)
+        _write(options.manifests, written, Console(highlight=False, stderr=True))
     return 0
+
+
+def _check(options: PlanOptions) -> None:
+    """BadInput for a flag that would have no effect."""
+    if options.manifests is None and options.place != Asked():
+        raise BadInput(
+            "--cluster, --image, --ray-image and --node-label have no effect without --manifests",
+            fix="name a folder: --manifests FOLDER",
+        )
+    for image in (options.place.image, options.place.ray_image):
+        if image is not None:
+            pinned(image)
+    if options.place.node_label is not None and options.place.cluster != DEFAULT_CLUSTER:
+        raise BadInput("--cluster has no effect beside --node-label", value=options.place.cluster)
 
 
 def _demand(options: PlanOptions) -> Demand:
@@ -121,6 +147,39 @@ def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> Space:
         dollars_per_month=options.budget,
         dollars_per_device_hour=options.price_per_hour,
     )
+
+
+def _fresh(
+    options: PlanOptions, space: Space, catalogue: Mapping[str, Accelerator]
+) -> tuple[Space, list[str]]:
+    """The space without devices whose price is too old to be used silently, and what to say of it.
+
+    BadInput where a device was asked for by name, or none is left.
+    """
+    if options.price_per_hour is not None:
+        return space, []
+    kept, told, last = [], [], None
+    for name in space.devices:
+        price = quoted_price(catalogue[name])
+        try:
+            note = None
+            if price is not None:
+                note = check_fresh(
+                    name, price.as_of, options.today, accept_stale=options.accept_stale
+                )
+            kept.append(name)
+            told += [note] if note else []
+        except BadInput as error:
+            last = BadInput(
+                error.what,
+                value=error.value,
+                limit=error.limit,
+                fix="look it up again: --price-per-hour, --catalogue; or say --accept-stale",
+            )
+            told.append(f"{name} is left out: its price is stale ({error.value})")
+    if last is not None and (options.devices is not None or not kept):
+        raise last
+    return msgspec.structs.replace(space, devices=tuple(kept)), told
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
@@ -217,10 +276,25 @@ def _start(
     )
 
 
-def _write(folder: Path, start: Start) -> None:
+def _written(asked: Asked, outline: Outline, start: Start, plan: Plan) -> Written:
+    """The winner's manifests. Raises what `place` raises."""
+    demand = plan.demand
+    promise = f"{demand.rate:g} requests/s of {demand.isl} in, {demand.osl} out, under {plan.slo}"
+    stored = replica(outline, start.device)
+    return manifests(start, place(start.device, asked), stored.resident_bytes, promise)
+
+
+def _write(folder: Path, written: Written, out: Console) -> None:
+    """CannotRun where nothing can be written."""
+    if not written.files:
+        why = "; ".join(dict.fromkeys(written.left_out.values()))
+        raise CannotRun("no manifest can be written of this fleet", value=why)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "kubernetes.yaml").write_text(kubernetes(start), encoding="utf-8")
-    (folder / "ray-serve.yaml").write_text(ray_serve(start), encoding="utf-8")
+    for name, text in written.files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        out.print(f"written: {folder / name}", style="dim", markup=False, soft_wrap=True)
+    for name, why in written.left_out.items():
+        out.print(f"not written: {name}: {why}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _print(plan: Plan, slo: Slo, out: Console) -> None:
@@ -290,6 +364,7 @@ def _memory_table(plan: Plan) -> Table:
     best, found = plan.fleets[0], plan.memory
     title = f"memory of one {best.device}, {best.layout}, {best.weight_dtype}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
+    table.min_width = len(title)
     for name, nbytes in found.rows():
         table.add_row(name, f"{nbytes / 1e9:.2f} GB")
     copies = "" if found.kv_copies == 1 else f", each number held {found.kv_copies:g} times"

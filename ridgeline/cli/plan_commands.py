@@ -10,51 +10,35 @@ import typer
 from ridgeline.cli.bench_flags import WORKLOADS
 from ridgeline.cli.calibrate_flags import calibrate
 from ridgeline.cli.pack import pack
-
-_SHAPE = "A published shape's name, a config.json, or a model directory."
-_WEIGHTS = "float32, bfloat16, float16, fp8, int8, int4, mxfp4 (default: as stored)."
-_KV = "float32, bfloat16, float16, fp8, int8 (default: as stored)."
-Catalogue = Annotated[
-    Path | None,
-    typer.Option(help="A catalogue of accelerators instead of ours (TOML).", metavar="FILE"),
-]
-Calibrated = Annotated[
-    Path | None,
-    typer.Option(
-        "--calibration",
-        help="A file of `ridgeline calibrate`: adds its device, by default this-machine.",
-        metavar="FILE",
-    ),
-]
-Drafts = Annotated[int, typer.Option(help="Speculation: drafts per sequence and step.")]
-Acceptance = Annotated[float | None, typer.Option(help="Probability that a draft is accepted.")]
-OffPeakHours = Annotated[
-    str | None,
-    typer.Option(help="When those are served, as 22:00-06:00@18:30 (@: the start's time)."),
-]
-Sweep = Annotated[
-    list[str] | None,
-    typer.Option(help="What if: a setting and values, as replicas=2,4,8; may be repeated."),
-]
-Workers = Annotated[
-    int | None, typer.Option(help="With --sweep: fleets at a time (default: one per core).")
-]
-Seats = Annotated[
-    int | None, typer.Option(help="Seats of a replica (default: 256; calibrated: 64).")
-]
-StepTokens = Annotated[
-    int | None, typer.Option(help="Tokens per step (default: 8192; calibrated: 512).")
-]
-RouterName = Annotated[
-    str,
-    typer.Option(help="round-robin, least-loaded, power-of-two, prefix-aware or session."),
-]
-DecodeReplicas = Annotated[
-    int, typer.Option(help="Disaggregate: so many replicas decode, the others prefill.")
-]
-SharePrefixes = Annotated[bool, typer.Option(help="Share what recorded prompts have in common.")]
-BatchShare = Annotated[float, typer.Option(help="Share of requests that may wait for the others.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+from ridgeline.cli.plan_flags import (
+    KV,
+    SHAPE,
+    WEIGHTS,
+    Acceptance,
+    AcceptStale,
+    BatchShare,
+    Calibrated,
+    Catalogue,
+    Cluster,
+    DecodeReplicas,
+    Devices,
+    Drafts,
+    Image,
+    Json,
+    NodeLabel,
+    OffPeakHours,
+    RayImage,
+    RouterName,
+    Seats,
+    Seeds,
+    SharePrefixes,
+    SpotInterruptions,
+    SpotLost,
+    SpotPrice,
+    StepTokens,
+    Sweep,
+    Workers,
+)
 
 
 def add_plan_commands(app: typer.Typer) -> None:
@@ -68,7 +52,7 @@ def add_plan_commands(app: typer.Typer) -> None:
 
 
 def predict(
-    model: Annotated[str | None, typer.Argument(help=_SHAPE, show_default=False)] = None,
+    model: Annotated[str | None, typer.Argument(help=SHAPE, show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="An accelerator of the catalogue.")] = None,
     isl: Annotated[int, typer.Option(help="Prompt tokens.")] = 1024,
     osl: Annotated[int, typer.Option(help="Answer tokens.")] = 256,
@@ -76,8 +60,8 @@ def predict(
     tp: Annotated[int, typer.Option(help="Tensor parallel devices.")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
     ep: Annotated[int, typer.Option(help="Devices that whole experts are spread over.")] = 1,
-    weight_dtype: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help=_KV)] = None,
+    weight_dtype: Annotated[str | None, typer.Option(help=WEIGHTS)] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help=KV)] = None,
     cached: Annotated[int, typer.Option(help="Prompt tokens that the prefix cache holds.")] = 0,
     max_num_batched_tokens: StepTokens = None,
     num_speculative_tokens: Drafts = 0,
@@ -153,7 +137,7 @@ def predict(
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help=_SHAPE, show_default=False)],
+    model: Annotated[str, typer.Argument(help=SHAPE, show_default=False)],
     workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
     isl: Annotated[int | None, typer.Option(help="Prompt tokens (default: 1024).")] = None,
     osl: Annotated[int | None, typer.Option(help="Answer tokens (default: 256).")] = None,
@@ -166,15 +150,16 @@ def plan(
         str | None, typer.Option(help="Devices, with commas (default: all that have a price).")
     ] = None,
     weight_dtype: Annotated[
-        str | None, typer.Option(help=f"With commas: {_WEIGHTS} Default: as stored, and fp8.")
+        str | None, typer.Option(help=f"With commas: {WEIGHTS} Default: as stored, and fp8.")
     ] = None,
     kv_dtype: Annotated[
-        str | None, typer.Option(help=f"With commas: {_KV} Default: as stored, and fp8.")
+        str | None, typer.Option(help=f"With commas: {KV} Default: as stored, and fp8.")
     ] = None,
     budget: Annotated[float | None, typer.Option(help="Most dollars per month.")] = None,
     price_per_hour: Annotated[
         float | None, typer.Option(help="Dollars per device and hour, instead of the catalogue's.")
     ] = None,
+    accept_stale: AcceptStale = False,
     max_devices: Annotated[int, typer.Option(help="Most devices of one replica.")] = 16,
     max_model_len: Annotated[
         int | None, typer.Option(help="For the commands (default: the longest request).")
@@ -185,11 +170,18 @@ def plan(
         Path | None,
         typer.Option(help="Write Kubernetes and Ray Serve manifests there.", metavar="FOLDER"),
     ] = None,
+    cluster: Cluster = "gpu-operator",
+    node_label: NodeLabel = None,
+    image: Image = None,
+    ray_image: RayImage = None,
     html: Annotated[Path | None, typer.Option(help="Write a page.", metavar="FILE")] = None,
     json: Json = False,
 ) -> None:
     """Choose a fleet: devices, layout, formats, replicas; with intervals, dollars and commands."""
+    from datetime import date
+
     from ridgeline.cli.plan import PlanOptions, command
+    from ridgeline.plan.clusters import Asked
 
     options = PlanOptions(
         model=model,
@@ -204,21 +196,22 @@ def plan(
         kv_dtypes=kv_dtype,
         budget=budget,
         price_per_hour=price_per_hour,
+        accept_stale=accept_stale,
+        today=date.today(),
         max_devices=max_devices,
         max_model_len=max_model_len,
         catalogue=catalogue,
         calibration=calibration,
         manifests=manifests,
+        place=Asked(cluster=cluster, image=image, ray_image=ray_image, node_label=node_label),
         html=html,
     )
     command(options, json)
 
 
 def simulate(
-    model: Annotated[str, typer.Argument(help=_SHAPE, show_default=False)],
-    device: Annotated[
-        str | None, typer.Option(help="An accelerator of the catalogue, or the calibrated one.")
-    ] = None,
+    model: Annotated[str, typer.Argument(help=SHAPE, show_default=False)],
+    device: Devices = None,
     workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
     isl: Annotated[int | None, typer.Option(help="Prompt tokens (default: 1024).")] = None,
     osl: Annotated[int | None, typer.Option(help="Answer tokens (default: 256).")] = None,
@@ -236,8 +229,8 @@ def simulate(
     router: RouterName = "least-loaded",
     tp: Annotated[int, typer.Option(help="Tensor parallel devices of a replica.")] = 1,
     ep: Annotated[int, typer.Option(help="Devices that whole experts are spread over.")] = 1,
-    weight_dtype: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help=_KV)] = None,
+    weight_dtype: Annotated[str | None, typer.Option(help=WEIGHTS)] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help=KV)] = None,
     slo: Annotated[str | None, typer.Option(help="The promise, in ms.")] = None,
     max_num_seqs: Seats = None,
     max_num_batched_tokens: StepTokens = None,
@@ -252,6 +245,7 @@ def simulate(
     ] = None,
     repair_s: Annotated[float, typer.Option(help="Seconds until a failed one is back.")] = 120.0,
     seed: Annotated[int, typer.Option(help="Decides every number.")] = 0,
+    num_seeds: Seeds = 1,
     sweep: Sweep = None,
     num_workers: Workers = None,
     step_by_step: Annotated[
@@ -303,6 +297,7 @@ def simulate(
         html=html,
         trace=trace,
         seed=seed,
+        num_seeds=num_seeds,
         step_by_step=step_by_step,
     )
     if sweep:
@@ -316,7 +311,7 @@ def simulate(
 
 
 def cost(
-    model: Annotated[str, typer.Argument(help=_SHAPE, show_default=False)],
+    model: Annotated[str, typer.Argument(help=SHAPE, show_default=False)],
     device: Annotated[str, typer.Option(help="An accelerator of the catalogue.")],
     workload: Annotated[str | None, typer.Option(help=WORKLOADS)] = None,
     isl: Annotated[int, typer.Option(help="Prompt tokens.")] = 1024,
@@ -335,6 +330,9 @@ def cost(
     price_per_hour: Annotated[
         float | None, typer.Option(help="Dollars per device and hour: on demand, reserved, spot.")
     ] = None,
+    spot_price: SpotPrice = None,
+    spot_interruptions: SpotInterruptions = 0.05,
+    spot_lost_s: SpotLost = 300.0,
     owned_dollars: Annotated[
         float | None, typer.Option(help="Owned devices: what one cost, host included.")
     ] = None,
@@ -347,9 +345,7 @@ def cost(
     prices: Annotated[
         Path | None, typer.Option(help="Provider prices instead of ours (TOML).", metavar="FILE")
     ] = None,
-    accept_stale: Annotated[
-        bool, typer.Option("--accept-stale", help="Use prices older than a year, and say so.")
-    ] = False,
+    accept_stale: AcceptStale = False,
     catalogue: Catalogue = None,
     calibration: Calibrated = None,
     json: Json = False,
@@ -359,7 +355,7 @@ def cost(
 
     from ridgeline.cli.cost import CostOptions, command
     from ridgeline.errors import BadInput
-    from ridgeline.plan.owning import Owned
+    from ridgeline.plan.owning import Owned, Spot
 
     owned = None
     if owned_dollars is not None:
@@ -372,6 +368,9 @@ def cost(
             dollars_per_kwh=dollars_per_kwh,
             pue=pue,
         )
+    spot = None
+    if spot_price is not None:
+        spot = Spot(price=spot_price, interruptions_per_hour=spot_interruptions, lost_s=spot_lost_s)
     options = CostOptions(
         model=model,
         device=device,
@@ -387,6 +386,7 @@ def cost(
         long_lived=long_lived,
         price_per_hour=price_per_hour,
         owned=owned,
+        spot=spot,
         prices=prices,
         accept_stale=accept_stale,
         catalogue=catalogue,

@@ -40,6 +40,7 @@ def plan_page(plan: Plan, slo: Slo) -> str:
         f'<section><h2>The front</h2><div class="figure">{front_picture(plan.front, slo)}</div>'
         "<p>Green keeps the promise for this demand, red does not: it may be fast enough for each "
         "token and still queue for too long.</p>"
+        f"</section><section><h2>Memory of one device</h2>{_memory(plan)}"
         f"</section><section><h2>Disaggregate?</h2><p>{escape(told)}</p></section>"
         f"<section><h2>Start one replica</h2>{started}</section>"
         f"<section><h2>Read with care</h2><ul>{notes}</ul></section>"
@@ -109,6 +110,18 @@ def _row(each: Candidate) -> str:
     told = "".join(f"<td>{escape(cell)}</td>" for cell in words)
     told += "".join(f'<td class="num">{escape(cell)}</td>' for cell in numbers)
     return f"<tr>{told}</tr>"
+
+
+def _memory(plan: Plan) -> str:
+    """The winner's, line by line."""
+    best, found = plan.fleets[0], plan.memory
+    rows = [(name, f"{nbytes / 1e9:.2f} GB") for name, nbytes in found.rows()]
+    copies = "" if found.kv_copies == 1 else f", each number held {found.kv_copies:g} times"
+    rows.append(("KV per token", f"{found.kv_bytes_per_token:,.0f} B{copies}"))
+    rows.append(("KV of the replica", f"{found.kv_tokens:,} tokens"))
+    told = "".join(f'<tr><td>{name}</td><td class="num">{value}</td></tr>' for name, value in rows)
+    what = escape(f"{best.device}, {best.layout}, {best.weight_dtype} weights, {best.kv_dtype} KV")
+    return f'<p>{what}</p><div class="scroll"><table>{told}</table></div>'
 
 
 def _interval(seconds: tuple[float, float]) -> str:

@@ -26,8 +26,8 @@ from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.records import RequestTrace, Sampling, StepStat
 from ridgeline.settings import Settings
 
-DECODE_STEPS = 10
-SHORT_S, AIM_S, MOST_STEPS = 0.02, 0.4, 80  # shorter steps are measured over 0.4 s
+DECODE_STEPS = 5
+SHORT_S, AIM_S, MOST_STEPS = 0.04, 0.25, 80  # shorter steps are measured over a quarter of a second
 _NOISE = 4096
 Asking = Callable[[Sequence[tuple[int, ...]], int], None]
 

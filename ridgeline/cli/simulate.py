@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import json as json_lib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from ridgeline.cli.lengths import is_text, workload_lengths
+from ridgeline.cli.pack import stock
 from ridgeline.cli.predict import chosen_device, read_catalogue
+from ridgeline.cli.simulate_table import devices_of, table_of
 from ridgeline.engine.core import (
     BlockPool,
     Limits,
@@ -23,7 +25,7 @@ from ridgeline.engine.core import (
     make_policy,
 )
 from ridgeline.errors import BadInput
-from ridgeline.hardware.catalogue import find_accelerator
+from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
 from ridgeline.plan.counted_pool import CountedPool
@@ -36,7 +38,7 @@ from ridgeline.plan.fleet import (
     Scaling,
     simulate_fleet,
 )
-from ridgeline.plan.fleet_result import FleetSummary, Spread, summarise, traces
+from ridgeline.plan.fleet_result import summarise, traces
 from ridgeline.plan.formats import kv_dtype, weight_dtype
 from ridgeline.plan.layout import NETWORK_BYTES_S, Layout
 from ridgeline.plan.machine import Replica, replica
@@ -46,6 +48,7 @@ from ridgeline.plan.outline import load_outline
 from ridgeline.plan.pace import Modelled, Pace
 from ridgeline.plan.predict import limits_of
 from ridgeline.plan.speculation import Speculation
+from ridgeline.plan.weather import Sky
 from ridgeline.records import RunTrace, Slo
 
 SHOWN_REQUESTS = 4000
@@ -89,53 +92,72 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     html: Path | None
     trace: Path | None
     seed: int
+    num_seeds: int
     step_by_step: bool
 
 
-def run(options: SimulateOptions) -> tuple[Replica, Outcome]:
-    """One fleet under one load; all that decides it is in the options."""
+def run(options: SimulateOptions) -> tuple[list[Replica], Outcome]:
+    """One fleet under one load; all that decides it is in the options. The kinds of its replicas,
+    and what happened."""
     requests = _requests(options)
-    machine = _machine(options)
+    kinds = _kinds(options)
     longest = max(request.num_prompt + request.num_output for request in requests)
-    plan = _fleet(options, machine, longest)
+    plan = _fleet(options, kinds, longest)
     gc.disable()  # nothing here is garbage in cycles, and there are millions of records to walk
     try:
-        return machine, simulate_fleet(requests, plan)
+        return [machine for machine, _ in kinds], simulate_fleet(requests, plan)
     finally:
         gc.enable()
 
 
 def command(options: SimulateOptions, as_json: bool) -> int:
     """Simulate and print; the exit code."""
+    if options.num_seeds > 1:
+        from ridgeline.cli.seeds import command as of_seeds
+
+        return of_seeds(options, as_json)
     slo = None if options.slo is None else Slo.parse(options.slo)
-    machine, outcome = run(options)
+    machines, outcome = run(options)
     found = summarise(outcome, slo)
-    _write(options, machine.device.name, outcome, slo)
+    _write(options, devices_of(machines), outcome, slo)
     if as_json:
         print(json_lib.dumps(msgspec.to_builtins(found)))
         return 0
     out = Console(highlight=False)
-    out.print(_table(options, machine, found))
-    for note in _notes(options, machine):
+    out.print(table_of(options.replicas, machines, outcome, found))
+    for note in _notes(options, machines):
         out.print(f"- {note}", style="dim", soft_wrap=True, markup=False)
     return 0
 
 
-def _machine(options: SimulateOptions) -> Replica:
+def _kinds(options: SimulateOptions) -> list[tuple[Replica, int]]:
+    """Kinds of replicas, and how many of each: `--device h100-sxm=2,l40s=4` has two."""
     rows = read_catalogue(options.catalogue, options.calibration)
     device = chosen_device(options.device, rows)
     if device is None:
         raise BadInput("simulate needs a --device, or a --calibration", value=device)
+    if "=" not in device:
+        return [(_machine(options, find_accelerator(device, rows)), options.replicas)]
+    if options.replicas != 1 or options.decode_replicas or options.autoscale is not None:
+        raise BadInput(
+            "a fleet of several devices is as large as --device says, and stays so",
+            value=device,
+            fix="leave out --replicas, --decode-replicas and --autoscale",
+        )
+    return [(_machine(options, rows[name]), count) for name, count in stock(device, rows).items()]
+
+
+def _machine(options: SimulateOptions, device: Accelerator) -> Replica:
     return replica(
         load_outline(options.model),
-        find_accelerator(device, rows),
+        device,
         Layout(tp=options.tp, pp=options.pp, ep=options.ep),
         weight_dtype=None if options.weight_dtype is None else weight_dtype(options.weight_dtype),
         kv_dtype=None if options.kv_dtype is None else kv_dtype(options.kv_dtype),
     )
 
 
-def _fleet(options: SimulateOptions, machine: Replica, longest: int) -> FleetPlan:
+def _build(options: SimulateOptions, machine: Replica, longest: int) -> Build:
     if machine.layout.pp > 1 or machine.layout.num_attention > 1:
         raise BadInput(
             "a replica of several stages or attention groups cannot be simulated yet",
@@ -160,17 +182,26 @@ def _fleet(options: SimulateOptions, machine: Replica, longest: int) -> FleetPla
         return Scheduler(limits, make_policy("continuous"), pool, cache)
 
     pace: Pace = Modelled(machine, _drafts(options))
-    build = Build(
+    known = machine.calibration
+    weather = None if known is None else known.weather
+    return Build(
         name=machine.device.name,
         scheduler=scheduler,
         pace=pace,
         num_devices=machine.layout.num_devices,
-        asking_s=0.0 if (known := machine.calibration) is None else known.overheads.reader_first_s,
+        asking_s=0.0 if known is None else known.overheads.reader_first_s,
+        sky=None if weather is None else partial(Sky, weather, options.seed),
     )
+
+
+def _fleet(
+    options: SimulateOptions, kinds: Sequence[tuple[Replica, int]], longest: int
+) -> FleetPlan:
+    builds = [(_build(options, machine, longest), count) for machine, count in kinds]
     return FleetPlan(
-        builds=(build,) * options.replicas,
-        decode=(build,) * options.decode_replicas,
-        transfer_s=_transfer(machine) if options.decode_replicas else None,
+        builds=tuple(build for build, count in builds for _ in range(count)),
+        decode=(builds[0][0],) * options.decode_replicas,
+        transfer_s=_transfer(kinds[0][0]) if options.decode_replicas else None,
         router=options.router,
         scaling=_scaling(options),
         faults=None
@@ -291,64 +322,8 @@ def _write(options: SimulateOptions, device: str, outcome: Outcome, slo: Slo | N
         options.html.write_text(page, encoding="utf-8")
 
 
-def _table(options: SimulateOptions, machine: Replica, found: FleetSummary) -> Table:
-    title = (
-        f"{options.replicas} x {machine.outline.name} on {machine.device.name} {machine.layout}, "
-        f"{found.num_requests:,} requests in {found.duration_s:,.1f} virtual seconds"
-    )
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("", "mean", "p50", "p90", "p95", "p99"):
-        table.add_column(name, justify="right" if name else "left")
-    for name, spread in (
-        ("TTFT ms", found.ttft),
-        ("TPOT ms", found.tpot),
-        ("e2e ms", found.e2e),
-        ("queue ms", found.queue),
-    ):
-        table.add_row(name, *_cells(spread))
-    if found.batch is not None:
-        table.add_row("batch, s", *_cells(found.batch.took, 1))
-    for name, value in _facts(found):
-        table.add_row(name, value)
-    return table
-
-
-def _cells(spread: Spread | None, unit: float = 1000) -> list[str]:
-    if spread is None:
-        return []
-    values = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99)
-    return [_number(unit * value) for value in values]
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _facts(found: FleetSummary) -> list[tuple[str, str]]:
-    told = [
-        ("served", f"{found.num_served:,}"),
-        ("requests/s", f"{found.request_rate:,.4g}"),
-        ("output tok/s", f"{found.output_tok_s:,.0f}"),
-        ("in flight", f"{found.mean_in_flight:,.1f}"),
-        ("busy", f"{found.utilisation:.0%}"),
-        ("device-hours", f"{found.device_hours:,.3g}"),
-        ("steps", f"{found.num_steps:,}"),
-    ]
-    if found.attainment is not None and found.goodput_req_s is not None:
-        told.insert(2, ("goodput/s", f"{found.goodput_req_s:,.4g}"))
-        told.insert(3, ("attainment", f"{found.attainment:.1%}"))
-    extra = (
-        ("prefix hits", f"{found.hit_share:.1%}", found.hit_share),
-        ("restarts", f"{found.num_restarts:,}", found.num_restarts),
-        ("preempted", f"{found.num_preempted:,}", found.num_preempted),
-        ("most replicas", str(found.most_replicas), found.most_replicas),
-    )
-    if found.batch is not None:
-        told.append(("batch lines", f"{found.batch.num_served:,} of {found.batch.num_lines:,}"))
-    return told + [(name, shown) for name, shown, value in extra if value]
-
-
-def _notes(options: SimulateOptions, machine: Replica) -> list[str]:
+def _notes(options: SimulateOptions, machines: Sequence[Replica]) -> list[str]:
+    machine = max(machines, key=lambda each: each.efficiency.tpot_error)
     eff = machine.efficiency
     told = [
         f"step times are modelled ({eff.as_of}); of the median such models are "
@@ -356,6 +331,13 @@ def _notes(options: SimulateOptions, machine: Replica) -> list[str]:
     ]
     if options.workload is not None and is_text(options.workload):
         told.append("the workload is text: its lengths are estimated at four bytes per token")
+    known = machine.calibration
+    if known is not None and known.weather is not None:
+        span_s = known.weather.span_s
+        told.append(
+            f"the weather of the machine is played: {span_s:.0f} s as they were at calibration, "
+            "from a place that the seed chooses; --num-seeds 40 tells how much that is worth"
+        )
     if options.batch_share:
         told.append(
             "the promise, TTFT, TPOT and e2e are of those who wait for an answer; batch: a line's "

@@ -19,7 +19,7 @@ from ridgeline.errors import BadInput, UserError
 from ridgeline.plan.fleet_result import FleetSummary, summarise
 from ridgeline.records import Slo
 
-FIXED = ("html", "trace", "catalogue", "calibration", "step_by_step")  # not swept over
+FIXED = ("html", "trace", "catalogue", "calibration", "step_by_step", "num_seeds")  # not swept over
 MOST_CASES = 2000
 
 

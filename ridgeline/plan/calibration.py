@@ -25,6 +25,7 @@ import msgspec
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.hardware.machine import rate_at
+from ridgeline.plan.weather import Weather
 
 FORMAT = 1  # of the file
 SERVER = "server"  # kind of the file of `calibrate --url` (`ridgeline.plan.served`)
@@ -147,6 +148,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     `dense_dtype`: what the engine keeps and computes in where nothing is quantised.
     `bandwidth_bytes_s`: read bandwidth by working set in bytes. `overlap` is p. `tpot_error`,
     `ttft_error`: median relative errors to expect, from the residuals of decode and prompt steps.
+    `weather`: what steps under arrivals took (`ridgeline.plan.weather`); simulations play it.
     """
 
     version: int
@@ -166,6 +168,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     ttft_error: float
     dense_dtype: str
     residuals: tuple[Residual, ...] = ()
+    weather: Weather | None = None
 
     def bandwidth(self, set_bytes: float) -> float:
         """Bytes/s for a working set read over and over."""

@@ -232,7 +232,7 @@ class _World:
     # -- replicas
 
     def _hire(self, build: Build, pool: int, startup_s: float) -> None:
-        station = Station(build.scheduler(), build.pace, leaps=self.plan.leaps)
+        station = self._station(build, len(self.members))
         if self.plan.check is not None:
             station.check = self.plan.check
         member = Member(len(self.members), build, station, pool, self.now_s)
@@ -242,6 +242,10 @@ class _World:
             self._at(self.now_s + startup_s, lambda: self._open(member))
         else:
             self._open(member)
+
+    def _station(self, build: Build, number: int) -> Station:
+        sky = None if build.sky is None else build.sky(number)
+        return Station(build.scheduler(), build.pace, leaps=self.plan.leaps, sky=sky)
 
     def _open(self, member: Member) -> None:
         """In service from now on."""
@@ -269,7 +273,7 @@ class _World:
         member.num_busy_s += member.station.busy_s
         member.num_steps += member.station.num_steps
         member.station.drop(self.now_s)
-        station = Station(member.build.scheduler(), member.build.pace, leaps=self.plan.leaps)
+        station = self._station(member.build, member.id)
         station.check = member.station.check
         member.station = station
         if member.draining:

@@ -11,6 +11,7 @@ import msgspec
 from ridgeline.engine.core.scheduler import Scheduler
 from ridgeline.plan.pace import Pace
 from ridgeline.plan.station import Station
+from ridgeline.plan.weather import Sky
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,13 +32,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
     """How to make one kind of replica: a fresh scheduler, and what its steps cost. `asking_s`: what
-    a request takes on its way in and out besides its steps."""
+    a request takes on its way in and out besides its steps. `sky`: of its replica of that
+    number, where the weather of the machine is known."""
 
     name: str
     scheduler: Callable[[], Scheduler]
     pace: Pace
     num_devices: int = 1
     asking_s: float = 0.0
+    sky: Callable[[int], Sky] | None = None
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):

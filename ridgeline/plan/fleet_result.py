@@ -99,6 +99,23 @@ def summarise(outcome: Outcome, slo: Slo | None) -> FleetSummary:
     )
 
 
+def by_build(outcome: Outcome) -> list[tuple[str, int, float]]:
+    """Of each kind of replica: its name, requests served, share of its time that it was busy."""
+    served: dict[str, int] = {}
+    busy_s: dict[str, float] = {}
+    paid_s: dict[str, float] = {}
+    for member in outcome.members:
+        name = member.build.name
+        busy_s[name] = busy_s.get(name, 0.0) + member.num_busy_s
+        span_s = min(member.until_s, outcome.duration_s) - member.from_s
+        paid_s[name] = paid_s.get(name, 0.0) + span_s
+    for life in outcome.lives:
+        if life.finished_s == life.finished_s:
+            name = outcome.members[life.replica].build.name
+            served[name] = served.get(name, 0) + 1
+    return [(name, served.get(name, 0), busy_s[name] / max(1e-9, paid_s[name])) for name in busy_s]
+
+
 def _batch(lives: Sequence[Life]) -> BatchSummary | None:
     lines = [life for life in lives if life.request.background]
     done = [life for life in lines if life.finished_s == life.finished_s]

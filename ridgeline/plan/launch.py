@@ -1,4 +1,4 @@
-"""From a candidate to commands that start it: Ridgeline, vLLM, TensorRT-LLM, SGLang; and manifests.
+"""From a candidate to commands that start it: Ridgeline, vLLM, TensorRT-LLM, SGLang.
 
 Flags are those of `vllm serve`, `trtllm-serve` (`--kv_cache_dtype`: NVIDIA/TensorRT-LLM, pull
 request 11487, 2026-03) and SGLang's `launch_server` of 2026. A command starts what was planned,
@@ -14,7 +14,6 @@ from types import MappingProxyType
 import msgspec
 
 from ridgeline.hardware.catalogue import Accelerator
-from ridgeline.plan.layout import NODE_DEVICES
 from ridgeline.plan.search import Candidate
 
 _WIDE = ("float32", "bfloat16", "float16")
@@ -92,7 +91,8 @@ def _ridgeline(start: Start) -> Command:
     return Command(first=start.download, words=words)
 
 
-def _vllm(start: Start) -> Command:
+def vllm_command(start: Start) -> Command:
+    """Raises NoCommand."""
     each, layout = start.each, start.each.layout
     first, model, words = _weights("vLLM", start)
     if each.kv_dtype == "int8":
@@ -175,120 +175,5 @@ def _trtllm(start: Start) -> Command:
 
 
 _ENGINES: Mapping[str, Callable[[Start], Command]] = MappingProxyType(
-    {"ridgeline": _ridgeline, "vllm": _vllm, "tensorrt-llm": _trtllm, "sglang": _sglang}
+    {"ridgeline": _ridgeline, "vllm": vllm_command, "tensorrt-llm": _trtllm, "sglang": _sglang}
 )
-
-
-# ---- manifests ---------------------------------------------------------------------------------
-
-_PODS = MappingProxyType(
-    {
-        "NVIDIA": ("nvidia.com/gpu", "vllm/vllm-openai:latest"),
-        "AMD": ("amd.com/gpu", "rocm/vllm:latest"),
-    }
-)
-
-
-def kubernetes(start: Start) -> str:
-    """A Deployment of the fleet and a Service before it, serving with vLLM; a comment where there
-    can be none."""
-    each = start.each
-    if each.layout.num_devices > NODE_DEVICES:
-        return (
-            f"# One replica takes {each.layout.num_devices} devices on several nodes, and a\n"
-            "# Deployment's pod lies on one: use a LeaderWorkerSet, or the Ray Serve manifest.\n"
-        )
-    if start.device.vendor not in _PODS:
-        return f"# No image of vLLM and no device plugin is known here for {start.device.name}.\n"
-    resource, image = _PODS[start.device.vendor]
-    try:
-        command = _vllm(start)
-    except NoCommand as reason:
-        return f"# {reason}\n"
-    args = "\n".join(f'            - "{word}"' for word in command.words[2:])
-    return f"""{_before(command)}apiVersion: apps/v1
-kind: Deployment
-metadata:
-  name: llm
-  labels: {{app: llm}}
-spec:
-  replicas: {each.num_replicas}
-  selector:
-    matchLabels: {{app: llm}}
-  template:
-    metadata:
-      labels: {{app: llm}}
-    spec:
-      terminationGracePeriodSeconds: 120
-      # Any free device of the vendor will do for Kubernetes: where nodes differ, add a nodeSelector
-      # for {each.device}.
-      containers:
-        - name: engine  # one replica on {each.layout.num_devices} x {each.device}
-          image: {image}
-          args:
-{args}
-          ports:
-            - {{name: http, containerPort: 8000}}
-          readinessProbe:
-            httpGet: {{path: /health, port: http}}
-            periodSeconds: 5
-          startupProbe:
-            httpGet: {{path: /health, port: http}}
-            periodSeconds: 10
-            failureThreshold: 180
-          resources:
-            limits:
-              {resource}: {each.layout.num_devices}
----
-apiVersion: v1
-kind: Service
-metadata:
-  name: llm
-spec:
-  selector: {{app: llm}}
-  ports:
-    - {{name: http, port: 80, targetPort: http}}
-"""
-
-
-def _before(command: Command) -> str:
-    """What is done first, as comments; the pods must then see the result."""
-    lines = [f"# first: {line.removeprefix('# ')}\n" for line in command.first]
-    return "".join([*lines, "# and mount the result into the pods\n"] if lines else lines)
-
-
-def ray_serve(start: Start) -> str:
-    """A Ray Serve LLM configuration for `serve run`; a comment where there can be none."""
-    each, layout = start.each, start.each.layout
-    if layout.num_attention > 1:
-        return "# Ray Serve: attention data parallelism has its own builder, not written here.\n"
-    try:
-        command = _vllm(start)
-    except NoCommand as reason:
-        return f"# {reason}\n"
-    arguments = {
-        "tensor_parallel_size": layout.tp,
-        "pipeline_parallel_size": layout.pp,
-        "max_model_len": start.max_model_len,
-        "max_num_seqs": each.seats,
-        "max_num_batched_tokens": each.max_num_batched_tokens,
-        **({"enable_expert_parallel": "true"} if layout.ep > 1 else {}),
-    }
-    for flag in ("--quantization", "--dtype", "--kv-cache-dtype"):
-        if flag in command.words:
-            name = flag.removeprefix("--").replace("-", "_")
-            arguments[name] = command.words[command.words.index(flag) + 1]
-    lines = "".join(f"            {name}: {value}\n" for name, value in arguments.items())
-    return f"""{_before(command)}applications:
-  - name: llm
-    route_prefix: /
-    import_path: ray.serve.llm:build_openai_app
-    args:
-      llm_configs:
-        - model_loading_config:
-            model_id: llm
-            model_source: {command.words[2]}
-          deployment_config:
-            num_replicas: {each.num_replicas}
-          engine_kwargs:
-{lines}"""

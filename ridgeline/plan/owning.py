@@ -40,12 +40,20 @@ class Owned(msgspec.Struct, frozen=True, kw_only=True):
         return self.dollars / (self.years * HOURS_PER_YEAR) + power + self.upkeep_per_hour
 
 
-def spot_dollars_per_hour(price: float, *, interruptions_per_hour: float, lost_s: float) -> float:
-    """What an hour of useful work on spot devices costs: `lost_s` are lost at each interruption."""
-    lost = interruptions_per_hour * lost_s / 3600
-    if not 0 <= lost < 1:
-        raise BadInput("spot devices would do nothing but start again", value=lost, limit="< 1")
-    return price / (1 - lost)
+class Spot(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that may be taken away: `lost_s` of its work and of starting again each time."""
+
+    price: float
+    interruptions_per_hour: float
+    lost_s: float
+
+    @property
+    def dollars_per_hour(self) -> float:
+        """Of an hour of useful work. BadInput where there is none."""
+        lost = self.interruptions_per_hour * self.lost_s / 3600
+        if self.price < 0 or not 0 <= lost < 1:
+            raise BadInput("spot devices would do nothing but start again", value=lost, limit="< 1")
+        return self.price / (1 - lost)
 
 
 class BreakEven(msgspec.Struct, frozen=True, kw_only=True):

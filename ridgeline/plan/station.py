@@ -20,21 +20,27 @@ from ridgeline.engine.core.leap import calm_steps, leap
 from ridgeline.engine.core.plan import Sampled, StepPlan, StepResult
 from ridgeline.engine.core.scheduler import Scheduler
 from ridgeline.plan.pace import Glide, Pace
+from ridgeline.plan.weather import Sky
 from ridgeline.records import Ask, Event
 
 FILLER = 0
 _ONE = Sampled((FILLER,))
 _NONE = Sampled()
+StepSeconds = Callable[[Shapes, int, float], float]
 
 
 class Station:
     """`wake_s` is when something happens here by itself (inf: never); call `advance` then.
 
-    `leaps` False goes step by step: the slow twin of the fast way.
+    `leaps` False goes step by step: the slow twin of the fast way, and the only one under a `sky`,
+    where no two steps are on one line.
     """
 
-    def __init__(self, scheduler: Scheduler, pace: Pace, *, leaps: bool = True) -> None:
-        self.scheduler, self._pace, self._leaps = scheduler, pace, leaps
+    def __init__(
+        self, scheduler: Scheduler, pace: Pace, *, leaps: bool = True, sky: Sky | None = None
+    ) -> None:
+        self.scheduler, self._pace, self._leaps = scheduler, pace, leaps and sky is None
+        self._step_s = _fitted(pace) if sky is None else _under(pace, sky)
         self.wake_s = math.inf
         self.num_steps = 0
         self.busy_s = 0.0
@@ -88,7 +94,7 @@ class Station:
 
     def _takes(self, now_s: float, shapes: Shapes, num_sampled: int) -> None:
         """The step that begins now ends when its time has passed; one without runs at once."""
-        took_s = self._pace.step_s(shapes, num_sampled) if shapes else 0.0
+        took_s = self._step_s(shapes, num_sampled, now_s) if shapes else 0.0
         self.num_steps += bool(shapes)
         self.busy_s += took_s
         self.wake_s = now_s + took_s
@@ -129,6 +135,16 @@ class Station:
         if not steps:
             return []
         return leap(self.scheduler, steps, self._free_s, FILLER, all_calm=all_calm)
+
+
+def _fitted(pace: Pace) -> StepSeconds:
+    return lambda shapes, num_sampled, _now_s: pace.step_s(shapes, num_sampled)
+
+
+def _under(pace: Pace, sky: Sky) -> StepSeconds:
+    return lambda shapes, num_sampled, now_s: (
+        pace.step_s(shapes, num_sampled) * sky.slowness(shapes, now_s)
+    )
 
 
 def _no_check(_scheduler: Scheduler) -> None:

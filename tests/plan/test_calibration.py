@@ -236,8 +236,8 @@ def test_what_readers_cost_is_told_from_the_shortest_steps() -> None:
     def ran(kind: str, model: str, batch: int, seconds: float) -> Ran:
         shapes = ((1, 40),) * batch
         return Ran(
-            model=model, quantization=None, kind=kind, shapes=shapes, num_sampled=batch,
-            seconds=seconds, speed=speed,
+            model=model, quantization=None, kind=kind, asked=(batch, 40), shapes=shapes,
+            num_sampled=batch, seconds=seconds, speed=speed,
         )  # fmt: skip
 
     first_s, found = waiting(

@@ -22,7 +22,7 @@ from ridgeline.plan.api_prices import (
 )
 from ridgeline.plan.demand import Demand
 from ridgeline.plan.outline import load_outline
-from ridgeline.plan.owning import Owned, break_even, kwh_per_million, spot_dollars_per_hour
+from ridgeline.plan.owning import Owned, Spot, break_even, kwh_per_million
 from ridgeline.plan.search import Space, search
 from ridgeline.records import Slo
 
@@ -99,9 +99,9 @@ def test_malformed_prices_are_refused() -> None:
 def test_an_owned_device_by_hand() -> None:
     owned = Owned(dollars=35_040, years=4, watts=1000, dollars_per_kwh=0.1, pue=1.5)
     assert owned.dollars_per_hour == pytest.approx(1.0 + 0.15)
-    assert spot_dollars_per_hour(1.0, interruptions_per_hour=0.5, lost_s=720) == pytest.approx(
-        1 / 0.9
-    )
+    assert Spot(
+        price=1.0, interruptions_per_hour=0.5, lost_s=720
+    ).dollars_per_hour == pytest.approx(1 / 0.9)
     assert kwh_per_million(3.6) == pytest.approx(1.0)
 
 
@@ -128,6 +128,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [o["total_per_request"] for o in told["offers"]] == sorted(
         o["total_per_request"] for o in told["offers"]
     )
+    by = {each["name"]: each for each in told["terms"]}
+    assert by["owned for 4 years, with power"]["per_month"] == told["dollars_per_month"]
+    assert any("3-year" in name for name in by), "a reserved price of the catalogue"
+    spot = ["--spot-price", "0.5", "--spot-interruptions", "1", "--spot-lost-s", "360"]
+    assert main([*asked, "--json", *spot]) == 0
+    cheapest = json.loads(capsys.readouterr().out)["terms"][0]
+    assert "spot" in cheapest["name"] and cheapest["per_device_hour"] == pytest.approx(0.5 / 0.9)
+    assert main([*asked, *spot]) == 0 and "the same fleet" in capsys.readouterr().out
     own = tmp_path / "prices.toml"
     own.write_text(
         '[[price]]\nname = "old"\nprovider = "b"\nrule = "automatic"\ninput = 1\noutput = 2\n'

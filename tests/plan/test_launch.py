@@ -6,12 +6,11 @@ from itertools import product
 
 import msgspec
 import pytest
-import yaml
 
 from ridgeline.hardware.catalogue import load_catalogue
 from ridgeline.plan.demand import Demand
 from ridgeline.plan.formats import KV_BYTES, WEIGHTS
-from ridgeline.plan.launch import Start, commands, kubernetes, ray_serve
+from ridgeline.plan.launch import Start, commands
 from ridgeline.plan.layout import Layout
 from ridgeline.plan.outline import hub_name, load_outline
 from ridgeline.plan.search import Space, search
@@ -111,7 +110,6 @@ def test_layouts() -> None:
     assert "--data-parallel-size 4" in commands(experts)["vllm"]
     assert "--enable-dp-attention --dp-size 4" in commands(experts)["sglang"]
     assert commands(experts)["tensorrt-llm"].startswith("# ")
-    assert ray_serve(experts).startswith("# ")
 
 
 @pytest.mark.parametrize(
@@ -125,40 +123,6 @@ def test_layouts() -> None:
 def test_devices(device: str, starts: set[str]) -> None:
     told = commands(start(device))
     assert {name for name, text in told.items() if not text.startswith("#")} == starts
-
-
-def test_manifests_are_of_the_plan() -> None:
-    asked = start(weight_dtype="float8_e4m3", kv_dtype="float8_e4m3", layout=Layout(tp=2))
-    deployment, service = yaml.safe_load_all(kubernetes(asked))
-    (engine,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert deployment["spec"]["replicas"] == BEST.num_replicas
-    assert engine["resources"]["limits"] == {"nvidia.com/gpu": 2}
-    assert engine["args"] == commands(asked)["vllm"].split()[2:]
-    assert service["spec"]["selector"] == {"app": "llm"}
-    (app,) = yaml.safe_load(ray_serve(asked))["applications"]
-    (llm,) = app["args"]["llm_configs"]
-    assert llm["model_loading_config"]["model_source"] == "org/model"
-    assert llm["deployment_config"]["num_replicas"] == BEST.num_replicas
-    assert llm["engine_kwargs"] == {
-        "tensor_parallel_size": 2,
-        "pipeline_parallel_size": 1,
-        "max_model_len": 4096,
-        "max_num_seqs": BEST.seats,
-        "max_num_batched_tokens": BEST.max_num_batched_tokens,
-        "quantization": "fp8",
-        "kv_cache_dtype": "fp8",
-    }
-
-
-def test_manifests_elsewhere() -> None:
-    amd = next(yaml.safe_load_all(kubernetes(start("mi300x"))))
-    (engine,) = amd["spec"]["template"]["spec"]["containers"]
-    assert engine["resources"]["limits"] == {"amd.com/gpu": 1} and "rocm" in engine["image"]
-    assert kubernetes(start("apple-m1-max")).startswith("# ")
-    assert kubernetes(start(kv_dtype="int8")).startswith("# vLLM has no int8")
-    assert ray_serve(start(kv_dtype="int8")).startswith("# vLLM has no int8")
-    made = kubernetes(start(weight_dtype="int4"))
-    assert made.startswith("# first: hf download") and next(yaml.safe_load_all(made))
 
 
 def test_a_published_shape_has_its_name_on_the_hub() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -140,5 +141,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*asked, "--json", "--workload", "synthetic:input=300,output=20"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["demand"]["isl"] == pytest.approx(300, rel=0.1) and told["fleets"]
+    catalogue = tmp_path / "catalogue.toml"
+    known = files("ridgeline.hardware").joinpath("catalogue.toml").read_text(encoding="utf-8")
+    catalogue.write_text(known.replace('as_of = "2026', 'as_of = "2020'))
+    old = [*asked, "--catalogue", str(catalogue)]
+    assert main(old) == 2 and "stale" in capsys.readouterr().err
+    assert main([*old, "--accept-stale"]) == 0 and "days old" in capsys.readouterr().out
+    assert main([*old, "--price-per-hour", "2"]) == 0
+    assert main([*asked, "--image", "vllm/vllm-openai:v1"]) == 2
+    assert "no effect without --manifests" in capsys.readouterr().err
     assert main([*asked, "--slo", "tpot:0.1"]) == 2
     assert "memory bandwidth" in capsys.readouterr().err

@@ -87,3 +87,33 @@ def test_the_summary_by_hand() -> None:
     assert (found.ttft.p50, found.tpot.p50, found.queue.p50) == (1.0, 0.5, 0.5)
     assert (found.attainment, found.goodput_req_s, found.mean_in_flight) == (0.5, 1 / 8, 1.5)
     assert summarise(outcome, Slo(ttft_s=0.9)).attainment == 0.0
+
+
+def test_seeds_give_intervals(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "--num-seeds", "5", "--slo", "ttft:300 tpot:20")
+    figures: dict[str, dict[str, float]] = found["figures"]  # type: ignore[assignment]
+    for each in figures.values():
+        assert each["low"] <= each["middle"] <= each["high"]
+    alone = [told(capsys, "--seed", str(n))["ttft"]["p99"] for n in range(5)]  # type: ignore[index]
+    assert figures["ttft_p99_s"]["middle"] == pytest.approx(sorted(alone)[2])
+    assert figures["ttft_p99_s"]["low"] < figures["ttft_p99_s"]["high"]
+    assert main([*SMALL, "--num-seeds", "5"]) == 0
+    assert "ttft p99 ms" in capsys.readouterr().out
+    assert main([*SMALL, "--num-seeds", "2"]) == 2
+    assert main([*SMALL, "--num-seeds", "5", "--html", "x.html"]) == 2
+
+
+def test_a_fleet_of_several_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each kind by its own step times; least-loaded gives the faster one more."""
+    asked = ["simulate", "llama-3.1-8b", "--rate", "60", "--num-prompts", "300", "--isl", "300"]
+    assert main([*asked, "--device", "h100-sxm=1,l40s=2"]) == 0
+    shown = capsys.readouterr().out
+    served = {
+        name: int(line.split()[1])
+        for line in shown.splitlines()
+        for name in ("h100-sxm", "l40s")
+        if line.strip().startswith(name) and "served" in line
+    }
+    assert sum(served.values()) == 300 and served["h100-sxm"] > served["l40s"] / 2
+    assert main([*asked, "--device", "h100-sxm=2", "--replicas", "2"]) == 2
+    assert "--device" in capsys.readouterr().err

@@ -1,0 +1,126 @@
+"""The weather of a machine: how much slower than the fit its steps were, over time.
+
+A shared machine is not the same from one second to the next: a neighbour on the other thread
+of a core gives it the arithmetic of half a core for a while, and a client that reads takes
+turns with the engine. A median knows nothing of that, and near the end of the capacity a
+queue is nothing else.
+
+So a calibration keeps what steps under arrivals really took, as a recording: seconds over the fit's
+seconds, in bins of time, for steps that only decode and for those that compute prompts. A simulated
+clock plays it from a place that the seed chooses, over and over; each replica has a place of its
+own. What lasts long in it, lasts long on the virtual clock: no distribution has to be assumed. What
+a fit is off everywhere under load (its steps were measured one kind at a time) is in it too.
+
+It tells the machine as it was for some seconds: more seeds give no weather that was not recorded.
+Sources of the form: block bootstrap (Künsch 1989), here one block as long as the recording.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+Shapes = Sequence[tuple[int, int]]
+BIN_S = 0.05
+LEAST_BINS = 20  # a second
+
+
+class Busy(msgspec.Struct, frozen=True, kw_only=True):
+    """One step under load: when it began, and the seconds until the next one could."""
+
+    at_s: float
+    seconds: float
+    shapes: tuple[tuple[int, int], ...]
+    num_sampled: int
+
+
+class Weather(msgspec.Struct, frozen=True, kw_only=True):
+    """Slowness (1: as fitted) by bins of `bin_s`: of steps that only decode, and of others."""
+
+    bin_s: float
+    decode: tuple[float, ...]
+    prompt: tuple[float, ...]
+
+    @property
+    def span_s(self) -> float:
+        return self.bin_s * len(self.decode)
+
+
+class Sky:
+    """A recording that is played from one place on. `decode_error`, `prompt_error`: factors on top,
+    for what the fit may be off on the whole."""
+
+    def __init__(
+        self, weather: Weather, seed: int, replica: int, errors: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
+        rng = np.random.default_rng((seed, replica))
+        self._per_s = 1 / weather.bin_s
+        self._from = int(rng.integers(len(weather.decode)))
+        decode, prompt = np.exp(rng.normal(0.0, 1.0, 2) * errors)
+        self._decode = [float(each * decode) for each in weather.decode]
+        self._prompt = [float(each * prompt) for each in weather.prompt]
+
+    def slowness(self, shapes: Shapes, now_s: float) -> float:
+        """Of a step that begins at `now_s`."""
+        values = self._prompt if any(new != 1 for new, _ in shapes) else self._decode
+        return values[(self._from + int(now_s * self._per_s)) % len(values)]
+
+
+def is_fresh(shapes: Shapes) -> bool:
+    """Whether a step computes any prompt."""
+    return any(new != 1 for new, _ in shapes)
+
+
+def recorded(
+    windows: Iterable[Sequence[Busy]], fitted_s: Callable[[Shapes, int], float]
+) -> Weather | None:
+    """Windows one after the other; None where too little was seen of either kind of step.
+
+    A bin is the seconds of its steps over the fitted ones; one without steps of a kind is as the
+    bin before it.
+    """
+    decode: list[float] = []
+    prompt: list[float] = []
+    for steps in windows:
+        for values, fresh in ((decode, False), (prompt, True)):
+            values += _binned([s for s in steps if is_fresh(s.shapes) == fresh], steps, fitted_s)
+    if min(len(decode), len(prompt)) < LEAST_BINS:
+        return None
+    if any(math.isnan(values[-1]) for values in (decode, prompt)):
+        return None
+    return Weather(bin_s=BIN_S, decode=_carried(decode), prompt=_carried(prompt))
+
+
+def _binned(
+    steps: Sequence[Busy], every: Sequence[Busy], fitted_s: Callable[[Shapes, int], float]
+) -> list[float]:
+    """Slowness by bin over the whole window of `every`; nan where there were no such steps."""
+    if not every:
+        return []
+    began_s = every[0].at_s
+    num = int((every[-1].at_s - began_s) / BIN_S) + 1
+    took_s, fits_s = np.zeros(num), np.zeros(num)
+    for step in steps:
+        at = int((step.at_s - began_s) / BIN_S)
+        took_s[at] += step.seconds
+        fits_s[at] += fitted_s(step.shapes, step.num_sampled)
+    seen = fits_s > 0
+    values = np.full(num, math.nan)
+    values[seen] = took_s[seen] / fits_s[seen]
+    known = values[seen]
+    if len(known) and not seen[-1]:
+        values[-1] = known[-1]
+    return [float(value) for value in values]
+
+
+def _carried(values: Sequence[float]) -> tuple[float, ...]:
+    """Gaps filled with what was before them; the first one with what comes after."""
+    last = next(value for value in values if not math.isnan(value))
+    filled = []
+    for value in values:
+        last = last if math.isnan(value) else value
+        filled.append(round(last, 4))
+    return tuple(filled)

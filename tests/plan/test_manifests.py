@@ -1,0 +1,177 @@
+"""Manifests hold what was planned, on the devices it was planned for, and nothing that moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.hardware.catalogue import load_catalogue
+from ridgeline.plan.clusters import Asked, cluster_names, pinned, place
+from ridgeline.plan.demand import Demand
+from ridgeline.plan.launch import Start, commands
+from ridgeline.plan.layout import Layout
+from ridgeline.plan.manifests import Written, manifests
+from ridgeline.plan.outline import load_outline
+from ridgeline.plan.search import Space, search
+from ridgeline.records import Slo
+
+CATALOGUE = load_catalogue()
+BEST = search(
+    load_outline("llama-3.1-8b"),
+    Demand(rate=20, isl=1024, osl=256, isl_p95=1500, longest=2048),
+    Slo.parse("ttft:1000 tpot:50"),
+    Space(devices=("h100-sxm",), token_budgets=(2048,), max_devices_per_replica=1),
+    CATALOGUE,
+).fleets[0]
+DIGEST = "repo/engine@sha256:" + "0" * 64
+
+
+def start(device: str = "h100-sxm", **changes: object) -> Start:
+    fields = {"layout": Layout(), "weight_dtype": "bfloat16", "kv_dtype": "bfloat16"}
+    return Start(
+        each=msgspec.structs.replace(BEST, **(fields | changes)),
+        device=CATALOGUE[device],
+        model="org/My_Model.v2",
+        stored="bfloat16",
+        max_model_len=4096,
+        on_hub=True,
+    )
+
+
+def written(asked: Start, **where: Any) -> Written:
+    return manifests(asked, place(asked.device, Asked(**where)), 140e9, "a promise")
+
+
+def test_the_deployment_is_of_the_plan() -> None:
+    asked = start(weight_dtype="float8_e4m3", kv_dtype="float8_e4m3", layout=Layout(tp=2))
+    text = written(asked).files["kubernetes.yaml"]
+    deployment, service, budget = yaml.safe_load_all(text)
+    pod = deployment["spec"]["template"]["spec"]
+    (engine,) = pod["containers"]
+    assert deployment["spec"]["replicas"] == BEST.num_replicas
+    assert engine["args"] == commands(asked)["vllm"].split()[2:]
+    for amounts in engine["resources"].values():
+        assert amounts["nvidia.com/gpu"] == 2
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    assert [each["key"] for each in pod["tolerations"]] == ["nvidia.com/gpu"]
+    name = {"app.kubernetes.io/name": "my-model-v2"}
+    selected = deployment["spec"]["template"]["metadata"]["labels"].items()
+    assert name.items() <= selected and service["spec"]["selector"] == name
+    assert budget["spec"]["selector"]["matchLabels"] == name
+    assert {each["name"] for each in engine["volumeMounts"]} == {
+        each["name"] for each in pod["volumes"]
+    }
+    # 140 GB at a modest rate are fetched before anybody calls the pod dead
+    probe = engine["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] > 140e9 / 100e6
+    assert {"readinessProbe", "livenessProbe"} <= set(engine)
+
+
+def test_a_single_replica_can_be_drained_and_rolled_out() -> None:
+    text = written(start(num_replicas=1)).files["kubernetes.yaml"]
+    deployment, _, budget = yaml.safe_load_all(text)
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_ray_is_of_the_plan() -> None:
+    asked = start(weight_dtype="float8_e4m3", kv_dtype="float8_e4m3", layout=Layout(tp=2))
+    files = written(asked).files
+    (app,) = yaml.safe_load(files["ray-serve.yaml"])["applications"]
+    (llm,) = app["args"]["llm_configs"]
+    assert llm["model_loading_config"]["model_source"] == "org/My_Model.v2"
+    assert llm["deployment_config"]["num_replicas"] == BEST.num_replicas
+    assert llm["engine_kwargs"] == {
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 1,
+        "max_model_len": 4096,
+        "max_num_seqs": BEST.seats,
+        "max_num_batched_tokens": BEST.max_num_batched_tokens,
+        "gpu_memory_utilization": 0.9,
+        "quantization": "fp8",
+        "kv_cache_dtype": "fp8",
+    }
+    service = yaml.safe_load(files["ray-service.yaml"])
+    assert yaml.safe_load(service["spec"]["serveConfigV2"])["applications"] == [app]
+    cluster = service["spec"]["rayClusterConfig"]
+    (group,) = cluster["workerGroupSpecs"]
+    assert group["replicas"] == BEST.num_replicas
+    pod = group["template"]["spec"]
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    (worker,) = pod["containers"]
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert cluster["rayVersion"] in worker["image"]
+
+
+def test_no_image_moves() -> None:
+    for text in written(start()).files.values():
+        for line in text.splitlines():
+            if line.strip().startswith("image:"):
+                pinned(line.split("image:")[1].strip())
+    chosen = written(start(), image=DIGEST, ray_image="my/ray:2.9.1").files
+    assert f"image: {DIGEST}\n" in chosen["kubernetes.yaml"]
+    assert "image: my/ray:2.9.1\n" in chosen["ray-service.yaml"]
+    assert 'rayVersion: "2.9.1"' in chosen["ray-service.yaml"]
+    pinned("registry.example:5000/team/vllm:v1.2-cu13")
+    for wrong in ("vllm/vllm-openai", "vllm/vllm-openai:latest", "a b:1", "registry:5000/vllm", ""):
+        with pytest.raises(BadInput):
+            pinned(wrong)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "label"),
+    [
+        ("gke", ("cloud.google.com/gke-accelerator", "nvidia-h100-80gb")),
+        ("eks", ("node.kubernetes.io/instance-type", "p5.48xlarge")),
+        ("karpenter", ("karpenter.k8s.aws/instance-gpu-name", "h100")),
+        ("aks", ("node.kubernetes.io/instance-type", "Standard_ND96isr_H100_v5")),
+    ],
+)
+def test_nodes_by_the_clouds_own_labels(cluster: str, label: tuple[str, str]) -> None:
+    found = place(CATALOGUE["h100-sxm"], Asked(cluster=cluster))
+    assert (found.label, found.value) == label
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    with pytest.raises(CannotRun, match=r"gpu-operator.*--node-label"):
+        place(CATALOGUE["rtx-4090"], Asked(cluster="gke"))
+    with pytest.raises(CannotRun, match="no image of vLLM"):
+        place(CATALOGUE["apple-m1-max"], Asked())
+    with pytest.raises(BadInput, match="gke"):
+        place(CATALOGUE["h100-sxm"], Asked(cluster="gcp"))
+    for wrong in ("disk", "disk=", "=ssd", "a b=c", "k=v/w"):
+        with pytest.raises(BadInput, match="KEY=VALUE"):
+            place(CATALOGUE["h100-sxm"], Asked(node_label=wrong))
+    found = place(CATALOGUE["mi325x"], Asked(node_label="pool=mi325x"))
+    assert (found.label, found.value) == ("pool", "mi325x") and "rocm" in found.image
+
+
+def test_every_label_is_of_a_known_device() -> None:
+    assert cluster_names()[0] == Asked().cluster
+    from ridgeline.plan.clusters import _known
+
+    for row in (*_known().cluster, *_known().image):
+        assert row.source and row.as_of.startswith("20")
+    for row in _known().cluster:
+        for device in row.devices:
+            assert CATALOGUE[device].vendor == row.vendor
+
+
+def test_what_cannot_be_written_is_said() -> None:
+    experts = written(start(layout=Layout(tp=2, ep=16), num_devices=16))
+    assert not experts.files and "several nodes" in experts.left_out["kubernetes.yaml"]
+    assert "data parallelism" in experts.left_out["ray-serve.yaml"]
+    wide = written(start(layout=Layout(tp=8, pp=2), num_devices=16))
+    (group,) = yaml.safe_load(wide.files["ray-service.yaml"])["spec"]["rayClusterConfig"][
+        "workerGroupSpecs"
+    ]
+    assert group["replicas"] == 2 * BEST.num_replicas and "kubernetes.yaml" in wide.left_out
+    amd = written(start("mi300x"))
+    assert set(amd.left_out) == {"ray-service.yaml"}
+    assert "vLLM has no int8" in written(start(kv_dtype="int8")).left_out["kubernetes.yaml"]
+    made = written(start(weight_dtype="int4")).files["kubernetes.yaml"]
+    assert "# first: hf download" in made and next(yaml.safe_load_all(made))

@@ -1,0 +1,115 @@
+"""The recording of a machine's weather, and what a simulation makes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+
+from ridgeline.engine.core import Limits, NoPrefixCache, Scheduler, make_policy
+from ridgeline.plan.counted_pool import CountedPool
+from ridgeline.plan.fleet import Build, FleetPlan, Outcome, Request, simulate_fleet
+from ridgeline.plan.pace import Glide
+from ridgeline.plan.weather import BIN_S, Busy, Sky, Weather, recorded
+
+Shapes = Sequence[tuple[int, int]]
+
+
+def fitted_s(shapes: Shapes, _num_sampled: int) -> float:
+    """What a fit would say: 1 ms, and 0.1 ms per token."""
+    return 1e-3 + 1e-4 * sum(new for new, _ in shapes)
+
+
+class Line:
+    """A pace by `fitted_s`."""
+
+    def step_s(self, shapes: Shapes, num_sampled: int) -> float:
+        return fitted_s(shapes, num_sampled)
+
+    def glide(self, computed: Sequence[int], num_steps: int) -> Glide | None:
+        return Glide(fitted_s([(1, 0)] * len(computed), 0), 0.0)
+
+
+def window(slow: Sequence[float], prompts: float = 1.0) -> list[Busy]:
+    """Two decodes and a prompt in each bin: `slow` of a decode, times `prompts` of the other."""
+    steps = []
+    for i, factor in enumerate(slow):
+        for j, (shapes, more) in enumerate(
+            ((((1, 50),), 1.0), (((64, 0), (1, 9)), prompts), (((1, 51), (1, 9)), 1.0))
+        ):
+            at_s = 7.0 + BIN_S * (i + 0.1 + 0.3 * j)
+            seconds = factor * more * fitted_s(shapes, 1)
+            steps.append(Busy(at_s=at_s, seconds=seconds, shapes=shapes, num_sampled=1))
+    return steps
+
+
+def test_what_was_slow_is_recorded_where_it_was() -> None:
+    slow = [1.0] * 20 + [2.0] * 10
+    found = recorded([window(slow, prompts=1.5)], fitted_s)
+    assert found is not None and found.bin_s == BIN_S
+    assert found.decode == pytest.approx(slow, rel=1e-3)
+    assert found.prompt == pytest.approx([1.5 * each for each in slow], rel=1e-3)
+    assert found.span_s == pytest.approx(30 * BIN_S)
+
+
+def test_gaps_are_as_what_was_before_them() -> None:
+    steps = [each for i, each in enumerate(window([1.0] * 10 + [3.0] * 20)) if i // 3 % 2 == 0]
+    found = recorded([steps, window([2.0] * 5)], fitted_s)
+    assert found is not None
+    assert found.decode[:10] == pytest.approx([1.0] * 10) and found.decode[11] == 3.0
+    assert found.decode[-5:] == pytest.approx([2.0] * 5)
+    assert not any(math.isnan(each) for each in (*found.decode, *found.prompt))
+
+
+def test_too_little_is_no_weather() -> None:
+    assert recorded([], fitted_s) is None and recorded([[]], fitted_s) is None
+    assert recorded([window([1.0] * 5)], fitted_s) is None
+    only = [each for each in window([1.0] * 40) if len(each.shapes) == 1]
+    assert recorded([only], fitted_s) is None  # no prompt was seen
+
+
+WEATHER = Weather(
+    bin_s=BIN_S, decode=tuple([1.0] * 30 + [2.0] * 10), prompt=tuple([1.0] * 30 + [4.0] * 10)
+)
+
+
+def test_a_sky_plays_the_whole_recording_from_some_place() -> None:
+    at_s = np.arange(40) * BIN_S + 0.01
+    for seed in range(5):
+        sky = Sky(WEATHER, seed, 0)
+        assert sorted(sky.slowness([(1, 9)], t) for t in at_s) == sorted(WEATHER.decode)
+        assert sky.slowness([(1, 9), (5, 0)], 0.3) == sky.slowness([(5, 0)], 0.3 + 40 * BIN_S)
+    starts = {tuple(Sky(WEATHER, 1, i).slowness([(1, 9)], t) for t in at_s) for i in range(20)}
+    assert len(starts) > 5, "replicas have a place each"
+    off = [Sky(WEATHER, seed, 0, (0.1, 0.2)).slowness([(1, 1)], 0.0) for seed in range(300)]
+    assert 0.05 < np.std(np.log([each for each in off if each < 1.5])) < 0.2
+
+
+def served(sky: partial[Sky] | None) -> Outcome:
+    requests = [Request(at_s=0.04 * i, num_prompt=40, num_output=20) for i in range(60)]
+    limits = Limits(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512)
+
+    def scheduler() -> Scheduler:
+        pool = CountedPool(400, 16)
+        return Scheduler(limits, make_policy("continuous"), pool, NoPrefixCache())
+
+    build = Build(name="x", scheduler=scheduler, pace=Line(), sky=sky)
+    return simulate_fleet(requests, FleetPlan(builds=(build,)))
+
+
+def test_a_fleet_under_a_sky() -> None:
+    """Twice as slow all over is twice as busy; a place is a seed's, and the same twice."""
+    calm = served(None)
+    even = Weather(bin_s=BIN_S, decode=(1.0,) * 40, prompt=(1.0,) * 40)
+    same = served(partial(Sky, even, 0))
+    assert [life.finished_s for life in same.lives] == pytest.approx(
+        [life.finished_s for life in calm.lives]
+    )
+    twice = Weather(bin_s=BIN_S, decode=(2.0,) * 40, prompt=(2.0,) * 40)
+    slow = served(partial(Sky, twice, 0))
+    assert slow.members[0].num_busy_s > 1.5 * calm.members[0].num_busy_s
+    ends = [[life.finished_s for life in served(partial(Sky, WEATHER, n)).lives] for n in (3, 3, 4)]
+    assert ends[0] == ends[1] != ends[2]
