@@ -41,6 +41,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "ct-int8": {"format": "compressed-tensors", "bits": 8},
     "ct-fp8-tensor": {"format": "compressed-tensors", "numbers": "fp8-tensor"},
     "ct-fp8-channel": {"format": "compressed-tensors", "numbers": "fp8-channel"},
+    "fp8-block": {"model": "llama", "format": "fp8", "numbers": "fp8-block"},
     "bnb-nf4": {"format": "bitsandbytes", "numbers": "nf4"},
     "bnb-int8": {"format": "bitsandbytes", "bits": 8},
     "gptq-int4": {"format": "gptq", "group_size": 32},
@@ -78,10 +79,13 @@ MOE: dict[str, dict[str, Any]] = {
         "head_dim": 32,
     },
 }
+WHOLE = {"llama": {"hidden_size": 256, "intermediate_size": 512}}
+"""Every size a multiple of 128: transformers decodes FP8 in whole blocks alone."""
 
 
 def random_experts(folder: Path, family: str) -> str:
-    """A small mixture of experts with random weights and the demo model's tokenizer."""
+    """A small mixture of experts (or plain model) with random weights and the demo model's
+    tokenizer."""
     import torch
     from safetensors.torch import save_file
 
@@ -99,7 +103,7 @@ def random_experts(folder: Path, family: str) -> str:
         "max_position_embeddings": 512,
         "tie_word_embeddings": False,
         "dtype": "float32",
-        **MOE[family],
+        **(MOE | WHOLE)[family],
     }
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(model_path("demo"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -120,7 +124,7 @@ def make(folder: Path) -> int:
     from ridgeline.cli.quantize import Choices, command
 
     models = {"demo": "demo"} | {
-        family: random_experts(folder / f"random-{family}", family) for family in MOE
+        family: random_experts(folder / f"random-{family}", family) for family in (*MOE, *WHOLE)
     }
     for name, choices in FORMATS.items():
         shutil.rmtree(folder / name, ignore_errors=True)  # written by the code as it is now
@@ -268,7 +272,7 @@ def transformers(folder: Path) -> int:
             folder / name, dtype=torch.float32, **_extra(name)
         )
 
-    return _compared(folder, ("ct", "bnb"), opened)
+    return _compared(folder, ("ct", "bnb", "fp8"), opened)
 
 
 def gptqmodel(folder: Path) -> int:
