@@ -25,8 +25,8 @@ from ridgeline.diagnose import Ceilings, StepCost, attribute, facts_of, verdict
 from ridgeline.errors import BadInput, CannotRun, UserError
 from ridgeline.measure import log_parquet
 from ridgeline.measure.bench import BenchOptions, check, run_bench, workload_of
-from ridgeline.measure.client import OnFinish
-from ridgeline.measure.cost import Cost, cost_of
+from ridgeline.measure.client import OnFinish, OnStart
+from ridgeline.measure.cost import cost_line, cost_of_run
 from ridgeline.measure.http import Endpoint, HttpTarget, first_model, wire_to
 from ridgeline.measure.inprocess import InProcessTarget, RenderChat
 from ridgeline.measure.log import Beside, write_run, write_whole
@@ -36,7 +36,7 @@ from ridgeline.measure.report.perfetto import chrome_trace
 from ridgeline.measure.report.vllm_block import vllm_block
 from ridgeline.measure.server.config import info_of
 from ridgeline.measure.steps import Peaks, Work
-from ridgeline.measure.summary import Summary, summarise
+from ridgeline.measure.summary import summarise
 from ridgeline.measure.target import Target
 from ridgeline.measure.vllm_result import vllm_result
 from ridgeline.measure.window import window_of
@@ -97,8 +97,9 @@ def command(
     outputs, console = outputs or Outputs(), console or Console(highlight=False)
     check(options)
     check_writable(outputs)
-    device = device_of(on)
+    device_of(on)  # a wrong name must not cost the run
     run, physics, seen = measure(options, on, console)
+    device = device_of(on, run.info)
     report = seen.server
     summary = summarise(run, options.slo, window_of(run, options.warmup_s, options.cooldown_s))
     result = vllm_result(run, summary, percentiles=options.percentiles)
@@ -116,7 +117,7 @@ def command(
         console.print(render(run, summary, options, physics))
         for each in beside:
             console.print(distant.on_console(each))
-        console.print(diagnosis(run, options, physics), markup=False)
+        console.print(diagnosis(run, options, physics, beside_of(options, seen)), markup=False)
     if cost is not None:
         console.print(cost_line(cost), markup=False)
         result["ridgeline"]["cost"] = msgspec.to_builtins(cost)  # type: ignore[index]
@@ -130,11 +131,11 @@ def command(
     return 0 if summary.num_ok else 1
 
 
-def device_of(on: Settings | Remote) -> distant.Device | None:
-    """Before anything is measured: a wrong name must not cost the run."""
+def device_of(on: Settings | Remote, info: EngineInfo | None = None) -> distant.Device | None:
+    """What a server runs on; `info`: how it is set up, where it has said so."""
     if isinstance(on, Settings) or on.shape is None or on.accelerator is None:
         return None
-    return distant.device_of(on.shape, on.accelerator)
+    return distant.device_of(on.shape, on.accelerator, info)
 
 
 def check_writable(outputs: Outputs) -> None:
@@ -169,47 +170,13 @@ def write_outputs(
         write_whole(outputs.trace, [msgspec.json.encode(chrome_trace(run))])
 
 
-def cost_of_run(run: RunTrace, summary: Summary, dollars_per_hour: float | None) -> Cost | None:
-    if dollars_per_hour is None:
-        return None
-    return cost_of(
-        dollars_per_hour,
-        input_tok_s=summary.input_tok_s,
-        output_tok_s=summary.output_tok_s,
-        request_rate=summary.request_rate,
-        goodput_req_s=summary.goodput.goodput_req_s if summary.goodput else None,
-        prefill_share=prefill_share(run),
-    )
-
-
-def prefill_share(run: RunTrace) -> float | None:
-    """Of the time that requests were being served, the part until their first token."""
-    served = [r for r in run.requests if outcome(r) == "ok" and r.token_s]
-    starts = [r.started_s if r.started_s is not None else r.sent_s for r in served]
-    first = sum(r.token_s[0] - start for r, start in zip(served, starts, strict=True))
-    whole = sum(r.token_s[-1] - start for r, start in zip(served, starts, strict=True))
-    return first / whole if whole > 0 else None
-
-
-def cost_line(cost: Cost) -> str:
-    """One line for the console."""
-    parts = [
-        (cost.per_million_output, "1M output tokens"),
-        (cost.per_million_input_split, "1M input (by time in prefill)"),
-        (cost.per_request, "a request"),
-        (cost.per_good_request, "a request in time"),
-    ]
-    told = [f"${value:.4g} for {what}" for value, what in parts if value is not None]
-    return f"cost at ${cost.dollars_per_hour:g}/h: {', '.join(told) or 'nothing came out'}"
-
-
 def beside_of(options: BenchOptions, seen: Seen) -> Beside:
     """What a log needs to be judged later as the run is judged now."""
     requests = list(workload_of(options).sample(SAMPLE, options.seed))
     return Beside(server=seen.server, machine=seen.machine, shared_prompt_share=shared_of(requests))
 
 
-RunOne = Callable[[BenchOptions], Awaitable[RunTrace]]
+RunOne = Callable[[BenchOptions, OnStart], Awaitable[RunTrace]]
 
 
 def measure(
@@ -236,8 +203,8 @@ def session(
     if isinstance(on, Remote):
         remote = on
 
-        async def there(chosen: BenchOptions) -> RunTrace:
-            return await run_remote(chosen, remote)
+        async def there(chosen: BenchOptions, on_start: OnStart) -> RunTrace:
+            return await run_remote(chosen, remote, on_start)
 
         yield there, None
         return
@@ -250,13 +217,16 @@ def session(
         if note:
             console.print(note, style="yellow", markup=False)
 
-        async def here(chosen: BenchOptions) -> RunTrace:
-            return await _run(InProcessTarget(engine, render_chat=render_chat), chosen)
+        async def here(chosen: BenchOptions, on_start: OnStart) -> RunTrace:
+            target = InProcessTarget(engine, render_chat=render_chat)
+            return await _run(target, chosen, on_start)
 
         yield here, physics_of(engine.resolved)
 
 
-async def run_remote(options: BenchOptions, remote: Remote) -> RunTrace:
+async def run_remote(
+    options: BenchOptions, remote: Remote, on_start: OnStart | None = None
+) -> RunTrace:
     model = remote.model or await first_model(remote.url, api_key=remote.api_key)
     target = HttpTarget(
         remote.url,
@@ -266,7 +236,7 @@ async def run_remote(options: BenchOptions, remote: Remote) -> RunTrace:
         stream=options.stream,
     )
     target.info = await _told_of(remote, model)
-    return await _run(target, options)
+    return await _run(target, options, on_start)
 
 
 async def _told_of(remote: Remote, model: str) -> EngineInfo | None:
@@ -277,10 +247,10 @@ async def _told_of(remote: Remote, model: str) -> EngineInfo | None:
         wire.close()
 
 
-async def _run(target: Target, options: BenchOptions) -> RunTrace:
+async def _run(target: Target, options: BenchOptions, on_start: OnStart | None) -> RunTrace:
     try:
         async with _progress(options) as on_finish:
-            return await run_bench(target, options, on_finish=on_finish)
+            return await run_bench(target, options, on_finish=on_finish, on_start=on_start)
     finally:
         await target.close()
 
@@ -380,12 +350,16 @@ def physics_of(resolved: Resolved) -> Physics | None:
     return Physics(work=work_of(resolved), peaks=peaks, ceilings=ceilings)
 
 
-def diagnosis(run: RunTrace, options: BenchOptions, physics: Physics | None) -> str:
-    """One sentence: what bounds this run, with its evidence."""
+def diagnosis(run: RunTrace, options: BenchOptions, physics: Physics | None, beside: Beside) -> str:
+    """One sentence: what bounds this run, with its evidence; of a server that keeps no steps, what
+    most latency was lost to, by its own words.
+    """
     if not any(outcome(request) == "ok" for request in run.requests):
         return "No request succeeded: there is nothing to diagnose but the errors above."
+    if not run.steps:
+        return _first_finding(run, options, beside)
     shares = None
-    if physics is not None and run.steps:
+    if physics is not None:
         work = physics.work
         shares = attribute(
             run.steps,
@@ -394,3 +368,14 @@ def diagnosis(run: RunTrace, options: BenchOptions, physics: Physics | None) -> 
             physics.ceilings,
         )
     return verdict(facts_of(run, options.slo, shares)).sentence
+
+
+def _first_finding(run: RunTrace, options: BenchOptions, beside: Beside) -> str:
+    from ridgeline.cli.diagnose import judged
+
+    found = judged(run, beside, options.slo).findings
+    if not found:
+        return "No cause takes enough of the latency to be worth mending (`ridgeline diagnose`)."
+    first = found[0]
+    verdict = first.verdict.capitalize()
+    return f"{verdict}: {first.sentence} {first.fix} Here: {first.flag}."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +23,6 @@ from ridgeline.cli.bench import (
     RunOne,
     beside_of,
     check_writable,
-    cost_line,
-    cost_of_run,
     device_of,
     session,
     write_outputs,
@@ -43,7 +42,7 @@ from ridgeline.cli.beside import watched
 from ridgeline.cli.flags import refuse
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions, check
-from ridgeline.measure.cost import Cost
+from ridgeline.measure.cost import Cost, cost_line, cost_of_run
 from ridgeline.measure.log import write_run
 from ridgeline.measure.report.page import Runs, bench_page
 from ridgeline.measure.report.pictures import Point
@@ -126,7 +125,7 @@ def command(
     out = console or Console(highlight=False)
     check(options)
     check_writable(outputs)
-    device = device_of(on)
+    device_of(on)  # a wrong name must not cost the runs
     if many.search is not None:
         _check_provable(options)
     with session(options, on, out) as (run_one, _):
@@ -137,8 +136,9 @@ def command(
             points, knee = asyncio.run(_sweep(series, many.rates))
         else:
             points, knee = asyncio.run(_repeat(series, many.num_runs or 1))
-    words = [told(each, device) for each in series.made]
     shown = _shown(series.made, knee)
+    device = device_of(on, shown.run.info)
+    words = [told(each, device) for each in series.made]
     _print(out, series.made, words, points, knee)
     cost = cost_of_run(shown.run, shown.summary, outputs.dollars_per_hour)
     if cost is not None:
@@ -169,7 +169,7 @@ class _Series:
         chosen = msgspec.structs.replace(self.options, seed=self.options.seed + number)
         if rate is not None:
             chosen = msgspec.structs.replace(chosen, request_rate=rate)
-        run, seen = await watched(lambda: self._run_one(chosen), *self._where)
+        run, seen = await watched(partial(self._run_one, chosen), *self._where)
         beside = beside_of(chosen, seen)
         log = None if self._log is None else log_of(self._log, number + 1)
         if log is not None:
@@ -246,7 +246,6 @@ def _page(
     beside = distant.tables(shown.seen, None, None, in_process=bool(shown.run.steps))
     rates = [f"{each.options.request_rate:.3g}" for each in made]
     labels = rates if points else [str(number) for number in range(1, len(made) + 1)]
-    figures = [{**cells(each.summary), **more} for each, more in zip(made, words, strict=True)]
     return bench_page(
         shown.run,
         shown.summary,
@@ -255,7 +254,8 @@ def _page(
         beside=beside,
         runs=Runs(
             label="req/s" if points else "run",
-            rows=tuple(zip(labels, figures, strict=True)),
+            rows=tuple(zip(labels, (cells(each.summary) for each in made), strict=True)),
+            told=tuple(zip(labels, words, strict=True)),
             points=points,
             knee=knee,
         ),

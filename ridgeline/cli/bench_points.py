@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from ridgeline.cli import distant
@@ -41,7 +42,7 @@ def told(made: Made, device: distant.Device | None) -> dict[str, str]:
     words = _by_steps(made.summary) if made.run.steps else _by_pages(made)
     process = made.seen.machine.process
     if process is not None:
-        words["CPU cores"] = f"{process.cpu_cores:.2f}"
+        words["CPU"] = f"{process.cpu_cores:.2f}"
     use = None if device is None else distant.used(made.run, made.seen.server, device)
     if use is not None:
         words["MFU"] = f"{use.mfu:.1%}"
@@ -63,7 +64,7 @@ def _by_steps(summary: Summary) -> dict[str, str]:
     }
     if used.cache_hit_rate is not None:
         words["hits"] = f"{used.cache_hit_rate:.0%}"
-    return words | {"preempted": str(used.num_preemptions)}
+    return words | _preempted(used.num_preemptions)
 
 
 def _by_pages(made: Made) -> dict[str, str]:
@@ -76,9 +77,12 @@ def _by_pages(made: Made) -> dict[str, str]:
         words["KV"] = f"{means['kv_used_share']:.0%}"
     if hits is not None:
         words["hits"] = f"{hits:.0%}"
-    if "preemptions" in report.counts:
-        words["preempted"] = f"{report.counts['preemptions']:.0f}"
-    return words
+    return words | _preempted(report.counts.get("preemptions", 0.0))
+
+
+def _preempted(count: float) -> dict[str, str]:
+    """Worth a column only where it happened."""
+    return {"preempted": f"{count:.0f}"} if count else {}
 
 
 Rows = Iterable[tuple[str, Mapping[str, str]]]
@@ -100,13 +104,16 @@ def told_table(title: str, rows: Rows) -> Table | None:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
-        table.add_column(column, justify="left" if column == "lost to" else "right")
+        side: JustifyMethod = "left" if column == "lost to" else "right"
+        table.add_column(column, justify=side, no_wrap=column != "lost to")
     return table
 
 
 def sweep_table(points: Sequence[Point], knee: float | None) -> Table:
     """One row per rate; times in milliseconds."""
     rows = [(point.rate, cells(point.summary)) for point in sorted(points, key=lambda p: p.rate)]
+    for _, figures in rows:
+        del figures["tpot p99"]  # a line has 80 characters
     table = _table("req/s", *(rows[0][1] if rows else ()), "")
     for rate, figures in rows:
         table.add_row(f"{rate:.3g}", *figures.values(), "knee" if rate == knee else "")
@@ -129,7 +136,8 @@ def cells(found: Summary) -> dict[str, str]:
 def _met(good: Goodput | None) -> str:
     if good is None:
         return "–"
-    return f"{good.attainment:.0%} [{good.attainment_low:.0%}, {good.attainment_high:.0%}]"
+    low, high = 100 * good.attainment_low, 100 * good.attainment_high
+    return f"{good.attainment:.0%} [{low:.0f}, {high:.0f}]"
 
 
 def _ms(values: Distribution | None, q: float) -> str:

@@ -20,9 +20,9 @@ from ridgeline.measure.summary import Summary, summarise
 from ridgeline.records import RunTrace
 
 TITLES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "inter-token latency",
+    "ttft": "to the first token",
+    "tpot": "per output token",
+    "itl": "between tokens",
     "e2e": "end to end",
 }
 MAX_ERRORS = 3
@@ -73,18 +73,21 @@ def _table(*columns: str, notes: str | None = None) -> Table:
 def _latencies(summary: Summary, options: BenchOptions, found: Bounds) -> Table:
     """Milliseconds; the sent rows appear where the client had to hold requests back."""
     names = [f"p{q:g}" for q in options.percentiles]
-    table = _table("latency (ms)", "mean", *names, "bound", "n")
     limits = {"ttft": found.ttft_s, "tpot": found.tpot_s, "itl": found.tpot_s, "e2e": found.e2e_s}
+    bound = ["bound"] if any(limits.values()) else []
+    none = [""] * len(bound)
+    table = _table("latency (ms)", "mean", *names, *bound, "n")
     for name in options.metrics:
         row = _row(getattr(summary, name), options.percentiles)
-        table.add_row(f"{name:<5}{TITLES[name]}", *row[:-1], _ms(limits[name]), row[-1])
+        limit = [_ms(limits[name])] * len(bound)
+        table.add_row(f"{name:<5}{TITLES[name]}", *row[:-1], *limit, row[-1])
         sent = getattr(summary, f"{name}_from_send", None)
         if sent is not None and sent != getattr(summary, name) and _held_back(summary):
             row = _row(sent, options.percentiles)
-            table.add_row("     … from the send", *row[:-1], "", row[-1], style="dim")
+            table.add_row("     … from the send", *row[:-1], *none, row[-1], style="dim")
     if summary.queue is not None:
         row = _row(summary.queue, options.percentiles)
-        table.add_row("     until it first ran", *row[:-1], "", row[-1], style="dim")
+        table.add_row("     until it first ran", *row[:-1], *none, row[-1], style="dim")
     return table
 
 
@@ -106,8 +109,8 @@ def _ms(seconds: float | None) -> str:
 
 
 def _rates(summary: Summary, found: Bounds) -> Table:
-    table = _table("throughput", "", notes="bound")
-    bound = f"{found.output_tok_s:,.1f}" if found.output_tok_s else "–"
+    table = _table("throughput", "", notes="")
+    bound = f"bound {found.output_tok_s:,.1f}" if found.output_tok_s else ""
     table.add_row("output tok/s", f"{summary.output_tok_s:,.1f}", bound)
     if summary.steady_output_tok_s is not None:
         table.add_row("  … steady", f"{summary.steady_output_tok_s:,.1f}", "", style="dim")

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ridgeline.measure.client import OnStart
 from ridgeline.measure.http import base_url, wire_to
 from ridgeline.measure.server.gpu import GpuUse, NoGpus, open_gpus
 from ridgeline.measure.server.machine import MachineReport, MachineWatch
@@ -32,16 +33,20 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def watched(
-    run: Callable[[], Awaitable[RunTrace]], url: str | None, api_key: str | None = None
+    run: Callable[[OnStart], Awaitable[RunTrace]], url: str | None, api_key: str | None = None
 ) -> tuple[RunTrace, Seen]:
-    """A run, and what was seen meanwhile. `url` None: the engine is in this process."""
+    """A run, and what was seen since its warm-up. `url` None: the engine is in this process."""
     scraper = None if url is None else scraper_of(url, api_key)
     watch = await asyncio.to_thread(machine_watch, url)
+
+    async def begin() -> None:
+        await asyncio.gather(*(each.begin() for each in (scraper, watch) if each is not None))
+
     async with AsyncExitStack() as stack:
         if scraper is not None:
             await stack.enter_async_context(scraper)
         await stack.enter_async_context(watch)
-        done = await run()
+        done = await run(begin)
     return done, Seen(server=scraper.report() if scraper else None, machine=watch.report())
 
 

@@ -61,7 +61,9 @@ def effect_line(effect: Effect, changed: Sequence[str]) -> str:
 
 
 def results(path: Path) -> list[Result]:
-    """The result of a file, or of every result file in a folder (repeated runs), by name."""
+    """The result of a file, or of every run in a folder (repeated runs), by name: of a run whose
+    log is there, the log and not its result file too.
+    """
     if not path.is_dir():
         return [read_result(path)]
     names = sorted(
@@ -69,7 +71,9 @@ def results(path: Path) -> list[Result]:
     )
     if not names:
         raise BadInput("no result file in the folder", value=str(path))
-    return [read_result(each) for each in names]
+    found = [read_result(each) for each in names]
+    logged = {each.run for each in found if each.tool == "ridgeline"}
+    return [each for each in found if each.tool == "ridgeline" or each.run not in logged]
 
 
 def changes(a: Sequence[Result], b: Sequence[Result]) -> list[str]:

@@ -7,6 +7,7 @@ by their histograms and the client's instants.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -231,14 +232,26 @@ def _print(found: Diagnosis, out: Console) -> None:
             "nothing to diagnose: no request was served", value=found.target, fix="look at bench"
         )
     out.print(f"{found.target}: {found.blame.num_requests} requests", style="bold", markup=False)
-    out.print(f"where latency went: {shares_line(found.blame)}", style="dim", markup=False)
+    _tell(out, "where latency went: ", shares_line(found.blame), style="dim")
     if not found.findings:
         out.print("No finding: no cause takes enough of the latency to be worth mending.")
     for number, each in enumerate(found.findings, 1):
-        out.print(f"\n{number}. {each.verdict}: {each.sentence}", markup=False)
+        out.print()
+        _tell(out, f"{number}. ", f"{each.verdict}: {each.sentence}")
         for name, value in finding_lines(each).items():
-            out.print(f"   {name:<14}{value}", markup=False)
+            _tell(out, f"   {name:<14}", value)
     if found.roof is not None:
         out.print()
-        for line in (*roofline_text(found.roof.points, found.roof.ceilings), found.roof.note):
+        for line in roofline_text(found.roof.points, found.roof.ceilings):
             out.print(line, markup=False, no_wrap=True, crop=False)
+        _tell(out, "", f"ceilings: {found.roof.ceilings.source}. {found.roof.note}", style="dim")
+
+
+def _tell(out: Console, label: str, text: str, style: str | None = None) -> None:
+    """A label and its text; on a terminal the text's further lines begin under its first."""
+    lines = [text]
+    if out.is_terminal and text:
+        lines = textwrap.wrap(text, max(30, out.width - len(label)))
+    for i, line in enumerate(lines):
+        lead = label if i == 0 else " " * len(label)
+        out.print(f"{lead}{line}".rstrip(), style=style, markup=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ridgeline.cli.profile_table import COLUMNS, cells, total
 from ridgeline.diagnose import Blame, Ceilings, Point, Ranked
-from ridgeline.diagnose.conditions import Value
+from ridgeline.diagnose.conditions import written
 from ridgeline.diagnose.profile import PhaseTable, Profile
 from ridgeline.optimize.report.roof import Marked, picture
 
@@ -106,7 +106,7 @@ def finding_lines(each: Ranked) -> Mapping[str, str]:
     worth = f"up to {gain.mid:.0%} of latency [{gain.low:.0%}, {gain.high:.0%}]"
     if more > 0.01:
         worth += f", and {more:.0%} that follows from it"
-    evidence = ", ".join(f"{name} = {_figure(value)}" for name, value in each.evidence.items())
+    evidence = ", ".join(f"{name} = {written(name, each.evidence)}" for name in each.evidence)
     return {
         "fix": each.fix,
         "flag": each.flag,
@@ -115,10 +115,6 @@ def finding_lines(each: Ranked) -> Mapping[str, str]:
         "will not help": each.not_help,
         "evidence": evidence,
     }
-
-
-def _figure(value: Value) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def shares_line(found: Blame) -> str:

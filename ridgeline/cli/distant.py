@@ -102,11 +102,7 @@ def _as_served(spec: ModelSpec, info: EngineInfo | None) -> ModelSpec:
 
 
 def used(run: RunTrace, report: ServerReport | None, device: Device) -> Use | None:
-    """With what the server tells: its steps, and the share of the prompts that its cache gave.
-
-    Its counts begin before the warm-up; the run's share of the steps is taken to be its share of
-    the tokens that they made.
-    """
+    """With what the server tells: its steps, and the share of the prompts that its cache gave."""
     return use_of(
         run,
         device.work,
@@ -117,7 +113,9 @@ def used(run: RunTrace, report: ServerReport | None, device: Device) -> Use | No
 
 
 def steps_told(run: RunTrace, report: ServerReport | None) -> float | None:
-    """The run's share of the steps that the server counted, by the tokens that they made."""
+    """The run's share of the steps that the server counted, by the tokens that they made: others
+    may have asked it too.
+    """
     counts = {} if report is None else report.counts
     steps, made = counts.get("num_steps"), counts.get("output_tokens")
     if steps and made:

@@ -15,7 +15,7 @@ from ridgeline.measure.arrivals import (
     arrivals_from_flags,
     replay,
 )
-from ridgeline.measure.client import LoadOptions, OnFinish, run_load
+from ridgeline.measure.client import LoadOptions, OnFinish, OnStart, run_load
 from ridgeline.measure.target import Target
 from ridgeline.measure.workload import Workload, parse_workload
 from ridgeline.measure.workload.base import StopsEarly, Unstreamed
@@ -175,7 +175,11 @@ def _closed(options: BenchOptions) -> bool:
 
 
 async def run_bench(
-    target: Target, options: BenchOptions, *, on_finish: OnFinish | None = None
+    target: Target,
+    options: BenchOptions,
+    *,
+    on_finish: OnFinish | None = None,
+    on_start: OnStart | None = None,
 ) -> RunTrace:
     """Measure `target` as the options say. The target stays open."""
     workload = workload_of(options)
@@ -184,5 +188,10 @@ async def run_bench(
     if not options.stream:
         workload = Unstreamed(workload)
     return await run_load(
-        target, workload, arrivals_of(options), load_of(options), on_finish=on_finish
+        target,
+        workload,
+        arrivals_of(options),
+        load_of(options),
+        on_finish=on_finish,
+        on_start=on_start,
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
@@ -63,6 +63,9 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise BadInput(f"{name} must not be negative", value=getattr(self, name))
 
 
+OnStart = Callable[[], Awaitable[None]]
+
+
 async def run_load(
     target: Target,
     workload: Workload,
@@ -70,12 +73,15 @@ async def run_load(
     options: LoadOptions,
     *,
     on_finish: OnFinish | None = None,
+    on_start: OnStart | None = None,
     cpu_time: Callable[[], float] = time.thread_time,
 ) -> RunTrace:
     """Measure one run. `on_finish` sees every request as it ends; a reason from it stops the run
-    early.
+    early. `on_start` is awaited between the warm-up and the run: whoever watches begins there.
     """
     await _warm_up(target, workload, arrivals, options)
+    if on_start is not None:
+        await on_start()
     requests = _requests(workload, options)
     run = _Run(target, options, on_finish)
     target.drain_steps(run.now)  # what the warm-up did is not part of the run

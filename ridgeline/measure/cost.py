@@ -12,6 +12,9 @@ import math
 import msgspec
 
 from ridgeline.errors import BadInput
+from ridgeline.measure.metrics import outcome
+from ridgeline.measure.summary import Summary
+from ridgeline.records import RunTrace
 from ridgeline.records.price import dollars_each, dollars_per_million
 
 
@@ -54,3 +57,37 @@ def cost_of(
         per_request=dollars_each(dollars_per_hour, request_rate),
         per_good_request=good,
     )
+
+
+def cost_of_run(run: RunTrace, summary: Summary, dollars_per_hour: float | None) -> Cost | None:
+    if dollars_per_hour is None:
+        return None
+    return cost_of(
+        dollars_per_hour,
+        input_tok_s=summary.input_tok_s,
+        output_tok_s=summary.output_tok_s,
+        request_rate=summary.request_rate,
+        goodput_req_s=summary.goodput.goodput_req_s if summary.goodput else None,
+        prefill_share=prefill_share(run),
+    )
+
+
+def prefill_share(run: RunTrace) -> float | None:
+    """Of the time that requests were being served, the part until their first token."""
+    served = [r for r in run.requests if outcome(r) == "ok" and r.token_s]
+    starts = [r.started_s if r.started_s is not None else r.sent_s for r in served]
+    first = sum(r.token_s[0] - start for r, start in zip(served, starts, strict=True))
+    whole = sum(r.token_s[-1] - start for r, start in zip(served, starts, strict=True))
+    return first / whole if whole > 0 else None
+
+
+def cost_line(cost: Cost) -> str:
+    """One line for the console."""
+    parts = [
+        (cost.per_million_output, "1M output tokens"),
+        (cost.per_million_input_split, "1M input (by time in prefill)"),
+        (cost.per_request, "a request"),
+        (cost.per_good_request, "a request in time"),
+    ]
+    told = [f"${value:.4g} for {what}" for value, what in parts if value is not None]
+    return f"cost at ${cost.dollars_per_hour:g}/h: {', '.join(told) or 'nothing came out'}"

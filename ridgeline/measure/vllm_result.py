@@ -9,6 +9,7 @@ The values follow vLLM's definitions where they differ from ours: latencies coun
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -36,8 +37,10 @@ def vllm_result(
     """
     done = succeeded(run.requests)
     result: dict[str, object] = {
-        "date": datetime.fromtimestamp(run.started_unix_s, UTC).strftime("%Y%m%d-%H%M%S"),
+        "date": date_of(run),
+        "endpoint_type": run.target,
         "backend": run.target,
+        "label": None,
         "model_id": run.info.model if run.info else run.target,
         "tokenizer_id": run.info.model if run.info else run.target,
         "num_prompts": len(run.requests),
@@ -51,11 +54,17 @@ def vllm_result(
         "request_goodput": summary.goodput.goodput_req_s if summary.goodput else None,
         "output_throughput": summary.output_tok_s,
         "total_token_throughput": summary.input_tok_s + summary.output_tok_s,
+        "max_output_tokens_per_s": _most_tokens_in_a_second(done),
         "max_concurrent_requests": summary.peak_concurrency,
     }
     for name, values in _distributions(done).items():
         result |= _statistics(name, values, percentiles)
     return result | _details(run.requests) | {"ridgeline": _ours(run, summary)}
+
+
+def date_of(run: RunTrace) -> str:
+    """When the run began, as vLLM writes it; UTC."""
+    return datetime.fromtimestamp(run.started_unix_s, UTC).strftime("%Y%m%d-%H%M%S")
 
 
 def _load(run: RunTrace) -> dict[str, object]:
@@ -69,6 +78,16 @@ def _load(run: RunTrace) -> dict[str, object]:
         "burstiness": burstiness if math.isfinite(burstiness) else "inf",
         "max_concurrency": most,
     }
+
+
+def _most_tokens_in_a_second(done: Sequence[RequestTrace]) -> float:
+    """Of the whole seconds since the first send, the one with most tokens: how many."""
+    begin_s = min((request.sent_s for request in done), default=0.0)
+    seconds: Counter[int] = Counter()
+    for request in done:
+        for at_s, count in zip(request.token_s, request.token_counts, strict=True):
+            seconds[int(at_s - begin_s)] += count
+    return float(max(seconds.values(), default=0))
 
 
 def _distributions(done: Sequence[RequestTrace]) -> dict[str, Distribution | None]:
@@ -102,6 +121,9 @@ def _details(requests: Sequence[RequestTrace]) -> dict[str, object]:
         ],
         "ttfts": [ttft_s(request, "sent") or 0.0 for request in requests],
         "itls": [itl_chunk_s(request) for request in requests],
+        "latencies": [e2e_s(request, "sent") or 0.0 for request in requests],
+        "start_times": [request.sent_s for request in requests],
+        "queue_times": [request.sent_s - request.scheduled_s for request in requests],
         "generated_texts": [request.text for request in requests],
         "errors": [request.error or "" for request in requests],
     }

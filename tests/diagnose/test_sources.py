@@ -287,6 +287,16 @@ def test_bench_writes_what_a_later_diagnosis_needs(tmp_path) -> None:
     assert "waiting" not in alone.told
 
 
+def test_what_the_warm_up_did_is_not_in_the_servers_words() -> None:
+    """Its means would be of other requests, and the difference would pass for the front end's."""
+    from tests.diagnose.mock_thread import mock_server
+
+    options = BenchOptions(workload="synthetic:input=8,output=4", num_prompts=10, num_warmups=30)
+    with mock_server(ttft_s=0.01, itl_s=0.001) as url:
+        record, _, seen = measure(options, Remote(url=url), Console(record=True))
+    assert seen.server.counts["output_tokens"] == sum(r.output_tokens for r in record.requests)
+
+
 def test_the_page_tells_findings_and_escapes(tmp_path) -> None:
     record, _ = run(replace(Engine(), seats=2), LOADS[0])
     record = msgspec.structs.replace(record, target="<b>mine</b>")

@@ -22,7 +22,7 @@ from ridgeline.measure.bench import (
     run_bench,
     workload_of,
 )
-from ridgeline.measure.log import read_run
+from ridgeline.measure.log import Beside, read_run
 from ridgeline.measure.steps import Peaks
 from ridgeline.measure.summary import summarise
 from ridgeline.measure.vllm_result import vllm_result
@@ -52,7 +52,14 @@ VLLM_KEYS = {
     "itls",
     "generated_texts",
     "errors",
-}
+    "endpoint_type",
+    "label",
+    "latencies",
+    "start_times",
+    "queue_times",
+    "max_output_tokens_per_s",
+    "max_concurrent_requests",
+}  # of `vllm bench serve --save-detailed` 0.32; without `rtfx`, which is of audio
 
 
 def test_flags_become_workload_arrivals_and_load():
@@ -126,6 +133,8 @@ def test_vllms_keys_are_there_with_vllms_meaning(run):
     assert found["mean_tpot_ms"] == pytest.approx(10.0)
     assert found["mean_e2el_ms"] == pytest.approx(120.0)
     assert found["total_output_tokens"] == 18
+    assert found["max_output_tokens_per_s"] == 18.0  # all within the first second
+    assert found["latencies"] == pytest.approx([0.12] * 6) and found["start_times"][0] < 1e-6
     assert found["output_throughput"] == pytest.approx(18 / run.duration_s)
     json.dumps(found, allow_nan=False)
 
@@ -184,12 +193,12 @@ def test_the_tables_show_figures_bounds_and_what_went_wrong(request_trace, run_t
         "invalid: the load client used 99% of a core",
     ):
         assert part in text, part
-    assert "-bound" in diagnosis(run, options, physics)
+    assert "-bound" in diagnosis(run, options, physics, Beside())
 
 
 def test_nothing_succeeded_is_no_diagnosis(request_trace, run_trace):
     run = run_trace([request_trace(error="HTTP 500", token_s=())])
-    assert "No request succeeded" in diagnosis(run, BenchOptions(), None)
+    assert "No request succeeded" in diagnosis(run, BenchOptions(), None, Beside())
     assert "1 x HTTP 500" in shown(run, BenchOptions())
 
 

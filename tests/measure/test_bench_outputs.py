@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.bench import Outputs, Remote, command, prefill_share
+from ridgeline.cli.bench import Outputs, Remote, command
 from ridgeline.cli.bench_many import Many, figures, interval, parse_range, parse_rates
 from ridgeline.cli.bench_many import command as many_command
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
+from ridgeline.measure.cost import prefill_share
 from ridgeline.measure.report.page import Runs, bench_page
 from ridgeline.measure.report.perfetto import chrome_trace
 from ridgeline.measure.report.pictures import Point
@@ -169,3 +171,17 @@ def test_trimming_counts_in_a_sweep_and_is_refused_where_it_would_not(tmp_path):
     whole = BenchOptions(goodput="ttft:9", num_prompts=100, warmup_s=1.0)
     with pytest.raises(BadInput, match="--warmup-s has no effect with --find-goodput"):
         many_command(whole, Remote(url="http://h"), Many(search=(1.0, 2.0)), Outputs())
+
+
+def test_a_log_and_a_result_of_one_run_are_one_run(tmp_path):
+    from ridgeline.cli.compare import results
+
+    options = BenchOptions(workload=LOAD, num_prompts=5, num_warmups=0)
+    with mock_server(ttft_s=0.002, itl_s=0.001) as url:
+        for seed in (0, 1):
+            chosen = msgspec.structs.replace(options, seed=seed)
+            outputs = Outputs(log=tmp_path / f"{seed}.jsonl", json=tmp_path / f"{seed}.json")
+            assert command(chosen, Remote(url=url), outputs, Console(record=True)) == 0
+    assert [each.tool for each in results(tmp_path)] == ["ridgeline", "ridgeline"]
+    (tmp_path / "1.jsonl").unlink()
+    assert [each.tool for each in results(tmp_path)] == ["ridgeline", "vllm"]

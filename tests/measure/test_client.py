@@ -166,6 +166,23 @@ def test_warm_up_leaves_no_record_and_sends_other_prompts(in_virtual_time, scrip
     assert min(r.scheduled_s for r in run.requests) == approx(0.0)
 
 
+def test_whoever_watches_begins_behind_the_warm_up(in_virtual_time, scripted):
+    served = []
+
+    async def main():
+        target = scripted()
+
+        async def begin():
+            served.append(len(target.served))
+
+        options = LoadOptions(num_requests=4, num_warmups=3)
+        await run_load(target, SHORT, Closed(2), options, on_start=begin)
+        served.append(len(target.served))
+
+    in_virtual_time(main())
+    assert served == [3, 7]
+
+
 def test_a_failing_warm_up_ends_the_run_before_it_begins(in_virtual_time, scripted):
     with pytest.raises(EngineUnavailable, match="warm-up request failed: no such model"):
         load(

@@ -224,7 +224,7 @@ def test_bench_tells_what_it_saw_everywhere(tmp_path, nvml):
 
 
 def test_what_breaks_the_run_is_not_hidden_by_the_watching(nvml):
-    async def broken():
+    async def broken(begin):
         raise RuntimeError("gone")
 
     with pytest.raises(RuntimeError, match="gone"):

@@ -42,13 +42,17 @@ class Told(msgspec.Struct, frozen=True):
     rows: tuple[tuple[str, str, str], ...]
 
 
+Rows = tuple[tuple[str, Mapping[str, str]], ...]
+
+
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
-    """Several runs: `points` of a sweep and its `knee`; the figures of each run by name, `rows`,
-    behind a label, and what those labels are.
+    """Several runs: `points` of a sweep and its `knee`; behind each run's label (`label` says what
+    those are) its figures by name, `rows`, and what was told of it meanwhile, `told`.
     """
 
     label: str = ""
-    rows: tuple[tuple[str, Mapping[str, str]], ...] = ()
+    rows: Rows = ()
+    told: Rows = ()
     points: Sequence[Point] = ()
     knee: float | None = None
 
@@ -153,17 +157,22 @@ def _sweep(points: Sequence[Point], knee: float | None) -> str:
 def _runs(runs: Runs) -> str:
     if not runs.rows:
         return ""
-    names = dict.fromkeys(name for _, figures in runs.rows for name in figures)
-    head = "".join(f'<th class="num">{escape(name)}</th>' for name in (runs.label, *names))
-    rows = "".join(
-        f'<tr><td class="num">{escape(label)}</td>'
+    told = "Times in milliseconds; below, what the engine or server told meanwhile."
+    return _section(
+        "Every run", told, _by_run(runs.label, runs.rows) + _by_run(runs.label, runs.told)
+    )
+
+
+def _by_run(label: str, rows: Rows) -> str:
+    names = dict.fromkeys(name for _, figures in rows for name in figures)
+    head = "".join(f'<th class="num">{escape(name)}</th>' for name in (label, *names))
+    body = "".join(
+        f'<tr><td class="num">{escape(each)}</td>'
         + "".join(f'<td class="num">{escape(figures.get(name, "–"))}</td>' for name in names)
         + "</tr>"
-        for label, figures in runs.rows
+        for each, figures in rows
     )
-    told = "Times in milliseconds; what the engine or server told meanwhile stands beside them."
-    table = f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
-    return _section("Every run", told, table)
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>' if names else ""
 
 
 def _latency(summary: Summary, slo: Slo | None) -> str:

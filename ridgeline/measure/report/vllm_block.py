@@ -19,6 +19,7 @@ _COUNTS = (
     ("Request throughput (req/s):", "request_throughput", "{:<10.2f}"),
     ("Request goodput (req/s):", "request_goodput", "{:<10.2f}"),
     ("Output token throughput (tok/s):", "output_throughput", "{:<10.2f}"),
+    ("Peak output token throughput (tok/s):", "max_output_tokens_per_s", "{:<10.2f}"),
     ("Peak concurrent requests:", "max_concurrent_requests", "{:<10.2f}"),
     ("Total token throughput (tok/s):", "total_token_throughput", "{:<10.2f}"),
 )

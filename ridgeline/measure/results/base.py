@@ -4,6 +4,7 @@
 them, by request id in `ids` where it names them. `figures` hold what the file only sums up, as
 `metric_statistic`. `load` is what has to be equal for two results to be comparable; a fact that a
 tool does not write down is absent, and is then not compared. `config` is how the server was set up.
+`run` names one run of ours ("": unknown): its log and its result file are not two runs.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     load: dict[str, str | float] = {}
     config: dict[str, str] = {}
     invalid: tuple[str, ...] = ()
+    run: str = ""
+
+
+def run_of(date: str, seed: object) -> str:
+    """What a log and a result of one run have in common: the second it began in, and its seed."""
+    return f"{date} seed {seed}"
 
 
 class NotThisFormat(Exception):

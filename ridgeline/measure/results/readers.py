@@ -34,9 +34,11 @@ from ridgeline.measure.results.base import (
     Result,
     present,
     present_numbers,
+    run_of,
     summary_of,
     unreadable,
 )
+from ridgeline.measure.vllm_result import date_of
 
 Json = dict[str, Any]
 
@@ -89,6 +91,7 @@ def _event_log(path: Path) -> Result:
         },
         config=_config(run.info.settings if run.info else {}),
         invalid=validity_of(run).reasons,
+        run=run_of(date_of(run), run.seed),
     )
 
 
@@ -130,6 +133,7 @@ def _vllm(source: str, data: Json) -> Result:
         ),
         config=_config(ours.get("settings") or {}),
         invalid=tuple(ours.get("invalid") or ()),
+        run=run_of(str(data.get("date")), ours["seed"]) if "seed" in ours else "",
     )
 
 

@@ -63,6 +63,12 @@ class MachineWatch:
         await self._polling.__aexit__(*exc)
         self._gpus.close()
 
+    async def begin(self) -> None:
+        """What was read until now belongs to the warm-up: forget it, and read anew."""
+        self._processes.clear()
+        self._readings.clear()
+        await self._read()
+
     def report(self) -> MachineReport:
         notes = (self._why if self._pid is None else "", self._gpus.why_none)
         return MachineReport(

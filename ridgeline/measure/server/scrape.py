@@ -121,6 +121,12 @@ class Scraper:
         await self._polling.__aexit__(*exc)
         self._wire.close()
 
+    async def begin(self) -> None:
+        """What was read until now belongs to the warm-up: forget it, and read anew."""
+        if self._samples:
+            self._samples.clear()
+            await self._read()
+
     def report(self) -> ServerReport | None:
         return report_of(self._samples)
 
