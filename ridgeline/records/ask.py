@@ -17,10 +17,11 @@ MAX_N = 128
 class Structured(msgspec.Struct, frozen=True):
     """What the whole answer must look like.
 
-    `text` is a JSON schema, a regular expression, a JSON list of texts, or a Lark grammar.
+    `text` is a JSON schema, a regular expression, a JSON list of texts, or a Lark grammar. A `call`
+    is a JSON schema whose answer a program reads: on one line.
     """
 
-    kind: Literal["json", "regex", "choice", "grammar"]
+    kind: Literal["json", "call", "regex", "choice", "grammar"]
     text: str
 
 

@@ -44,6 +44,11 @@ def schema_of(schema: object) -> Structured:
     return Structured("json", json.dumps(schema, separators=(",", ":")))
 
 
+def call_of(schema: object) -> Structured:
+    """The same, of a call: what a program reads."""
+    return Structured("call", schema_of(schema).text)
+
+
 def check_size(name: str, wanted: Structured, max_bytes: int) -> None:
     """ApiError 400 where a grammar is larger than `max_bytes`."""
     size = len(wanted.text.encode("utf-8", "replace"))

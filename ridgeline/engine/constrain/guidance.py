@@ -57,6 +57,8 @@ _LIMITS = {
 # Python's json.dumps, and so most chat templates), or a new line and an indentation, 32 levels of
 # two blanks deep. Anything freer is room for a model to write blanks instead of an answer.
 _JSON = {"whitespace_pattern": r"[\x20\x09]{0,2}(\r?\n[\x20\x09]{0,64})?"}
+# Of a call nobody sees the layout: a weak model would spend its tokens on indentation.
+_CALL = {"whitespace_pattern": r"\x20?"}
 
 _Key = tuple[Structured, int, int]
 
@@ -183,8 +185,9 @@ def _grammar(library: Any, structured: Structured) -> str:
     """llguidance's own form. Only what is sure to be a ValueError of the library is caught."""
     matcher, text = library.LLMatcher, structured.text
     try:
-        if structured.kind == "json":
-            return str(matcher.grammar_from_json_schema(text, overrides=_JSON))
+        if structured.kind in ("json", "call"):
+            layout = _JSON if structured.kind == "json" else _CALL
+            return str(matcher.grammar_from_json_schema(text, overrides=layout))
         if structured.kind == "regex":
             return str(matcher.grammar_from_regex(text))
         if structured.kind == "choice":

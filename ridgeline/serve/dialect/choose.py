@@ -14,7 +14,7 @@ from ridgeline.serve.dialect.reasoning import ReasoningFirst
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.options import Caps, ServerOptions
 from ridgeline.serve.requests import ChatRequest, NamedFunction, Tool
-from ridgeline.serve.structured import check_size, schema_of
+from ridgeline.serve.structured import call_of, check_size, schema_of
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -70,7 +70,7 @@ def _automatic(
 def _named(tools: list[Tool], name: str) -> Dialect:
     for tool in tools:
         if tool.function.name == name:
-            schema = schema_of(tool.function.parameters or _ANY_OBJECT)
+            schema = call_of(tool.function.parameters or _ANY_OBJECT)
             return Dialect(lambda: Named(name), schema, calls_finish=False)
     raise ApiError(400, f"tool_choice names a tool that is not there: {name}", param="tool_choice")
 
@@ -90,7 +90,7 @@ def _list_of_calls(tools: list[Tool], most: int | None) -> Structured:
         for tool in tools
     ]
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": each}}
-    return schema_of(schema if most is None else {**schema, "maxItems": most})
+    return call_of(schema if most is None else {**schema, "maxItems": most})
 
 
 def _with_reasoning(
