@@ -17,7 +17,8 @@ are worth, what is lost is about that share, and what the account may hold (a fe
 step after at most `PLAIN_STEPS` with drafts keeps what they are compared with up to date. How good
 lookups are needs no probes: a guess that is not verified is compared with what plain decoding
 gives; but what their rows cost is tried now and then where they are likely right. While nothing is
-drafted, the question itself is asked so seldom that it takes less than `ASK_SHARE` of the time;
+drafted, the question itself is asked so seldom that it takes less than `ASK_SHARE` of the time,
+reading new prompts and remembering answers included (what cannot be afforded is not remembered);
 where drafts have saved time lately, a part of that is spent on asking more often, for what can be
 copied begins and ends within a few steps.
 
@@ -48,7 +49,8 @@ from ridgeline.engine.speculate.shadows import Shadows
 MARGIN = 0.03
 PLAIN_STEPS = 40
 FIRST_PLAIN = 3  # steps with drafts before the first plain one; twice as many before each next
-ASK_SHARE, MOST_REST = 0.004, 64
+ASK_SHARE, MOST_REST = 0.005, 256
+FIRST_LEISURE, MOST_LEISURE = 4.0, 8.0  # plain steps' worth of what may be spent beside drafts
 ASK_OF_GAIN = 0.2  # of what drafts save lately that may be spent on asking
 PROBE_DEPTH = 2
 LIKELY = 0.7  # chance of what is looked up and drafted only to learn what it costs
@@ -106,6 +108,8 @@ class Controller:
         self._under_way: Step | None = None
         self._drafting, self._since_plain, self._until_plain = False, 0, FIRST_PLAIN
         self._since_asked, self._rest = 0, 1
+        self._leisure = FIRST_LEISURE  # plain steps that may be spent on asking and remembering
+        self._plain_s = 0.0  # what a plain step took by the latest plan
         self._pace = Pace(clock)
         self._drafted: Purse | None = (
             None  # whose drafts were in the latest step that was asked for
@@ -149,6 +153,8 @@ class Controller:
             return [()] * len(opens)
         self._pace.asked()
         self.account.begun(self._since_asked)
+        self._leisure += self._since_asked * self._ask_share()
+        self._leisure = min(MOST_LEISURE, self._leisure)
         self._since_asked = 0
         guesses = [self._look(each) for each in opens]
         plan, computed = self._decide(opens, guesses, room)
@@ -178,10 +184,11 @@ class Controller:
         self._read.pop(seq_id, None)
         begun_s = self._clock()
         if self._lookup is not None:
-            self._lookup.forget(seq_id, tokens, tenant)
+            remembered = tokens if self._leisure > 0 else ()
+            self._lookup.forget(seq_id, remembered, tenant)
         if self._drafter is not None:
             self._drafter.forget(seq_id, tokens, tenant)
-        self.account.asked(self._clock() - begun_s)
+        self._spend(self._clock() - begun_s)
 
     def numbers(self) -> dict[str, float]:
         return self.account.as_dict()
@@ -295,10 +302,19 @@ class Controller:
         """Nothing is drafted: the next question is put off."""
         for each in opens:
             self.acceptance.idle(each.seq_id)
-        asking_s = max(self._pace.took_s(), self._pace.asking_s)
-        self.account.asked(asking_s)
-        share = ASK_SHARE + ASK_OF_GAIN * max(0.0, self.account.lately)
-        self._rest = 1 + min(MOST_REST - 1, int(asking_s / (share * step.plan.seconds)))
+        self._plain_s = step.plan.seconds
+        self._spend(max(self._pace.took_s(), self._pace.asking_s))
+        self._rest = 1 + min(MOST_REST - 1, max(0, int(-self._leisure / self._ask_share())))
+
+    def _ask_share(self) -> float:
+        """Of every step, what may be spent beside drafts."""
+        return ASK_SHARE + ASK_OF_GAIN * max(0.0, self.account.lately)
+
+    def _spend(self, took_s: float) -> None:
+        """On asking or on remembering, while nothing is drafted."""
+        self.account.asked(took_s)
+        if self._plain_s:
+            self._leisure -= took_s / self._plain_s
 
     # -- accounting
 

@@ -254,9 +254,30 @@ def test_what_is_cold_behind_a_question_is_booked_as_its_price() -> None:
     world = Cold(flat, 0.1e-3)
     for _ in range(3000):
         world.step()
-    assert world.now_s < 1.01 * 3000 * flat(1, 1)
+    assert world.now_s < 1.012 * 3000 * flat(1, 1)
     assert 1.5e-3 < world.controller._pace.asking_s < 3e-3
     assert world.controller.costs.step.seconds(1, 1) == pytest.approx(flat(1, 1), rel=0.01)
+
+
+class Dear(Bursts):
+    """Nothing can be looked up, and to remember an answer takes two plain steps."""
+
+    def look(self, each: Open, most: int) -> Guess:
+        self.now_s += self.ask_s
+        return NO_GUESS
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        self.now_s += 2 * flat(1, 1) if tokens else 0.0
+
+
+def test_what_cannot_be_afforded_is_not_remembered() -> None:
+    """Sixty answers: all of them would take 4 % of the time."""
+    world = Dear(flat, 0.1e-3)
+    for i in range(3000):
+        world.step()
+        if i % 50 == 49:
+            world.controller.forget(0, (1,) * 50, "")
+    assert world.now_s < 1.012 * 3000 * flat(1, 1)
 
 
 class Disturbed(Bursts):
