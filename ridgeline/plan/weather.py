@@ -11,7 +11,8 @@ clock plays it from a place that the seed chooses, over and over; each replica h
 own. What lasts long in it, lasts long on the virtual clock: no distribution has to be assumed. What
 a fit is off everywhere under load (its steps were measured one kind at a time) is in it too.
 
-It tells the machine as it was for some seconds: more seeds give no weather that was not recorded.
+It tells the machine as it was for some seconds, which may be its worst minute: so each seed draws
+how much of it there is (`Sky`). No seed gives worse weather than was recorded.
 Sources of the form: block bootstrap (Künsch 1989), here one block as long as the recording.
 """
 
@@ -50,18 +51,23 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sky:
-    """A recording that is played from one place on. `decode_error`, `prompt_error`: factors on top,
-    for what the fit may be off on the whole."""
+    """A recording that is played from one place on, at one level.
+
+    `level`: from 0, the machine at its best, which is what the fit tells, to 1, as it was recorded
+    (a slowness of s is s^level). None: the seed draws it, evenly. Moods last for minutes, and a
+    recording of seconds is one of them: what the next will be lies somewhere between.
+    """
 
     def __init__(
-        self, weather: Weather, seed: int, replica: int, errors: tuple[float, float] = (0.0, 0.0)
+        self, weather: Weather, seed: int, replica: int, level: float | None = None
     ) -> None:
         rng = np.random.default_rng((seed, replica))
         self._per_s = 1 / weather.bin_s
         self._from = int(rng.integers(len(weather.decode)))
-        decode, prompt = np.exp(rng.normal(0.0, 1.0, 2) * errors)
-        self._decode = [float(each * decode) for each in weather.decode]
-        self._prompt = [float(each * prompt) for each in weather.prompt]
+        drawn = float(rng.uniform())
+        level = drawn if level is None else level
+        self._decode = [float(each**level) for each in weather.decode]
+        self._prompt = [float(each**level) for each in weather.prompt]
 
     def slowness(self, shapes: Shapes, now_s: float) -> float:
         """Of a step that begins at `now_s`."""

@@ -79,13 +79,21 @@ WEATHER = Weather(
 def test_a_sky_plays_the_whole_recording_from_some_place() -> None:
     at_s = np.arange(40) * BIN_S + 0.01
     for seed in range(5):
-        sky = Sky(WEATHER, seed, 0)
+        sky = Sky(WEATHER, seed, 0, 1.0)
         assert sorted(sky.slowness([(1, 9)], t) for t in at_s) == sorted(WEATHER.decode)
         assert sky.slowness([(1, 9), (5, 0)], 0.3) == sky.slowness([(5, 0)], 0.3 + 40 * BIN_S)
-    starts = {tuple(Sky(WEATHER, 1, i).slowness([(1, 9)], t) for t in at_s) for i in range(20)}
+    starts = {tuple(Sky(WEATHER, 1, i, 1.0).slowness([(1, 9)], t) for t in at_s) for i in range(20)}
     assert len(starts) > 5, "replicas have a place each"
-    off = [Sky(WEATHER, seed, 0, (0.1, 0.2)).slowness([(1, 1)], 0.0) for seed in range(300)]
-    assert 0.05 < np.std(np.log([each for each in off if each < 1.5])) < 0.2
+
+
+def test_a_level_is_between_the_best_and_what_was_recorded() -> None:
+    slow = Weather(bin_s=BIN_S, decode=(2.0,) * 40, prompt=(4.0,) * 40)
+    fit, half = Sky(slow, 0, 0, 0.0), Sky(slow, 0, 0, 0.5)
+    assert fit.slowness([(1, 1)], 0.0) == 1.0
+    assert half.slowness([(5, 0)], 0.0) == pytest.approx(2.0)
+    drawn = sorted(Sky(slow, seed, 0).slowness([(1, 1)], 0.0) for seed in range(200))
+    assert 1.0 <= drawn[0] < 1.1 and 1.9 < drawn[-1] <= 2.0
+    assert drawn[100] == pytest.approx(2**0.5, rel=0.1)
 
 
 def served(sky: partial[Sky] | None) -> Outcome:
@@ -109,7 +117,7 @@ def test_a_fleet_under_a_sky() -> None:
         [life.finished_s for life in calm.lives]
     )
     twice = Weather(bin_s=BIN_S, decode=(2.0,) * 40, prompt=(2.0,) * 40)
-    slow = served(partial(Sky, twice, 0))
+    slow = served(partial(Sky, twice, 0, level=1.0))
     assert slow.members[0].num_busy_s > 1.5 * calm.members[0].num_busy_s
     ends = [[life.finished_s for life in served(partial(Sky, WEATHER, n)).lives] for n in (3, 3, 4)]
     assert ends[0] == ends[1] != ends[2]
