@@ -24,7 +24,7 @@ from ridgeline.plan.layout import Layout
 from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.memory import MemoryAsked, memory
 from ridgeline.plan.outline import Outline
-from ridgeline.plan.predict import Point, timing
+from ridgeline.plan.predict import Point, Timing, timing
 from ridgeline.records import Slo
 from ridgeline.records.price import dollars_per_million
 
@@ -220,7 +220,7 @@ def _candidate(
     tdp_w = machine.device.tdp_w
     watts = None if tdp_w is None else tdp_w * num_devices
     dollars = None if price is None else price * num_devices
-    share = min(1.0, demand.rate / num_replicas * at.prefill_s)
+    share = _input_share(at, demand, batch)
     return Candidate(
         device=machine.device.name,
         layout=machine.layout,
@@ -249,6 +249,13 @@ def _candidate(
         watts=watts,
         joules_per_output_token=None if watts is None else watts / (demand.rate * demand.osl),
     )
+
+
+def _input_share(at: Timing, demand: Demand, batch: int) -> float:
+    """Of the bill, what prompts are charged: by the seconds of the device that prompts and decoding
+    would take, each alone, whatever stands idle included. What a prompt adds to a decode step would
+    be nothing wherever that step waits for memory, and its tokens free."""
+    return at.ttft_s / (at.ttft_s + demand.osl * at.decode_s / batch)
 
 
 def _point(demand: Demand, batch: int, tokens: int, isl: int | None = None) -> Point:

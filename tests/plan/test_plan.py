@@ -56,6 +56,19 @@ def test_a_price_splits_into_what_was_paid() -> None:
     assert best.watts == best.num_devices * (CATALOGUE[best.device].tdp_w or 0)
 
 
+def test_prompts_are_charged_even_where_their_steps_wait_for_memory() -> None:
+    """By the arithmetic that they take at least, of all that the device could do in the time."""
+    idle = with_(DEMAND, rate=5, isl=128, isl_p95=128)
+    space = with_(SPACE, devices=("h100-sxm",), max_devices_per_replica=1)
+    outline = load_outline("llama-3.1-8b")
+    best = search(outline, idle, SLO, space, CATALOGUE).fleets[0]
+    assert best.input_dollars_per_mtok and best.output_dollars_per_mtok
+    paid_in = best.input_dollars_per_mtok * idle.isl
+    paid = paid_in + best.output_dollars_per_mtok * idle.osl
+    prompts_s = idle.rate * idle.isl * 2 * 7e9 / CATALOGUE["h100-sxm"].peak_flops["bfloat16"]
+    assert prompts_s < paid_in / paid < 0.5
+
+
 def test_the_front_is_what_nobody_beats() -> None:
     result = found()
     for each in result.front:
