@@ -49,6 +49,7 @@ _REMEMBERED_S = 600.0
 _FEWEST = 16  # rows of a step of lines alone, however tight a promise: they go on, and tell T
 
 _NEW, _COMMON = 0.3, 0.1  # weights of the latest step: for its like, for all others
+_ALIKE = 1 / 16  # steps of one kind differ so much by their rows alone: that says nothing of others
 _MOST_RATIO = 2.0  # a step that was slower than predicted says no more than this
 _LATELY = 256  # steps
 
@@ -194,8 +195,9 @@ class StepCurve:
             self._last.insert(i, self._num_steps)
             return
         off = min(_MOST_RATIO, seconds / (self._at[i] * self._machine)) - 1
-        self._machine *= 1 + _COMMON * off
-        self._at[i] *= (1 + _NEW * off) / (1 + _COMMON * off)
+        common = _COMMON * (off - max(-_ALIKE, min(_ALIKE, off)))
+        self._machine *= 1 + common
+        self._at[i] *= (1 + _NEW * off) / (1 + common)
         self._last[i] = self._num_steps
 
     def _forget(self) -> None:
