@@ -59,6 +59,7 @@ def _plain_product() -> Any:
     """Register vLLM's 4-bit product where its library for this CPU has none; lives as long as what
     is returned."""
     import torch
+    from torch.library import Library
 
     importlib.import_module("vllm._custom_ops")  # which loads the operators that this CPU has
     if hasattr(torch.ops._C, "cpu_gemm_wna16"):
@@ -76,13 +77,13 @@ def _plain_product() -> Any:
         weight_IO = (q_IO - zero_IO) * scales.repeat_interleave(size, 0)
         out.copy_(x @ weight_IO.to(x.dtype) + (0 if bias is None else bias))
 
-    library = torch.library.Library("_C", "FRAGMENT")
-    library.define(
+    operators = Library("_C", "FRAGMENT")
+    operators.define(
         "cpu_gemm_wna16(Tensor input, Tensor q_weight, Tensor(a2!) output, Tensor scales, "
         "Tensor? zeros, Tensor? bias, SymInt pack_factor, str isa_hint) -> ()"
     )
-    library.impl("cpu_gemm_wna16", product, "CPU")
-    return library
+    operators.impl("cpu_gemm_wna16", product, "CPU")
+    return operators
 
 
 if __name__ == "__main__":

@@ -9,24 +9,12 @@ import pytest
 import yaml
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.hardware.catalogue import load_catalogue
 from ridgeline.plan.clusters import Asked, cluster_names, pinned, place
-from ridgeline.plan.demand import Demand
 from ridgeline.plan.launch import Start, commands
 from ridgeline.plan.layout import Layout
 from ridgeline.plan.manifests import Written, manifests
-from ridgeline.plan.outline import load_outline
-from ridgeline.plan.search import Space, search
-from ridgeline.records import Slo
+from tests.plan.test_launch import BEST, CATALOGUE
 
-CATALOGUE = load_catalogue()
-BEST = search(
-    load_outline("llama-3.1-8b"),
-    Demand(rate=20, isl=1024, osl=256, isl_p95=1500, longest=2048),
-    Slo.parse("ttft:1000 tpot:50"),
-    Space(devices=("h100-sxm",), token_budgets=(2048,), max_devices_per_replica=1),
-    CATALOGUE,
-).fleets[0]
 DIGEST = "repo/engine@sha256:" + "0" * 64
 
 
