@@ -21,6 +21,7 @@ from ridgeline.engine.attention.base import Site
 from ridgeline.engine.core.filling import PROMISED, UNPROMISED
 from ridgeline.engine.core.kv_budget import BudgetAsked, KvBudget, kv_budget
 from ridgeline.engine.forward import choose as choose_forward
+from ridgeline.engine.forward import forward_kind
 from ridgeline.engine.model.dtype import resolve_dtype
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.speculate.resolve import Speculation, resolve_speculation
@@ -220,13 +221,18 @@ def _spec(
     settings: Settings, device: torch.device, why: dict[str, str]
 ) -> tuple[ModelSpec, torch.dtype]:
     """The spec as it will run, and the dtype to compute in."""
-    spec = load_spec(settings.model)
-    dtype, why["dtype"] = resolve_dtype(settings.dtype, spec.stored_dtype, device)
-    spec = with_dtype(spec, str(dtype).removeprefix("torch."))
-    if settings.quantization is not None:
-        spec = apply_quantization(spec, settings.quantization)
-        why["quantization"] = f"asked for: {_kernel(spec.layers[-1].mlp.gate, device)}"
-    spec, why["lm_head_quantization"] = _lm_head(settings, spec, device)
+    stored = load_spec(settings.model)
+    dtype, why["dtype"] = resolve_dtype(settings.dtype, stored.stored_dtype, device)
+    spec = _formats(settings, stored, device, dtype, why)
+    if settings.dtype == "auto" and dtype != torch.float32:
+        exact = _formats(settings, stored, device, torch.float32, exact_why := dict(why))
+        if not _is_dense(exact) and _runs_native(exact, device):
+            why |= exact_why
+            why["dtype"] = (
+                f"stored as {stored.stored_dtype}, computed in float32: products of packed weights"
+                " are of whole numbers, and the native layers hold the rest in float32"
+            )
+            spec, dtype = exact, torch.float32
     if settings.kv_cache_dtype == "auto":
         why["kv_cache_dtype"] = "the dtype of the computation"
     else:
@@ -235,14 +241,37 @@ def _spec(
     return spec, dtype
 
 
+def _formats(
+    settings: Settings,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    why: dict[str, str],
+) -> ModelSpec:
+    """The spec computed in `dtype`, its linears in the formats asked for."""
+    spec = with_dtype(spec, str(dtype).removeprefix("torch."))
+    if settings.quantization is not None:
+        spec = apply_quantization(spec, settings.quantization)
+        why["quantization"] = f"asked for: {_kernel(spec.layers[-1].mlp.gate, device)}"
+    spec, why["lm_head_quantization"] = _lm_head(settings, spec, device)
+    return spec
+
+
+def _is_dense(spec: ModelSpec) -> bool:
+    return spec.layers[-1].mlp.gate.format.kind == "dense"
+
+
+def _runs_native(spec: ModelSpec, device: torch.device) -> bool:
+    return not forward_kind("native").why_not(spec, device, torch.float32)
+
+
 def _lm_head(settings: Settings, spec: ModelSpec, device: torch.device) -> tuple[ModelSpec, str]:
     """The head in the format asked for; beside quantised layers, in the checkpoint's own bits."""
     asked, dense = settings.lm_head_quantization, spec.lm_head.format.kind == "dense"
     if asked is not None:
         spec = apply_lm_head(spec, asked)
         return spec, f"asked for: {_kernel(spec.lm_head, device)}"
-    layers_are_dense = spec.layers[-1].mlp.gate.format.kind == "dense"
-    if not dense or layers_are_dense:
+    if not dense or _is_dense(spec):
         return spec, "as it is stored" if dense else _kernel(spec.lm_head, device)
     if (spec.stored_dtype, spec.dtype, device.type) == ("bfloat16", "float32", "cpu"):
         return apply_lm_head(spec, "bf16"), "bfloat16 as the checkpoint stores it: nothing lost"
