@@ -31,7 +31,13 @@ from ridgeline.settings import Batching, Settings
 from ridgeline.spec.cost import kv_bytes_per_token, resident_weight_bytes
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import LinearSpec, ModelSpec
-from ridgeline.spec.rewrite import apply_lm_head, apply_quantization, with_dtype, with_kv_dtype
+from ridgeline.spec.rewrite import (
+    apply_lm_head,
+    apply_quantization,
+    with_blocks_decoded,
+    with_dtype,
+    with_kv_dtype,
+)
 
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 64
@@ -221,6 +227,7 @@ def _spec(
 ) -> tuple[ModelSpec, torch.dtype]:
     """The spec as it will run, and the dtype to compute in."""
     spec = load_spec(settings.model)
+    spec = spec if device.type == "cpu" else with_blocks_decoded(spec)
     dtype, why["dtype"] = resolve_dtype(settings.dtype, spec.stored_dtype, device)
     spec = with_dtype(spec, str(dtype).removeprefix("torch."))
     if settings.quantization is not None:

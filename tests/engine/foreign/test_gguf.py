@@ -26,6 +26,7 @@ from ridgeline.engine.text import load_tokenizer
 from ridgeline.engine.text.gguf import tokenizer_of
 from ridgeline.errors import BadInput, BadModel, CannotRun
 from ridgeline.spec.cost import resident_weight_bytes
+from ridgeline.spec.format import blocks
 from ridgeline.spec.gguf import TYPES, read_gguf
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.rewrite import with_dtype
@@ -71,7 +72,8 @@ def q4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_q4_0_there_and_back(q4: Path, tmp_path: Path) -> None:
     command("demo", tmp_path / "own", Choices(group_size=32))
     spec = load_spec(str(q4))
-    assert spec.layers[3].mlp.down.format.kind == "int4" and spec.lm_head.format.kind == "dense"
+    assert spec.layers[3].mlp.down.format == blocks(4, 32)
+    assert spec.lm_head.format.kind == "dense"
     assert any("42 linears run as int4" in line for line in spec.rewrites)
     own = logits(str(tmp_path / "own"))
     assert (logits(str(q4)) - own).norm() < 1e-6 * own.norm()
