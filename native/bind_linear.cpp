@@ -27,7 +27,8 @@ WeightKind kind_of(const std::string& name) {
   if (name == "int8") return WeightKind::kInt8;
   if (name == "bf16") return WeightKind::kBf16;
   if (name == "fp32") return WeightKind::kFp32;
-  throw std::invalid_argument("unknown kind " + name + "; known: int4, int8, bf16, fp32");
+  if (name == "int8_groups") return WeightKind::kInt8Groups;
+  throw std::invalid_argument("unknown kind " + name + "; known: int4, int8, int8_groups, bf16, fp32");
 }
 
 PackedWeight shape_of(const std::string& kind, int num_out, int num_in, int group) {
@@ -36,9 +37,10 @@ PackedWeight shape_of(const std::string& kind, int num_out, int num_in, int grou
   w.kind = kind_of(kind);
   w.num_out = num_out;
   w.num_in = num_in;
-  w.group = w.kind == WeightKind::kInt4 ? group : static_cast<int>(round_up(num_in, kBlock));
-  require(w.group > 0 && w.group % kBlock == 0, "the group must be a multiple of 32");
-  require(w.kind != WeightKind::kInt4 || w.group <= 128, "the group of int4 must be at most 128");
+  w.group = has_groups(w.kind) ? group : static_cast<int>(round_up(num_in, kBlock));
+  const bool half = w.kind == WeightKind::kInt8Groups && w.group == kBlock / 2;
+  require(w.group > 0 && (w.group % kBlock == 0 || half), "the group must be a multiple of 32 (int8_groups: or 16)");
+  require(!has_groups(w.kind) || w.group <= 128, "the group must be at most 128");
   return w;
 }
 
@@ -55,21 +57,27 @@ void pack(const std::string& kind, uintptr_t q, int num_out, int num_in, int gro
   pack_lines(w, reinterpret_cast<const void*>(q), reinterpret_cast<uint8_t*>(lines));
 }
 
-// Borrows lines, scales, zeros, factors and bias: Python keeps them alive. num_*: their sizes in elements.
+// Borrows lines, scales, zeros, factors, bias, minima and steps: Python keeps them alive. num_*: their sizes in
+// elements (zeros and steps: as many as groups say, minima: as many as scales).
 struct Weight {
   PackedWeight w;
 
   Weight(const std::string& kind, int num_out, int num_in, int group, uintptr_t lines, int64_t num_bytes,
          uintptr_t scales, int64_t num_scales, uintptr_t zeros, uintptr_t factors, int64_t num_factors,
-         uintptr_t bias, int64_t num_bias)
+         uintptr_t bias, int64_t num_bias, uintptr_t mins, uintptr_t steps, uintptr_t min_steps, int span)
       : w(shape_of(kind, num_out, num_in, group)) {
-    const int64_t panels = w.num_panels(), each = panels * w.num_groups() * kPanel;
+    require((span != 0) == (steps != 0) && span >= 0 && span % w.group == 0, "a span with steps is whole groups");
+    require(!mins || (has_groups(w.kind) && !zeros), "only groups have minima, and no zeros beside them");
+    require(!steps || has_groups(w.kind), "only groups have steps");
+    require((min_steps != 0) == (mins && steps), "minima have steps where scales do");
+    w.span = span;
+    const int64_t panels = w.num_panels(), each = panels * w.num_spans() * kPanel;
     require(lines && lines % kLineBytes == 0, "lines must be aligned to 64 bytes");
     require(num_bytes == panels * w.panel_bytes(), "lines have another size than the shape says");
-    require((w.kind == WeightKind::kInt4) == (scales != 0), "int4 has scales, the other kinds have none");
+    require(has_groups(w.kind) == (scales != 0), "groups have scales, the other kinds have none");
     require(!scales || num_scales == each, "scales have another size than the shape says");
     require(!zeros || w.kind == WeightKind::kInt4, "only int4 has zeros");
-    require(takes_floats(w.kind) == (factors == 0), "int4 and int8 have factors, bf16 and fp32 none");
+    require(takes_floats(w.kind) == (factors == 0), "whole numbers have factors, bf16 and fp32 none");
     require(!factors || num_factors == panels * kPanel, "factors have another size than the shape says");
     require(!bias || num_bias == w.num_out, "the bias has another size than the shape says");
     w.lines = reinterpret_cast<const uint8_t*>(lines);
@@ -77,6 +85,9 @@ struct Weight {
     w.zeros = reinterpret_cast<const uint8_t*>(zeros);
     w.factors = reinterpret_cast<const float*>(factors);
     w.bias = reinterpret_cast<const float*>(bias);
+    w.mins = reinterpret_cast<const uint16_t*>(mins);
+    w.steps = reinterpret_cast<const int8_t*>(steps);
+    w.min_steps = reinterpret_cast<const int8_t*>(min_steps);
   }
 };
 
@@ -93,7 +104,7 @@ struct Rows {
 
   Rows(int num_rows, int num_in, int group) : rows{nullptr, nullptr, nullptr, num_rows, num_in, group} {
     require(num_rows >= 0 && num_in > 0 && num_in <= kMaxInputs, "num_rows or num_in out of range");
-    require(group > 0 && group % kBlock == 0, "the group must be a multiple of 32");
+    require(group == kBlock / 2 || (group > 0 && group % kBlock == 0), "the group must be 16 or a multiple of 32");
     const int64_t bytes = static_cast<int64_t>(num_rows) * rows.padded_in();
     values.reset(std::aligned_alloc(64, static_cast<size_t>(round_up(bytes + 1, 64))));
     if (!values) throw std::bad_alloc();
@@ -169,10 +180,11 @@ void advise_huge(uintptr_t data, int64_t num_bytes) {
 void bind_linear(nb::module_& m) {
   nb::class_<Weight>(m, "LinearWeight")
       .def(nb::init<const std::string&, int, int, int, uintptr_t, int64_t, uintptr_t, int64_t, uintptr_t, uintptr_t,
-                    int64_t, uintptr_t, int64_t>(),
+                    int64_t, uintptr_t, int64_t, uintptr_t, uintptr_t, uintptr_t, int>(),
            nb::arg("kind"), nb::arg("num_out"), nb::arg("num_in"), nb::arg("group"), nb::arg("lines"),
            nb::arg("num_bytes"), nb::arg("scales"), nb::arg("num_scales"), nb::arg("zeros"), nb::arg("factors"),
-           nb::arg("num_factors"), nb::arg("bias"), nb::arg("num_bias"))
+           nb::arg("num_factors"), nb::arg("bias"), nb::arg("num_bias"), nb::arg("mins"), nb::arg("steps"),
+           nb::arg("min_steps"), nb::arg("span"))
       .def_prop_ro("address", [](const Weight& weight) { return reinterpret_cast<uintptr_t>(&weight.w); },
                    "Of the PackedWeight, for segments (fused.h): valid while this object lives.");
   nb::class_<Rows>(m, "QuantRows")

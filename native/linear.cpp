@@ -65,7 +65,7 @@ Place place(const PackedWeight& w, int n, int k) {
   const int64_t line = n / kPanel * w.panel_bytes() + static_cast<int64_t>(k / per_line) * kLineBytes;
   const int o = n % kPanel, j = k % per_line;
   if (w.kind == WeightKind::kInt4) return {line + 4 * o + j % 4, j >= 4};
-  if (w.kind == WeightKind::kInt8) return {line + 4 * o + j, false};
+  if (w.bits() == 8) return {line + 4 * o + j, false};
   return {line + 4 * o + 2 * j, false};
 }
 
@@ -81,12 +81,30 @@ void pack_row(const PackedWeight& w, int n, const void* q, uint8_t* lines) {
     if (w.kind == WeightKind::kInt4) {
       const uint8_t nibble = static_cast<const uint8_t*>(q)[row + k] & 15;
       lines[at.byte] |= static_cast<uint8_t>(at.high ? nibble << 4 : nibble);
-    } else if (w.kind == WeightKind::kInt8) {
+    } else if (w.bits() == 8) {
       lines[at.byte] = static_cast<uint8_t>(static_cast<const int8_t*>(q)[row + k] + 128);
     } else {
       memcpy(lines + at.byte, static_cast<const uint16_t*>(q) + row + k, 2);
     }
   }
+}
+
+// Where the entry of a group (or of a span, num_each of them) of one output stands.
+int64_t entry(int row, int num_each, int at) { return (static_cast<int64_t>(row / kPanel) * num_each + at) * kPanel + row % kPanel; }
+
+// The scale or minimum of input k.
+float stepped(const PackedWeight& w, const uint16_t* halves, const int8_t* steps, int row, int k) {
+  const int group = k / w.group;
+  const float half = half_to_float(halves[entry(row, w.num_spans(), group / w.groups_per_span())]);
+  return steps ? half * static_cast<float>(steps[entry(row, w.num_groups(), group)]) : half;
+}
+
+// The whole number at a place, its zero taken off.
+int whole(const PackedWeight& w, const Place& at, int row, int k) {
+  if (w.kind != WeightKind::kInt4) return w.lines[at.byte] - 128;
+  const int q = at.high ? w.lines[at.byte] >> 4 : w.lines[at.byte] & 15;
+  if (w.zeros) return q - w.zeros[entry(row, w.num_groups(), k / w.group)];
+  return w.mins ? q : q - 8;
 }
 
 }  // namespace
@@ -127,7 +145,7 @@ void linear_float(const LinearOps& ops, const PackedWeight& weight, const float*
 
 void pack_lines(const PackedWeight& shape, const void* q, uint8_t* lines) {
   const int panels = shape.num_panels();
-  const int pad = shape.kind == WeightKind::kInt8 ? 128 : 0;
+  const int pad = shape.bits() == 8 ? 128 : 0;
 #pragma omp parallel for schedule(static)
   for (int p = 0; p < panels; ++p) {
     memset(lines + p * shape.panel_bytes(), pad, static_cast<size_t>(shape.panel_bytes()));
@@ -139,10 +157,9 @@ void unpack_row(const PackedWeight& w, int row, float* to) {
   const float factor = w.factors ? w.factors[row] : 1.0f;
   for (int k = 0; k < w.num_in; ++k) {
     const Place at = place(w, row, k);
-    if (w.kind == WeightKind::kInt4) {
-      const int64_t s = (static_cast<int64_t>(row / kPanel) * w.num_groups() + k / w.group) * kPanel + row % kPanel;
-      const int q = at.high ? w.lines[at.byte] >> 4 : w.lines[at.byte] & 15;
-      to[k] = static_cast<float>(q - (w.zeros ? w.zeros[s] : 8)) * half_to_float(w.scales[s]) * factor;
+    if (has_groups(w.kind)) {
+      const float y = static_cast<float>(whole(w, at, row, k)) * stepped(w, w.scales, w.steps, row, k);
+      to[k] = (w.mins ? y + stepped(w, w.mins, w.min_steps, row, k) : y) * factor;
     } else if (w.kind == WeightKind::kInt8) {
       to[k] = static_cast<float>(w.lines[at.byte] - 128) * factor;
     } else if (w.kind == WeightKind::kFp32) {

@@ -1,28 +1,35 @@
 // y[M, N] = x[M, K] * W[N, K]^T (+ bias): weights in 4 or 8 bits, rows quantised as they come; or in
 // bfloat16 or float32, rows as they are.
 //
-// Legend: M rows, K inputs, N outputs; panel = 16 outputs; block = 32 inputs; group = the inputs that
-// share one scale; line = 64 bytes of packed weights.
+// Legend: M rows, K inputs, N outputs; panel = 16 outputs; block = 32 inputs (16 where groups are of 16);
+// group = the inputs that share one scale; line = 64 bytes of packed weights.
 //
 // HOW WEIGHTS LIE. Panels one after another; in each, K (padded with zeros to whole blocks and groups)
 // cut into lines:
 //   int4  line = 16 outputs x 8 inputs.  Byte 4*o + j holds input j in its low and input 4 + j in its high
 //         nibble, both as q in 0..15; the weight is (q - zero) * scale, zero = 8 where there are no zeros.
+//         With minima q is from 0 and the weight q * scale + min.
 //   int8  line = 16 outputs x 4 inputs.  Byte 4*o + j holds q + 128, q in -127..127; weight = q * scale.
+//   int8_groups  lines of int8, q from -128; the weight is q * scale, or q * scale + min.
 //   bf16  line = 16 outputs x 2 inputs.  16-bit word 2*o + j; the weight itself.
 //   fp32  line = 16 outputs x 1 input.   Float o; the weight itself.
-// int4 has scales fp16 [panels][groups][16], zeros u8 of the same shape (or none), and a factor per output
-// (a power of two, so that every scale is a normal fp16 number). int8 has only the factor: its scale.
+// int4 and int8_groups have scales fp16 [panels][spans][16], minima of the same shape (or none), int4 zeros u8
+// [panels][groups][16] (or none), and a factor per output (a power of two, so that every scale is a normal fp16
+// number). int8 has only the factor: its scale. A span is a group; or, where there are steps s8 [panels][groups][16],
+// several, and the scale of a group is scale * step, its minimum min * min_step (scales of scales, as GGUF's
+// K-quants have them; exact in float32).
 //
-// HOW ROWS LIE (QuantRows). Blocks of 32 inputs, in each all rows: values[block][row][32]. So a tile of
-// rows reads one contiguous piece per block. scales[group][row] and sums[group][row] (of the values).
+// HOW ROWS LIE (QuantRows). Blocks of 32 inputs (16 where groups are of 16), in each all rows:
+// values[block][row][32]. So a tile of rows reads one contiguous piece per block. scales[group][row] and
+// sums[group][row] (of the values).
 // Whoever produces rows (a fused RMSNorm, SiLU * up, ...) computes them in float32, hands each to
 // LinearOps::quantise, and passes the QuantRows to every linear that reads this input.
 //
 // THE REDUCTION ORDER, which makes a row's result the same bits whatever the other rows, its place among
 // them, the number of threads and the ISA:
-//   int4  per group: an exact int32 sum; then, groups ascending, y = fma(float(sum), scale_w * scale_x, y)
-//         from 0; then y * factor + bias, rounded twice.
+//   int4, int8_groups  per group: an exact int32 sum; then, groups ascending, y = fma(float(sum), scale_w * scale_x,
+//         y) from 0, and where there are minima y = fma(min, float(sum_x) * scale_x, y); then y * factor + bias,
+//         rounded twice.
 //   int8  one exact int32 sum; y = float(sum) * (factor * scale_x); then + bias.
 //   bf16, fp32  y = fma(x_k, w_k, y), k ascending, from 0; then + bias: a weight that bfloat16 holds
 //         exactly gives the same bits in both.
@@ -36,34 +43,50 @@ namespace ridgeline {
 constexpr int kPanel = 16, kBlock = 32, kLineBytes = 64;
 constexpr int kMaxInputs = 1 << 16;  // 65536 * 255 * 127 < 2^31
 
-enum class WeightKind { kInt4, kInt8, kBf16, kFp32 };
+enum class WeightKind { kInt4, kInt8, kBf16, kFp32, kInt8Groups };
+
+// Scales per group of inputs, not per output.
+inline bool has_groups(WeightKind kind) { return kind == WeightKind::kInt4 || kind == WeightKind::kInt8Groups; }
+
 
 // Rows stay floats, and neither has scales.
 inline bool takes_floats(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kFp32; }
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+inline int block_of(int group) { return group < kBlock ? group : kBlock; }  // inputs that lie together
 
 struct PackedWeight {
   WeightKind kind;
   const uint8_t* lines;    // 64-byte aligned
-  const uint16_t* scales;  // fp16 [panels][groups][16]; int4 only
+  const uint16_t* scales;  // fp16 [panels][spans][16]; of groups only
   const uint8_t* zeros;    // [panels][groups][16]; int4 only, or null
   const float* factors;    // [panels * 16]; null for bf16 and fp32
   const float* bias;       // [N] or null
-  int num_out, num_in, group;  // group: int4 a multiple of 32; others: the padded num_in
+  int num_out, num_in, group;  // group: int4 a multiple of 32, int8_groups 16 too; others: the padded num_in
+  const uint16_t* mins;    // fp16 [panels][spans][16], or null
+  const int8_t* steps;     // [panels][groups][16], or null: then a span is a group
+  const int8_t* min_steps; // where there are steps and mins
+  int span;                // inputs: a multiple of the group; 0 where there are no steps
 
   int padded_in() const { return static_cast<int>(round_up(num_in, group)); }
   int num_panels() const { return static_cast<int>(round_up(num_out, kPanel) / kPanel); }
   int num_groups() const { return padded_in() / group; }
+  int groups_per_span() const { return span ? span / group : 1; }
+  int num_spans() const { return static_cast<int>(round_up(num_groups(), groups_per_span()) / groups_per_span()); }
   int bits() const {
-    return kind == WeightKind::kInt4 ? 4 : kind == WeightKind::kInt8 ? 8 : kind == WeightKind::kBf16 ? 16 : 32;
+    switch (kind) {
+      case WeightKind::kInt4: return 4;
+      case WeightKind::kBf16: return 16;
+      case WeightKind::kFp32: return 32;
+      default: return 8;
+    }
   }
   int64_t panel_bytes() const { return static_cast<int64_t>(padded_in()) * kPanel * bits() / 8; }
 };
 
 // Rows as int8 with a scale per row and group: x = value * scale, |value| <= 127.
 struct QuantRows {
-  int8_t* values;  // [padded_in / 32][num_rows][32]
+  int8_t* values;  // [padded_in / block][num_rows][block]
   float* scales;   // [groups][num_rows]
   int32_t* sums;   // [groups][num_rows]
   int num_rows, num_in, group;

@@ -24,6 +24,7 @@ inline void store_i(int32_t* p, Vi v) { memcpy(p, &v, sizeof v); }
 inline Vi set_i(int32_t x) { Vi out; EACH(x); }
 inline Vi mul_i(Vi a, Vi b) { Vi out; EACH(a.v[i] * b.v[i]); }
 inline Vi load_u8(const uint8_t* p) { Vi out; EACH(p[i]); }
+inline Vi load_s8(const int8_t* p) { Vi out; EACH(p[i]); }
 inline Vf load_f(const float* p) { Vf out; memcpy(&out, p, sizeof out); return out; }
 inline void store_f(float* p, Vf v) { memcpy(p, &v, sizeof v); }
 inline Vf set_f(float x) { Vf out; EACH(x); }
@@ -100,6 +101,9 @@ struct Int8 : Bytes, Int8Common<128> {
   static void decode(const uint8_t* line, Vec (&w)[1][1]) { memcpy(w[0][0].v, line, kLineBytes); }
 };
 
+template <int B>
+using Int8Groups = GroupsOf<Int8, B>;
+
 struct Floats {  // weights and rows as they are in a Vf
   using Vec = Vf;
   using Part = Vf;
@@ -131,7 +135,7 @@ struct Fp32 : Floats, Fp32Common {
   }
 };
 
-constexpr int kTilePanels = 1, kDirectRows = 1, kDirectMost = 1, kStoredRows = 1, kStoredMost = 1;
+constexpr int kTilePanels = 1, kDirectRows = 1, kScaledRows = 1, kDirectMost = 1, kStoredRows = 1, kStoredMost = 1;
 
 }  // namespace
 }  // namespace ridgeline

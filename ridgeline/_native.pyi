@@ -48,6 +48,10 @@ class LinearWeight:
         num_factors: int,
         bias: int,
         num_bias: int,
+        mins: int,
+        steps: int,
+        min_steps: int,
+        span: int,
     ) -> None: ...
     @property
     def address(self) -> int: ...

@@ -85,7 +85,7 @@ def _made(folder: Path, name: str) -> Path:
 
 def _llama_source(folder: Path) -> Path:
     """The unpacked source package, with what builds it in the environment."""
-    _pip(folder, "cmake", "ninja")
+    _pip(folder, "cmake", "ninja", "scikit-build-core")
     wanted = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
     _call(
         folder / "bin/python", "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary",

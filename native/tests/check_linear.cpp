@@ -33,12 +33,15 @@ struct Case {
   WeightKind kind;
   int num_out, num_in, group;
   bool zeros, bias, extreme;
+  bool mins = false;
+  int per_span = 0;  // groups that share a scale; 0: none do
 };
 
 struct Made {
   PackedWeight w = {};
   std::vector<uint8_t> memory, zeros;
-  std::vector<uint16_t> scales;
+  std::vector<int8_t> steps, min_steps;
+  std::vector<uint16_t> scales, mins;
   std::vector<float> factors, bias;
   std::vector<double> dense;  // [N, K]
 };
@@ -54,15 +57,22 @@ void fill(const Case& c, Made& m) {
   w.kind = c.kind;
   w.num_out = c.num_out;
   w.num_in = c.num_in;
-  w.group = c.kind == WeightKind::kInt4 ? c.group : static_cast<int>(round_up(c.num_in, kBlock));
+  w.group = has_groups(c.kind) ? c.group : static_cast<int>(round_up(c.num_in, kBlock));
+  w.span = c.per_span * w.group;
   uint8_t* lines = aligned(m.memory, static_cast<size_t>(w.num_panels() * w.panel_bytes()));
   const size_t each = static_cast<size_t>(w.num_panels()) * w.num_groups() * kPanel;
-  m.scales.resize(each);
+  m.scales.resize(static_cast<size_t>(w.num_panels()) * w.num_spans() * kPanel);
+  m.mins.resize(m.scales.size());
   m.zeros.resize(each);
+  m.steps.resize(each);
+  m.min_steps.resize(each);
   m.factors.resize(static_cast<size_t>(w.num_panels()) * kPanel);
   m.bias.resize(c.num_out);
   for (uint16_t& s : m.scales) s = static_cast<uint16_t>(pick(0, 0x7BFF) | pick(0, 1) << 15);
+  for (uint16_t& s : m.mins) s = static_cast<uint16_t>(pick(0, 0x4BFF) | pick(0, 1) << 15);
   for (uint8_t& z : m.zeros) z = static_cast<uint8_t>(pick(0, 15));
+  for (auto* each_step : {&m.steps, &m.min_steps})
+    for (int8_t& s : *each_step) s = static_cast<int8_t>(pick(-128, 127));
   for (float& f : m.factors) f = ldexpf(1, pick(-6, 2));
   for (float& b : m.bias) b = normal();
   m.dense.resize(static_cast<size_t>(c.num_out) * c.num_in);
@@ -70,6 +80,8 @@ void fill(const Case& c, Made& m) {
   std::vector<uint8_t> q(count * 4);
   for (size_t i = 0; i < count; ++i) {
     if (c.kind == WeightKind::kInt4) q[i] = static_cast<uint8_t>(c.extreme ? 15 * pick(0, 1) : pick(0, 15));
+    if (c.kind == WeightKind::kInt8Groups)
+      q[i] = static_cast<uint8_t>(static_cast<int8_t>(c.extreme ? (pick(0, 1) ? 127 : -128) : pick(-128, 127)));
     if (c.kind == WeightKind::kInt8)
       q[i] = static_cast<uint8_t>(static_cast<int8_t>(c.extreme ? (pick(0, 1) ? 127 : -127) : pick(-127, 127)));
     if (c.kind == WeightKind::kBf16) {
@@ -83,7 +95,10 @@ void fill(const Case& c, Made& m) {
   }
   pack_lines(w, q.data(), lines);
   w.lines = lines;
-  if (c.kind == WeightKind::kInt4) w.scales = m.scales.data();
+  if (has_groups(c.kind)) w.scales = m.scales.data();
+  if (c.mins) w.mins = m.mins.data();
+  if (c.per_span) w.steps = m.steps.data();
+  if (c.per_span && c.mins) w.min_steps = m.min_steps.data();
   if (c.zeros) w.zeros = m.zeros.data();
   if (!takes_floats(c.kind)) w.factors = m.factors.data();
   if (c.bias) w.bias = m.bias.data();
@@ -93,10 +108,17 @@ void fill(const Case& c, Made& m) {
     for (int k = 0; k < c.num_in; ++k) {
       const size_t i = static_cast<size_t>(n) * c.num_in + k;
       m.dense[i] = row[k];
-      double expected = row[k];
-      if (c.kind == WeightKind::kInt4) {
-        const size_t s = (static_cast<size_t>(n / kPanel) * w.num_groups() + k / w.group) * kPanel + n % kPanel;
-        expected = (q[i] - (c.zeros ? m.zeros[s] : 8)) * static_cast<double>(half_value(m.scales[s])) * m.factors[n];
+      double expected = row[k], slack = 0;
+      if (has_groups(c.kind)) {
+        const int group = k / w.group, per = c.per_span ? c.per_span : 1;
+        const size_t s = (static_cast<size_t>(n / kPanel) * w.num_groups() + group) * kPanel + n % kPanel;
+        const size_t at = (static_cast<size_t>(n / kPanel) * w.num_spans() + group / per) * kPanel + n % kPanel;
+        const int zero = c.kind == WeightKind::kInt8Groups || c.mins ? 0 : c.zeros ? m.zeros[s] : 8;
+        const int whole = c.kind == WeightKind::kInt4 ? q[i] : static_cast<int8_t>(q[i]);
+        expected = (whole - zero) * static_cast<double>(half_value(m.scales[at])) * (c.per_span ? m.steps[s] : 1);
+        const double low = c.mins ? static_cast<double>(half_value(m.mins[at])) * (c.per_span ? m.min_steps[s] : 1) : 0;
+        slack = 1e-6 * (fabs(expected) + fabs(low)) * m.factors[n];
+        expected = (expected + low) * m.factors[n];
       } else if (c.kind == WeightKind::kInt8) {
         expected = static_cast<int8_t>(q[i]) * static_cast<double>(m.factors[n]);
       } else if (c.kind == WeightKind::kFp32) {
@@ -104,7 +126,7 @@ void fill(const Case& c, Made& m) {
         memcpy(&kept, &q[4 * i], 4);
         expected = kept;
       }
-      if (fabs(expected - row[k]) > 1e-6 * fabs(expected)) {
+      if (fabs(expected - row[k]) > 1e-6 * fabs(expected) + slack) {
         printf("unpack_row is wrong at %d, %d: %g instead of %g\n", n, k, row[k], expected);
         ++failures;
         return;
@@ -132,10 +154,11 @@ std::vector<float> product(const LinearOps& ops, const Made& m, const std::vecto
   quantise_rows(ops, x.data(), w.num_in, 0, rows, num_threads);
   linear_quantised(ops, w, rows, out.data(), w.num_out, num_threads);
   rounded->resize(x.size());
+  const int block = block_of(w.group);
   for (int r = 0; r < num_rows; ++r)
     for (int k = 0; k < w.num_in; ++k)
       (*rounded)[static_cast<size_t>(r) * w.num_in + k] =
-          static_cast<double>(values[(static_cast<size_t>(k / kBlock) * num_rows + r) * kBlock + k % kBlock]) *
+          static_cast<double>(values[(static_cast<size_t>(k / block) * num_rows + r) * block + k % block]) *
           scales[static_cast<size_t>(k / w.group) * num_rows + r];
   return out;
 }
@@ -214,6 +237,13 @@ int main() {
         for (int group : {32, 64, 128})
           for (bool zeros : {false, true})
             check({WeightKind::kInt4, size[0], size[1], group, zeros, zeros, extreme}, variants, num_rows), ++cases;
+        for (int group : {16, 32, 128})
+          for (bool mins : {false, true})
+            for (int per_span : {0, 2}) {
+              const auto kind = group == 128 && mins ? WeightKind::kInt4 : WeightKind::kInt8Groups;
+              check({kind, size[0], size[1], group, false, mins, extreme, mins, per_span}, variants, num_rows), ++cases;
+            }
+        check({WeightKind::kInt4, size[0], size[1], 32, false, true, extreme, true, 8}, variants, num_rows), ++cases;
         check({WeightKind::kInt8, size[0], size[1], 0, false, extreme, extreme}, variants, num_rows), ++cases;
         for (WeightKind kind : {WeightKind::kBf16, WeightKind::kFp32})
           check({kind, size[0], size[1], 0, false, extreme, extreme}, variants, num_rows), ++cases;

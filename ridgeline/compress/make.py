@@ -18,7 +18,7 @@ from ridgeline.compress.progress import Tell
 from ridgeline.compress.qat import tune
 from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.rounding import refuse_nonsense
-from ridgeline.compress.store import Store, open_folder
+from ridgeline.compress.store import Store, open_folder, refuse_output
 from ridgeline.engine.model.names import Part, parts
 from ridgeline.engine.model.pack import write_packed
 from ridgeline.engine.model.weights import Weights
@@ -96,6 +96,7 @@ def make(
     waits beside it for the same command.
     """
     recipe = check(recipe)
+    refuse_output(output)  # before anything is measured, which may take as long as the making
     if is_dummy(model):
         raise CannotRun("a dummy model has no weights to quantise", value=model)
     dense = with_dtype(load_spec(model), "float32")

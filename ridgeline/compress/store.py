@@ -39,16 +39,21 @@ from ridgeline.spec.model import LinearSpec, ModelSpec
 _RUN = "run.json"
 
 
-@contextmanager
-def open_folder(output: Path, run: Mapping[str, Any]) -> Iterator[Path]:
-    """`OUTPUT.partial`, new or of the same run, or of one that has finished nothing; nobody else
-    works in it meanwhile. Raises BadInput where that cannot be, and for an output that is there."""
+def refuse_output(output: Path) -> None:
+    """Raises BadInput for an output that is there: nothing is overwritten."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise BadInput(
             "the output is there and is not an empty directory",
             value=str(output),
             fix="name another --output; nothing is overwritten",
         )
+
+
+@contextmanager
+def open_folder(output: Path, run: Mapping[str, Any]) -> Iterator[Path]:
+    """`OUTPUT.partial`, new or of the same run, or of one that has finished nothing; nobody else
+    works in it meanwhile. Raises BadInput where that cannot be, and for an output that is there."""
+    refuse_output(output)
     folder = output.with_name(output.name + ".partial")
     folder.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder):

@@ -32,7 +32,13 @@ from ridgeline.settings import Batching, Settings
 from ridgeline.spec.cost import kv_bytes_per_token, resident_weight_bytes
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import LinearSpec, ModelSpec
-from ridgeline.spec.rewrite import apply_lm_head, apply_quantization, with_dtype, with_kv_dtype
+from ridgeline.spec.rewrite import (
+    apply_lm_head,
+    apply_quantization,
+    with_blocks_decoded,
+    with_dtype,
+    with_kv_dtype,
+)
 
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 64
@@ -222,6 +228,7 @@ def _spec(
 ) -> tuple[ModelSpec, torch.dtype]:
     """The spec as it will run, and the dtype to compute in."""
     stored = load_spec(settings.model)
+    stored = stored if device.type == "cpu" else with_blocks_decoded(stored)
     dtype, why["dtype"] = resolve_dtype(settings.dtype, stored.stored_dtype, device)
     spec = _formats(settings, stored, device, dtype, why)
     if settings.dtype == "auto" and dtype != torch.float32:

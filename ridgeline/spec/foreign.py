@@ -67,11 +67,13 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
 
     def format(self, num_in: int, wide_scales: bool = False) -> Format:
         """In which format a linear of this checkpoint is computed."""
-        if not self.integers or (wide_scales and self.bits < 8):
+        if not self.integers:
             return dense("float32")
         format = format_for(self.bits, self.group_size or num_in, num_in, self.zeros)
+        if wide_scales and format.group_size:
+            return dense("float32")
         threshold = self.threshold if format.kind == "int8" else 0.0
-        ordered = self.ordered and format.kind == "int4"
+        ordered = self.ordered and format.group_size is not None
         return replace(format, ordered=ordered, threshold=threshold)
 
 

@@ -6,6 +6,8 @@ and the run move together.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
@@ -23,7 +25,9 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind` is the key of the linear registry (`ridgeline.engine.quant`): "dense", "int8", … `bits`
     per weight; `group_size` weights along the input axis share one scale (None: one scale per
-    output row); `scale_bytes` per scale (0: no scales); `zero_bits` per zero-point. `activations`
+    output row); `scale_bytes` per scale (0: no scales); `zero_bits` per zero-point. `mins`: each
+    group has a minimum as well, stored as its scale is. `span` inputs share a scale where each
+    group multiplies it by a step of 8 bits (0: they do not); so their minima. `activations`
     is the dtype in which the product is computed. `ordered`: each row of inputs is first
     gathered in the order of the weights' groups (GPTQ's act-order). `wide` inputs are kept apart
     in `wide_bits`, beside the rest (LLM.int8's outliers, chosen when the model was made); inputs of
@@ -36,6 +40,8 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int | None = None
     scale_bytes: int = 0
     zero_bits: float = 0
+    mins: bool = False
+    span: int = 0
     activations: str = "float32"
     ordered: bool = False
     wide: int = 0
@@ -49,9 +55,10 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
         """
         groups = -(-num_in // self.group_size) if self.group_size else 1
         num_in = groups * self.group_size if self.group_size else num_in
-        scales = (
-            num_out * groups * (self.scale_bytes + self.zero_bits / 8) if self.scale_bytes else 0
-        )
+        spans, steps = (-(-num_in // self.span), groups) if self.span else (groups, 0)
+        both = 2 if self.mins else 1
+        zeros = groups * self.zero_bits / 8 if self.scale_bytes else 0
+        scales = num_out * (both * (spans * self.scale_bytes + steps) + zeros)
         wide = num_out * -(-self.wide // WIDE_BLOCK) * WIDE_BLOCK * self.wide_bits / 8
         return int(num_out * num_in * self.bits / 8 + scales + wide)
 
@@ -80,16 +87,41 @@ def int4(group_size: int = 128, *, zeros: bool = False) -> Format:
 
 INT4 = int4()
 
+
+def blocks(bits: int, group_size: int, *, mins: bool = False, span: int = 0) -> Format:
+    """4 or 8 bits with an fp16 scale, and with `mins` a minimum, per group, or per `span` and an
+    8-bit step per group: the layouts of GGUF's blocks, and 5 to 8 bits in groups."""
+    return Format(
+        kind="blocks",
+        bits=bits,
+        group_size=group_size,
+        scale_bytes=2,
+        mins=mins,
+        span=span,
+        activations="int8",
+    )
+
+
+def blocks_of_all(formats: Collection[Format]) -> Format:
+    """The blocks that hold weights of all these (blocks, or int4 without zero-points) exactly."""
+    group = min(format.group_size or 0 for format in formats)
+    span = min(format.span or format.group_size or 0 for format in formats)
+    mins = {format.mins for format in formats}
+    narrow = len(mins) == 1 and all(format.bits == 4 for format in formats)
+    stepped = any(format.span for format in formats)
+    return blocks(4 if narrow else 8, group, mins=any(mins), span=span if stepped else 0)
+
+
 KERNEL_GROUPS = (128, 64, 32)
 
 
 def kernel_group(bits: int, group_size: int, num_in: int) -> int | None:
-    """The group of the INT4 kernel that holds such groups exactly; None where there is none."""
-    if bits > 4:
-        return None
+    """The group of the kernels that holds such groups exactly; None where there is none. More than
+    4 bits may have groups of 16 as well."""
     if group_size >= num_in:
         return KERNEL_GROUPS[0]
-    return next((group for group in KERNEL_GROUPS if group_size % group == 0), None)
+    known = KERNEL_GROUPS if bits <= 4 else (*KERNEL_GROUPS, 16)
+    return next((group for group in known if group_size % group == 0), None)
 
 
 def format_for(bits: int, group_size: int, num_in: int, zeros: bool) -> Format:
@@ -97,9 +129,9 @@ def format_for(bits: int, group_size: int, num_in: int, zeros: bool) -> Format:
 
     A packed one where it holds them exactly, else dense float32.
     """
-    group = kernel_group(bits, group_size, num_in)
-    if group is not None:
-        return int4(group, zeros=zeros)
     if bits == 8 and group_size >= num_in and not zeros:
         return INT8
-    return dense("float32")
+    group = kernel_group(bits, group_size, num_in)
+    if group is None or (bits > 4 and zeros):
+        return dense("float32")
+    return int4(group, zeros=zeros) if bits <= 4 else blocks(8, group)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from ridgeline.errors import BadModel
 from ridgeline.spec.families import spec_from_config
-from ridgeline.spec.format import Format, dense, int4
+from ridgeline.spec.format import Format, blocks, blocks_of_all, dense
 from ridgeline.spec.model import LinearSpec, ModelSpec
 from ridgeline.spec.rewrite import linears, map_linears
 
@@ -237,20 +237,53 @@ def gguf_spec(name: str) -> ModelSpec:
         return replace(linear, format=format_of(tensor.kind))
 
     spec = map_linears(spec, on_linear)
-    packed = sum(linear.format.kind != "dense" for linear in linears(spec).values())
+    spec = _computed_together(spec)
+    bits = [int(linear.format.bits) for linear in linears(spec).values()]
+    run = ", ".join(f"{bits.count(n)} linears run as int{n}" for n in (4, 8) if n in bits)
     line = (
-        f"GGUF ({', '.join(sorted(kinds))}): {packed} linears run as int4, exactly, "
-        f"{len(linears(spec)) - packed} decoded to float32"
+        f"GGUF ({', '.join(sorted(kinds))}): {run + ', exactly, ' if run else ''}"
+        f"{bits.count(32)} decoded to float32"
     )
     table = format_of(file.tensors["token_embd.weight"].kind)
     embed_format = None if table.kind == "dense" else table
     return replace(spec, embed_format=embed_format, rewrites=(*spec.rewrites, line))
 
 
+_FORMATS: Mapping[str, Format] = {
+    "Q4_0": blocks(4, 32),
+    "Q4_1": blocks(4, 32, mins=True),
+    "Q4_K": blocks(4, 32, mins=True, span=256),
+    "Q5_0": blocks(8, 32),
+    "Q5_1": blocks(8, 32, mins=True),
+    "Q5_K": blocks(8, 32, mins=True, span=256),
+    "Q8_0": blocks(8, 32),
+    "IQ4_NL": blocks(8, 32),
+    "IQ4_XS": blocks(8, 32, span=256),
+    "Q2_K": blocks(8, 16, mins=True, span=256),
+    "Q3_K": blocks(8, 16, span=256),
+    "Q6_K": blocks(8, 16, span=256),
+}
+
+
 def format_of(kind: str) -> Format:
-    """How a tensor of this type is computed, or looked up in. Of GGUF's types Q4_0 alone is one of
-    ours: our 8 bits have a scale per row, Q8_0 one per 32 numbers."""
-    return int4(32) if kind == "Q4_0" else dense("float32")
+    """How a tensor of this type is computed, or looked up in."""
+    return _FORMATS.get(kind, dense("float32"))
+
+
+def _computed_together(spec: ModelSpec) -> ModelSpec:
+    """q, k and v of different types (as in Q4_K_M), and gate and up, in the blocks that hold all
+    of them: they are one product."""
+    found = linears(spec)
+
+    def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
+        start, _, key = path.rpartition(".")
+        keys = next((keys for keys in (("q", "k", "v"), ("gate", "up")) if key in keys), (key,))
+        formats = {found[f"{start}.{key}" if start else key].format for key in keys}
+        if len(formats) == 1 or any(format.kind == "dense" for format in formats):
+            return linear
+        return replace(linear, format=blocks_of_all(formats))
+
+    return map_linears(spec, on_linear)
 
 
 def _tensor_of(path: str, file: Gguf) -> str:

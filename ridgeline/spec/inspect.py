@@ -8,6 +8,7 @@ from itertools import pairwise
 import msgspec
 
 from ridgeline.spec import cost
+from ridgeline.spec.format import Format
 from ridgeline.spec.model import LayerSpec, ModelSpec
 from ridgeline.spec.rewrite import linears
 
@@ -136,9 +137,7 @@ def _weights(spec: ModelSpec) -> list[Row]:
     found = linears(spec)
     for path, linear in found.items():
         times = _num_experts(spec, path) if ".mlp." in path else 1
-        by_format[_format_name(linear.format.kind, linear.format.activations)] += (
-            times * linear.nbytes
-        )
+        by_format[_format_name(linear.format)] += times * linear.nbytes
     rows = [Row("weights", f"linears as {name}", size, "B") for name, size in by_format.items()]
     read = cost.weight_bytes(spec, 1)
     return [
@@ -152,8 +151,10 @@ def _num_experts(spec: ModelSpec, path: str) -> int:
     return max(1, spec.layers[int(path.split(".")[1])].mlp.num_experts)
 
 
-def _format_name(kind: str, activations: str) -> str:
-    return activations if kind == "dense" else kind
+def _format_name(format: Format) -> str:
+    if format.kind == "blocks":
+        return f"int{format.bits:g}, groups of {format.group_size}"
+    return format.activations if format.kind == "dense" else format.kind
 
 
 def _flops(spec: ModelSpec) -> list[Row]:

@@ -151,7 +151,7 @@ def rate_of(linear: LinearSpec) -> str:
     """Which of the machine's multiply rates bounds a product. Four-bit weights have instructions of
     their own; eight-bit products are wider where the CPU has no dot product of bytes."""
     kind, dtype = linear.format.kind, linear.format.activations
-    if kind == "int4":
+    if kind == "int4" or (kind == "blocks" and linear.format.bits == 4):
         return "int4"
     return "int16" if dtype == "int8" else dtype
 

@@ -128,6 +128,18 @@ def _check_stored(spec: ModelSpec, format: Format) -> None:
         )
 
 
+def with_blocks_decoded(spec: ModelSpec) -> ModelSpec:
+    """Weights in blocks as float32: where no kernel multiplies them."""
+    fmt = dense("float32")
+
+    def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
+        return replace(linear, format=fmt) if linear.format.kind == "blocks" else linear
+
+    table = spec.embed_format
+    kept = None if table is not None and table.kind == "blocks" else table
+    return replace(map_linears(spec, on_linear), embed_format=kept)
+
+
 def with_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
     """Run in `dtype`: embeddings, norms, activations, dense weights, and the KV cache with them.
 

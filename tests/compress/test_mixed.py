@@ -105,3 +105,16 @@ def test_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--steps"):
         command("demo", tmp_path / "m", Choices(steps=5))
     assert not (tmp_path / "m").exists()
+
+
+def test_an_output_that_is_there_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: object) -> None:
+        raise AssertionError("measured, and nowhere to write")
+
+    monkeypatch.setattr("ridgeline.compress.make.choose_widths", measured)
+    (tmp_path / "kept.txt").write_text("theirs", encoding="utf-8")
+    with pytest.raises(BadInput, match="not an empty directory"):
+        command("demo", tmp_path, Choices(bits_budget=5.0))
+    assert [file.name for file in tmp_path.iterdir()] == ["kept.txt"]

@@ -13,7 +13,7 @@ from ridgeline.compress.statistics import Stats
 from ridgeline.engine.kernels.native_linear import NativeLinear
 from ridgeline.engine.quant.grid import Grid, in_order, pack, refusal
 from ridgeline.errors import BadInput
-from ridgeline.spec.format import format_for
+from ridgeline.spec.format import blocks, format_for
 
 
 def by_gptq(weight_OI: torch.Tensor, stats: Stats, recipe: Recipe) -> Grid:
@@ -113,7 +113,8 @@ def test_act_order_is_sorted_and_gathered() -> None:
 
 def test_layouts_without_a_kernel_are_told_apart() -> None:
     assert format_for(4, 48, 96, False).kind == "dense"
-    assert format_for(8, 128, 256, False).kind == "dense"
+    assert format_for(8, 128, 256, False) == blocks(8, 128)
+    assert format_for(8, 128, 256, True).kind == "dense"
     assert format_for(8, 256, 256, False).kind == "int8"
     assert format_for(2, 96, 192, True).group_size == 32
     grid = round_rtn(weight(), None, Recipe(bits=4))

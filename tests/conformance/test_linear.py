@@ -10,7 +10,7 @@ import torch
 from ridgeline.engine.quant import KINDS, build_linear
 from ridgeline.engine.quant.base import Linear
 from ridgeline.errors import CannotRun
-from ridgeline.spec.format import BF16, FP32, INT4, INT8, Format, dense, int4
+from ridgeline.spec.format import BF16, FP32, INT4, INT8, Format, blocks, dense, int4
 from ridgeline.spec.model import LinearSpec
 
 CPU = torch.device("cpu")
@@ -31,6 +31,8 @@ CASES = {
     "int4": Kind(INT4, 0.13),
     "int4, groups of 32": Kind(int4(32), 0.13),
     "int4, zero-points": Kind(int4(64, zeros=True), 0.13),
+    "blocks": Kind(blocks(8, 32), 0.02),
+    "blocks, groups of 16": Kind(blocks(8, 16), 0.02),
     "bf16": Kind(BF16, 1e-6),
     "fp32": Kind(FP32, 1e-6),
 }

@@ -1,4 +1,4 @@
-"""A GGUF file as a source of weights: mapped, decoded part by part, Q4_0 packed as it is.
+"""A GGUF file as a source of weights: mapped, read part by part, blocks packed as they are.
 
 llama.cpp keeps the q and k rows of llama models in another order (its rotation pairs neighbours,
 ours the two halves of a head); they are put back, whole rows, so that nothing is rounded.
@@ -7,7 +7,7 @@ ours the two halves of a head); they are put back, whole rows, so that nothing i
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.foreign.gguf_blocks import decode_blocks, nibbles
+from ridgeline.engine.foreign.gguf_packed import READERS, packed_blocks
 from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.names import Part, parts
-from ridgeline.engine.quant.grid import Grid, pack, side_by_side
+from ridgeline.engine.quant.blocks import pack, under_one
+from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel
 from ridgeline.spec.gguf import EXPERTS, TYPES, read_gguf
 from ridgeline.spec.model import LinearSpec, ModelSpec
@@ -109,6 +111,9 @@ class GgufWeights:
         flat = np.frombuffer(self._map, np.uint8, size, begin)
         return flat.reshape(-1, nbytes)
 
+    def _order_of(self, part: Part) -> Callable[[Tensor], Tensor]:
+        return lambda value: self._rows(value, part)
+
     def _rows(self, value: Tensor, part: Part) -> Tensor:
         """Rows of q and k as we rotate them."""
         key = part.key.partition(".")[0]
@@ -131,10 +136,9 @@ class GgufWeights:
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
     ) -> Packed | None:
-        """Q4_0 as the INT4 kernel reads it; None for what is computed dense."""
+        """The blocks as the kernels read them; None for what is computed dense."""
         if spec.format.kind == "dense":
             return None
-        size = spec.num_in
         by_key = {
             part.key: part
             for part in parts(self._spec)
@@ -142,8 +146,14 @@ class GgufWeights:
         }
         tied = keys == ["lm_head"] and self._spec.tied_embeddings
         names = ["embed"] if tied else list(keys)
-        grids = [self.grid(by_key[key]) for key in names]
-        kept = [grid for grid in grids if grid is not None and grid.shape[1] == size]
-        if len(kept) < len(names):
+        found = [by_key[key] for key in names]
+        kinds = [self._file.tensors[name_of(part)].kind for part in found]
+        if not all(kind in READERS for kind in kinds):
             return None
-        return pack(side_by_side(kept))
+        pieces = [
+            packed_blocks(kind, self._blocks(part), part.shape[0]).rows(self._order_of(part))
+            for kind, part in zip(kinds, found, strict=True)
+        ]
+        whole = under_one(pieces)
+        assert whole.format == spec.format, (whole.format, spec.format)
+        return pack(whole)

@@ -18,7 +18,7 @@ from ridgeline.errors import CannotRun
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _MX4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
@@ -53,14 +53,17 @@ def _q4_1(b: Bytes) -> Floats:
     return _half(b, 0) * nibbles(b[:, 4:]).astype(np.float32) + _half(b, 2)
 
 
+def q5_bits(b: Bytes, at: int) -> Bytes:
+    """5 bits of Q5_0 and Q5_1: the highest of all from byte `at`, then the nibbles."""
+    return nibbles(b[:, at + 4 :]) | (_bits(b[:, at : at + 4]) << np.uint8(4))
+
+
 def _q5_0(b: Bytes) -> Floats:
-    q = (nibbles(b[:, 6:]) | (_bits(b[:, 2:6]) << np.uint8(4))).astype(np.int8) - 16
-    return _half(b, 0) * q.astype(np.float32)
+    return _half(b, 0) * (q5_bits(b, 2).astype(np.int8) - 16).astype(np.float32)
 
 
 def _q5_1(b: Bytes) -> Floats:
-    q = nibbles(b[:, 8:]) | (_bits(b[:, 4:8]) << np.uint8(4))
-    return _half(b, 0) * q.astype(np.float32) + _half(b, 2)
+    return _half(b, 0) * q5_bits(b, 4).astype(np.float32) + _half(b, 2)
 
 
 def _q8_0(b: Bytes) -> Floats:
@@ -75,60 +78,87 @@ def _sub_blocks(q: NDArray[Any], scale: Floats, low: Floats | None = None) -> Fl
     return whole
 
 
+def q2_bits(b: Bytes) -> Bytes:
+    """2 bits of Q2_K."""
+    return _shifted(b[:, 16:80], 32, range(0, 8, 2), 3)
+
+
 def _q2_k(b: Bytes) -> Floats:
     scales, d, low = b[:, :16], _half(b, 80), _half(b, 82)
-    q = _shifted(b[:, 16:80], 32, range(0, 8, 2), 3)
     return _sub_blocks(
-        q, d * (scales & 15).astype(np.float32), low * (scales >> 4).astype(np.float32)
+        q2_bits(b), d * (scales & 15).astype(np.float32), low * (scales >> 4).astype(np.float32)
     )
 
 
-def _q3_k(b: Bytes) -> Floats:
+def q3_k_parts(b: Bytes) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """Numbers of Q3_K, -4..3, and the steps of its groups, -32..31."""
     low = nibbles(b[:, 96:104], 8)
     high = _shifted(b[:, 104:108], 4, range(0, 8, 2), 3)
     scale = (low | (high << np.uint8(4))).astype(np.int8) - 32
     top = _shifted(b[:, :32], 32, range(8), 1) ^ np.uint8(1)
     q = _shifted(b[:, 32:96], 32, range(0, 8, 2), 3).astype(np.int8)
-    q = q - (top << np.uint8(2)).astype(np.int8)
+    return q - (top << np.uint8(2)).astype(np.int8), scale
+
+
+def _q3_k(b: Bytes) -> Floats:
+    q, scale = q3_k_parts(b)
     return _sub_blocks(q, _half(b, 108) * scale.astype(np.float32))
 
 
-def _six_bits(b: Bytes) -> tuple[Floats, Floats]:
+def six_bits(b: Bytes) -> tuple[Bytes, Bytes]:
     """Scales and minima of Q4_K and Q5_K, six bits each, out of 12 bytes."""
     d, m, both = b[:, 0:4], b[:, 4:8], b[:, 8:12]
     scale = np.concatenate([d & 0x3F, (both & 0x0F) | ((d >> 2) & 0x30)], axis=1)
     low = np.concatenate([m & 0x3F, (both >> 4) | ((m >> 2) & 0x30)], axis=1)
-    return scale.astype(np.float32), low.astype(np.float32)
+    return scale, low
+
+
+def _six_bit_scales(b: Bytes) -> tuple[Floats, Floats]:
+    scale, low = six_bits(b[:, 4:16])
+    return _half(b, 0) * scale.astype(np.float32), _half(b, 2) * low.astype(np.float32)
 
 
 def _q4_k(b: Bytes) -> Floats:
-    scale, low = _six_bits(b[:, 4:16])
-    return _sub_blocks(nibbles(b[:, 16:], 32), _half(b, 0) * scale, _half(b, 2) * low)
+    return _sub_blocks(nibbles(b[:, 16:], 32), *_six_bit_scales(b))
+
+
+def q5_k_bits(b: Bytes) -> Bytes:
+    """5 bits of Q5_K."""
+    return nibbles(b[:, 48:], 32) | (_shifted(b[:, 16:48], 32, range(8), 1) << np.uint8(4))
 
 
 def _q5_k(b: Bytes) -> Floats:
-    scale, low = _six_bits(b[:, 4:16])
-    q = nibbles(b[:, 48:], 32) | (_shifted(b[:, 16:48], 32, range(8), 1) << np.uint8(4))
-    return _sub_blocks(q, _half(b, 0) * scale, _half(b, 2) * low)
+    return _sub_blocks(q5_k_bits(b), *_six_bit_scales(b))
+
+
+def q6_bits(b: Bytes) -> NDArray[np.int8]:
+    """Numbers of Q6_K, -32..31."""
+    high = _shifted(b[:, 128:192], 32, range(0, 8, 2), 3)
+    whole: NDArray[np.int8] = (nibbles(b[:, :128], 64) | (high << np.uint8(4))).astype(np.int8) - 32
+    return whole
 
 
 def _q6_k(b: Bytes) -> Floats:
-    high = _shifted(b[:, 128:192], 32, range(0, 8, 2), 3)
-    q = (nibbles(b[:, :128], 64) | (high << np.uint8(4))).astype(np.int8) - 32
     scale = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32)
-    return _sub_blocks(q, _half(b, 208) * scale)
+    return _sub_blocks(q6_bits(b), _half(b, 208) * scale)
 
 
 def _iq4_nl(b: Bytes) -> Floats:
-    return _half(b, 0) * np.array(_IQ4, dtype=np.float32)[nibbles(b[:, 2:])]
+    return _half(b, 0) * np.array(IQ4, dtype=np.float32)[nibbles(b[:, 2:])]
 
 
-def _iq4_xs(b: Bytes) -> Floats:
+def iq4_xs_steps(b: Bytes) -> NDArray[np.int8]:
+    """The steps of IQ4_XS's groups, -32..31."""
     words = np.ascontiguousarray(b[:, 2:4]).view(np.uint16)
     high = (words >> np.arange(0, 16, 2, dtype=np.uint16)) & 3
     low = np.stack([b[:, 4:8] & 15, b[:, 4:8] >> 4], axis=2).reshape(len(b), 8)
-    scale = (low | (high.astype(np.uint8) << np.uint8(4))).astype(np.int8) - 32
-    values = np.array(_IQ4, dtype=np.float32)[nibbles(b[:, 8:])]
+    steps: NDArray[np.int8] = (low | (high.astype(np.uint8) << np.uint8(4))).astype(np.int8) - 32
+    return steps
+
+
+def _iq4_xs(b: Bytes) -> Floats:
+    scale = iq4_xs_steps(b)
+    values = np.array(IQ4, dtype=np.float32)[nibbles(b[:, 8:])]
     return _sub_blocks(values, _half(b, 0) * scale.astype(np.float32))
 
 

@@ -36,7 +36,7 @@ from ridgeline.spec.format import FP32, Format
 from ridgeline.spec.model import LinearSpec, ModelSpec
 from ridgeline.spec.rewrite import linears
 
-_KINDS = ("int4", "int8", "bf16", "fp32", "dense")
+_KINDS = ("int4", "int8", "blocks", "bf16", "fp32", "dense")
 
 
 class NativeForward:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -29,9 +29,15 @@ ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"
 """Forces a variant: auto, portable, avx2, avxvnni, avx512, avx512vnni."""
 PANEL, BLOCK = 16, 32
 
-Kind = Literal["int4", "int8", "bf16", "fp32"]
+Kind = Literal["int4", "int8", "int8_groups", "bf16", "fp32"]
 _PACKED_FROM: Mapping[Kind, torch.dtype] = MappingProxyType(
-    {"int4": torch.uint8, "int8": torch.int8, "bf16": torch.bfloat16, "fp32": torch.float32}
+    {
+        "int4": torch.uint8,
+        "int8": torch.int8,
+        "int8_groups": torch.int8,
+        "bf16": torch.bfloat16,
+        "fp32": torch.float32,
+    }
 )
 
 
@@ -44,8 +50,11 @@ def isa() -> str:
 class Packed:
     """A weight [num_out, num_in] as the kernels read it; see native/linear.h.
 
-    `scales` (fp16) and `zeros` (uint8, None: 8 everywhere) are [panels, groups, 16], int4 only;
-    `factors` are per output, padded to whole panels; `group` is that of the activations' scales.
+    Of groups only: `scales` (fp16) and `mins` (fp16, or none) are [panels, spans, 16], `zeros`
+    (uint8, int4 only; None: 8 everywhere, 0 beside minima) [panels, groups, 16]. A span is a
+    group, or, where `span` inputs share a scale, each group's scale is that times its step
+    (`steps`, and of minima `min_steps`: int8 [panels, groups, 16]). `factors` are per output,
+    padded to whole panels; `group` is that of the activations' scales.
     """
 
     kind: Kind
@@ -56,16 +65,23 @@ class Packed:
     scales: Tensor | None = None
     zeros: Tensor | None = None
     factors: Tensor | None = None
+    mins: Tensor | None = None
+    steps: Tensor | None = None
+    min_steps: Tensor | None = None
+    span: int = 0
 
     @property
     def nbytes(self) -> int:
-        kept = (self.lines, self.scales, self.zeros, self.factors)
-        return sum(tensor.nbytes for tensor in kept if tensor is not None)
+        return sum(tensor.nbytes for name in TENSORS if (tensor := getattr(self, name)) is not None)
+
+
+TENSORS = ("lines", "scales", "zeros", "factors", "mins", "steps", "min_steps")
+"""What a `Packed` is made of."""
 
 
 def row_group(kind: Kind, num_in: int, group: int) -> int:
-    """How many inputs of a row share one activation scale: int4's group, else all of them."""
-    return group if kind == "int4" else -(-num_in // BLOCK) * BLOCK
+    """How many inputs of a row share one activation scale: the weights' group, else all of them."""
+    return group if kind in ("int4", "int8_groups") else -(-num_in // BLOCK) * BLOCK
 
 
 def empty_lines(kind: Kind, num_out: int, num_in: int, group: int) -> Tensor:
@@ -77,7 +93,7 @@ def empty_lines(kind: Kind, num_out: int, num_in: int, group: int) -> Tensor:
 
 
 def pack_lines(kind: Kind, q_OI: Tensor, group: int) -> Tensor:
-    """The lines of whole numbers (0..15 in uint8 for int4, int8), or of the weights themselves."""
+    """The lines of whole numbers (int4: uint8 of 0..15; else int8), or of the weights."""
     assert q_OI.dtype == _PACKED_FROM[kind], (kind, q_OI.dtype)
     q_OI = q_OI.contiguous()
     num_out, num_in = q_OI.shape
@@ -102,17 +118,21 @@ def under_each_other(pieces: Sequence[Packed]) -> Packed:
     first = pieces[0]
     assert all(piece.num_out % PANEL == 0 for piece in pieces[:-1])
 
-    def all_of(tensors: list[Tensor | None]) -> Tensor | None:
-        kept = [tensor for tensor in tensors if tensor is not None]
+    def all_of(name: str) -> Tensor | None:
+        kept = [each for piece in pieces if (each := getattr(piece, name)) is not None]
         return torch.cat(kept) if kept else None
 
-    lines = torch.cat([piece.lines for piece in pieces])
-    scales, zeros, factors = (
-        all_of([getattr(piece, field) for piece in pieces])
-        for field in ("scales", "zeros", "factors")
+    return replace(
+        first,
+        num_out=sum(piece.num_out for piece in pieces),
+        lines=torch.cat([piece.lines for piece in pieces]),
+        scales=all_of("scales"),
+        zeros=all_of("zeros"),
+        factors=all_of("factors"),
+        mins=all_of("mins"),
+        steps=all_of("steps"),
+        min_steps=all_of("min_steps"),
     )
-    num_out = sum(piece.num_out for piece in pieces)
-    return Packed(first.kind, num_out, first.num_in, first.group, lines, scales, zeros, factors)
 
 
 def _address(tensor: Tensor | None, dtype: torch.dtype) -> int:
@@ -132,7 +152,11 @@ class NativeLinear:
         self.bias_O = None if bias_O is None else bias_O.to(torch.float32).contiguous()
         self.group = row_group(packed.kind, packed.num_in, packed.group)
         zeros, scales, factors = packed.zeros, packed.scales, packed.factors
-        assert zeros is None or (scales is not None and zeros.shape == scales.shape)
+        shapes = {scales.shape} if scales is not None else set()
+        assert packed.mins is None or packed.mins.shape in shapes
+        of_groups = [each for each in (zeros, packed.steps, packed.min_steps) if each is not None]
+        panels, num_groups = -(-packed.num_out // PANEL), -(-packed.num_in // self.group)
+        assert all(each.shape == (panels, num_groups, PANEL) for each in of_groups)
         self._weight = _native.LinearWeight(
             packed.kind,
             packed.num_out,
@@ -147,6 +171,10 @@ class NativeLinear:
             0 if factors is None else factors.numel(),
             _address(self.bias_O, torch.float32),
             0 if self.bias_O is None else self.bias_O.numel(),
+            _address(packed.mins, torch.float16),
+            _address(packed.steps, torch.int8),
+            _address(packed.min_steps, torch.int8),
+            packed.span,
         )
         self._isa = isa()
 

@@ -23,6 +23,7 @@ KINDS = MappingProxyType(
         "dense": "ridgeline.engine.quant.dense:DenseLinear",
         "int8": "ridgeline.engine.quant.int8:Int8Linear",
         "int4": "ridgeline.engine.quant.int4:Int4Linear",
+        "blocks": "ridgeline.engine.quant.blocks:BlocksLinear",
         "bf16": "ridgeline.engine.quant.bf16:Bf16Linear",
         "fp32": "ridgeline.engine.quant.fp32:Fp32Linear",
     }

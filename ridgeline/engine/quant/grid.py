@@ -5,7 +5,8 @@
 Makers of quantised models give grids, readers of other people's checkpoints give grids, writers
 take them. `pack` puts one into the layout of the native kernels where they have one for it,
 exactly: up to 4 bits in groups that are multiples of 32 go to the INT4 kernel, 8 symmetric bits per
-row to the INT8 kernel. `refusal` says why another grid is not computed so.
+row to the INT8 kernel, 5 to 8 symmetric bits in groups that are multiples of 16 to INT8 in groups.
+`refusal` says why another grid is not computed so.
 
 Shape legend: O outputs, I inputs, G groups.
 """
@@ -18,8 +19,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ridgeline.engine.kernels.native_linear import Packed, in_panels, pack_lines
-from ridgeline.spec.format import format_for, kernel_group
+from ridgeline.engine.kernels.native_linear import Kind, Packed, in_panels, pack_lines
+from ridgeline.spec.format import Format, format_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +81,29 @@ def _layout(grid: Grid) -> tuple[int, int, bool, int]:
 
 def refusal(grid: Grid) -> str | None:
     """Why no packed kernel computes this grid exactly; None where one does."""
-    zeros = grid.zero_OG is not None
-    if format_for(grid.bits, grid.group_size, grid.shape[1], zeros).kind == "dense":
+    zeros, format = grid.zero_OG is not None, _format(grid)
+    if format.kind == "dense":
         return f"no kernel for {grid.bits} bits in groups of {grid.group_size}" + (
             " with zero-points" if zeros else ""
         )
-    if grid.bits == 8 or _halves(grid.scale_OG) is not None:
+    if format.kind == "int8" or _halves(grid.scale_OG) is not None:
         return None
     return "its scales need more than fp16 holds"
+
+
+def _format(grid: Grid) -> Format:
+    return format_for(grid.bits, grid.group_size, grid.shape[1], grid.zero_OG is not None)
 
 
 def _halves(scale_OG: Tensor) -> tuple[Tensor, Tensor] | None:
     """Scales as fp16 times a power of two per output; None where that is not exact."""
     top_O = scale_OG.abs().amax(1)
-    factor_O = torch.where(top_O > 0, torch.exp2(torch.floor(torch.log2(top_O))), 1.0)
-    half_OG = (scale_OG / factor_O.unsqueeze(1)).half()
-    exact = torch.equal(half_OG.float() * factor_O.unsqueeze(1), scale_OG)
-    return (half_OG, factor_O) if exact else None
+    near_O = torch.where(top_O > 0, torch.exp2(torch.floor(torch.log2(top_O))), 1.0)
+    for factor_O in (near_O, torch.ones_like(top_O)):  # fp16 as they are, whatever their range
+        half_OG = (scale_OG / factor_O.unsqueeze(1)).half()
+        if torch.equal(half_OG.float() * factor_O.unsqueeze(1), scale_OG):
+            return half_OG, factor_O
+    return None
 
 
 def pack(grid: Grid) -> Packed:
@@ -104,24 +111,28 @@ def pack(grid: Grid) -> Packed:
     caller: the inputs must have been put in the order of their groups (`in_order`)."""
     assert refusal(grid) is None and grid.group_I is None, refusal(grid)
     num_out, num_in = grid.shape
-    if grid.bits == 8:
+    format = _format(grid)
+    if format.kind == "int8":
         q_OI = (grid.q_OI.to(torch.int16) - 128).to(torch.int8)
         lines = pack_lines("int8", q_OI, 0)
         factors = in_panels(grid.scale_OG[:, 0].float().contiguous())
         return Packed("int8", num_out, num_in, 0, lines, factors=factors)
-    group = kernel_group(grid.bits, grid.group_size, num_in)
-    halves = _halves(grid.scale_OG)
+    group, halves = format.group_size, _halves(grid.scale_OG)
     assert group is not None and halves is not None
     half_OG, factor_O = halves
-    shift = 0 if grid.zero_OG is not None else 8 - grid.middle
+    kind: Kind = "int4" if format.kind == "int4" else "int8_groups"
+    if kind == "int4":
+        q_OI = grid.q_OI + (0 if grid.zero_OG is not None else 8 - grid.middle)
+    else:
+        q_OI = (grid.q_OI.to(torch.int16) - grid.middle).to(torch.int8)
     num_groups = -(-num_in // group)
     at_G = (torch.arange(num_groups) * group) // grid.group_size
     return Packed(
-        "int4",
+        kind,
         num_out,
         num_in,
         group,
-        pack_lines("int4", grid.q_OI + shift, group),
+        pack_lines(kind, q_OI, group),
         in_panels(half_OG[:, at_G]),
         None if grid.zero_OG is None else in_panels(grid.zero_OG[:, at_G]),
         in_panels(factor_O),

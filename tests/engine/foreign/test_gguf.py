@@ -17,18 +17,21 @@ from ridgeline.compress.make import Job
 from ridgeline.compress.rtn import round_rtn
 from ridgeline.engine.foreign.gguf import GgufWeights
 from ridgeline.engine.foreign.gguf_blocks import DECODERS, decode_blocks
+from ridgeline.engine.forward.native import NativeForward
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.model.names import Part, parts
 from ridgeline.engine.model.table import PackedTable
+from ridgeline.engine.quant.blocks import round_to
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.text import load_tokenizer
 from ridgeline.engine.text.gguf import tokenizer_of
 from ridgeline.errors import BadInput, BadModel, CannotRun
 from ridgeline.spec.cost import resident_weight_bytes
+from ridgeline.spec.format import blocks
 from ridgeline.spec.gguf import TYPES, read_gguf
 from ridgeline.spec.load import load_spec
-from ridgeline.spec.rewrite import with_dtype
+from ridgeline.spec.rewrite import linears, with_blocks_decoded, with_dtype
 
 VECTORS = load_file(Path(__file__).with_name("gguf_vectors.safetensors"))
 IDS = [(37 * i) % 4000 for i in range(48)]
@@ -71,18 +74,65 @@ def q4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_q4_0_there_and_back(q4: Path, tmp_path: Path) -> None:
     command("demo", tmp_path / "own", Choices(group_size=32))
     spec = load_spec(str(q4))
-    assert spec.layers[3].mlp.down.format.kind == "int4" and spec.lm_head.format.kind == "dense"
+    assert spec.layers[3].mlp.down.format == blocks(4, 32)
+    assert spec.lm_head.format.kind == "dense"
     assert any("42 linears run as int4" in line for line in spec.rewrites)
     own = logits(str(tmp_path / "own"))
     assert (logits(str(q4)) - own).norm() < 1e-6 * own.norm()
 
 
 def test_q8_0_there_and_back(tmp_path: Path) -> None:
-    """Decoded to float32 here: what llama.cpp's own rounding of rows would add is left out."""
+    """What its rounding costs, and that of rows to 8 bits in groups of 32."""
     command("demo", tmp_path / "q8", Choices(bits=8, format="gguf"))
     truth = logits("demo")
     change = (logits(str(tmp_path / "q8" / "model.gguf")) - truth).norm() / truth.norm()
     assert 1e-4 < change < 0.03
+
+
+def as_q4_k_m(monkeypatch: pytest.MonkeyPatch, tables: bool) -> None:
+    """What is written has its v (and down) in more bits in half of the layers, as Q4_K_M files."""
+
+    def kind_of(job: Job, part: Part) -> str:
+        if part.layer is None:
+            return "Q8_0" if tables and part.key == "embed" else real(job, part)
+        return "Q8_0" if part.layer % 2 and part.key in ("v", "down") else real(job, part)
+
+    def blocks_of(job: Job, part: Part, kind: str) -> torch.Tensor | None:
+        if kind != "Q8_0":
+            return real_blocks(job, part, kind)
+        weight_OI = job.weights.get(part).float() if part.layer is None else job.weights.get(part)
+        rounded = round_to(weight_OI, 32)
+        scale = rounded.scale_OS.reshape(-1, 1).view(torch.uint8)
+        return torch.cat([scale, rounded.q_OI.reshape(-1, 32).view(torch.uint8)], 1)
+
+    real, real_blocks = write_gguf._kind, write_gguf._blocks
+    monkeypatch.setattr(write_gguf, "_kind", kind_of)
+    monkeypatch.setattr(write_gguf, "_blocks", blocks_of)
+
+
+@pytest.mark.parametrize("numbers", ["q4_k", "q6_k"])
+def test_types_that_differ_within_a_product(
+    numbers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every layer packed, in native segments; the model of the decoded weights within what rows of
+    8 bits cost; nothing of it in float32."""
+    as_q4_k_m(monkeypatch, tables=True)
+    command("demo", tmp_path / "m", Choices(numbers=numbers, format="gguf"))  # type: ignore[arg-type]
+    name = str(tmp_path / "m" / "model.gguf")
+    kinds = {key: tensor.kind for key, tensor in read_gguf(name).tensors.items()}
+    assert kinds["blk.1.attn_v.weight"] == "Q8_0" != kinds["blk.1.attn_q.weight"]
+    spec = with_dtype(load_spec(name), "float32")
+    assert {linear.format.kind for linear in linears(spec).values()} == {"blocks"}
+    decoder = load_decoder(name, spec, device="cpu", compute_dtype=torch.float32)
+    assert isinstance(decoder.forward, NativeForward)
+    # The spec leaves out a float per output, which shows where rows have 256 inputs.
+    assert decoder.nbytes == pytest.approx(resident_weight_bytes(spec), rel=0.03)
+    float_spec = with_blocks_decoded(spec)
+    assert resident_weight_bytes(float_spec) > 3 * resident_weight_bytes(spec)
+    floats = load_decoder(name, float_spec, device="cpu", compute_dtype=torch.float32)
+    truth = TorchRunner(floats, None, None).logits(IDS)  # type: ignore[arg-type]
+    found = TorchRunner(decoder, None, None).logits(IDS)  # type: ignore[arg-type]
+    assert 0 < (found - truth).norm() < 0.03 * truth.norm()
 
 
 def test_a_q4_0_table_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

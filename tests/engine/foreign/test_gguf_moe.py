@@ -14,6 +14,7 @@ from ridgeline.engine.model.names import parts
 from ridgeline.engine.model.weights import CheckpointWeights
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.errors import BadModel, CannotRun
+from ridgeline.spec.format import blocks
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.rewrite import with_dtype
 from scripts.readback import MOE, random_experts
@@ -48,14 +49,15 @@ def test_eight_bits_mean_the_dense_model(model: Path, tmp_path: Path) -> None:
             assert far(theirs.get(part), ours.get(part)) < 0.01, part
     theirs_TV, ours_TV = logits(name), logits(str(model))
     apart_T = (theirs_TV - ours_TV).norm(dim=1) / ours_TV.norm(dim=1)
-    assert apart_T.median() < 0.05, apart_T  # a rounded router may send a token elsewhere
+    # Rows are rounded to 8 bits as well, and a rounded router may send a token elsewhere.
+    assert apart_T.median() < 0.08, apart_T
 
 
 def test_four_bits_run_packed_as_our_own(model: Path, tmp_path: Path) -> None:
     command(str(model), tmp_path / "q4", Choices(group_size=32, format="gguf"))
     command(str(model), tmp_path / "own", Choices(group_size=32))
     name = str(tmp_path / "q4" / "model.gguf")
-    assert load_spec(name).layers[1].mlp.down.format.kind == "int4"
+    assert load_spec(name).layers[1].mlp.down.format == blocks(4, 32)
     assert load_spec(name).layers[1].mlp.router.format.kind == "dense"  # type: ignore[union-attr]
     assert far(logits(name), logits(str(tmp_path / "own"))) < 1e-5
 

@@ -217,6 +217,10 @@ def test_an_isa_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         {"num_out": 0},
         {"lines": 8},
         {"scales": 0},
+        {"span": 64},
+        {"steps": 64},
+        {"min_steps": 64},
+        {"mins": 64, "zeros": 64},
     ],
 )
 def test_memory_that_does_not_fit_the_shape_is_refused(broken: dict[str, int]) -> None:
@@ -236,6 +240,10 @@ def test_memory_that_does_not_fit_the_shape_is_refused(broken: dict[str, int]) -
         "num_factors": packed.factors.numel(),
         "bias": 0,
         "num_bias": 0,
+        "mins": 0,
+        "steps": 0,
+        "min_steps": 0,
+        "span": 0,
     }
     _native.LinearWeight(**fields)  # type: ignore[arg-type]
     with pytest.raises(ValueError):
