@@ -153,7 +153,7 @@ def _num_experts(spec: ModelSpec, path: str) -> int:
 
 def _format_name(format: Format) -> str:
     if format.kind == "blocks":
-        return f"int{format.bits:g}, groups of {format.group_size}"
+        return f"int{format.bits:g} g{format.group_size}"
     return format.activations if format.kind == "dense" else format.kind
 
 

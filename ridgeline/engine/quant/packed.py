@@ -36,6 +36,11 @@ class PackedLinear:
         return self.native.of_quantised(rows).to(self._dtype)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of what goes in and comes out."""
+        return self._dtype
+
+    @property
     def group(self) -> int:
         """Inputs that share one activation scale."""
         return self.native.group

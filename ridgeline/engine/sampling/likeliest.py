@@ -46,7 +46,7 @@ class ThroughLogits:
 
 
 class ThroughKeptLogits:
-    """For a packed head without a soft cap. One step at a time. Of `num_tokens`, as above."""
+    """For a packed float32 head without a soft cap. One step at a time. `num_tokens` as above."""
 
     def __init__(self, head: NativeLinear, num_tokens: int) -> None:
         self.head, self._isa = head, isa()
@@ -86,6 +86,7 @@ def likeliest_of(decoder: Decoder, most_tokens: int | None = None) -> Likeliest:
     head, num_tokens = decoder.lm_head, decoder.spec.vocab_size
     if most_tokens is not None:
         num_tokens = min(num_tokens, most_tokens)
-    if type(head) is PackedLinear and decoder.spec.final_softcap is None:
+    plain = decoder.spec.final_softcap is None
+    if type(head) is PackedLinear and head.dtype == torch.float32 and plain:
         return ThroughKeptLogits(head.native, num_tokens)
     return ThroughLogits(decoder, num_tokens)

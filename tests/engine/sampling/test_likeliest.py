@@ -25,10 +25,12 @@ PLAIN = SampleAt(Sampling(temperature=0.0), 0, 0, 1)
 WIDTH, VOCAB = 64, 1_003
 
 
-def decoder_of(weight_VC: torch.Tensor, softcap: float | None = None) -> Decoder:
+def decoder_of(
+    weight_VC: torch.Tensor, softcap: float | None = None, dtype: torch.dtype = torch.float32
+) -> Decoder:
     """A head and nothing else."""
     lines = pack_lines("fp32", weight_VC, 0)
-    head = PackedLinear(Packed("fp32", *weight_VC.shape, 0, lines), None, torch.float32)
+    head = PackedLinear(Packed("fp32", *weight_VC.shape, 0, lines), None, dtype)
     spec = SimpleNamespace(final_softcap=softcap, vocab_size=len(weight_VC))
     logits = lambda x_SC: head(x_SC)  # noqa: E731
     return cast("Decoder", SimpleNamespace(lm_head=head, spec=spec, logits=logits))
@@ -101,3 +103,10 @@ def test_every_row_of_an_argmax_run_is_sampled() -> None:
     assert Run(0, 0, (5, 6), (0,), plain, num_drafts=1).is_argmax
     assert not Run(0, 0, (5, 6), (0,), plain).is_argmax, "the end of a prompt"
     assert not Run(0, 0, (4, 5, 6), (0,), plain, num_drafts=1).is_argmax
+
+
+def test_a_packed_head_in_bfloat16_takes_the_usual_way() -> None:
+    """Packed weights are multiplied with rows of any dtype; the short way reads floats."""
+    decoder = decoder_of(torch.randn(VOCAB, WIDTH), dtype=torch.bfloat16)
+    x_SC = torch.randn(5, WIDTH, dtype=torch.bfloat16)
+    assert likeliest_of(decoder)(x_SC) == decoder.logits(x_SC).argmax(1).tolist()
