@@ -13,7 +13,9 @@ from ridgeline.diagnose.roofline import phase_of
 from ridgeline.records import RunTrace, StepStat
 
 
-def step_facts(run: RunTrace, expected: ExpectedSeconds | None = None) -> dict[str, Value]:
+def step_facts(
+    run: RunTrace, expected: ExpectedSeconds | None = None, noise: float = EXPECTED_NOISE
+) -> dict[str, Value]:
     """What the steps can tell; a number that they cannot tell is absent."""
     steps = [step for step in run.steps if step.shapes]
     facts: dict[str, Value] = {}
@@ -32,7 +34,7 @@ def step_facts(run: RunTrace, expected: ExpectedSeconds | None = None) -> dict[s
     facts["gap_p50_s"] = max(0.0, percentile(busy, 0.5)) if busy else 0.0
     facts.update(_phases(steps))
     if expected is not None:
-        facts.update(_against(steps, expected))
+        facts.update(_against(steps, expected, noise))
     return facts
 
 
@@ -59,9 +61,11 @@ def _slope(decode: Sequence[StepStat]) -> dict[str, Value]:
     return {"batch_slope_share": min(1.0, max(0.0, share))}
 
 
-def _against(steps: Sequence[StepStat], expected: ExpectedSeconds) -> dict[str, Value]:
+def _against(
+    steps: Sequence[StepStat], expected: ExpectedSeconds, noise: float
+) -> dict[str, Value]:
     pairs = [(step.run_s, expected(step)) for step in steps]
-    slow = sum(run_s > EXPECTED_NOISE * expected_s for run_s, expected_s in pairs)
+    slow = sum(run_s > noise * expected_s for run_s, expected_s in pairs)
     total = sum(expected_s for _, expected_s in pairs)
     return {
         "slow_steps_share": slow / len(pairs),
