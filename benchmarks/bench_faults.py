@@ -1,12 +1,12 @@
 """Faults injected into a running engine: does `ridgeline diagnose` name each by its true cause?
 
-    python benchmarks/bench_faults.py --out faults.jsonl [--sitting 140] [--repeat]
+    python benchmarks/bench_faults.py --out faults.jsonl [--sitting 140] [--only NAME]
 
 The demo model on this machine, in real time: every fault of `faults.py` under three workloads, and
 the healthy engine, which must get no finding. Each case is one run of the load client, judged by
 the very code behind `diagnose`. The faults' sizes follow from what the healthy engine does here.
-Cases are kept in the file as they end, and those that it holds are not run again: a call stops after
-`--sitting` seconds with exit code 3 while any are missing, and prints the table of what there is.
+Cases are kept in the file as they end, and those that it holds are not run again: a call stops
+after `--sitting` seconds with exit code 3 while any are missing, and prints the table so far.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,10 +32,12 @@ from raw_runs import NOT_DONE, append, read
 from ridgeline.cli.bench import beside_of, chat_of
 from ridgeline.cli.beside import Seen, watched
 from ridgeline.cli.diagnose import Diagnosis, judged
-from ridgeline.diagnose.baseline import Baseline, learn
+from ridgeline.diagnose.baseline import learn
+from ridgeline.diagnose.blame import Expected
 from ridgeline.diagnose.facts import READING_GAP_S
 from ridgeline.engine.engine import Engine
 from ridgeline.measure.bench import BenchOptions, run_bench
+from ridgeline.measure.client import OnStart
 from ridgeline.measure.inprocess import InProcessTarget
 from ridgeline.records import RunTrace, Slo, StepStat
 from ridgeline.settings import settings_from
@@ -130,7 +132,7 @@ def one(fault: Fault, load: str) -> Case:
 
 
 def measured(
-    fault: Fault, load: str, pace: Pace, expected: Baseline | None
+    fault: Fault, load: str, pace: Pace, expected: Expected | None
 ) -> tuple[RunTrace, Diagnosis]:
     rate = fault.load * pace.capacity
     options = BenchOptions(
@@ -156,12 +158,14 @@ async def _loaded(
     beside = asyncio.create_task(fault.beside(engine)) if fault.beside else None
     with fault.during(engine, pace) if pace else contextlib.nullcontext():
         try:
-            return await watched(
-                lambda on_start: run_bench(target, options, on_start=on_start), None
-            )
+            return await watched(partial(_bench, target, options), None)
         finally:
             if beside is not None:
                 beside.cancel()
+
+
+async def _bench(target: InProcessTarget, options: BenchOptions, on_start: OnStart) -> RunTrace:
+    return await run_bench(target, options, on_start=on_start)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Faults for `bench_faults.py`: each is put into a real engine, or around it, and its name is known.
+"""Faults for `bench_faults.py`: each is put into a real engine or around it, and its name is known.
 
 A limit is a setting; a slow part is a sleep where that part is called; a neighbour is a process on
 one of the cores; a poor client is a client whose event loop is held up, or with few connections.
@@ -24,7 +24,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.records import EngineInfo, Event, Sampling
 
 BLOCK = 16
-VISITOR_TOKENS, VISIT_EVERY_S = 1500, 0.8
+VISITOR_TOKENS, VISIT_EVERY_S = 800, 0.5
 BUSY_S, BREATH_S = 0.35, 0.02  # of a client's loop: held up, and at work
 
 
@@ -184,9 +184,10 @@ def _set(**settings: Any) -> Callable[[Pace], dict[str, Any]]:
     return lambda pace: settings
 
 
-HEALTHY = tuple(
-    Fault(f"healthy at {load:.0%} of its capacity", None, load=load) for load in (0.3, 0.5, 0.6)
-) + (Fault("healthy, long prompts beside", None, 0.3, beside=_visitors),)
+HEALTHY = (
+    *(Fault(f"healthy at {load:.0%} of its capacity", None, load) for load in (0.3, 0.5, 0.6)),
+    Fault("healthy, long prompts beside", None, 0.3, beside=_visitors),
+)
 
 FAULTS = (
     Fault("one core of two taken away", "machine-bound", 0.3, during=_burner),

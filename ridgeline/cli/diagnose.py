@@ -31,8 +31,8 @@ from ridgeline.diagnose import (
     step_facts,
     with_gpu,
 )
-from ridgeline.diagnose.baseline import Baseline, learn
-from ridgeline.diagnose.blame import EXPECTED_NOISE
+from ridgeline.diagnose.baseline import learn
+from ridgeline.diagnose.blame import Expected
 from ridgeline.diagnose.causes import Server
 from ridgeline.diagnose.chart import roofline_text
 from ridgeline.diagnose.conditions import Value
@@ -137,27 +137,25 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judged(
-    run: RunTrace, beside: Beside, slo: Slo | None, expected: Baseline | None = None
+    run: RunTrace, beside: Beside, slo: Slo | None, expected: Expected | None = None
 ) -> Diagnosis:
     """The same of a run that has just been measured and of one that was written down then."""
     report = beside.server
     words = {**told(report, run), **beside.machine.facts()}
     missed = missed_prefix(run, beside.shared_prompt_share, words)
-    noise = EXPECTED_NOISE if expected is None else expected.noise
     if run.steps:
         budget = run.info.settings.get("max_num_batched_tokens") if run.info else None
         lost = blame(
             run,
             missed_prefix=missed,
             expected=expected,
-            noise=noise,
             token_budget=budget if isinstance(budget, int) else None,
         )
     else:
         lost = blame_server(run, words, missed)
     lost = None if lost is None else with_gpu(lost, run, words)
     server = cast("Server", report.server if report else _whose(run))
-    facts = {**_facts(run, slo, words), **step_facts(run, expected, noise)}
+    facts = {**_facts(run, slo, words), **step_facts(run, expected)}
     facts["missed_prefix_share"] = missed
     ranked = findings(lost, facts, server) if lost is not None else ()
     return Diagnosis(target=run.target, server=server, findings=ranked, blame=lost, told=words)

@@ -12,14 +12,13 @@ learnt from them: a step within that is not called slow, since it occurred when 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
-import msgspec
-
-from ridgeline.diagnose.blame import EXPECTED_NOISE
+from ridgeline.diagnose.blame import EXPECTED_NOISE, Expected
 from ridgeline.diagnose.facts import percentile
 from ridgeline.diagnose.roofline import phase_of
+from ridgeline.diagnose.step_facts import between
 from ridgeline.records import StepStat
 
 LEAST_STEPS = 20
@@ -28,35 +27,31 @@ USUAL_SHARE = 0.8  # of the earlier run's steps, which took at most `noise` time
 
 _Kind = tuple[bool, int]
 _Terms = tuple[float, float, float, float]
+Seconds = Callable[[StepStat], float]
 
 
-class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that a step should take, called with it; a step that took more than `noise` times
-    that is slow. `terms`: seconds per step, run, token and cached token.
-    """
-
-    terms: _Terms
-    factors: dict[_Kind, float]
-    noise: float
-
-    def __call__(self, step: StepStat) -> float:
-        fitted = sum(x * y for x, y in zip(self.terms, _terms(step), strict=True))
-        return fitted * self.factors.get(_kind(step), 1.0)
-
-
-def learn(steps: Sequence[StepStat]) -> Baseline | None:
+def learn(steps: Sequence[StepStat]) -> Expected | None:
     """None where there are too few steps to learn from."""
     used = [step for step in steps if step.shapes and step.run_s > 0]
     if len(used) < LEAST_STEPS:
         return None
-    plain = Baseline(terms=_fitted(used), factors={}, noise=EXPECTED_NOISE)
+    per_term = _fitted(used)
+
+    def fitted(step: StepStat) -> float:
+        return sum(x * y for x, y in zip(per_term, _terms(step), strict=True))
+
     kinds = defaultdict[_Kind, list[float]](list)
     for step in used:
-        kinds[_kind(step)].append(_over(step, plain))
+        kinds[_kind(step)].append(_over(step, fitted))
     factors = {kind: median(over) for kind, over in kinds.items() if len(over) >= LEAST_OF_A_KIND}
-    found = msgspec.structs.replace(plain, factors=factors)
-    usual = percentile([_over(step, found) for step in used], USUAL_SHARE)
-    return msgspec.structs.replace(found, noise=max(EXPECTED_NOISE, usual))
+
+    def seconds(step: StepStat) -> float:
+        return fitted(step) * factors.get(_kind(step), 1.0)
+
+    usual = percentile([_over(step, seconds) for step in used], USUAL_SHARE)
+    return Expected(
+        seconds=seconds, noise=max(EXPECTED_NOISE, usual), between_s=sum(between(used))
+    )
 
 
 def _fitted(used: Sequence[StepStat]) -> _Terms:
@@ -77,12 +72,12 @@ def _fitted(used: Sequence[StepStat]) -> _Terms:
     return step_s, run_s, token_s, cached_s
 
 
-def _over(step: StepStat, baseline: Baseline) -> float:
-    return step.run_s / max(baseline(step), 1e-9)
+def _over(step: StepStat, seconds: Seconds) -> float:
+    return step.run_s / max(seconds(step), 1e-9)
 
 
 def _kind(step: StepStat) -> _Kind:
-    """Decode steps by their sequences, others by their tokens; one by one to four, then doubling."""
+    """Decode steps by their sequences, others by tokens; one by one to four, then doubling."""
     decode = phase_of(step) == "decode"
     size = len(step.shapes) if decode else step.num_tokens
     return decode, size if size <= 4 else 3 + (size - 1).bit_length()

@@ -48,7 +48,18 @@ LEAST_DECODE_STEPS = 8
 STALLED_STEPS = 4  # between two tokens of one request; three can be two and the jitter of a clock
 EXPECTED_NOISE = 1.15  # a step this much over its expectation is not called slow; see baseline.py
 
-ExpectedSeconds = Callable[[StepStat], float]
+
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
+    """What this machine does when all is well: `seconds` of a step; one that takes `noise` times
+    that is slow; `between_s` from the end of one step to the computing of the next, where known.
+    """
+
+    seconds: Callable[[StepStat], float]
+    noise: float = EXPECTED_NOISE
+    between_s: float | None = None
+
+    def is_slow(self, step: StepStat) -> bool:
+        return step.run_s > self.noise * self.seconds(step)
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -71,21 +82,19 @@ def blame(
     run: RunTrace,
     *,
     missed_prefix: float = 0.0,
-    expected: ExpectedSeconds | None = None,
-    noise: float = EXPECTED_NOISE,
+    expected: Expected | None = None,
     token_budget: int | None = None,
 ) -> Blame | None:
     """None where the run has no steps or no request with tokens.
 
     `missed_prefix`: share of the prompt tokens that repeat an earlier prompt and were computed
-    again. `expected`: what a step should take on this machine; one that took `noise` times that is
-    slow. `token_budget`: of one step.
+    again. `expected`: what a step should take on this machine. `token_budget`: of one step.
     """
     done = [r for r in run.requests if r.error is None and r.token_s and r.started_s is not None]
     steps = sorted((step for step in run.steps if step.shapes), key=lambda step: step.at_s)
     if not done or not steps:
         return None
-    slow = [0.0 if expected is None else _slow_s(step, expected, noise) for step in steps]
+    slow = [_slow_s(step, expected) for step in steps]
     timeline = _Timeline(run, steps, slow, token_budget)
     rows = [_of_request(request, timeline, missed_prefix) for request in done]
     totals = [max(r.token_s[-1] - r.scheduled_s, 1e-9) for r in done]
@@ -139,9 +148,10 @@ class _Timeline:
         return "policy"
 
 
-def _slow_s(step: StepStat, expected: ExpectedSeconds, noise: float) -> float:
-    expected_s = expected(step)
-    return step.run_s - expected_s if step.run_s > noise * expected_s else 0.0
+def _slow_s(step: StepStat, expected: Expected | None) -> float:
+    if expected is None or not expected.is_slow(step):
+        return 0.0
+    return step.run_s - expected.seconds(step)
 
 
 def decode_step(steps: Sequence[StepStat]) -> Callable[[int], float]:
