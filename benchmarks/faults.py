@@ -221,7 +221,7 @@ FAULTS = (
         "too many sequences per step",
         "over-batching-bound",
         1.5,
-        settings=_set(max_num_seqs=64),
+        settings=_set(max_num_seqs=64, max_num_batched_tokens=512),
         tpot=1.5,
     ),
 )

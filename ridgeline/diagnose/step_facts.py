@@ -49,7 +49,7 @@ def _phases(steps: Sequence[StepStat]) -> dict[str, Value]:
     others = [step.run_s for step in steps if phase_of(step) != "decode"]
     facts: dict[str, Value] = {}
     if others:
-        facts["mixed_p99_s"] = percentile(others, 0.99)
+        facts["mixed_p95_s"] = percentile(others, 0.95)
     if len(decode) >= LEAST_DECODE_STEPS:
         facts["decode_step_s"] = percentile([step.run_s for step in decode], 0.5)
         facts.update(_slope(decode))
