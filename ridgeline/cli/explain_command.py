@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperCommand
 
@@ -19,7 +18,7 @@ class _TakesAFlag(TyperCommand):
     With a value, or behind a model, it sets what is explained, as everywhere else.
     """
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         subject, *rest = args or [""]
         others = [word for word in rest if word != "--json"]
         alone = not others or (len(others) == 1 and is_built_in(others[0]))

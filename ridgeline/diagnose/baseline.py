@@ -49,9 +49,7 @@ def learn(steps: Sequence[StepStat]) -> Expected | None:
         return fitted(step) * factors.get(_kind(step), 1.0)
 
     usual = percentile([_over(step, seconds) for step in used], USUAL_SHARE)
-    return Expected(
-        seconds=seconds, noise=max(EXPECTED_NOISE, usual), between_s=sum(between(used))
-    )
+    return Expected(seconds=seconds, noise=max(EXPECTED_NOISE, usual), between_s=sum(between(used)))
 
 
 def _fitted(used: Sequence[StepStat]) -> _Terms:

@@ -25,6 +25,7 @@ class Marked(NamedTuple):
     css: str
     point: Point
 
+
 _LINE = 14  # from one label to the next
 
 
