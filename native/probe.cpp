@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 #include "isa.h"
@@ -116,23 +118,28 @@ Chosen best_multiplier(const std::string& kind) {
   return found;
 }
 
-// Threads meet here before and after each repetition; yielding keeps it alive on one core.
+// Threads meet here before and after each repetition, asleep: whoever sleeps is woken on an idle core, while one
+// that spins and yields stays on the core of the thread it waits for, so that both would run one after the other.
 class Barrier {
  public:
   explicit Barrier(int num) : num_(num) {}
   void wait() {
-    const int turn = turn_.load();
-    if (waiting_.fetch_add(1) + 1 == num_) {
-      waiting_.store(0);
-      turn_.fetch_add(1);
+    std::unique_lock<std::mutex> lock(mutex_);
+    const int turn = turn_;
+    if (++waiting_ == num_) {
+      waiting_ = 0;
+      ++turn_;
+      all_.notify_all();
     } else {
-      while (turn_.load() == turn) std::this_thread::yield();
+      all_.wait(lock, [&] { return turn_ != turn; });
     }
   }
 
  private:
   const int num_;
-  std::atomic<int> waiting_{0}, turn_{0};
+  std::mutex mutex_;
+  std::condition_variable all_;
+  int waiting_ = 0, turn_ = 0;
 };
 
 double wall_s() {
@@ -162,17 +169,17 @@ Span timed(Worker& worker, uint64_t turns) {
   return {begin, end, thread_cpu_s() - cpu, amount};
 }
 
-// From the first thread's start to the last one's end.
+// From the first thread's start to the last one's end; threads that ran one after another had no full share of it.
 Rate rate_of(const std::vector<Span>& spans) {
-  double begin = spans[0].begin_s, end = spans[0].end_s, amount = 0, cpu = 0, wall = 0;
+  double begin = spans[0].begin_s, end = spans[0].end_s, amount = 0, cpu = 0;
   for (const Span& s : spans) {
     begin = std::min(begin, s.begin_s);
     end = std::max(end, s.end_s);
     amount += s.amount;
     cpu += s.cpu_s;
-    wall += s.end_s - s.begin_s;
   }
-  return {amount / std::max(end - begin, 1e-9), wall > 0 ? std::min(cpu / wall, 1.0) : 1.0};
+  const double wall = std::max(end - begin, 1e-9);
+  return {amount / wall, std::min(cpu / (wall * spans.size()), 1.0)};
 }
 
 uint64_t turns_for(Worker& worker, double min_s) {

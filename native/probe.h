@@ -7,7 +7,8 @@
 namespace ridgeline {
 
 // One repetition. `per_s`: bytes or operations per second of all threads together. `cpu_share`: CPU time
-// of the threads over their wall time; below 1, something else held the cores.
+// of the threads over the time from the first one's start to the last one's end; below 1, something else held the
+// cores.
 struct Rate {
   double per_s;
   double cpu_share;

@@ -32,7 +32,7 @@ from ridgeline.diagnose import (
     with_gpu,
 )
 from ridgeline.diagnose.baseline import learn
-from ridgeline.diagnose.blame import ExpectedSeconds
+from ridgeline.diagnose.blame import Expected
 from ridgeline.diagnose.causes import Server
 from ridgeline.diagnose.chart import roofline_text
 from ridgeline.diagnose.conditions import Value
@@ -137,7 +137,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judged(
-    run: RunTrace, beside: Beside, slo: Slo | None, expected: ExpectedSeconds | None = None
+    run: RunTrace, beside: Beside, slo: Slo | None, expected: Expected | None = None
 ) -> Diagnosis:
     """The same of a run that has just been measured and of one that was written down then."""
     report = beside.server

@@ -33,7 +33,7 @@ from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import parse_workload
 from ridgeline.records import Slo
 from ridgeline.settings import Settings
-from ridgeline.spec.locate import BUILT_IN
+from ridgeline.spec.locate import is_built_in
 
 WORKLOAD = "chat-and-code"
 WORKLOAD_WITHOUT_TEXT = "synthetic:input=512,output=128"  # for a model without a tokenizer
@@ -54,8 +54,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_model(subject: str) -> bool:
     """Does it name a model, not a subject? What looks like a path does, even a wrong one."""
-    named = subject in BUILT_IN or subject.startswith("dummy:")
-    return named or "/" in subject or Path(subject).exists()
+    return is_built_in(subject) or "/" in subject or Path(subject).exists()
 
 
 def command(settings: Settings, asked: Asked, json: bool = False) -> int:

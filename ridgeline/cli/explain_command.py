@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ridgeline.cli.bench_flags import WORKLOADS
 from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
+from ridgeline.spec.locate import is_built_in
+
+
+class _TakesAFlag(TyperCommand):
+    """`explain --max-num-seqs [demo]` asks about the flag: nothing is there for it to set.
+
+    With a value, or behind a model, it sets what is explained, as everywhere else.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        subject, *rest = args or [""]
+        others = [word for word in rest if word != "--json"]
+        alone = not others or (len(others) == 1 and is_built_in(others[0]))
+        if subject.startswith("--") and "=" not in subject and alone and subject not in _OWN:
+            args = [subject.lstrip("-").removeprefix("no-"), *rest]
+        return super().parse_args(ctx, args)
+
+
+_OWN = ("--help", "--json", "--")
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command()(explain)
+    app.command(cls=_TakesAFlag)(explain)
 
 
 @takes_engine_flags
@@ -36,8 +56,9 @@ def explain(
 ) -> None:
     """Print every engine setting as it would be used and why, and which techniques are for here.
 
-    `explain SUBJECT [MODEL]` explains a technique, metric, flag (without its dashes), verdict or
-    error instead, with the numbers of this model and machine; `explain topics` lists them.
+    `explain SUBJECT [MODEL]` explains a technique, metric, flag (with or without its dashes),
+    verdict or error instead, with the numbers of this model and machine; `explain topics` lists
+    them.
     `explain speculation [MODEL]` runs the model, and measures whether drafts would pay.
     """
     if subject == "speculation":

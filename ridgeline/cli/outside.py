@@ -24,6 +24,7 @@ from ridgeline.cli.lab import (
     shared_share,
 )
 from ridgeline.cli.oracle import SimulatedEngine
+from ridgeline.diagnose import Ceilings
 from ridgeline.engine.text import load_tokenizer
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.workload import Workload
@@ -78,7 +79,7 @@ def build(
             SimulatedEngine(numbers.costs, numbers.scheduler, tokenised.requests), server, start
         ),
         work_of=numbers.work,
-        ceilings_of=lambda settings: None,
+        ceilings_of=lambda settings: _from_outside(numbers.ceilings(settings)),
         facts={**facts, "server": server.dialect.name},
         heldout=(),
         check_prompts=check_prompts_of(sample),
@@ -94,6 +95,14 @@ def build(
             bench=f"ridgeline bench --url {server.recipe.at(8000)} --workload {{workload}}",
         ),
     )
+
+
+def _from_outside(ceilings: Ceilings) -> Ceilings:
+    """This machine's, where the server was started; what stands under them was seen by clients."""
+    note = (
+        "steps as clients saw them, host and network included; weights as MODEL's files hold them"
+    )
+    return msgspec.structs.replace(ceilings, source=f"{ceilings.source}; {note}")
 
 
 class _Oracle:

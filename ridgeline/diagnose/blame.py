@@ -46,9 +46,20 @@ LOSSES = (
 NUM_DRAWS = 200
 LEAST_DECODE_STEPS = 8
 STALLED_STEPS = 4  # between two tokens of one request; three can be two and the jitter of a clock
-EXPECTED_NOISE = 1.15  # a step this much over its expectation is not called slow
+EXPECTED_NOISE = 1.15  # a step this much over its expectation is not called slow; see baseline.py
 
-ExpectedSeconds = Callable[[StepStat], float]
+
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
+    """What this machine does when all is well: `seconds` of a step; one that takes `noise` times
+    that is slow; `between_s` from the end of one step to the computing of the next, where known.
+    """
+
+    seconds: Callable[[StepStat], float]
+    noise: float = EXPECTED_NOISE
+    between_s: float | None = None
+
+    def is_slow(self, step: StepStat) -> bool:
+        return step.run_s > self.noise * self.seconds(step)
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -71,7 +82,7 @@ def blame(
     run: RunTrace,
     *,
     missed_prefix: float = 0.0,
-    expected: ExpectedSeconds | None = None,
+    expected: Expected | None = None,
     token_budget: int | None = None,
 ) -> Blame | None:
     """None where the run has no steps or no request with tokens.
@@ -80,10 +91,11 @@ def blame(
     again. `expected`: what a step should take on this machine. `token_budget`: of one step.
     """
     done = [r for r in run.requests if r.error is None and r.token_s and r.started_s is not None]
-    steps = [step for step in run.steps if step.shapes]
+    steps = sorted((step for step in run.steps if step.shapes), key=lambda step: step.at_s)
     if not done or not steps:
         return None
-    timeline = _Timeline(run, steps, expected, token_budget)
+    slow = [_slow_s(step, expected) for step in steps]
+    timeline = _Timeline(run, steps, slow, token_budget)
     rows = [_of_request(request, timeline, missed_prefix) for request in done]
     totals = [max(r.token_s[-1] - r.scheduled_s, 1e-9) for r in done]
     return Blame(shares=shares_of(rows, totals), num_requests=len(done), total_s=sum(totals))
@@ -96,15 +108,15 @@ class _Timeline:
         self,
         run: RunTrace,
         steps: Sequence[StepStat],
-        expected: ExpectedSeconds | None,
+        slow: Sequence[float],
         token_budget: int | None,
     ) -> None:
-        self.steps = sorted(steps, key=lambda step: step.at_s)
+        self.steps = steps
         self.begins = [step.at_s for step in self.steps]
         ends = [step.at_s + step.plan_s + step.run_s for step in self.steps]
         later = [*self.begins[1:], ends[-1]]
         self.gaps = [max(0.0, after - end) for after, end in zip(later, ends, strict=True)]
-        self.slow = [_slow_s(step, expected) for step in self.steps]
+        self.slow = slow
         self.decode_s = decode_step(self.steps)
         self.preempts = any(step.num_preempted for step in self.steps)
         self.phases = [phase_of(step) for step in self.steps]
@@ -136,11 +148,10 @@ class _Timeline:
         return "policy"
 
 
-def _slow_s(step: StepStat, expected: ExpectedSeconds | None) -> float:
-    if expected is None:
+def _slow_s(step: StepStat, expected: Expected | None) -> float:
+    if expected is None or not expected.is_slow(step):
         return 0.0
-    expected_s = expected(step)
-    return step.run_s - expected_s if step.run_s > EXPECTED_NOISE * expected_s else 0.0
+    return step.run_s - expected.seconds(step)
 
 
 def decode_step(steps: Sequence[StepStat]) -> Callable[[int], float]:

@@ -12,6 +12,10 @@ from ridgeline.diagnose.conditions import Value
 from ridgeline.diagnose.roofline import Shares, phase_of
 from ridgeline.records import RequestTrace, RunTrace, Slo, StepStat
 
+READING_GAP_S = 0.1
+"""Between two tokens of a stream that nobody promised anything of: at ten a second most people read
+along, and a shorter stop is not seen."""
+
 
 def facts_of(
     run: RunTrace, slo: Slo | None = None, shares: Shares | None = None
@@ -25,6 +29,8 @@ def facts_of(
     if slo is not None:
         limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
         facts.update({f"slo_{name}_s": limit for name, limit in limits.items() if limit})
+    promised_s = None if slo is None else slo.tpot_s
+    facts["smooth_gap_s"] = promised_s or READING_GAP_S
     if run.info is not None:
         facts.update(engine_facts(run.info.settings))
         if run.info.weight_bytes:  # a server elsewhere does not tell

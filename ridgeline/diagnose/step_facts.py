@@ -6,14 +6,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from ridgeline.diagnose.blame import EXPECTED_NOISE, LEAST_DECODE_STEPS, ExpectedSeconds
+from ridgeline.diagnose.blame import LEAST_DECODE_STEPS, Expected
 from ridgeline.diagnose.conditions import Value
 from ridgeline.diagnose.facts import percentile
 from ridgeline.diagnose.roofline import phase_of
 from ridgeline.records import RunTrace, StepStat
 
 
-def step_facts(run: RunTrace, expected: ExpectedSeconds | None = None) -> dict[str, Value]:
+def step_facts(run: RunTrace, expected: Expected | None = None) -> dict[str, Value]:
     """What the steps can tell; a number that they cannot tell is absent."""
     steps = [step for step in run.steps if step.shapes]
     facts: dict[str, Value] = {}
@@ -26,14 +26,22 @@ def step_facts(run: RunTrace, expected: ExpectedSeconds | None = None) -> dict[s
         facts["publish_p50_s"] = percentile(published, 0.5)
     if not steps:
         return facts
-    facts["plan_p50_s"] = percentile([step.plan_s for step in steps], 0.5)
-    gaps = [b.at_s - (a.at_s + a.plan_s + a.run_s) for a, b in pairwise(steps)]
-    busy = [gap for gap, step in zip(gaps, steps, strict=False) if step.num_running > 0]
-    facts["gap_p50_s"] = max(0.0, percentile(busy, 0.5)) if busy else 0.0
+    plan_s, gap_s = between(steps)
+    facts["plan_p50_s"], facts["gap_p50_s"] = plan_s, gap_s
     facts.update(_phases(steps))
     if expected is not None:
         facts.update(_against(steps, expected))
+        if expected.between_s:
+            facts["between_over_usual"] = (plan_s + gap_s) / expected.between_s
     return facts
+
+
+def between(steps: Sequence[StepStat]) -> tuple[float, float]:
+    """Medians of planning and of the gap before it, while there was work."""
+    gaps = [b.at_s - (a.at_s + a.plan_s + a.run_s) for a, b in pairwise(steps)]
+    busy = [gap for gap, step in zip(gaps, steps, strict=False) if step.num_running > 0]
+    gap_s = max(0.0, percentile(busy, 0.5)) if busy else 0.0
+    return percentile([step.plan_s for step in steps], 0.5), gap_s
 
 
 def _phases(steps: Sequence[StepStat]) -> dict[str, Value]:
@@ -41,7 +49,7 @@ def _phases(steps: Sequence[StepStat]) -> dict[str, Value]:
     others = [step.run_s for step in steps if phase_of(step) != "decode"]
     facts: dict[str, Value] = {}
     if others:
-        facts["mixed_p99_s"] = percentile(others, 0.99)
+        facts["mixed_p95_s"] = percentile(others, 0.95)
     if len(decode) >= LEAST_DECODE_STEPS:
         facts["decode_step_s"] = percentile([step.run_s for step in decode], 0.5)
         facts.update(_slope(decode))
@@ -59,13 +67,11 @@ def _slope(decode: Sequence[StepStat]) -> dict[str, Value]:
     return {"batch_slope_share": min(1.0, max(0.0, share))}
 
 
-def _against(steps: Sequence[StepStat], expected: ExpectedSeconds) -> dict[str, Value]:
-    pairs = [(step.run_s, expected(step)) for step in steps]
-    slow = sum(run_s > EXPECTED_NOISE * expected_s for run_s, expected_s in pairs)
-    total = sum(expected_s for _, expected_s in pairs)
+def _against(steps: Sequence[StepStat], expected: Expected) -> dict[str, Value]:
+    total = sum(map(expected.seconds, steps))
     return {
-        "slow_steps_share": slow / len(pairs),
-        "step_over_expected": sum(run_s for run_s, _ in pairs) / total if total > 0 else 0.0,
+        "slow_steps_share": sum(map(expected.is_slow, steps)) / len(steps),
+        "step_over_expected": sum(step.run_s for step in steps) / total if total > 0 else 0.0,
     }
 
 

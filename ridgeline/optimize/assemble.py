@@ -164,8 +164,9 @@ def _percent(ratio: float) -> str:
 # ---- where a configuration stands --------------------------------------------------------------
 
 
-def steps_of(readings: Sequence[Reading]) -> list[StepStat]:
-    return [step for reading in readings for step in reading.run.steps]
+def steps_of(readings: Sequence[Reading], settings: Settings, lab: Lab) -> list[StepStat]:
+    """As the engine recorded them, or as they follow from what clients saw of somebody else's."""
+    return [step for reading in readings for step in lab.steps_of(reading.run, settings)]
 
 
 def points_of(
@@ -175,7 +176,7 @@ def points_of(
     ceilings = lab.ceilings_of(settings)
     if ceilings is None:
         return ()
-    return place(name, steps_of(readings), lab.work_of(settings), ceilings)
+    return place(name, steps_of(readings, settings, lab), lab.work_of(settings), ceilings)
 
 
 def shares_of(run: RunTrace, settings: Settings, lab: Lab) -> Shares | None:

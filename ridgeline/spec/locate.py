@@ -30,6 +30,11 @@ def is_dummy(name: str) -> bool:
     return name.startswith(_DUMMY)
 
 
+def is_built_in(name: str) -> bool:
+    """True for what needs no directory: a shipped model, or random weights."""
+    return name in BUILT_IN or is_dummy(name)
+
+
 def dummy_shape(name: str) -> str:
     """NAME of `dummy:NAME`."""
     return name.removeprefix(_DUMMY)

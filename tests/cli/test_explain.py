@@ -147,3 +147,41 @@ def test_topics_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_rate_must_be_positive(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "demo", "--request-rate", "0"]) == 2
     assert "--request-rate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("max-num-seqs",),
+        ("--max-num-seqs",),
+        ("--max_num_seqs",),
+        ("--max-num-seqs", "demo"),
+        ("--enable-prefix-caching",),
+        ("--no-enable-prefix-caching",),
+        ("--api-key",),
+    ],
+)
+def test_a_flag_is_explained_with_its_dashes_or_without(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    name = topics.spelt(words[0].removeprefix("--no")).replace(" ", "_")
+    assert main(["explain", *words, "--json"]) == 0
+    assert [page["id"] for page in json.loads(capsys.readouterr().out)] == [name]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--max-num-seqs", "8"), ("--max-num-seqs=8",), ("demo", "--max-num-seqs", "8")],
+)
+def test_a_flag_with_a_value_sets_it(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    settings = told(capsys, *words)["settings"]
+    assert isinstance(settings, dict) and settings["max_num_seqs"] == 8
+
+
+def test_a_flag_that_nobody_knows_is_refused_with_its_neighbours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["explain", "--max-num-seq"]) == 2
+    assert "max_num_seqs" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from functools import cache
 
 import msgspec
 
-from ridgeline.diagnose.blame import Blame, blame
+from ridgeline.diagnose.blame import Blame, Expected, blame
 from ridgeline.diagnose.causes import Ranked, findings
 from ridgeline.diagnose.facts import facts_of
 from ridgeline.diagnose.step_facts import missed_prefix, step_facts
@@ -194,8 +194,10 @@ def diagnosed(
     missed = missed_prefix(record, shared)
     healthy = replace(engine, slower=1.0)
 
-    def expected(step):
-        return healthy.expected(step.shapes)
+    expected = Expected(
+        seconds=lambda step: healthy.expected(step.shapes),
+        between_s=Engine.plan_s + Engine.gap_s,
+    )
 
     found = blame(record, missed_prefix=missed, expected=expected, token_budget=engine.budget)
     assert found is not None

@@ -191,7 +191,7 @@ def test_the_flag_is_that_of_the_server() -> None:
 def test_a_baseline_is_learnt_and_a_slower_machine_is_seen(tmp_path) -> None:
     healthy, _ = run(Engine(), LOADS[1])
     expected = learn(healthy.steps)
-    errors = [abs(expected(s) / s.run_s - 1) for s in healthy.steps]
+    errors = [abs(expected.seconds(s) / s.run_s - 1) for s in healthy.steps]
     assert sorted(errors)[len(errors) // 2] < 0.05
     assert learn(healthy.steps[:5]) is None
     slower, _ = run(replace(Engine(), slower=1.8), LOADS[1], seed=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -230,3 +231,14 @@ def test_the_peak_of_bytes_is_measured_as_the_kernels_multiply(kind: str) -> Non
     best = _native.linear_isas().split(",")[0]
     assert _native.multiply_isa(kind) == ("" if best == "portable" else best)
     assert _native.multiply_isa("float7") == ""
+
+
+def test_threads_that_take_turns_on_one_core_had_half_of_it() -> None:
+    """The rate of two such threads is one core's, so that a full share would make it the peak."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        rates = _native.multiply_rates("float32", 2, 6, 0.01)
+    finally:
+        os.sched_setaffinity(0, before)
+    assert all(share < 0.75 for _, share in rates), rates

@@ -1,8 +1,9 @@
-"""The steps of somebody else's server, from what its clients saw, for the simulator to learn from.
+"""The steps of somebody else's server, from what its clients saw, for the simulator to learn from
+and the roofline to place.
 
 Where prompts may have come from a prefix cache and the server does not say how much of them did, it
 is taken to be `shared_share`: the share of the workload's prompts that repeats. What can be told
-from outside, and what cannot: diagnose/seen_steps.py. Shown to nobody.
+from outside, and what cannot: diagnose/seen_steps.py.
 """
 
 from __future__ import annotations

@@ -26,6 +26,9 @@ class Marked(NamedTuple):
     point: Point
 
 
+_LINE = 14  # from one label to the next
+
+
 def roofline(result: LadderResult, ceilings: Ceilings) -> str:
     """Log-log: the machine's measured ceilings, and every measured configuration by phase."""
     label = "Roofline of this machine with every measured configuration"
@@ -108,14 +111,15 @@ def _roof_scales(points: Sequence[Point], ceilings: Ceilings) -> tuple[Scale, Sc
 
 def _ceiling_lines(x: Scale, y: Scale, ceilings: Ceilings) -> str:
     bandwidth = ceilings.bandwidth_bytes_s / 1e9
-    parts = []
+    parts, label_y = [], y.start
     for dtype, flop_s in sorted(ceilings.compute_flop_s.items(), key=lambda item: item[1]):
         peak = flop_s / 1e9
         ridge = max(peak / bandwidth, x.low)
         css = "roof" if dtype == ceilings.dtype else "roof minor"
         parts.append(svg.path([(x(ridge), y(peak)), (x.end, y(peak))], css))
         name = f"{dtype}: {peak:.3g} GFLOP/s"
-        parts.append(svg.text(x.end - 6, y(peak) - 7, name, "roof-label", "end"))
+        label_y = min(y(peak) - 7, label_y - _LINE)  # peaks that are near each other: one per line
+        parts.append(svg.text(x.end - 6, label_y, name, "roof-label", "end"))
     top = min(y.high, max(ceilings.compute_flop_s.values()) / 1e9)
     start = max(x.low, y.low / bandwidth)
     ends = [(start, start * bandwidth), (top / bandwidth, top)]

@@ -1,0 +1,109 @@
+"""What is learnt of a machine from an earlier run: kinds of steps, noise, and a real stall."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from ridgeline.diagnose.baseline import learn
+from ridgeline.diagnose.blame import EXPECTED_NOISE, Expected, blame
+from ridgeline.diagnose.causes import findings
+from ridgeline.diagnose.facts import READING_GAP_S, facts_of
+from ridgeline.diagnose.step_facts import step_facts
+from ridgeline.records import Slo, StepStat
+from tests.diagnose.faults import LOADS, SLO, Engine, diagnosed, run
+
+
+def decode_steps(seconds, count=60, spread=0.0, seed=0):
+    """Steps of one to six sequences, `seconds` by their number."""
+    rng = random.Random(seed)
+    found, at_s = [], 0.0
+    for index in range(count * 6):
+        num = 1 + index % 6
+        run_s = seconds(num) * rng.uniform(1 - spread, 1 + spread)
+        found.append(
+            StepStat(
+                index=index,
+                at_s=at_s,
+                plan_s=0.0002,
+                run_s=run_s,
+                shapes=((1, 50),) * num,
+                num_sampled=num,
+                num_running=num,
+                num_waiting=0,
+                used_blocks=1,
+                num_blocks=100,
+                max_num_seqs=8,
+            )
+        )
+        at_s += run_s + 0.0003
+    return found
+
+
+def kernel(num):
+    """A kernel that takes another path from four sequences on: no line fits it."""
+    return 0.002 if num < 4 else 0.0075
+
+
+def test_a_kernel_that_no_line_fits_is_followed_kind_by_kind() -> None:
+    steps = decode_steps(kernel)
+    expected = learn(steps)
+    assert expected is not None
+    assert max(abs(expected.seconds(s) / s.run_s - 1) for s in steps) < 0.1
+    assert not any(map(expected.is_slow, steps))
+    assert expected.between_s == pytest.approx(0.0003, rel=0.01)
+
+
+def test_noise_that_was_there_when_all_was_well_is_not_called_slow() -> None:
+    calm, wild = learn(decode_steps(kernel)), learn(decode_steps(kernel, spread=0.6))
+    assert calm is not None and wild is not None
+    assert calm.noise == EXPECTED_NOISE and wild.noise > 1.25
+    again = decode_steps(kernel, spread=0.6, seed=1)
+    slow = sum(map(wild.is_slow, again)) / len(again)
+    assert slow < 0.3 < 0.5 < sum(s.run_s > 1.25 * kernel(1) for s in again) / len(again)
+    halved = [msgspec.structs.replace(s, run_s=2 * s.run_s) for s in again]
+    assert sum(map(wild.is_slow, halved)) / len(halved) > 0.7
+
+
+def test_slow_steps_are_the_machine_s_only_where_no_pause_makes_them_begin_cold() -> None:
+    healthy = Engine()
+    expected = Expected(seconds=lambda s: healthy.expected(s.shapes), between_s=0.00025)
+    named = {}
+    for plan_s in (0.0002, 0.012):
+        record, _ = run(replace(healthy, slower=1.8, plan_s=plan_s), LOADS[0])
+        facts = {**facts_of(record, SLO), **step_facts(record, expected)}
+        found = blame(record, expected=expected)
+        assert found is not None and facts["slow_steps_share"] > 0.5
+        named[plan_s] = {each.cause for each in findings(found, facts)}
+    assert "machine-slower-than-it-was" in named[0.0002] - named[0.012]
+    assert "host-between-steps" in named[0.012]
+
+
+def test_a_stall_that_no_reader_sees_is_no_finding() -> None:
+    """The same steps, under a promise that they keep and under one that they break."""
+    load = LOADS[0]
+    broken = replace(Engine(), budget=2048, chunked=False, token_s=0.0004)
+    ranked, _ = diagnosed(broken, load)
+    assert ranked[0].cause == "prefill-stalls-decode"
+    ranked, _ = diagnosed(broken, load, 0, Slo.parse("ttft:60000 tpot:6000"))
+    assert "prefill-stalls-decode" not in [each.cause for each in ranked]
+
+
+def test_without_a_promise_a_stream_goes_at_a_reader_s_pace() -> None:
+    record, _ = run(Engine(), LOADS[0])
+    assert facts_of(record)["smooth_gap_s"] == READING_GAP_S
+    assert facts_of(record, Slo.parse("tpot:30"))["smooth_gap_s"] == pytest.approx(0.03)
+    assert facts_of(record, Slo.parse("ttft:30"))["smooth_gap_s"] == READING_GAP_S
+
+
+def test_losses_take_the_baseline_s_word_for_what_is_slow() -> None:
+    record, _ = run(replace(Engine(), slower=1.3), LOADS[0])
+    healthy = Engine()
+    strict = Expected(seconds=lambda s: healthy.expected(s.shapes))
+    lenient = msgspec.structs.replace(strict, noise=1.6)
+    found, spared = blame(record, expected=strict), blame(record, expected=lenient)
+    assert found is not None and spared is not None
+    assert found.shares["slow"].mid > 0.1 and spared.shares["slow"].mid == 0
