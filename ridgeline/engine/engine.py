@@ -268,7 +268,7 @@ class Engine:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         vocab_size = self.resolved.spec.vocab_size
         check_tokens(tokens, vocab_size)
-        check_sampling(sampling, vocab_size)
+        check_sampling(sampling, vocab_size, self.resolved.spec.eos_token_ids)
         return Ask(
             id=f"ask-{next(self._serials)}" if ask_id is None else ask_id,
             prompt=tuple(tokens),
