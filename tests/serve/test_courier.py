@@ -9,13 +9,15 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline._native import Courier
 from ridgeline.engine.engine import Engine
@@ -320,3 +322,41 @@ def test_a_failure_behind_the_first_token_is_told_in_the_stream() -> None:
     assert "".join(texts) == ANSWER[:2] and events[-1] == "[DONE]"
     assert json.loads(events[-2])["error"]["code"] == 500
     assert again.json()["choices"][0]["text"] == ANSWER[:4]
+
+
+class Remembering(FakeEngine):
+    """Keeps the errand it was given."""
+
+    errand: Any = None
+
+    async def listen(self, *args: Any, **terms: Any) -> Callable[[], None]:
+        self.errand = terms["errand"]
+        return await super().listen(*args, **terms)
+
+
+def test_an_errand_ends_before_its_socket_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number may be another connection's as soon as uvicorn has heard of the loss."""
+    engine, taken = Remembering(), list[bool]()
+    original = HttpToolsProtocol.connection_lost
+
+    def lost(self: HttpToolsProtocol, error: Exception | None) -> None:
+        if engine.errand is not None:
+            taken.append(engine.errand.add("too late", 0.0))
+        original(self, error)
+
+    monkeypatch.setattr(HttpToolsProtocol, "connection_lost", lost)
+    with running(create_app(engine)) as url:
+        host, port = urlsplit(url).netloc.split(":")
+        body = json.dumps({"prompt": "!slow", "stream": True, "max_tokens": 30})
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        with closing(socket.create_connection((host, int(port)))) as client:
+            client.sendall((head + body).encode())
+            client.settimeout(10)
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 OK\r\n")
+            assert engine.errand.add("in time", 0.0)
+        deadline = time.monotonic() + 10
+        while not taken and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert taken == [False]
