@@ -1,14 +1,16 @@
 """What HTTP adds to the engine: TTFT and throughput at 32 streams, and 500 streams at once.
 
     python benchmarks/server.py [--rounds 5] [--streams 32] [--requests 128] [--alone 12]
-        [--open 500] [--think-ms 25] [--stream-interval 1]
+        [--open 500] [--think-ms 25] [--stream-interval 1] [--dtype auto] [--former DIR]
+        [--streamed-only]
 
 All arms run the demo model with the same settings and the same prompts, closed loop, in turns:
 *inside* calls `Engine.stream` in this process; *http* streams `/v1/completions` from a server
 process; *whole* asks the server for the same answers without streaming them, so that what is left
-is the cost per token. Answers are of 24 to 72 tokens, so that requests come one by one after the
-first wave, as people do, in every arm; `--burst` makes them all alike (they then come in waves of
-`streams` at the same instant, and TTFT is mostly the time to read so many requests).
+is the cost per token; *former*, with `--former`, is the server of another checkout. Answers are of
+24 to 72 tokens, so that requests come one by one after the first wave, as people do, in every arm;
+`--burst` makes them all alike (they then come in waves of `streams` at the same instant, and TTFT
+is mostly the time to read so many requests).
 
 Between an answer and the next request a user pauses, evenly spread over `--think-ms`. Without a
 pause the arm in this process asks at the very instant at which a step has ended, and is in the next
@@ -89,13 +91,17 @@ class Lengths:
 
 
 @contextlib.contextmanager
-def server(max_num_seqs: int, stream_interval: int) -> Iterator[tuple[str, int]]:
-    """A server process on a free port: its address and its process id."""
+def server(
+    max_num_seqs: int, stream_interval: int, dtype: str, root: Path | None = None
+) -> Iterator[tuple[str, int]]:
+    """A server process on a free port: its address and its process id. `root`: of another
+    checkout's code."""
     flags = ["serve", "demo", "--port", "0", "--max-num-seqs", str(max_num_seqs)]
-    flags += ["--stream-interval", str(stream_interval)]
+    flags += ["--stream-interval", str(stream_interval), "--dtype", dtype]
     code = f"import sys; sys.argv = ['ridgeline', *{flags}]; from ridgeline.cli.main import main"
     code += "; main()"
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root)
     assert process.stderr is not None
     url = ""
     for line in process.stderr:
@@ -188,18 +194,26 @@ def compiled() -> Iterator[Path]:
 
 
 def compare(
-    arms: dict[str, Load], process_id: int, lengths: Lengths, streams: int, num: int, rounds: int
+    arms: dict[str, Load],
+    process_ids: dict[str, int],
+    lengths: Lengths,
+    streams: int,
+    num: int,
+    rounds: int,
 ) -> dict[str, float]:
-    """Rounds of all arms in turns; medians of what each loses against the first."""
+    """Rounds of all arms in turns; medians of what each loses against the first. `process_ids`: of
+    the server of each arm that has one."""
     rows: list[dict[str, Measured]] = []
     cpu: dict[str, list[float]] = {name: [] for name in arms}
     for number in range(rounds + 1):  # the first round warms up and is not counted
         found: dict[str, Measured] = {}
         numbers = list(range(number * num, (number + 1) * num))
         for name, load in list(arms.items())[:: 1 if number % 2 else -1]:
-            before_s = loop_cpu_s(process_id)
+            process_id = process_ids.get(name)
+            before_s = 0.0 if process_id is None else loop_cpu_s(process_id)
             found[name] = load(numbers, streams)
-            cpu[name].append((loop_cpu_s(process_id) - before_s) / found[name].num_tokens * 1e6)
+            after_s = 0.0 if process_id is None else loop_cpu_s(process_id)
+            cpu[name].append((after_s - before_s) / found[name].num_tokens * 1e6)
             wanted = [lengths.of(index) for index in numbers]
             assert [tokens for _, tokens in found[name].done] == wanted, "tokens were lost"
         if number:
@@ -223,8 +237,16 @@ def compare(
         told[f"client_us_per_token_{tag}"] = _median(
             row[name].cpu_s / row[name].num_tokens * 1e6 for row in rows
         )
-    ttft = _median(row["http"].ttft_ms(streams) - row[first].ttft_ms(streams) for row in rows)
-    return told | {f"ttft_added_ms_{streams}": ttft}
+    for name in [name for name in others if name != "whole"]:
+        added = (row[name].ttft_ms(streams) - row[first].ttft_ms(streams) for row in rows)
+        told[f"ttft_added_ms_{name}_{streams}"] = _median(added)
+    return told
+
+
+def _others(numbers: list[int]) -> list[int]:
+    """Other prompts, of the same lengths: the server has been asked these, and would find them in
+    its cache. Lengths repeat every 49 numbers, prompts every 4000."""
+    return [number + 98_000 for number in numbers]
 
 
 def _median(values: Iterable[float]) -> float:
@@ -251,23 +273,35 @@ def main() -> None:
     parser.add_argument("--burst", action="store_true")
     parser.add_argument("--think-ms", type=float, default=25.0)
     parser.add_argument("--stream-interval", type=int, default=1)
+    parser.add_argument(
+        "--dtype", default="auto", help="of both arms: float32 is the native layers"
+    )
+    parser.add_argument("--former", type=Path, help="a checkout whose server is an arm of its own")
+    parser.add_argument("--streamed-only", action="store_true", help="without the arm *whole*")
     given = parser.parse_args()
     lengths, found = Lengths(given.burst, given.think_ms / 1000), dict[str, float]()
-    with (
-        compiled() as program,
-        server(given.streams, given.stream_interval) as (url, pid),
-        Engine.open("demo", max_num_seqs=given.streams) as engine,
-    ):
+    terms = given.streams, given.stream_interval, given.dtype
+    with contextlib.ExitStack() as held:
+        program = held.enter_context(compiled())
+        url, pid = held.enter_context(server(*terms))
+        engine = Engine.open("demo", max_num_seqs=given.streams, dtype=given.dtype)
+        held.enter_context(engine)
         client = Client(program, url, lengths)
         arms: dict[str, Load] = {
             "inside": inside(engine, lengths),
             "http": client.load,
-            "whole": lambda numbers, streams: client.load(numbers, streams, stream=False),
+            "whole": lambda numbers, streams: client.load(_others(numbers), streams, stream=False),
         }
+        pids = {"http": pid, "whole": pid}
+        if given.streamed_only:
+            del arms["whole"]
+        if given.former:
+            its_url, pids["former"] = held.enter_context(server(*terms, given.former))
+            arms["former"] = Client(program, its_url, lengths).load
         if given.rounds and given.alone:
-            found |= compare(arms, pid, lengths, 1, given.alone, given.rounds)
+            found |= compare(arms, pids, lengths, 1, given.alone, given.rounds)
         if given.rounds:
-            found |= compare(arms, pid, lengths, given.streams, given.requests, given.rounds)
+            found |= compare(arms, pids, lengths, given.streams, given.requests, given.rounds)
         if given.open:
             found |= many_open(client, lengths, given.open)
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))

@@ -29,7 +29,7 @@ from ridgeline.engine.core.gate import Gate, GateLimits
 from ridgeline.engine.loop import EngineLoop
 from ridgeline.engine.resolve import Resolved, resolve
 from ridgeline.engine.stats import StepTotals
-from ridgeline.engine.subscribers import AsyncInboxes, BlockingInbox, Inbox, Sink
+from ridgeline.engine.subscribers import AsyncInboxes, BlockingInbox, Errand, Inbox, Sink
 from ridgeline.engine.validate import check_sampling, check_tokens
 from ridgeline.records import (
     Ask,
@@ -151,11 +151,13 @@ class Engine:
         sink: Sink,
         *,
         timeout_s: float | None = None,
+        errand: Errand | None = None,
         **terms: Any,
     ) -> Callable[[], None]:
         """Ask; from then on `sink` gets the ask's events, on this asyncio loop, a step's at once.
 
-        Returns how to leave: nothing more is heard, and what has not ended is aborted.
+        Returns how to leave: nothing more is heard, and what has not ended is aborted. `errand`:
+        tokens go that way, but those that come with the end (`subscribers.py`).
         `timeout_s`: from now, after which the answer is of no use. `terms`: `ask_id`, `priority`,
         `tenant`, `slo` (what the caller was promised), `background` (yields its seat and its blocks
         to any other ask, `core/lanes.py`).
@@ -166,7 +168,7 @@ class Engine:
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
         ask = self._ask(prompt, sampling, deadline_s=deadline_s, **terms)
         inboxes = self._inboxes_here()
-        inbox = inboxes.open(ask.id, sink, sampling.n)
+        inbox = inboxes.open(ask.id, sink, sampling.n, errand)
         leave = partial(self._leave, inboxes, ask.id, inbox)
         try:
             self._loop.submit_if_admitted(ask, inboxes)
@@ -266,7 +268,7 @@ class Engine:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         vocab_size = self.resolved.spec.vocab_size
         check_tokens(tokens, vocab_size)
-        check_sampling(sampling, vocab_size)
+        check_sampling(sampling, vocab_size, self.resolved.spec.eos_token_ids)
         return Ask(
             id=f"ask-{next(self._serials)}" if ask_id is None else ask_id,
             prompt=tuple(tokens),

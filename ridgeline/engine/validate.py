@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ridgeline.errors import BadInput
 from ridgeline.records import Sampling
@@ -25,8 +25,22 @@ def check_tokens(tokens: Iterable[int], vocab_size: int, what: str = "the prompt
             )
 
 
-def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """Token ids in `logit_bias` and `stop_token_ids`."""
+def check_sampling(sampling: Sampling, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    """Token ids in `logit_bias`, `stop_token_ids` and `allowed_token_ids`; and that some token may
+    come out."""
     check_tokens(sampling.logit_bias, vocab_size, "logit_bias")
     check_tokens(sampling.stop_token_ids, vocab_size, "stop_token_ids")
     check_tokens(sampling.allowed_token_ids, vocab_size, "allowed_token_ids")
+    if sampling.min_tokens and (sampling.allowed_token_ids or sampling.stop_token_ids):
+        _check_choice(sampling, vocab_size, () if sampling.ignore_eos else eos_token_ids)
+
+
+def _check_choice(sampling: Sampling, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    """Before `min_tokens` nothing may come out that would end the answer."""
+    ends = {*sampling.stop_token_ids, *eos_token_ids}
+    if not set(sampling.allowed_token_ids or range(vocab_size)) - ends:
+        raise BadInput(
+            "every token that may come out would end the answer before min_tokens",
+            value=sampling.min_tokens,
+            fix="leave min_tokens out, or allow a token that does not end it",
+        )

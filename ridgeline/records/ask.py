@@ -76,6 +76,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
             _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
         if any(not text for text in self.stop):
             raise BadInput("an empty stop string would stop at once", fix="remove the empty string")
+        if self.structured is not None and self.allowed_token_ids:
+            raise BadInput(
+                "a list of allowed tokens may leave a grammar without a way on",
+                fix="send either structured output or allowed_token_ids",
+            )
         if self.structured is not None and (self.ignore_eos or self.min_tokens):
             raise BadInput(
                 "structured output ends where its grammar ends",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -11,10 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.records import Token
-from ridgeline.serve.asks import Asks, Job, Update
+from ridgeline.serve.asks import Asks, Job, TakeBack, Update
 from ridgeline.serve.choices import Tally, gather
+from ridgeline.serve.courier import Around, Carried
 from ridgeline.serve.errors import ApiError
-from ridgeline.serve.outlet import UntilGone
+from ridgeline.serve.outlet import Outlet, UntilGone
 from ridgeline.serve.requests import Sampled
 from ridgeline.serve.wire import OPENAI_FRAMES, EventStream, Frames, encode, sse
 
@@ -40,6 +41,15 @@ class Voice(Protocol):
         where `news` has to say it. The choice has begun."""
         ...
 
+    def around(self) -> Around | None:
+        """Of the only choice, where the text of every token but those that come with its end is
+        all there is to say of it: what stands around it."""
+        ...
+
+    def was_opened(self) -> None:
+        """What `around` says was sent, at least the opening."""
+        ...
+
     def closing(self, tally: Tally) -> list[bytes]: ...
 
 
@@ -56,6 +66,15 @@ class Wording(Protocol):
     def only_text(self, update: Update) -> str | None:
         """The update's text, where its chunk says that and nothing else; the chunk is then one
         with `text_entry`. None where `chunks` has to be asked."""
+        ...
+
+    def opening_entries(self) -> list[dict[str, Any]] | None:
+        """What opens the only choice, one entry per chunk, where all its tokens' chunks are ones
+        with `text_entry`; None where they are not."""
+        ...
+
+    def was_opened(self) -> None:
+        """Somebody has sent `opening_entries`."""
         ...
 
     def text_entry(self, choice: int, text: str) -> dict[str, Any]: ...
@@ -127,6 +146,17 @@ class OpenAiVoice:
         around = self._around.get(choice)  # known once a token was only text: so are all others
         return None if around is None else around[0] + encode(text) + around[1]
 
+    def around(self) -> Around | None:
+        entries = None if self._wanted.always else self._wording.opening_entries()
+        if entries is None:
+            return None
+        wrap, kind = self._envelope.wrap, self._wording.chunk_object
+        opening = b"".join(sse(wrap(kind, [entry])) for entry in entries)
+        return Around(opening, *self._write_around(0))
+
+    def was_opened(self) -> None:
+        self._wording.was_opened()
+
     def closing(self, tally: Tally) -> list[bytes]:
         if not self._wanted.at_end:
             return []
@@ -165,13 +195,14 @@ class Telling:
         self._asks, self._tally, self._voice = asks, tally, voice
         self.frames = voice.frames
 
-    async def run(self, put: Callable[[bytes], None]) -> bytes:
-        """Ask, and hand everything over to `put` as it comes; what ends the last choice goes with
-        the end. The first piece, which may be empty, is put when the engine has begun.
+    async def run(self, outlet: Outlet) -> bytes:
+        """Ask, and put everything into `outlet` as it comes; what ends the last choice goes with
+        the end. The first piece, which may be empty, is put when the engine has begun. Where a
+        courier carries the tokens, what it left.
 
         Raises where the job is refused or breaks.
         """
-        voice, tally, asks = self._voice, self._tally, self._asks
+        voice, tally, asks, put = self._voice, self._tally, self._asks, outlet.put
         last: list[bytes] = []
         has_begun = False
 
@@ -195,8 +226,26 @@ class Telling:
             put(data)
             return True
 
+        def take_back(carried: Carried, left: bytes) -> None:
+            nonlocal has_begun
+            if carried.num_tokens:
+                has_begun = True
+                tally.count_carried(carried.num_tokens)
+                voice.was_opened()
+            outlet.take_back(left, has_begun=has_begun)
+
+        self._send_by_courier(outlet, take_back)
         await asks.run(tell, brief)
         return b"".join(last + voice.closing(tally))
+
+    def _send_by_courier(self, outlet: Outlet, take_back: TakeBack) -> None:
+        """Where there is one, and the answer is of a kind that it can carry."""
+        if not self._asks.can_be_carried:
+            return
+        around = self._voice.around()
+        lent = None if around is None else outlet.lend(self._asks.stop_courier)
+        if around is not None and lent is not None:
+            self._asks.send_by_courier(lent, around, take_back)
 
     def close(self) -> None:
         self._asks.close()

@@ -16,8 +16,18 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.records import Event, Failed, Finished, Sampling, Slo, Started, Token
+from ridgeline.records import (
+    Event,
+    Failed,
+    Finished,
+    Preempted,
+    Sampling,
+    Slo,
+    Started,
+    Token,
+)
 from ridgeline.serve.contract import ServedEngine
+from ridgeline.serve.courier import Around, Carried, Errand, Lent
 from ridgeline.serve.errors import of_failure
 from ridgeline.serve.metrics import Metrics
 from ridgeline.serve.translate import Prompt
@@ -33,6 +43,10 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None = None
 
 
+def free(_num_tokens: int) -> None:
+    """Nobody counts tokens."""
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What one HTTP request asks of the engine. `scores_only`: the output token is no answer.
 
@@ -44,7 +58,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     terms: Terms = Terms()
     scores_only: bool = False
-    spent: Callable[[int], None] = lambda _num_tokens: None
+    spent: Callable[[int], None] = free
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -67,6 +81,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 Tell = Callable[[list[Update]], None]
 Brief = Callable[[int, Token], bool]
 """Tells of a token of a choice that came alone; False where it has to be told as an update."""
+TakeBack = Callable[[Carried, bytes], None]
+"""Tells what a courier has carried of the only choice, and what is left to send of it."""
 
 
 class Asks:
@@ -81,7 +97,10 @@ class Asks:
         self, engine: ServedEngine, job: Job, metrics: Metrics, interval: float = 1
     ) -> None:
         self._engine, self._job, self._now = engine, job, metrics.now
+        self._couriers = metrics.couriers
         self._interval = interval
+        self._errand: Errand | None = None
+        self._take_back: TakeBack = _nothing_left
         self.cached = [0] * len(job.prompts)
         self.meters = [
             metrics.meter(
@@ -121,16 +140,42 @@ class Asks:
                 raise
         await self._ended
 
+    @property
+    def can_be_carried(self) -> bool:
+        """Its tokens may go without being heard here: one choice, whose tokens nobody pays for."""
+        job = self._job
+        return len(job.prompts) == job.sampling.n == 1 and job.spent is free and not job.scores_only
+
+    def send_by_courier(self, lent: Lent, around: Around, take_back: TakeBack) -> bool:
+        """Before `run`: tokens go straight to the socket, until their last or until it is full;
+        then `take_back` is called, and all else is told. False where there is no courier."""
+        errand = self._couriers.take(lent, around, int(self._interval))
+        if errand is None:
+            return False
+        self._errand, self._take_back = errand, take_back
+        errand.look, errand.stuck = self._look, self._relieve
+        return True
+
+    def stop_courier(self) -> None:
+        """The connection is lost: nobody may write to it when this returns."""
+        if self._errand is not None:
+            self._errand.stop()
+
     def close(self) -> None:
         """Leave the engine; what has not ended is aborted."""
         for leave in self._leave:
             leave()
+        self.stop_courier()
+        if self._errand is not None:
+            self._look()
+            self._errand = None
         for index in self._open:
             self.meters[index].left()
         self._open = {}
 
     def _ask(self, index: int) -> Coroutine[Any, Any, Callable[[], None]]:
         terms = self._job.terms
+        more = {} if self._errand is None else {"errand": self._errand.handle}
         return self._engine.listen(
             self._job.prompts[index].tokens,
             self._job.sampling,
@@ -140,10 +185,36 @@ class Asks:
             tenant=terms.tenant,
             timeout_s=terms.timeout_s,
             slo=terms.slo,
+            **more,
         )
+
+    def _look(self) -> None:
+        """The meter, as far as the courier is."""
+        if self._errand is not None:
+            self.meters[0].saw_carried(self._errand.seen())
+
+    def _relieve(self) -> None:
+        """The courier's part is over: tokens are heard here from now on, behind all it has sent."""
+        errand, self._errand = self._errand, None
+        if errand is None:
+            return
+        carried, left = errand.end()
+        self.meters[0].saw_carried(carried)
+        self._has_begun = carried.num_tokens > 0
+        self._flows = self._has_begun and self._interval <= 1
+        try:
+            self._take_back(carried, left)
+        except Exception as error:
+            self._fail(error)
 
     def _heard(self, index: int, events: Sequence[Event]) -> None:
         """On the loop, once per step: accounts, and the news in the order they came."""
+        if self._errand is not None:
+            if all(type(event) in _QUIET for event in events):
+                self.meters[index].saw(events, self._now())
+                self._updates(index, events)
+                return
+            self._relieve()
         if self._flows and len(events) == 1:
             event = events[0]
             if type(event) is Token:
@@ -230,6 +301,14 @@ def _seen(future: asyncio.Future[None]) -> None:
     """A failure that nobody waits for any more is no news."""
     if not future.cancelled():
         future.exception()
+
+
+_QUIET = (Started, Preempted)
+"""Kinds of events that no client hears of."""
+
+
+def _nothing_left(_carried: Carried, _left: bytes) -> None:
+    """No courier was sent."""
 
 
 def _nobody(_updates: list[Update]) -> None:

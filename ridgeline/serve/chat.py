@@ -65,7 +65,7 @@ class ChatVoice:
         entries, listener = [], self._listeners[update.choice]
         if not listener.introduced:
             listener.introduced = True
-            entries.append(_entry(update.choice, {"role": "assistant", "content": ""}))
+            entries.append(_role(update.choice))
         choice = Choice()
         choice.add(update)
         first_call = listener.num_calls
@@ -89,6 +89,14 @@ class ChatVoice:
         if update.finished or not (self._is_only_text and listener.is_plain):
             return None
         return update.text if listener.introduced else None
+
+    def opening_entries(self) -> list[dict[str, Any]] | None:
+        """See `Wording`: the role opens a choice."""
+        return [_role(0)] if self._is_only_text and self._listeners[0].is_plain else None
+
+    def was_opened(self) -> None:
+        """See `Wording`."""
+        self._listeners[0].introduced = True
 
     def text_entry(self, choice: int, text: str) -> dict[str, Any]:
         """The entry of a chunk that says only this."""
@@ -139,6 +147,10 @@ def text_of(parts: list[Part], kind: type[Content] | type[Reasoning]) -> str:
 
 def _entry(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _role(index: int) -> dict[str, Any]:
+    return _entry(index, {"role": "assistant", "content": ""})
 
 
 def _ending(choice: Choice, listener: Listener) -> dict[str, Any]:

@@ -64,6 +64,10 @@ class Tally:
         """As `count`, of a token that came alone."""
         self._num_tokens += not self._job.scores_only
 
+    def count_carried(self, num_tokens: int) -> None:
+        """As `count`, of tokens that a courier has told."""
+        self._num_tokens += num_tokens
+
     @property
     def num_tokens(self) -> int:
         """Output tokens so far."""

@@ -43,6 +43,14 @@ class CompletionVoice:
             return None
         return update.text
 
+    def opening_entries(self) -> list[dict[str, Any]] | None:
+        """See `Wording`: nothing opens a choice but its prompt."""
+        return [] if self._is_only_text and not self._request.echo else None
+
+    def was_opened(self) -> None:
+        """See `Wording`."""
+        self._sent_chars[0] = 0
+
     def text_entry(self, choice: int, text: str) -> dict[str, Any]:
         """The entry of a chunk that says only this."""
         nothing = {"logprobs": None, "finish_reason": None, "stop_reason": None}

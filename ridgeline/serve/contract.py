@@ -60,7 +60,8 @@ class ServedEngine(Protocol):
         timeout_s: float | None = None,
         **terms: Any,
     ) -> Callable[[], None]:
-        """`terms`: ask_id, priority, tenant, slo, background, as `Engine.listen` has them."""
+        """`terms`: ask_id, priority, tenant, slo, background, as `Engine.listen` has them, and
+        `errand` where there is one."""
         ...
 
     def embed(

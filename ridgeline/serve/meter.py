@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ridgeline.records import Event, Failed, Finished, Slo, Started, Token
 
 if TYPE_CHECKING:
+    from ridgeline.serve.courier import Carried
     from ridgeline.serve.metrics import Metrics
 
 
@@ -73,6 +74,20 @@ class Meter:
             return 0
         metrics.num_tokens += 1
         return 1
+
+    def saw_carried(self, carried: Carried) -> None:
+        """Tokens of the only choice that a courier has sent, all so far; it has counted them and
+        the gaps between them itself."""
+        choice = self._choices.get(0)
+        if choice is None or not carried.num_tokens:
+            return
+        if self._started_s is None:
+            self._start(carried.first_s)
+        if choice.num_tokens == 0:
+            choice.first_s = carried.first_s
+            ttft_s = carried.first_s - self._arrival_s
+            self._metrics.observe("time_to_first_token_seconds", ttft_s)
+        choice.num_tokens, choice.last_s = carried.num_tokens, carried.last_s
 
     def left(self) -> None:
         """The client went away or the ask failed: the open choices count as aborted."""

@@ -28,6 +28,7 @@ from prometheus_client.registry import Collector
 from ridgeline.records import FinishReason, Sampling, Slo
 from ridgeline.records.price import HOUR_S, dollars_per_million
 from ridgeline.serve.contract import ServedEngine
+from ridgeline.serve.courier import Couriers
 from ridgeline.serve.engine_metrics import EngineCollector, Peaks
 from ridgeline.serve.histograms import Buckets, HistogramCollector
 from ridgeline.serve.meter import Meter
@@ -93,6 +94,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._histograms = {name: Buckets(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
         self.publish, self.gaps = Buckets(_PUBLISH), self._histograms[_GAPS]
+        self.couriers = Couriers(self.publish, self.gaps, self._count_sent)
         ProcessCollector(registry=self.registry)  # CPU seconds, memory, open files
         self.registry.register(HistogramCollector(model_name, self._families()))
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of started requests.")
@@ -188,6 +190,9 @@ class Metrics:
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
 
+    def _count_sent(self, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
+
     def count_prompt(self, num_tokens: int) -> None:
         self._prompt_tokens.inc(num_tokens)
         self.observe("request_prompt_tokens", num_tokens)
@@ -215,6 +220,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """The page a scraper reads."""
+        self.couriers.drain()
         return generate_latest(self.registry)
 
 

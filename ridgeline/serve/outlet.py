@@ -21,6 +21,7 @@ from typing import Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
+from ridgeline.serve.courier import Lent
 from ridgeline.serve.errors import ClientGone
 
 MAX_HELD_BYTES = 1 << 20
@@ -28,6 +29,9 @@ MAX_HELD_BYTES = 1 << 20
 
 CONNECTION = "ridgeline.connection"
 """Where a scope keeps its `Connection`, if it has one."""
+
+ADDED_HEADERS = "ridgeline.added_headers"
+"""Where a scope keeps what the guard adds to the headers of its answer."""
 
 
 class Connection(Protocol):
@@ -40,6 +44,17 @@ class Connection(Protocol):
 
     def write_chunk(self, data: bytes) -> bool:
         """Write a chunk of the body at once; False where it must wait its turn."""
+        ...
+
+    def lend(self, start: Message, lost: Callable[[], None]) -> Lent | None:
+        """Its socket, for somebody who writes the head that `start` would open the answer with and
+        chunks behind it, until `take_back`; None where that must wait. `lost` is called before the
+        socket is closed, should that come first."""
+        ...
+
+    def take_back(self, start: Callable[[], Awaitable[None]] | None, left: bytes) -> None:
+        """Nobody else writes any more. With `start`, which would have sent the head: the answer has
+        begun, and `left` is still to be written."""
         ...
 
     def cut(self) -> None:
@@ -64,7 +79,7 @@ class Outlet:
         self._send, self._connection, self._start = send, connection, start
         self._held: list[bytes] = []
         self._num_held = 0
-        self._is_over = self._is_full = False
+        self._is_over = self._is_full = self._is_lent = False
         self._sending: asyncio.Task[None] | None = None
         self.has_begun = False
 
@@ -82,6 +97,21 @@ class Outlet:
                 raise ClientGone
             self._connection.cut()
 
+    def lend(self, lost: Callable[[], None]) -> Lent | None:
+        """See `Connection`; nothing is put before it is taken back."""
+        if self._connection is None:
+            return None
+        lent = self._connection.lend(self._start, lost)
+        self._is_lent = lent is not None
+        return lent
+
+    def take_back(self, left: bytes, *, has_begun: bool) -> None:
+        """Pieces come here from now on. `has_begun`: the answer, of which `left` is not sent."""
+        self._is_lent, self.has_begun = False, has_begun
+        if self._connection is not None:
+            start = partial(self._send, self._start) if has_begun else None
+            self._connection.take_back(start, left)
+
     async def end(self, data: bytes) -> None:
         """The last piece: it goes with the end of the body, in one write. All is on its way when
         this returns."""
@@ -91,6 +121,8 @@ class Outlet:
 
     async def close(self) -> None:
         """Whatever has not been sent is dropped."""
+        if self._is_lent and self._connection is not None:
+            self._connection.take_back(None, b"")
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ridgeline.records import Sampling, Slo
 from ridgeline.serve.answer import answer_headers, request_id_of
-from ridgeline.serve.asks import Asks, Job, Terms
+from ridgeline.serve.asks import Asks, Job, Terms, free
 from ridgeline.serve.contract import ServedEngine
 from ridgeline.serve.engine_metrics import Peaks
 from ridgeline.serve.errors import ApiError
@@ -98,7 +98,7 @@ class Service:
             sampling=sampling,
             terms=self._terms(request, wish, caller.tenant(wish.cache_salt)),
             scores_only=scores_only,
-            spent=_free if scores_only else self._payer(account),
+            spent=free if scores_only else self._payer(account),
         )
         request_id = request_id_of(request.headers, wish.request_id, job.id)
         num_tokens = job.num_prompt_tokens
@@ -118,7 +118,7 @@ class Service:
     def _payer(self, account: Account) -> Callable[[int], None]:
         """Who is told of output tokens; called for every one of them."""
         if not account.counts_tokens:
-            return _free
+            return free
         return lambda num_tokens: account.spent(num_tokens, self.now())
 
     def _terms(self, request: Request, wish: Wish, tenant: str) -> Terms:
@@ -139,10 +139,6 @@ class Service:
             known = ", ".join(self.classes) or "none are configured"
             raise ApiError(400, f"unknown slo_class; known: {known}", param="slo_class")
         return name, self.classes[name]
-
-
-def _free(_num_tokens: int) -> None:
-    """Nobody counts tokens."""
 
 
 def name_of(model: str) -> str:

@@ -84,7 +84,7 @@ class Source(Protocol):
 
     frames: Frames
 
-    async def run(self, put: Callable[[bytes], None]) -> bytes:
+    async def run(self, outlet: Outlet) -> bytes:
         """Put what comes, as it comes; what is left to say at the end."""
         ...
 
@@ -118,7 +118,7 @@ class EventStream(Response):
     async def _all(self, outlet: Outlet) -> bytes:
         """What is left to say at the end."""
         try:
-            return await self._source.run(outlet.put)
+            return await self._source.run(outlet)
         except ClientGone:
             raise
         except Exception as error:

@@ -10,6 +10,7 @@ import pytest
 
 from ridgeline import Engine, Sampling
 from ridgeline.errors import BadInput, BadModel, CannotRun, DoesNotFit, UserError
+from ridgeline.records import Structured
 
 GREEDY = Sampling(temperature=0.0, max_tokens=4)
 
@@ -47,6 +48,22 @@ def test_a_prompt_longer_than_the_context(engine: Engine) -> None:
 def test_sampling_out_of_range(fields: dict) -> None:
     with pytest.raises(BadInput):
         Sampling(**fields)
+
+
+def test_tokens_of_which_none_may_come_out(engine: Engine) -> None:
+    end = engine.resolved.spec.eos_token_ids[0]
+    wanted = {"temperature": 0.0, "max_tokens": 4, "min_tokens": 2}
+    for refused in (
+        Sampling(**wanted, allowed_token_ids=(end,)),
+        Sampling(**wanted, allowed_token_ids=(end, 9, 5), stop_token_ids=(5, 9)),
+        Sampling(**wanted, stop_token_ids=tuple(range(4096))),
+    ):
+        with pytest.raises(BadInput, match=r"before min_tokens; got 2; fix"):
+            engine.generate([[5]], refused)
+    free = Sampling(**wanted, allowed_token_ids=(end, 9), ignore_eos=True, stop_token_ids=(9,))
+    assert engine.generate([[5]], [free])[0].tokens[:2] == (end, end)
+    with pytest.raises(BadInput, match="either"):
+        Sampling(structured=Structured("regex", "a+"), allowed_token_ids=(5,))
 
 
 @pytest.mark.parametrize("token", [-1, 4096, 1.5, "a", None, True])
@@ -113,13 +130,13 @@ def test_bad_settings(settings: dict, error: type[UserError], words: str) -> Non
 def test_a_kv_budget_too_small_for_one_sequence() -> None:
     """The budget table, and one change that really mends it."""
     with pytest.raises(DoesNotFit) as caught:
-        Engine.open("demo", kv_cache_memory_bytes=1 << 20)
+        Engine.open("demo", kv_cache_memory_bytes=1 << 20, dtype="float32")
     text = str(caught.value)
     for words in ("weights", "KV per token", "KV of one sequence", "holds 160 tokens"):
         assert words in text
     flag, value = str(caught.value.fix).removeprefix("use --").split()
     assert text.count("use --") == 1
-    with Engine.open("demo", **{flag.replace("-", "_"): int(value)}) as engine:
+    with Engine.open("demo", dtype="float32", **{flag.replace("-", "_"): int(value)}) as engine:
         assert engine.generate([[5] * 2047], GREEDY)[0].usage.completion_tokens == 1
 
 

@@ -17,10 +17,11 @@ import pytest
 from ridgeline.records import Event, Finished, Sampling, Token, Usage
 from ridgeline.serve import outlet
 from ridgeline.serve.app import create_app
+from ridgeline.serve.courier import Lent
 from ridgeline.serve.errors import ClientGone
 from ridgeline.serve.options import ServerOptions
 from tests.serve.conftest import running
-from tests.serve.fake_engine import FakeEngine
+from tests.serve.fake_engine import FakeEngine, sent_off
 
 LINE, PER_STEP, NUM_STEPS = "x" * 1000, 100, 200  # 20 MB: more than any socket takes
 
@@ -36,9 +37,11 @@ class Wordy(FakeEngine):
         prompt: str | Sequence[int],
         sampling: Sampling,
         sink: Callable[[Sequence[Event]], None],
+        *,
+        errand: Any = None,
         **terms: Any,
     ) -> Callable[[], None]:
-        name = terms["ask_id"]
+        name, sink = terms["ask_id"], sent_off(errand, sink)
 
         async def talk() -> None:
             token = Token(ask_id=name, index=0, token=5, text=self.line, at_s=0.0)
@@ -141,6 +144,12 @@ class Line:
         self.num_cuts += 1
 
     def watch(self, gone: Callable[[], None] | None) -> None:
+        raise AssertionError
+
+    def lend(self, start: Any, lost: Callable[[], None]) -> Lent | None:
+        return None
+
+    def take_back(self, start: Callable[[], Awaitable[None]] | None, left: bytes) -> None:
         raise AssertionError
 
 

@@ -15,6 +15,7 @@ from ridgeline.serve.asks import Job, Update
 from ridgeline.serve.blocks import Block, Blocks
 from ridgeline.serve.chat import call_id
 from ridgeline.serve.choices import Tally
+from ridgeline.serve.courier import Around
 from ridgeline.serve.dialect.choose import Dialect, dialect_of
 from ridgeline.serve.errors import anthropic_body
 from ridgeline.serve.requests import parse
@@ -78,6 +79,12 @@ class MessagesVoice:
 
     def brief(self, choice: int, text: str) -> bytes | None:
         return None  # every piece of a block is counted and kept
+
+    def around(self) -> Around | None:
+        return None  # for the same reason
+
+    def was_opened(self) -> None:
+        raise AssertionError("no token goes another way")
 
     def closing(self, tally: Tally) -> list[bytes]:
         delta = {"type": "message_delta", "delta": self._stop(), "usage": self._usage(tally)}

@@ -14,6 +14,7 @@ from ridgeline.serve.api.responses_in import ResponsesRequest, as_chat, ignored_
 from ridgeline.serve.asks import Job, Update
 from ridgeline.serve.blocks import Block, Blocks
 from ridgeline.serve.choices import Tally
+from ridgeline.serve.courier import Around
 from ridgeline.serve.dialect.choose import Dialect
 from ridgeline.serve.errors import ApiError, body
 from ridgeline.serve.ids import fresh_id
@@ -70,6 +71,12 @@ class ResponsesVoice:
 
     def brief(self, choice: int, text: str) -> bytes | None:
         return None  # every piece of a block is counted and kept
+
+    def around(self) -> Around | None:
+        return None  # for the same reason
+
+    def was_opened(self) -> None:
+        raise AssertionError("no token goes another way")
 
     def closing(self, tally: Tally) -> list[bytes]:
         status = self._status()

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ridgeline.serve import errors
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.lifecycle import Drain
+from ridgeline.serve.outlet import ADDED_HEADERS
 from ridgeline.serve.safety.keys import NOBODY, Caller, KeyRing
 
 OPEN_PATHS = frozenset(("/", "/health", "/ping", "/ready"))  # "/" is a page without data
@@ -58,8 +59,9 @@ class Guard:
             return  # nothing else is served
         headers = dict(scope["headers"])
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if origin in self._door.origins and origin:
-            send = _with_origin(send, origin)
+        allowed = origin if origin in self._door.origins else ""
+        if allowed:
+            send = _adding(send, _origin_headers(allowed))
         try:
             preflight = self._check(scope, headers, origin)
         except ApiError as error:
@@ -70,7 +72,8 @@ class Guard:
             await _preflight_answer()(scope, receive, send)
             return
         with self._door.drain.request():
-            await self._app(scope, receive, _with_safe_headers(send))
+            scope[ADDED_HEADERS] = [*_SAFE_HEADERS, *(_origin_headers(allowed) if allowed else ())]
+            await self._app(scope, receive, _adding(send, _SAFE_HEADERS))
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes], origin: str) -> bool:
         """True for a CORS preflight that is welcome; ApiError for whoever is not."""
@@ -162,15 +165,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _with_origin(send: Send, origin: str) -> Send:
-    return _adding(
-        send,
-        [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")],
-    )
+_SAFE_HEADERS = [(b"x-content-type-options", b"nosniff")]
 
 
-def _with_safe_headers(send: Send) -> Send:
-    return _adding(send, [(b"x-content-type-options", b"nosniff")])
+def _origin_headers(origin: str) -> list[tuple[bytes, bytes]]:
+    return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
 
 
 def _adding(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:

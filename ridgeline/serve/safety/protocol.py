@@ -17,15 +17,18 @@ directly (`ridgeline.serve.outlet`), together with the others of its step (`ridg
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Message
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from ridgeline.serve.courier import Lent, chunk
 from ridgeline.serve.errors import ApiError, body
-from ridgeline.serve.outlet import CONNECTION
+from ridgeline.serve.outlet import ADDED_HEADERS, CONNECTION
 from ridgeline.serve.post import Post
 
 
@@ -49,6 +52,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _in_headers = True
     _in_body = False
     gone: Callable[[], None] | None = None  # whom to call when the connection is lost
+    lost: Callable[[], None] | None = None  # and before that, while its socket is lent
     _linger: asyncio.TimerHandle | None = None
     _unread: tuple[asyncio.TimerHandle, int] | None = None  # and how much it was at the last look
 
@@ -60,6 +64,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.lost is not None:  # the socket is closed, and its number another's, once we return
+            self.lost()
+            self.lost = None
         self._unwatch()
         self._body_over()
         self.resume_writing()
@@ -180,22 +187,63 @@ class Exchange:
         """uvicorn writes the head by itself; here it is kept back for the first chunk."""
         if self._protocol.flow.write_paused:
             return False
-        transport, head = self._protocol.transport, _Kept()
-        self._cycle.transport = head
+        head, transport = self._head(start), self._protocol.transport
+        if not transport.is_closing():
+            transport.write(head + (chunk(data) if data else b""))
+        return True
+
+    def lend(self, start: Message, lost: Callable[[], None]) -> Lent | None:
+        """The head is put together beside the app and uvicorn, which have not begun an answer by
+        it: until somebody has written it, the answer may still be another one."""
+        protocol, cycle = self._protocol, self._cycle
+        transport, added = protocol.transport, cycle.scope.get(ADDED_HEADERS)
+        plain = transport.get_extra_info("ssl_object") is None
+        if (
+            added is None
+            or not plain
+            or transport.is_closing()
+            or transport.get_write_buffer_size()
+        ):
+            return None
+        headers = [*cycle.default_headers, *start["headers"], *added]
+        if any(_BREAK.search(value) for _, value in headers):
+            return None  # uvicorn has a word to say on that
+        if not cycle.keep_alive:
+            headers.append((b"connection", b"close"))
+        headers.append((b"transfer-encoding", b"chunked"))
+        protocol.lost = lost
+        head = b"".join(b"%b: %b\r\n" % header for header in headers)
+        number = transport.get_extra_info("socket").fileno()
+        return Lent(number, STATUS_LINE[start["status"]] + head + b"\r\n")
+
+    def take_back(self, start: Callable[[], Awaitable[None]] | None, left: bytes) -> None:
+        """See `Connection`."""
+        protocol = self._protocol
+        if protocol.lost is not None:
+            protocol.lost()
+            protocol.lost = None
+        if start is None:
+            return
+        self._head(start)
+        if left and not protocol.transport.is_closing():
+            protocol.transport.write(left)
+
+    def _head(self, start: Callable[[], Awaitable[None]]) -> bytes:
+        """What `start` would write."""
+        kept, cycle = _Kept(), self._cycle
+        transport, cycle.transport = cycle.transport, kept
         try:
             _run_now(start())
         finally:
-            self._cycle.transport = transport
-        if not transport.is_closing():
-            transport.write(b"".join(head.parts) + (_chunk(data) if data else b""))
-        return True
+            cycle.transport = transport
+        return b"".join(kept.parts)
 
     def write_chunk(self, data: bytes) -> bool:
         """See `Connection`."""
         protocol = self._protocol
         if protocol.flow.write_paused:
             return False
-        protocol.post.add(protocol.transport, _chunk(data))
+        protocol.post.add(protocol.transport, chunk(data))
         return True
 
     def cut(self) -> None:
@@ -208,6 +256,9 @@ class Exchange:
         protocol.gone = gone
         if gone is not None and protocol.transport.is_closing():
             protocol.loop.call_soon(gone)
+
+
+_BREAK = re.compile(b"[\r\n\0]")
 
 
 class _Kept:
@@ -224,11 +275,6 @@ def _run_now(awaitable: Awaitable[None]) -> None:
     """To its end, at once: it has nothing to wait for while the connection takes what is sent."""
     for _ in awaitable.__await__():
         raise AssertionError("it waits")
-
-
-def _chunk(data: bytes) -> bytes:
-    """A piece of a body whose length is not known (RFC 9112, 7.1)."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def bounded_protocol(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
