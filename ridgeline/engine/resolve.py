@@ -35,7 +35,6 @@ from ridgeline.spec.model import LinearSpec, ModelSpec
 from ridgeline.spec.rewrite import (
     apply_lm_head,
     apply_quantization,
-    linears,
     with_blocks_decoded,
     with_dtype,
     with_kv_dtype,
@@ -43,8 +42,6 @@ from ridgeline.spec.rewrite import (
 
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 64
-LARGE_BYTES = 1 << 30
-"""Weights that no cache holds: what they take is bytes, and widening them costs nothing."""
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
 
 
@@ -239,11 +236,10 @@ def _spec(
         if _runs_native(exact, device):
             why |= exact_why
             why["dtype"] = (
-                f"stored as {stored.stored_dtype}, computed in float32: the native layers do,"
-                " and no weight's bits are lost (--dtype obeys)"
+                f"stored as {stored.stored_dtype}, computed in float32, as the native layers do"
+                " (--dtype is obeyed; --quantization bf16 keeps weights as stored, same bits)"
             )
             spec, dtype = exact, torch.float32
-    spec = _kept_as_stored(spec, device, why)
     if settings.kv_cache_dtype == "auto":
         why["kv_cache_dtype"] = "the dtype of the computation"
     else:
@@ -266,20 +262,6 @@ def _formats(
         why["quantization"] = f"asked for: {_kernel(spec.layers[-1].mlp.gate, device)}"
     spec, why["lm_head_quantization"] = _lm_head(settings, spec, device)
     return spec
-
-
-def _kept_as_stored(spec: ModelSpec, device: torch.device, why: dict[str, str]) -> ModelSpec:
-    """A large bfloat16 model stays in bfloat16 in memory, whatever it is computed in: half the
-    bytes to read, and the same bits (quant/bf16.py)."""
-    dense = all(linear.format.kind == "dense" for linear in linears(spec).values())
-    widened = (spec.stored_dtype, spec.dtype, device.type) == ("bfloat16", "float32", "cpu")
-    if not dense or not widened or resident_weight_bytes(spec) < LARGE_BYTES:
-        return spec
-    kept = apply_quantization(spec, "bf16")
-    if not _runs_native(kept, device):
-        return spec
-    why["quantization"] = "none asked for: weights in memory in bfloat16, as stored; nothing lost"
-    return kept
 
 
 def _is_dense(spec: ModelSpec) -> bool:
