@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from ridgeline.engine.core.kv_budget import GIB, BudgetAsked, kv_budget, size
+from ridgeline.engine.model import dtype
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput, DoesNotFit
-from ridgeline.settings import Settings
+from ridgeline.settings import Settings, settings_from
 
 ASKED = BudgetAsked(
     weight_bytes=1 * GIB,
@@ -120,3 +121,16 @@ def test_too_little_is_refused_with_one_change_that_mends_it(changes: dict, fix:
 )
 def test_sizes_for_people(nbytes: float, text: str) -> None:
     assert size(nbytes) == text
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "bf16"])
+def test_bfloat16_instructions_do_not_turn_native_layers_off(
+    quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtype, "_native_on_cpu", lambda: frozenset({"bfloat16"}))
+    asked = {"model": "dummy:tinyllama-1.1b", "device": "cpu", "quantization": quantization}
+    resolved = resolve(settings_from(asked))
+    assert (resolved.dtype, resolved.layer_backend) == ("float32", "native")
+    assert "computed in float32" in resolved.derivations["dtype"]
+    dense = resolve(settings_from({**asked, "dtype": "bfloat16", "quantization": None}))
+    assert (dense.dtype, dense.layer_backend) == ("bfloat16", "torch")
