@@ -50,6 +50,14 @@ constexpr int64_t kChunkBytes = 128 << 10;       // of a weight: what a thread c
 constexpr int64_t kMacsPerThread = 1 << 20;      // less than this is not worth waking a thread for
 constexpr int kSpins = 4096;                     // turns of a waiting thread before it offers its core
 
+// Rows that one thread takes together: prepared rows lie side by side, 32 bytes of each, so that threads with
+// neighbouring rows would take every line from each other. Fewer where a thread would be left without any.
+int rows_per_item(const Frame& frame) {
+  const int share = frame.num_rows / frame.num_threads;
+  return share >= 16 ? 4 : share >= 4 ? 2 : 1;
+}
+int64_t row_items(const Frame& frame) { return (frame.num_rows + rows_per_item(frame) - 1) / rows_per_item(frame); }
+
 // Tiles of panels claimed at once: enough bytes to stream, few enough that the threads end together.
 int64_t tiles_per_chunk(const Frame& frame, const PackedWeight& weight) {
   return std::max<int64_t>(1, kChunkBytes / (weight.panel_bytes() * frame.linear->panels_per_tile));
@@ -167,25 +175,29 @@ class RowOp : public Op {
     else if (plan_.to != kOut) frame.reserve(plan_.to, plan_.width);
     require(frame.slots[plan_.from] && (plan_.for_weight || frame.slots[plan_.to]), "a slot has no memory");
   }
-  int64_t num_items(const Frame& frame) const override { return frame.num_rows; }
+  int64_t num_items(const Frame& frame) const override { return row_items(frame); }
   int scratch_floats() const override { return plan_.width; }
   void run(const Frame& frame, int64_t item, float* scratch) const override {
+    const int per = rows_per_item(frame), first = static_cast<int>(item) * per;
+    for (int row = first; row < std::min(first + per, frame.num_rows); ++row) run_row(frame, row, scratch);
+  }
+
+ private:
+  void run_row(const Frame& frame, int row_index, float* scratch) const {
     const int width = plan_.width;
-    float* x = frame.at(plan_.from, item, width);
-    if (plan_.add_branch) add_branch(frame, x, frame.at(kBranch, item, width), scratch);
+    float* x = frame.at(plan_.from, row_index, width);
+    if (plan_.add_branch) add_branch(frame, x, frame.at(kBranch, row_index, width), scratch);
     const float* row = x;
     if (plan_.norm) {
-      float* to = plan_.for_weight ? scratch : frame.at(plan_.to, item, width);
+      float* to = plan_.for_weight ? scratch : frame.at(plan_.to, row_index, width);
       frame.row->scale(x, frame.row->inverse_rms(x, width, plan_.eps), plan_.gain, width, to);
       row = to;
     }
     if (!plan_.for_weight) return;
     const PackedWeight& weight = *plan_.for_weight;
-    prepare(frame, weight, rows_for(frame, weight, 0, frame.num_rows), static_cast<int>(item), row, 0,
-            weight.num_groups());
+    prepare(frame, weight, rows_for(frame, weight, 0, frame.num_rows), row_index, row, 0, weight.num_groups());
   }
 
- private:
   void add_branch(const Frame& frame, float* x, const float* branch, float* scratch) const {
     if (plan_.branch_gain) {
       const float by = frame.row->inverse_rms(branch, plan_.width, plan_.eps);
@@ -223,9 +235,15 @@ class GateOp : public Op {
     require(frame.slots[kWide], "a slot has no memory");
     reserve_rows(frame, *weight_, frame.num_rows);
   }
-  int64_t num_items(const Frame& frame) const override { return int64_t{frame.num_rows} * spans(frame); }
+  int64_t num_items(const Frame& frame) const override { return row_items(frame) * spans(frame); }
   void run(const Frame& frame, int64_t item, float*) const override {
-    const int num = spans(frame), row = static_cast<int>(item / num), span = static_cast<int>(item % num);
+    const int num = spans(frame), span = static_cast<int>(item % num), per = rows_per_item(frame);
+    const int from = static_cast<int>(item / num) * per;
+    for (int row = from; row < std::min(from + per, frame.num_rows); ++row) gate_row(frame, row, span, num);
+  }
+
+ private:
+  void gate_row(const Frame& frame, int row, int span, int num) const {
     const int groups = weight_->num_groups(), first = groups * span / num, end = groups * (span + 1) / num;
     const int start = first * weight_->group, stop = std::min(width_, end * weight_->group);
     float* gate = frame.at(kWide, row, 2 * width_);
@@ -233,7 +251,6 @@ class GateOp : public Op {
     prepare(frame, *weight_, rows_for(frame, *weight_, 0, frame.num_rows), row, gate, first, end);
   }
 
- private:
   // A row alone is cut, so that both threads have a share of it.
   int spans(const Frame& frame) const {
     return frame.num_rows >= 8 ? 1 : std::min(8, weight_->num_groups());
