@@ -2,8 +2,8 @@
 
 A CPU without bf16 or fp16 instructions can run such a model, but torch emulates the arithmetic:
 correct, and slower than float32 as soon as a few rows are batched. So `auto` computes in float32
-there and says so; an explicit dtype is obeyed and the derivation says what it costs. What the native
-layers of a CPU run is computed in float32 whatever instructions it has (engine/resolve.py).
+there and says so; an explicit dtype is obeyed and the derivation says what it costs. What a CPU's
+native layers run is computed in float32 whatever instructions it has (engine/resolve.py).
 """
 
 from __future__ import annotations
