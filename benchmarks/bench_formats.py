@@ -138,7 +138,6 @@ class Contender:
         asked = {
             "model": path_of(folder, name),
             "quantization": PLAIN.get(name),
-            "dtype": "float32",
             "max_model_len": 2048,
             "max_num_seqs": 4,
             "max_num_batched_tokens": PROMPT + 4,

@@ -48,7 +48,6 @@ enum class WeightKind { kInt4, kInt8, kBf16, kFp32, kInt8Groups };
 // Scales per group of inputs, not per output.
 inline bool has_groups(WeightKind kind) { return kind == WeightKind::kInt4 || kind == WeightKind::kInt8Groups; }
 
-
 // Rows stay floats, and neither has scales.
 inline bool takes_floats(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kFp32; }
 

@@ -109,7 +109,6 @@ def main() -> int:
         python = environments.ensure(given.home, ["lm_eval"], dict(given.use))["lm_eval"]
         write_task(folder)
         serve = [sys.executable, "-m", "ridgeline", "serve", given.model, "--port", "0"]
-        serve += ["--dtype", "float32"]  # `auto` computes as the weights are stored, on some CPUs
         server = subprocess.Popen(serve, stderr=subprocess.PIPE, text=True)
         assert server.stderr is not None
         lines = (line for line in server.stderr if "is served at" in line)

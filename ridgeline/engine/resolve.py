@@ -237,7 +237,7 @@ def _spec(
             why |= exact_why
             why["dtype"] = (
                 f"stored as {stored.stored_dtype}, computed in float32, as the native layers do"
-                " (--dtype is obeyed; --quantization bf16 keeps weights as stored, same bits)"
+                f"{_smaller(exact)}; --dtype {stored.stored_dtype} would take torch's"
             )
             spec, dtype = exact, torch.float32
     if settings.kv_cache_dtype == "auto":
@@ -262,6 +262,12 @@ def _formats(
         why["quantization"] = f"asked for: {_kernel(spec.layers[-1].mlp.gate, device)}"
     spec, why["lm_head_quantization"] = _lm_head(settings, spec, device)
     return spec
+
+
+def _smaller(spec: ModelSpec) -> str:
+    """What halves the bytes of weights that were widened to be computed."""
+    widened = _is_dense(spec) and spec.stored_dtype == "bfloat16"
+    return " (--quantization bf16: half the memory, the same bits)" if widened else ""
 
 
 def _is_dense(spec: ModelSpec) -> bool:

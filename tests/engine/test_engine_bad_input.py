@@ -130,13 +130,13 @@ def test_bad_settings(settings: dict, error: type[UserError], words: str) -> Non
 def test_a_kv_budget_too_small_for_one_sequence() -> None:
     """The budget table, and one change that really mends it."""
     with pytest.raises(DoesNotFit) as caught:
-        Engine.open("demo", kv_cache_memory_bytes=1 << 20, dtype="float32")
+        Engine.open("demo", kv_cache_memory_bytes=1 << 20)
     text = str(caught.value)
     for words in ("weights", "KV per token", "KV of one sequence", "holds 160 tokens"):
         assert words in text
     flag, value = str(caught.value.fix).removeprefix("use --").split()
     assert text.count("use --") == 1
-    with Engine.open("demo", dtype="float32", **{flag.replace("-", "_"): int(value)}) as engine:
+    with Engine.open("demo", **{flag.replace("-", "_"): int(value)}) as engine:
         assert engine.generate([[5] * 2047], GREEDY)[0].usage.completion_tokens == 1
 
 
