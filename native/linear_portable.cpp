@@ -60,13 +60,15 @@ inline int32_t round_block(const float* x, Vf inverse, int8_t* to) {
   return sum;
 }
 
+constexpr int kTilePanels = 1;
+
 }  // namespace
 }  // namespace ridgeline
 #include "linear_engines.inc"
 namespace ridgeline {
 namespace {
 
-struct Bytes {
+struct Bytes : Walks {
   struct Vec {
     uint8_t v[kLineBytes];
   };
@@ -104,7 +106,7 @@ struct Int8 : Bytes, Int8Common<128> {
 template <int B>
 using Int8Groups = GroupsOf<Int8, B>;
 
-struct Floats {  // weights and rows as they are in a Vf
+struct Floats : Walks {  // weights and rows as they are in a Vf
   using Vec = Vf;
   using Part = Vf;
   static constexpr bool kWidens = false;
@@ -135,7 +137,7 @@ struct Fp32 : Floats, Fp32Common {
   }
 };
 
-constexpr int kTilePanels = 1, kDirectRows = 1, kScaledRows = 1, kDirectMost = 1, kStoredRows = 1, kStoredMost = 1;
+constexpr int kDirectRows = 1, kDirectMost = 1, kStoredRows = 1, kStoredMost = 1;
 
 }  // namespace
 }  // namespace ridgeline
