@@ -315,7 +315,7 @@ double now_s() {
 }  // namespace
 
 struct alignas(64) Progress {
-  std::atomic<int64_t> next{0}, items{-1};
+  std::atomic<int64_t> items{-1};
   alignas(64) std::atomic<int64_t> done{0};
   double finished_s = 0.0;  // where profiling: written by whoever did the last item
 
@@ -334,6 +334,18 @@ struct alignas(64) Progress {
       else sched_yield();
     }
   }
+};
+
+// How many items of a thread's share of an operator have been taken, by it or by others.
+struct alignas(64) Taken {
+  std::atomic<int64_t> count{0};
+};
+
+struct Shares {
+  Shares(size_t num_ops, int num_threads) : threads(num_threads), progress(num_ops), taken(num_ops * num_threads) {}
+  int threads;
+  std::vector<Progress> progress;
+  std::vector<Taken> taken;  // [operator][thread]
 };
 
 std::unique_ptr<Op> embed_op(const void* table, bool is_bf16, int64_t num_tokens, int width, float scale) {
@@ -362,25 +374,32 @@ int Segment::threads_for(const Frame& frame) const {
   return static_cast<int>(std::min<int64_t>(macs / std::max(1, num_layers_) / kMacsPerThread + 1, frame.num_threads));
 }
 
-// One thread's share of the operators.
-void Segment::work(const Frame& frame, std::vector<Progress>& progress, float* scratch, double* arrived_s) const {
+// Of every operator first the thread's own share of the items, in order, so that what it asks memory for behind one of
+// them is what it needs for the next; then what is left of the others'.
+void Segment::work(const Frame& frame, Shares& shares, int thread, float* scratch, double* arrived_s) const {
   if (frame.profiling) *arrived_s = now_s();
   for (size_t i = 0; i < ops_.size(); ++i) {
-    const int64_t items = progress[i].count(*ops_[i], frame);
+    Progress& progress = shares.progress[i];
+    const int64_t items = progress.count(*ops_[i], frame);
     int64_t mine = 0;
-    for (int64_t item; (item = progress[i].next.fetch_add(1, std::memory_order_relaxed)) < items; ++mine)
-      ops_[i]->run(frame, item, scratch);
-    if (mine && progress[i].done.fetch_add(mine, std::memory_order_acq_rel) + mine == items && frame.profiling)
-      progress[i].finished_s = now_s();
-    progress[i].wait_for(items);
+    for (int turn = 0; turn < shares.threads; ++turn) {
+      const int whose = (thread + turn) % shares.threads;
+      const int64_t begin = items * whose / shares.threads, end = items * (whose + 1) / shares.threads;
+      std::atomic<int64_t>& taken = shares.taken[i * shares.threads + whose].count;
+      for (int64_t item; (item = begin + taken.fetch_add(1, std::memory_order_relaxed)) < end; ++mine)
+        ops_[i]->run(frame, item, scratch);
+    }
+    if (mine && progress.done.fetch_add(mine, std::memory_order_acq_rel) + mine == items && frame.profiling)
+      progress.finished_s = now_s();
+    progress.wait_for(items);
   }
 }
 
 // Each operator from the end of the one before it: by the clock of whichever thread ended it, since no thread need
 // be there from the start.
-void Segment::note(Frame& frame, const std::vector<Progress>& progress, double since_s) const {
+void Segment::note(Frame& frame, const Shares& shares, double since_s) const {
   for (size_t i = 0; i < ops_.size(); ++i) {
-    const double end_s = std::max(since_s, progress[i].finished_s);
+    const double end_s = std::max(since_s, shares.progress[i].finished_s);
     frame.seconds[i < names_.size() ? names_[i] : ""] += end_s - since_s;
     since_s = end_s;
   }
@@ -393,14 +412,14 @@ void Segment::run(Frame& frame) const {
   for (const auto& op : ops_) op->begin(frame);
   const int threads = threads_for(frame);
   frame.scratch.reserve(4 * floats * threads);
-  std::vector<Progress> progress(ops_.size());
+  Shares shares(ops_.size(), threads);
   std::vector<double> arrived_s(threads, std::numeric_limits<double>::infinity());
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int thread = omp_get_thread_num();
-    work(frame, progress, frame.scratch.as<float>() + floats * thread, &arrived_s[thread]);
+    work(frame, shares, thread, frame.scratch.as<float>() + floats * thread, &arrived_s[thread]);
   }
-  if (frame.profiling) note(frame, progress, *std::min_element(arrived_s.begin(), arrived_s.end()));
+  if (frame.profiling) note(frame, shares, *std::min_element(arrived_s.begin(), arrived_s.end()));
 }
 
 }  // namespace ridgeline

@@ -116,8 +116,8 @@ class Segment {
   void run(Frame& frame) const;
 
  private:
-  void work(const Frame& frame, std::vector<struct Progress>& progress, float* scratch, double* arrived_s) const;
-  void note(Frame& frame, const std::vector<Progress>& progress, double since_s) const;
+  void work(const Frame& frame, struct Shares& shares, int thread, float* scratch, double* arrived_s) const;
+  void note(Frame& frame, const Shares& shares, double since_s) const;
   int threads_for(const Frame& frame) const;
   std::vector<std::unique_ptr<Op>> ops_;
   std::vector<std::string> names_;

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ridgeline.compress.balance import Balanced, Site, choose_awq, choose_smooth, sites
 from ridgeline.compress.calibration import pieces
+from ridgeline.compress.freed import give_back
 from ridgeline.compress.lattice import Rounded
 from ridgeline.compress.outliers import told_apart
 from ridgeline.compress.progress import Progress, Tell
@@ -157,6 +158,7 @@ def _layer(
             walks.rounded.go(Changed(source, grids, kept), index, at)
     notes += told_apart(grids)
     store.save(index, grids, kept, "; ".join(notes))
+    give_back()
 
 
 def _pass(source: Weights, recipe: Recipe, store: Store, walks: Walks, index: int) -> None:
@@ -203,7 +205,9 @@ def _prepared(
         return Balanced(source, spec), {}, []
     keys = {part.key for part, _ in half}
     watched = watch_both(walks, source, now, *place, keys, recipe.compared)
+    give_back()
     aimed = repair(source, half, watched, recipe.repair, recipe.damping)
+    give_back()
     balanced, stats = Balanced(Changed(source, {}, aimed.weights), spec), watched.stats
     if recipe.method in _CHOOSERS:
         stats = balance(spec, balanced, recipe, stats, half, place[0])
