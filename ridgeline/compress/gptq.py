@@ -46,7 +46,7 @@ class Factor(NamedTuple):
 
 def factor_of(stats: Stats, recipe: Recipe) -> Factor | str:
     """The factor of a product's inputs, or why there is none. Uses up their second moments."""
-    assert stats.moment_II is not None
+    assert stats.moment_II is not None and not stats.waiting
     order_I = torch.arange(len(stats.moment_II))
     if recipe.act_order:
         order_I = torch.argsort(stats.moment_II.diagonal(), descending=True, stable=True)

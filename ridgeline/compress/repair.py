@@ -86,7 +86,7 @@ def repair(
 
 def steps_to(weights: Sequence[Tensor], seen: Stats, damping: float) -> list[Tensor] | None:
     """The whole way, for each weight of a product; None where inputs cannot be told apart."""
-    assert seen.moment_II is not None
+    assert seen.moment_II is not None and not seen.waiting
     gap_II = seen.gap_II
     aims = [seen.aim_OI] if gap_II is None else [w_OI @ gap_II for w_OI in weights]
     lower_II, info = seen.moment_II.clone(), torch.empty((), dtype=torch.int32)

@@ -1,28 +1,36 @@
 """What calibration remembers of a linear's inputs: second moments and magnitudes, never the rows.
 
-Shape legend: T rows, I inputs.
+Sums over rows are products by the native kernel, which multiplies at the machine's peak on every
+CPU (torch's library, on processors of another maker, at half of it).
+
+Shape legend: T rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ridgeline.engine.kernels.native_linear import BLOCK as STEP
+from ridgeline.engine.kernels.native_linear import PANEL, NativeLinear, Packed
 from ridgeline.engine.quant.base import Linear
 
 BLOCK = 1024  # of the symmetric sums, of which only half is computed
+ENOUGH = 1024  # rows that are worth a pass over the sums
 ProductKey = tuple[tuple[str, ...], int | None]
 """The keys of a product, and its expert."""
 
 
 @dataclass(slots=True)
 class Stats:
-    """Sums over all rows that a product has seen. `moment_II` is Σ x xᵀ, or None if not wanted;
-    `add` leaves out what lies below its diagonal's blocks, until `complete`.
+    """Sums over all rows that a product has seen. `moment_II` is Σ x xᵀ, or None if not wanted.
+    What is summed over pairs of numbers lacks the last rows, and what lies below the diagonal's
+    blocks, until `complete`.
 
     `gap_II` is Σ (x° - x) xᵀ, x° being the row that the original model has in its place; where a
     product has few outputs, `aim_OI`, Σ W (x° - x) xᵀ, stands for it. None where nothing was told.
@@ -35,6 +43,8 @@ class Stats:
     num_rows: int = 0
     gap_II: Tensor | None = None
     aim_OI: Tensor | None = None
+    waiting: list[tuple[Tensor, ...]] = field(default_factory=list)
+    """Rows that are not in those sums yet; with what stands for the original's, if it was told."""
 
     @staticmethod
     def empty(num_in: int, moments: bool) -> Stats:
@@ -43,35 +53,53 @@ class Stats:
         return Stats(zeros, zeros.clone(), zeros.clone(), moment)
 
     def add(
-        self, x_TI: Tensor, original_TI: Tensor | None = None, weight_OI: Tensor | None = None
+        self, x_TI: Tensor, original_TI: Tensor | None = None, answer: Linear | None = None
     ) -> None:
-        """Take in rows, and what they would be in the original model; `weight_OI`: that of the
-        product, where it is to sum up `aim_OI`."""
+        """Take in rows, and what they would be in the original model; `answer`: the product itself,
+        without a bias, where it is to sum up `aim_OI`."""
         x_TI = x_TI.float()
         magnitude_TI = x_TI.abs()
         self.abs_sum_I += magnitude_TI.sum(0)
         self.abs_max_I = torch.maximum(self.abs_max_I, magnitude_TI.amax(0))
         self.square_I += x_TI.square().sum(0)
-        if self.moment_II is not None:
-            for begin in range(0, x_TI.shape[1], BLOCK):
-                rows = self.moment_II[begin : begin + BLOCK, begin:]
-                rows.addmm_(x_TI[:, begin : begin + BLOCK].T, x_TI[:, begin:])
-        if original_TI is not None:
-            self._aim(x_TI, original_TI - x_TI, weight_OI)
         self.num_rows += len(x_TI)
-
-    def _aim(self, x_TI: Tensor, gap_TI: Tensor, weight_OI: Tensor | None) -> None:
-        if weight_OI is None:
-            if self.gap_II is None:
-                self.gap_II = torch.zeros(x_TI.shape[1], x_TI.shape[1])
-            self.gap_II.addmm_(gap_TI.T, x_TI)
+        if self.moment_II is None and original_TI is None:
             return
+        told = () if original_TI is None else (self._told(original_TI - x_TI, answer),)
+        if self.waiting and len(self.waiting[0]) != 1 + len(told):
+            self._take_in()
+        self.waiting.append((x_TI, *told))
+        if sum(len(x) for x, *_ in self.waiting) >= ENOUGH:
+            self._take_in()
+
+    def _told(self, gap_TI: Tensor, answer: Linear | None) -> Tensor:
+        num_in = gap_TI.shape[1]
+        if answer is None:
+            if self.gap_II is None:
+                self.gap_II = torch.zeros(num_in, num_in)
+            return gap_TI
+        aim_TO = answer(gap_TI)
         if self.aim_OI is None:
-            self.aim_OI = torch.zeros_like(weight_OI)
-        self.aim_OI.addmm_((gap_TI @ weight_OI.T).T, x_TI)
+            self.aim_OI = torch.zeros(aim_TO.shape[1], num_in)
+        return aim_TO
+
+    def _take_in(self) -> None:
+        """The rows that wait, into the sums."""
+        if not self.waiting:
+            return
+        x_TI, *told = (torch.cat(each) for each in zip(*self.waiting, strict=True))
+        self.waiting = []
+        by = _Columns(x_TI)
+        if self.moment_II is not None:
+            by.add_products(x_TI, self.moment_II, half=True)
+        for each_TO in told:
+            to_OI = self.gap_II if self.aim_OI is None else self.aim_OI
+            assert to_OI is not None
+            by.add_products(each_TO, to_OI)
 
     def complete(self) -> None:
-        """Mirror `moment_II` at its diagonal."""
+        """Take in the last rows, and mirror `moment_II` at its diagonal."""
+        self._take_in()
         if self.moment_II is None:
             return
         for begin in range(BLOCK, len(self.moment_II), BLOCK):
@@ -97,6 +125,26 @@ class Stats:
             square_I=self.square_I / scale_I.square(),
             moment_II=None if moment is None else moment / torch.outer(scale_I, scale_I),
         )
+
+
+class _Columns:
+    """The columns of some rows x_TI, ready to be multiplied with those of others: in the kernels'
+    order a weight that is x transposed is x itself, 16 columns at a time."""
+
+    def __init__(self, x_TI: Tensor) -> None:
+        num_rows, self._num_in = x_TI.shape
+        padded = F.pad(x_TI, (0, -self._num_in % PANEL, 0, -num_rows % STEP))
+        self._lines_PTE = padded.view(len(padded), -1, PANEL).transpose(0, 1).contiguous()
+        self._num_rows = num_rows
+
+    def add_products(self, y_TO: Tensor, to_OI: Tensor, half: bool = False) -> None:
+        """to_OI += y_TOᵀ x_TI; with `half` only what does not lie below the diagonal's blocks."""
+        for begin in range(0, y_TO.shape[1], BLOCK):
+            first = begin if half else 0
+            lines = self._lines_PTE[first // PANEL :].view(torch.uint8).view(-1)
+            packed = Packed("fp32", self._num_in - first, self._num_rows, 0, lines)
+            rows_OT = y_TO[:, begin : begin + BLOCK].T.contiguous()
+            to_OI[begin : begin + BLOCK, first:] += NativeLinear(packed)(rows_OT)
 
 
 class Pair(NamedTuple):

@@ -20,13 +20,14 @@ from torch import Tensor
 
 from ridgeline.compress.statistics import Pair, ProductKey, Stats, Tap
 from ridgeline.engine.attention.full import FullAttention
+from ridgeline.engine.forward import forward_kind
 from ridgeline.engine.model.layers import Block
 from ridgeline.engine.model.load import DecoderBuilder
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.model.weights import Weights
 from ridgeline.engine.quant.base import Linear
-from ridgeline.engine.quant.dense import DenseLinear
+from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.errors import BadModel
 from ridgeline.spec.model import LinearSpec, ModelSpec
 
@@ -53,9 +54,9 @@ class TappingBuilder(DecoderBuilder):
         hear: Callable[[ProductKey, Tensor], None],
         until: Collection[ProductKey] = (),
     ) -> None:
-        super().__init__(spec, weights, torch.device("cpu"), torch.float32)
+        super().__init__(spec, weights, torch.device("cpu"), torch.float32, forward_kind("native"))
         self.num_inputs: dict[ProductKey, int] = {}
-        self.narrow: dict[ProductKey, Tensor] = {}  # weights of few outputs, by product
+        self.narrow: dict[ProductKey, Linear] = {}  # of few outputs, by product; without a bias
         self._keys, self._hear, self._until = keys, hear, until
 
     def _linear(
@@ -66,9 +67,9 @@ class TappingBuilder(DecoderBuilder):
             return linear
         key = (tuple(keys), expert)
         self.num_inputs[key] = specs[0].num_in
-        if isinstance(linear, DenseLinear) and len(keys) == 1:
-            num_out, num_in = linear.weight_OI.shape
-            self.narrow |= {key: linear.weight_OI} if 2 * num_out < num_in else {}
+        few = len(keys) == 1 and 2 * specs[0].num_out < specs[0].num_in
+        if few and isinstance(linear, PackedLinear):
+            self.narrow[key] = PackedLinear(linear.native.packed, None, torch.float32)
         return Tap(linear, lambda x_TI: self._heard(key, x_TI))
 
     def _heard(self, key: ProductKey, x_TI: Tensor) -> None:
@@ -108,7 +109,8 @@ class Walk:
 
     def go(self, weights: Weights, index: int, half: int) -> None:
         """Through half of layer `index`. Raises BadModel where the states are no longer numbers."""
-        builder = DecoderBuilder(self.spec, weights, torch.device("cpu"), torch.float32)
+        native = forward_kind("native")
+        builder = DecoderBuilder(self.spec, weights, torch.device("cpu"), torch.float32, native)
         through = self.half(builder, index, half)
         for at, x_TC in enumerate(self.states):
             self.states[at] = through(x_TC)
@@ -157,7 +159,7 @@ def watch_both(
     would: dict[ProductKey, Tensor] = {}
     stats: dict[ProductKey, Stats] = {}
     held: dict[ProductKey, list[Pair]] = {}
-    narrow: dict[ProductKey, Tensor] = {}
+    narrow: dict[ProductKey, Linear] = {}
     hold = False
 
     def add(key: ProductKey, x_TI: Tensor) -> None:

@@ -62,6 +62,7 @@ def test_gptq_works_on_k_quants() -> None:
     x_TI = normal(600, 512) @ (torch.eye(512) + 0.3 * normal(512, 512) / 512**0.5)
     stats = Stats.empty(512, True)
     stats.add(x_TI)
+    stats.complete()
     value, recipe = normal(), check(Recipe(method="gptq", numbers="q4_k"))
 
     def loss(dense_OI: torch.Tensor) -> float:

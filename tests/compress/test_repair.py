@@ -12,6 +12,7 @@ from ridgeline.compress.rtn import lattice
 from ridgeline.compress.statistics import Pair, Stats
 from ridgeline.compress.walk import Watched
 from ridgeline.engine.model.names import Part
+from ridgeline.engine.quant.dense import DenseLinear
 
 
 class Source:
@@ -62,6 +63,7 @@ def test_what_inputs_foretell_is_undone() -> None:
     seen = Stats.empty(96, True)
     for x, clean in zip(x_TI.split(100), clean_TI.split(100), strict=True):
         seen.add(x, clean)
+    seen.complete()
     wanted_TO = clean_TI @ weight_OI.T
     steps = steps_to([weight_OI], seen, 1e-6)
     assert steps is not None
@@ -75,6 +77,7 @@ def test_what_inputs_foretell_is_undone() -> None:
 def test_same_inputs_leave_the_weight_as_it_is() -> None:
     x_TI, seen = rows(), Stats.empty(96, True)
     seen.add(x_TI, x_TI)
+    seen.complete()
     steps = steps_to([weight()], seen, 0.01)
     assert steps is not None and not steps[0].any()
 
@@ -82,6 +85,7 @@ def test_same_inputs_leave_the_weight_as_it_is() -> None:
 def test_rows_that_cannot_be_told_apart_leave_it_too() -> None:
     seen = Stats.empty(96, True)
     seen.add(torch.full((2, 96), float("nan")), torch.zeros(2, 96))
+    seen.complete()
     assert steps_to([weight()], seen, 0.0) is None
 
 
@@ -100,6 +104,7 @@ def test_rows_held_back_decide_how_far_to_go() -> None:
             {key: Stats.empty(96, True)}, {key: [Pair(x_TI[300:350], clean_TI[300:350])]}
         )
         watched.stats[key].add(x_TI[:num_rows], clean_TI[:num_rows])
+        watched.stats[key].complete()
         part = Part("o", (24, 96), 0)
         found, notes = repair(Source(), [(part, key)], watched, 0.5, 1e-4)
         fresh_TI, wanted_TO = x_TI[350:], clean_TI[350:] @ weight_OI.T
@@ -133,6 +138,8 @@ def test_experts_are_left_as_they_are() -> None:
     stats = {key: Stats.empty(96, True), other: Stats.empty(96, True)}
     stats[key].add(rows())
     stats[other].add(rows(), rows() * 1.1)
+    for each in stats.values():
+        each.complete()
     held = {other: [Pair(rows(), rows() * 1.1)]}
     half = [(Part("o", (24, 96), 0), other), (Part("expert_down", (24, 96), 0, 3), key)]
     found, _ = repair(Source(), half, Watched(stats, held), 0.5, 0.01)
@@ -146,7 +153,7 @@ def test_few_outputs_are_summed_up_as_such() -> None:
     x_TI = clean_TI * 1.1 + 0.1 * clean_TI.roll(1, 1)
     plain, narrow = Stats.empty(2100, True), Stats.empty(2100, True)
     plain.add(x_TI, clean_TI)
-    narrow.add(x_TI, clean_TI, weight_OI)
+    narrow.add(x_TI, clean_TI, DenseLinear(weight_OI, None))
     for each in (plain, narrow):
         each.complete()
         assert each.moment_II is not None

@@ -43,6 +43,7 @@ def inputs(num_in: int, num_rows: int = 400) -> torch.Tensor:
 def stats_of(x_TI: torch.Tensor) -> Stats:
     stats = Stats.empty(x_TI.shape[1], True)
     stats.add(x_TI)
+    stats.complete()
     return stats
 
 
