@@ -308,18 +308,21 @@ def _write(options: SimulateOptions, device: str, outcome: Outcome, slo: Slo | N
         seed=options.seed,
         started_unix_s=0.0,
         duration_s=outcome.duration_s,
-        requests=traces(outcome, SHOWN_REQUESTS),
+        requests=(),
     )
     if options.trace is not None:
         from ridgeline.measure.report.perfetto import chrome_trace
 
-        options.trace.write_text(json_lib.dumps(chrome_trace(run)), encoding="utf-8")
+        shown = msgspec.structs.replace(run, requests=traces(outcome, SHOWN_REQUESTS))
+        options.trace.write_text(json_lib.dumps(chrome_trace(shown)), encoding="utf-8")
     if options.html is not None:
         from ridgeline.measure.report.page import bench_page
         from ridgeline.measure.summary import summarise as of_run
 
-        page = bench_page(run, of_run(run, slo), slo)
-        options.html.write_text(page, encoding="utf-8")
+        run = msgspec.structs.replace(run, requests=traces(outcome, len(outcome.lives)))
+        # Tokens between the first and the last have no instants: gaps are not known.
+        summary = msgspec.structs.replace(of_run(run, slo), itl=None, itl_chunk=None)
+        options.html.write_text(bench_page(run, summary, slo), encoding="utf-8")
 
 
 def _notes(options: SimulateOptions, machines: Sequence[Replica]) -> list[str]:

@@ -60,6 +60,22 @@ def test_a_recording_a_page_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFi
     assert "prefix hits" in capsys.readouterr().out
 
 
+def test_a_page_is_of_all_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a trace holds and a timeline shows: every figure counts them all, and gaps between
+    tokens, whose instants nobody kept, are not told."""
+    monkeypatch.setattr("ridgeline.cli.simulate.SHOWN_REQUESTS", 40)
+    page, chrome = tmp_path / "page.html", tmp_path / "trace.json"
+    assert main([*SMALL, "--num-prompts", "450", "--html", str(page), "--trace", str(chrome)]) == 0
+    capsys.readouterr()
+    text = page.read_text()
+    assert "450 requests served" in text and "One request in 3 is shown." in text
+    assert "time per output token" in text and "inter-token" not in text
+    events = json.loads(chrome.read_text())["traceEvents"]
+    assert sum("outcome" in event["args"] for event in events) in range(36, 41)
+
+
 def test_what_cannot_be_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ASKED, "--router", "best", "--num-prompts", "2"]) == 2
     assert "prefix-aware" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from ridgeline.measure.metrics import Distribution
 from ridgeline.measure.report.cdf import distribution
 from ridgeline.measure.report.pictures import (
     Point,
+    each_shown,
     latency_against_rate,
     timeline,
     user_against_device,
@@ -208,6 +209,8 @@ def _table(summary: Summary) -> str:
 
 def _timeline(run: RunTrace) -> str:
     told = "One line per request: grey until its first token, blue while tokens came, red if lost."
+    if (each := each_shown(run)) > 1:
+        told += f" One request in {each} is shown."
     return _section("Timeline", told, _figure(timeline(run)) if run.requests else "")
 
 

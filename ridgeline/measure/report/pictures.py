@@ -25,9 +25,15 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     holds: bool | None
 
 
+def each_shown(run: RunTrace) -> int:
+    """Of how many requests the timeline shows one."""
+    return max(1, -(-len(run.requests) // MOST_ROWS))
+
+
 def timeline(run: RunTrace) -> str:
-    """One line per request, by arrival: grey until its first token, then coloured by its end."""
-    rows = sorted(run.requests, key=lambda request: request.scheduled_s)[:MOST_ROWS]
+    """One line per request, by arrival: grey until its first token, then coloured by its end.
+    Of many, every nth from the first to the last (`each_shown`)."""
+    rows = sorted(run.requests, key=lambda request: request.scheduled_s)[:: each_shown(run)]
     height = TOP + BOTTOM + max(60, 5 * len(rows))
     x = Scale(low=0.0, high=max(run.duration_s, 1e-6), start=LEFT, end=WIDTH - RIGHT)
     parts = [svg.x_axis(x, TOP, height - BOTTOM, "seconds since the run began")]
