@@ -40,7 +40,7 @@ ROWS: tuple[tuple[str, type, str], ...] = (
         bool,
         "With --url: a whole answer is seen at its end only. (default: on)",
     ),
-    ("goodput", str, "The promise in milliseconds: 'ttft:200 tpot:50'."),
+    ("goodput", str, "The promise in milliseconds: ttft:200 tpot:50."),
     ("percentile_metrics", str, "Metrics to show. (default: ttft,tpot,itl,e2e)"),
     ("metric_percentiles", str, "Percentiles to show. (default: 50,90,95,99)"),
     ("num_warmups", int, "Requests before the measurement. (default: 4)"),

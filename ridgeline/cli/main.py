@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 
 from ridgeline.errors import RidgelineError, UserError
 
+PROMISE = re.compile(r"(ttft|tpot|e2el?|error|attainment):\S")
 MENDABLE, BROKEN, INTERRUPTED = 2, 1, 130
 SPINS = (
     "1000"  # turns of a waiting OpenMP thread before it sleeps; libgomp's own default is 300,000
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     args, debug = _without_debug(given)
     try:
-        return _run(args)
+        return _run(_with_whole_promises(args))
     except BaseException as error:
         if debug and not isinstance(error, KeyboardInterrupt):
             raise
@@ -51,6 +53,18 @@ def _without_debug(args: list[str]) -> tuple[list[str], bool]:
     end = args.index("--") if "--" in args else len(args)
     head = [arg for arg in args[:end] if arg != "--debug"]
     return head + args[end:], len(head) < end
+
+
+def _with_whole_promises(args: list[str]) -> list[str]:
+    """`--goodput ttft:200 tpot:50`, vLLM's way to write it, as one value."""
+    joined: list[str] = []
+    for arg in args:
+        follows = joined[-2:-1] == ["--goodput"] or (joined and joined[-1].startswith("--goodput="))
+        if follows and PROMISE.match(arg):
+            joined[-1] += f" {arg}"
+        else:
+            joined.append(arg)
+    return joined
 
 
 def _explain(error: BaseException) -> int:

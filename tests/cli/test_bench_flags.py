@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ridgeline.cli.bench_flags import ROWS
-from ridgeline.cli.main import main
+from ridgeline.cli.main import _with_whole_promises, main
 from ridgeline.measure.bench import BenchOptions
 
 
@@ -73,3 +73,12 @@ def test_a_small_run_writes_the_keys_of_vllm(
     assert "ttft" in capsys.readouterr().out
     result = json.loads(file.read_text())
     assert result["completed"] == 3 and result["total_output_tokens"] == 12
+
+
+@pytest.mark.parametrize("asked", [["--goodput", "ttft:200"], ["--goodput=ttft:200"]])
+def test_a_promise_may_stand_in_several_words(asked: list[str]) -> None:
+    """As vLLM's users write it; a model's name with a colon is none of them."""
+    more = ["tpot:50", "e2el:900", "dummy:llama-1b-32k", "--seed", "1"]
+    joined = _with_whole_promises(["bench", *asked, *more])
+    assert joined[-3:] == more[2:] and joined[-4].endswith("ttft:200 tpot:50 e2el:900")
+    assert len(joined) == len(asked) + 4
