@@ -120,12 +120,12 @@ def _parts(title: str, parts: dict[str, Part]) -> Iterator[str]:
     if not parts:
         return
     yield ""
-    yield f"{title:26}{'KL':22}{'perplexity':24}{'same token':>10}  {'positions':>9}"
+    yield f"{title:26}{'KL':29}{'perplexity':24}{'same token':>10}  {'positions':>9}"
     for name, part in parts.items():
         ratio = part.perplexity
         change = f"{ratio.mid - 1:+.1%} [{ratio.low - 1:+.1%}, {_high(ratio)}]"
         yield (
-            f"  {name:24}{_two(part.kl):22}{change:24}{part.agreement.mid:>10.1%}  "
+            f"  {name:24}{_two(part.kl):29}{change:24}{part.agreement.mid:>10.1%}  "
             f"{part.num_positions:>9,}"
         )
 
