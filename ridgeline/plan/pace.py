@@ -29,10 +29,10 @@ class Glide(msgspec.Struct, frozen=True):
         if span_s <= 0:
             return 0
         b = self.first_s - self.more_s / 2
-        if self.more_s > 0:
-            guess = (math.sqrt(b * b + 2 * self.more_s * span_s) - b) / self.more_s
-        else:
-            guess = span_s / self.first_s
+        root = math.sqrt(b * b + 2 * self.more_s * span_s)
+        # Of the two ways to write the solution the one that adds numbers of one sign: where more_s
+        # is next to nothing, root - b is what rounding leaves.
+        guess = 2 * span_s / (root + b) if b > 0 else (root - b) / self.more_s
         steps = max(1, math.ceil(guess) - 1)
         while self.seconds(steps) < span_s:
             steps += 1
