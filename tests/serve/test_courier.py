@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -296,17 +296,22 @@ def test_many_streams_at_once_are_what_they_are_alone(engine: Engine) -> None:
     assert [float(number) for number in counted] == [told, told]
 
 
-def test_first_tokens_are_counted_while_their_answers_run(served: str, engine: object) -> None:
-    """A scrape in the middle of an answer knows its first token."""
-    host, port = urlsplit(served).netloc.split(":")
+@contextmanager
+def slow_answer(url: str) -> Iterator[None]:
+    """While a streamed answer runs, whose first bytes have come; closed in the middle of it."""
+    host, port = urlsplit(url).netloc.split(":")
     body = json.dumps({"prompt": "!slow", "stream": True, "max_tokens": 30})
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
     with closing(socket.create_connection((host, int(port)))) as client:
         client.sendall((head + body).encode())
         client.settimeout(10)
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 OK\r\n")
+        yield
+
+
+def test_first_tokens_are_counted_while_their_answers_run(served: str, engine: object) -> None:
+    """A scrape in the middle of an answer knows its first token."""
+    with slow_answer(served):
         text = httpx.get(f"{served}/metrics").text
     count = re.search(r"(?m)^vllm:time_to_first_token_seconds_count.* (\S+)$", text)
     assert count is not None and float(count[1]) == 1
@@ -346,15 +351,7 @@ def test_an_errand_ends_before_its_socket_is_closed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(HttpToolsProtocol, "connection_lost", lost)
     with running(create_app(engine)) as url:
-        host, port = urlsplit(url).netloc.split(":")
-        body = json.dumps({"prompt": "!slow", "stream": True, "max_tokens": 30})
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        with closing(socket.create_connection((host, int(port)))) as client:
-            client.sendall((head + body).encode())
-            client.settimeout(10)
-            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 OK\r\n")
+        with slow_answer(url):
             assert engine.errand.add("in time", 0.0)
         deadline = time.monotonic() + 10
         while not taken and time.monotonic() < deadline:
