@@ -134,13 +134,20 @@ void linear_quantised(const LinearOps& ops, const PackedWeight& weight, const Qu
 
 void linear_float(const LinearOps& ops, const PackedWeight& weight, const float* x, int64_t x_stride, int num_rows,
                   float* out, int64_t out_stride, int num_threads) {
-  const int64_t elements = static_cast<int64_t>(num_rows) * weight.padded_in();
-  Buffer blocks = buffer(4 * elements);
+  // A piece of rows at a time: the blocks of very many would lie a power of two apart, all in the same few places of
+  // the cache.
+  constexpr int kPiece = 96;
+  const int most = std::min(num_rows, kPiece);
+  Buffer blocks = buffer(4 * static_cast<int64_t>(most) * weight.padded_in());
   float* to = static_cast<float*>(blocks.get());
-  const int threads = worthwhile_threads(elements, num_threads);
+  for (int first = 0; first < num_rows; first += kPiece) {
+    const int count = std::min(num_rows - first, kPiece);
+    const float* from = x + first * x_stride;
+    const int threads = worthwhile_threads(static_cast<int64_t>(count) * weight.padded_in(), num_threads);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (int row = 0; row < num_rows; ++row) ops.arrange(x + row * x_stride, weight.num_in, row, num_rows, to);
-  multiply_all(ops, {weight, to, nullptr, nullptr, out, out_stride, num_rows}, num_threads);
+    for (int row = 0; row < count; ++row) ops.arrange(from + row * x_stride, weight.num_in, row, count, to);
+    multiply_all(ops, {weight, to, nullptr, nullptr, out + first * out_stride, out_stride, count}, num_threads);
+  }
 }
 
 void pack_lines(const PackedWeight& shape, const void* q, uint8_t* lines) {

@@ -12,6 +12,7 @@ void bind_fused(nb::module_& m);
 void bind_lesson(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_probe(nb::module_& m);
+void bind_ranges(nb::module_& m);
 void bind_sockets(nb::module_& m);
 }
 
@@ -26,5 +27,6 @@ NB_MODULE(_native, m) {
   ridgeline::bind_lesson(m);
   ridgeline::bind_linear(m);
   ridgeline::bind_probe(m);
+  ridgeline::bind_ranges(m);
   ridgeline::bind_sockets(m);
 }

@@ -164,6 +164,24 @@ def lesson(
     num_threads: int,
     isa: str,
 ) -> None: ...
+def choose_ranges(
+    weight: int,
+    error: int,
+    others: int,
+    moment: int,
+    scales: int,
+    zeros: int,
+    chosen: int,
+    stride: int,
+    num_rows: int,
+    size: int,
+    num_scales: int,
+    num_zeros: int,
+    low: float,
+    high: float,
+    num_threads: int,
+    isa: str,
+) -> None: ...
 def best_isa() -> str: ...
 def write_kv(
     plan: AttentionPlan,

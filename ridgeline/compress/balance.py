@@ -32,7 +32,8 @@ from torch import Tensor
 
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rtn import lattice
-from ridgeline.compress.statistics import Stats
+from ridgeline.compress.statistics import BLOCK, Stats
+from ridgeline.engine.kernels.native_linear import NativeLinear
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.weights import PlainWeights, Weights
 from ridgeline.spec.model import AttentionSpec, LayerSpec, ModelSpec
@@ -123,29 +124,41 @@ def choose_awq(
     if shared is not None:
         x_I, w_I = shared_by_heads(x_I, shared), shared_by_heads(w_I, shared)
     x_I, w_I = (v.clamp(min=float(v.max()) * 1e-4 + 1e-12) for v in (x_I, w_I))
-    best_I, least = torch.ones_like(x_I), float("inf")
-    for step in range(STEPS):
-        share = step / STEPS
-        for scale_I in (x_I.pow(share), x_I.pow(share) / w_I.pow(1 - share)):
-            scale_I = _centred(scale_I)
-            loss = sum(_output_error(weight, scale_I, stats, recipe) for weight in sample)
-            if loss < least:
-                best_I, least = scale_I, loss
-    return best_I
+    scales = list[Tensor]()  # all ones first
+    for share in (step / STEPS for step in range(STEPS)):
+        scales += [_centred(x_I.pow(share)), _centred(x_I.pow(share) / w_I.pow(1 - share))]
+    num_rows = sum(len(weight) for weight in sample)
+    error_SRI = torch.empty(len(scales), num_rows, len(x_I))
+    for scale_I, error_RI in zip(scales, error_SRI, strict=True):
+        torch.cat([_errors(weight, scale_I, stats, recipe) for weight in sample], out=error_RI)
+    assert stats.moment_II is not None
+    loss_S = _output_losses(error_SRI.flatten(0, 1), stats.moment_II).view(len(scales), -1).sum(1)
+    return scales[int(loss_S.argmin())]
 
 
 def _centred(scale_I: Tensor) -> Tensor:
     return scale_I / (scale_I.max() * scale_I.min()).sqrt()
 
 
-def _output_error(weight_OI: Tensor, scale_I: Tensor, stats: Stats, recipe: Recipe) -> float:
-    """tr(D H Dᵀ), D = what rounding the scaled weight changes."""
-    assert stats.moment_II is not None
+def _errors(weight_OI: Tensor, scale_I: Tensor, stats: Stats, recipe: Recipe) -> Tensor:
+    """What rounding the scaled weight changes."""
     importance_I = stats.importance() / scale_I.square()
     on = lattice(weight_OI * scale_I, recipe, importance_I, COARSE)
     rounded = on.dense(on.round(weight_OI * scale_I))
-    error_OI = rounded / scale_I - weight_OI
-    return float(((error_OI @ stats.moment_II) * error_OI).sum())
+    return rounded / scale_I - weight_OI
+
+
+def _output_losses(error_TI: Tensor, moment_II: Tensor) -> Tensor:
+    """e H eᵀ of each row e. H is symmetric: what lies right of its diagonal's blocks counts
+    twice."""
+    loss_T = torch.zeros(len(error_TI), dtype=torch.float64)
+    for begin in range(0, len(moment_II), BLOCK):
+        own_TB = error_TI[:, begin : begin + BLOCK]
+        rows_BI = moment_II[begin : begin + BLOCK, begin:].clone()
+        rows_BI[:, BLOCK:] *= 2
+        pull_TB = NativeLinear.of_floats(rows_BI)(error_TI[:, begin:])
+        loss_T += pull_TB.mul_(own_TB).sum(1)
+    return loss_T
 
 
 def choose_smooth(

@@ -18,16 +18,18 @@ Shape legend: O outputs, I inputs, G groups, J inputs of a group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+import ridgeline._native as _native
 from ridgeline.compress.lattice import Lattice, rounded
 from ridgeline.compress.recipe import Recipe
+from ridgeline.engine.kernels.native_linear import PANEL, NativeLinear, isa
 
 ROUNDS = 2
+TOGETHER = 4
+"""Groups whose pull from the rest of their rows is one product, large enough for the kernel."""
 STEPS = tuple(1.0 + 0.025 * i for i in range(-8, 9) if i)
 """Of the scale that a group has."""
 LEAST = 2.0**-13
@@ -37,66 +39,99 @@ LEAST = 2.0**-13
 def settle(weight_OI: Tensor, on: Lattice, moment_II: Tensor, recipe: Recipe) -> Lattice:
     """`on` with scales (and zero-points, if the recipe has them) of less output error."""
     search = _Search(weight_OI, moment_II, on, recipe)
+    groups = range(on.scale_OG.shape[1])
     for _ in range(ROUNDS):
-        for group in range(on.scale_OG.shape[1]):
-            search.improve(group)
+        for first in groups[::TOGETHER]:
+            search.improve(groups[first : first + TOGETHER])
     return Lattice(search.scale_OG, search.zero_OG, on.low, on.high, on.group_size)
-
-
-@dataclass(slots=True)
-class _Best:
-    """The best that a group has seen: loss, scale, zero per output; the errors of its weights."""
-
-    loss_O: Tensor
-    scale_O: Tensor
-    zero_O: Tensor
-    error_OJ: Tensor
-
-    def take(self, loss_O: Tensor, scale_O: Tensor, zero_O: Tensor, error_OJ: Tensor) -> None:
-        better_O = loss_O < self.loss_O
-        self.loss_O = torch.where(better_O, loss_O, self.loss_O)
-        self.scale_O = torch.where(better_O, scale_O, self.scale_O)
-        self.zero_O = torch.where(better_O, zero_O, self.zero_O)
-        self.error_OJ = torch.where(better_O.unsqueeze(1), error_OJ, self.error_OJ)
 
 
 class _Search:
     """Scales, zeros and the errors that they leave, as groups take their turns."""
 
     def __init__(self, weight_OI: Tensor, moment_II: Tensor, on: Lattice, recipe: Recipe) -> None:
-        self._weight_OI, self._moment_II = weight_OI, moment_II
+        self._weight_OI, self._moment_II = weight_OI.contiguous(), moment_II
         self._on, self._recipe = on, recipe
         self.scale_OG, self.zero_OG = on.scale_OG.clone(), on.zero_OG.clone()
-        self._error_OI = on.dense(on.round(weight_OI)) - weight_OI
+        self._error_OI = (on.dense(on.round(weight_OI)) - weight_OI).contiguous()
 
-    def improve(self, group: int) -> None:
-        """Let one group choose anew; the others stand still."""
-        size = self._on.group_size
-        at = slice(group * size, min((group + 1) * size, self._weight_OI.shape[1]))
+    def improve(self, groups: range) -> None:
+        """Let these groups choose anew, one after the other; the rest stands still."""
+        size, end = self._on.group_size, self._weight_OI.shape[1]
+        spans = [slice(at * size, min((at + 1) * size, end)) for at in groups]
+        begin, end = spans[0].start, spans[-1].stop
+        pull_OB = self._pull(begin, end)
+        for group, at in zip(groups, spans, strict=True):
+            moved_OJ = self._turn(group, at, pull_OB[:, at.start - begin : at.stop - begin])
+            later_OB = pull_OB[:, at.stop - begin :]
+            later_OB.addmm_(moved_OJ, self._moment_II[at, at.stop : end])
+
+    def _pull(self, begin: int, end: int) -> Tensor:
+        """What errors put on these inputs: their columns of E H. H is symmetric."""
+        return NativeLinear.of_floats(self._moment_II[begin:end])(self._error_OI)
+
+    def _turn(self, group: int, at: slice, pull_OJ: Tensor) -> Tensor:
+        """Let one group choose; by how much its errors have moved."""
         own_JJ, error_OJ = self._moment_II[at, at], self._error_OI[:, at]
-        others_OJ = self._error_OI @ self._moment_II[:, at] - error_OJ @ own_JJ
+        before_OJ = error_OJ.clone()
+        scale_OC = self._scales(self.scale_OG[:, group])
+        zero_OZ = self._zeros(self.zero_OG[:, group])
+        chosen_O = choose(
+            self._weight_OI[:, at],
+            error_OJ,
+            torch.addmm(pull_OJ, before_OJ, own_JJ, alpha=-1),
+            own_JJ,
+            scale_OC,
+            zero_OZ,
+            (self._on.low, self._on.high),
+        )
+        rows_R = (chosen_O >= 0).nonzero().squeeze(1)
+        chosen_R, num_zeros = chosen_O[rows_R], zero_OZ.shape[1]
+        self.scale_OG[rows_R, group] = scale_OC[rows_R, chosen_R // num_zeros]
+        self.zero_OG[rows_R, group] = zero_OZ[rows_R, chosen_R % num_zeros]
+        return error_OJ - before_OJ
 
-        def loss(of_OJ: Tensor) -> Tensor:
-            return ((of_OJ @ own_JJ + 2 * others_OJ) * of_OJ).sum(1)
+    def _scales(self, scale_O: Tensor) -> Tensor:
+        """Scales around the group's."""
+        scale_O1 = scale_O.unsqueeze(1)
+        fixed_O1 = scale_O1.abs() < LEAST * self.scale_OG.abs().amax(1, keepdim=True)
+        some_OC = rounded(scale_O1 * torch.tensor(STEPS), self._recipe.scale_bits)
+        return torch.where(fixed_O1, scale_O1, some_OC)
 
-        scale_O, zero_O = self.scale_OG[:, group], self.zero_OG[:, group]
-        best = _Best(loss(error_OJ), scale_O, zero_O, error_OJ)
-        for some_O, other_O in self._candidates(scale_O, zero_O):
-            some_OJ = self._errors(at, some_O, other_O)
-            best.take(loss(some_OJ), some_O, other_O, some_OJ)
-        self.scale_OG[:, group], self.zero_OG[:, group] = best.scale_O, best.zero_O
-        self._error_OI[:, at] = best.error_OJ
+    def _zeros(self, zero_O: Tensor) -> Tensor:
+        """The group's zero-point, and those beside it."""
+        moves = torch.tensor([-1.0, 0.0, 1.0] if self._recipe.zeros else [0.0])
+        return (zero_O.unsqueeze(1) + moves).clamp_(self._on.low, self._on.high)
 
-    def _candidates(self, scale_O: Tensor, zero_O: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Scales around the group's, with its zero-point and those beside it."""
-        fixed_O = scale_O.abs() < LEAST * self.scale_OG.abs().amax(1)
-        for step in STEPS:
-            some_O = torch.where(fixed_O, scale_O, rounded(scale_O * step, self._recipe.scale_bits))
-            for move in (-1, 0, 1) if self._recipe.zeros else (0,):
-                yield some_O, (zero_O + move).clamp(self._on.low, self._on.high)
 
-    def _errors(self, at: slice, scale_O: Tensor, zero_O: Tensor) -> Tensor:
-        scale_O1, zero_O1 = scale_O.unsqueeze(1), zero_O.unsqueeze(1)
-        weight_OJ = self._weight_OI[:, at]
-        q_OJ = torch.addcmul(zero_O1, weight_OJ, 1 / scale_O1).round_()
-        return q_OJ.clamp_(self._on.low, self._on.high).sub_(zero_O1).mul_(scale_O1).sub_(weight_OJ)
+def choose(
+    weight_OJ: Tensor,
+    error_OJ: Tensor,
+    others_OJ: Tensor,
+    moment_JJ: Tensor,
+    scale_OC: Tensor,
+    zero_OZ: Tensor,
+    bounds: tuple[int, int],
+) -> Tensor:
+    """Of every row: which scale · Z + zero loses least, -1 where none beats the errors that are
+    there (native/ranges.h). Where one is, `error_OJ` becomes what it leaves.
+    """
+    num_rows, size = weight_OJ.shape
+    moment_JP = F.pad(moment_JJ, (0, -size % PANEL)).contiguous()
+    others_OJ, scale_OC, zero_OZ = (x.contiguous() for x in (others_OJ, scale_OC, zero_OZ))
+    assert weight_OJ.stride() == error_OJ.stride() and weight_OJ.stride(1) == 1
+    chosen_O = torch.empty(num_rows, dtype=torch.int32)
+    read = (weight_OJ, error_OJ, others_OJ, moment_JP, scale_OC, zero_OZ)
+    assert all(tensor.dtype == torch.float32 for tensor in read)
+    _native.choose_ranges(
+        *(tensor.data_ptr() for tensor in (*read, chosen_O)),
+        weight_OJ.stride(0),
+        num_rows,
+        size,
+        scale_OC.shape[1],
+        zero_OZ.shape[1],
+        *bounds,
+        torch.get_num_threads(),
+        isa(),
+    )
+    return chosen_O.long()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ridgeline.compress.ranges import settle
+import ridgeline._native as _native
+from ridgeline.compress.lattice import Lattice
+from ridgeline.compress.ranges import ROUNDS, STEPS, choose, settle
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.repair import best_share, repair, steps_to
 from ridgeline.compress.rtn import lattice
@@ -53,6 +55,77 @@ def test_settled_ranges_lose_less_of_the_output(bits: int, zeros: bool) -> None:
     ratio_OG = (after.scale_OG / top_O1)[torch.arange(24) != 3]
     assert torch.equal(ratio_OG.half().float(), ratio_OG)
     assert zeros or torch.equal(after.zero_OG, before.zero_OG)
+
+
+@pytest.mark.parametrize("isa", sorted({"portable", "avx2", _native.best_isa()}))
+@pytest.mark.parametrize("num_zeros", [1, 3])
+@pytest.mark.parametrize("size", [8, 23, 32, 64, 100, 128])
+def test_a_group_takes_the_first_of_its_best(
+    size: int, num_zeros: int, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By each candidate's loss in float64; and the errors become those of what was chosen."""
+    if isa == "avx2" and _native.best_isa() == "portable":
+        return
+    monkeypatch.setenv("RIDGELINE_NATIVE_ISA", isa)
+    num_rows, num_scales = 37, 16
+    x_TJ = rows(300, size)
+    weight_OI, error_OI = torch.randn(num_rows, size + 5), 0.05 * torch.randn(num_rows, size + 5)
+    error_OI[::3] *= 1e-3  # rows that have nothing to win
+    weight_OJ, error_OJ = weight_OI[:, 2 : 2 + size], error_OI[:, 2 : 2 + size]
+    others_OJ, moment_JJ = torch.randn(num_rows, size), x_TJ.T @ x_TJ / 300
+    scale_OC = 0.1 + 0.3 * torch.rand(num_rows, num_scales)
+    zero_OZ = torch.randint(5, 11, (num_rows, num_zeros)).float()
+    scale_OCZ1 = scale_OC.double()[:, :, None, None]
+    zero_OZ1 = zero_OZ.double()[:, None, :, None]
+    value_O11J = weight_OJ.double()[:, None, None]
+    q_OCZJ = (value_O11J / scale_OCZ1 + zero_OZ1).round().clamp(0, 15)
+    error_OKJ = ((q_OCZJ - zero_OZ1) * scale_OCZ1 - value_O11J).flatten(1, 2)
+    error_OKJ = torch.cat([error_OJ.double().unsqueeze(1), error_OKJ], 1)
+    pull_OKJ = error_OKJ @ moment_JJ.double() + 2 * others_OJ.double().unsqueeze(1)
+    loss_OK = (pull_OKJ * error_OKJ).sum(2)
+    around_OI = error_OI.clone()
+    chosen_O = choose(weight_OJ, error_OJ, others_OJ, moment_JJ, scale_OC, zero_OZ, (0, 15))
+    assert torch.equal(chosen_O + 1, loss_OK.argmin(1))
+    taken_OJ = error_OKJ[torch.arange(num_rows), chosen_O + 1]
+    assert torch.allclose(error_OJ.double(), taken_OJ, atol=1e-6)
+    around_OI[:, 2 : 2 + size] = error_OJ
+    assert torch.equal(error_OI, around_OI)  # nothing beside the group
+    assert (chosen_O == -1).any() and (chosen_O >= 0).any()
+
+
+def settled_slowly(on: Lattice, weight_OI: torch.Tensor, moment_II: torch.Tensor) -> torch.Tensor:
+    """Scales by the definition: the loss of the whole row for every candidate, in float64."""
+    scale_OG, moment_II = on.scale_OG.clone(), moment_II.double()
+
+    def losses(scale_OG: torch.Tensor) -> torch.Tensor:
+        """Of whole rows."""
+        at = Lattice(scale_OG, on.zero_OG, on.low, on.high, on.group_size)
+        error_OI = (at.dense(at.round(weight_OI)) - weight_OI).double()
+        return ((error_OI @ moment_II) * error_OI).sum(1)
+
+    for _ in range(ROUNDS):
+        for group in range(scale_OG.shape[1]):
+            own_O, least_O = scale_OG[:, group].clone(), losses(scale_OG)
+            for step in STEPS:
+                some_OG = scale_OG.clone()
+                some_OG[:, group] = (own_O * step).half().float()
+                loss_O = losses(some_OG)
+                better_O = loss_O < least_O
+                scale_OG[better_O, group] = some_OG[better_O, group]
+                least_O = torch.minimum(least_O, loss_O)
+    return scale_OG
+
+
+def test_groups_take_turns_as_the_definition_says() -> None:
+    """Seven groups, the last one short: more than are worked out together, and not a multiple."""
+    x_TI, weight_OI = rows(600, 200), weight(24, 200)
+    moment_II = x_TI.T @ x_TI / 600
+    recipe = Recipe(bits=4, group_size=32)
+    before = lattice(weight_OI, recipe, moment_II)
+    after = settle(weight_OI, before, moment_II, recipe)
+    wanted_OG = settled_slowly(before, weight_OI, moment_II)
+    moved = (wanted_OG != before.scale_OG).float().mean()
+    assert moved > 0.5 and torch.equal(after.scale_OG, wanted_OG)
 
 
 def test_what_inputs_foretell_is_undone() -> None:

@@ -178,6 +178,12 @@ class NativeLinear:
         )
         self._isa = isa()
 
+    @classmethod
+    def of_floats(cls, weight_OI: Tensor) -> NativeLinear:
+        """A float32 weight, packed now."""
+        num_out, num_in = weight_OI.shape
+        return cls(Packed("fp32", num_out, num_in, 0, pack_lines("fp32", weight_OI, 0)))
+
     def __call__(self, x_TI: Tensor, row_scale: float = 0.0) -> Tensor:
         """y_TO; `row_scale` fixes the scale of activations (0: each row and group has its own)."""
         out_TO = torch.empty((len(x_TI), self.packed.num_out), dtype=torch.float32)

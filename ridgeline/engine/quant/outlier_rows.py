@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ridgeline.engine.kernels.native_linear import PANEL, NativeLinear, Packed, pack_lines
+from ridgeline.engine.kernels.native_linear import PANEL, NativeLinear, Packed
 from ridgeline.engine.quant.packed import PackedLinear
 
 _INPUTS = 4  # of a line of int8 weights (native/linear.h)
@@ -50,7 +50,7 @@ class OutlierRowsLinear:
             return self.inner(x_TI)
         y_TO = self.inner(x_TI.masked_fill(loud_TI, 0.0))
         wide_TI = x_TI.float().where(loud_TI, 0.0)
-        wide = _floats(columns(self.inner.native.packed, columns_W))
+        wide = NativeLinear.of_floats(columns(self.inner.native.packed, columns_W))
         return y_TO.add_(wide(wide_TI.index_select(1, columns_W)).to(y_TO.dtype))
 
     @property
@@ -66,8 +66,3 @@ def columns(packed: Packed, columns_W: Tensor) -> Tensor:
     bytes_WPO = lines_PLOI[:, columns_W // _INPUTS, :, columns_W % _INPUTS]
     q_OW = bytes_WPO.flatten(1).T.float() - 128
     return (q_OW * packed.factors.unsqueeze(1))[: packed.num_out]
-
-
-def _floats(weight_OW: Tensor) -> NativeLinear:
-    num_out, num_in = weight_OW.shape
-    return NativeLinear(Packed("fp32", num_out, num_in, 0, pack_lines("fp32", weight_OW, 0)))
