@@ -138,6 +138,9 @@ class Wrong:
     def wants(self, runs: Sequence[Run]) -> bool:
         return True
 
+    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+        return ()
+
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
         return [self._draft] * len(opens)
 

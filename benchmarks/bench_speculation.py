@@ -111,6 +111,9 @@ class Switching:
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
         return self._inner.propose(opens, room)
 
+    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+        return self._inner.others(seq_id)
+
     def learn(self, verdicts: Sequence[Verdict]) -> None:
         self._inner.learn(verdicts)
 

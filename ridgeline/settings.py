@@ -30,7 +30,8 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     `quantization`: the draft model (of "auto", where there is one) and the format of its layers'
     weights. `draft_sample_method`:
     draft the likeliest token, or draw it (requests without a seed). `rejection_sample_method`: how
-    drawn drafts are judged.
+    drawn drafts are judged. `speculative_token_tree`: the tree that "medusa" drafts, as a list of
+    nodes (`engine.speculate.tree`).
     """
 
     method: DraftMethod
@@ -41,6 +42,7 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     quantization: Literal["int8", "int4", "bf16"] | None = None
     draft_sample_method: Literal["greedy", "probabilistic"] | None = None
     rejection_sample_method: Literal["block", "standard"] | None = None
+    speculative_token_tree: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):

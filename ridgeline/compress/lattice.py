@@ -51,7 +51,7 @@ class Lattice:
     def _in_groups(self, values_OI: Tensor) -> Tensor:
         """[O, G, J], the last group filled up."""
         padded_OI = F.pad(values_OI, (0, -values_OI.shape[1] % self.group_size))
-        return padded_OI.unflatten(1, (-1, self.group_size))
+        return padded_OI.view(len(padded_OI), -1, self.group_size)
 
     def grid(self, q_OI: Tensor, recipe: Recipe) -> Rounded:
         zero = self.zero_OG.to(torch.uint8) if recipe.zeros else None

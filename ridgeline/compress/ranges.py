@@ -19,13 +19,12 @@ Shape legend: O outputs, I inputs, G groups, J inputs of a group.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-import ridgeline._native as _native
 from ridgeline.compress.lattice import Lattice, rounded
 from ridgeline.compress.recipe import Recipe
-from ridgeline.engine.kernels.native_linear import PANEL, NativeLinear, isa
+from ridgeline.engine.kernels.native_linear import NativeLinear
+from ridgeline.engine.kernels.ranges import choose_ranges
 
 ROUNDS = 2
 TOGETHER = 4
@@ -76,7 +75,7 @@ class _Search:
         before_OJ = error_OJ.clone()
         scale_OC = self._scales(self.scale_OG[:, group])
         zero_OZ = self._zeros(self.zero_OG[:, group])
-        chosen_O = choose(
+        chosen_O = choose_ranges(
             self._weight_OI[:, at],
             error_OJ,
             torch.addmm(pull_OJ, before_OJ, own_JJ, alpha=-1),
@@ -102,36 +101,3 @@ class _Search:
         """The group's zero-point, and those beside it."""
         moves = torch.tensor([-1.0, 0.0, 1.0] if self._recipe.zeros else [0.0])
         return (zero_O.unsqueeze(1) + moves).clamp_(self._on.low, self._on.high)
-
-
-def choose(
-    weight_OJ: Tensor,
-    error_OJ: Tensor,
-    others_OJ: Tensor,
-    moment_JJ: Tensor,
-    scale_OC: Tensor,
-    zero_OZ: Tensor,
-    bounds: tuple[int, int],
-) -> Tensor:
-    """Of every row: which scale · Z + zero loses least, -1 where none beats the errors that are
-    there (native/ranges.h). Where one is, `error_OJ` becomes what it leaves.
-    """
-    num_rows, size = weight_OJ.shape
-    moment_JP = F.pad(moment_JJ, (0, -size % PANEL)).contiguous()
-    others_OJ, scale_OC, zero_OZ = (x.contiguous() for x in (others_OJ, scale_OC, zero_OZ))
-    assert weight_OJ.stride() == error_OJ.stride() and weight_OJ.stride(1) == 1
-    chosen_O = torch.empty(num_rows, dtype=torch.int32)
-    read = (weight_OJ, error_OJ, others_OJ, moment_JP, scale_OC, zero_OZ)
-    assert all(tensor.dtype == torch.float32 for tensor in read)
-    _native.choose_ranges(
-        *(tensor.data_ptr() for tensor in (*read, chosen_O)),
-        weight_OJ.stride(0),
-        num_rows,
-        size,
-        scale_OC.shape[1],
-        zero_OZ.shape[1],
-        *bounds,
-        torch.get_num_threads(),
-        isa(),
-    )
-    return chosen_O.long()

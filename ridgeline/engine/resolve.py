@@ -29,12 +29,13 @@ from ridgeline.engine.threads import measured_rates, plan_threads
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import system
 from ridgeline.settings import Batching, Settings
-from ridgeline.spec.cost import kv_bytes_per_token, resident_weight_bytes
+from ridgeline.spec.cost import LARGE_PARAMS, kv_bytes_per_token, num_params, resident_weight_bytes
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import LinearSpec, ModelSpec
 from ridgeline.spec.rewrite import (
     apply_lm_head,
     apply_quantization,
+    linears,
     with_blocks_decoded,
     with_dtype,
     with_kv_dtype,
@@ -236,10 +237,12 @@ def _spec(
         if _runs_native(exact, device):
             why |= exact_why
             why["dtype"] = (
-                f"stored as {stored.stored_dtype}, computed in float32, as the native layers do"
-                f"{_smaller(exact)}; --dtype {stored.stored_dtype} would take torch's"
+                f"stored as {stored.stored_dtype}, computed in float32, as the native layers do;"
+                f" --dtype {stored.stored_dtype} would take torch's"
             )
             spec, dtype = exact, torch.float32
+    if settings.dtype == "auto":
+        spec = _kept_as_stored(spec, device, why)
     if settings.kv_cache_dtype == "auto":
         why["kv_cache_dtype"] = "the dtype of the computation"
     else:
@@ -264,10 +267,21 @@ def _formats(
     return spec
 
 
-def _smaller(spec: ModelSpec) -> str:
-    """What halves the bytes of weights that were widened to be computed."""
-    widened = _is_dense(spec) and spec.stored_dtype == "bfloat16"
-    return " (--quantization bf16: half the memory, the same bits)" if widened else ""
+def _kept_as_stored(spec: ModelSpec, device: torch.device, why: dict[str, str]) -> ModelSpec:
+    """A large bfloat16 model stays so in memory, whatever it is computed in: half the bytes to
+    read, and the same bits (quant/bf16.py)."""
+    dense = all(linear.format.kind == "dense" for linear in linears(spec).values())
+    widened = (spec.stored_dtype, spec.dtype, device.type) == ("bfloat16", "float32", "cpu")
+    if not dense or not widened or num_params(spec) < LARGE_PARAMS:
+        return spec
+    kept = apply_quantization(spec, "bf16")
+    if not _runs_native(kept, device):
+        return spec
+    why["quantization"] = (
+        "none asked for: weights in memory in bfloat16, as they are stored; nothing lost"
+        " (--dtype float32 widens them)"
+    )
+    return kept
 
 
 def _is_dense(spec: ModelSpec) -> bool:

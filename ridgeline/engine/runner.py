@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, chain
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -22,14 +23,21 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.constrain.base import TokenMasks
 from ridgeline.engine.constrain.none import NoGrammars
-from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult, samples_of
+from ridgeline.engine.core.plan import (
+    Run,
+    Sampled,
+    StepPlan,
+    StepResult,
+    paths,
+    samples_of,
+)
 from ridgeline.engine.greedy import KeptRoom, Room, greedy_of, new_room
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling import token_logprobs
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.likeliest import likeliest_of
 from ridgeline.engine.speculate.states import NoWatch, Watch
-from ridgeline.engine.speculate.verify import Verifier
+from ridgeline.engine.speculate.verify import Taken, Verifier
 from ridgeline.engine.tensors import Batch, make_batch
 from ridgeline.engine.threads import StepThreads
 from ridgeline.records import TokenLogprobs
@@ -61,6 +69,8 @@ class TorchRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """Compute the plan: feed every run's tokens, sample where asked."""
         runs = plan.runs
+        if any(run.branches for run in runs):
+            return self._run_trees(plan)
         if plan.copies or not runs or not self.greedy.takes(runs):
             return self._run(plan)
         if self.threads is not None:
@@ -85,6 +95,43 @@ class TorchRunner:
         self.watch.note(plan.runs, [len(each) for each in drawn], x_TC)
         prompts = self._prompt_logprobs(plan.runs, x_TC)
         return StepResult(tuple(map(_sampled, drawn, prompts)))
+
+    @torch.inference_mode()
+    def _run_trees(self, plan: StepPlan) -> StepResult:
+        """A step in which runs have branches: each path is a run of its own."""
+        every = [paths(run) for run in plan.runs]
+        runs = list(chain.from_iterable(every))
+        self.cache.copy_blocks(plan.copies)
+        if self.threads is not None:
+            self.threads.begin(sum([len(run.tokens) for run in runs]))
+        if self.greedy.takes(runs):
+            tokens, x_TC = self.greedy(runs)
+            return self._taken(self.verifier.named_trees(tokens, plan.runs), every, x_TC)
+        batch = make_batch(runs, self.decoder.device)
+        attend = self.attention.prepare(runs)
+        x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
+        at = list(chain.from_iterable(map(samples_of, runs)))
+        logits_SV = self.masks.apply(self.decoder.logits(x_TC[batch.sampled()]), at)
+        return self._taken(self.verifier.choose_trees(logits_SV, plan.runs, at), every, x_TC)
+
+    def _taken(
+        self, taken: Sequence[Taken], every: Sequence[Sequence[Run]], x_TC: Tensor
+    ) -> StepResult:
+        """The result; watchers see the rows of the paths that were taken."""
+        firsts = list(accumulate((len(path.tokens) for path in chain(*every)), initial=0))
+        starts = accumulate((len(own) for own in every), initial=0)
+        chosen = [start + own.path for start, own in zip(starts, taken, strict=False)]
+        runs = list(chain(*every))
+        prompts = self._prompt_logprobs(runs, x_TC)
+        rows = [range(firsts[i], firsts[i + 1]) for i in chosen]
+        kept = torch.tensor(list(chain(*rows)), device=x_TC.device)
+        self.watch.note([runs[i] for i in chosen], [len(own.choices) for own in taken], x_TC[kept])
+        return StepResult(
+            tuple(
+                msgspec.structs.replace(_sampled(own.choices, prompts[i]), path=own.path)
+                for i, own in zip(chosen, taken, strict=True)
+            )
+        )
 
     def _named(self, tokens: Sequence[int], runs: Sequence[Run], x_TC: Tensor) -> StepResult:
         """What the runs give where every row named its token."""

@@ -23,7 +23,7 @@ from ridgeline.plan.efficiency import Efficiency, efficiency_of
 from ridgeline.plan.formats import KV_BYTES, KV_ROW_SCALE_BYTES, WEIGHTS, WeightFormat
 from ridgeline.plan.layout import Layout, Wires, check_layout, wires
 from ridgeline.plan.outline import Attention, Experts, Outline
-from ridgeline.spec.cost import visible
+from ridgeline.spec.cost import LARGE_PARAMS, visible
 
 Bound = Literal["bandwidth", "compute", "overhead", "communication"]
 Shapes = Sequence[tuple[int, int]]
@@ -257,7 +257,7 @@ def replica(
     calibration = device.calibration if isinstance(device, MeasuredDevice) else None
     check_layout(layout, outline, device)
     kept = outline.stored_dtype if calibration is None else calibration.dense_dtype
-    weight_dtype = weight_dtype or outline.packed or kept
+    weight_dtype = weight_dtype or outline.packed or _kept_weights(outline, kept, calibration)
     form = WEIGHTS[weight_dtype]
     head_dtype = _head_dtype(outline, weight_dtype, calibration)
     if calibration is not None:
@@ -295,6 +295,12 @@ def replica(
         head_dtype=head_dtype,
         calibration=calibration,
     )
+
+
+def _kept_weights(outline: Outline, kept: str, calibration: Calibration | None) -> str:
+    """Ridgeline's engine leaves the weights of a large bfloat16 checkpoint as they are."""
+    large = outline.num_params >= LARGE_PARAMS and outline.stored_dtype == "bfloat16"
+    return "bfloat16" if calibration is not None and large else kept
 
 
 def _errors(calibration: Calibration) -> Efficiency:

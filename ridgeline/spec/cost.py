@@ -21,6 +21,8 @@ import msgspec
 from ridgeline.spec.format import BYTES_OF_DTYPE, KV_SCALE_BYTES
 from ridgeline.spec.model import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec
 
+LARGE_PARAMS = 1 << 26
+"""Of a model that no cache holds, in whatever format: the fewest bytes are the fastest."""
 Shape = tuple[int, int]
 """(new tokens, tokens already computed) of one run."""
 

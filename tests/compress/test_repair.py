@@ -7,12 +7,13 @@ import torch
 
 import ridgeline._native as _native
 from ridgeline.compress.lattice import Lattice
-from ridgeline.compress.ranges import ROUNDS, STEPS, choose, settle
+from ridgeline.compress.ranges import ROUNDS, STEPS, settle
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.repair import best_share, repair, steps_to
 from ridgeline.compress.rtn import lattice
 from ridgeline.compress.statistics import Pair, Stats
 from ridgeline.compress.walk import Watched
+from ridgeline.engine.kernels.ranges import choose_ranges
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.quant.dense import DenseLinear
 
@@ -84,7 +85,7 @@ def test_a_group_takes_the_first_of_its_best(
     pull_OKJ = error_OKJ @ moment_JJ.double() + 2 * others_OJ.double().unsqueeze(1)
     loss_OK = (pull_OKJ * error_OKJ).sum(2)
     around_OI = error_OI.clone()
-    chosen_O = choose(weight_OJ, error_OJ, others_OJ, moment_JJ, scale_OC, zero_OZ, (0, 15))
+    chosen_O = choose_ranges(weight_OJ, error_OJ, others_OJ, moment_JJ, scale_OC, zero_OZ, (0, 15))
     assert torch.equal(chosen_O + 1, loss_OK.argmin(1))
     taken_OJ = error_OKJ[torch.arange(num_rows), chosen_O + 1]
     assert torch.allclose(error_OJ.double(), taken_OJ, atol=1e-6)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ridgeline.engine.core.plan import StepPlan
+from ridgeline.engine.core.plan import StepPlan, paths
 from ridgeline.engine.core.prefix import PrefixCache, block_digest, root_digest
 from ridgeline.engine.core.sequence import State
 
@@ -68,6 +68,8 @@ def check_pool(world: World) -> None:
     assert len(idle) == len(set(idle)) == pool.num_idle
     assert sum(pool.is_published(block) for block in idle) == pool.num_cached
     owners = Counter(block for seq in running for block in seq.blocks)
+    branches = world.scheduler.drafting._branches._fresh.values()
+    owners.update(block for every in branches for fresh in every for block in fresh)
     assert [pool.refs(b) for b in range(pool.num_blocks)] == [
         owners[b] for b in range(pool.num_blocks)
     ], "references are not the number of owners"
@@ -97,7 +99,7 @@ def check_plan(world: World, plan: StepPlan, before: Before) -> None:
         assert first.id in ids, "the first in order was preempted or left out"
     known = [len(run.tokens) - run.num_drafts for run in plan.runs]
     prompts = [count for count in known if count > 1]
-    num_tokens = sum(len(run.tokens) for run in plan.runs)
+    num_tokens = sum(len(path.tokens) for run in plan.runs for path in paths(run))
     excess = 0 if world.setup.chunked or not prompts else prompts[0]
     assert num_tokens <= world.setup.max_num_batched_tokens + excess
     if not world.setup.chunked:
@@ -108,7 +110,9 @@ def check_plan(world: World, plan: StepPlan, before: Before) -> None:
 
 
 def check_trimmed(world: World) -> None:
-    """After a commit nobody owns a block behind its known tokens: rejected drafts are gone."""
+    """After a commit nobody owns a block behind its known tokens: rejected drafts are gone, and so
+    are the branches that were not taken."""
+    assert not world.scheduler.drafting._branches._fresh
     for seq in world.running:
         assert len(seq.blocks) <= world.scheduler.pool.blocks_for(seq.known), "a draft's block"
 

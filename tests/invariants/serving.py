@@ -49,6 +49,7 @@ from ridgeline.engine.speculate.speculator import FixedDepth
 from ridgeline.engine.speculate.states import States
 from ridgeline.engine.speculate.suffix import SuffixDrafter
 from ridgeline.engine.speculate.target import Target
+from ridgeline.engine.speculate.tree import FixedTree, TokenTree, parse_tree
 from ridgeline.engine.speculate.verify import Drawn, Verifier, Witness
 from ridgeline.engine.tensors import make_batch
 from ridgeline.records import Ask, Event, Failed, Token
@@ -56,6 +57,7 @@ from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.rewrite import apply_quantization, with_dtype, with_kv_dtype
 
+TREE = parse_tree("[(0,), (0, 0), (0, 0, 0), (0, 1), (1,), (1, 0), (2,)]")
 SLACK = 1e-4
 # Where activations become 8-bit codes, a last bit that differs now and then makes the neighbouring
 # code: on the demo model up to 6e-4 in a logit has been seen.
@@ -137,6 +139,7 @@ class Schedule:
     rounds: int = 1
     drafts: str = ""
     depth: int = 3
+    trees: bool = False
 
 
 @dataclass
@@ -150,6 +153,7 @@ class Served:
     num_accepted: int = 0
     num_rejected: int = 0
     num_short: int = 0  # steps with drafts that took the greedy step's short way
+    num_branched: int = 0  # runs that went on along a branch
 
 
 def serve(model: Model, asks: Sequence[Ask], schedule: Schedule) -> list[Served]:
@@ -186,6 +190,16 @@ class _Prophet:
         return tuple(t if self._rng.random() < 0.7 else wrong for t in future)
 
 
+class _ProphetOfTrees(_Prophet):
+    """Several such chains."""
+
+    def trees(self, opens: Sequence[Open], tree: TokenTree) -> list[list[tuple[int, ...]]]:
+        return [
+            [self._draft(tuple(each.tokens), min(each.most, len(leaf))) for leaf in tree.leaves]
+            for each in opens
+        ]
+
+
 def drafts_of(
     model: Model, asks: Sequence[Ask], schedule: Schedule, kv: KvCache, states: States
 ) -> Drafts:
@@ -201,11 +215,13 @@ def drafts_of(
         size = model.spec.hidden_size
         heads = Heads(torch.zeros(3, size, size), torch.zeros(3, size))
         medusa = MedusaDrafter(heads, model.decoder, states, drawn=Drawn(), draws=False)
-        return FixedDepth(medusa, schedule.depth)
+        return FixedTree(medusa, TREE) if schedule.trees else FixedDepth(medusa, schedule.depth)
     if schedule.drafts == "eagle":
         return FixedDepth(_eagle(model, schedule, states), schedule.depth)
     choices = [(ask, index) for ask in asks for index in range(ask.sampling.n)]
     answers = [(*ask.prompt, *alone(model, ask, index)) for ask, index in choices]
+    if schedule.trees:
+        return FixedTree(_ProphetOfTrees(answers, model.spec.vocab_size), TREE)
     return FixedDepth(_Prophet(answers, model.spec.vocab_size), schedule.depth)
 
 
@@ -285,7 +301,9 @@ def _round(
         plan = scheduler.plan(float(step))
         drafted_for = any(run.num_drafts for run in plan.runs)
         served.num_short += drafted_for and not plan.copies and runner.greedy.takes(plan.runs)
-        _note(scheduler.commit(plan, runner.run(plan), step + 0.5), served)
+        result = runner.run(plan)
+        served.num_branched += sum(each.path > 0 for each in result.sampled)
+        _note(scheduler.commit(plan, result, step + 0.5), served)
         step += 1
         assert step < 5000, "the schedule does not end"
     served.num_preempted = scheduler.totals.num_preempted - before.num_preempted

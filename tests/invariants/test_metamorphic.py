@@ -151,6 +151,10 @@ def test_preempted_and_resumed_is_alone(model: Model, prefix: bool) -> None:
         Schedule(drafts="eagle", depth=4, num_blocks=12, prefix=True, arrives=(0, 1, 2, 3, 4)),
         Schedule(drafts="lookahead", depth=5, num_blocks=15, arrives=(0, 1, 2, 3, 4)),
         Schedule(drafts="suffix", depth=6, prefix=True, rounds=2),
+        Schedule(drafts="prophet", trees=True),
+        Schedule(drafts="prophet", trees=True, num_blocks=16, prefix=True, arrives=(0, 1, 2, 3, 4)),
+        Schedule(drafts="prophet", trees=True, max_num_batched_tokens=11, block_size=3),
+        Schedule(drafts="medusa", trees=True, prefix=True, arrives=(0, 1, 2, 3, 4)),
     ],
 )
 def test_with_drafts_is_alone(model: Model, schedule: Schedule) -> None:
@@ -160,13 +164,17 @@ def test_with_drafts_is_alone(model: Model, schedule: Schedule) -> None:
     assert schedule.drafts != "prophet" or (served.num_accepted > 8 and served.num_rejected > 5)
     assert schedule.drafts == "ngram" or served.num_accepted + served.num_rejected
     assert schedule.num_blocks > 100 or served.num_preempted
+    assert not schedule.trees or schedule.drafts == "medusa" or served.num_branched
     check(model, asks, served)
 
 
+@pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("drafts", ["prophet", "self", "lookahead", "medusa"])
-def test_greedy_with_drafts_is_alone(model: Model, drafts: str) -> None:
+def test_greedy_with_drafts_is_alone(model: Model, drafts: str, trees: bool) -> None:
     """Where everybody is greedy and all is native, drafts are verified without torch; different
     numbers of rows, sequences that come, go and are preempted."""
+    if trees and drafts not in ("prophet", "medusa"):
+        return
     asks = [msgspec.structs.replace(each, sampling=GREEDY) for each in some_asks()]
     rng, num_short = random.Random(drafts), 0
     for _ in range(3):
@@ -176,6 +184,7 @@ def test_greedy_with_drafts_is_alone(model: Model, drafts: str) -> None:
             arrives=tuple(sorted(rng.choices(range(20), k=len(asks)))),
             drafts=drafts,
             depth=rng.randint(1, 7),
+            trees=trees,
         )
         [served] = serve(model, asks, schedule)
         num_short += served.num_short

@@ -38,6 +38,7 @@ def random_setup(rng: random.Random) -> Setup:
         prefix=rng.random() < 0.7,
         ttl_s=rng.choice((None, 0.5, 4.0)),
         drafts=rng.choice((0, 1, 5)),
+        branches=rng.choice((0, 3)),
     )
 
 
@@ -190,7 +191,33 @@ def every_draft_draws_the_same_number(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan, "_after", lambda at, drafts: at)
 
 
+def branches_begin_empty(patch: pytest.MonkeyPatch) -> None:
+    def branch(self: BlockTables, seq: Sequence, num_tokens: int) -> list[int]:
+        return self._pool.alloc_many(self.num_of_branch(seq, num_tokens))
+
+    patch.setattr(BlockTables, "branch", branch)
+
+
+def the_branch_that_was_taken_is_given_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockTables, "graft", lambda self, seq, fresh: self.cut(fresh))
+
+
+def what_a_branch_replaces_is_kept(patch: pytest.MonkeyPatch) -> None:
+    def graft(self: BlockTables, seq: Sequence, fresh: list[int]) -> None:
+        seq.blocks[seq.computed // self.block_size :] = fresh
+
+    patch.setattr(BlockTables, "graft", graft)
+
+
+def branches_take_what_others_need(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockTables, "num_of_branch", lambda self, seq, num_tokens: 0)
+
+
 PLANTS: list[Plant] = [
+    branches_begin_empty,
+    the_branch_that_was_taken_is_given_back,
+    what_a_branch_replaces_is_kept,
+    branches_take_what_others_need,
     rejected_drafts_keep_their_blocks,
     rejected_drafts_count_as_computed,
     every_draft_draws_the_same_number,
@@ -229,4 +256,5 @@ def test_without_a_bug_nothing_is_caught() -> None:
     assert sum(world.num_preempted for world in worlds) > 50
     assert sum(world.num_copies for world in worlds) > 100
     assert sum(world.num_accepted for world in worlds) > 300
+    assert sum(world.num_branched for world in worlds) > 10
     assert sum(world.scheduler.cache.hit_tokens for world in worlds) > 100

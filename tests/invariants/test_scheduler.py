@@ -20,6 +20,7 @@ SETUPS = st.builds(
     prefix=st.booleans(),
     ttl_s=st.sampled_from((None, 0.5, 4.0)),
     drafts=st.sampled_from((0, 1, 5)),
+    branches=st.sampled_from((0, 0, 3)),
 )
 
 

@@ -15,6 +15,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from msgspec.structs import replace
+
 from ridgeline.engine.core import (
     BlockPool,
     Limits,
@@ -24,7 +26,7 @@ from ridgeline.engine.core import (
     make_policy,
 )
 from ridgeline.engine.core.drafting import Drafts, Open, Room, Verdict
-from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult, samples_of
+from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult, paths, samples_of
 from ridgeline.engine.core.sequence import Sequence
 from ridgeline.engine.core.stopping import derive_seed
 from ridgeline.records import (
@@ -67,6 +69,7 @@ class Setup:
     ttl_s: float | None = None
     aging_s: float = 5.0
     drafts: int = 0
+    branches: int = 0
     background_tokens: int | None = 3
 
     def build(self, drafts: Drafts | None = None) -> Scheduler:
@@ -127,10 +130,12 @@ class Answer:
 
 
 class Prophet:
-    """Drafts of random length, up to `most` tokens; each token is right three times in four."""
+    """Drafts of random length, up to `most` tokens; each token is right three times in four. Up to
+    `branches` chains beside each."""
 
-    def __init__(self, world: World, most: int) -> None:
-        self._world, self._most, self._rng = world, most, random.Random(most)
+    def __init__(self, world: World, most: int, branches: int) -> None:
+        self._world, self._most, self._branches = world, most, branches
+        self._rng = random.Random(most)
         self.num_told = 0
 
     def wants(self, runs: Seq[Run]) -> bool:
@@ -138,6 +143,10 @@ class Prophet:
 
     def numbers(self) -> dict[str, float]:
         return {}
+
+    def others(self, seq_id: int) -> Seq[tuple[int, ...]]:
+        chains = [self._chain(seq_id) for _ in range(self._rng.randint(0, self._branches))]
+        return [chain for chain in chains if chain]
 
     def propose(self, opens: Seq[Open], room: Room) -> list[tuple[int, ...]]:
         assert room.num_free > 0 and room.num_runs >= len(opens)
@@ -152,7 +161,12 @@ class Prophet:
     def _draft(self, each: Open) -> tuple[int, ...]:
         seq = self._world.scheduler._roster.running_by_id(each.seq_id)
         assert seq is not None and each.tokens == seq.tokens and each.tenant == seq.ask.tenant
-        future = self._world.answers[seq.ask.id, seq.index].expected[len(each.tokens) :]
+        return self._chain(each.seq_id)
+
+    def _chain(self, seq_id: int) -> tuple[int, ...]:
+        seq = self._world.scheduler._roster.running_by_id(seq_id)
+        assert seq is not None
+        future = self._world.answers[seq.ask.id, seq.index].expected[len(seq.tokens) :]
         future = future[: self._rng.randint(0, self._most)]
         return tuple(t if self._rng.random() < 0.75 else (t + 1) % VOCAB for t in future)
 
@@ -161,7 +175,7 @@ class World:
     """A scheduler, its runner's memory, and what everybody has been told so far."""
 
     def __init__(self, setup: Setup) -> None:
-        drafts = Prophet(self, setup.drafts) if setup.drafts else None
+        drafts = Prophet(self, setup.drafts, setup.branches) if setup.drafts else None
         self.setup, self.scheduler, self.now_s = setup, setup.build(drafts), 0.0
         self.slots: list[list[Text | None]] = [
             [None] * setup.block_size for _ in range(setup.num_blocks)
@@ -169,7 +183,7 @@ class World:
         self.answers: dict[tuple[str, int], Answer] = {}
         self.started: set[str] = set()
         self.num_asks = self.num_steps = self.num_preempted = self.num_copies = 0
-        self.num_accepted = 0
+        self.num_accepted = self.num_branched = 0
         self.patience = 0  # steps that everything added so far may take
         self.used_s: dict[int, float] = {}  # block -> when it last had an owner
 
@@ -273,7 +287,7 @@ class World:
 
     def _run(self, plan: StepPlan) -> StepResult:
         self._copy(plan)
-        return StepResult(tuple([self._compute(run) for run in plan.runs]))
+        return StepResult(tuple([self._take(run) for run in plan.runs]))
 
     def _copy(self, plan: StepPlan) -> None:
         """All at once, as a device would."""
@@ -283,6 +297,14 @@ class World:
         self.num_copies += len(plan.copies)
         for target, content in zip(targets, [list(self.slots[a]) for a in origins], strict=True):
             self.slots[target] = content
+
+    def _take(self, run: Run) -> Sampled:
+        """All paths are computed; the one that gives most is taken, the last of several."""
+        found = [self._compute(path) for path in paths(run)]
+        path = max(range(len(found)), key=lambda i: (len(found[i].tokens), i))
+        self.num_accepted += max(0, len(found[path].tokens) - 1)
+        self.num_branched += path > 0
+        return replace(found[path], path=path)
 
     def _compute(self, run: Run) -> Sampled:
         seq = self.scheduler._roster.running_by_id(run.seq_id)
@@ -310,7 +332,6 @@ class World:
         for i, at in enumerate(samples_of(run)):
             assert at.index == end + i - num_prompt
             token = sample(at.seed, fed[: end + i], at.index, at.banned)
-            self.num_accepted += end + i < len(fed) and token == fed[end + i]
             yield token
             if (token,) != fed[end + i : end + i + 1]:
                 return

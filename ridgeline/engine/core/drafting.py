@@ -21,7 +21,8 @@ from typing import Protocol
 import msgspec
 
 from ridgeline.engine.core.blocks import BlockPool
-from ridgeline.engine.core.plan import Run, Sampled
+from ridgeline.engine.core.branches import Branches
+from ridgeline.engine.core.plan import Run, Sampled, paths
 from ridgeline.engine.core.roster import Roster
 from ridgeline.engine.core.sequence import Sequence as Known
 from ridgeline.engine.core.step import Step, with_drafts
@@ -76,6 +77,10 @@ class Drafts(Protocol):
         """One draft per entry of `opens`, at most `most` tokens long (empty: nothing to say)."""
         ...
 
+    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+        """Of the latest proposal: chains that might be right where the draft is not."""
+        ...
+
     def learn(self, verdicts: Sequence[Verdict]) -> None:
         """The verdicts of one step; none where it carried no drafts."""
         ...
@@ -97,6 +102,9 @@ class NoDrafts:
 
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
         return [()] * len(opens)
+
+    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+        return ()
 
     def learn(self, verdicts: Sequence[Verdict]) -> None:
         pass
@@ -154,6 +162,7 @@ class Drafting:
         self.totals = DraftTotals()
         self._drafts: Drafts = drafts or NoDrafts()
         self._rule, self._tables, self._roster, self._pool = rule, tables, roster, pool
+        self._branches = Branches(tables)
         self._verdicts: list[Verdict] = []
 
     def plan(self, step: Step) -> None:
@@ -167,7 +176,16 @@ class Drafting:
         room = Room(len(step.runs), rows, step.budget.left)
         drafts = self._drafts.propose([each for _, each in opens], room)
         for (i, each), tokens in zip(opens, drafts, strict=True):
-            self._carry(step, i, tokens[: min(each.most, step.budget.left)])
+            self._carry(step, i, tokens, each.most)
+
+    def settle(self, seq: Known | None, run: Run, sampled: Sampled) -> Run:
+        """The run along the path that it has taken. `seq`: None where it has ended meanwhile."""
+        if not run.branches:
+            return run
+        self.totals.num_tokens += sum(len(path.drafts) for path in paths(run))
+        found = self._branches.settle(seq, run, sampled)
+        self.totals.num_tokens -= found.num_drafts  # counted with its verdict
+        return found
 
     def judge(self, run: Run, sampled: Sampled) -> None:
         """Note what became of the run's draft, if it carried one and its ask did not fail."""
@@ -212,9 +230,9 @@ class Drafting:
             run.blocks,
         )
 
-    def _carry(self, step: Step, i: int, drafts: tuple[int, ...]) -> None:
+    def _carry(self, step: Step, i: int, proposed: tuple[int, ...], most: int) -> None:
         """Put drafts behind run `i`, if there are blocks that nobody else needs."""
-        run = step.runs[i]
+        run, drafts = step.runs[i], proposed[: min(most, step.budget.left)]
         seq = self._roster.running_by_id(run.seq_id)
         assert seq is not None
         num_tokens = len(run.tokens) + len(drafts)
@@ -224,3 +242,7 @@ class Drafting:
         if self._tables.reserve(seq, num_tokens):
             step.budget.left -= len(drafts)
             step.runs[i] = with_drafts(run, seq, drafts, self._pool.block_size)
+            others = self._drafts.others(seq.id)
+            if others and drafts == proposed:
+                spare = self._pool.num_idle - len(self._roster.running)
+                self._branches.grow(step, i, seq, others, spare)

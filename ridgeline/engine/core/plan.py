@@ -31,6 +31,14 @@ class SampleAt(msgspec.Struct, frozen=True):
     is_argmax: bool = False
 
 
+class Branch(msgspec.Struct, frozen=True):
+    """Other guesses from where a run's drafts begin: `blocks` are the sequence's up to there, and
+    then some that nobody else owns."""
+
+    drafts: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+
 class Run(msgspec.Struct, frozen=True):
     """One sequence's share of a step: feed `tokens` at positions start, start+1, …
 
@@ -39,7 +47,8 @@ class Run(msgspec.Struct, frozen=True):
     log-probabilities of the prompt tokens that follow each fed position (k, or None).
 
     The last `num_drafts` of `tokens` are guesses: the run is to give the longest head of them that
-    sampling confirms, and the token after it.
+    sampling confirms, and the token after it. `branches` are guesses in their place: with the
+    drafts they make a tree, whose root is the one known token that such a run feeds.
     """
 
     seq_id: int
@@ -50,6 +59,7 @@ class Run(msgspec.Struct, frozen=True):
     prompt_logprobs: int | None = None
     next_prompt_token: int | None = None
     num_drafts: int = 0
+    branches: tuple[Branch, ...] = ()
 
     @property
     def drafts(self) -> tuple[int, ...]:
@@ -65,6 +75,22 @@ class Run(msgspec.Struct, frozen=True):
     def num_given(self) -> int:
         """The most tokens that the run can give: one for each row that is sampled."""
         return 0 if self.sample is None else self.num_drafts + 1
+
+
+def paths(run: Run) -> tuple[Run, ...]:
+    """A run's tree as runs without branches: its drafts, then each branch, all from the same known
+    token on."""
+    if not run.branches:
+        return (run,)
+    trunk = msgspec.structs.replace(run, branches=())
+    return (trunk, *(along(trunk, branch) for branch in run.branches))
+
+
+def along(trunk: Run, branch: Branch) -> Run:
+    """The run with a branch's guesses in place of its own."""
+    assert len(trunk.tokens) == trunk.num_drafts + 1
+    tokens, num = (trunk.tokens[0], *branch.drafts), len(branch.drafts)
+    return msgspec.structs.replace(trunk, tokens=tokens, blocks=branch.blocks, num_drafts=num)
 
 
 def samples_of(run: Run) -> tuple[SampleAt, ...]:
@@ -101,11 +127,13 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 class Sampled(msgspec.Struct, frozen=True):
     """What a run gave: its sampled tokens in order (none while the prompt is still being
-    computed; with drafts, those that were accepted and the one after them)."""
+    computed; with drafts, those that were accepted and the one after them). `path`: along which of
+    the run's `paths`."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    path: int = 0
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -172,6 +172,7 @@ class Scheduler:
         events, self._events = self._events, []
         for run, sampled in zip(plan.runs, result.sampled, strict=True):
             seq = self._roster.running_by_id(run.seq_id)
+            run = self.drafting.settle(seq, run, sampled)
             if seq is not None:
                 self.drafting.judge(run, sampled)
                 events += self._advance(seq, run, sampled)

@@ -75,6 +75,33 @@ class BlockTables:
         while len(seq.blocks) > num_blocks:
             self._pool.release(seq.blocks.pop())
 
+    @property
+    def block_size(self) -> int:
+        return self._pool.block_size
+
+    def num_of_branch(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks of `branch`."""
+        return self._pool.blocks_for(seq.computed + num_tokens) - seq.computed // self.block_size
+
+    def branch(self, seq: Sequence, num_tokens: int) -> list[int]:
+        """Private blocks in which the next `num_tokens` positions have a place of their own; what
+        is known of the first of them is copied. There must be as many idle ones."""
+        fresh = self._pool.alloc_many(self.num_of_branch(seq, num_tokens))
+        place, inside = divmod(seq.computed, self.block_size)
+        if inside:
+            self._note_copy(seq.blocks[place], fresh[0])
+        return fresh
+
+    def graft(self, seq: Sequence, fresh: list[int]) -> None:
+        """A branch's blocks take the place of the sequence's own."""
+        place = seq.computed // self.block_size
+        self._pool.release_all(seq.blocks[place:])
+        seq.blocks[place:] = fresh
+
+    def cut(self, fresh: list[int]) -> None:
+        """Give a branch's blocks back."""
+        self._pool.release_all(fresh)
+
     def num_missing(self, seq: Sequence, num_tokens: int) -> int:
         """Blocks to be allocated before the next `num_tokens` positions have a place."""
         return max(0, self._pool.blocks_for(seq.computed + num_tokens) - len(seq.blocks))
@@ -104,9 +131,12 @@ class BlockTables:
     def _copy(self, block: int) -> int:
         """A private copy of `block`; the sequence's reference to it is dropped."""
         to = self._pool.alloc()
+        self._note_copy(block, to)
+        self._pool.release(block)
+        return to
+
+    def _note_copy(self, block: int, to: int) -> None:
         origin = self._copied_from.get(block, block)
         self._pool.retain(origin)
         self._pins[origin] += 1
-        self._pool.release(block)
         self._copied_from[to] = origin
-        return to

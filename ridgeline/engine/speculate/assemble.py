@@ -39,6 +39,7 @@ from ridgeline.engine.speculate.states import NoWatch, States, Watch
 from ridgeline.engine.speculate.suffix import SuffixDrafter
 from ridgeline.engine.speculate.target import Target
 from ridgeline.engine.speculate.tokenizers import check_same_tokens
+from ridgeline.engine.speculate.tree import FixedTree, parse_tree
 from ridgeline.engine.speculate.verify import Drawn, Verifier, Witness
 from ridgeline.engine.text import NoTokenizer, Tokenizer, load_tokenizer
 from ridgeline.records import Sampling
@@ -99,6 +100,10 @@ def speculate(
     verifier = Verifier(used.rejection_sample_method or "block", drawn, witness)
     made = _drafter(used, tokenizer, resolved, drawn, target, clock)
     watch, most = made.states or NoWatch(), used.num_speculative_tokens
+    if used.speculative_token_tree is not None:
+        assert isinstance(made.drafter, MedusaDrafter)
+        tree = FixedTree(made.drafter, parse_tree(used.speculative_token_tree))
+        return Speculating(tree, verifier, made.nbytes, watch=watch)
     if not used.automatic:
         alone = made.drafter if lookup is None else None
         fixed = FixedDepth(alone or Combined(lookup, made.drafter), most)

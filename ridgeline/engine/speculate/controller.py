@@ -166,6 +166,9 @@ class Controller:
             self._idle(opens, step)
         return drafts
 
+    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+        return ()
+
     def learn(self, verdicts: Sequence[Verdict]) -> None:
         step, self._under_way = self._under_way, None
         if step is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from torch import Tensor
 from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.core.plan import SampleAt
 from ridgeline.engine.sampling import probabilities, sample
-from ridgeline.engine.speculate.rejection import DRAFT, draw, numbers
+from ridgeline.engine.speculate.rejection import DRAFT, draw, drawn_apart, numbers
 from ridgeline.engine.speculate.verify import Drawn
 
 
@@ -88,6 +89,21 @@ def take(guesses: Sequence[Guess], logits_SV: Tensor) -> None:
             guess = guesses[i]
             guess.drafts.append(draw(q_V, guess.numbers[len(guess.drafts)]))
             guess.rows.append(q_V)
+
+
+def places_of(
+    guess: Guess, logits_KV: Tensor, widths: Sequence[int]
+) -> tuple[list[list[int]], Tensor]:
+    """Different tokens for every place of a tree, `widths[i]` of them at place i, and what they
+    were drawn from (where they are not drawn: the logits, of which they are the largest)."""
+    if not guess.numbers:
+        best = logits_KV.topk(min(max(widths), logits_KV.shape[1])).indices.tolist()
+        return [own[:width] for own, width in zip(best, widths, strict=True)], logits_KV
+    q_KV, left = probabilities(logits_KV, [guess.at] * len(logits_KV)), iter(guess.numbers)
+    draws = [
+        drawn_apart(q_V, list(islice(left, width))) for q_V, width in zip(q_KV, widths, strict=True)
+    ]
+    return draws, q_KV
 
 
 def given(opens: Sequence[Open], guesses: Sequence[Guess], drawn: Drawn) -> list[tuple[int, ...]]:

@@ -6,8 +6,9 @@ LM head turns z_i into a distribution over the token i places further on. There 
 token: all heads are one product, and all their rows one pass of the LM head.
 
 Source. Medusa (Cai et al. 2024, arXiv 2401.10774), heads trained with the model frozen (Medusa-1);
-here they share the LM head, which holds a third of a small model. Drafts are chains: the first
-token of head 1, the first of head 2, … Trained by `ridgeline train-drafter --kind medusa`.
+here they share the LM head, which holds a third of a small model. Drafts are chains (the first
+token of head 1, the first of head 2, …) or trees (`tree.py`). Trained by
+`ridgeline train-drafter --kind medusa`.
 
 Invariants. Those of `base`; the verifier is told what drawn tokens were drawn from, so that nothing
 but rejection sampling judges them (no "typical acceptance": that is lossy).
@@ -29,8 +30,17 @@ from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling.likeliest import likeliest_of
 from ridgeline.engine.speculate.drafter_file import DrafterConfig, check_target, read_tensors
-from ridgeline.engine.speculate.guess import Guess, all_argmax, given, numbers_for, take
+from ridgeline.engine.speculate.guess import (
+    Guess,
+    all_argmax,
+    given,
+    numbers_for,
+    places_of,
+    take,
+)
+from ridgeline.engine.speculate.rejection import Places
 from ridgeline.engine.speculate.states import States
+from ridgeline.engine.speculate.tree import TokenTree
 from ridgeline.engine.speculate.verify import Drawn
 
 
@@ -92,6 +102,30 @@ class MedusaDrafter:
         if guesses:
             self._fill(guesses, torch.stack(rows))
         return given(opens, guesses, self._drawn)
+
+    @torch.inference_mode()
+    def trees(self, opens: Sequence[Open], tree: TokenTree) -> list[list[tuple[int, ...]]]:
+        """The leaves of each entry's tree: every place has as many guesses as the tree is wide
+        there, whatever they follow."""
+        self._drawn.clear()
+        known = [self._states.of(each.seq_id, len(each.tokens)) for each in opens]
+        at = [i for i, own in enumerate(known) if own is not None]
+        found: list[list[tuple[int, ...]]] = [[] for _ in opens]
+        if not at:
+            return found
+        x_SC = torch.stack([own[1][-1] for own in known if own is not None])
+        z_SKC = self._heads(x_SC, tree.depth)
+        logits_SKV = self._decoder.logits(z_SKC.flatten(0, 1)).view(len(at), tree.depth, -1)
+        for i, logits_KV in zip(at, logits_SKV, strict=True):
+            guess = Guess(opens[i], tree.depth, numbers_for(opens[i], tree.size, self._draws))
+            draws, q_KV = places_of(guess, logits_KV, tree.widths)
+            places = Places(draws, q_KV)
+            leaves = tree.within(opens[i].most, [len(own) for own in draws])
+            found[i] = [places.along(leaf) for leaf in leaves]
+            if guess.numbers and leaves:
+                self._drawn.note_tree(opens[i].seq_id, places)
+                self._drawn.note(opens[i].seq_id, found[i][0], q_KV[: len(leaves[0])])
+        return found
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self._states.forget(seq_id)

@@ -28,6 +28,7 @@ Shapes: K drafts, V vocabulary; p has K+1 rows, q has K.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ from ridgeline.engine.sampling.uniform import uniform
 
 _ACCEPT, DRAFT = 0x5EED_ACCE, 0x5EED_D4AF  # streams of numbers apart from the sampler's own
 
+Path = tuple[int, ...]
+"""The ranks on the way to a node of a tree."""
 Rule = Callable[[Tensor, Tensor, Sequence[int], Sequence[float]], tuple[int, Tensor]]
 """p, q, drafts, one number per draft → how many stay, and the weights [V] of the next token."""
 
@@ -94,6 +97,65 @@ def draw(weight_V: Tensor, number: float) -> int:
     target = cumulative_V[-1:] * number
     found = int(torch.searchsorted(cumulative_V, target, right=True))
     return min(found, int(weight_V.nonzero()[-1]))
+
+
+class Places(NamedTuple):
+    """The guesses of a tree, place by place, and what they were drawn from, one after the other
+    without putting back: `draws[i][r]` is the child of rank r of every node at place i."""
+
+    draws: Sequence[Sequence[int]]
+    q_KV: Tensor
+
+    def along(self, path: Path) -> tuple[int, ...]:
+        """The tokens on the way to a node."""
+        return tuple(own[rank] for own, rank in zip(self.draws, path, strict=False))
+
+
+def tree(
+    leaves: Sequence[Path],
+    p_of: Callable[[Path], Tensor],
+    places: Places,
+    accept: Sequence[float],
+) -> tuple[Path, Tensor]:
+    """Down a tree whose guesses were drawn: the node at which it ends, and the weights [V] of the
+    next token. `p_of`: the target's distribution behind a node; `accept`: one number per child that
+    is asked.
+
+    At every node the children are asked by rank: x, drawn from q, stays with probability
+    min(1, p(x) / q(x)); where it does not, p becomes max(p - q, 0), normalised, and q what is left
+    of it without x (multi-step rejection, Miao et al. 2023; without putting back, Jeon et al. 2024,
+    arXiv 2402.14160).
+    """
+    node: Path = ()
+    left = iter(accept)
+    while True:
+        p_V, depth = p_of(node), len(node)
+        ranks = sorted(
+            {leaf[depth] for leaf in leaves if len(leaf) > depth and leaf[:depth] == node}
+        )
+        q_V = places.q_KV[depth].clone() if ranks else p_V
+        for rank in ranks:
+            token = places.draws[depth][rank]
+            if next(left) * float(q_V[token]) < float(p_V[token]):
+                node = (*node, rank)
+                break
+            rest_V = residual(p_V, q_V)
+            p_V = rest_V / rest_V.sum()
+            q_V[token] = 0.0
+            q_V = q_V / q_V.sum() if float(q_V.sum()) > 0 else q_V
+        else:
+            return node, p_V
+
+
+def drawn_apart(q_V: Tensor, accept: Sequence[float]) -> list[int]:
+    """Different tokens drawn from q, one per number; fewer where it names no more."""
+    q_V, found = q_V.clone(), list[int]()
+    for number in accept:
+        if not float(q_V.sum()) > 0:
+            break
+        found.append(draw(q_V, number))
+        q_V[found[-1]] = 0.0
+    return found
 
 
 RULES: dict[str, Rule] = {"block": block, "standard": standard}

@@ -10,6 +10,7 @@ from ridgeline.engine.speculate.drafter_file import (
     read_config,
     weight_bytes,
 )
+from ridgeline.engine.speculate.tree import TokenTree, parse_tree
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.settings import Settings, Speculative
 from ridgeline.spec.cost import kv_bytes_per_token, num_params, resident_weight_bytes
@@ -40,7 +41,12 @@ _OWN = {
         "rejection_sample_method",
     ),
     "self": ("draft_sample_method", "rejection_sample_method"),
-    "medusa": ("model", "draft_sample_method", "rejection_sample_method"),
+    "medusa": (
+        "model",
+        "draft_sample_method",
+        "rejection_sample_method",
+        "speculative_token_tree",
+    ),
     "eagle": ("model", "draft_sample_method", "rejection_sample_method"),
 }
 _DEPTH = {True: "depth chosen in every step by measured cost", False: "a fixed depth"}
@@ -64,6 +70,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     quantization: str | None = None
     draft_sample_method: str | None = None
     rejection_sample_method: str | None = None
+    speculative_token_tree: str | None = None
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
 
@@ -205,20 +212,38 @@ def _trained(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, s
             limit=config.num_heads,
             fix=f"use num_speculative_tokens of {config.num_heads} or less",
         )
+    tree = None if asked.speculative_token_tree is None else _tree(asked, config, depth)
+    how = _DEPTH[num is None] if tree is None else f"a tree of {len(tree.leaves)} leaves"
     why["speculative_config"] = (
-        f"asked for: {asked.method} {asked.model}, {_DEPTH[num is None]}; greedy and seeded "
+        f"asked for: {asked.method} {asked.model}, {how}; greedy and seeded "
         "answers stay as without it, the others keep their distribution"
     )
     return Speculation(
         method=asked.method,
-        num_speculative_tokens=min(depth, config.num_heads or depth),
-        automatic=num is None,
+        num_speculative_tokens=tree.depth if tree else min(depth, config.num_heads or depth),
+        automatic=num is None and tree is None,
+        speculative_token_tree=asked.speculative_token_tree,
         model=asked.model,
         draft_sample_method=asked.draft_sample_method or "probabilistic",
         rejection_sample_method=asked.rejection_sample_method or "block",
         weight_bytes=weight_bytes(asked.model, asked.method, target.dtype),
         kv_bytes_per_token=_layer_kv_bytes(config, target, asked.model),
     )
+
+
+def _tree(asked: Speculative, config: DrafterConfig, most: int) -> TokenTree:
+    """The tree, no deeper than there are heads; it says itself how deep it is."""
+    assert asked.speculative_token_tree is not None
+    tree, num = parse_tree(asked.speculative_token_tree), asked.num_speculative_tokens
+    limit = min(config.num_heads, most)
+    if tree.depth > limit or num not in (None, tree.depth):
+        raise BadInput(
+            "the depth of speculative_token_tree does not fit",
+            value=tree.depth,
+            limit=f"{config.num_heads} heads, num_speculative_tokens {num or limit}",
+            fix="leave num_speculative_tokens out, or cut the tree",
+        )
+    return tree
 
 
 def _layer_kv_bytes(config: DrafterConfig, target: ModelSpec, name: str) -> int:

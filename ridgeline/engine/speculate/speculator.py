@@ -21,6 +21,9 @@ class FixedDepth:
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
         return self._drafter.draft(opens, [min(each.most, self._depth) for each in opens])
 
+    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+        return ()
+
     def learn(self, verdicts: Sequence[Verdict]) -> None:
         pass
 

@@ -10,15 +10,33 @@ Shapes: S rows, K drafts of a run, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
+from typing import NamedTuple
 
 from torch import Tensor
 
-from ridgeline.engine.core.plan import Run, SampleAt
+from ridgeline.engine.core.plan import Run, SampleAt, paths
 from ridgeline.engine.sampling import probabilities, sample, token_logprobs
 from ridgeline.engine.sampling.base import Choice
-from ridgeline.engine.speculate.rejection import RULES, verified
+from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.engine.speculate.rejection import (
+    RULES,
+    Path,
+    Places,
+    draw,
+    numbers,
+    tree,
+    verified,
+)
 from ridgeline.engine.speculate.walk import confirmed, num_confirmed
+
+
+class Taken(NamedTuple):
+    """The path that a run with branches has taken, and what it gives."""
+
+    path: int
+    choices: list[Choice]
+
 
 Witness = Callable[[Run, Sequence[Choice]], None]
 
@@ -29,9 +47,18 @@ class Drawn:
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[tuple[int, ...], Tensor]] = {}
+        self._trees: dict[int, Places] = {}
 
     def clear(self) -> None:
         self._rows.clear()
+        self._trees.clear()
+
+    def note_tree(self, seq_id: int, places: Places) -> None:
+        self._trees[seq_id] = places
+
+    def tree_of(self, run: Run) -> Places | None:
+        """What the guesses of a run's tree were drawn from; None if they were not."""
+        return self._trees.get(run.seq_id) if run.num_drafts else None
 
     def note(self, seq_id: int, drafts: tuple[int, ...], q_KV: Tensor) -> None:
         self._rows[seq_id] = drafts, q_KV
@@ -65,6 +92,66 @@ class Verifier:
         self._shown([(token, None) for token in tokens], runs)
         left = iter(tokens)
         return [_head(run.drafts, list(islice(left, run.num_given))) for run in runs]
+
+    def named_trees(self, tokens: Sequence[int], runs: Sequence[Run]) -> list[Taken]:
+        """As `named` for runs with branches; rows are those of their paths, one after the other."""
+        left = iter(tokens)
+        return [
+            follow([[(next(left), None) for _ in range(p.num_given)] for p in every], every)
+            for every in map(paths, runs)
+        ]
+
+    def choose_trees(
+        self, logits_SV: Tensor, runs: Sequence[Run], at: Sequence[SampleAt]
+    ) -> list[Taken]:
+        """As `choices` for runs with branches."""
+        every = [paths(run) for run in runs]
+        drawn = [self._drawn.tree_of(run) for run in runs]
+        ends = list(accumulate(path.num_given for own in every for path in own))
+        rows = [range(e - p.num_given, e) for e, p in zip(ends, chain(*every), strict=True)]
+        walked = [
+            row
+            for own, places, mine in zip(every, drawn, _taken_in_turn(rows, every), strict=True)
+            if places is None
+            for path_rows in mine
+            for row in path_rows
+        ]
+        found = dict(zip(walked, sample(logits_SV[walked], [at[i] for i in walked]), strict=True))
+        return [
+            follow([[found[row] for row in own] for own in mine], own_paths)
+            if places is None
+            else self._down(logits_SV, own_paths, mine, at, places)
+            for own_paths, mine, places in zip(
+                every, _taken_in_turn(rows, every), drawn, strict=True
+            )
+        ]
+
+    def _down(
+        self,
+        logits_SV: Tensor,
+        every: Sequence[Run],
+        rows: Sequence[range],
+        at: Sequence[SampleAt],
+        places: Places,
+    ) -> Taken:
+        """A tree whose guesses were drawn."""
+        leaves = [ranks_of(path.drafts, places) for path in every]
+
+        def through(node: Path) -> int:
+            return next(i for i, leaf in enumerate(leaves) if leaf[: len(node)] == node)
+
+        def p_of(node: Path) -> Tensor:
+            row = rows[through(node)][len(node)]
+            return probabilities(logits_SV[row : row + 1], [at[row]])[0]
+
+        first = at[rows[0][0]]
+        count = sum(len(own) for own in places.draws)
+        accept = numbers(first.seed, first.index, count)
+        node, weight_V = tree(leaves, p_of, places, accept)
+        last = draw(weight_V, uniform(first.seed, first.index + len(node)))
+        tokens, own = [*places.along(node), last], rows[through(node)]
+        logits_KV = logits_SV[own.start : own.start + len(tokens)]
+        return Taken(through(node), _with_logprobs(logits_KV, first, tokens))
 
     def choices(
         self, logits_SV: Tensor, runs: Sequence[Run], at: Sequence[SampleAt]
@@ -102,6 +189,30 @@ class Verifier:
         p_KV = probabilities(logits_KV, at)
         tokens = verified(self._rule, p_KV, q_KV, run.drafts, at[0].seed, at[0].index)
         return _with_logprobs(logits_KV, at[0], tokens)
+
+
+def follow(rows: Sequence[Sequence[Choice]], every: Sequence[Run]) -> Taken:
+    """Walk down a tree: `rows[i]` are the model's choices along path i."""
+    if not every[0].num_given:
+        return Taken(0, [])
+    alive, given = list(range(len(every))), [rows[0][0]]
+    while True:
+        place, token = len(given) - 1, given[-1][0]
+        alive_now = [i for i in alive if every[i].drafts[place : place + 1] == (token,)]
+        if not alive_now:
+            return Taken(alive[0], given)
+        alive = alive_now
+        given.append(rows[alive[0]][place + 1])
+
+
+def ranks_of(drafts: Sequence[int], places: Places) -> Path:
+    """Which of each place's guesses a chain is made of."""
+    return tuple(own.index(token) for own, token in zip(places.draws, drafts, strict=False))
+
+
+def _taken_in_turn(rows: Sequence[range], every: Sequence[Sequence[Run]]) -> list[list[range]]:
+    left = iter(rows)
+    return [list(islice(left, len(own))) for own in every]
 
 
 def _plain(chosen: Sequence[Choice], runs: Sequence[Run]) -> list[list[Choice]]:
