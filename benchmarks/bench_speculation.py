@@ -10,9 +10,11 @@ in which all seats are taken and no prompt is computed: twice as many prompts as
 once, with one seat a single one. The ratio of tokens per second is that of all rounds together, its
 error comes from resampling rounds (5 to 95 %), and the median is that of the rounds' ratios: the
 better number where every round gains alike and the machine's pace changes from round to round.
-`none` does the same without a drafter: what the noise is. With
-`--clock cpu` both are timed by the engine thread's processor time (of one thread), which other
-work on the machine disturbs less, and the controller decides by it too.
+`none` does the same without a drafter: what the noise is. With `--turn 7` each prompt is answered
+once and drafts are on and off for seven steps at a time: the pace of a busy machine then hardly
+comes in, which tells what speculation costs where it has nothing to say. With `--clock cpu` both
+are timed by the engine thread's processor time (of one thread), which other work on the machine
+disturbs less, and the controller decides by it too.
 
 Workloads: `edit` (source is to be repeated with a change: much of the answer is in the prompt),
 `question` (a document, then a question on it), `free` (held-out text goes on, sampled at 0.8 with a
@@ -80,16 +82,22 @@ class Switching:
     def __init__(self, inner: Drafts, engine: Engine, batch: int, clock: Clock) -> None:
         self._inner, self._scheduler = inner, engine._loop.scheduler
         self._batch, self._clock, self.drafts = batch, clock, True
+        self._turn = self._num_steps = 0
         self.begin(True)
 
-    def begin(self, drafts: bool) -> None:
-        """An answer to the round's prompts, with drafts or without."""
-        self.drafts, self.timed = drafts, Timed()
+    def begin(self, drafts: bool, turn: int = 0) -> None:
+        """An answer to the round's prompts, with drafts or without; or so many steps of each in
+        turns."""
+        self.drafts, self._turn = drafts, turn
+        self.found = {True: Timed(), False: Timed()}
         self._last: tuple[Timed, int, bool] | None = None
 
     def wants(self, runs: Sequence[Run]) -> bool:
         """Called once per step, while it is planned."""
         self._note()
+        self._num_steps += 1
+        if self._turn:
+            self.drafts = self._num_steps // self._turn % 2 == 0
         return self.drafts and self._inner.wants(runs)
 
     def _note(self) -> None:
@@ -105,7 +113,7 @@ class Switching:
         if self._last is not None:
             before, fed_before, was_full = self._last
             if full and was_full and num_fed - fed_before == self._batch:
-                self.timed += now.since(before)
+                self.found[self.drafts] += now.since(before)
         self._last = now, num_fed, full
 
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
@@ -179,6 +187,7 @@ def compare(
     asked: Sequence[Sequence[Any]],
     sampling: Sampling,
     most_s: float = math.inf,
+    turn: int = 0,
 ) -> dict[str, float]:
     """Each entry of `asked` with drafts and without; the first is not timed. After `most_s` seconds
     the rest is left out."""
@@ -188,10 +197,10 @@ def compare(
         if len(rounds) > 1 and time.perf_counter() - begun_s > most_s:
             break
         found = {}
-        for with_drafts in (i % 2 == 0, i % 2 == 1):
-            drafts.begin(with_drafts)
+        for with_drafts in [True] if turn else (i % 2 == 0, i % 2 == 1):
+            drafts.begin(with_drafts, turn)
             engine.generate(prompts, sampling)
-            found[with_drafts] = drafts.timed
+            found |= drafts.found if turn else {with_drafts: drafts.found[with_drafts]}
         rounds += [(found[True], found[False])] * (i > 0)
     drafts.begin(True)
     own, plain = (reduce(Timed.__add__, each) for each in zip(*rounds, strict=True))
@@ -254,6 +263,7 @@ def main() -> None:
     parser.add_argument("--quantization")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
+    parser.add_argument("--turn", type=int, default=0, help="steps with and without, in turns")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--drafter", action="append", default=[], help="KIND=DIR: trained")
     parser.add_argument("--depth", type=int, help="a fixed depth in place of the controller")
@@ -288,7 +298,8 @@ def run(args: argparse.Namespace, name: str, batch: int) -> None:
         for workload in args.workloads:
             prompts = prompts_of(workload, each * (1 + args.rounds))
             asked = [prompts[i : i + each] for i in range(0, len(prompts), each)]
-            found = compare(engine, drafts, asked, sampling_of(workload, args.tokens), args.seconds)
+            sampling = sampling_of(workload, args.tokens)
+            found = compare(engine, drafts, asked, sampling, args.seconds, args.turn)
             show(name, workload, batch, found)
             if args.json:
                 print(json.dumps({"config": name, "workload": workload, "batch": batch, **found}))
