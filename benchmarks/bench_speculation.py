@@ -90,31 +90,31 @@ class Switching:
         turns."""
         self.drafts, self._turn = drafts, turn
         self.found = {True: Timed(), False: Timed()}
-        self._last: tuple[Timed, int, bool] | None = None
+        self._last: tuple[Timed, bool] | None = None
 
     def wants(self, runs: Sequence[Run]) -> bool:
         """Called once per step, while it is planned."""
-        self._note()
+        self._note(runs)
         self._num_steps += 1
         if self._turn:
             self.drafts = self._num_steps // self._turn % 2 == 0
         return self.drafts and self._inner.wants(runs)
 
-    def _note(self) -> None:
-        """The step that has just ended, if it is one of those that are timed."""
+    def _note(self, runs: Sequence[Run]) -> None:
+        """The step that has just ended, if it is one that is timed; `runs` of the next."""
         totals, drafting = self._scheduler.totals, self._scheduler.drafting.totals
         own = self._inner.numbers()
         saved_s = own.get("speculation_saved_s", 0.0) - own.get("speculation_lost_s", 0.0)
         promised_s = own.get("speculation_promised_s", 0.0)
         drafted, accepted = drafting.num_tokens, drafting.num_accepted
         now = Timed(self._clock(), totals.num_sampled, saved_s, promised_s, drafted, accepted)
-        num_fed = totals.num_tokens - drafted
         full = len(self._scheduler._roster.running) == self._batch
-        if self._last is not None:
-            before, fed_before, was_full = self._last
-            if full and was_full and num_fed - fed_before == self._batch:
+        if self._last is not None and full:
+            before, was_decode = self._last
+            if was_decode:
                 self.found[self.drafts] += now.since(before)
-        self._last = now, num_fed, full
+        decodes = len(runs) == self._batch and all(len(run.tokens) == 1 for run in runs)
+        self._last = now, full and decodes
 
     def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
         return self._inner.propose(opens, room)
@@ -266,6 +266,7 @@ def main() -> None:
     parser.add_argument("--turn", type=int, default=0, help="steps with and without, in turns")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--drafter", action="append", default=[], help="KIND=DIR: trained")
+    parser.add_argument("--tree", help="a fixed tree in place of chains (medusa)")
     parser.add_argument("--depth", type=int, help="a fixed depth in place of the controller")
     args = parser.parse_args()
     if args.clock == "cpu" and args.threads != 1:
@@ -283,6 +284,8 @@ def run(args: argparse.Namespace, name: str, batch: int) -> None:
     config = CONFIGS[name]
     if config and args.depth:
         config = {**config, "num_speculative_tokens": args.depth}
+    if config and args.tree:
+        config = {**config, "speculative_token_tree": args.tree}
     options = {
         "num_threads": args.threads,
         "seed": 1,

@@ -51,6 +51,17 @@ fused() { # variants... : the operators around both families, on the objects tha
   $CXX $LINK -fopenmp "$OUT"/*.o -o "$OUT/check_fused"
   "$OUT/check_fused"
 }
+ranges() { # variants... : GCC's own vectors, so that there is nothing to emulate
+  build ranges_portable
+  build tests/check_ranges
+  for variant in "$@"; do
+    case $variant in avx2) flags="-mavx2 -mfma" ;; *) flags=$WIDE ;; esac
+    # shellcheck disable=SC2086
+    build ranges_$variant $flags
+  done
+  $CXX $LINK -fopenmp "$OUT"/ranges_*.o "$OUT/check_ranges.o" -o "$OUT/check_ranges"
+  "$OUT/check_ranges"
+}
 MODE=${1:-}
 case $MODE in
   sanitize)
@@ -59,9 +70,11 @@ case $MODE in
     if [ "$(uname -m)" = x86_64 ]; then
       families avx2 avxvnni avx512 avx512vnni
       fused avx2 avx512
+      ranges avx2 avx512
     else
       families
       fused
+      ranges
     fi
     ;;
   emulate)

@@ -259,6 +259,7 @@ class Numbers:
             "model_params": num_params(resolved.spec),
             "model_compute_dtype": resolved.dtype,
             "model_stored_dtype": resolved.spec.stored_dtype,
+            "model_weights": resolved.spec.layers[-1].mlp.gate.format.kind,
             "model_kv_bytes_per_token": kv_bytes_per_token(resolved.spec),
         }
 

@@ -182,9 +182,10 @@ class Drafting:
         """The run along the path that it has taken. `seq`: None where it has ended meanwhile."""
         if not run.branches:
             return run
-        self.totals.num_tokens += sum(len(path.drafts) for path in paths(run))
         found = self._branches.settle(seq, run, sampled)
-        self.totals.num_tokens -= found.num_drafts  # counted with its verdict
+        every = paths(run)
+        # those of the path that was taken are counted with its verdict
+        self.totals.num_tokens += sum(path.num_drafts for path in every) - found.num_drafts
         return found
 
     def judge(self, run: Run, sampled: Sampled) -> None:

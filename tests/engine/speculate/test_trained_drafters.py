@@ -30,10 +30,12 @@ from ridgeline.engine.speculate.medusa import Heads, MedusaDrafter
 from ridgeline.engine.speculate.states import States
 from ridgeline.engine.speculate.verify import Drawn
 from ridgeline.errors import BadInput, BadModel, UserError
+from ridgeline.records import Ask
 from ridgeline.settings import settings_from
 
 GREEDY = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
 KINDS = ("medusa", "eagle")
+TREE = "[(0,), (0, 0), (0, 0, 0), (0, 1), (1,), (1, 0)]"
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +210,7 @@ def plain() -> Iterator[Engine]:
         yield engine
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "medusa, a tree"])
 @pytest.mark.parametrize("extra", [{}, {"quantization": "int8", "max_num_batched_tokens": 24}])
 def test_answers_are_those_of_plain_decoding(
     plain: Engine, folders: dict[str, Path], kind: str, extra: dict[str, Any]
@@ -218,7 +220,11 @@ def test_answers_are_those_of_plain_decoding(
     warm = Sampling(temperature=0.7, seed=3, max_tokens=40, repetition_penalty=1.1, ignore_eos=True)
     stop = Sampling(temperature=0.0, max_tokens=40, stop=("(",), ignore_eos=True)
     samplings = [GREEDY, warm, stop, GREEDY]
-    with Engine.from_settings(settings_from({**asked(kind, folders[kind]), **extra})) as fast:
+    name, _, tree = kind.partition(", ")
+    config = {"speculative_token_tree": TREE} if tree else {}
+    with Engine.from_settings(
+        settings_from({**asked(name, folders[name], **config), **extra})
+    ) as fast:
         found = fast.generate(prompts * 2, samplings * 2)
         drafted = fast.counters()["spec_decode_num_draft_tokens"]
     if extra:
@@ -242,6 +248,61 @@ def test_drawn_drafts_and_automatic_depth(folders: dict[str, Path], kind: str) -
         found = engine.generate(["import os\n", "def f(x):\n"], warm)
         assert engine.counters()["spec_decode_num_draft_tokens"] > 50
     assert all(len(each.tokens) == 30 for each in found)
+
+
+def test_trees_of_drawn_guesses(folders: dict[str, Path]) -> None:
+    """Nobody has a seed: the children of each node are drawn and judged; a repeated prompt hits
+    what the first one published."""
+    settings = asked("medusa", folders["medusa"], speculative_token_tree=TREE)
+    warm = Sampling(temperature=0.9, max_tokens=60, ignore_eos=True, logprobs=1, n=2)
+    with Engine.from_settings(settings_from(settings)) as engine:
+        for _ in range(2):
+            found = engine.generate(["import os\n" * 9, "def f(x):\n"], warm)
+            assert all(len(each.tokens) == 60 for each in found)
+        counters = engine.counters()
+        assert counters["spec_decode_num_draft_tokens"] > 200
+        assert counters["spec_decode_num_accepted_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({"speculative_token_tree": "(0,)"}, "not a list of nodes"),
+        ({"speculative_token_tree": "[(0,), (0, 0, 0)]"}, "hangs in the air"),
+        ({"speculative_token_tree": TREE, "num_speculative_tokens": 2}, "does not fit"),
+        (
+            {"speculative_token_tree": "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]"},
+            "does not fit",
+        ),
+    ],
+)
+def test_trees_that_cannot_be_are_refused(
+    folders: dict[str, Path], config: dict[str, Any], match: str
+) -> None:
+    config = {"num_speculative_tokens": None, **config}
+    with pytest.raises(BadInput, match=match):
+        resolve(settings_from(asked("medusa", folders["medusa"], **config)))
+
+
+def test_only_heads_have_trees(folders: dict[str, Path]) -> None:
+    with pytest.raises(BadInput, match="means nothing"):
+        resolve(settings_from(asked("eagle", folders["eagle"], speculative_token_tree=TREE)))
+
+
+def test_an_ask_cancelled_within_a_step_gives_its_branches_back(folders: dict[str, Path]) -> None:
+    settings = asked("medusa", folders["medusa"], speculative_token_tree=TREE)
+    parts = assemble(resolve(settings_from(settings)))
+    parts.scheduler.add(Ask(id="0", prompt=tuple(text(21)), sampling=GREEDY, arrival_s=0.0))
+    for step in range(2):
+        plan = parts.scheduler.plan(float(step))
+        parts.scheduler.commit(plan, parts.runner.run(plan), step + 0.5)
+    plan = parts.scheduler.plan(2.0)
+    [run] = plan.runs
+    assert len(run.branches) == 2 and plan.copies
+    result = parts.runner.run(plan)
+    parts.scheduler.cancel("0", 2.25)
+    parts.scheduler.commit(plan, result, 2.5)
+    assert parts.scheduler.pool.num_owned == 0
 
 
 def test_they_are_counted_in_the_budget(folders: dict[str, Path]) -> None:
@@ -287,8 +348,6 @@ def test_missing_files_and_senseless_keys_are_refused(folders: dict[str, Path]) 
 
 def test_a_cancelled_ask_leaves_nothing(folders: dict[str, Path]) -> None:
     parts = assemble(resolve(settings_from(asked("eagle", folders["eagle"]))))
-    from ridgeline.records import Ask
-
     for i in range(3):
         prompt = tuple(text(20, salt=i))
         parts.scheduler.add(Ask(id=f"{i}", prompt=prompt, sampling=GREEDY, arrival_s=0.0))
