@@ -10,6 +10,8 @@ from ridgeline.engine.model import dtype
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.settings import Settings, settings_from
+from ridgeline.spec.model import LinearSpec, ModelSpec
+from ridgeline.spec.rewrite import linears
 
 ASKED = BudgetAsked(
     weight_bytes=1 * GIB,
@@ -134,3 +136,25 @@ def test_bfloat16_instructions_do_not_turn_native_layers_off(
     assert "computed in float32" in resolved.derivations["dtype"]
     dense = resolve(settings_from({**asked, "dtype": "bfloat16", "quantization": None}))
     assert (dense.dtype, dense.layer_backend) == ("bfloat16", "torch")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"model": "dummy:qwen2.5-0.5b"}, "bf16"),
+        ({"model": "dummy:qwen2.5-0.5b", "dtype": "float32"}, "dense"),
+        ({"model": "dummy:qwen2.5-0.5b", "quantization": "int8"}, "int8"),
+        ({"model": "dummy:qwen2.5-0.5b", "layer_backend": "torch"}, "bf16"),
+        ({"model": "demo"}, "dense"),
+    ],
+)
+def test_a_large_bfloat16_model_stays_so_in_memory(changes: dict, kind: str) -> None:
+    resolved = resolve(settings_from(changes))
+    assert {each.format.kind for each in layer_linears(resolved.spec)} == {kind}
+    assert resolved.dtype == "float32"
+    told = "in memory in bfloat16" in resolved.derivations["quantization"]
+    assert told == (kind == "bf16")
+
+
+def layer_linears(spec: ModelSpec) -> list[LinearSpec]:
+    return [each for path, each in linears(spec).items() if path.startswith("layers.")]
