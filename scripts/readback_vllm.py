@@ -59,7 +59,7 @@ def _plain_product() -> Any:
     """Register vLLM's 4-bit product where its library for this CPU has none; lives as long as what
     is returned."""
     import torch
-    from torch.library import Library
+    from torch import library
 
     importlib.import_module("vllm._custom_ops")  # which loads the operators that this CPU has
     if hasattr(torch.ops._C, "cpu_gemm_wna16"):
@@ -77,7 +77,7 @@ def _plain_product() -> Any:
         weight_IO = (q_IO - zero_IO) * scales.repeat_interleave(size, 0)
         out.copy_(x @ weight_IO.to(x.dtype) + (0 if bias is None else bias))
 
-    operators = Library("_C", "FRAGMENT")
+    operators = library.Library("_C", "FRAGMENT")
     operators.define(
         "cpu_gemm_wna16(Tensor input, Tensor q_weight, Tensor(a2!) output, Tensor scales, "
         "Tensor? zeros, Tensor? bias, SymInt pack_factor, str isa_hint) -> ()"

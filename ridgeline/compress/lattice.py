@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ridgeline.compress.coded import Coded
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.quant.grid import Grid
+from ridgeline.engine.quant.int4.quantise import in_groups
 from ridgeline.engine.quant.outliers import Split
 
 TINY = 1e-30
@@ -39,19 +39,14 @@ class Lattice:
 
     def round(self, weight_OI: Tensor) -> Tensor:
         """q_OI, as floats."""
-        at_OGJ = self._in_groups(weight_OI) / self.scale_OG.unsqueeze(2)
+        at_OGJ = in_groups(weight_OI, self.group_size) / self.scale_OG.unsqueeze(2)
         q_OGJ = at_OGJ.add_(self.zero_OG.unsqueeze(2)).round_().clamp_(self.low, self.high)
         return q_OGJ.flatten(1)[:, : weight_OI.shape[1]]
 
     def dense(self, q_OI: Tensor) -> Tensor:
         """What those whole numbers mean."""
-        value_OGJ = self._in_groups(q_OI) - self.zero_OG.unsqueeze(2)
+        value_OGJ = in_groups(q_OI, self.group_size) - self.zero_OG.unsqueeze(2)
         return value_OGJ.mul_(self.scale_OG.unsqueeze(2)).flatten(1)[:, : q_OI.shape[1]]
-
-    def _in_groups(self, values_OI: Tensor) -> Tensor:
-        """[O, G, J], the last group filled up."""
-        padded_OI = F.pad(values_OI, (0, -values_OI.shape[1] % self.group_size))
-        return padded_OI.view(len(padded_OI), -1, self.group_size)
 
     def grid(self, q_OI: Tensor, recipe: Recipe) -> Rounded:
         zero = self.zero_OG.to(torch.uint8) if recipe.zeros else None

@@ -7,7 +7,7 @@ from collections import deque
 from itertools import accumulate
 from operator import add
 
-from ridgeline.engine.core.plan import StepPlan
+from ridgeline.engine.core.plan import StepPlan, paths
 from ridgeline.engine.core.step import StepView
 from ridgeline.records import Ask, Event, Failed, Finished, StepStat
 from ridgeline.spec.cost import CostModel
@@ -87,7 +87,9 @@ class StepLog:
             at_s=began_s,
             plan_s=planned_s - began_s,
             run_s=done_s - planned_s,
-            shapes=tuple([(len(run.tokens), run.start) for run in plan.runs]),
+            shapes=tuple(
+                [(len(each.tokens), each.start) for run in plan.runs for each in paths(run)]
+            ),
             num_sampled=sum([run.sample is not None for run in plan.runs]),
             num_running=view.num_running,
             num_waiting=view.num_waiting,

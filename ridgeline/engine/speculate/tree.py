@@ -28,12 +28,12 @@ from typing import NamedTuple, Protocol
 
 from ridgeline.engine.core.drafting import Open, Room, Verdict
 from ridgeline.engine.core.plan import Run
+from ridgeline.engine.speculate.rejection import Path
 from ridgeline.errors import BadInput
 
 MOST_LEAVES, MOST_WIDE = 32, 10
 _NODE = r"\(\s*\d+\s*(?:,\s*\d+\s*)*,?\s*\)"
 _TREE = re.compile(rf"\s*\[\s*{_NODE}\s*(?:,\s*{_NODE}\s*)*,?\s*\]\s*")
-Path = tuple[int, ...]
 
 
 class TokenTree(NamedTuple):

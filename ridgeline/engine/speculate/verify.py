@@ -107,11 +107,12 @@ class Verifier:
         """As `choices` for runs with branches."""
         every = [paths(run) for run in runs]
         drawn = [self._drawn.tree_of(run) for run in runs]
-        ends = list(accumulate(path.num_given for own in every for path in own))
-        rows = [range(e - p.num_given, e) for e, p in zip(ends, chain(*every), strict=True)]
+        ends = accumulate(path.num_given for own in every for path in own)
+        left = (range(e - p.num_given, e) for e, p in zip(ends, chain(*every), strict=True))
+        rows = [list(islice(left, len(own))) for own in every]
         walked = [
             row
-            for own, places, mine in zip(every, drawn, _taken_in_turn(rows, every), strict=True)
+            for places, mine in zip(drawn, rows, strict=True)
             if places is None
             for path_rows in mine
             for row in path_rows
@@ -121,9 +122,7 @@ class Verifier:
             follow([[found[row] for row in own] for own in mine], own_paths)
             if places is None
             else self._down(logits_SV, own_paths, mine, at, places)
-            for own_paths, mine, places in zip(
-                every, _taken_in_turn(rows, every), drawn, strict=True
-            )
+            for own_paths, mine, places in zip(every, rows, drawn, strict=True)
         ]
 
     def _down(
@@ -208,11 +207,6 @@ def follow(rows: Sequence[Sequence[Choice]], every: Sequence[Run]) -> Taken:
 def ranks_of(drafts: Sequence[int], places: Places) -> Path:
     """Which of each place's guesses a chain is made of."""
     return tuple(own.index(token) for own, token in zip(places.draws, drafts, strict=False))
-
-
-def _taken_in_turn(rows: Sequence[range], every: Sequence[Sequence[Run]]) -> list[list[range]]:
-    left = iter(rows)
-    return [list(islice(left, len(own))) for own in every]
 
 
 def _plain(chosen: Sequence[Choice], runs: Sequence[Run]) -> list[list[Choice]]:

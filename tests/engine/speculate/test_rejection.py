@@ -110,6 +110,13 @@ def kept_with(
 
 def exact(toy: Toy, rule: Rule, depth: int) -> dict[tuple[int, ...], float]:
     """Distribution of the first `LENGTH` tokens when every step drafts `depth` of them."""
+    return whole(lambda text: step(toy, rule, text, depth))
+
+
+def whole(
+    step_of: Callable[[tuple[int, ...]], dict[tuple[int, ...], float]],
+) -> dict[tuple[int, ...], float]:
+    """Of the first `LENGTH` tokens, step after step."""
     found: Counter[tuple[int, ...]] = Counter()
     todo: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
     while todo:
@@ -117,7 +124,7 @@ def exact(toy: Toy, rule: Rule, depth: int) -> dict[tuple[int, ...], float]:
         if len(text) >= LENGTH:
             found[text[:LENGTH]] += chance
             continue
-        todo += [(t, chance * c) for t, c in step(toy, rule, text, depth).items() if c > 0]
+        todo += [(t, chance * c) for t, c in step_of(text).items() if c > 0]
     return found
 
 

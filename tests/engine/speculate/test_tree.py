@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pytest
@@ -20,7 +21,15 @@ from ridgeline.engine.speculate.tree import TokenTree, parse_tree
 from ridgeline.engine.speculate.verify import Drawn, Verifier
 from ridgeline.errors import BadInput
 from ridgeline.records import Sampling
-from tests.engine.speculate.test_rejection import LENGTH, Toy, finish, p_value, pick, table
+from tests.engine.speculate.test_rejection import (
+    LENGTH,
+    Toy,
+    finish,
+    p_value,
+    pick,
+    table,
+    whole,
+)
 
 TREES = {
     "two beside each other": "[(0,), (1,)]",
@@ -143,16 +152,7 @@ def answered(
 
 def off_by(toy: Toy, shape: TokenTree) -> float:
     """The largest error of a probability of the first `LENGTH` tokens."""
-    found, steps = Counter[tuple[int, ...]](), dict[tuple[int, ...], Counter[tuple[int, ...]]]()
-    todo: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-    while todo:
-        text, chance = todo.pop()
-        if len(text) >= LENGTH:
-            found[text[:LENGTH]] += chance
-            continue
-        if text not in steps:
-            steps[text] = step(toy, shape, text)
-        todo += [(longer, chance * share) for longer, share in steps[text].items() if share > 0]
+    found = whole(cache(lambda text: step(toy, shape, text)))
     return max(abs(found[text] - chance) for text, chance in toy.truth().items())
 
 

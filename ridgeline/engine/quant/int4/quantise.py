@@ -69,7 +69,7 @@ def quantise(
     inputs go together (Σ x xᵀ: then it is the error of the group's output); None: all alike.
     """
     num_in = weight_OI.shape[1]
-    weight_OGJ = _in_groups(weight_OI.float(), group_size)
+    weight_OGJ = in_groups(weight_OI.float(), group_size)
     weighing = _weighing(importance_I, group_size)
     reach = Reach.of(bits, zeros)
     full_OG, zero_OG = _with_zeros(weight_OGJ, reach) if zeros else _symmetric(weight_OGJ, reach)
@@ -88,7 +88,7 @@ def quantise(
     return Int4Weights(q_OI, scale_OG, zero_OG.to(torch.uint8) if zeros else None, factor_O)
 
 
-def _in_groups(values_OI: Tensor, group_size: int) -> Tensor:
+def in_groups(values_OI: Tensor, group_size: int) -> Tensor:
     """[O, G, J], the last group filled up with zeros."""
     padded_OI = torch.nn.functional.pad(values_OI, (0, -values_OI.shape[1] % group_size))
     return padded_OI.view(len(padded_OI), -1, group_size)
@@ -119,7 +119,7 @@ def _weighing(importance_I: Tensor | None, group_size: int) -> Tensor | None:
     if importance_I is None:
         return None
     if importance_I.dim() == 1:
-        return _in_groups(importance_I.float().unsqueeze(0), group_size)[0]
+        return in_groups(importance_I.float().unsqueeze(0), group_size)[0]
     missing = -len(importance_I) % group_size
     moment_II = torch.nn.functional.pad(importance_I.float(), (0, missing, 0, missing))
     starts = range(0, len(moment_II), group_size)
