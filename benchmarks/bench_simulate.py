@@ -1,19 +1,20 @@
-"""Simulated against real, under load: the demo model, three workloads at four rates each.
+"""Simulated against real, under load: our server, three workloads at four rates each.
 
     python benchmarks/bench_simulate.py measure --raw under.jsonl    again while it exits with 3
     python benchmarks/bench_simulate.py table --raw under.jsonl --calibration FILE
     python benchmarks/bench_simulate.py steps --raw under.jsonl --calibration FILE
 
-FILE is of `bench_predict.py table`, or of `ridgeline calibrate --engine demo --quantization
-dense,int8 --budget 60`, on the same machine and day. `measure` runs the engine in this process
-under open-loop Poisson arrivals (what `ridgeline bench` does) and appends; twelve runs of 15
-s each.  `table` simulates the same requests at the same instants, as `ridgeline simulate` does:
-the engine's own scheduler, the step times of the calibration, its weather from 40 places on. A
-figure is the middle of the forty; the interval of p99 is their 5th to 95th percentile. `--fair`
-leaves the weather out.
+FILE is of `bench_predict.py table`, or of `ridgeline calibrate` with the model of `--model`, on the
+same machine and day. `measure` sends open-loop Poisson arrivals (what `ridgeline bench` does) and
+appends, a line per run. qwen2.5-0.5b (INT8, the default) is served by `ridgeline serve`, a process
+of its own; demo, whose steps are shorter than what a client costs, is an engine in this process.
+`table` simulates the same requests at the same instants, as `ridgeline simulate` does: the engine's
+own scheduler, the step times of the calibration, its weather from 40 places on. A figure is the
+middle of the forty; the interval of p99 is their 5th to 95th percentile. `--fair` leaves the
+weather out.
 
-`steps` says where the rest of the error comes from: real steps against the calibration's seconds
-for them, by kind and by how many sequences they had.
+`steps` says where the rest of the error comes from, for demo: real steps against the calibration's
+seconds for them, by kind and by how many sequences they had.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +44,9 @@ from ridgeline.engine.assemble import make_scheduler
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.resolve import resolve
 from ridgeline.engine.text import load_tokenizer
+from ridgeline.measure.arrivals import Closed, Instants
+from ridgeline.measure.client import LoadOptions, run_load
+from ridgeline.measure.http import HttpTarget, first_model
 from ridgeline.measure.summary import Summary, summarise
 from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.subject import Load, dues_s
@@ -49,25 +56,72 @@ from ridgeline.plan.fleet_result import keeps, tpot_of
 from ridgeline.plan.machine import Replica
 from ridgeline.plan.pace import Modelled, reading_s
 from ridgeline.plan.weather import Busy, Sky, is_fresh
-from ridgeline.records import Slo
+from ridgeline.records import RunTrace, Slo
 from ridgeline.settings import Settings, settings_from
 
-SETTINGS = settings_from({"model": "demo", "quantization": "int8", "enable_prefix_caching": False})
-SLO = Slo.parse("ttft:150 tpot:12")
-WINDOW_S, GRACE_S = 10.0, 5.0
 PLACES = 40
 LOW, HIGH = 5, 95  # percentiles of the places
 LEAST_STEPS = 30  # of a kind, that a median is made of
-CASES = {
-    "synthetic:input=60,output=60": (10.0, 25.0, 45.0, 65.0),
-    "synthetic:input=400,output=30": (5.0, 10.0, 16.0, 22.0),
-    "synthetic:input=30,output=200": (4.0, 9.0, 15.0, 21.0),
+
+
+class Bench(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, its promise, and its workloads with their rates in requests/s.
+
+    Windows are long enough for some dozens of requests at the least rate. `served`: by `ridgeline
+    serve` and asked over HTTP.
+    """
+
+    model: str
+    slo: str
+    cases: dict[str, tuple[float, ...]]
+    window_s: float
+    grace_s: float
+    served: bool
+
+    @property
+    def settings(self) -> Settings:
+        fields = {"model": self.model, "quantization": "int8", "max_model_len": 2048}
+        return settings_from({**fields, "enable_prefix_caching": False})
+
+    def load(self, rate: float, seed: int) -> Load:
+        return Load(rate=rate, seed=seed, window_s=self.window_s, grace_s=self.grace_s)
+
+    def workload(self, name: str) -> Tokenised:
+        return Tokenised(parse_workload(name), load_tokenizer(self.model))
+
+
+BENCHES = {
+    "qwen2.5-0.5b": Bench(
+        model="dummy:qwen2.5-0.5b",
+        slo="ttft:1000 tpot:100",
+        cases={
+            "synthetic:input=120,output=80": (0.7, 1.3, 1.9, 2.5),
+            "synthetic:input=500,output=40": (0.4, 0.6, 0.8, 1.1),
+            "synthetic:input=60,output=200": (0.4, 0.7, 1.0, 1.3),
+        },
+        window_s=45.0,
+        grace_s=15.0,
+        served=True,
+    ),
+    "demo": Bench(
+        model="demo",
+        slo="ttft:150 tpot:12",
+        cases={
+            "synthetic:input=60,output=60": (10.0, 25.0, 45.0, 65.0),
+            "synthetic:input=400,output=30": (5.0, 10.0, 16.0, 22.0),
+            "synthetic:input=30,output=200": (4.0, 9.0, 15.0, 21.0),
+        },
+        window_s=10.0,
+        grace_s=5.0,
+        served=False,
+    ),
 }
 
 
 class Real(msgspec.Struct, frozen=True, kw_only=True):
     """One measured run."""
 
+    model: str
     workload: str
     rate: float
     seed: int
@@ -75,42 +129,84 @@ class Real(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Busy, ...] = ()
 
 
-def load_of(rate: float, seed: int) -> Load:
-    return Load(rate=rate, seed=seed, window_s=WINDOW_S, grace_s=GRACE_S)
-
-
-def workload_of(name: str, settings: Settings) -> Tokenised:
-    return Tokenised(parse_workload(name), load_tokenizer(settings.model))
-
-
-def measure(path: Path, seconds: float) -> bool:
+def measure(bench: Bench, name: str, path: Path, seconds: float) -> bool:
     """Append what is missing while there is time; True when nothing is."""
     ends_s = time.perf_counter() + seconds
-    done = {(real.workload, real.rate) for real in read(path, Real)}
-    todo = [(name, rate) for name, rates in CASES.items() for rate in rates]
-    with Engine.from_settings(SETTINGS) as engine:
-        for name, rate in (case for case in todo if case not in done):
-            if time.perf_counter() + WINDOW_S + GRACE_S > ends_s:
+    done = {(real.model, real.workload, real.rate) for real in read(path, Real)}
+    todo = [(case, rate) for case, rates in bench.cases.items() for rate in rates]
+    with opened(bench) as run_of:
+        for case, rate in (case for case in todo if (name, *case) not in done):
+            if time.perf_counter() + bench.window_s + bench.grace_s > ends_s:
                 return False
-            subject = EngineSubject(engine, workload_of(name, SETTINGS))
-            run = asyncio.run(subject.run(load_of(rate, seed=7)))
+            run = run_of(case, bench.load(rate, seed=7))
             real = Real(
-                workload=name,
+                model=name,
+                workload=case,
                 rate=rate,
                 seed=7,
-                numbers=numbers(summarise(run, SLO)),
+                numbers=numbers(summarise(run, Slo.parse(bench.slo)), bench),
                 steps=tuple(busy_of(run.steps)),
             )
             append(path, [real])
-            print(f"{name} at {rate:g}/s", flush=True)
+            print(f"{case} at {rate:g}/s", flush=True)
     return True
 
 
-def numbers(found: Summary) -> dict[str, float]:
+Running = Callable[[str, Load], RunTrace]
+
+
+@contextmanager
+def opened(bench: Bench) -> Iterator[Running]:
+    """A way to run a workload under a load, on the server or on an engine in this process."""
+    if not bench.served:
+        with Engine.from_settings(bench.settings) as engine:
+            yield lambda case, load: asyncio.run(
+                EngineSubject(engine, bench.workload(case)).run(load)
+            )
+        return
+    with server(bench.settings) as url:
+        yield lambda case, load: asyncio.run(over_http(url, bench, case, load))
+
+
+@contextmanager
+def server(settings: Settings) -> Iterator[str]:
+    """`ridgeline serve` of these settings on a free port; its address."""
+    flags = ["serve", settings.model, "--port", "0", "--quantization", str(settings.quantization)]
+    flags += ["--max-model-len", str(settings.max_model_len), "--no-enable-prefix-caching"]
+    code = f"import sys; sys.argv = ['ridgeline', *{flags}]; from ridgeline.cli.main import main"
+    command = [sys.executable, "-c", code + "; main()"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        lines = iter(process.stderr.readline, "")
+        told = next((line for line in lines if "is served at" in line), None)
+        if told is None:
+            raise SystemExit(f"the server did not start: {' '.join(flags)}")
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield told.split("is served at ")[1].split("/v1")[0].strip()
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+async def over_http(url: str, bench: Bench, case: str, load: Load) -> RunTrace:
+    """One run from outside, after two requests that nobody counts."""
+    dues = dues_s(load)
+    options = LoadOptions(num_requests=len(dues), grace_s=load.grace_s, seed=load.seed)
+    at = Instants(at_s=tuple(dues), label=f"poisson:{load.rate!r}", rate=load.rate)
+    target = HttpTarget(url, await first_model(url), endpoint="completions")
+    try:
+        await run_load(target, bench.workload(case), Closed(1), LoadOptions(num_requests=2, seed=1))
+        return await run_load(target, bench.workload(case), at, options)
+    finally:
+        await target.close()
+
+
+def numbers(found: Summary, bench: Bench) -> dict[str, float]:
     """ms and requests/s."""
     assert found.ttft and found.tpot and found.goodput
     return {
-        "goodput": found.goodput.num_met / WINDOW_S,
+        "goodput": found.goodput.num_met / bench.window_s,
         "ttft p50": 1e3 * found.ttft.p(50),
         "tpot p50": 1e3 * found.tpot.p(50),
         "ttft p99": 1e3 * found.ttft.p(99),
@@ -123,37 +219,43 @@ def numbers(found: Summary) -> dict[str, float]:
 
 def requests_of(real: Real) -> list[Request]:
     """The same lengths at the same instants."""
-    load = load_of(real.rate, real.seed)
+    bench = BENCHES[real.model]
+    load = bench.load(real.rate, real.seed)
     dues = dues_s(load)
-    asked = workload_of(real.workload, SETTINGS).requests(len(dues), load.seed)
+    asked = bench.workload(real.workload).requests(len(dues), load.seed)
     return [
         Request(at_s=due, num_prompt=len(each.prompt), num_output=each.max_tokens)
         for each, due in zip(asked, dues, strict=True)
     ]
 
 
-def simulated(requests: list[Request], calibration: Calibration, place: int) -> dict[str, float]:
+def simulated(
+    bench: Bench, requests: list[Request], calibration: Calibration, place: int
+) -> dict[str, float]:
     """`place`: the seed of where the weather begins."""
-    machine = machine_for(calibration, SETTINGS.model, SETTINGS.quantization)
+    settings = bench.settings
+    machine = machine_for(calibration, settings.model, settings.quantization)
     over, weather = calibration.overheads, calibration.weather
     build = Build(
-        name="demo",
-        scheduler=partial(make_scheduler, resolve(SETTINGS)),
+        name=settings.model,
+        scheduler=partial(make_scheduler, resolve(settings)),
         pace=Modelled(machine),
         asking_s=over.reader_first_s or over.first_s,
         sky=None if weather is None else partial(Sky, weather, place),
     )
     plan = FleetPlan(builds=(build,))
-    return told(simulate_fleet(requests, plan, end_s=WINDOW_S + GRACE_S))
+    outcome = simulate_fleet(requests, plan, end_s=bench.window_s + bench.grace_s)
+    return told(outcome, bench)
 
 
-def told(outcome: Outcome) -> dict[str, float]:
+def told(outcome: Outcome, bench: Bench) -> dict[str, float]:
     """As `numbers`, of those that were served."""
+    slo = Slo.parse(bench.slo)
     served = [life for life in outcome.lives if life.finished_s == life.finished_s]
     ttfts = [1e3 * (life.first_s - life.request.at_s) for life in served]
     tpots = [1e3 * tpot_of(life) for life in served]
     return {
-        "goodput": sum(keeps(life, SLO) for life in served) / WINDOW_S,
+        "goodput": sum(keeps(life, slo) for life in served) / bench.window_s,
         "ttft p50": float(np.percentile(ttfts, 50)),
         "tpot p50": float(np.percentile(tpots, 50)),
         "ttft p99": float(np.percentile(ttfts, 99)),
@@ -180,7 +282,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 def figures(real: Real, calibration: Calibration) -> Iterator[Figure]:
     requests = requests_of(real)
     places = PLACES if calibration.weather is not None else 1
-    each = [simulated(requests, calibration, place) for place in range(places)]
+    bench = BENCHES[real.model]
+    each = [simulated(bench, requests, calibration, place) for place in range(places)]
     for name, value in real.numbers.items():
         low, middle, high = np.percentile([one[name] for one in each], (LOW, 50, HIGH)).tolist()
         yield Figure(name=name, real=value, told=middle, low=low, high=high)
@@ -221,10 +324,11 @@ def cell(figure: Figure) -> str:
 
 def steps_table(reals: list[Real], calibration: Calibration) -> Iterator[str]:
     """Measured steps over calibrated ones, by kind: 10th percentile, middle, 90th."""
-    machine = machine_for(calibration, SETTINGS.model, SETTINGS.quantization)
     yield "| workload | rate | kind | steps | measured ms | over the fit: 10 % | 50 % | 90 % |"
     yield "|---|---|---|---|---|---|---|---|"
     for real in reals:
+        settings = BENCHES[real.model].settings
+        machine = machine_for(calibration, settings.model, settings.quantization)
         kinds: dict[str, list[Busy]] = {}
         for step in real.steps:
             kinds.setdefault(kind_of(step), []).append(step)
@@ -254,13 +358,16 @@ def kind_of(step: Busy) -> str:
 
 def main() -> int:
     parser = flags(__doc__, "table", "steps")
+    parser.add_argument("--model", choices=tuple(BENCHES), default="qwen2.5-0.5b")
     parser.add_argument("--fair", action="store_true", help="leave the weather out")
     given = parser.parse_args()
     if given.what == "measure":
-        return 0 if measure(given.raw, given.seconds) else NOT_DONE
+        bench = BENCHES[given.model]
+        return 0 if measure(bench, given.model, given.raw, given.seconds) else NOT_DONE
     if given.calibration is None:
         parser.error(f"{given.what} needs --calibration")
-    found, reals = load_calibration(given.calibration), read(given.raw, Real)
+    found = load_calibration(given.calibration)
+    reals = [real for real in read(given.raw, Real) if real.model == given.model]
     if given.fair:
         found = msgspec.structs.replace(found, weather=None)
     return say((steps_table if given.what == "steps" else table)(reals, found))

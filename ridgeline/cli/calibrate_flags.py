@@ -22,6 +22,14 @@ def calibrate(
             help="With --engine: formats with commas: dense, int8, int4, bf16 (default: 3)."
         ),
     ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --engine: a run of another shape, which makes the fit hold for more of them;"
+            " may be repeated.",
+            metavar="MODEL=FORMAT",
+        ),
+    ] = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="With --url: its model (default: the first it lists).")
     ] = None,
@@ -40,8 +48,9 @@ def calibrate(
     if (engine is None) == (url is None):
         raise BadInput("calibrate needs either --engine MODEL or --url URL", value=engine)
     if url is not None:
-        if quantization is not None:
-            raise BadInput("--quantization has no effect with --url", value=quantization)
+        for flag, given in (("--quantization", quantization), ("--also", also)):
+            if given:
+                raise BadInput(f"{flag} has no effect with --url", value=given)
         from ridgeline.cli.calibrate_server import Remote
         from ridgeline.cli.calibrate_server import command as from_outside
 
@@ -54,4 +63,4 @@ def calibrate(
     from ridgeline.cli.calibrate_runs import runs_of
 
     assert engine is not None
-    command(runs_of(engine, quantization), output, budget, json)
+    command(runs_of(engine, quantization, also or ()), output, budget, json)

@@ -25,7 +25,7 @@ from ridgeline.plan.weather import Busy, is_fresh
 from ridgeline.records import RequestTrace, RunTrace, StepStat
 
 SHARES = (0.3, 0.55, 0.75)  # of the capacity
-WINDOW_S, GRACE_S = 6.0, 3.0
+WINDOW_S, GRACE_S = 10.0, 3.0
 PROMPTS, ANSWERS = (16, 448), (8, 96)  # tokens; log-uniform
 SAME_S = 1e-3  # between the instants that a step and its request's start are noted at
 _MIDDLE = 128  # tokens of a prompt that costs about the mean

@@ -30,6 +30,7 @@ MOST_PASSES = 4  # over all kinds, while there is time: see `quietest`
 LENGTH = 2048
 MANY, SHORT_S, FEW, LONG_S = 9, 0.03, 3, 0.3  # repetitions of short steps and of others; long: 1
 SMALL = "demo"  # fits into a cache: shows what a large model hides, the overheads
+KV_NUMBER_BYTES, MOST_TOKENS = 4, 128  # at most, of the cache; that a measured decode writes
 FORMATS = {"int8": "int8", "int4": "int4", "bf16": "bfloat16"}
 
 
@@ -72,36 +73,42 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.model} {self.quantization or 'dense'}"
 
 
-def default_runs(model: str) -> tuple[Run, ...]:
-    """The model in every format that the engine has, and a small one for the overheads."""
-    runs = [Run(model=model, quantization=name) for name in (None, "int8", "int4")]
-    if model != SMALL:
-        runs += [Run(model=SMALL, quantization=name) for name in (None, "int8")]
-    return tuple(runs)
-
-
-def runs_of(model: str, formats: str | None) -> tuple[Run, ...]:
-    """The model in the formats named (dense, int8, int4, bf16), and the small one."""
-    if formats is None:
-        return default_runs(model)
-    names = [name.strip() for name in formats.split(",")]
-    for name in names:
-        if name not in ("dense", *FORMATS):
-            raise BadInput("unknown format", value=name, limit=", ".join(("dense", *FORMATS)))
-    runs = [Run(model=model, quantization=None if n == "dense" else n) for n in names]
+def runs_of(model: str, formats: str | None, also: Sequence[str] = ()) -> tuple[Run, ...]:
+    """A small model for the overheads, what `also` names as MODEL=FORMAT, and the model in the
+    formats named (dense, int8, int4, bf16). The last one runs under arrivals."""
+    names = [name.strip() for name in (formats or "dense,int8,int4").split(",")]
+    runs = [run_of(model, name) for name in names]
     small = [] if model == SMALL else [Run(model=SMALL, quantization=runs[0].quantization)]
-    return (*runs, *small)
+    if small and formats is None:
+        small.append(Run(model=SMALL, quantization="int8"))
+    return tuple(dict.fromkeys((*small, *map(_also, also), *runs)))
 
 
-def settings_of(run: Run, kv_bytes: int = 1 << 29) -> Settings:
-    """Enough cache for every measured context."""
-    limit = load_outline(run.model).max_positions
+def run_of(model: str, name: str) -> Run:
+    """The model in a format by its name here."""
+    if name not in ("dense", *FORMATS):
+        raise BadInput("unknown format", value=name, limit=", ".join(("dense", *FORMATS)))
+    return Run(model=model, quantization=None if name == "dense" else name)
+
+
+def _also(named: str) -> Run:
+    model, told, name = named.rpartition("=")
+    if not told:
+        raise BadInput("--also needs MODEL=FORMAT", value=named, limit="demo=int8, for one")
+    return run_of(model, name)
+
+
+def settings_of(run: Run, kv_bytes: int | None = None) -> Settings:
+    """With cache enough for every measured context, unless `kv_bytes` says how much."""
+    outline = load_outline(run.model)
+    row = sum(group.kv_numbers * group.num_cached for group in outline.attention) * KV_NUMBER_BYTES
+    most = max(batch * (context + MOST_TOKENS) for batch, context in DECODES)
     return settings_from(
         {
             "model": run.model,
             "quantization": run.quantization,
-            "kv_cache_memory_bytes": kv_bytes,
-            "max_model_len": min(LENGTH, limit),
+            "kv_cache_memory_bytes": kv_bytes or max(1 << 29, most * row),
+            "max_model_len": min(LENGTH, outline.max_positions),
         }
     )
 

@@ -12,6 +12,9 @@ from ridgeline.diagnose.facts import percentile
 from ridgeline.diagnose.roofline import phase_of
 from ridgeline.records import RunTrace, StepStat
 
+SPANS = 10  # of a run, of equal length
+LEAST_EXCESS = 0.1  # of a span's steps' seconds, to call the span slow
+
 
 def step_facts(run: RunTrace, expected: Expected | None = None) -> dict[str, Value]:
     """What the steps can tell; a number that they cannot tell is absent."""
@@ -72,7 +75,25 @@ def _against(steps: Sequence[StepStat], expected: Expected) -> dict[str, Value]:
     return {
         "slow_steps_share": sum(map(expected.is_slow, steps)) / len(steps),
         "step_over_expected": sum(step.run_s for step in steps) / total if total > 0 else 0.0,
+        "slow_spans_share": slow_spans(steps, expected),
     }
+
+
+def slow_spans(steps: Sequence[StepStat], expected: Expected) -> float:
+    """The share of the run's equal spans in which slow steps took too long by a tenth of all.
+
+    Somebody who takes turns with the engine is there in all of them, a stall in one.
+    """
+    began_s, ended_s = steps[0].at_s, max(step.at_s for step in steps)
+    length_s = max(ended_s - began_s, 1e-9) / SPANS
+    took, excess = [0.0] * SPANS, [0.0] * SPANS
+    for step in steps:
+        span = min(SPANS - 1, int((step.at_s - began_s) / length_s))
+        took[span] += step.run_s
+        if expected.is_slow(step):
+            excess[span] += step.run_s - expected.seconds(step)
+    busy = [over / s for over, s in zip(excess, took, strict=True) if s > 0]
+    return sum(over >= LEAST_EXCESS for over in busy) / len(busy) if busy else 0.0
 
 
 def missed_prefix(

@@ -41,15 +41,19 @@ _TERMS = {
     "run_s": (1e-5, 0.02),
     "run_layer_s": (3e-7, 0.05),
     "logit_s": (5e-11, 0.2),
+    "begun_s": (1e-4, 0.02),
     "decode_flop_s": (1e-11, 0.05),
     "decode_byte_s": (5e-11, 0.05),
     "fresh_flop_s": (2e-11, 0.02),
     "layer_s plain": (1e-4, 0.02),
     "layer_s packed": (1e-5, 0.02),
     "output_s plain": (3e-10, 0.05),
-    "output_s packed": (1e-9, 0.3),  # 0.5 to 2 ns where operators are timed one by one
+    "output_s int8": (1e-9, 0.3),  # 0.5 to 2 ns where operators are timed one by one
+    "output_s int4": (1e-9, 0.3),
+    "output_s bfloat16": (1e-9, 0.3),
 }  # seconds per unit of work on a server's core, roughly; how hard to pull there, against an error
-_NUM_OVERHEADS, _NUM_ATTENDING = 4, 3
+_NUM_OVERHEADS, _NUM_ATTENDING = 5, 3
+_DECODE = slice(_NUM_OVERHEADS, _NUM_OVERHEADS + 2)  # of the terms: attention of decodes
 _PEAK_SHARE = 0.95  # of the peak no product exceeds; it may have been measured a little low
 _KINDS = ("plain", "packed")
 _PACKED = (
@@ -213,9 +217,19 @@ class _Fit:
         memory_s = self._memory_s / np.exp(x[self._share])
         above_s = self._weights * np.exp(self._mix @ x + self._extra)
         products_s = (memory_s**p + (self._least_s + above_s) ** p) ** (1 / p)
-        total_s = self._terms @ np.exp(x[: len(_TERMS)])
+        attends = self._attends(x)
+        total_s = self._terms @ np.exp(x[: len(_TERMS)]) - attends.sum(axis=1)
+        total_s += self._joined(attends)
         np.add.at(total_s, self._of, products_s)
         return total_s, memory_s, above_s, products_s
+
+    def _attends(self, x: Any) -> Any:
+        """[samples, 2] seconds of decodes' attention: by its arithmetic, and by its bytes."""
+        return self._terms[:, _DECODE] * np.exp(x[_DECODE])
+
+    def _joined(self, parts_s: Any) -> Any:
+        """Both as they overlap."""
+        return (parts_s**self._overlap).sum(axis=1) ** (1 / self._overlap)
 
     def _slopes(self, x: Any) -> Any:
         """Derivatives of `_misses`."""
@@ -225,6 +239,9 @@ class _Fit:
         by_compute = products_s ** (1 - p) * (self._least_s + above_s) ** (p - 1) * above_s
         steps = np.zeros((len(total_s), len(x)))
         steps[:, :num] = self._terms * np.exp(x[:num])
+        attends = self._attends(x)
+        whole = np.maximum(self._joined(attends), 1e-30)[:, None]
+        steps[:, _DECODE] = attends**p * whole ** (1 - p)
         np.add.at(steps, self._of, by_compute[:, None] * self._mix)
         np.add.at(steps, (self._of, self._share), -by_memory)
         pulls = [np.pad(np.diag(self._pull), ((0, 0), (0, len(x) - num)))]
@@ -264,13 +281,14 @@ def _terms_of(work: Work) -> tuple[float, ...]:
         work.num_runs,
         work.num_runs * work.num_layers,
         work.num_logits,
+        work.num_begun,
         work.decode_flops,
         work.decode_kv_bytes,
         work.fresh_flops,
         work.num_layers * plain,
         work.num_layers * packed,
         work.num_outputs * plain,
-        work.num_outputs * packed,
+        *[work.num_outputs * (work.layer_format == name) for name in _PACKED],
     )
 
 
@@ -322,7 +340,7 @@ def _calibration(
         name: msgspec.structs.replace(
             linear,
             layer_s=named[f"layer_s {_kind(name)}"],
-            output_s=named[f"output_s {_kind(name)}"],
+            output_s=named[f"output_s {name if name in _PACKED else 'plain'}"],
         )
         for name, linear in linears.items()
     }

@@ -6,9 +6,11 @@
                 working set of this size is read with, and the weights times the seconds that one of
                 them takes with so many rows (a curve: a kernel that unpacks a weight once for many
                 rows, or for one, is not a constant share of a peak). p: how far the two overlap
-    attention   decodes by FLOP and by byte of KV cache, prompts by FLOP
-    overhead    a + b · runs + c · runs · layers + d · logits, and for a layer in each format
-                e · layers + f · outputs of products: small matrices have more of them
+    attention   decodes by FLOP and by byte of KV cache, which overlap as products do; prompts by
+                FLOP
+    overhead    a + b · runs + c · runs · layers + d · logits + g · sequences that begin, and for a
+                layer in each format e · layers + f · outputs of products: small matrices have more
+                of them
 
 What it adds to `efficiency`: small models that live in a cache, a curve instead of a share, rows
 and runs that cost time of their own. It is fitted by `ridgeline.plan.calibrate` and kept as JSON.
@@ -46,6 +48,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     `decode_*`: attention of runs with one new token, `fresh_flops` that of the others.
     `weight_set_bytes`: what is read over and over, which decides from where it comes.
     `layer_format`: of the layers' weights; `num_outputs`: numbers that their products write.
+    `num_begun`: runs with nothing in the cache: sequences that are admitted in this step.
     `num_logits`: sampled rows times vocabulary.
     """
 
@@ -57,6 +60,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     layer_format: str
     num_layers: int
     num_runs: int
+    num_begun: int
     num_logits: float
     num_outputs: float
 
@@ -117,6 +121,7 @@ class Overheads(msgspec.Struct, frozen=True):
     first_s: float
     reader_s: float = 0.0
     reader_first_s: float = 0.0
+    begun_s: float = 0.0  # of a sequence in its first step: its request is admitted there
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,15 +210,18 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
             compute_s += by_compute
             products_s += joined(by_memory, by_compute, self.overlap)
         attend, over = self.attention, self.overheads
-        decode_s = attend.decode_byte_s * work.decode_kv_bytes
-        fresh_s = attend.fresh_flop_s * work.fresh_flops + attend.decode_flop_s * work.decode_flops
+        read_s = attend.decode_byte_s * work.decode_kv_bytes
+        multiplied_s = attend.decode_flop_s * work.decode_flops
+        decode_s = joined(read_s, multiplied_s, self.overlap)
+        fresh_s = attend.fresh_flop_s * work.fresh_flops
         layers = self.linears[work.layer_format]
         overhead_s = over.step_s + over.logit_s * work.num_logits
         overhead_s += (over.run_s + over.run_layer_s * work.num_layers) * work.num_runs
+        overhead_s += over.begun_s * work.num_begun
         overhead_s += layers.layer_s * work.num_layers + layers.output_s * work.num_outputs
         return Priced(
-            memory_s=memory_s + decode_s,
-            compute_s=compute_s + fresh_s,
+            memory_s=memory_s + read_s,
+            compute_s=compute_s + multiplied_s + fresh_s,
             busy_s=products_s + decode_s + fresh_s,
             overhead_s=overhead_s,
         )

@@ -63,12 +63,18 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attended(msgspec.Struct, frozen=True):
-    """Attention of a step, all heads: decodes (one new token) and the rest; FLOPs and KV bytes."""
+    """Attention of a step, all heads: decodes (one new token) and the rest; FLOPs and KV bytes.
+
+    What decodes read is a multiple of their FLOPs, so that the time of both is straight in the
+    tokens that they see; what they write is `written_bytes`.
+    """
 
     decode_flops: float
     decode_kv_bytes: float
     fresh_flops: float
     fresh_kv_bytes: float
+    written_bytes: float
+    num_begun: int
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,18 +103,22 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         num_tokens = sum([new for new, _ in shapes])
         decoding = [shape for shape in shapes if shape[0] == 1]
         fresh = [shape for shape in shapes if shape[0] != 1] if len(decoding) < len(shapes) else []
-        decode_bytes = fresh_bytes = decode_flops = fresh_flops = 0.0
+        decode_bytes = fresh_bytes = written_bytes = decode_flops = fresh_flops = 0.0
         for group in self.outline.attention:
             row = self._kv_row(group)
             pairs, span = visible(decoding, group.window)
             decode_flops += group.num_layers * group.decode_flops_per_pair * pairs
-            decode_bytes += row * (group.num_layers * span + group.num_cached * len(decoding))
+            decode_bytes += row * group.num_layers * span
+            written_bytes += row * group.num_cached * len(decoding)
             if fresh:
                 pairs, span = visible(fresh, group.window)
                 fresh_flops += group.num_layers * group.flops_per_pair * pairs
                 new = num_tokens - len(decoding)
                 fresh_bytes += row * (group.num_layers * span + group.num_cached * new)
-        attended = Attended(decode_flops, decode_bytes, fresh_flops, fresh_bytes)
+        begun = sum([done == 0 for _, done in fresh])
+        attended = Attended(
+            decode_flops, decode_bytes, fresh_flops, fresh_bytes, written_bytes, begun
+        )
         return self._cost(num_tokens, num_sampled, len(shapes), attended)
 
     def uniform(self, batch: int, new: int, done: int, *, sampled: int) -> StepCost:
@@ -122,28 +132,31 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         return self._cost(num_tokens, num_sampled, num_runs, self._attended(runs))
 
     def _attended(self, runs: Sequence[tuple[int, int, int]]) -> Attended:
-        decode_bytes = fresh_bytes = decode_flops = fresh_flops = 0.0
+        decode_bytes = fresh_bytes = written_bytes = decode_flops = fresh_flops = 0.0
         for group in self.outline.attention:
             row = self._kv_row(group)
             for count, new, done in runs:
                 pairs, span = visible(((new, done),), group.window)
-                nbytes = count * row * (group.num_layers * span + group.num_cached * new)
+                read, written = group.num_layers * span, group.num_cached * new
                 if new == 1:
                     decode_flops += count * group.num_layers * group.decode_flops_per_pair * pairs
-                    decode_bytes += nbytes
+                    decode_bytes += count * row * read
+                    written_bytes += count * row * written
                 else:
                     fresh_flops += count * group.num_layers * group.flops_per_pair * pairs
-                    fresh_bytes += nbytes
-        return Attended(decode_flops, decode_bytes, fresh_flops, fresh_bytes)
+                    fresh_bytes += count * row * (read + written)
+        begun = sum([count for count, new, done in runs if done == 0 and new != 1])
+        return Attended(decode_flops, decode_bytes, fresh_flops, fresh_bytes, written_bytes, begun)
 
     def decode_sum(self, batch: int, computed: int) -> StepCost:
         """A decode step of `batch` sequences that hold `computed` tokens together; no windows."""
-        kv_bytes = flops = 0.0
+        read = written = flops = 0.0
         for group in self.outline.attention:
             seen = computed + batch  # each new token sees itself too
             flops += group.num_layers * group.decode_flops_per_pair * seen
-            kv_bytes += self._kv_row(group) * (group.num_layers * seen + group.num_cached * batch)
-        return self._cost(batch, batch, batch, Attended(flops, kv_bytes, 0.0, 0.0))
+            read += self._kv_row(group) * group.num_layers * seen
+            written += self._kv_row(group) * group.num_cached * batch
+        return self._cost(batch, batch, batch, Attended(flops, read, 0.0, 0.0, written, 0))
 
     def _cost(
         self, num_tokens: int, num_sampled: int, num_runs: int, attended: Attended
@@ -154,7 +167,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         reached = num_tokens * layout.num_attention
         for group, nbytes in zip(self.outline.experts, self.expert_bytes, strict=True):
             weight_bytes += nbytes * _touched(group, reached)
-        kv_bytes = attended.decode_kv_bytes + attended.fresh_kv_bytes
+        kv_bytes = attended.decode_kv_bytes + attended.fresh_kv_bytes + attended.written_bytes
         kv_bytes /= min(layout.tp, self.outline.num_kv_heads)
         flops = (attended.decode_flops + attended.fresh_flops) / layout.tp
         flops += self.linear_flops * num_tokens + self.head_flops * num_sampled
@@ -208,6 +221,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             layer_format=self.weight_dtype,
             num_layers=outline.num_layers,
             num_runs=num_runs,
+            num_begun=attended.num_begun,
             num_logits=num_sampled * outline.vocab_size,
             num_outputs=num_tokens * outputs,
         )

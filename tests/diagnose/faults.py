@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import count
 
 import msgspec
 
@@ -65,6 +66,7 @@ class Engine:
     run_s: float = 0.0004
     token_s: float = 0.0001
     slower: float = 1.0
+    slower_every: int = 1  # steps: of so many, one meets it
     plan_s: float = 0.0002
     gap_s: float = 0.00005
     tokenize_s: float = 0.001
@@ -107,10 +109,11 @@ def run(engine: Engine, load: Load, seed: int = 0) -> tuple[RunTrace, float]:
     """The run's record, and how much of its prompts could have been shared."""
     asked = arrivals(load, seed)
     sent, arrived = _delays(engine, asked)
-    noise = random.Random(f"noise/{seed}")
+    noise, steps_so_far = random.Random(f"noise/{seed}"), count()
 
     def seconds(shapes, num_sampled):
-        steady = engine.expected(shapes) * engine.slower * noise.uniform(0.97, 1.05)
+        slower = engine.slower if next(steps_so_far) % engine.slower_every == 0 else 1.0
+        steady = engine.expected(shapes) * slower * noise.uniform(0.97, 1.05)
         return steady + engine.plan_s + engine.gap_s
 
     late = [replace_at(a, at_s) for a, at_s in zip(asked, arrived, strict=True)]
@@ -276,6 +279,13 @@ FAULTS = (
         gap_s=0.010,
     ),
     _fault("one core of two taken away", "machine-bound", "machine-slower-than-it-was", slower=1.8),
+    _fault(
+        "a core shared in turns",
+        "machine-bound",
+        "machine-taken-in-turns",
+        slower=2.4,
+        slower_every=3,
+    ),
     _fault(
         "prompts in one piece",
         "scheduling-interference-bound",

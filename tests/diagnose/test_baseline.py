@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -13,7 +14,7 @@ from ridgeline.diagnose.blame import EXPECTED_NOISE, Expected, blame
 from ridgeline.diagnose.causes import findings
 from ridgeline.diagnose.facts import READING_GAP_S, facts_of
 from ridgeline.diagnose.step_facts import step_facts
-from ridgeline.records import Slo, StepStat
+from ridgeline.records import RunTrace, Slo, StepStat
 from tests.diagnose.faults import LOADS, SLO, Engine, diagnosed, run
 
 
@@ -41,6 +42,12 @@ def decode_steps(seconds, count=60, spread=0.0, seed=0):
         )
         at_s += run_s + 0.0003
     return found
+
+
+RECORD = RunTrace(
+    target="made up", workload="made up", arrivals="poisson:1.0", seed=0, started_unix_s=0.0,
+    duration_s=1.0, requests=(), steps=(),
+)  # fmt: skip
 
 
 def kernel(num):
@@ -80,6 +87,22 @@ def test_slow_steps_are_the_machine_s_only_where_no_pause_makes_them_begin_cold(
         named[plan_s] = {each.cause for each in findings(found, facts)}
     assert "machine-slower-than-it-was" in named[0.0002] - named[0.012]
     assert "host-between-steps" in named[0.012]
+
+
+def test_a_neighbour_is_there_all_the_time_and_a_stall_once() -> None:
+    steps = decode_steps(kernel)
+    expected = Expected(seconds=lambda step: kernel(len(step.shapes)))
+
+    def slowed(chosen: Callable[[int], bool]) -> float:
+        times = [step.run_s * (3 if chosen(i) else 1) for i, step in enumerate(steps)]
+        slow = [msgspec.structs.replace(s, run_s=t) for s, t in zip(steps, times, strict=True)]
+        facts = step_facts(msgspec.structs.replace(RECORD, steps=tuple(slow)), expected)
+        assert facts["slow_steps_share"] <= 0.5
+        return float(facts["slow_spans_share"])
+
+    assert slowed(lambda i: i % 3 == 0) == 1.0
+    assert slowed(lambda i: 40 <= i < 100) <= 0.3
+    assert slowed(lambda i: False) == 0.0
 
 
 def test_a_stall_that_no_reader_sees_is_no_finding() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ridgeline.cli.calibrate import waiting
-from ridgeline.cli.calibrate_runs import Ran, Speed
+from ridgeline.cli.calibrate_runs import DECODES, Ran, Run, Speed, runs_of, settings_of
 from ridgeline.cli.main import main
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput, CannotRun
@@ -81,6 +81,7 @@ def made_up() -> Calibration:
         run_layer_s=4e-7,
         logit_s=1e-10,
         first_s=1e-3,
+        begun_s=4e-4,
     )
     attention = msgspec.structs.replace(
         empty.attention, decode_flop_s=2e-11, decode_byte_s=9e-11, fresh_flop_s=1e-11
@@ -128,6 +129,45 @@ def test_the_fit_predicts_models_that_it_did_not_see(found: Calibration) -> None
                 ]
                 errors.append(abs(cases[1] / cases[0] - 1))
     assert np.median(errors) < 0.04 and max(errors) < 0.2
+
+
+def test_what_a_sequence_costs_to_begin_is_no_cost_of_the_steps_after(found: Calibration) -> None:
+    assert found.overheads.begun_s == pytest.approx(4e-4, rel=0.3)
+    begins, goes_on = (machine(found, "demo", "int8").work([(8, n)], 1) for n in (0, 64))
+    assert (begins.num_begun, goes_on.num_begun) == (1, 0)
+    decodes = machine(found, "demo", "int8").work([(1, 7), (16, 0), (1, 9), (16, 0)], 4)
+    assert decodes.num_begun == 2
+    free = msgspec.structs.replace(
+        found, overheads=msgspec.structs.replace(found.overheads, begun_s=0.0)
+    )
+    told_s = [machine(each, "demo", "int8").uniform(3, 16, 0, sampled=3).seconds for each in
+              (found, free)]  # fmt: skip
+    assert told_s[0] - told_s[1] == pytest.approx(3 * found.overheads.begun_s)
+
+
+def test_runs_are_named_and_the_model_s_own_come_last() -> None:
+    def run(model: str, quantization: str | None) -> Run:
+        return Run(model=model, quantization=quantization)
+
+    small = (run("demo", None), run("demo", "int8"))
+    assert runs_of("m", None) == (*small, *(run("m", name) for name in (None, "int8", "int4")))
+    assert runs_of("m", "int8, dense", ["n=int4", "demo=bf16"]) == (
+        run("demo", "int8"), run("n", "int4"), run("demo", "bf16"), run("m", "int8"), run("m", None)
+    )  # fmt: skip
+    assert runs_of("demo", None) == (*small, run("demo", "int4"))
+    for also, words in ((["n"], "MODEL=FORMAT"), (["n=int3"], "unknown format")):
+        with pytest.raises(BadInput, match=words):
+            runs_of("m", None, also)
+
+
+@pytest.mark.parametrize("model", ["demo", "dummy:qwen2.5-0.5b", "dummy:phi-3-mini"])
+def test_every_measured_decode_has_room(model: str) -> None:
+    """Also where every head has keys of its own."""
+    settings = settings_of(Run(model=model, quantization="int8"))
+    resolved = resolve(settings)
+    for batch, context in DECODES:
+        if context + 64 <= resolved.max_model_len:
+            assert batch * (context + 64) <= resolved.num_blocks * resolved.block_size
 
 
 def test_no_product_is_fitted_faster_than_its_instructions() -> None:
