@@ -119,6 +119,8 @@ def one(fault: Fault, load: str) -> Case:
     if fault in HEALTHY:
         usual.steps.extend(run.steps)
     facts = {"num_requests": len(run.requests), "duration_s": run.duration_s}
+    if "cpu_taken_share" in found.told:  # how much of this machine somebody else had
+        facts["cpu_taken_share"] = found.told["cpu_taken_share"]
     return Case(
         fault=fault.name,
         workload=load,

@@ -83,6 +83,12 @@ def _process(used: ProcessUse, in_process: bool) -> Iterator[Row]:
     if used.num_processes > 1:
         whose += f" ({used.num_processes})"
     yield "CPU cores", f"{used.cpu_cores:.2f}", whose
+    if used.taken_share is not None:
+        yield (
+            "CPU not had",
+            f"{used.taken_share:.0%}",
+            "of what was asked for: others had the cores",
+        )
     yield "memory", f"{used.rss_bytes / 1e6:,.0f}", f"MB, at most {used.rss_peak_bytes / 1e6:,.0f}"
 
 

@@ -208,6 +208,7 @@ def diagnosed(
         **facts_of(record, slo),
         **step_facts(record, expected),
         "missed_prefix_share": missed,
+        "cpu_taken_share": 0.1 if engine.slower == 1.0 else 0.35,
     }
     return findings(found, facts), found
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -187,6 +188,34 @@ def test_use_is_growth_over_time():
     )  # a process that ended takes its CPU along
     assert (used.rss_bytes, used.rss_peak_bytes, used.num_processes) == (6, 8, 3)
     assert use_of(rows[:1]) is None and use_of([]) is None
+    assert used.taken_share is None  # where nobody tells
+
+
+def test_what_others_had_of_the_cores_is_a_share_of_what_was_asked_for():
+    told = ((0, 10, 4, 2, 1.0, 7.0), (1, 11, 4, 2, 1.5, 7.0), (2, 12, 4, 2, 1.25, 7.5))
+    used = use_of([ProcessReading(*row) for row in told])
+    assert used.taken_share == pytest.approx((0.5 + 0.5) / (2 + 0.5 + 0.5))
+    half = use_of([ProcessReading(*row[:5]) for row in told])  # no virtual machine: no steal
+    assert half.taken_share == pytest.approx(0.5 / 2.5)
+    facts = MachineReport(process=used).facts()
+    assert facts["cpu_taken_share"] == used.taken_share
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="Linux tells it")
+def test_two_who_share_a_core_wait_for_it():
+    core = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    pair = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    try:
+        time.sleep(0.3)
+        first = read_tree(pair[0].pid, time.monotonic())
+        time.sleep(0.6)
+        second = read_tree(pair[0].pid, time.monotonic())
+    finally:
+        for each in pair:
+            each.kill()
+            each.wait()
+    assert second.waited_s - first.waited_s > 0.15  # about half of the time
 
 
 def test_whose_port_it_is():

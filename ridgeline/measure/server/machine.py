@@ -30,6 +30,8 @@ class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
         found: dict[str, float] = {}
         if self.process is not None:
             found["server_cpu_cores"] = self.process.cpu_cores
+            if self.process.taken_share is not None:
+                found["cpu_taken_share"] = self.process.taken_share
         used = [gpu for gpu in self.gpus if gpu.busy_share != 0] or self.gpus
         rows = [msgspec.structs.asdict(gpu) for gpu in used]
         for name in ("busy_share", "memory_busy_share", "clock_share", "slowed_share"):

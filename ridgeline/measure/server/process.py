@@ -3,6 +3,10 @@
 A server is a tree: vLLM's front end, its engine and its workers are processes of their own. CPU
 time is theirs together; memory is the sum of their resident sets, in which pages that they share
 count once for each.
+
+What others take of the cores is seen from two sides (Linux): the time that the tree's threads were
+ready and waited for a core (`run_delay` of /proc/PID/task/TID/schedstat), and the time that the
+host of a virtual machine gave to its other guests (`steal` of /proc/stat).
 """
 
 from __future__ import annotations
@@ -10,27 +14,35 @@ from __future__ import annotations
 import ipaddress
 import socket
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
 
 class ProcessReading(msgspec.Struct, frozen=True):
-    """A tree of processes at one instant: their CPU seconds so far and what they hold."""
+    """A tree of processes at one instant: their CPU seconds so far and what they hold; the seconds
+    that their threads waited for a core and that the machine's host took from it, None: not told.
+    """
 
     at_s: float
     cpu_s: float
     rss_bytes: float
     num_processes: int
+    waited_s: float | None = None
+    stolen_s: float | None = None
 
 
 class ProcessUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Over a run. `cpu_cores`: CPU seconds per second, so that 2.0 is two cores."""
+    """Over a run. `cpu_cores`: CPU seconds per second, so that 2.0 is two cores. `taken_share`: of
+    the CPU time that the tree asked for, what it waited for or the host took; None: not told here.
+    """
 
     cpu_cores: float
     rss_bytes: float
     rss_peak_bytes: float
     num_processes: int
+    taken_share: float | None = None
 
 
 def is_here(host: str) -> bool:
@@ -62,7 +74,21 @@ def read_tree(pid: int, at_s: float) -> ProcessReading | None:
     rows = [row for each in tree if (row := _usage(each)) is not None]
     if not rows:
         return None
-    return ProcessReading(at_s, sum(cpu for cpu, _ in rows), sum(rss for _, rss in rows), len(rows))
+    cpu_s, rss_bytes = sum(cpu for cpu, _ in rows), sum(rss for _, rss in rows)
+    waits = [waited for each in tree if (waited := _waited_s(each.pid)) is not None]
+    stolen_s = getattr(psutil.cpu_times(), "steal", None)
+    return ProcessReading(
+        at_s, cpu_s, rss_bytes, len(rows), sum(waits) if waits else None, stolen_s
+    )
+
+
+def _waited_s(pid: int) -> float | None:
+    """Seconds that a process's threads were ready to run and did not; None where nobody says."""
+    try:
+        told = [each.read_text().split() for each in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    except OSError:  # not Linux, or a thread that has just ended
+        return None
+    return sum(int(row[1]) for row in told) / 1e9 if told else None
 
 
 def _usage(process: psutil.Process) -> tuple[float, float] | None:
@@ -79,10 +105,22 @@ def use_of(readings: list[ProcessReading]) -> ProcessUse | None:
     """None where fewer than two readings were taken. CPU of a process that ended is not counted."""
     if len(readings) < 2 or readings[-1].at_s <= readings[0].at_s:
         return None
-    grown = (max(0.0, b.cpu_s - a.cpu_s) for a, b in pairwise(readings))
+    cpu_s = _grown([each.cpu_s for each in readings])
+    lost = [
+        _grown([each for each in told if each is not None])
+        for told in ([r.waited_s for r in readings], [r.stolen_s for r in readings])
+        if told.count(None) < len(told) - 1
+    ]
+    asked_s = cpu_s + sum(lost)
     return ProcessUse(
-        cpu_cores=sum(grown) / (readings[-1].at_s - readings[0].at_s),
+        cpu_cores=cpu_s / (readings[-1].at_s - readings[0].at_s),
+        taken_share=sum(lost) / asked_s if lost and asked_s > 0 else None,
         rss_bytes=sum(each.rss_bytes for each in readings) / len(readings),
         rss_peak_bytes=max(each.rss_bytes for each in readings),
         num_processes=max(each.num_processes for each in readings),
     )
+
+
+def _grown(values: list[float]) -> float:
+    """By how much in all; what falls is a thread or a process that ended."""
+    return sum(max(0.0, b - a) for a, b in pairwise(values))
