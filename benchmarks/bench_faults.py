@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from typing import Any
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 import msgspec
-from faults import BLOCK, FAULTS, HEALTHY, Fault, Pace, Wrapped
+from faults import BLOCK, FAULTS, HEALTHY, Fault, Pace, Wrapped, visitor
 from raw_runs import NOT_DONE, append, read
 
 from ridgeline.cli.bench import beside_of, chat_of
@@ -39,7 +40,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.measure.bench import BenchOptions, run_bench
 from ridgeline.measure.client import OnStart
 from ridgeline.measure.inprocess import InProcessTarget
-from ridgeline.records import RunTrace, Slo, StepStat
+from ridgeline.records import RunTrace, Sampling, Slo, StepStat
 from ridgeline.settings import settings_from
 
 LOADS = {
@@ -51,6 +52,7 @@ USUAL = {"dtype": "float32", "max_num_batched_tokens": 128, "block_size": BLOCK}
 RUN_S = 3.0  # of arrivals
 LEAST, MOST = 24, 160  # requests of a run
 SEED = 20
+VISITS = 3  # long prompts whose pieces are timed
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +146,7 @@ def measured(
         seed=SEED,
         **fault.options(pace),
     )
-    tpot_s = READING_GAP_S if fault.tpot is None else fault.tpot * pace.tpot_s
+    tpot_s = READING_GAP_S if fault.tpot_s is None else fault.tpot_s(pace)
     slo = Slo.parse(f"ttft:60000 tpot:{1000 * tpot_s:.3f}")
     settings = settings_from({**USUAL, **fault.settings(pace)})
     with Engine.from_settings(settings) as engine:
@@ -185,16 +187,27 @@ def usual_of(load: str) -> Usual:
         )
         run, _ = asyncio.run(_loaded(engine, half, HEALTHY[0], None))
         block_bytes = BLOCK * engine.info.kv_bytes_per_token
-    return Usual(pace=_pace(run, capacity, block_bytes), steps=[*whole.steps, *run.steps])
+        pace = _pace(run, capacity, block_bytes, _piece_s(engine))
+    return Usual(pace=pace, steps=[*whole.steps, *run.steps])
 
 
-def _pace(run: RunTrace, capacity: float, block_bytes: int) -> Pace:
+def _piece_s(engine: Engine) -> float:
+    """The median step of a few long prompts, alone."""
+    rng, budget = random.Random(SEED), USUAL["max_num_batched_tokens"]
+    engine.drain_steps()
+    for _ in range(VISITS):
+        engine.generate([visitor(rng)], Sampling(temperature=0.0, max_tokens=1))
+    return median(step.run_s for step in engine.drain_steps() if step.num_tokens == budget)
+
+
+def _pace(run: RunTrace, capacity: float, block_bytes: int, piece_s: float) -> Pace:
     done = [request for request in run.requests if request.output_tokens > 1]
     shared = max(request.cached_tokens for request in done)
     return Pace(
         capacity=capacity,
         step_s=median(step.run_s for step in run.steps),
         tpot_s=median((r.token_s[-1] - r.token_s[0]) / (r.output_tokens - 1) for r in done),
+        piece_s=piece_s,
         longest=max(request.prompt_tokens + request.output_tokens for request in done),
         shared=shared,
         own=max(r.prompt_tokens + r.output_tokens - r.cached_tokens for r in done),

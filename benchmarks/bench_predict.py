@@ -5,8 +5,10 @@
 
 `measure` works through the runs of a calibration and through the points, twice, and appends what
 it finds; what is there is not measured again, so that a machine that is only free for minutes at a
-time will do (`--seconds`, 480 by default). `table` fits the calibration to the calibration's runs
-alone, writes it where --calibration says, and predicts every point from it.
+time will do (`--seconds`, 480 by default). A piece in which others had more than 15 % of the CPU
+time that it asked for is measured again (by the kernel's account, not by how long it took). `table`
+fits the calibration to the calibration's runs alone, writes it where --calibration says, and
+predicts every point from it.
 
 Points are (model shape, weights, batch, context) that the calibration did not see: decode steps of
 `batch` sequences behind `context` tokens (TPOT), prompts to an idle engine (TTFT), and what the
@@ -29,7 +31,7 @@ from pathlib import Path
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 import msgspec
-from raw_runs import NOT_DONE, append, flags, read, say
+from raw_runs import NOT_DONE, Witness, append, flags, read, say
 
 from ridgeline.cli.calibrate import (
     calibrated,
@@ -110,19 +112,25 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure(path: Path, seconds: float) -> bool:
     """Append what is missing while there is time; True when nothing is."""
-    ends_s = time.perf_counter() + seconds
+    ends_s, all_kept = time.perf_counter() + seconds, True
     done = {(raw.round, raw.run, raw.ran.model, raw.ran.quantization) for raw in read(path, Raw)}
     for round_, is_run, run in pieces():
         if (round_, is_run, run.model, run.quantization) in done:
             continue
         if time.perf_counter() + LEAST_S > ends_s:
             return False
-        began_s = time.perf_counter()
-        append(path, list((of_run if is_run else of_points)(run, round_)))
+        began_s, witness = time.perf_counter(), Witness()
+        found = list((of_run if is_run else of_points)(run, round_))
+        calm = witness.calm()
+        if calm:
+            append(path, found)
         kind = "run" if is_run else "points"
-        took_s = time.perf_counter() - began_s
-        print(f"round {round_}, {kind} {run}: {took_s:.0f} s", flush=True)
-    return True
+        told = "" if calm else f", others had {witness.taken():.0%} of the CPU: not kept"
+        all_kept = all_kept and calm
+        print(
+            f"round {round_}, {kind} {run}: {time.perf_counter() - began_s:.0f} s{told}", flush=True
+        )
+    return all_kept
 
 
 def pieces() -> Iterator[tuple[int, bool, Run]]:

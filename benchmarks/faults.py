@@ -30,13 +30,15 @@ BUSY_S, BREATH_S = 0.35, 0.02  # of a client's loop: held up, and at work
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """What the healthy engine does of one workload here. `capacity` in requests per second at many
-    sequences; `step_s`, `tpot_s` medians at the usual load; tokens: the longest request's, and the
-    means of prompt and output; `block_bytes` of one KV block.
+    sequences; `step_s`, `tpot_s` medians at the usual load; `piece_s` of a step that computes as
+    much of a long prompt as the budget lets it; tokens: the longest request's, and the means of
+    prompt and output; `block_bytes` of one KV block.
     """
 
     capacity: float
     step_s: float
     tpot_s: float
+    piece_s: float
     longest: int
     shared: int
     own: int
@@ -85,8 +87,8 @@ def _zero(rate: float) -> float:
 class Fault:
     """What is broken, and the verdict that is true of it. `load`: offered, over the capacity;
     `settings` of the engine; `options` of the client; `during` holds while the load runs;
-    `tokenizer_s` by the offered rate; `beside`: what runs on the client's loop besides; `tpot`: the
-    promise, over the usual pace; None: what people read along with.
+    `tokenizer_s` by the offered rate; `beside`: what runs on the client's loop besides; `tpot_s`:
+    the promise, by the usual pace; None: what people read along with.
     """
 
     name: str
@@ -97,7 +99,7 @@ class Fault:
     during: During = _nothing
     tokenizer_s: Callable[[float], float] = _zero
     beside: Beside | None = None
-    tpot: float | None = None
+    tpot_s: Callable[[Pace], float] | None = None
 
 
 # ---- what holds while the load runs ------------------------------------------------------------
@@ -150,11 +152,16 @@ async def _hold_up(engine: Engine) -> None:
         time.sleep(BUSY_S)
 
 
+def visitor(rng: random.Random) -> list[int]:
+    """A long prompt that nobody has asked before."""
+    return rng.choices(range(16, 2048), k=VISITOR_TOKENS)
+
+
 async def _visitors(engine: Engine) -> None:
     """Somebody else's long prompts, one after the other, outside the measured load."""
     rng = random.Random(0)
     while True:
-        prompt = rng.choices(range(16, 2048), k=VISITOR_TOKENS)
+        prompt = visitor(rng)
         async for _ in engine.stream(prompt, Sampling(temperature=0.0, max_tokens=2)):
             pass
         await asyncio.sleep(VISIT_EVERY_S)
@@ -184,13 +191,18 @@ def _set(**settings: Any) -> Callable[[Pace], dict[str, Any]]:
     return lambda pace: settings
 
 
-BESIDE_TPOT = 12.0
-"""Promised where long prompts come: more than a piece of one takes, less than all of it (a fast
-machine reads the demo's longest in less than people notice)."""
+PIECES = 2.5
+"""Promised where long prompts come: more than a piece of one takes, less than all of it, which is
+more than six (a fast machine reads the demo's longest in less than people notice)."""
+
+
+def _beside(pace: Pace) -> float:
+    return PIECES * pace.piece_s
+
 
 HEALTHY = (
     *(Fault(f"healthy at {load:.0%} of its capacity", None, load) for load in (0.3, 0.5, 0.6)),
-    Fault("healthy, long prompts beside", None, 0.3, beside=_visitors, tpot=BESIDE_TPOT),
+    Fault("healthy, long prompts beside", None, 0.3, beside=_visitors, tpot_s=_beside),
 )
 
 FAULTS = (
@@ -214,7 +226,7 @@ FAULTS = (
         0.3,
         beside=_visitors,
         settings=_set(enable_chunked_prefill=False, max_num_batched_tokens=2048),
-        tpot=BESIDE_TPOT,
+        tpot_s=_beside,
     ),
     Fault(
         "a token budget of six",
@@ -227,6 +239,6 @@ FAULTS = (
         "over-batching-bound",
         1.5,
         settings=_set(max_num_seqs=64, max_num_batched_tokens=512),
-        tpot=1.5,
+        tpot_s=lambda pace: 1.5 * pace.tpot_s,
     ),
 )

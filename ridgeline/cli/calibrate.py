@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_lib
+import os
 import time
 from collections.abc import Sequence
 from datetime import date
@@ -31,6 +32,7 @@ from ridgeline.cli.rig import rig
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
+from ridgeline.measure.server.process import ProcessReading, read_tree, use_of
 from ridgeline.plan.calibrate import Facts, Sample, blank, fit
 from ridgeline.plan.calibration import Calibration, Memory, Reading
 from ridgeline.plan.machine import Replica, Shapes, replica
@@ -40,6 +42,7 @@ from ridgeline.plan.weather import Weather, recorded
 
 BANDWIDTH_BYTES = tuple(size << 20 for size in (1, 4, 8, 16, 24, 32, 48, 64, 128, 512))
 MOST_RUNS = 5
+TAKEN = 0.15  # of the CPU time asked for: where others had more, steps are not this machine's
 MULTIPLIED_AS = {"float32": "float32", "bfloat16": "float32", "int8": "int16", "int4": "int4"}
 
 
@@ -217,6 +220,7 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
     for number, run in enumerate(runs, 1):
         settings = settings_of(run)
         dense_dtype = resolve(settings).dtype
+        before = read_tree(os.getpid(), time.monotonic())
         with rig(settings) as bench:
             found_now = list(measure_run(bench, run, budget_s / len(runs)))
             if number == len(runs):
@@ -226,6 +230,10 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
         spent_s = time.perf_counter() - began_s
         told = f"{passes:.1f} passes over {kinds} kinds of steps, {spent_s:.0f} s so far"
         out.print(f"run {number}/{len(runs)}: {run}: {told}", style="dim")
+        taken = taken_since(before)
+        if taken is not None and taken > TAKEN:
+            words = f"  others had {taken:.0%} of the CPU time that it asked for"
+            out.print(f"{words}: calibrate again when they are gone", style="yellow")
         if passes < 1:
             out.print("  the rest did not fit --budget: expect larger errors", style="yellow")
     known = facts(ran, memory, time.perf_counter() - began_s, dense_dtype)
@@ -236,6 +244,13 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
     else:
         Console(highlight=False).print(table(found_fit, output))
     return 0
+
+
+def taken_since(before: ProcessReading | None) -> float | None:
+    """The share of the CPU time asked for since then that others had; None where nobody tells."""
+    after = read_tree(os.getpid(), time.monotonic())
+    used = use_of([each for each in (before, after) if each is not None])
+    return None if used is None else used.taken_share
 
 
 def write(calibration: Calibration, output: Path) -> None:
