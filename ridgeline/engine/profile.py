@@ -17,6 +17,7 @@ import torch
 from ridgeline.engine.assemble import Parts
 from ridgeline.engine.core.plan import StepPlan
 from ridgeline.engine.resolve import Resolved
+from ridgeline.engine.stats import shapes_of
 from ridgeline.engine.stopwatch import Clock, Stopwatch, operators_timed
 from ridgeline.engine.text.events import EventTexts
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
@@ -185,7 +186,7 @@ class _Runner:
         plan = self.driver.step()
         took_s = self.watch.clock() - begun
         return StepProfile(
-            shapes=tuple((len(run.tokens), run.start) for run in plan.runs),
+            shapes=shapes_of(plan),
             num_sampled=sum(run.sample is not None for run in plan.runs),
             time_s=took_s,
             operators={} if read is None else read(),

@@ -42,8 +42,9 @@ class StepTotals:
         waiting_s = stat.num_waiting * busy_s
         full = stat.num_running >= stat.max_num_seqs
         spent = not full and num_tokens >= self._spent
+        num_seqs = min(len(stat.shapes), stat.num_running)  # paths of a tree are one sequence's
         row = (
-            *(num_tokens, len(stat.shapes), stat.max_num_seqs, busy_s, work.flops, work.bytes),
+            *(num_tokens, num_seqs, stat.max_num_seqs, busy_s, work.flops, work.bytes),
             *(stat.plan_s, waiting_s, waiting_s * full, waiting_s * spent),
         )
         self._sums = tuple(map(add, self._sums, row))
@@ -71,6 +72,11 @@ _SUMS = (
 )
 
 
+def shapes_of(plan: StepPlan) -> tuple[tuple[int, int], ...]:
+    """(new tokens, tokens in the cache) of every path that a step feeds."""
+    return tuple([(len(each.tokens), each.start) for run in plan.runs for each in paths(run)])
+
+
 class StepLog:
     """Written by the engine thread, drained by any other."""
 
@@ -87,9 +93,7 @@ class StepLog:
             at_s=began_s,
             plan_s=planned_s - began_s,
             run_s=done_s - planned_s,
-            shapes=tuple(
-                [(len(each.tokens), each.start) for run in plan.runs for each in paths(run)]
-            ),
+            shapes=shapes_of(plan),
             num_sampled=sum([run.sample is not None for run in plan.runs]),
             num_running=view.num_running,
             num_waiting=view.num_waiting,

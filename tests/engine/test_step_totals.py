@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.engine.stats import StepTotals
-from ridgeline.records import StepStat
+from ridgeline.engine.core.plan import Branch, Run, SampleAt, StepPlan
+from ridgeline.engine.core.step import StepView
+from ridgeline.engine.stats import StepLog, StepTotals
+from ridgeline.records import Sampling, StepStat
 from ridgeline.spec.cost import cost_model
 from ridgeline.spec.load import load_spec
 
@@ -37,3 +39,23 @@ def test_waiting_is_told_by_what_was_short() -> None:
     assert told["step_full_waiting_s"] == pytest.approx(6)
     assert told["step_spent_waiting_s"] == pytest.approx(4)
     assert told["step_plan_s"] == pytest.approx(2.0) and told["step_busy_s"] == pytest.approx(8.0)
+
+
+def test_a_tree_is_the_work_of_all_its_paths_and_one_sequence() -> None:
+    at = SampleAt(sampling=Sampling(temperature=0.0), seed=0, index=0, num_prompt=20)
+    tree = Run(
+        seq_id=1, start=20, tokens=(5, 6, 7), blocks=(0, 1), sample=at, num_drafts=2,
+        branches=(Branch(drafts=(8,), blocks=(0, 2)), Branch(drafts=(9, 4), blocks=(0, 3))),
+    )  # fmt: skip
+    plain = Run(seq_id=2, start=30, tokens=(3,), blocks=(4, 5), sample=at)
+    view = StepView(
+        num_running=2, num_waiting=0, used_blocks=6, num_blocks=8, max_num_seqs=4, num_preempted=0,
+        queried_tokens=0, hit_tokens=0,
+    )  # fmt: skip
+    log = StepLog(StepTotals(cost_model(load_spec("demo")), token_budget=100))
+    log.note(StepPlan(index=0, runs=(tree, plain)), view, 0.0, 0.1, 0.3)
+    (stat,) = log.drain()
+    assert stat.shapes == ((3, 20), (2, 20), (3, 20), (1, 30))
+    told = log.totals.as_dict()
+    assert told["step_tokens"] == stat.num_tokens == 9
+    assert told["step_seqs"] == 2 and told["step_seats"] == 4
