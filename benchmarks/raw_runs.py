@@ -21,7 +21,6 @@ from ridgeline.measure.server.process import ProcessReading, read_tree, use_of
 
 NOT_DONE = 3  # exit code of `measure` while pieces are missing
 SITTING_S = 480.0
-CALM = 0.15  # of the CPU time asked for, that others may have had for a piece to be kept
 T = TypeVar("T")
 
 
@@ -61,9 +60,6 @@ class Witness:
         rows = [each for each in (self._before, self._look()) if each is not None]
         used = use_of(rows)
         return 0.0 if used is None or used.taken_share is None else used.taken_share
-
-    def calm(self) -> bool:
-        return self.taken() <= CALM
 
     def _look(self) -> ProcessReading | None:
         return read_tree(os.getpid(), time.monotonic())
