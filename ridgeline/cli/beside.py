@@ -87,7 +87,7 @@ def _process(used: ProcessUse, in_process: bool) -> Iterator[Row]:
         yield (
             "CPU not had",
             f"{used.taken_share:.0%}",
-            "of what was asked for: others had the cores",
+            "of what was asked for: threads waited for a core, or the host took it",
         )
     yield "memory", f"{used.rss_bytes / 1e6:,.0f}", f"MB, at most {used.rss_peak_bytes / 1e6:,.0f}"
 

@@ -22,8 +22,8 @@ from ridgeline.cli.calibrate_runs import (
     Ran,
     Run,
     Speed,
+    kinds_of,
     measure_run,
-    num_kinds,
     num_threads,
     quietest,
     settings_of,
@@ -223,10 +223,11 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
         before = read_tree(os.getpid(), time.monotonic())
         with rig(settings) as bench:
             found_now = list(measure_run(bench, run, budget_s / len(runs)))
+            kinds = sum(1 for _ in kinds_of(bench, run))
             if number == len(runs):
                 loaded = list(windows(bench, run.model, run.quantization))
         ran += found_now
-        kinds, passes = num_kinds(run), len(found_now) / num_kinds(run)
+        passes = len(found_now) / kinds
         spent_s = time.perf_counter() - began_s
         told = f"{passes:.1f} passes over {kinds} kinds of steps, {spent_s:.0f} s so far"
         out.print(f"run {number}/{len(runs)}: {run}: {told}", style="dim")

@@ -31,6 +31,7 @@ LENGTH = 2048
 MANY, SHORT_S, FEW, LONG_S = 9, 0.03, 3, 0.3  # repetitions of short steps and of others; long: 1
 SMALL = "demo"  # fits into a cache: shows what a large model hides, the overheads
 KV_NUMBER_BYTES, MOST_TOKENS = 4, 128  # at most, of the cache; that a measured decode writes
+MOST_KV = 0.25  # of the free memory, for the cache
 FORMATS = {"int8": "int8", "int4": "int4", "bf16": "bfloat16"}
 
 
@@ -99,15 +100,17 @@ def _also(named: str) -> Run:
 
 
 def settings_of(run: Run, kv_bytes: int | None = None) -> Settings:
-    """With cache enough for every measured context, unless `kv_bytes` says how much."""
+    """With cache enough for every measured context, as far as a share of the free memory goes,
+    unless `kv_bytes` says how much."""
     outline = load_outline(run.model)
     row = sum(group.kv_numbers * group.num_cached for group in outline.attention) * KV_NUMBER_BYTES
-    most = max(batch * (context + MOST_TOKENS) for batch, context in DECODES)
+    most = row * max(batch * (context + MOST_TOKENS) for batch, context in DECODES)
+    roomy = int(MOST_KV * system.memory().available_bytes)
     return settings_from(
         {
             "model": run.model,
             "quantization": run.quantization,
-            "kv_cache_memory_bytes": kv_bytes or max(1 << 29, most * row),
+            "kv_cache_memory_bytes": kv_bytes or max(1 << 29, min(most, roomy)),
             "max_model_len": min(LENGTH, outline.max_positions),
         }
     )
@@ -137,24 +140,22 @@ class Clock:
 
 
 def kinds_of(bench: Rig, run: Run) -> Iterator[Kind]:
-    """All of one pass, most telling first. What readers cost shows where steps are short."""
+    """All of one pass, most telling first. What readers cost shows where steps are short. Decodes
+    for which the cache is too small are left out."""
+    resolved = bench.engine.resolved
+    room = resolved.num_blocks * resolved.block_size
+    decodes = [shape for shape in DECODES if shape[0] * (shape[1] + MOST_TOKENS) <= room]
     yield "ttft", (0, 0), lambda: _asking(bench, bench.ttft_s)
     if run.model == SMALL:
         yield "asked", (0, 0), lambda: _asking(bench, bench.streamed_ttft_s)
-    for shape in DECODES[:5]:
+    for shape in decodes[:5]:
         yield "decode", shape, partial(bench.decode, *shape)
         if run.model == SMALL and shape in STREAMED:
             yield "streamed", shape, partial(bench.streamed, *shape)
     for shape in (*((n, 0) for n in FIRSTS), *DEEP):
         yield "first", shape, partial(often, partial(bench.first, *shape))
-    for shape in DECODES[5:]:
+    for shape in decodes[5:]:
         yield "decode", shape, partial(bench.decode, *shape)
-
-
-def num_kinds(run: Run) -> int:
-    """Of one pass."""
-    small = 1 + len(STREAMED) if run.model == SMALL else 0
-    return 1 + small + len(DECODES) + len(FIRSTS) + len(DEEP)
 
 
 def measure_run(bench: Rig, run: Run, budget_s: float) -> Iterator[Ran]:

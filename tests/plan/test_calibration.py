@@ -6,13 +6,22 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 
 from ridgeline.cli.calibrate import waiting
-from ridgeline.cli.calibrate_runs import DECODES, Ran, Run, Speed, runs_of, settings_of
+from ridgeline.cli.calibrate_runs import (
+    DECODES,
+    Ran,
+    Run,
+    Speed,
+    kinds_of,
+    runs_of,
+    settings_of,
+)
 from ridgeline.cli.main import main
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput, CannotRun
@@ -160,14 +169,31 @@ def test_runs_are_named_and_the_model_s_own_come_last() -> None:
             runs_of("m", None, also)
 
 
-@pytest.mark.parametrize("model", ["demo", "dummy:qwen2.5-0.5b", "dummy:phi-3-mini"])
+@pytest.mark.parametrize("model", ["demo", "dummy:qwen2.5-0.5b", "dummy:tinyllama-1.1b"])
 def test_every_measured_decode_has_room(model: str) -> None:
-    """Also where every head has keys of its own."""
+    """Half a GB would not do for the last."""
     settings = settings_of(Run(model=model, quantization="int8"))
     resolved = resolve(settings)
     for batch, context in DECODES:
         if context + 64 <= resolved.max_model_len:
             assert batch * (context + 64) <= resolved.num_blocks * resolved.block_size
+
+
+def test_decodes_that_the_cache_cannot_hold_are_left_out() -> None:
+    run = Run(model="m", quantization=None)
+
+    def asked(num_blocks: int) -> list[tuple[int, int]]:
+        resolved = SimpleNamespace(num_blocks=num_blocks, block_size=16)
+        bench = SimpleNamespace(
+            engine=SimpleNamespace(resolved=resolved), decode=None, first=lambda *shape: None
+        )
+        bench.decode = bench.first
+        return [shape for kind, shape, _ in kinds_of(bench, run) if kind == "decode"]
+
+    assert asked(10_000) == list(DECODES)
+    few = asked(600)
+    assert few and (32, 512) not in few and (64, 32) not in few
+    assert all(batch * context < 600 * 16 for batch, context in few)
 
 
 def test_no_product_is_fitted_faster_than_its_instructions() -> None:
