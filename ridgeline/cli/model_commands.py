@@ -48,6 +48,9 @@ def quantize(
         float | None,
         typer.Option(help="Mean bits per weight: widths by measured sensitivity, e.g. 5."),
     ] = None,
+    step_budget: Annotated[
+        float | None, typer.Option(help="The same by speed: ms to read a decode step's weights.")
+    ] = None,
     group_size: Annotated[
         int | None, typer.Option(help="3, 4 bits: inputs that share a scale: 32, 64 or 128 (128).")
     ] = None,
@@ -122,6 +125,7 @@ def quantize(
         seed=seed,
         steps=steps,
         bits_budget=bits_budget,
+        step_budget_ms=step_budget,
     )
     _end(command(model, output, choices))
 

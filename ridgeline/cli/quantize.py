@@ -31,7 +31,7 @@ FORMATS = {
     "gguf": "ridgeline.compress.write_gguf:GGUF",
 }
 WIDTHS = {"ridgeline": (4, 8), "compressed-tensors": (3, 4, 8)}
-"""What `--bits-budget` chooses from: our packed form saves nothing by 3 bits."""
+"""What a budget chooses from: our packed form saves nothing by 3 bits."""
 SCALE_BITS = {("compressed-tensors", False): 8, ("compressed-tensors", True): 8, ("gguf", True): 7}
 """(format, zero-points) → significant bits of a scale, where fp16's 11 would not be held exactly:
 bfloat16 scales; GGUF's fp16 minima, which are scale times zero-point."""
@@ -56,6 +56,11 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     steps: int | None = None
     bits_budget: float | None = None
+    step_budget_ms: float | None = None
+
+    @property
+    def chooses_widths(self) -> bool:
+        return self.bits_budget is not None or self.step_budget_ms is not None
 
 
 def command(model: str, output: Path, choices: Choices) -> int:
@@ -85,31 +90,42 @@ def _made(model: str, output: Path, choices: Choices) -> int:
             calibration=choices.calibration,
             write=_writer(choices.format),
             tell=tell,
-            mixed=_mixed(choices),
+            mixed=_mixed(model, choices),
         )
 
 
-def _mixed(choices: Choices) -> Mixed | None:
+def _mixed(model: str, choices: Choices) -> Mixed | None:
     from ridgeline.compress.mixed import Mixed
 
-    if choices.bits_budget is None:
+    if not choices.chooses_widths:
         return None
+    if choices.bits_budget is not None and choices.step_budget_ms is not None:
+        raise BadInput(
+            "two budgets for the same widths", value="--bits-budget and --step-budget", fix="one"
+        )
     if choices.format not in WIDTHS or choices.numbers != "int":
         raise BadInput("several widths in one model", value=choices.format, limit=", ".join(WIDTHS))
     if choices.bits != 4 or choices.method in ("smoothquant", "llm-int8", "hqq"):
         raise BadInput(
-            "--bits-budget chooses the bits itself",
+            "a budget chooses the bits itself",
             value=f"--bits {choices.bits}, --method {choices.method}",
             fix="leave --bits out; use --method rtn, gptq, awq or qat",
         )
-    return Mixed(choices.bits_budget, WIDTHS[choices.format])
+    if choices.bits_budget is not None:
+        return Mixed(choices.bits_budget, WIDTHS[choices.format])
+    assert choices.step_budget_ms is not None
+    from ridgeline.cli.step_budget import step_budget
+
+    found = step_budget(model, choices.step_budget_ms, choices.lm_head_bits)
+    print(f"  {found}")
+    return Mixed(found.bits, WIDTHS[choices.format])
 
 
 def recipe_for(choices: Choices) -> Recipe:
     """The recipe of the flags. Raises BadInput."""
     from ridgeline.compress.recipe import Recipe, check
 
-    reads = choices.method not in ("rtn", "hqq") or choices.bits_budget is not None
+    reads = choices.method not in ("rtn", "hqq") or choices.chooses_widths
     if choices.calibration is not None and not reads:
         raise BadInput(f"--method {choices.method} reads no text", value="--calibration")
     if choices.steps is not None and choices.method != "qat":
@@ -152,8 +168,11 @@ def _bf16(model: str, output: Path, choices: Choices) -> int:
         raise BadInput(
             "16 bits are kept and not rounded: no method, no other format", value="--bits 16"
         )
-    if choices.bits_budget is not None or choices.numbers != "int":
-        raise BadInput("--bits 16 stores every weight in 16 bits", value="--bits-budget, --numbers")
+    if choices.chooses_widths or choices.numbers != "int":
+        raise BadInput(
+            "--bits 16 stores every weight in 16 bits",
+            value="--bits-budget, --step-budget, --numbers",
+        )
     if choices.group_size is not None or choices.zeros:
         raise BadInput("groups and zero-points are for 3 and 4 bits", value="--bits 16")
     if choices.embedding_bits is not None:

@@ -133,6 +133,11 @@ def spend(
         chosen[site] = bits
 
 
+def num_weights(spec: ModelSpec) -> int:
+    """Of all layers' products: what a budget is the mean of."""
+    return sum(size for _, _, size in _products(spec))
+
+
 def _products(spec: ModelSpec) -> Iterator[tuple[int, tuple[str, ...], int]]:
     """Layer, keys and number of weights of every product; experts of a layer together."""
     for index, layer in enumerate(spec.layers):

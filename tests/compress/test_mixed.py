@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from ridgeline.cli.quantize import Choices, command
-from ridgeline.compress.mixed import Mixed, Variant, cost, measure, spend
+from ridgeline.cli.step_budget import READ_SHARE, step_budget
+from ridgeline.compress.mixed import Mixed, Variant, cost, measure, num_weights, spend
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.model.weights import CheckpointWeights
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.text import load_tokenizer
-from ridgeline.errors import BadInput, BadModel
+from ridgeline.errors import BadInput, BadModel, CannotRun
+from ridgeline.hardware.measure import Measured
 from ridgeline.spec.foreign import foreign_of
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.locate import model_path
@@ -104,6 +107,46 @@ def test_what_cannot_be(tmp_path: Path) -> None:
             command("demo", tmp_path / "m", Choices(bits_budget=5.0, bits=bits))
     with pytest.raises(BadInput, match="--steps"):
         command("demo", tmp_path / "m", Choices(steps=5))
+    assert not (tmp_path / "m").exists()
+
+
+def bandwidth(monkeypatch: pytest.MonkeyPatch, per_s: float) -> None:
+    """Of a machine whose kernels read `per_s` bytes a second."""
+    found = Measured(per_s=per_s / READ_SHARE, cpu_share=1.0)
+    monkeypatch.setattr("ridgeline.hardware.measure.read_bandwidth", lambda *_: found)
+
+
+def test_a_budget_of_time_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that is written is read within it, and uses nine tenths of it."""
+    bandwidth(monkeypatch, 1e9)
+    milliseconds = 5.4
+    short = {"group_size": 64, "num_windows": 4, "window_tokens": 64}
+    command("demo", tmp_path / "m", Choices(step_budget_ms=milliseconds, **short))  # type: ignore[arg-type]
+    spec = with_dtype(load_spec(str(tmp_path / "m")), "float32")
+    head = spec.vocab_size * spec.hidden_size * 2
+    reads_ms = 1e3 * (layer_bytes(spec) + head) / 1e9
+    assert 0.9 * milliseconds < reads_ms <= milliseconds
+
+
+def test_budgets_of_time_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bandwidth(monkeypatch, 1e9)
+    spec = spec_of_demo()
+    whole_ms = 1e3 * (num_weights(spec) + 2 * spec.vocab_size * spec.hidden_size) / 1e9
+    assert step_budget("demo", 0.999 * whole_ms, None).bits == pytest.approx(8.0, rel=0.01)
+    less = 0.6 * whole_ms
+    assert step_budget("demo", less, 8).bits > step_budget("demo", less, None).bits
+    for milliseconds, about in (
+        (1.1 * whole_ms, "at 8 bits"),
+        (0.01, "LM head alone"),
+        (0.0, "above zero"),
+        (math.nan, "above zero"),
+    ):
+        with pytest.raises(BadInput, match=about):
+            step_budget("demo", milliseconds, None)
+    with pytest.raises(CannotRun, match="experts"):
+        step_budget("dummy:mixtral-8x7b", 100.0, None)
+    with pytest.raises(BadInput, match="two budgets"):
+        command("demo", tmp_path / "m", Choices(step_budget_ms=5.0, bits_budget=5.0))
     assert not (tmp_path / "m").exists()
 
 
