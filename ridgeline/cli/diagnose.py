@@ -157,6 +157,7 @@ def judged(
     server = cast("Server", report.server if report else _whose(run))
     facts = {**_facts(run, slo, words), **step_facts(run, expected)}
     facts["missed_prefix_share"] = missed
+    facts.setdefault("cpu_taken_share", 0.0)  # nobody saw anybody
     ranked = findings(lost, facts, server) if lost is not None else ()
     return Diagnosis(target=run.target, server=server, findings=ranked, blame=lost, told=words)
 

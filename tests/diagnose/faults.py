@@ -67,6 +67,7 @@ class Engine:
     token_s: float = 0.0001
     slower: float = 1.0
     slower_every: int = 1  # steps: of so many, one meets it
+    taken: float = 0.1  # of the CPU time that is asked for
     plan_s: float = 0.0002
     gap_s: float = 0.00005
     tokenize_s: float = 0.001
@@ -208,7 +209,7 @@ def diagnosed(
         **facts_of(record, slo),
         **step_facts(record, expected),
         "missed_prefix_share": missed,
-        "cpu_taken_share": 0.1 if engine.slower == 1.0 else 0.35,
+        "cpu_taken_share": engine.taken,
     }
     return findings(found, facts), found
 
@@ -279,14 +280,22 @@ FAULTS = (
         "host-between-steps",
         gap_s=0.010,
     ),
-    _fault("one core of two taken away", "machine-bound", "machine-slower-than-it-was", slower=1.8),
+    _fault(
+        "one core of two taken away",
+        "machine-bound",
+        "cores-taken-by-others",
+        slower=1.8,
+        taken=0.35,
+    ),
     _fault(
         "a core shared in turns",
         "machine-bound",
-        "machine-taken-in-turns",
+        "cores-taken-by-others",
         slower=2.4,
         slower_every=3,
+        taken=0.35,
     ),
+    _fault("a throttled machine", "machine-bound", "machine-slower-than-it-was", slower=1.8),
     _fault(
         "prompts in one piece",
         "scheduling-interference-bound",

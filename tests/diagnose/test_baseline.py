@@ -81,7 +81,7 @@ def test_slow_steps_are_the_machine_s_only_where_no_pause_makes_them_begin_cold(
     named = {}
     for plan_s in (0.0002, 0.012):
         record, _ = run(replace(healthy, slower=1.8, plan_s=plan_s), LOADS[0])
-        facts = {**facts_of(record, SLO), **step_facts(record, expected)}
+        facts = {**facts_of(record, SLO), **step_facts(record, expected), "cpu_taken_share": 0.1}
         found = blame(record, expected=expected)
         assert found is not None and facts["slow_steps_share"] > 0.5
         named[plan_s] = {each.cause for each in findings(found, facts)}
