@@ -31,7 +31,7 @@ from pathlib import Path
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 import msgspec
-from raw_runs import NOT_DONE, Witness, append, flags, read, say
+from raw_runs import NOT_DONE, append, flags, read, say
 
 from ridgeline.cli.calibrate import (
     calibrated,
@@ -55,6 +55,7 @@ from ridgeline.cli.calibrate_runs import (
 from ridgeline.cli.rig import Measured, Rig, rig
 from ridgeline.engine.resolve import resolve
 from ridgeline.hardware import system
+from ridgeline.measure.server.process import Witness
 from ridgeline.plan.calibrate import Facts
 from ridgeline.plan.calibration import Calibration, Memory
 from ridgeline.plan.memory import MemoryAsked, memory
@@ -122,7 +123,7 @@ def measure(path: Path, seconds: float) -> bool:
             return False
         began_s, witness = time.perf_counter(), Witness()
         found = list((of_run if is_run else of_points)(run, round_))
-        taken = witness.taken()
+        taken = witness.taken() or 0.0
         calm = taken <= CALM
         if calm:
             append(path, found)

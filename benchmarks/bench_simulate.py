@@ -22,9 +22,7 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +33,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 import msgspec
 import numpy as np
-from raw_runs import NOT_DONE, Witness, append, flags, read, say
+from raw_runs import NOT_DONE, append, flags, read, say
+from server import serving
 
 from ridgeline.cli.calibrate import machine_for
 from ridgeline.cli.calibrate_load import busy_of
@@ -44,9 +43,10 @@ from ridgeline.engine.assemble import make_scheduler
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.resolve import resolve
 from ridgeline.engine.text import load_tokenizer
-from ridgeline.measure.arrivals import Closed, Instants
+from ridgeline.measure.arrivals import Closed
 from ridgeline.measure.client import LoadOptions, run_load
 from ridgeline.measure.http import HttpTarget, first_model
+from ridgeline.measure.server.process import Witness
 from ridgeline.measure.summary import summarise
 from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.subject import Load, dues_s
@@ -141,8 +141,9 @@ def measure(bench: Bench, name: str, path: Path, seconds: float) -> bool:
                 return False
             witness = Witness()
             run = run_of(case, bench.load(rate, seed=7))
-            told = f"{case} at {rate:g}/s, others had {witness.taken():.0%} of the CPU"
-            if witness.taken() > CALM:
+            taken = witness.taken() or 0.0
+            told = f"{case} at {rate:g}/s, others had {taken:.0%} of the CPU"
+            if taken > CALM:
                 print(f"{told}: not kept", flush=True)
                 all_kept = False
                 continue
@@ -180,31 +181,17 @@ def server(settings: Settings) -> Iterator[str]:
     """`ridgeline serve` of these settings on a free port; its address."""
     flags = ["serve", settings.model, "--port", "0", "--quantization", str(settings.quantization)]
     flags += ["--max-model-len", str(settings.max_model_len), "--no-enable-prefix-caching"]
-    code = f"import sys; sys.argv = ['ridgeline', *{flags}]; from ridgeline.cli.main import main"
-    command = [sys.executable, "-c", code + "; main()"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        lines = iter(process.stderr.readline, "")
-        told = next((line for line in lines if "is served at" in line), None)
-        if told is None:
-            raise SystemExit(f"the server did not start: {' '.join(flags)}")
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        yield told.split("is served at ")[1].split("/v1")[0].strip()
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+    with serving(flags) as (url, _):
+        yield url
 
 
 async def over_http(url: str, bench: Bench, case: str, load: Load) -> RunTrace:
     """One run from outside, after two requests that nobody counts."""
-    dues = dues_s(load)
-    options = LoadOptions(num_requests=len(dues), grace_s=load.grace_s, seed=load.seed)
-    at = Instants(at_s=tuple(dues), label=f"poisson:{load.rate!r}", rate=load.rate)
+    arrivals, options = load.poisson()
     target = HttpTarget(url, await first_model(url), endpoint="completions")
     try:
         await run_load(target, bench.workload(case), Closed(1), LoadOptions(num_requests=2, seed=1))
-        return await run_load(target, bench.workload(case), at, options)
+        return await run_load(target, bench.workload(case), arrivals, options)
     finally:
         await target.close()
 

@@ -8,16 +8,12 @@ short is dropped.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-
-from ridgeline.measure.server.process import ProcessReading, read_tree, use_of
 
 NOT_DONE = 3  # exit code of `measure` while pieces are missing
 SITTING_S = 480.0
@@ -43,26 +39,6 @@ def append(path: Path, records: Iterable[msgspec.Struct]) -> None:
         path.write_bytes(old[: old.rfind(b"\n") + 1])
     with path.open("ab") as stream:
         stream.write(lines)
-
-
-class Witness:
-    """How much of the CPU time that this process and its children ask for others have, from now on.
-
-    What decides whether a piece is kept is not how long it took: the kernel tells how long threads
-    waited for a core, and the host how much it took.
-    """
-
-    def __init__(self) -> None:
-        self._before = self._look()
-
-    def taken(self) -> float:
-        """0 where nobody tells."""
-        rows = [each for each in (self._before, self._look()) if each is not None]
-        used = use_of(rows)
-        return 0.0 if used is None or used.taken_share is None else used.taken_share
-
-    def _look(self) -> ProcessReading | None:
-        return read_tree(os.getpid(), time.monotonic())
 
 
 def flags(doc: str, *tables: str) -> argparse.ArgumentParser:

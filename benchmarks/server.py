@@ -34,6 +34,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -98,18 +99,24 @@ def server(
     checkout's code."""
     flags = ["serve", "demo", "--port", "0", "--max-num-seqs", str(max_num_seqs)]
     flags += ["--stream-interval", str(stream_interval), "--dtype", dtype]
+    with serving(flags, root) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def serving(flags: list[str], root: Path | None = None) -> Iterator[tuple[str, int]]:
+    """`ridgeline` with these words, `serve` the first: its address and its process id."""
     code = f"import sys; sys.argv = ['ridgeline', *{flags}]; from ridgeline.cli.main import main"
-    code += "; main()"
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", code + "; main()"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root)
     assert process.stderr is not None
-    url = ""
-    for line in process.stderr:
-        if "is served at" in line:
-            url = line.split("is served at ")[1].split("/v1")[0].strip()
-            break
     try:
-        yield url, process.pid
+        lines = iter(process.stderr.readline, "")
+        told = next((line for line in lines if "is served at" in line), None)
+        if told is None:
+            raise SystemExit(f"the server did not start: {' '.join(flags)}")
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield told.split("is served at ")[1].split("/v1")[0].strip(), process.pid
     finally:
         process.terminate()
         process.wait(timeout=30)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_lib
-import os
 import time
 from collections.abc import Sequence
 from datetime import date
@@ -32,7 +31,7 @@ from ridgeline.cli.rig import rig
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
-from ridgeline.measure.server.process import ProcessReading, read_tree, use_of
+from ridgeline.measure.server.process import Witness
 from ridgeline.plan.calibrate import Facts, Sample, blank, fit
 from ridgeline.plan.calibration import Calibration, Memory, Reading
 from ridgeline.plan.machine import Replica, Shapes, replica
@@ -208,7 +207,9 @@ def words(shapes: Sequence[tuple[int, int]]) -> str:
 def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -> int:
     """Measure, fit, write, and tell how well the fit holds; the exit code."""
     if len(runs) > MOST_RUNS:
-        raise BadInput("too many runs", value=len(runs), limit=MOST_RUNS)
+        raise BadInput(
+            "too many runs", value=len(runs), limit=MOST_RUNS, fix="name fewer with --quantization"
+        )
     if not output.parent.is_dir():
         raise BadInput("there is no such folder", value=str(output.parent))
     out, began_s = Console(highlight=False, stderr=True), time.perf_counter()
@@ -220,7 +221,7 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
     for number, run in enumerate(runs, 1):
         settings = settings_of(run)
         dense_dtype = resolve(settings).dtype
-        before = read_tree(os.getpid(), time.monotonic())
+        witness = Witness()
         with rig(settings) as bench:
             found_now = list(measure_run(bench, run, budget_s / len(runs)))
             kinds = sum(1 for _ in kinds_of(bench, run))
@@ -231,7 +232,7 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
         spent_s = time.perf_counter() - began_s
         told = f"{passes:.1f} passes over {kinds} kinds of steps, {spent_s:.0f} s so far"
         out.print(f"run {number}/{len(runs)}: {run}: {told}", style="dim")
-        taken = taken_since(before)
+        taken = witness.taken()
         if taken is not None and taken > TAKEN:
             words = f"  others had {taken:.0%} of the CPU time that it asked for"
             out.print(f"{words}: calibrate again when they are gone", style="yellow")
@@ -245,13 +246,6 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
     else:
         Console(highlight=False).print(table(found_fit, output))
     return 0
-
-
-def taken_since(before: ProcessReading | None) -> float | None:
-    """The share of the CPU time asked for since then that others had; None where nobody tells."""
-    after = read_tree(os.getpid(), time.monotonic())
-    used = use_of([each for each in (before, after) if each is not None])
-    return None if used is None else used.taken_share
 
 
 def write(calibration: Calibration, output: Path) -> None:

@@ -27,13 +27,12 @@ from ridgeline.engine.resolve import Resolved, resolve
 from ridgeline.engine.text import Tokenizer, load_tokenizer
 from ridgeline.errors import BadInput
 from ridgeline.hardware.machine import Machine
-from ridgeline.measure.arrivals import Instants
-from ridgeline.measure.client import LoadOptions, OnFinish, run_load
+from ridgeline.measure.client import OnFinish, run_load
 from ridgeline.measure.inprocess import InProcessTarget
 from ridgeline.measure.workload import Chat, LoadRequest, Workload, plain_chat
 from ridgeline.optimize import quality
 from ridgeline.optimize.quality import Array, Task
-from ridgeline.optimize.subject import Lab, Load, Make, Subject, dues_s, margin_of
+from ridgeline.optimize.subject import Lab, Load, Make, Subject, margin_of
 from ridgeline.plan.step_time import Roof
 from ridgeline.records import EngineInfo, RunTrace, Sampling, Token
 from ridgeline.settings import Settings
@@ -324,9 +323,8 @@ class EngineSubject:
         return self._engine.info
 
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
-        options = LoadOptions(num_requests=len(dues_s(load)), grace_s=load.grace_s, seed=load.seed)
-        dues = Instants(at_s=tuple(dues_s(load)), label=f"poisson:{load.rate!r}", rate=load.rate)
-        return await run_load(self._target, self._workload, dues, options, on_finish=on_finish)
+        arrivals, options = load.poisson()
+        return await run_load(self._target, self._workload, arrivals, options, on_finish=on_finish)
 
     async def greedy(
         self, prompts: Sequence[Sequence[int]], max_tokens: int

@@ -18,7 +18,8 @@ import numpy as np
 from ridgeline.diagnose import Ceilings, WorkOf
 from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import CannotRun
-from ridgeline.measure.client import OnFinish
+from ridgeline.measure.arrivals import Instants
+from ridgeline.measure.client import LoadOptions, OnFinish
 from ridgeline.optimize.quality.tasks import Task
 from ridgeline.optimize.quality.text import Array
 from ridgeline.records import EngineInfo, RunTrace, StepStat
@@ -35,6 +36,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     window_s: float
     grace_s: float
+
+    def poisson(self) -> tuple[Instants, LoadOptions]:
+        """Its arrivals, and how a client runs them."""
+        dues = dues_s(self)
+        options = LoadOptions(num_requests=len(dues), grace_s=self.grace_s, seed=self.seed)
+        return Instants(at_s=dues, label=f"poisson:{self.rate!r}", rate=self.rate), options
 
 
 def dues_s(load: Load) -> tuple[float, ...]:

@@ -12,7 +12,9 @@ host of a virtual machine gave to its other guests (`steal` of /proc/stat).
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -119,6 +121,23 @@ def use_of(readings: list[ProcessReading]) -> ProcessUse | None:
         rss_peak_bytes=max(each.rss_bytes for each in readings),
         num_processes=max(each.num_processes for each in readings),
     )
+
+
+class Witness:
+    """How much of the CPU time that this process and its children ask for others have, from now on.
+
+    It tells whether a measurement met somebody by the kernel's account and the host's, and not by
+    how long it took.
+    """
+
+    def __init__(self) -> None:
+        self._before = read_tree(os.getpid(), time.monotonic())
+
+    def taken(self) -> float | None:
+        """The share until now; None where nobody tells."""
+        rows = [self._before, read_tree(os.getpid(), time.monotonic())]
+        used = use_of([each for each in rows if each is not None])
+        return None if used is None else used.taken_share
 
 
 def _grown(values: list[float]) -> float:

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ridgeline.errors import CannotRun
-from ridgeline.measure.arrivals import Closed, Instants
+from ridgeline.measure.arrivals import Closed
 from ridgeline.measure.client import LoadOptions, OnFinish, run_load
 from ridgeline.measure.http import HttpTarget, wire_to
 from ridgeline.measure.wire import OK, WireError
 from ridgeline.measure.workload import Workload
 from ridgeline.optimize.quality.text import Array
-from ridgeline.optimize.subject import Load, dues_s
+from ridgeline.optimize.subject import Load
 from ridgeline.records import EngineInfo, RunTrace
 from ridgeline.settings import Settings
 
@@ -65,9 +65,7 @@ class ServerSubject:
         return self._info
 
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
-        dues = dues_s(load)
-        options = LoadOptions(num_requests=len(dues), grace_s=load.grace_s, seed=load.seed)
-        arrivals = Instants(at_s=tuple(dues), label=f"poisson:{load.rate!r}", rate=load.rate)
+        arrivals, options = load.poisson()
         target = HttpTarget(await self._url(), self._model, endpoint="completions")
         try:
             return await run_load(target, self._workload, arrivals, options, on_finish=on_finish)
