@@ -23,6 +23,7 @@ from ridgeline.cli.calibrate_runs import (
     Speed,
     kinds_of,
     measure_run,
+    moods,
     num_threads,
     quietest,
     settings_of,
@@ -170,7 +171,25 @@ def calibrated(ran: Sequence[Ran], told: Facts, loaded: Sequence[Loaded] = ()) -
     if wait_s is not None:
         over = msgspec.structs.replace(over, reader_first_s=wait_s)
     found = msgspec.structs.replace(found, overheads=over)
-    return msgspec.structs.replace(found, weather=_weather(found, loaded))
+    weather = _weather(found, loaded)
+    if weather is not None:
+        weather = msgspec.structs.replace(
+            weather,
+            moods=moods(ran),
+            decode_misfits=_misfits(found, samples, prompt=False),
+            prompt_misfits=_misfits(found, samples, prompt=True),
+        )
+    return msgspec.structs.replace(found, weather=weather)
+
+
+def _misfits(found: Calibration, samples: Sequence[Sample], *, prompt: bool) -> tuple[float, ...]:
+    """Measured over fitted seconds of the prompts among the samples, or of the decodes."""
+    pairs = zip(samples, found.residuals, strict=True)
+    return tuple(
+        round(residual.measured_s / residual.fitted_s, 4)
+        for sample, residual in pairs
+        if sample.prompt == prompt
+    )
 
 
 def _weather(found: Calibration, loaded: Sequence[Loaded]) -> Weather | None:
@@ -297,14 +316,17 @@ def table(found: Calibration, output: Path) -> Table:
 
 
 def _told(weather: Weather) -> tuple[str, str]:
-    """Steps under arrivals over the fit: the middle, and the middle 80 %."""
+    """Steps under arrivals over the fit: the middle, and the middle 80 %; the moods' ends."""
 
     def spread(values: Sequence[float]) -> str:
         low, middle, high = (sorted(values)[int(q * len(values))] for q in (0.1, 0.5, 0.9))
         return f"{middle:.2f} ({low:.2f} .. {high:.2f})"
 
     decode, prompt = spread(weather.decode), spread(weather.prompt)
+    passes = (
+        f"; passes {min(weather.moods):.2f} .. {max(weather.moods):.2f}" if weather.moods else ""
+    )
     return (
         f"{weather.span_s:.0f} s under arrivals",
-        f"decodes {decode}, prompts {prompt} of the fit",
+        f"decodes {decode}, prompts {prompt} of the fit{passes}",
     )

@@ -6,10 +6,11 @@ apart can be fitted together: `benchmarks/bench_predict.py` does.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 
 import msgspec
 
@@ -27,6 +28,7 @@ DECODES = (
 )  # (batch, context)
 STREAMED = ((1, 32), (8, 32), (64, 32))  # of DECODES, and of the small model alone
 MOST_PASSES = 4  # over all kinds, while there is time: see `quietest`
+LEAST_KINDS = 4  # of steps in a pass, to tell a mood
 LENGTH = 2048
 MANY, SHORT_S, FEW, LONG_S = 9, 0.03, 3, 0.3  # repetitions of short steps and of others; long: 1
 SMALL = "demo"  # fits into a cache: shows what a large model hides, the overheads
@@ -180,6 +182,28 @@ def quietest(ran: Sequence[Ran]) -> list[Ran]:
         if key not in best or each.seconds < best[key].seconds:
             best[key] = each
     return list(best.values())
+
+
+def moods(ran: Sequence[Ran]) -> tuple[float, ...]:
+    """The machine's, from minute to minute: seconds of each pass of each run over those of the
+    middle pass, the middle of its kinds; () where no run has two passes.
+
+    Of each run decodes and prompts make a mood of their own: they are some seconds apart.
+    """
+    visits: dict[tuple[object, ...], list[float]] = {}
+    for each in ran:
+        if each.kind in ("first", "decode"):
+            key = (each.model, each.quantization, each.kind, each.asked)
+            visits.setdefault(key, []).append(each.seconds)
+    passes: dict[tuple[object, ...], list[float]] = {}
+    for key, seconds in visits.items():
+        for i, took_s in enumerate(seconds if len(seconds) > 1 else ()):
+            passes.setdefault((*key[:3], i), []).append(took_s / min(seconds))
+    slow = [median(of) for of in passes.values() if len(of) >= LEAST_KINDS]
+    if not slow:
+        return ()
+    middle = math.exp(fmean(map(math.log, slow)))
+    return tuple(round(each / middle, 4) for each in slow)
 
 
 def often(measured: Callable[[], Measured]) -> Measured:

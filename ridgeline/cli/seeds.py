@@ -1,8 +1,8 @@
 """`ridgeline simulate --num-seeds`: the same fleet under so many loads, each figure as an interval.
 
 A p99 of one run is one draw. Each seed draws arrivals and lengths anew and, on a calibrated
-machine, begins elsewhere in its weather; told are the middle of the seeds, their 5th and 95th
-percentile.
+machine, begins elsewhere in its weather, with a level, moods and misfits of its own
+(`ridgeline.plan.weather`); told are the middle of the seeds, their 5th and 95th percentile.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ from ridgeline.plan.outline import load_outline
 from ridgeline.plan.pace import Modelled, Pace
 from ridgeline.plan.predict import limits_of
 from ridgeline.plan.speculation import Speculation
-from ridgeline.plan.weather import Sky
+from ridgeline.plan.weather import MIDDLE, Sky
 from ridgeline.records import RunTrace, Slo
 
 SHOWN_REQUESTS = 4000
@@ -184,13 +184,14 @@ def _build(options: SimulateOptions, machine: Replica, longest: int) -> Build:
     pace: Pace = Modelled(machine, _drafts(options))
     known = machine.calibration
     weather = None if known is None else known.weather
+    level = MIDDLE if options.num_seeds == 1 else None
     return Build(
         name=machine.device.name,
         scheduler=scheduler,
         pace=pace,
         num_devices=machine.layout.num_devices,
         asking_s=0.0 if known is None else known.overheads.reader_first_s,
-        sky=None if weather is None else partial(Sky, weather, options.seed),
+        sky=None if weather is None else partial(Sky, weather, options.seed, level=level),
     )
 
 
@@ -339,7 +340,8 @@ def _notes(options: SimulateOptions, machines: Sequence[Replica]) -> list[str]:
         span_s = known.weather.span_s
         told.append(
             f"the weather of the machine is played: {span_s:.0f} s as they were at calibration, "
-            "from a place that the seed chooses; --num-seeds 40 tells how much that is worth"
+            "from a place that the seed chooses; a single run is told half of it, --num-seeds 40 "
+            "draw how much, the machine's mood and the fit's misfit"
         )
     if options.batch_share:
         told.append(

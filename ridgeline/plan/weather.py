@@ -12,13 +12,18 @@ own. What lasts long in it, lasts long on the virtual clock: no distribution has
 a fit is off everywhere under load (its steps were measured one kind at a time) is in it too.
 
 It tells the machine as it was for some seconds, which may be its worst minute: so each seed draws
-how much of it there is (`Sky`). No seed gives worse weather than was recorded.
-Sources of the form: block bootstrap (Künsch 1989), here one block as long as the recording.
+how much of it there is (`Sky`). Two things that a recording of seconds cannot tell are drawn
+beside it: the machine's mood, which lasts for minutes, from how the calibration's own passes over
+the same steps differed; and how far off the fit is for a mix that it was not fitted to, from how
+far off it is for single kinds of steps.
+Sources of the form: block bootstrap (Künsch 1989), here one block as long as the recording; model
+discrepancy as a term of its own in a prediction's interval (Kennedy and O'Hagan 2001).
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -27,6 +32,7 @@ import numpy as np
 Shapes = Sequence[tuple[int, int]]
 BIN_S = 0.05
 LEAST_BINS = 20  # a second
+MIDDLE = 0.5
 
 
 class Busy(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +45,18 @@ class Busy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
-    """Slowness (1: as fitted) by bins of `bin_s`: of steps that only decode, and of others."""
+    """Slowness (1: as fitted) by bins of `bin_s`: of steps that only decode, and of others.
+
+    `moods`: of passes over the same steps, seconds over those of the middle one. `misfits`: of
+    kinds of steps, measured seconds over fitted ones, of decodes and of prompts.
+    """
 
     bin_s: float
     decode: tuple[float, ...]
     prompt: tuple[float, ...]
+    moods: tuple[float, ...] = ()
+    decode_misfits: tuple[float, ...] = ()
+    prompt_misfits: tuple[float, ...] = ()
 
     @property
     def span_s(self) -> float:
@@ -54,8 +67,9 @@ class Sky:
     """A recording that is played from one place on, at one level.
 
     `level`: from 0, the machine at its best, which is what the fit tells, to 1, as it was recorded
-    (a slowness of s is s^level). None: the seed draws it, evenly. Moods last for minutes, and a
-    recording of seconds is one of them: what the next will be lies somewhere between.
+    (a slowness of s is s^level), and nothing else. None: the seed draws it, evenly, since what the
+    next minutes are lies somewhere between; and a mood, each replica its own, and misfits, all
+    replicas the same: they have one fit. `MIDDLE` is the level of a single best guess.
     """
 
     def __init__(
@@ -65,9 +79,15 @@ class Sky:
         self._per_s = 1 / weather.bin_s
         self._from = int(rng.integers(len(weather.decode)))
         drawn = float(rng.uniform())
-        level = drawn if level is None else level
-        self._decode = [float(each**level) for each in weather.decode]
-        self._prompt = [float(each**level) for each in weather.prompt]
+        decode = prompt = 1.0
+        if level is None:
+            level = drawn
+            mood = float(rng.choice(weather.moods or (1.0,)))
+            shared = random.Random(f"{seed}/misfits")
+            decode = mood * shared.choice(weather.decode_misfits or (1.0,))
+            prompt = mood * shared.choice(weather.prompt_misfits or (1.0,))
+        self._decode = [float(decode * each**level) for each in weather.decode]
+        self._prompt = [float(prompt * each**level) for each in weather.prompt]
 
     def slowness(self, shapes: Shapes, now_s: float) -> float:
         """Of a step that begins at `now_s`."""

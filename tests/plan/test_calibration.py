@@ -19,6 +19,7 @@ from ridgeline.cli.calibrate_runs import (
     Run,
     Speed,
     kinds_of,
+    moods,
     runs_of,
     settings_of,
 )
@@ -41,6 +42,7 @@ from ridgeline.plan.memory import MemoryAsked, memory
 from ridgeline.plan.outline import load_outline
 from ridgeline.plan.pace import Modelled
 from ridgeline.plan.predict import Point, predict
+from ridgeline.plan.weather import Weather
 from ridgeline.settings import settings_from
 from ridgeline.spec.cost import cost_model, resident_weight_bytes
 
@@ -295,6 +297,24 @@ def test_files(found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture
         assert "calibration" in capsys.readouterr().err
 
 
+def test_a_single_simulation_is_the_best_guess_and_seeds_draw_moods(
+    found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tpot_s(weather: Weather | None, *words: str) -> dict[str, dict[str, float]]:
+        path = tmp_path / "calibration.json"
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, weather=weather)))
+        load = ["--rate", "2", "--num-prompts", "30", "--isl", "50", "--osl", "20"]
+        asked = ["simulate", "demo", "--calibration", str(path), "--json", *load, *words]
+        assert main(asked) == 0
+        return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+    calm = Weather(bin_s=0.05, decode=(1.0,) * 40, prompt=(1.0,) * 40, moods=(0.25, 4.0))
+    plain = tpot_s(None)["tpot"]["p50"]
+    assert tpot_s(calm)["tpot"]["p50"] == pytest.approx(plain)
+    drawn = tpot_s(calm, "--num-seeds", "12")["figures"]["tpot_p50_s"]
+    assert drawn["low"] < 0.5 * plain and drawn["high"] > 2 * plain  # type: ignore[index]
+
+
 def test_what_readers_cost_is_told_from_the_shortest_steps() -> None:
     """Streamed against waited for, per token; a large model's steps hide it."""
     speed = Speed(1e10, 1e11)
@@ -324,6 +344,28 @@ def test_what_readers_cost_is_told_from_the_shortest_steps() -> None:
     assert first_s == 1e-3
     alone = waiting([ran("decode", "small", 1, 1e-3), ran("ttft", "small", 0, 2e-3)])
     assert alone == (2e-3, Reading(token_s=0.0, first_s=0.0))
+
+
+def test_moods_are_of_passes_over_the_same_steps() -> None:
+    """Slow passes over the middle one; what was seen once, or too little of, tells none."""
+    speed = Speed(1e10, 1e11)
+
+    def ran(kind: str, batch: int, seconds: float) -> Ran:
+        return Ran(
+            model="m", quantization=None, kind=kind, asked=(batch, 40), shapes=((1, 40),) * batch,
+            num_sampled=batch, seconds=seconds, speed=speed,
+        )  # fmt: skip
+
+    costs = {1: 1e-3, 2: 3e-3, 4: 4e-3, 8: 9e-3, 16: 1e-2}
+    slow = (1.0, 1.25, 0.8)
+    decodes = [ran("decode", n, cost * each) for each in slow for n, cost in costs.items()]
+    assert sorted(moods(decodes)) == pytest.approx(sorted(slow), rel=1e-3)
+    burst = [*decodes, ran("decode", 1, 5e-3)]  # a fourth visit of one kind is no pass
+    assert moods(burst) == moods(decodes)
+    prompts = [ran("first", n, cost * each) for each in (2.0, 2.0) for n, cost in costs.items()]
+    assert len(moods([*decodes, *prompts])) == 5
+    assert moods([ran("ttft", n, 1.0) for n in costs] * 2) == ()
+    assert moods(decodes[:5]) == ()
 
 
 def test_simulations_count_readers_and_the_model_of_the_engine_does_not() -> None:

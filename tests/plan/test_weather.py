@@ -13,7 +13,7 @@ from ridgeline.engine.core import Limits, NoPrefixCache, Scheduler, make_policy
 from ridgeline.plan.counted_pool import CountedPool
 from ridgeline.plan.fleet import Build, FleetPlan, Outcome, Request, simulate_fleet
 from ridgeline.plan.pace import Glide
-from ridgeline.plan.weather import BIN_S, Busy, Sky, Weather, recorded
+from ridgeline.plan.weather import BIN_S, MIDDLE, Busy, Sky, Weather, recorded
 
 Shapes = Sequence[tuple[int, int]]
 
@@ -94,6 +94,27 @@ def test_a_level_is_between_the_best_and_what_was_recorded() -> None:
     drawn = sorted(Sky(slow, seed, 0).slowness([(1, 1)], 0.0) for seed in range(200))
     assert 1.0 <= drawn[0] < 1.1 and 1.9 < drawn[-1] <= 2.0
     assert drawn[100] == pytest.approx(2**0.5, rel=0.1)
+
+
+def test_moods_and_misfits_are_drawn_only_where_the_level_is() -> None:
+    weather = Weather(
+        bin_s=BIN_S,
+        decode=(1.0,) * 40,
+        prompt=(1.0,) * 40,
+        moods=(0.5, 2.0),
+        decode_misfits=(1.0, 3.0),
+        prompt_misfits=(5.0,),
+    )
+
+    def slow(sky: Sky) -> tuple[float, float]:
+        return sky.slowness([(1, 1)], 0.0), sky.slowness([(5, 0)], 0.0)
+
+    assert slow(Sky(weather, 3, 0, MIDDLE)) == (1.0, 1.0)
+    drawn = {slow(Sky(weather, seed, 0)) for seed in range(50)}
+    assert drawn == {(mood * misfit, mood * 5.0) for mood in (0.5, 2.0) for misfit in (1.0, 3.0)}
+    replicas = [slow(Sky(weather, 7, i)) for i in range(20)]
+    assert len({prompt for _, prompt in replicas}) == 2, "each replica has a mood of its own"
+    assert len({decode / prompt for decode, prompt in replicas}) == 1, "all have the same fit"
 
 
 def served(sky: partial[Sky] | None) -> Outcome:
