@@ -10,8 +10,9 @@ asked every prompt (token ids, greedy, so many tokens), one engine after the oth
 a time. What counts is the time from an answer's first token to its last by the engine's own
 account: tokens on the engine's clock here, `timings` of llama-server, `perf_metrics` of OpenVINO.
 Medians over prompts of the ratio to our plain decoding of the same prompt, and tokens per second
-of all. `same`: share of the tokens that are those of our answer, up to the first that differs (a
-tie that rounding decides).
+of all. OpenVINO takes part as it comes, which is bfloat16 where the CPU multiplies it, and in
+float32 as the others. `same`: share of the tokens that are those of our answer, up to the first
+that differs (a tie that rounding decides).
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ def openvino(python: Path, gguf: Path, threads: int, stack: ExitStack) -> dict[s
 
         return ask
 
-    return {f"openvino {mode}": ask_of(mode) for mode in ("plain", "lookup")}
+    modes = ("plain", "lookup", "plain-f32", "lookup-f32")
+    return {f"openvino {mode}": ask_of(mode) for mode in modes}
 
 
 def engines(args: argparse.Namespace, stack: ExitStack) -> dict[str, Asked]:

@@ -1,7 +1,8 @@
 """OpenVINO GenAI with and without prompt lookup: `python worker_lookup_openvino.py GGUF THREADS`.
 
 One JSON line in, one out: {"prompt": ids, "tokens": 96, "mode": "plain" or "lookup"} gives the ids
-of the answer and the seconds from its first token to its last, by OpenVINO's own account.
+of the answer and the seconds from its first token to its last, by OpenVINO's own account. With
+"-f32" behind the mode it multiplies float32; left to itself it takes bfloat16 where the CPU has it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def config_of(order: dict[str, Any]) -> genai.GenerationConfig:
     config = genai.GenerationConfig()
     config.max_new_tokens, config.ignore_eos = order["tokens"], True
     config.do_sample = False
-    if order["mode"] == "lookup":
+    if order["mode"].startswith("lookup"):
         config.num_assistant_tokens, config.max_ngram_size = DRAFTS, GRAM
     return config
 
@@ -32,9 +33,12 @@ def main() -> None:
     os.dup2(2, 1)
     path, threads = sys.argv[1], int(sys.argv[2])
     options = {"INFERENCE_NUM_THREADS": threads}
+    exact = {**options, "INFERENCE_PRECISION_HINT": "f32"}
     pipes = {
         "plain": genai.LLMPipeline(path, "CPU", **options),
         "lookup": genai.LLMPipeline(path, "CPU", prompt_lookup=True, **options),
+        "plain-f32": genai.LLMPipeline(path, "CPU", **exact),
+        "lookup-f32": genai.LLMPipeline(path, "CPU", prompt_lookup=True, **exact),
     }
     print("{}", file=out, flush=True)
     for line in sys.stdin:
