@@ -83,10 +83,11 @@ class OpenVino:
 
 
 def _count(handle: Any) -> int:
-    """Tokens since it was last asked."""
-    if not handle.can_read():
-        return 0
-    return sum(len(output.generated_ids) for output in handle.read().values())
+    """Tokens since it was last asked. A read gives one step's."""
+    found = 0
+    while handle.can_read():
+        found += sum(len(output.generated_ids) for output in handle.read().values())
+    return found
 
 
 def _began(handle: Any) -> bool:
