@@ -55,9 +55,10 @@ class Work(NamedTuple):
     """Least ratio to each peer that the project has set itself."""
 
 
-INT4 = Group(("ridgeline-int4-head8", "llama.cpp-q4_0", "openvino-int4"))
-INT8 = Group(("ridgeline-int8", "llama.cpp-q8_0"))
-BF16 = Group(("ridgeline-bf16", "vllm-bf16"))
+# Keys and values in 16 bits, as llama.cpp and vLLM keep them (OpenVINO: 8); kv8: llama.cpp too.
+INT4 = Group(("ridgeline-int4-kv16-head8", "llama.cpp-q4_0", "openvino-int4"))
+INT8 = Group(("ridgeline-int8-kv16", "llama.cpp-q8_0"))
+BF16 = Group(("ridgeline-bf16-kv16", "vllm-bf16"))
 LONG = Group(("ridgeline-int4-kv8-head8", "llama.cpp-q4_0-kv8", "openvino-int4"))
 
 
@@ -149,7 +150,11 @@ class Peers(NamedTuple):
 
 def ridgeline_flags(words: list[str]) -> dict[str, Any]:
     flags: dict[str, Any] = {"quantization": words[0], "max_model_len": 16384}
-    more = {"kv8": {"kv_cache_dtype": "int8"}, "head8": {"lm_head_quantization": "int8"}}
+    more = {
+        "kv8": {"kv_cache_dtype": "int8"},
+        "kv16": {"kv_cache_dtype": "bfloat16"},
+        "head8": {"lm_head_quantization": "int8"},
+    }
     for word in words[1:]:
         flags |= more[word]
     return flags

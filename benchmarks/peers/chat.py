@@ -54,6 +54,7 @@ def _command(peers: Any, engine: str, order: dict[str, Any], port: int) -> list[
         return [
             Path(sys.executable).parent / "ridgeline", "serve", peers.models / "hf",
             "--quantization", "int4", "--lm-head-quantization", "int8",
+            "--kv-cache-dtype", "bfloat16",
             "--port", str(port), "--num-threads", threads,
             "--max-num-seqs", str(order["clients"]), "--max-model-len", str(length),
         ]  # fmt: skip
