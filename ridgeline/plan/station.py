@@ -121,6 +121,7 @@ class Station:
         if glide is None:
             self.wake_s = now_s if self.scheduler.has_work else math.inf
             return
+        self.scheduler.share.begin(now_s)  # as the plan of the first of them would
         self._calm = (now_s, steps, glide)
         self.wake_s = now_s + glide.seconds(steps)
 

@@ -104,6 +104,15 @@ requests_of = st.lists(
 
 
 @settings(max_examples=100, deadline=None)
+@example(  # how long the step with a line took was learnt from a step that was foreseen later on
+    asked=[
+        *[(0.0, 1, 1, [], 0)] * 4,
+        (0.0, 2, 2, [], 1),
+        (0.13671875, 1, 2, [], 0),
+        (0.140625, 1, 1, [], 1),
+    ],
+    seats=2, blocks=26, budget=4, cache=False, policy="continuous", count=1, steady=False,
+)  # fmt: skip
 @given(
     asked=requests_of,
     seats=st.integers(1, 6),

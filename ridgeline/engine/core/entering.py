@@ -56,6 +56,7 @@ def enter(scheduler: Scheduler, now_s: float) -> Entry | None:
     wanted = [-(-(seq.computed + 1) // scheduler.pool.block_size) for seq in running]
     if not _have_blocks(scheduler, running, wanted, waiting):
         return None
+    scheduler.share.begin(now_s)
     _grow(scheduler, running, wanted)
     entry = Entry(running.copy(), waiting, now_s)
     for seq in waiting:
