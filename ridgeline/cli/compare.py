@@ -12,6 +12,7 @@ import msgspec
 from rich.console import Console
 
 from ridgeline.errors import BadInput
+from ridgeline.measure.results.aiperf import REQUESTS_FILE
 from ridgeline.measure.results.base import Result
 from ridgeline.measure.results.effect import Effect, effect_of
 from ridgeline.measure.results.judge import Judgement, differences, judge
@@ -62,18 +63,30 @@ def effect_line(effect: Effect, changed: Sequence[str]) -> str:
 
 def results(path: Path) -> list[Result]:
     """The result of a file, or of every run in a folder (repeated runs), by name: of a run whose
-    log is there, the log and not its result file too.
+    log is there, the log and not its result file too; of a folder that AIPerf wrote, its requests.
     """
     if not path.is_dir():
         return [read_result(path)]
-    names = sorted(
-        each for each in path.iterdir() if each.suffix in (".json", ".jsonl", ".parquet")
-    )
-    if not names:
+    files = _files(path)
+    if not files:
         raise BadInput("no result file in the folder", value=str(path))
-    found = [read_result(each) for each in names]
+    found = [read_result(each) for each in files]
     logged = {each.run for each in found if each.tool == "ridgeline"}
     return [each for each in found if each.tool == "ridgeline" or each.run not in logged]
+
+
+def _files(folder: Path) -> list[Path]:
+    """Of AIPerf's folder the one file that tells most, of others all results, and of what they
+    hold of AIPerf's folders each one's; nothing hidden."""
+    if (folder / REQUESTS_FILE).is_file():
+        return [folder / REQUESTS_FILE]
+    found = []
+    for each in sorted(folder.iterdir()):
+        if (each / REQUESTS_FILE).is_file():
+            found.append(each / REQUESTS_FILE)
+        elif each.suffix in (".json", ".jsonl", ".parquet") and not each.name.startswith("."):
+            found.append(each)
+    return found
 
 
 def changes(a: Sequence[Result], b: Sequence[Result]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ridgeline.cli.compare import command
+from ridgeline.cli.compare import command, results
 from ridgeline.errors import BadInput
 from ridgeline.measure.log import write_run
 from ridgeline.measure.metrics import percentile
@@ -170,6 +170,24 @@ def test_three_files_of_one_run_agree():
         assert table.figures[name] == pytest.approx(value, abs=6e-6, rel=2e-3), name
     for metric, values in lines.samples.items():
         assert statistics.fmean(values) == pytest.approx(whole.figures[f"{metric}_mean"], 1e-4)
+
+
+def test_a_folder_that_aiperf_wrote_is_one_run(tmp_path):
+    """What else lies there is no result: its inputs, a hidden marker, the same run's summary."""
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for end, named in (
+            ("jsonl", "profile_export.jsonl"),
+            ("json", "profile_export_aiperf.json"),
+        ):
+            (folder / named).write_bytes((OTHERS / f"aiperf-0.13.0.{end}").read_bytes())
+        (folder / "inputs.json").write_text('{"data": []}')
+        (folder / ".aiperf_results_ready.json").write_text("{}")
+    (one,) = results(tmp_path / "one")
+    assert one.samples == read_result(OTHERS / "aiperf-0.13.0.jsonl").samples
+    (tmp_path / ".hidden.json").write_text("{}")
+    assert [each.samples for each in results(tmp_path)] == [one.samples] * 2
 
 
 def test_inference_perfs_requests_agree_with_its_summary():

@@ -20,6 +20,7 @@ LATENCIES = (
     ("inter_token_latency", "tpot"),
     ("request_latency", "e2e"),
 )
+REQUESTS_FILE = "profile_export.jsonl"  # in the folder of a run
 RATES = (
     ("output_token_throughput", "output_tok_s"),
     ("request_throughput", "request_rate"),
