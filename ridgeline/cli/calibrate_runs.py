@@ -196,9 +196,9 @@ def moods(ran: Sequence[Ran]) -> tuple[float, ...]:
             key = (each.model, each.quantization, each.kind, each.asked)
             visits.setdefault(key, []).append(each.seconds)
     passes: dict[tuple[object, ...], list[float]] = {}
-    for key, seconds in visits.items():
+    for kind, seconds in visits.items():
         for i, took_s in enumerate(seconds if len(seconds) > 1 else ()):
-            passes.setdefault((*key[:3], i), []).append(took_s / min(seconds))
+            passes.setdefault((*kind[:3], i), []).append(took_s / min(seconds))
     slow = [median(of) for of in passes.values() if len(of) >= LEAST_KINDS]
     if not slow:
         return ()

@@ -23,7 +23,6 @@ discrepancy as a term of its own in a prediction's interval (Kennedy and O'Hagan
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -83,9 +82,9 @@ class Sky:
         if level is None:
             level = drawn
             mood = float(rng.choice(weather.moods or (1.0,)))
-            shared = random.Random(f"{seed}/misfits")
-            decode = mood * shared.choice(weather.decode_misfits or (1.0,))
-            prompt = mood * shared.choice(weather.prompt_misfits or (1.0,))
+            shared = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
+            decode = mood * float(shared.choice(weather.decode_misfits or (1.0,)))
+            prompt = mood * float(shared.choice(weather.prompt_misfits or (1.0,)))
         self._decode = [float(decode * each**level) for each in weather.decode]
         self._prompt = [float(prompt * each**level) for each in weather.prompt]
 
