@@ -32,6 +32,9 @@ Shapes = Sequence[tuple[int, int]]
 BIN_S = 0.05
 LEAST_BINS = 20  # a second
 MIDDLE = 0.5
+_STEPS = (0.8566748838545029, 0.733891856627126, 0.6287067210378087, 0.5385972572236101)
+"""Powers of 1/x with x^5 = x + 1: the additive recurrence for four dimensions (Roberts 2018, "The
+unreasonable effectiveness of quasirandom sequences")."""
 
 
 class Busy(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,14 +80,12 @@ class Sky:
         rng = np.random.default_rng((seed, replica))
         self._per_s = 1 / weather.bin_s
         self._from = int(rng.integers(len(weather.decode)))
-        drawn = float(rng.uniform())
         decode = prompt = 1.0
         if level is None:
-            level = drawn
-            mood = float(rng.choice(weather.moods or (1.0,)))
-            shared = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
-            decode = mood * float(shared.choice(weather.decode_misfits or (1.0,)))
-            prompt = mood * float(shared.choice(weather.prompt_misfits or (1.0,)))
+            level = _spread(seed, 0, replica)
+            mood = _pick(weather.moods, _spread(seed, 1, replica))
+            decode = mood * _pick(weather.decode_misfits, _spread(seed, 2))
+            prompt = mood * _pick(weather.prompt_misfits, _spread(seed, 3))
         self._decode = [float(decode * each**level) for each in weather.decode]
         self._prompt = [float(prompt * each**level) for each in weather.prompt]
 
@@ -92,6 +93,18 @@ class Sky:
         """Of a step that begins at `now_s`."""
         values = self._prompt if any(new != 1 for new, _ in shapes) else self._decode
         return values[(self._from + int(now_s * self._per_s)) % len(values)]
+
+
+def _spread(seed: int, which: int, replica: int | None = None) -> float:
+    """In [0, 1): four numbers that consecutive seeds spread evenly, together too, so that forty of
+    them tell a middle that another forty tell as well. Each replica has an offset of its own."""
+    offset = 0.0 if replica is None else np.random.default_rng((which, replica)).uniform()
+    return float((seed * _STEPS[which] + offset) % 1.0)
+
+
+def _pick(values: Sequence[float], share: float) -> float:
+    """The value that so many of all are below; 1 where there are none."""
+    return sorted(values)[int(share * len(values))] if values else 1.0
 
 
 def is_fresh(shapes: Shapes) -> bool:
