@@ -185,8 +185,8 @@ def quietest(ran: Sequence[Ran]) -> list[Ran]:
 
 
 def moods(ran: Sequence[Ran]) -> tuple[float, ...]:
-    """The machine's, from minute to minute: seconds of each pass of each run over those of the
-    middle pass, the middle of its kinds; () where no run has two passes.
+    """The machine's, from minute to minute: seconds of each pass of each run over those of all
+    passes (geometric mean), the middle of its kinds; () where no run has two passes.
 
     Of each run decodes and prompts make a mood of their own: they are some seconds apart.
     """

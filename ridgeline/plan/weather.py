@@ -49,7 +49,7 @@ class Busy(msgspec.Struct, frozen=True, kw_only=True):
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
     """Slowness (1: as fitted) by bins of `bin_s`: of steps that only decode, and of others.
 
-    `moods`: of passes over the same steps, seconds over those of the middle one. `misfits`: of
+    `moods`: of passes over the same steps, seconds over those of the mean one. `misfits`: of
     kinds of steps, measured seconds over fitted ones, of decodes and of prompts.
     """
 
