@@ -11,6 +11,7 @@ from functools import cache
 
 import torch
 
+from ridgeline.engine.attention.ahead import PagesAhead
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.constrain import make_masks
@@ -52,6 +53,7 @@ def assemble(resolved: Resolved, clock: Callable[[], float] = time.perf_counter)
     speculation = speculate(resolved.speculative_config, tokenizer, resolved, clock, target)
     scheduler = make_scheduler(resolved, speculation.drafts)
     decoder, kv = target().decoder, target().cache
+    scheduler.pool.tell_reach(PagesAhead(kv).reached)
     masks = _masks(tokenizer, resolved)
     attention, verifier = target().attention(), speculation.verifier
     threads = StepThreads(resolved.num_threads, resolved.num_threads_decode)

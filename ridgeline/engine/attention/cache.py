@@ -29,7 +29,7 @@ from torch import Tensor
 from ridgeline.engine.attention.kv_format import KvFormat, PlainKv
 from ridgeline.spec.model import ModelSpec
 
-_LARGE_PAGE = 2 << 20  # bytes
+LARGE_PAGE = 2 << 20  # bytes
 
 
 class KvCache:
@@ -104,7 +104,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 def _pages(nbytes: int) -> Tensor:
     """Zero bytes, each page supplied by the system when it is first written."""
-    if nbytes < _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if nbytes < LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8))
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a system without large pages gives small ones

@@ -13,6 +13,10 @@ nothing. Its order is the eviction order: worthless blocks at the head, then cac
 recently released first. Tables are released back to front, so that of one sequence the tail is
 evicted before the head: a prefix without its beginning can never be hit.
 
+Blocks that were never given away lie between the worthless ones that came back and the cached ones,
+in ascending order: the highest number given so far says how far the memory behind the pool is in
+use (`tell_reach`).
+
 Invariants: owned + cached + free == num_blocks; a block is in the list exactly when refs == 0.
 """
 
@@ -27,6 +31,11 @@ def _nobody(_block: int) -> None:
     """The eviction listener of a pool without a prefix cache."""
 
 
+def _once(block: int) -> int:
+    """The reach listener of a pool whose memory needs no care."""
+    return block + 1
+
+
 class BlockPool:
     """`num_blocks` blocks of `block_size` positions each; every operation on one block is O(1)."""
 
@@ -36,6 +45,8 @@ class BlockPool:
                 raise BadInput(f"{name} must be positive", value=value, limit=">= 1")
         self.num_blocks, self.block_size = num_blocks, block_size
         self.on_evict: Callable[[int], None] = _nobody
+        self._on_reach: Callable[[int], int] = _once
+        self._mark = num_blocks  # the first block that `_on_reach` waits for
         self._refs = [0] * num_blocks
         self._published = bytearray(num_blocks)
         self._end = num_blocks  # the list's head and tail in one sentinel entry
@@ -76,6 +87,12 @@ class BlockPool:
         """How many blocks `num_tokens` positions take."""
         return -(-num_tokens // self.block_size)
 
+    def tell_reach(self, listener: Callable[[int], int]) -> None:
+        """Have `listener` called with 0 now, then with the highest block given away so far, each
+        time as it reaches the block number that the listener returned.
+        """
+        self._on_reach, self._mark = listener, listener(0)
+
     def alloc(self) -> int:
         """Take the idle block that is worth least; its published content, if any, is forgotten."""
         assert self._num_idle, "alloc from an exhausted pool: reserve first"
@@ -86,6 +103,8 @@ class BlockPool:
             self._num_cached -= 1
         self._unlink(block)
         self._refs[block] = 1
+        if block >= self._mark:
+            self._mark = self._on_reach(block)
         return block
 
     def alloc_many(self, count: int) -> list[int]:
@@ -104,6 +123,8 @@ class BlockPool:
         after[end] = block
         self._prev[block] = end
         self._num_idle -= count
+        if taken and (last := max(taken)) >= self._mark:
+            self._mark = self._on_reach(last)
         return taken
 
     def retain(self, block: int) -> None:

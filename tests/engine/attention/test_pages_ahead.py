@@ -1,0 +1,111 @@
+"""Memory of the KV cache is there before a step writes to it, and what it holds stays."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ridgeline.engine.attention.ahead import PagesAhead, supply
+from ridgeline.engine.attention.cache import LARGE_PAGE, KvCache, _pages
+from ridgeline.engine.attention.kv_format import PlainKv
+from ridgeline.engine.core.blocks import BlockPool
+
+PER_PAGE = 16  # blocks in a large page of one layer
+NUM_BLOCKS = 10 * PER_PAGE
+FORMAT = PlainKv(torch.float32)
+
+
+def cache_of(num_blocks: int = NUM_BLOCKS, num_layers: int = 3) -> KvCache:
+    width = LARGE_PAGE // PER_PAGE // (2 * 2 * 16 * 4)
+    layers = [torch.zeros(num_blocks, 2, 2, 16, width) for _ in range(num_layers)]
+    return KvCache(layers, FORMAT, torch.float32)
+
+
+class Asked:
+    """Stands in for the system: which bytes of which layer were asked for."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[int, int, int]] = []
+
+    def __call__(self, layer: Tensor, first: int, end: int) -> bool:
+        self.spans.append((layer.data_ptr(), first, end))
+        return True
+
+
+def wait_for_pages() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "ridgeline-pages":
+            thread.join(10)
+
+
+def test_every_block_is_asked_for_once_and_a_page_before_it_is_given() -> None:
+    cache, asked = cache_of(), Asked()
+    pool = BlockPool(NUM_BLOCKS, 16)
+    pool.tell_reach(PagesAhead(cache, asked).reached)
+    each = cache.layers[0].nbytes // NUM_BLOCKS
+    rng = np.random.default_rng()
+    given = 0
+    while pool.num_idle:
+        count = int(rng.integers(1, min(9, pool.num_idle) + 1))
+        taken = [pool.alloc()] if count == 1 else pool.alloc_many(count)
+        given = max(given, *taken)
+        if rng.random() < 0.3:  # comes back, and is given again before a new one
+            pool.release_all(taken)
+        wait_for_pages()
+        there = max(end for _, _, end in asked.spans) // each
+        assert there >= min(NUM_BLOCKS, given + PER_PAGE)
+        assert there <= given + 4 * PER_PAGE  # and no more than that: the rest may stay unused
+    for layer in cache.layers:
+        spans = sorted(span[1:] for span in asked.spans if span[0] == layer.data_ptr())
+        ends = [0, *(end for _, end in spans)]
+        assert [first for first, _ in spans] == ends[:-1]
+        assert ends[-1] == layer.nbytes
+
+
+def test_what_was_written_stays_written_while_pages_are_supplied() -> None:
+    kept = torch.randn(LARGE_PAGE)
+    same = kept.clone()
+    supply(kept, 0, kept.nbytes)
+    assert torch.equal(kept, same)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for pages")
+def test_writing_meets_no_page_that_is_not_there() -> None:
+    def faults_of_writing(memory: Tensor) -> int:
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        memory.fill_(1)
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+    size = 16 * LARGE_PAGE
+    fresh, supplied = _pages(size), _pages(size)
+    if not supply(supplied, 0, size):
+        pytest.skip("this system does not supply pages when asked (Linux before 5.14)")
+    assert faults_of_writing(supplied) <= 2
+    assert faults_of_writing(fresh) >= 15
+
+
+def test_a_system_that_cannot_is_left_alone_after_the_first_layer() -> None:
+    calls = []
+
+    def cannot(layer: Tensor, first: int, end: int) -> bool:
+        calls.append((first, end))
+        return False
+
+    PagesAhead(cache_of(), cannot).reached(0)
+    wait_for_pages()
+    assert len(calls) == 1
+
+
+def test_memory_of_a_device_is_not_asked_for() -> None:
+    layers = [torch.zeros(64, 2, 2, 16, 1024, device="meta")]
+    asked = Asked()
+    pages = PagesAhead(KvCache(layers, FORMAT, torch.float32), asked)
+    assert pages.reached(0) > 0
+    wait_for_pages()
+    assert not asked.spans
