@@ -17,6 +17,7 @@ are timed by the engine thread's processor time (of one thread), which other wor
 disturbs less, and the controller decides by it too.
 
 Workloads: `edit` (source is to be repeated with a change: much of the answer is in the prompt),
+`rename` (likewise, with a name renamed, for a model that can: scripts/train_copying_model.py),
 `question` (a document, then a question on it), `free` (held-out text goes on, sampled at 0.8 with a
 seed: little repeats). Each with greedy decoding but the last. Prompts are cut from the held-out
 texts that ship with Ridgeline and differ from sequence to sequence. `booked` and `predicted` are
@@ -29,8 +30,10 @@ import argparse
 import json
 import math
 import random
+import re
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import reduce
 from importlib.resources import files
@@ -151,9 +154,19 @@ def prompts_of(workload: str, count: int) -> list[str]:
     if workload == "edit":
         pieces = texts("code.txt", 500, count)
         return [f"{piece}\n\n# The same again:\n{piece[:160]}" for piece in pieces]
+    if workload == "rename":
+        return list(map(renaming, texts("code.txt", 500, count)))
     if workload == "question":
         return [f"{piece}\n\nIn short: {piece[:40]}" for piece in texts("docs.txt", 700, count)]
     return texts("code.txt", 300, count)
+
+
+def renaming(piece: str) -> str:
+    """A prompt that asks for the piece with its most frequent name renamed, and begins it."""
+    names = Counter(re.findall(r"[A-Za-z_][A-Za-z_0-9]{3,}", piece))
+    old = names.most_common(1)[0][0] if names else "x"
+    again = re.sub(rf"\b{old}\b", "changed", piece)
+    return f"{piece}\n\n# The same, {old} renamed to changed:\n{again[:160]}"
 
 
 def sampling_of(workload: str, tokens: int) -> Sampling:

@@ -47,7 +47,9 @@ inline Vi to_i(Vf v) {
   return n;
 }
 inline Vf to_f(Vi v) { return __builtin_convertvector(v, Vf); }
-inline Vf power_of_two(Vi n) { return reinterpret_cast<Vf>((n + 127) << 23); }
+inline Vf round_f(Vf v) { return to_f(to_i(v)); }
+// p * 2^n for whole n >= -127, of which the last gives 0.
+inline Vf by_power_of_two(Vf p, Vf n) { return p * reinterpret_cast<Vf>((to_i(n) + 127) << 23); }
 inline Vf bits_f(Vi v) { return reinterpret_cast<Vf>(v); }
 inline Vi high_half(Vi v) { return v & static_cast<int32_t>(0xFFFF0000u); }
 inline Vi low_half_up(Vi v) { return v << 16; }
