@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline import Engine, Sampling
 from ridgeline.engine.attention.ahead import PagesAhead, supply
 from ridgeline.engine.attention.cache import LARGE_PAGE, KvCache, _pages
 from ridgeline.engine.attention.kv_format import PlainKv
@@ -109,3 +110,15 @@ def test_memory_of_a_device_is_not_asked_for() -> None:
     assert pages.reached(0) > 0
     wait_for_pages()
     assert not asked.spans
+
+
+def test_an_engine_asks_from_its_opening_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked()
+    monkeypatch.setattr("ridgeline.engine.attention.ahead.supply", asked)
+    with Engine.open("demo", kv_cache_memory_bytes=96 << 20, max_model_len=2048) as engine:
+        wait_for_pages()
+        at_start = max(end for _, _, end in asked.spans)
+        engine.generate([[7] * 1900, [8] * 1900], Sampling(max_tokens=4, ignore_eos=True))
+        wait_for_pages()
+    assert max(end for _, _, end in asked.spans) > at_start > 0
+    assert len({layer for layer, _, _ in asked.spans}) == 6  # every layer of the model
