@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from torch import Tensor
 
@@ -57,7 +58,8 @@ class PagesAhead:
 
     def _ask(self, layers: Sequence[Tensor], num_blocks: int, first: int, upto: int) -> None:
         if sys.platform == "linux":  # elsewhere a priority is of the whole process
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            with suppress(OSError):  # a sandbox that forbids it: as everybody else, then
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         for layer in layers:
             each = layer.nbytes // num_blocks
             if not self._populate(layer, first * each, upto * each):
@@ -72,7 +74,7 @@ def supply(tensor: Tensor, first: int, end: int) -> bool:
         return False
     page = os.sysconf("SC_PAGE_SIZE")
     address = tensor.data_ptr()
-    begin = -(-(address + first) // page) * page
+    begin = max(-(-address // page), (address + first) // page) * page  # none of its neighbours'
     length = (address + end) // page * page - begin
     if length <= 0:
         return True
