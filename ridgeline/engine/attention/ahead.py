@@ -4,8 +4,8 @@
 
 The system supplies a page when it is first written, and clears it first. Every layer has its own
 tensor, so that the first block in a new large page costs one such page of every layer within one
-step: 0.4 ms each where the machine has the memory at hand, 2 to 5 where a hypervisor must find it
-first; 18 layers of the demo model made 35 ms of time to first token out of it, for one request in
+step: 0.4 ms each where the machine has the memory at hand, 5 to 6 where a hypervisor must find it
+first; the demo model's six layers made 35 ms of time to first token out of it, for one request in
 thirty, for as long as the prefix cache keeps every block for later and new ones are taken. Here a
 thread of low priority asks for the pages (madvise(2), MADV_POPULATE_WRITE, Linux 5.14) that the
 next blocks lie in: contents stay as they are. Where the system cannot, pages come when they are
