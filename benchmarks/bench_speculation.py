@@ -57,6 +57,7 @@ CONFIGS: dict[str, dict[str, Any] | None] = {
     "self": {"method": "self"},
     "auto": {"method": "auto", "model": "demo-draft"},
 }
+NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]{3,}")
 HELDOUT = files("ridgeline") / "assets" / "heldout"
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
 
@@ -155,18 +156,18 @@ def prompts_of(workload: str, count: int) -> list[str]:
         pieces = texts("code.txt", 500, count)
         return [f"{piece}\n\n# The same again:\n{piece[:160]}" for piece in pieces]
     if workload == "rename":
-        return list(map(renaming, texts("code.txt", 500, count)))
+        asked = [(piece, *renamed(piece, "changed")) for piece in texts("code.txt", 500, count)]
+        return [f"{piece}{heading}{again[:160]}" for piece, heading, again in asked]
     if workload == "question":
         return [f"{piece}\n\nIn short: {piece[:40]}" for piece in texts("docs.txt", 700, count)]
     return texts("code.txt", 300, count)
 
 
-def renaming(piece: str) -> str:
-    """A prompt that asks for the piece with its most frequent name renamed, and begins it."""
-    names = Counter(re.findall(r"[A-Za-z_][A-Za-z_0-9]{3,}", piece))
+def renamed(piece: str, new: str) -> tuple[str, str]:
+    """A heading that asks for it, and the piece with its most frequent name called `new`."""
+    names = Counter(NAME.findall(piece))
     old = names.most_common(1)[0][0] if names else "x"
-    again = re.sub(rf"\b{old}\b", "changed", piece)
-    return f"{piece}\n\n# The same, {old} renamed to changed:\n{again[:160]}"
+    return f"\n\n# The same, {old} renamed to {new}:\n", re.sub(rf"\b{old}\b", new, piece)
 
 
 def sampling_of(workload: str, tokens: int) -> Sampling:

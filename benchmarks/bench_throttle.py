@@ -43,7 +43,9 @@ def load(given: argparse.Namespace, url: str, rate: float, seed: int) -> Load:
         words += ["--goodput", given.promise, "--json", str(file)]
         code = "from ridgeline.cli.main import main; main()"
         command = [sys.executable, "-c", code, *words]
-        subprocess.run(command, capture_output=True, check=False)  # refusals are no success
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if not file.exists():  # refusals are no success either, but are told in a result
+            raise SystemExit(f"no result of {' '.join(words)}\n{done.stderr}")
         found = json.loads(file.read_text(encoding="utf-8"))
     in_time = found["request_goodput"] * found["duration"] / count
     return Load(found["request_goodput"], in_time, found["failed"] / count)

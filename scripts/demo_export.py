@@ -84,21 +84,27 @@ def check(folder: Path, model: TinyLlama) -> float:
     return gap
 
 
+def write_model(model: TinyLlama, tokenizer: Path, folder: Path) -> float:
+    """The model as a directory, with the tokenizer's files of another one; checked against
+    transformers, whose largest difference it gives."""
+    weights = {n: p.detach().bfloat16().contiguous() for n, p in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    write_json(folder / "config.json", config(model))
+    write_json(folder / "generation_config.json", generation_config())
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tokenizer / name, folder / name)
+    return check(folder, model)
+
+
 def export(model: TinyLlama, clock: dict, work: Path, assets: Path, size: str) -> None:
     """Write the directory next to its final place, check it, then move its files in."""
     target = assets / TARGETS[size]
     fresh = target.with_name(target.name + ".tmp")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    weights = {n: p.detach().bfloat16().contiguous() for n, p in model.named_parameters()}
-    save_file(weights, fresh / "model.safetensors", metadata={"format": "pt"})
-    write_json(fresh / "config.json", config(model))
-    write_json(fresh / "generation_config.json", generation_config())
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(work / name, fresh / name)
+    gap = write_model(model, work, fresh)
     if (work / f"{size}.csv").exists():
         shutil.copyfile(work / f"{size}.csv", fresh / "loss.csv")
-    gap = check(fresh, model)
     manifest = {"training": clock | {"logit_gap_to_transformers": gap}}
     if size == "demo":
         manifest["data"] = json.loads((work / "manifest.json").read_text())

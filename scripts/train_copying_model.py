@@ -16,21 +16,23 @@ from __future__ import annotations
 
 import argparse
 import random
-import re
-import shutil
+import sys
 import sysconfig
 import time
-from collections import Counter
 from pathlib import Path
 
 import torch
 from demo_data import collect, default_docs
-from demo_export import check
+from demo_export import write_model
 from demo_model import Optimiser, TinyLlama
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from train_demo_model import SHAPES, lr_scale
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+from bench_speculation import NAME, renamed
 
 LENGTH, ROWS = 512, 8
 RATES = 0.006, 0.002  # Muon's and AdamW's: the demo's own last ones were 0.012 and 0.004
@@ -42,17 +44,6 @@ HEADINGS = (
     "\n\n",
     "\n\n# As above:\n",
 )
-NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]{3,}")
-
-
-def renamed(piece: str, rng: random.Random, names: list[str]) -> tuple[str, str]:
-    """A heading that says so, and the piece with its most frequent name replaced."""
-    counted = Counter(NAME.findall(piece)).most_common(1)
-    if not counted:
-        return "\n\n", piece
-    old, new = counted[0][0], rng.choice(names)
-    again = re.sub(rf"\b{old}\b", new, piece)
-    return f"\n\n# The same, {old} renamed to {new}:\n", again
 
 
 class Windows:
@@ -71,7 +62,7 @@ class Windows:
     def shown_twice(self) -> str:
         piece = self.piece(self.rng.randrange(150, 900))
         if self.rng.random() < 0.3:
-            heading, again = renamed(piece, self.rng, self.names)
+            heading, again = renamed(piece, self.rng.choice(self.names))
         else:
             heading, again = self.rng.choice(HEADINGS), piece
         return f"{piece}{heading}{again}<|endoftext|>"
@@ -119,17 +110,6 @@ def train(model: TinyLlama, windows: Windows, minutes: float, tok: Tokenizer, he
     print(f"{step} steps of {LENGTH * ROWS} tokens, copies {copied(model, tok, held):.1%}")
 
 
-def write(model: TinyLlama, demo: Path, output: Path) -> None:
-    """The demo's directory with these weights, checked against transformers."""
-    output.mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", "generation_config.json", "tokenizer.json"):
-        shutil.copyfile(demo / name, output / name)
-    shutil.copyfile(demo / "tokenizer_config.json", output / "tokenizer_config.json")
-    weights = {n: p.detach().bfloat16().contiguous() for n, p in model.named_parameters()}
-    save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
-    print(f"{output}: logits agree with transformers within {check(output, model):.1e}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -152,7 +132,9 @@ def main() -> None:
     items = collect(given.stdlib, default_docs())
     texts = [item.text for item in items if item.split == "train"]
     train(model, Windows(texts, tok, given.seed), given.minutes, tok, given.assets / "heldout")
-    write(model, demo, given.output)
+    given.output.mkdir(parents=True, exist_ok=True)
+    gap = write_model(model, demo, given.output)
+    print(f"{given.output}: logits agree with transformers within {gap:.1e}")
 
 
 if __name__ == "__main__":

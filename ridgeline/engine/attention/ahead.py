@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.cache import LARGE_PAGE, KvCache
 
-_MADV_POPULATE_WRITE = 23  # <asm-generic/mman-common.h>; Python names it from no version on
+_MADV_POPULATE_WRITE = 23  # <asm-generic/mman-common.h>
 _PAGES_AHEAD = 2  # large pages of each layer: one being filled while the other is supplied
 _NICE = 10  # gives way to the threads of a step
 

@@ -31,11 +31,6 @@ def _nobody(_block: int) -> None:
     """The eviction listener of a pool without a prefix cache."""
 
 
-def _once(block: int) -> int:
-    """The reach listener of a pool whose memory needs no care."""
-    return block + 1
-
-
 class BlockPool:
     """`num_blocks` blocks of `block_size` positions each; every operation on one block is O(1)."""
 
@@ -45,8 +40,8 @@ class BlockPool:
                 raise BadInput(f"{name} must be positive", value=value, limit=">= 1")
         self.num_blocks, self.block_size = num_blocks, block_size
         self.on_evict: Callable[[int], None] = _nobody
-        self._on_reach: Callable[[int], int] = _once
-        self._mark = num_blocks  # the first block that `_on_reach` waits for
+        self._mark = num_blocks  # the first block that `_on_reach` waits for: none
+        self._on_reach: Callable[[int], int]  # since `tell_reach`
         self._refs = [0] * num_blocks
         self._published = bytearray(num_blocks)
         self._end = num_blocks  # the list's head and tail in one sentinel entry
@@ -123,7 +118,7 @@ class BlockPool:
         after[end] = block
         self._prev[block] = end
         self._num_idle -= count
-        if taken and (last := max(taken)) >= self._mark:
+        if taken and self._mark < self.num_blocks and (last := max(taken)) >= self._mark:
             self._mark = self._on_reach(last)
         return taken
 
