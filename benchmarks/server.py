@@ -105,9 +105,14 @@ def server(
 
 @contextlib.contextmanager
 def serving(flags: list[str], root: Path | None = None) -> Iterator[tuple[str, int]]:
-    """`ridgeline` with these words, `serve` the first: its address and its process id."""
+    """`ridgeline` with these words, `serve` the first: its address and its process id. `root`: a
+    checkout that is installed, whose own Python is taken: an editable install here would find this
+    checkout's modules in any folder."""
+    python = Path(sys.executable) if root is None else root.absolute() / ".venv/bin/python"
+    if not python.exists():
+        raise SystemExit(f"{python} is missing: run `make install` in that checkout")
     code = f"import sys; sys.argv = ['ridgeline', *{flags}]; from ridgeline.cli.main import main"
-    command = [sys.executable, "-c", code + "; main()"]
+    command = [str(python), "-c", code + "; main()"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root)
     assert process.stderr is not None
     try:
