@@ -69,7 +69,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def right(self) -> bool:
-        return self.named[:1] == ((self.truth,) if self.truth else ())
+        if self.truth is None or not self.named:
+            return self.truth is None and not self.named
+        return self.named[0] in self.truth.split(" or ")
 
 
 class Usual(msgspec.Struct, frozen=True, kw_only=True):

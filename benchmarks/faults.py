@@ -85,10 +85,10 @@ def _zero(rate: float) -> float:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is broken, and the verdict that is true of it. `load`: offered, over the capacity;
-    `settings` of the engine; `options` of the client; `during` holds while the load runs;
-    `tokenizer_s` by the offered rate; `beside`: what runs on the client's loop besides; `tpot_s`:
-    the promise, by the usual pace; None: what people read along with.
+    """What is broken, and the verdict that is true of it ("or": each of two is). `load`: offered,
+    over the capacity; `settings` of the engine; `options` of the client; `during` holds while the
+    load runs; `tokenizer_s` by the offered rate; `beside`: what runs on the client's loop besides;
+    `tpot_s`: the promise, by the usual pace; None: what people read along with.
     """
 
     name: str
@@ -211,6 +211,7 @@ FAULTS = (
     Fault("hardly any KV block", "kv-capacity-bound", 0.7, settings=_blocks_for(1)),
     Fault("two seats", "queue-bound", 0.6, settings=_set(max_num_seqs=2)),
     Fault("one seat", "queue-bound", 0.6, settings=_set(max_num_seqs=1)),
+    Fault("twice what can be served", "overload-bound", 2.0),
     Fault(
         "static batches of eight", "queue-bound", settings=_set(batching="static", max_num_seqs=8)
     ),
@@ -236,7 +237,7 @@ FAULTS = (
     ),
     Fault(
         "too many sequences per step",
-        "over-batching-bound",
+        "over-batching-bound or overload-bound",  # half as much again is offered as can be served
         1.5,
         settings=_set(max_num_seqs=64, max_num_batched_tokens=512),
         tpot_s=lambda pace: 1.5 * pace.tpot_s,

@@ -20,6 +20,7 @@ from ridgeline.diagnose.conditions import Condition, Facts, all_hold, fill, name
 
 Verdict = Literal[
     "queue-bound",
+    "overload-bound",
     "prefill-compute-bound",
     "decode-bandwidth-bound",
     "kv-capacity-bound",
@@ -47,6 +48,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     trade_off: str
     not_help: str
     flag: dict[str, str]
+    unless: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for loss in (self.loss, *self.explains):
@@ -93,6 +95,8 @@ def findings(found: Blame, facts: Facts, server: Server = "ridgeline") -> tuple[
 
 def _holds(cause: Cause, shares: Mapping[str, Share], facts: Facts) -> bool:
     if shares[cause.loss].mid < cause.least:
+        return False
+    if cause.unless and all_hold(_conditions(cause.unless), facts) is True:
         return False
     return all_hold(_conditions(cause.when), facts) is True
 

@@ -6,6 +6,7 @@ cannot tell (an HTTP server without step records, say) is absent, never zero.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 
 from ridgeline.diagnose.conditions import Value
@@ -15,6 +16,11 @@ from ridgeline.records import RequestTrace, RunTrace, Slo, StepStat
 READING_GAP_S = 0.1
 """Between two tokens of a stream that nobody promised anything of: at ten a second most people read
 along, and a shorter stop is not seen."""
+
+LEAST_REQUESTS = 20
+"""To tell a queue that grows from a few that waited."""
+LEAST_GROWTH = 0.02
+"""Seconds per second: less is chance."""
 
 
 def facts_of(
@@ -91,6 +97,7 @@ def _request_facts(run: RunTrace) -> dict[str, Value]:
             facts[f"{name}_{label}_s"] = percentile(values, share)
     facts.update(_token_facts(done, run.duration_s))
     facts.update(_queue_facts(done))
+    facts.update(_growth(run, done))
     return facts
 
 
@@ -119,6 +126,22 @@ def _queue_facts(done: Sequence[RequestTrace]) -> dict[str, Value]:
         "queue_p95_s": percentile([wait for wait, _ in told], 0.95),
         "queue_of_ttft_share": min(1.0, waited / total) if total > 0 else 0.0,
     }
+
+
+def _growth(run: RunTrace, done: Sequence[RequestTrace]) -> dict[str, Value]:
+    """By how much a request waited longer for its first token than one that came a second before
+    it, where a queue grows: when f times what can be served comes, by f - 1. Unknown of a closed
+    loop, where nobody comes before somebody leaves, and where all came while the first were served.
+    """
+    came = [request.scheduled_s for request in done]
+    if len(done) < LEAST_REQUESTS or run.arrivals.startswith("closed"):
+        return {}
+    decoding_s = percentile([request.token_s[-1] - request.token_s[0] for request in done], 0.5)
+    if max(came) - min(came) <= 2 * decoding_s:
+        return {}
+    waited = [ttft_s(request) or 0.0 for request in done]
+    slope = statistics.linear_regression(came, waited).slope
+    return {"wait_growth_s": slope} if slope >= LEAST_GROWTH else {}
 
 
 def _step_facts(steps: Sequence[StepStat]) -> dict[str, Value]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from ridgeline.diagnose.blame import LEAST_DECODE_STEPS, Expected
 from ridgeline.diagnose.conditions import Value
@@ -53,21 +54,38 @@ def _phases(steps: Sequence[StepStat]) -> dict[str, Value]:
     facts: dict[str, Value] = {}
     if others:
         facts["mixed_p95_s"] = percentile(others, 0.95)
+    lines = [_line([float(step.num_tokens) for step in steps], steps)]
     if len(decode) >= LEAST_DECODE_STEPS:
         facts["decode_step_s"] = percentile([step.run_s for step in decode], 0.5)
-        facts.update(_slope(decode))
+        lines.append(by_size := _line([float(len(step.shapes)) for step in decode], decode))
+        if by_size is not None:
+            facts["batch_slope_share"] = min(1.0, max(0.0, 1 - by_size.own_s / by_size.mean_s))
+    own_s = min((line.own_s for line in lines if line is not None), default=None)
+    if own_s is not None:
+        own = min(1.0, max(0.0, own_s / statistics.fmean(step.run_s for step in steps)))
+        facts["doubled_batch_gain"] = 2 / (2 - own)
+        facts["mean_step_tokens"] = statistics.fmean(step.num_tokens for step in steps)
     return facts
 
 
-def _slope(decode: Sequence[StepStat]) -> dict[str, Value]:
-    """How much of a typical decode step grows with the sequences in it (least squares)."""
-    sizes = [float(len(step.shapes)) for step in decode]
-    if max(sizes) - min(sizes) < 2:
-        return {}
-    times = [step.run_s for step in decode]
-    slope = statistics.linear_regression(sizes, times).slope
-    share = slope * statistics.fmean(sizes) / statistics.fmean(times)
-    return {"batch_slope_share": min(1.0, max(0.0, share))}
+class _Line(NamedTuple):
+    """Of some steps: what each costs whatever is in it, and what it costs on average.
+
+    Twice as much in every step shares the former between twice as many tokens, and nothing else:
+    2 / (2 - own_s / mean_s) times the tokens per second. A prompt's tokens cost less than decoded
+    ones, so that a line through both sets `own_s` too high: that is the most they can be.
+    """
+
+    own_s: float
+    mean_s: float
+
+
+def _line(sizes: Sequence[float], steps: Sequence[StepStat]) -> _Line | None:
+    """Least squares; None where the sizes hardly differ."""
+    if len(steps) < LEAST_DECODE_STEPS or max(sizes) - min(sizes) < 2:
+        return None
+    times = [step.run_s for step in steps]
+    return _Line(statistics.linear_regression(sizes, times).intercept, statistics.fmean(times))
 
 
 def _against(steps: Sequence[StepStat], expected: Expected) -> dict[str, Value]:

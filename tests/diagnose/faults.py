@@ -252,6 +252,23 @@ FAULTS = (
     _fault("two seats", "queue-bound", "too-few-seats", seats=2),
     _fault("one seat", "queue-bound", "too-few-seats", seats=1),
     _fault(
+        "two to three times what can be served",
+        "overload-bound",
+        "more-comes-than-can-be-served",
+        step_s=0.001,
+        run_s=0.004,
+        token_s=0.002,
+        seats=12,
+    ),
+    _fault(
+        "more prompts than can be computed",
+        "overload-bound",
+        "more-prompts-than-can-be-computed",
+        step_s=0.001,
+        token_s=0.004,
+        seats=64,
+    ),
+    _fault(
         "static batches of eight",
         "queue-bound",
         "batch-formed-too-rarely",

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import pytest
 
+from ridgeline.diagnose import blame, facts_of, findings, step_facts
 from ridgeline.diagnose.causes import shipped_causes
 from ridgeline.records import Slo
-from tests.diagnose.faults import FAULTS, LOADS, Engine, diagnosed
+from tests.diagnose.faults import FAULTS, LOADS, Engine, diagnosed, run
 
 SEEDS = (0, 1)
 
@@ -93,3 +95,46 @@ def test_the_predicted_gain_is_not_less_than_what_mending_brings() -> None:
     _, mended = diagnosed(Engine(), load)
     gained = 1 - mended.total_s / found.total_s
     assert 0.5 * gained < ranked[0].gain.mid < 1.2 * gained
+
+
+OVERLOADED = replace(Engine(), step_s=0.001, run_s=0.004, token_s=0.002, seats=24)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("engine", "pays"), [(OVERLOADED, False), (replace(Engine(), seats=2), True)]
+)
+def test_more_seats_are_advised_only_where_they_bring_something(engine, pays, seed: int) -> None:
+    """Against the same engine with twice the seats and budget, under the same load."""
+    load = replace(LOADS[0], body=(4, 8), shared=16, output=(60, 90))
+    ranked, _ = diagnosed(engine, load, seed, LAX)
+    top = ranked[0]
+    assert top.cause == ("too-few-seats" if pays else "more-comes-than-can-be-served")
+    was = run(engine, load, seed)[0].duration_s
+    now = run(replace(engine, seats=2 * engine.seats, budget=512), load, seed)[0].duration_s
+    assert (was / now > 1.25) == pays
+    if not pays:
+        assert was / now == pytest.approx(top.evidence["doubled_batch_gain"], abs=0.05)
+
+
+def test_where_steps_tell_nothing_seats_are_advised_as_before() -> None:
+    record, _ = run(OVERLOADED, LOADS[0])
+    found = blame(record)
+    assert found is not None
+    known = {**facts_of(record), **step_facts(record)}
+    assert "more-comes-than-can-be-served" in [each.cause for each in findings(found, known)]
+    del known["doubled_batch_gain"]
+    assert "too-few-seats" in [each.cause for each in findings(found, known)]
+
+
+def test_the_wait_grows_by_what_comes_beyond_what_is_served() -> None:
+    """At f times what can be served, by f - 1 seconds a second; not at all in a closed loop."""
+    load = replace(LOADS[0], count=400)
+    record, _ = run(OVERLOADED, load)
+    came_s = record.requests[-1].scheduled_s - record.requests[0].scheduled_s
+    beyond = record.duration_s / came_s - 1
+    assert beyond > 0.5
+    assert facts_of(record)["wait_growth_s"] == pytest.approx(beyond, rel=0.1)
+    assert "wait_growth_s" not in facts_of(run(Engine(), load)[0])
+    closed = msgspec.structs.replace(record, arrivals="closed:8")
+    assert "wait_growth_s" not in facts_of(closed)
