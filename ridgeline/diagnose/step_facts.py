@@ -73,7 +73,7 @@ class _Line(NamedTuple):
 
     Twice as much in every step shares the former between twice as many tokens, and nothing else:
     2 / (2 - own_s / mean_s) times the tokens per second. A prompt's tokens cost less than decoded
-    ones, so that a line through both sets `own_s` too high: that is the most they can be.
+    ones, so that a line through both sets `own_s` too high: of several lines the least counts.
     """
 
     own_s: float
