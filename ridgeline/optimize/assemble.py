@@ -17,6 +17,7 @@ from ridgeline.diagnose import (
     attribute,
     facts_of,
     place,
+    step_facts,
     verdict,
 )
 from ridgeline.diagnose.conditions import Value
@@ -194,6 +195,7 @@ def facts_for(
     if readings:
         run = typical(readings)[-1].run
         facts.update(facts_of(run, slo, shares_of(run, settings, lab)))
+        facts.update(step_facts(run))
     facts.update(msgspec.structs.asdict(settings))
     plain = (bool, int, float, str)
     facts.update({k: v for k, v in info.settings.items() if v is None or isinstance(v, plain)})

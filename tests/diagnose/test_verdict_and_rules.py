@@ -53,6 +53,7 @@ EVIDENCE: dict[str, dict[str, object]] = {
         "waiting_time_share": 0.7,
         "batch_fill_share": 1.0,
         "kv_used_share": 0.1,
+        "doubled_batch_gain": 1.5,
     },
     "waits-for-the-whole-batch": {
         "batching": "static",
