@@ -23,6 +23,7 @@ from ridgeline.cli.distant import Device, device_of
 from ridgeline.diagnose import (
     Blame,
     Ranked,
+    batch_facts,
     blame,
     blame_server,
     facts_of,
@@ -36,6 +37,7 @@ from ridgeline.diagnose.blame import Expected
 from ridgeline.diagnose.causes import Server
 from ridgeline.diagnose.chart import roofline_text
 from ridgeline.diagnose.conditions import Value
+from ridgeline.diagnose.seen_steps import seen_steps
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions, check
 from ridgeline.measure.log import (
@@ -156,6 +158,8 @@ def judged(
     lost = None if lost is None else with_gpu(lost, run, words)
     server = cast("Server", report.server if report else _whose(run))
     facts = {**_facts(run, slo, words), **step_facts(run, expected)}
+    if not run.steps:
+        facts.update(batch_facts(seen_steps(run)))
     facts["missed_prefix_share"] = missed
     facts.setdefault("cpu_taken_share", 0.0)  # nobody saw anybody
     ranked = findings(lost, facts, server) if lost is not None else ()

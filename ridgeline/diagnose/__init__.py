@@ -15,7 +15,7 @@ from ridgeline.diagnose.roofline import (
     place,
 )
 from ridgeline.diagnose.rules import Advice, Rule, advise
-from ridgeline.diagnose.step_facts import missed_prefix, step_facts
+from ridgeline.diagnose.step_facts import batch_facts, missed_prefix, step_facts
 from ridgeline.diagnose.verdict import Bound, Finding, verdict, verdict_of_point
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "WorkOf",
     "advise",
     "attribute",
+    "batch_facts",
     "blame",
     "blame_server",
     "engine_facts",

@@ -54,18 +54,30 @@ def _phases(steps: Sequence[StepStat]) -> dict[str, Value]:
     facts: dict[str, Value] = {}
     if others:
         facts["mixed_p95_s"] = percentile(others, 0.95)
-    lines = [_line([float(step.num_tokens) for step in steps], steps)]
     if len(decode) >= LEAST_DECODE_STEPS:
         facts["decode_step_s"] = percentile([step.run_s for step in decode], 0.5)
-        lines.append(by_size := _line([float(len(step.shapes)) for step in decode], decode))
-        if by_size is not None:
-            facts["batch_slope_share"] = min(1.0, max(0.0, 1 - by_size.own_s / by_size.mean_s))
-    own_s = min((line.own_s for line in lines if line is not None), default=None)
-    if own_s is not None:
-        own = min(1.0, max(0.0, own_s / statistics.fmean(step.run_s for step in steps)))
-        facts["doubled_batch_gain"] = 2 / (2 - own)
-        facts["mean_step_tokens"] = statistics.fmean(step.num_tokens for step in steps)
+    by_size = _by_size(decode)
+    if by_size is not None:
+        facts["batch_slope_share"] = min(1.0, max(0.0, 1 - by_size.own_s / by_size.mean_s))
+    facts.update(batch_facts(steps))
     return facts
+
+
+def batch_facts(steps: Sequence[StepStat]) -> dict[str, Value]:
+    """What twice as much in a step would give, and how much is in it; of steps that were recorded
+    or seen from outside (`seen_steps`).
+    """
+    steps = [step for step in steps if step.shapes]
+    decode = [step for step in steps if phase_of(step) == "decode"]
+    lines = (_line([float(step.num_tokens) for step in steps], steps), _by_size(decode))
+    own_s = min((line.own_s for line in lines if line is not None), default=None)
+    if own_s is None:
+        return {}
+    own = min(1.0, max(0.0, own_s / statistics.fmean(step.run_s for step in steps)))
+    return {
+        "doubled_batch_gain": 2 / (2 - own),
+        "mean_step_tokens": statistics.fmean(step.num_tokens for step in steps),
+    }
 
 
 class _Line(NamedTuple):
@@ -86,6 +98,10 @@ def _line(sizes: Sequence[float], steps: Sequence[StepStat]) -> _Line | None:
         return None
     times = [step.run_s for step in steps]
     return _Line(statistics.linear_regression(sizes, times).intercept, statistics.fmean(times))
+
+
+def _by_size(decode: Sequence[StepStat]) -> _Line | None:
+    return _line([float(len(step.shapes)) for step in decode], decode)
 
 
 def _against(steps: Sequence[StepStat], expected: Expected) -> dict[str, Value]:

@@ -244,6 +244,11 @@ def _blocks_for(num_sequences: float) -> Callable[[Load], int]:
     return blocks
 
 
+OVERLOADED = replace(Engine(), step_s=0.001, run_s=0.004, token_s=0.002, seats=24)
+"""Steps that cost next to nothing of their own; every load here is too much for it."""
+DECODING = replace(LOADS[0], body=(4, 8), shared=16, output=(60, 90))
+"""Short prompts, whose answers are what is computed."""
+
 FAULTS = (
     _fault("few KV blocks", "kv-capacity-bound", "kv-cache-too-small", blocks=_blocks_for(2)),
     _fault(

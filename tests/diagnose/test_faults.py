@@ -15,7 +15,7 @@ import pytest
 from ridgeline.diagnose import blame, facts_of, findings, step_facts
 from ridgeline.diagnose.causes import shipped_causes
 from ridgeline.records import Slo
-from tests.diagnose.faults import FAULTS, LOADS, Engine, diagnosed, run
+from tests.diagnose.faults import DECODING, FAULTS, LOADS, OVERLOADED, Engine, diagnosed, run
 
 SEEDS = (0, 1)
 
@@ -97,21 +97,18 @@ def test_the_predicted_gain_is_not_less_than_what_mending_brings() -> None:
     assert 0.5 * gained < ranked[0].gain.mid < 1.2 * gained
 
 
-OVERLOADED = replace(Engine(), step_s=0.001, run_s=0.004, token_s=0.002, seats=24)
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("engine", "pays"), [(OVERLOADED, False), (replace(Engine(), seats=2), True)]
 )
 def test_more_seats_are_advised_only_where_they_bring_something(engine, pays, seed: int) -> None:
     """Against the same engine with twice the seats and budget, under the same load."""
-    load = replace(LOADS[0], body=(4, 8), shared=16, output=(60, 90))
-    ranked, _ = diagnosed(engine, load, seed, LAX)
+    ranked, _ = diagnosed(engine, DECODING, seed, LAX)
     top = ranked[0]
     assert top.cause == ("too-few-seats" if pays else "more-comes-than-can-be-served")
-    was = run(engine, load, seed)[0].duration_s
-    now = run(replace(engine, seats=2 * engine.seats, budget=512), load, seed)[0].duration_s
+    was = run(engine, DECODING, seed)[0].duration_s
+    more = replace(engine, seats=2 * engine.seats, budget=512)
+    now = run(more, DECODING, seed)[0].duration_s
     assert (was / now > 1.25) == pays
     if not pays:
         assert was / now == pytest.approx(top.evidence["doubled_batch_gain"], abs=0.05)

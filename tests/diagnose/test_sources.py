@@ -15,12 +15,13 @@ from ridgeline.diagnose.baseline import learn
 from ridgeline.diagnose.causes import findings
 from ridgeline.diagnose.facts import facts_of
 from ridgeline.diagnose.from_server import blame_server
-from ridgeline.diagnose.step_facts import missed_prefix
+from ridgeline.diagnose.seen_steps import seen_steps
+from ridgeline.diagnose.step_facts import batch_facts, missed_prefix
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
-from ridgeline.measure.log import write_run
+from ridgeline.measure.log import Beside, write_run
 from ridgeline.measure.server.scrape import ServerReport
-from tests.diagnose.faults import LOADS, SLO, Engine, run
+from tests.diagnose.faults import DECODING, LOADS, OVERLOADED, SLO, Engine, run
 
 
 def as_server(engine, load=LOADS[0]):
@@ -49,6 +50,28 @@ def test_a_server_is_judged_by_its_histograms() -> None:
     assert named(replace(Engine(), seats=2))[0] == "too-few-seats"
     assert named(replace(Engine(), blocks=60))[0] == "kv-cache-too-small"
     assert named(replace(Engine(), send_every_s=0.2))[0] == "client-sends-late"
+
+
+@pytest.mark.parametrize(
+    ("engine", "cause"),
+    [(OVERLOADED, "more-comes-than-can-be-served"), (replace(Engine(), seats=2), "too-few-seats")],
+)
+def test_a_server_that_tells_no_steps_is_seen_to_be_overloaded(engine, cause) -> None:
+    """From the instants of its tokens; the same figure as from its steps, within a tenth."""
+    whole, _ = run(engine, DECODING)
+    record, words = as_server(engine, DECODING)
+    known, seen = batch_facts(whole.steps), batch_facts(seen_steps(record))
+    assert seen["doubled_batch_gain"] == pytest.approx(known["doubled_batch_gain"], rel=0.1)
+    report = ServerReport(
+        server="vllm",
+        num_readings=3,
+        means={},
+        p95={},
+        counts={},
+        mean_s={"queue_s": words["queue_s"]},
+    )
+    found = judged(record, Beside(server=report), None).findings
+    assert found[0].cause == cause
 
 
 def test_without_any_word_of_the_server_no_queue_is_invented() -> None:
