@@ -126,7 +126,8 @@ class Int8Kv:
     def encode(self, x_XD: Tensor) -> Tensor:
         x_XD = x_XD.float()
         top_X1 = x_XD.abs().amax(dim=-1, keepdim=True)
-        inverse_X1 = torch.where(top_X1 > SMALLEST, MAX_CODE / top_X1, 0.0)
+        # a tensor by a tensor: a number by a tensor is a reciprocal and a product, rounded twice
+        inverse_X1 = torch.where(top_X1 > SMALLEST, top_X1.new_tensor(MAX_CODE) / top_X1, 0.0)
         codes_XD = (x_XD * inverse_X1).round_().add_(OFFSET).to(torch.uint8).view(torch.int8)
         return torch.cat([codes_XD, (top_X1 / MAX_CODE).view(torch.int8)], dim=-1)
 
