@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MAX_PENDING = 8  # a character has at most four bytes, and a token at least one
-_TAILS = (6, 9, 12, 24)  # how many prompt tokens to try as context
+_TAILS = (6, 7, 8, 9)  # how many prompt tokens to try as context: one of four begins a character
 
 
 class Detokenizer(Protocol):
@@ -156,8 +156,9 @@ class PrefixDetokenizer:
 def _tail(prompt: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
     """The end of the prompt: it decides whether the output's first space is kept.
 
-    It must not begin within a character: the whole run of bytes would then count as invalid.
+    It must not begin within a character: every byte of the run would then count as invalid. So of
+    four starts in a row the one that reads with the fewest replacement characters is taken (the
+    prompt may hold some of its own).
     """
     tails = [prompt[-length:] for length in _TAILS]
-    whole = (tail for tail in tails if not decode(tail).startswith(_REPLACEMENT))
-    return list(next(whole, tails[0]))
+    return list(min(tails, key=lambda tail: decode(tail).count(_REPLACEMENT)))

@@ -72,6 +72,8 @@ def test_any_tokens_at_all_join_to_the_full_decode(tokens: list[int], skip: bool
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(TEXTS, TEXTS)
 @example("a", " b 👩‍👩‍👧‍👦 你")
+@example("\x800000\x80\x80\U00010000\U00010000\x800\x80\x80", "0")
+@example("\ufffd\x80\ufffd\x80\ufffd", "0")
 def test_sentencepiece_output_continues_its_prompt(prompt: str, answer: str) -> None:
     """With the prompt's tail as context the space at the border survives."""
     answer = answer.replace("\ufffd", "")
