@@ -134,15 +134,22 @@ def _post(path: str, kind: type[BaseModel], answer: str, streams: bool) -> Schem
 
 
 def _event(name: str) -> Schema:
-    """One server-sent event. Where `data` is JSON, it is a `name`; OpenAI's streams end in
-    `[DONE]`."""
-    data: Schema = {
-        **TEXT,
-        "contentMediaType": "application/json",
-        "contentSchema": {"$ref": REF + name},
-    }
+    """One server-sent event: its `data` is a `name` as JSON. OpenAI's streams of chunks may break
+    with an error, and end in `[DONE]`, which is no JSON."""
+    if not name.endswith("Chunk"):
+        return _event_with(_json({"$ref": REF + name}))
+    told = {"anyOf": [{"$ref": REF + name}, {"$ref": REF + "Error"}]}
+    return _event_with({"anyOf": [{"const": "[DONE]"}, _json(told)]})
+
+
+def _json(schema: Schema) -> Schema:
+    """A text that holds such JSON."""
+    return {"contentMediaType": "application/json", "contentSchema": schema}
+
+
+def _event_with(data: Schema) -> Schema:
     return {
         "type": "object",
-        "properties": {"data": data, "event": TEXT},
+        "properties": {"data": TEXT | data, "event": TEXT},
         "required": ["data"],
     }

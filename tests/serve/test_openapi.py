@@ -129,6 +129,18 @@ async def test_every_event_of_a_stream_is_in_the_schema(path: str, fails: bool) 
         validator(document(), "Error" if is_error else name).validate(event)
 
 
+@pytest.mark.parametrize("path", STREAMS)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_stream_is_in_the_schema_to_its_last_event(path: str, fails: bool) -> None:
+    """As schemathesis reads the document, `[DONE]` and errors on the way included."""
+    body = json.dumps(STREAMS[path] | {"stream": True})
+    body = body.replace('"hi"', '"!fail"') if fails else body
+    case = schema[path]["POST"].Case(body=json.loads(body), media_type="application/json")
+    response = case.call(headers={"host": "localhost"})
+    assert response.headers["content-type"][0].startswith("text/event-stream")
+    case.validate_response(response, checks=CHECKS)
+
+
 def validator(written: dict[str, Any], name: str) -> jsonschema_rs.Draft202012Validator:
     """Of one of a document's schemas."""
     whole = {"$ref": f"#/components/schemas/{name}", "components": written["components"]}
