@@ -161,4 +161,5 @@ def _tail(prompt: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list
     prompt may hold some of its own).
     """
     tails = [prompt[-length:] for length in _TAILS]
-    return list(min(tails, key=lambda tail: decode(tail).count(_REPLACEMENT)))
+    best = min(tails, key=lambda tail: decode(tail).count(_REPLACEMENT))
+    return list(best)
