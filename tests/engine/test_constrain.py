@@ -244,3 +244,58 @@ def test_drafts_that_a_grammar_forbids_change_nothing(
     for asked, before, after in zip(sampling, plain, found, strict=True):
         assert after.tokens == before.tokens, asked
         _check(asked.structured, after.text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(DATE, "2024-12-31"), (Structured("regex", "a+"), "aa")]
+)
+@pytest.mark.parametrize("behind", [[0], [0, 4], [4, 4, 0], [0, 4, 203], [203, 0, 4]])
+def test_a_draft_may_go_on_behind_the_end(
+    engine: Engine, kind: Structured, text: str, behind: list[int]
+) -> None:
+    """Whether the grammar could go on (`a+`) or not. The model has two tokens that end an answer,
+    0 and 4; every row up to the first draft that cannot be is masked as it is alone."""
+    masks, sampling = engine._masks, Sampling(structured=kind)
+    masks.prepare(kind)
+    draft = [*engine.tokenizer.encode(text, add_special_tokens=False), *behind]
+    drawn = [tuple(draft[:length]) for length in range(len(draft) + 1)]
+    spots = [SampleAt(sampling, 5, len(each), 1, (9, *each), ()) for each in drawn]
+    logits_SV = torch.zeros(len(spots), 4096)
+    kept_SV = masks.apply(logits_SV, spots)
+    num_said = len(draft) - len(behind)
+    num_read = num_said + next((i for i, end in enumerate(behind) if end == 203), len(behind)) + 1
+    for row in range(num_said + 1, num_read):
+        assert kept_SV[row].isfinite().nonzero().flatten().tolist() == [0, 4]
+    for row in range(num_read):
+        alone = masks.apply(logits_SV[:1], spots[row : row + 1])
+        assert torch.equal(alone[0], kept_SV[row])
+
+
+def test_a_matcher_that_failed_is_not_asked_again(engine: Engine) -> None:
+    masks, kept = engine._masks, Structured("regex", "ab")
+    masks.prepare(kept)
+    spot = SampleAt(Sampling(structured=kept), 5, 1, 1, (9, 203), ())
+    good = SampleAt(Sampling(structured=kept), 5, 0, 1, (9,), ())
+    with pytest.raises(ArithmeticError, match="grammar"):
+        masks.apply(torch.zeros(1, 4096), [spot])
+    assert masks.apply(torch.zeros(1, 4096), [good]).isfinite().any()
+
+
+def test_drafts_over_the_end_of_an_answer_change_nothing(engine: Engine) -> None:
+    """What was answered before is drafted with its end, and with what was answered after it."""
+    sampling = [
+        Sampling(max_tokens=60, temperature=1.0, seed=seed, structured=kind)
+        for kind in (CHOICE, DATE, JSON)
+        for seed in range(4)
+    ]
+    plain = engine.generate([PROMPT] * len(sampling), sampling)
+    with Engine.open(
+        "demo",
+        max_num_seqs=8,
+        kv_cache_memory_bytes=32 << 20,
+        speculative_config={"method": "suffix", "num_speculative_tokens": 6},
+    ) as drafting:
+        for _ in range(2):
+            found = drafting.generate([PROMPT] * len(sampling), sampling)
+            assert [each.tokens for each in found] == [each.tokens for each in plain]
+        assert drafting.counters()["spec_decode_num_accepted_tokens"] > 20

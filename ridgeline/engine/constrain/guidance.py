@@ -64,20 +64,38 @@ _Key = tuple[Structured, int, int]
 
 
 class _Walk:
-    """A matcher and the output that it has consumed."""
+    """A matcher and the output that it has consumed. The end of an answer, which a draft may hold
+    before its last token, is none of the grammar's tokens: behind it only `ends` may come."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
-        self.matcher = matcher
+    def __init__(self, matcher: llguidance.LLMatcher, ends: Sequence[int]) -> None:
+        self.matcher, self._ends = matcher, ends
         self.consumed: list[int] = []
+        self.has_ended = False
 
     def follows(self, output: Sequence[int]) -> bool:
         return list(output[: len(self.consumed)]) == self.consumed
 
     def catch_up(self, output: Sequence[int]) -> None:
-        rest = list(output[len(self.consumed) :])
-        if rest and not self.matcher.consume_tokens(rest):
+        for token in output[len(self.consumed) :]:
+            self._consume(token)
+            self.consumed.append(token)
+
+    def _consume(self, token: int) -> None:
+        is_end = token in self._ends and (self.has_ended or self.matcher.is_accepting())
+        if not is_end and (self.has_ended or not self.matcher.consume_token(token)):
             raise ArithmeticError(f"the grammar stopped: {self.matcher.get_error()[:200]}")
-        self.consumed += rest
+        self.has_ended = is_end
+
+    def forbidden(self, width: int) -> Tensor:
+        """Whether each of `width` tokens may not come next. bool_V."""
+        if self.has_ended:
+            forbidden_V = torch.ones(width, dtype=torch.bool)
+            forbidden_V[list(self._ends)] = False
+            return forbidden_V
+        allowed = self.matcher.compute_logit_bias()  # a byte per token, 0 where forbidden
+        if self.matcher.is_error():
+            raise ArithmeticError(f"the grammar failed: {self.matcher.get_error()[:200]}")
+        return torch.frombuffer(bytearray(allowed), dtype=torch.uint8)[:width] == 0
 
 
 class GuidanceMasks:
@@ -115,19 +133,21 @@ class GuidanceMasks:
         return logits_SV
 
     def _forbidden(self, at: SampleAt, structured: Structured, width: int) -> Tensor:
-        walk = self._walk(at, structured)
-        walk.catch_up(at.history[at.num_prompt :])
-        allowed = walk.matcher.compute_logit_bias()  # a byte per token, 0 where forbidden
-        if walk.matcher.is_error():
-            raise ArithmeticError(f"the grammar failed: {walk.matcher.get_error()[:200]}")
-        allowed_V = torch.frombuffer(bytearray(allowed), dtype=torch.uint8)[:width]
-        return allowed_V == 0
-
-    def _walk(self, at: SampleAt, structured: Structured) -> _Walk:
         key = (structured, at.seed, hash(at.history[: at.num_prompt]))
+        output = at.history[at.num_prompt :]
+        walk = self._walk(key, output)
+        try:
+            walk.catch_up(output)
+            return walk.forbidden(width)
+        except ArithmeticError:
+            del self._walks[key]  # a matcher that has failed does not recover
+            raise
+
+    def _walk(self, key: _Key, output: Sequence[int]) -> _Walk:
         walk = self._walks.get(key)
-        if walk is None or not walk.follows(at.history[at.num_prompt :]):
-            walk = self._walks[key] = _Walk(self._matcher_of(structured).deep_copy())
+        if walk is None or not walk.follows(output):
+            fresh = self._matcher_of(key[0]).deep_copy()
+            walk = self._walks[key] = _Walk(fresh, self._eos)
         self._walks.move_to_end(key)
         while len(self._walks) > MAX_MATCHERS:
             self._walks.popitem(last=False)
