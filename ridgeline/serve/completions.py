@@ -22,9 +22,9 @@ class CompletionVoice:
 
     def __init__(self, request: CompletionRequest, job: Job, tokenizer: Tokenizer) -> None:
         self._request, self._job = request, job
-        self._tokenizer = IdNames() if request.return_tokens_as_token_ids else tokenizer
+        self._names = IdNames() if request.return_tokens_as_token_ids else tokenizer
         self._decode = tokenizer.decode
-        self._sent_chars: dict[int, int] = {}
+        self._told_chars: dict[int, int] = {}  # by choice that has begun: of the tokens told
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         more = request.logprobs is not None or request.return_token_ids or job.scores_only
         self._is_only_text = not more
@@ -34,12 +34,12 @@ class CompletionVoice:
         choice = Choice()
         choice.add(update)
         self._learn(update)
-        opens = update.choice not in self._sent_chars
+        opens = update.choice not in self._told_chars
         return [self._render(update.choice, choice, opens=opens)]
 
     def only_text(self, update: Update) -> str | None:
         """See `Wording`: not where a choice opens or ends, or more than its text is asked for."""
-        if update.finished or not self._is_only_text or update.choice not in self._sent_chars:
+        if update.finished or not self._is_only_text or update.choice not in self._told_chars:
             return None
         return update.text
 
@@ -49,7 +49,7 @@ class CompletionVoice:
 
     def was_opened(self) -> None:
         """See `Wording`."""
-        self._sent_chars[0] = 0
+        self._told_chars[0] = 0
 
     def text_entry(self, choice: int, text: str) -> dict[str, Any]:
         """The entry of a chunk that says only this."""
@@ -68,7 +68,7 @@ class CompletionVoice:
                 known = self._prompt_logprobs.get(self._prompt_of(index), ())
                 num_top = self._request.prompt_logprobs
                 cut = [trimmed(at, num_top) for at in known]
-                entry["prompt_logprobs"] = prompt_logprobs(cut, self._tokenizer)
+                entry["prompt_logprobs"] = prompt_logprobs(cut, self._names)
             rendered.append(entry)
         return rendered
 
@@ -80,7 +80,7 @@ class CompletionVoice:
         echo = self._echo(index) if opens and self._request.echo else ""
         text = echo + ("" if self._job.scores_only else choice.text)
         logprobs = self._logprobs(index, choice, with_prompt=bool(echo))
-        self._sent_chars[index] = self._sent_chars.get(index, 0) + len(text)
+        self._told_chars.setdefault(index, 0)
         ending = choice.ending
         if self._job.scores_only and choice.finished:
             ending = {"finish_reason": "length", "stop_reason": None}
@@ -113,8 +113,18 @@ class CompletionVoice:
         if not self._job.scores_only:
             tokens += [event.token for event in choice.tokens]
             positions += [event.logprobs for event in choice.tokens]
-        offset = self._sent_chars.get(index, 0)
-        return completion_logprobs(positions, tokens, self._tokenizer, offset)
+        offsets = self._offsets(index, tokens)
+        return completion_logprobs(positions, tokens, self._names, offsets)
+
+    def _offsets(self, index: int, tokens: list[int]) -> list[int]:
+        """Where each of the tokens begins in the choice's text: behind those told before it,
+        streamed or not, whatever of their text a stop string holds back."""
+        offsets, at = [], self._told_chars.get(index, 0)
+        for token in tokens:
+            offsets.append(at)
+            at += len(self._decode([token], skip_special_tokens=False))
+        self._told_chars[index] = at
+        return offsets
 
     def _learn(self, update: Update) -> None:
         if update.token and update.token.prompt_logprobs:

@@ -30,22 +30,18 @@ class IdNames:
 
 
 def completion_logprobs(
-    positions: Positions, tokens: Sequence[int], tokenizer: TokenNames, offset: int = 0
+    positions: Positions, tokens: Sequence[int], tokenizer: TokenNames, offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """`{tokens, token_logprobs, top_logprobs, text_offset}`; `offset` is the text that went before.
+    """`{tokens, token_logprobs, top_logprobs, text_offset}`; `offsets`: where in the text each
+    token begins, in characters.
 
     A None position (the first token of a prompt, which nothing predicts) gives nulls.
     """
-    texts = [_text(token, tokenizer) for token in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
     return {
-        "tokens": texts,
+        "tokens": [_text(token, tokenizer) for token in tokens],
         "token_logprobs": [None if at is None else _number(at.logprob) for at in positions],
         "top_logprobs": [None if at is None else _as_map(at, tokenizer) for at in positions],
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
 
 
