@@ -58,7 +58,8 @@ def chat_sampling(
 ) -> Sampling:
     """The sampling of a chat; without a limit it may run to the end of the context.
 
-    `called_for`: the grammar that the request's tools call for.
+    `called_for`: the grammar that the request's tools call for. Stop strings are looked for in what
+    is said, and an answer that is nothing but calls says nothing: they would cut its JSON.
     """
     if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs = true", param="top_logprobs")
@@ -69,6 +70,7 @@ def chat_sampling(
             message = "tool_choice and a format for the answer contradict each other"
             raise ApiError(400, message, param="tool_choice")
         shared["structured"] = called_for
+        shared.pop("stop", None)
     return Sampling(**shared, logprobs=logprobs, max_tokens=_max_tokens(request))
 
 

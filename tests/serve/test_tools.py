@@ -96,6 +96,32 @@ async def test_required_is_a_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"tools": TOOLS, "tool_choice": "required", "stop": ["e"]}),
+        (
+            "/v1/messages",
+            {
+                "tools": [{"name": "look", "input_schema": LOOK["parameters"]}],
+                "tool_choice": {"type": "tool", "name": "look"},
+                "stop_sequences": ["e"],
+            },
+        ),
+    ],
+)
+async def test_stop_strings_do_not_cut_a_call(path: str, body: dict[str, Any]) -> None:
+    """They are looked for in what is said; the answer tells that nobody looked."""
+    engine = FakeEngine()
+    async with client_of(engine) as http:
+        reply = await http.post(path, json={**ASK, "model": "fake", **body})
+        plain = await http.post(CHAT, json={**ASK, "stop": ["e"]})
+    called, said = (sampling for _, sampling, _, _ in engine.asks.values())
+    assert called.structured and called.stop == () and said.stop == ("e",)
+    assert "stop" in reply.headers["x-ridgeline-ignored-fields"].split(",")
+    assert "x-ridgeline-ignored-fields" not in plain.headers
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"tools": TOOLS},

@@ -67,7 +67,8 @@ async def chat_order(
     dialect = dialect_of(asked, service.options, service.caps)
     sampling = chat_sampling(asked, service.caps, dialect.structured)
     prompts = [await chat_prompt(asked, service.engine.tokenizer, service.caps)]
-    return service.order(request, kind, prompts, sampling, wish_of(asked)), dialect
+    unused = ("stop",) if dialect.structured and asked.stop else ()
+    return service.order(request, kind, prompts, sampling, wish_of(asked, unused)), dialect
 
 
 async def models(service: Service, _request: Request) -> Response:
@@ -81,15 +82,16 @@ async def model(service: Service, request: Request) -> Response:
     return to_json(_card(service))
 
 
-def wish_of(asked: Sampled) -> Wish:
-    """How a request of the OpenAI family wants to be served."""
+def wish_of(asked: Sampled, unused: tuple[str, ...] = ()) -> Wish:
+    """How a request of the OpenAI family wants to be served. `unused`: fields that mean nothing
+    beside its others."""
     return Wish(
         priority=asked.priority,
         cache_salt=asked.cache_salt,
         slo_class=asked.slo_class,
         timeout_ms=asked.timeout_ms,
         request_id=asked.request_id,
-        ignored=ignored_fields(asked),
+        ignored=ignored_fields(asked) + unused,
     )
 
 
