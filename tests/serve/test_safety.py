@@ -300,3 +300,10 @@ async def test_operators_routes_are_elsewhere_and_theirs_alone(tmp_path: Path) -
         refused = await http.post(COMPLETIONS, json={"prompt": "x"}, headers=as_user)
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
         assert (await http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101])
+def test_a_key_needs_a_name_of_some_length(name: str) -> None:
+    with pytest.raises(BadInput, match="1 to 100"):
+        new_key(name)
+    assert new_key("x" * 100)[0].startswith("rl-")

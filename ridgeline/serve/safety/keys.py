@@ -27,6 +27,7 @@ import msgspec
 
 from ridgeline.errors import BadInput
 
+MAX_NAME = 100  # characters
 _MAX_FILE_BYTES = 1 << 20
 Rate = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -34,7 +35,7 @@ Rate = Annotated[int, msgspec.Meta(ge=1)]
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One key as the file holds it."""
 
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     requests_per_minute: Rate | None = None
     tokens_per_minute: Rate | None = None
@@ -123,7 +124,14 @@ def _read(file: Path) -> list[Key]:
 
 
 def new_key(name: str) -> tuple[str, str]:
-    """A fresh key, to be shown once, and its entry for the file."""
+    """A fresh key, to be shown once, and its entry for the file. BadInput: no name, or too long."""
+    if not 1 <= len(name) <= MAX_NAME:
+        raise BadInput(
+            "the name of a key is too long" if name else "a key needs a name",
+            value=f"{len(name)} characters",
+            limit=f"1 to {MAX_NAME}",
+            fix="take a shorter name" if name else "say whose key it is",
+        )
     key = "rl-" + secrets.token_urlsafe(32)
     digest = sha256(key.encode()).hexdigest()
     checked = msgspec.convert({"name": name, "sha256": digest}, Key)
