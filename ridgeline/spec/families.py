@@ -325,24 +325,31 @@ def _refuse_early(config: Mapping[str, Any], where: str) -> None:
 def _family_name(config: Mapping[str, Any], where: str) -> str:
     known = ", ".join(FAMILIES)
     model_type: Any = config.get("model_type")
-    architectures = config.get("architectures") or []
+    architectures = _architectures(config, where)
     _refuse_early(config, where)
     if model_type is None:
         by_architecture = {row.architecture: key for key, row in FAMILIES.items()}
         model_type = next((by_architecture.get(a) for a in architectures), None)
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         asked = config.get("model_type") or architectures or None
         raise BadModel(
             f"{where}: the architecture is not supported", value=asked, limit=f"supported: {known}"
         )
     _check_architecture(config, FAMILIES[model_type].architecture, model_type, where)
-    return str(model_type)
+    return model_type
+
+
+def _architectures(config: Mapping[str, Any], where: str) -> list[str]:
+    found: Any = config.get("architectures") or []
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise BadModel(f"{where}: architectures is not a list of names", value=str(found))
+    return found
 
 
 def _check_architecture(
     config: Mapping[str, Any], expected: str, model_type: str, where: str
 ) -> None:
-    architectures = config.get("architectures") or []
+    architectures = _architectures(config, where)
     if architectures and expected not in architectures:
         raise BadModel(
             f"{where}: {architectures[0]} is not a text-generating {model_type} model",

@@ -84,10 +84,14 @@ def _of_gguf(model: str) -> Tokenizer:
     if "tokenizer.ggml.tokens" not in metadata:
         return NoTokenizer(model)
     source = metadata.get("tokenizer.chat_template")
-    template = (
-        NoChatTemplate() if source is None else JinjaTemplate(source, template_names(metadata))
-    )
-    return HfTokenizer(tokenizer_of(metadata), template)
+    try:
+        inner, names = tokenizer_of(metadata), template_names(metadata)
+    except BadModel:
+        raise
+    except Exception as error:  # the library raises bare Exception; metadata may hold anything
+        what = f"{type(error).__name__}: {error}"
+        raise BadModel("the tokenizer in the GGUF file cannot be read", value=what) from None
+    return HfTokenizer(inner, NoChatTemplate() if source is None else JinjaTemplate(source, names))
 
 
 def _read(file: Path) -> tokenizers.Tokenizer:

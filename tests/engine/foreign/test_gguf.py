@@ -5,7 +5,9 @@ from __future__ import annotations
 import struct
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -217,3 +219,23 @@ def test_what_is_not_read_is_refused(q4: Path, tmp_path: Path) -> None:
             command("demo", tmp_path / "x", choices)
     with pytest.raises(BadInput):
         command("demo", tmp_path / "x", Choices(bits=16, format="gguf"))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"tokenizer.ggml.merges": ["a nothing-like-it"]},
+        {"tokenizer.ggml.merges": ["alone"]},
+        {"tokenizer.ggml.tokens": 7},
+        {"tokenizer.ggml.bos_token_id": 10**6},
+        {"tokenizer.ggml.token_type": 3},
+    ],
+)
+def test_a_broken_tokenizer_is_told(
+    q4: Path, broken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = read_gguf(str(q4))
+    damaged = msgspec.structs.replace(header, metadata=header.metadata | broken)
+    monkeypatch.setattr("ridgeline.engine.text.tokenizer.read_gguf", lambda _: damaged)
+    with pytest.raises(BadModel, match="tokenizer in the GGUF file"):
+        load_tokenizer(str(q4))
