@@ -16,6 +16,7 @@ from rich.console import Console
 
 from ridgeline.cli.generate import figures
 from ridgeline.errors import RidgelineError
+from ridgeline.measure.http import authorization, base_url
 
 Message = dict[str, str]
 
@@ -37,8 +38,7 @@ def command(options: ChatOptions) -> int:
     said: list[Message] = []
     if options.system:
         said.append({"role": "system", "content": options.system})
-    headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    base = options.url.rstrip("/").removesuffix("/v1")
+    base, headers = base_url(options.url), authorization(options.api_key)
     with httpx.Client(base_url=base, headers=headers, timeout=600) as client:
         for text in _input(console):
             said.append({"role": "user", "content": text})

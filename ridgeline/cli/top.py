@@ -22,6 +22,7 @@ from rich.live import Live
 
 from ridgeline.cli.top_table import NUM_SHOWN, Served, Shown, table
 from ridgeline.errors import BadInput, RidgelineError
+from ridgeline.measure.http import authorization, base_url
 
 WINDOW_S = 60.0
 Buckets = dict[float, float]
@@ -94,8 +95,7 @@ def command(url: str, api_key: str | None, *, once: bool, json: bool, interval_s
     """Look once, or until Ctrl-C."""
     if json and not once:
         raise BadInput("--json needs --once", fix="add --once")
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    base = url.rstrip("/").removesuffix("/v1")
+    base, headers = base_url(url), authorization(api_key)
     with httpx.Client(base_url=base, headers=headers, timeout=10) as client:
         look = partial(look_at, client)
         if once:

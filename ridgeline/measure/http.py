@@ -101,7 +101,8 @@ def base_url(url: str) -> str:
         _ = parsed.port
     except ValueError as error:
         raise BadInput("not a URL", value=url, fix=f"write http://HOST:PORT ({error})") from None
-    if parsed.scheme not in ("http", "https") or not parsed.hostname:
+    host = parsed.hostname or ""
+    if parsed.scheme not in ("http", "https") or not host or " " in host:
         raise BadInput("not an HTTP address", value=url, fix="write http://HOST:PORT")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
@@ -129,9 +130,17 @@ def wire_to(url: str, api_key: str | None, dial: Dial = dial) -> tuple[Wire, str
     parsed = urlsplit(base_url(url))
     tls = parsed.scheme == "https"
     origin = Origin(parsed.hostname or "", parsed.port or (443 if tls else 80), tls)
-    return Wire(
-        origin, {"Authorization": f"Bearer {api_key}"} if api_key else {}, dial
-    ), parsed.path
+    return Wire(origin, authorization(api_key), dial), parsed.path
+
+
+def authorization(api_key: str | None) -> dict[str, str]:
+    """The header that shows a key, none without one; BadInput where a header cannot hold it."""
+    if not api_key:
+        return {}
+    if not api_key.isascii() or not api_key.isprintable():
+        what = "the API key holds what an HTTP header cannot"
+        raise BadInput(what, limit="printable ASCII", fix="copy the key again")
+    return {"Authorization": f"Bearer {api_key}"}
 
 
 def _addressed(request: LoadRequest, endpoint: Endpoint) -> tuple[str, dict[str, object]]:

@@ -111,3 +111,14 @@ def test_top_judges_by_what_is_promised() -> None:
     assert "kept (promised 200.0 ms)" in rows["ttft p95"]
     assert "missed (promised 50.0 ms)" in rows["itl p95"]
     assert "▄█" in rows["requests running"] and "ridgeline top · demo" in out.getvalue()
+
+
+@pytest.mark.parametrize("command", [["chat"], ["top", "--once"]])
+@pytest.mark.parametrize(
+    "flags", [["--url", "http://h:x"], ["--url", "ftp://h"], ["--api-key", "☃"]]
+)
+def test_an_address_or_a_key_that_cannot_be_is_refused(
+    command: list[str], flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, *flags]) == 2
+    assert re.search("not a URL|not an HTTP address|printable ASCII", capsys.readouterr().err)

@@ -12,7 +12,7 @@ import pytest
 from ridgeline.errors import BadInput
 from ridgeline.measure.arrivals import Closed, burst
 from ridgeline.measure.client import LoadOptions, run_load
-from ridgeline.measure.http import HttpTarget, base_url, first_model
+from ridgeline.measure.http import HttpTarget, authorization, base_url, first_model
 from ridgeline.measure.metrics import itl_s, outcome, tpot_s, ttft_s
 from ridgeline.measure.target import Recorder
 from ridgeline.measure.wire import WireError
@@ -208,10 +208,20 @@ def test_endpoints(in_virtual_time):
         send(in_virtual_time, script, ids, endpoint="chat")
 
 
-@pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://", "", "http://[::1"])
+@pytest.mark.parametrize(
+    "url", ["host:8000", "ftp://host", "http://", "", "http://[::1", "http:// x"]
+)
 def test_what_is_no_http_address_is_refused(url):
     with pytest.raises(BadInput):
         base_url(url)
+
+
+@pytest.mark.parametrize("key", ["☃", "a\r\nx: y", "\0"])
+def test_a_key_that_no_header_can_hold_is_refused(key):
+    with pytest.raises(BadInput, match="printable ASCII"):
+        authorization(key)
+    assert authorization(None) == authorization("") == {}
+    assert authorization("a b") == {"Authorization": "Bearer a b"}
 
 
 def test_urls_lose_their_tail():
