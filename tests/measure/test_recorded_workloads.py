@@ -75,6 +75,14 @@ def test_mooncake_shares_what_the_hashes_share(tmp_path):
         ("azure", "TIMESTAMP,ContextTokens\n1,2\n"),
         ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\nnow,3,4\n"),
         ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n"),
+        *(
+            ("azure", f"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,{count},4\n")
+            for count in ("1e400", "nan", "-3", "99999999999")
+        ),
+        ("burstgpt", "Timestamp,Request tokens,Response tokens\n5,7\n"),
+        ("burstgpt", "Timestamp,Request tokens,Response tokens\ninf,7,8\n"),
+        ("burstgpt", "Timestamp,Request tokens,Response tokens\n5,7," + "8" * 200_000 + "\n"),
+        ("mooncake", '{"timestamp": 0, "input_length": 99999999999, "output_length": 1}'),
         ("burstgpt", "Timestamp,Request tokens,Response tokens\n1,x,3\n"),
         ("mooncake", '{"timestamp": 1}\n'),
         ("sharegpt", "[]"),

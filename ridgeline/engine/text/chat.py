@@ -14,6 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from ridgeline.errors import BadInput, BadModel
 from ridgeline.spec.load import read_json
 
@@ -131,12 +133,30 @@ def _source(path: Path, config: Mapping[str, Any]) -> str | None:
     if file.is_file():
         if file.stat().st_size > _MAX_TEMPLATE_BYTES:
             raise BadModel("the chat template is too large", value=str(file))
-        return file.read_text(encoding="utf-8")
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found}
-        found = named.get("default")
-    return found if isinstance(found, str) else None
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise BadModel("the chat template is no UTF-8", value=str(error)) from None
+    try:
+        return msgspec.convert(config, _Templates).default()
+    except msgspec.ValidationError as error:
+        raise BadModel(f"tokenizer_config.json of {path}: {error}") from None
+
+
+class _Named(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _Templates(msgspec.Struct):
+    """What tokenizer_config.json says of templates: one, or several with names."""
+
+    chat_template: str | list[_Named] | None = None
+
+    def default(self) -> str | None:
+        if not isinstance(self.chat_template, list):
+            return self.chat_template
+        return next((each.template for each in self.chat_template if each.name == "default"), None)
 
 
 def _content(token: object) -> str | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import random
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -32,6 +33,7 @@ from ridgeline.measure.workload.synthetic import FIRST_ID
 
 MOONCAKE_BLOCK = 512
 VOCAB = 2048
+MOST_TOKENS = 10_000_000  # of a prompt, and of an answer
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -81,7 +83,7 @@ def _ids(seed: str, count: int) -> list[int]:
 def azure(path: str) -> TraceWorkload:
     """Raises BadInput where a column is missing or a value is not a number."""
     rows = [
-        Row(_instant(where, row["TIMESTAMP"]), *_counts(where, row, (_AZURE[1], _AZURE[2])))
+        _row(where, _instant(where, row["TIMESTAMP"]), *_counts(where, row, _AZURE))
         for where, row in _csv(path, _AZURE)
     ]
     return _workload("azure", path, rows)
@@ -89,9 +91,9 @@ def azure(path: str) -> TraceWorkload:
 
 def burstgpt(path: str) -> TraceWorkload:
     rows = [
-        Row(_number(where, row["Timestamp"]), *_counts(where, row, (_BURSTGPT[1], _BURSTGPT[2])))
+        _row(where, _number(where, row["Timestamp"]), *_counts(where, row, _BURSTGPT))
         for where, row in _csv(path, _BURSTGPT)
-        if row["Response tokens"].strip() != "0"
+        if (row["Response tokens"] or "").strip() != "0"
     ]
     return _workload("burstgpt", path, rows)
 
@@ -117,7 +119,8 @@ def mooncake(path: str) -> TraceWorkload:
         except msgspec.MsgspecError as error:
             raise BadInput(f"{path}:{number}: not a line of a Mooncake trace ({error})") from None
         lengths = (each.input_length, each.output_length)
-        rows.append(Row(each.timestamp / 1000, *lengths, tuple(each.hash_ids)))
+        at_s, blocks = each.timestamp / 1000, tuple(each.hash_ids)
+        rows.append(_row(f"{path}:{number}", at_s, *lengths, blocks))
     return _workload("mooncake", path, rows)
 
 
@@ -138,25 +141,42 @@ def _read(path: str) -> str:
 
 def _csv(path: str, needed: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
     reader = csv.DictReader(io.StringIO(_read(path)))
-    missing = [name for name in needed if name not in (reader.fieldnames or ())]
-    if missing:
-        raise BadInput(
-            "the trace lacks a column", value=path, limit=", ".join(needed), fix=f"add {missing[0]}"
-        )
-    for number, row in enumerate(reader, 2):
-        yield f"{path}:{number}", row
+    try:
+        missing = [name for name in needed if name not in (reader.fieldnames or ())]
+        if missing:
+            limit, fix = ", ".join(needed), f"add {missing[0]}"
+            raise BadInput("the trace lacks a column", value=path, limit=limit, fix=fix)
+        for number, row in enumerate(reader, 2):
+            yield f"{path}:{number}", row
+    except csv.Error as error:
+        raise BadInput("cannot read the trace", value=path, fix=str(error)) from None
 
 
-def _counts(where: str, row: dict[str, Any], names: tuple[str, str]) -> tuple[int, int]:
-    num_input, num_output = (int(_number(where, row[name])) for name in names)
+def _row(
+    where: str, at_s: float, num_input: int, num_output: int, blocks: tuple[int, ...] = ()
+) -> Row:
+    for count in (num_input, num_output):
+        if not 0 <= count <= MOST_TOKENS:
+            raise BadInput(
+                f"{where}: no request has so many tokens", value=count, limit=f"0 to {MOST_TOKENS}"
+            )
+    return Row(at_s, num_input, num_output, blocks)
+
+
+def _counts(where: str, row: dict[str, Any], names: Sequence[str]) -> tuple[int, int]:
+    """The last two of the columns."""
+    num_input, num_output = (int(_number(where, row[name])) for name in names[-2:])
     return num_input, num_output
 
 
 def _number(where: str, text: str | None) -> float:
     try:
-        return float(text or "")
+        found = float(text or "")
     except ValueError:
-        raise BadInput(f"{where}: not a number", value=text) from None
+        found = math.nan
+    if not math.isfinite(found):
+        raise BadInput(f"{where}: not a number", value=text)
+    return found
 
 
 def _instant(where: str, text: str | None) -> float:
