@@ -21,13 +21,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.hardware.machine import rate_at
-from ridgeline.plan.weather import Weather
+from ridgeline.plan.weather import Positive, Weather
 
 FORMAT = 1  # of the file
 SERVER = "server"  # kind of the file of `calibrate --url` (`ridgeline.plan.served`)
@@ -65,6 +66,9 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     num_outputs: float
 
 
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
 class Linear(msgspec.Struct, frozen=True, kw_only=True):
     """`weight_s[i]`: seconds per weight that meets `rows[i]` rows, ascending, over and above those
     of the arithmetic at its peak, `row_s` per row.
@@ -73,12 +77,12 @@ class Linear(msgspec.Struct, frozen=True, kw_only=True):
     of them; `output_s`: of a number that a product writes.
     """
 
-    rows: tuple[int, ...]
-    weight_s: tuple[float, ...]
-    row_s: float
-    bandwidth: float
-    layer_s: float
-    output_s: float
+    rows: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1)], ...], msgspec.Meta(min_length=1)]
+    weight_s: tuple[Positive, ...]
+    row_s: Seconds
+    bandwidth: Positive
+    layer_s: Seconds
+    output_s: Seconds
 
     def seconds_per_weight(self, rows: float) -> float:
         """All arithmetic of a weight that meets `rows` rows."""
@@ -100,9 +104,9 @@ class Linear(msgspec.Struct, frozen=True, kw_only=True):
 class Attending(msgspec.Struct, frozen=True):
     """Seconds per FLOP of decodes, per byte of KV cache that they read, per FLOP of prompts."""
 
-    decode_flop_s: float
-    decode_byte_s: float
-    fresh_flop_s: float
+    decode_flop_s: Seconds
+    decode_byte_s: Seconds
+    fresh_flop_s: Seconds
 
 
 class Overheads(msgspec.Struct, frozen=True):
@@ -114,14 +118,14 @@ class Overheads(msgspec.Struct, frozen=True):
     are no part of `priced`: simulations, which are of served loads, add them.
     """
 
-    step_s: float
-    run_s: float
-    run_layer_s: float
-    logit_s: float
-    first_s: float
-    reader_s: float = 0.0
-    reader_first_s: float = 0.0
-    begun_s: float = 0.0  # of a sequence in its first step: its request is admitted there
+    step_s: Seconds
+    run_s: Seconds
+    run_layer_s: Seconds
+    logit_s: Seconds
+    first_s: Seconds
+    reader_s: Seconds = 0.0
+    reader_first_s: Seconds = 0.0
+    begun_s: Seconds = 0.0  # of a sequence in its first step: its request is admitted there
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,9 +166,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     took_s: float
     runs: tuple[str, ...]
-    peak_flops: dict[str, float]
-    bandwidth_bytes_s: dict[str, float]
-    overlap: float
+    peak_flops: dict[str, Positive]
+    bandwidth_bytes_s: Annotated[dict[str, Positive], msgspec.Meta(min_length=1)]
+    overlap: Positive
     linears: dict[str, Linear]
     attention: Attending
     overheads: Overheads
@@ -295,4 +299,16 @@ def load_calibration(path: Path) -> Calibration:
             limit=FORMAT,
             fix="run `ridgeline calibrate` again",
         )
+    _check(found, path)
     return found
+
+
+def _check(found: Calibration, path: Path) -> None:
+    """What the types of the fields do not say."""
+    if not all(size.isdecimal() for size in found.bandwidth_bytes_s):
+        raise BadInput("bandwidth_bytes_s of the calibration is not by bytes", value=str(path))
+    for name, linear in found.linears.items():
+        is_ascending = list(linear.rows) == sorted(set(linear.rows))
+        if len(linear.rows) != len(linear.weight_s) or not is_ascending:
+            fix = "one of weight_s for each of rows, which ascend"
+            raise BadInput(f"the calibration of {name} is not a curve", value=str(path), fix=fix)

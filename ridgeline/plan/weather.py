@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -46,6 +47,10 @@ class Busy(msgspec.Struct, frozen=True, kw_only=True):
     num_sampled: int
 
 
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Slowness = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
+
+
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
     """Slowness (1: as fitted) by bins of `bin_s`: of steps that only decode, and of others.
 
@@ -53,12 +58,12 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
     kinds of steps, measured seconds over fitted ones, of decodes and of prompts.
     """
 
-    bin_s: float
-    decode: tuple[float, ...]
-    prompt: tuple[float, ...]
-    moods: tuple[float, ...] = ()
-    decode_misfits: tuple[float, ...] = ()
-    prompt_misfits: tuple[float, ...] = ()
+    bin_s: Positive
+    decode: Slowness
+    prompt: Slowness
+    moods: tuple[Positive, ...] = ()
+    decode_misfits: tuple[Positive, ...] = ()
+    prompt_misfits: tuple[Positive, ...] = ()
 
     @property
     def span_s(self) -> float:

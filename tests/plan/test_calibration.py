@@ -291,8 +291,19 @@ def test_files(found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture
     point = Point(model="demo", device="this-machine", isl=100, osl=50)
     expected = predict(point, {"this-machine": found.accelerator()})
     assert told["tpot_ms"] == pytest.approx(expected.tpot_ms)
-    for broken in ("{}", json.dumps({**json.loads(path.read_text()), "version": 0})):
-        path.write_text(broken)
+    good = json.loads(path.read_text())
+    curves = {name: {**each, "rows": each["rows"][::-1]} for name, each in good["linears"].items()}
+    for damage in (
+        {"version": 0},
+        {"bandwidth_bytes_s": {"all": 1e9}},
+        {"bandwidth_bytes_s": {}},
+        {"overlap": 0},
+        {"linears": curves},
+        {"weather": {"bin_s": 0.1, "decode": [1.0], "prompt": [1.0], "moods": [-0.5]}},
+        {"weather": {"bin_s": 0.1, "decode": [], "prompt": [1.0]}},
+        {"overheads": None},
+    ):
+        path.write_text(json.dumps(good | damage))
         assert main(words) == 2
         assert "calibration" in capsys.readouterr().err
 
