@@ -177,6 +177,15 @@ def test_what_cannot_be_compiled_is_refused_alone(engine: Engine, bad: Structure
     assert engine.healthy()
 
 
+def test_one_of_is_exact_or_refused(engine: Engine) -> None:
+    """Branches that share a value cannot be told apart while the answer is written."""
+    shared = [{"type": "integer"}, {"type": "number"}]
+    with pytest.raises(BadInput, match="write anyOf"):
+        engine._masks.prepare(Structured("json", json.dumps({"oneOf": shared})))
+    apart = Structured("json", json.dumps({"oneOf": [{"type": "integer"}, {"type": "boolean"}]}))
+    assert accepts(engine, apart, "12") and accepts(engine, apart, "true")
+
+
 def test_a_schema_reaches_nothing_outside(engine: Engine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.2)

@@ -227,8 +227,9 @@ def _choices(text: str) -> str:
 
 def _refused(structured: Structured, why: str) -> BadInput:
     first = why.strip().splitlines()[0] if why.strip() else "it cannot be compiled"
+    fix = "mend it, or make it smaller"
+    if "coerce_one_of" in first:  # a switch of the library's that nobody has here
+        first, fix = "oneOf is supported where no value fits two of its branches", "write anyOf"
     return BadInput(
-        f"the {structured.kind} for structured output is not usable",
-        limit=first[:300],
-        fix="mend it, or make it smaller",
+        f"the {structured.kind} for structured output is not usable", limit=first[:300], fix=fix
     )
