@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -26,6 +27,7 @@ from ridgeline.plan.outline import load_outline
 from ridgeline.plan.predict import Point, timing
 
 BUSY = 0.7  # of a device's time that may be promised: beyond it queues grow out of hand
+MOST_TOKENS = 10_000_000  # of a prompt, and of an answer
 COMPANY = 32  # requests in flight on a device that is well used
 
 
@@ -33,9 +35,9 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One model and its load: requests per second of `isl` tokens in and `osl` out."""
 
     model: str
-    rate: float
-    isl: int = 1024
-    osl: int = 256
+    rate: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+    isl: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)] = 1024
+    osl: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)] = 256
     weight_dtype: str | None = None
     kv_dtype: str | None = None
 

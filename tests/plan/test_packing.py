@@ -75,3 +75,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     rows.write_text("[[model]]\nrate = 1.0\n")
     assert main(["pack", str(rows), "--device", "l4"]) == 2
     assert "models" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "row", ["rate = 0.0", "rate = nan", "rate = inf", "rate = 1.0\nosl = 0", "rate = 1.0\nisl = -3"]
+)
+def test_a_load_that_is_none_is_refused(
+    row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(f'[[model]]\nmodel = "dummy:llama-1b-32k"\n{row}\n')
+    assert main(["pack", str(file), "--device", "h100-sxm=1"]) == 2
+    assert "cannot read the models" in capsys.readouterr().err
