@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from ridgeline.engine.foreign.base import Codec, codec_for, contradiction
 from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.safetensors_file import ALL, FLOATS, Entry, entries_of
+from ridgeline.engine.model.safetensors_file import ALL, FLOATS, Entry, entries_of, open_tensors
 from ridgeline.engine.model.weights import match
 from ridgeline.engine.quant.grid import Grid, in_order, pack, refusal, side_by_side
 from ridgeline.engine.quant.ordered import OrderedPacked
@@ -48,7 +47,7 @@ class ForeignWeights:
 
     def __enter__(self) -> ForeignWeights:
         for file in {entry.file for entry in self._entries.values()}:
-            self._files[file] = self._stack.enter_context(safe_open(file, framework="pt"))
+            self._files[file] = self._stack.enter_context(open_tensors(file))
         self._modules = self._found_modules()
         self._located = match(self._spec, self._as_if_dense())
         self._parts = {(part.key, part.layer, part.expert): part for part in self._located}

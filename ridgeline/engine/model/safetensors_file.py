@@ -59,10 +59,23 @@ def read_header(file: Path, dtypes: Mapping[str, int] = FLOATS) -> dict[str, Ent
             )
         raw = stream.read(length)
     header = parse_header(file, raw)
-    header.pop("__metadata__", None)
+    told = header.pop("__metadata__", {})
+    if not isinstance(told, dict) or not all(isinstance(each, str) for each in told.values()):
+        raise BadModel(f"{file.name}: its __metadata__ is not a map of texts", fix=_AGAIN)
     entries = {name: _entry(file, name, entry, dtypes) for name, entry in header.items()}
     check_extents(file, header, size - 8 - length)
     return entries
+
+
+def open_tensors(file: Path) -> Any:
+    """The file for reading, as a context manager; BadModel where the library still finds fault
+    with it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise BadModel(f"{file.name}: {error}", fix=_AGAIN) from None
 
 
 def parse_header(file: Path, raw: bytes) -> dict[str, Any]:
@@ -80,7 +93,8 @@ def _entry(file: Path, name: str, entry: Any, dtypes: Mapping[str, int]) -> Entr
     try:
         shape, dtype = tuple(entry["shape"]), entry["dtype"]
         begin, end = entry["data_offsets"]
-        sane = all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
+        sane = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+        sane = sane and isinstance(dtype, str)
     except (TypeError, KeyError, ValueError):
         sane = False
     if not sane:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from ridgeline.engine.kernels.native_linear import Packed
@@ -29,7 +28,7 @@ from ridgeline.engine.model.names import (
     parts,
     row_sizes,
 )
-from ridgeline.engine.model.safetensors_file import Entry, entries_of
+from ridgeline.engine.model.safetensors_file import Entry, entries_of, open_tensors
 from ridgeline.engine.quant.packed import random_packed
 from ridgeline.engine.quant.ready import Ready
 from ridgeline.errors import BadModel
@@ -82,7 +81,7 @@ class CheckpointWeights(PlainWeights):
 
     def __enter__(self) -> CheckpointWeights:
         for file in {entry.file for entry in self.entries.values()}:
-            self.files[file] = self.stack.enter_context(safe_open(file, framework="pt"))
+            self.files[file] = self.stack.enter_context(open_tensors(file))
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -16,13 +16,12 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.dtype import DTYPES
-from ridgeline.engine.model.safetensors_file import SINGLE, read_header
+from ridgeline.engine.model.safetensors_file import SINGLE, open_tensors, read_header
 from ridgeline.errors import BadModel, CannotRun
 from ridgeline.spec.model import ModelSpec
 
@@ -118,7 +117,7 @@ def read_tensors(
             value=f"{name}: {differing[0]} is {found.get(differing[0], 'missing')}",
             limit=shapes.get(differing[0], "not there"),
         )
-    with safe_open(file, framework="pt") as opened:
+    with open_tensors(file) as opened:
         return {tensor: opened.get_tensor(tensor).to(dtype) for tensor in shapes}
 
 

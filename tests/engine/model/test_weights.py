@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.model.names import Part, parts
-from ridgeline.engine.model.safetensors_file import INDEX, SINGLE, entries_of
+from ridgeline.engine.model.safetensors_file import INDEX, SINGLE, entries_of, open_tensors
 from ridgeline.engine.model.weights import DummyWeights
 from ridgeline.errors import BadModel
 from ridgeline.spec.cost import resident_weight_bytes
@@ -168,6 +168,10 @@ def header_file(path: Path, header: Any, data: bytes = b"") -> Path:
     [
         (b"{not json", "not JSON"),
         (b"[1]", "not a JSON object"),
+        ({"__metadata__": {"format": {"a": 1}}}, "not a map of texts"),
+        ({"__metadata__": 3}, "not a map of texts"),
+        ({"w": {"dtype": [], "shape": [2], "data_offsets": [0, 8]}}, "tensor w is malformed"),
+        ({"w": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}}, "tensor w is malformed"),
         (b"[" * 100_000, "not JSON"),
         ({"w": {"dtype": "F32", "shape": [2]}}, "tensor w is malformed"),
         ({"w": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}, "tensor w is malformed"),
@@ -187,6 +191,12 @@ def header_file(path: Path, header: Any, data: bytes = b"") -> Path:
 def test_malformed_header(tmp_path: Path, header: Any, message: str) -> None:
     with pytest.raises(BadModel, match=message):
         entries_of(header_file(tmp_path, header, b"\0" * 8))
+
+
+def test_what_the_library_still_refuses_is_told(tmp_path: Path) -> None:
+    file = header_file(tmp_path, b'{"w": 1}') / SINGLE
+    with pytest.raises(BadModel, match=r"fetch it again"):
+        open_tensors(file)
 
 
 @pytest.mark.parametrize(
