@@ -25,7 +25,6 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from ridgeline.compress.balance import Balanced, Site, choose_awq, choose_smooth, sites
@@ -43,6 +42,7 @@ from ridgeline.compress.store import Store
 from ridgeline.compress.walk import ATTENTION, Walk, Walks, watch_both
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.pack import layer_products
+from ridgeline.engine.model.safetensors_file import open_tensors
 from ridgeline.engine.model.weights import CheckpointWeights, PlainWeights, Weights
 from ridgeline.errors import CannotRun
 from ridgeline.spec.locate import is_dummy, model_path
@@ -61,7 +61,7 @@ class Unmapped(CheckpointWeights):
 
     def get(self, part: Part) -> Tensor:
         file = self.entries[self.located[part].name].file
-        with safe_open(file, framework="pt") as self.files[file]:
+        with open_tensors(file) as self.files[file]:
             found = super().get(part)
         del self.files[file]
         return found

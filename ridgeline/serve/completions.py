@@ -22,7 +22,8 @@ class CompletionVoice:
 
     def __init__(self, request: CompletionRequest, job: Job, tokenizer: Tokenizer) -> None:
         self._request, self._job = request, job
-        self._names = IdNames() if request.return_tokens_as_token_ids else tokenizer
+        self._shows_ids = bool(request.return_tokens_as_token_ids)
+        self._names = IdNames() if self._shows_ids else tokenizer
         self._decode = tokenizer.decode
         self._told_chars: dict[int, int] = {}  # by choice that has begun: of the tokens told
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
@@ -113,16 +114,18 @@ class CompletionVoice:
         if not self._job.scores_only:
             tokens += [event.token for event in choice.tokens]
             positions += [event.logprobs for event in choice.tokens]
-        offsets = self._offsets(index, tokens)
-        return completion_logprobs(positions, tokens, self._names, offsets)
+        texts = [self._decode([token], skip_special_tokens=False) for token in tokens]
+        named = [self._names.decode([t]) for t in tokens] if self._shows_ids else texts
+        offsets = self._offsets(index, texts)
+        return completion_logprobs(positions, named, self._names, offsets)
 
-    def _offsets(self, index: int, tokens: list[int]) -> list[int]:
-        """Where each of the tokens begins in the choice's text: behind those told before it,
-        streamed or not, whatever of their text a stop string holds back."""
+    def _offsets(self, index: int, texts: list[str]) -> list[int]:
+        """Where each token's text begins in the choice's: behind those told before it, streamed or
+        not, whatever of them a stop string holds back."""
         offsets, at = [], self._told_chars.get(index, 0)
-        for token in tokens:
+        for text in texts:
             offsets.append(at)
-            at += len(self._decode([token], skip_special_tokens=False))
+            at += len(text)
         self._told_chars[index] = at
         return offsets
 

@@ -30,15 +30,15 @@ class IdNames:
 
 
 def completion_logprobs(
-    positions: Positions, tokens: Sequence[int], tokenizer: TokenNames, offsets: Sequence[int]
+    positions: Positions, names: Sequence[str], tokenizer: TokenNames, offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """`{tokens, token_logprobs, top_logprobs, text_offset}`; `offsets`: where in the text each
-    token begins, in characters.
+    """`{tokens, token_logprobs, top_logprobs, text_offset}`; `names`: the tokens as `tokenizer`
+    writes them; `offsets`: where in the text each begins, in characters.
 
     A None position (the first token of a prompt, which nothing predicts) gives nulls.
     """
     return {
-        "tokens": [_text(token, tokenizer) for token in tokens],
+        "tokens": list(names),
         "token_logprobs": [None if at is None else _number(at.logprob) for at in positions],
         "top_logprobs": [None if at is None else _as_map(at, tokenizer) for at in positions],
         "text_offset": list(offsets),

@@ -293,6 +293,9 @@ def test_files(found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture
     assert told["tpot_ms"] == pytest.approx(expected.tpot_ms)
     good = json.loads(path.read_text())
     curves = {name: {**each, "rows": each["rows"][::-1]} for name, each in good["linears"].items()}
+    path.write_text("{}")
+    assert main(words) == 2
+    assert "calibration" in capsys.readouterr().err
     for damage in (
         {"version": 0},
         {"bandwidth_bytes_s": {"all": 1e9}},

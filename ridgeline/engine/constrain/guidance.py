@@ -76,15 +76,21 @@ class _Walk:
         return list(output[: len(self.consumed)]) == self.consumed
 
     def catch_up(self, output: Sequence[int]) -> None:
-        for token in output[len(self.consumed) :]:
-            self._consume(token)
-            self.consumed.append(token)
+        rest = list(output[len(self.consumed) :])
+        first_end = next((i for i, token in enumerate(rest) if token in self._ends), len(rest))
+        num_said = 0 if self.has_ended else first_end
+        self._consume(rest[:num_said])  # in one call: a fresh walk has all of an answer before it
+        for token in rest[num_said:]:
+            self.has_ended |= token in self._ends and self.matcher.is_accepting()
+            if not self.has_ended:
+                self._consume([token])
+            elif token not in self._ends:
+                raise ArithmeticError(f"the grammar has ended; token {token} came behind it")
+        self.consumed += rest
 
-    def _consume(self, token: int) -> None:
-        is_end = token in self._ends and (self.has_ended or self.matcher.is_accepting())
-        if not is_end and (self.has_ended or not self.matcher.consume_token(token)):
+    def _consume(self, tokens: list[int]) -> None:
+        if tokens and not self.matcher.consume_tokens(tokens):
             raise ArithmeticError(f"the grammar stopped: {self.matcher.get_error()[:200]}")
-        self.has_ended = is_end
 
     def forbidden(self, width: int) -> Tensor:
         """Whether each of `width` tokens may not come next. bool_V."""
