@@ -97,13 +97,22 @@ def _llama_source(folder: Path) -> Path:
     return source
 
 
+def _spare_its_tiles() -> None:
+    """GCC 12 says of `_tile_loadconfig` that it reads 8 bytes of its 64, and drops what llama.cpp
+    writes into the others: on a CPU with AMX its first prompt is then a general protection fault.
+    """
+    os.environ["CXXFLAGS"] = "-fno-tree-dse -fno-dse"
+
+
 def _llama_cpp(folder: Path) -> None:
     _pip(folder, "numpy", "gguf")
+    _spare_its_tiles()
     os.environ["CMAKE_ARGS"] = "-DGGML_NATIVE=ON"
     _pip(folder, _llama_source(folder))
 
 
 def _llama_server(folder: Path) -> None:
+    _spare_its_tiles()
     build = _llama_source(folder) / "vendor/llama.cpp/build"
     cmake = folder / "bin/cmake"
     options = ["-DGGML_NATIVE=ON", "-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF"]
