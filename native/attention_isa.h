@@ -1,4 +1,5 @@
-// Which variant of the attention kernels runs: by asking the CPU. The names are those of linear_isa.h.
+// Which variant of the attention kernels runs: by asking the CPU. The names are those of linear_isa.h; "avx512amx" is
+// avx512vnni here, where the CPU has tiles.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -20,7 +21,9 @@ void each_attention_variant(Visit visit) {
 #if defined(__x86_64__)
   const Isa best = best_isa();
   const bool wide = best == Isa::kAvx512, narrow = best != Isa::kPortable && __builtin_cpu_supports("f16c");
-  visit(AttentionVariant{"avx512vnni", attention_ops_avx512vnni, wide && __builtin_cpu_supports("avx512vnni")});
+  const bool bytes = wide && __builtin_cpu_supports("avx512vnni");
+  visit(AttentionVariant{"avx512amx", attention_ops_avx512vnni, bytes && has_tiles()});
+  visit(AttentionVariant{"avx512vnni", attention_ops_avx512vnni, bytes});
   visit(AttentionVariant{"avx512", attention_ops_avx512, wide});
   visit(AttentionVariant{"avxvnni", attention_ops_avxvnni, narrow && __builtin_cpu_supports("avxvnni")});
   visit(AttentionVariant{"avx2", attention_ops_avx2, narrow});
@@ -37,7 +40,7 @@ inline const AttentionOps& attention_ops(const std::string& name) {
     if (!found && v.runs && (name == "auto" || name == v.name)) found = &v.ops();
   });
   if (!known)
-    throw std::invalid_argument("unknown ISA " + name + "; known: auto, portable, avx2, avxvnni, avx512, avx512vnni");
+    throw std::invalid_argument(unknown_isa(name));
   if (!found) throw std::invalid_argument("this CPU lacks " + name);
   return *found;
 }

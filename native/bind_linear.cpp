@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -79,10 +80,14 @@ struct Weight {
     require(!zeros || w.kind == WeightKind::kInt4, "only int4 has zeros");
     require(takes_floats(w.kind) == (factors == 0), "whole numbers have factors, bf16 and fp32 none");
     require(!factors || num_factors == panels * kPanel, "factors have another size than the shape says");
+    const uint8_t* const all_zeros = reinterpret_cast<const uint8_t*>(zeros);
+    uint8_t largest = 0;
+    for (int64_t i = 0; zeros && i < panels * w.num_groups() * kPanel; ++i) largest = std::max(largest, all_zeros[i]);
+    require(largest <= kMaxZero, "a zero-point is beyond 128");
     require(!bias || num_bias == w.num_out, "the bias has another size than the shape says");
     w.lines = reinterpret_cast<const uint8_t*>(lines);
     w.scales = reinterpret_cast<const uint16_t*>(scales);
-    w.zeros = reinterpret_cast<const uint8_t*>(zeros);
+    w.zeros = all_zeros;
     w.factors = reinterpret_cast<const float*>(factors);
     w.bias = reinterpret_cast<const float*>(bias);
     w.mins = reinterpret_cast<const uint16_t*>(mins);

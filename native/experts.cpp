@@ -93,14 +93,15 @@ class PairRowsOp : public Op {
   PairRowsOp(const ExpertsPlan& plan, bool gated) : plan_(plan), gated_(gated) {}
   void begin(Frame& frame) const override { reserve_rows(frame, weight(), num_items(frame)); }
   int64_t num_items(const Frame& frame) const override { return int64_t{frame.num_rows} * plan_.num_chosen; }
-  void run(const Frame& frame, int64_t item, float*) const override {
+  int scratch_floats() const override { return gated_ ? weight().num_in : 0; }
+  void run(const Frame& frame, int64_t item, float* scratch) const override {
     const int32_t pair = frame.experts.sorted[item], expert = frame.experts.expert[pair];
     const int row = static_cast<int>(item) - frame.experts.first[expert], wide = weight().num_in;
     const float* x = frame.at(kNormed, pair / plan_.num_chosen, plan_.width);
     if (gated_) {
-      float* gate = frame.at(kWide, item, 2 * wide);
-      frame.row->gate(plan_.act, gate, gate + wide, wide, gate);
-      x = gate;
+      const float* gate = frame.at(kWide, item, 2 * wide);
+      frame.row->gate(plan_.act, gate, gate + wide, wide, scratch);
+      x = scratch;
     }
     prepare(frame, weight(), rows_of(frame, weight(), expert), row, x, 0, weight().num_groups());
   }
@@ -125,7 +126,8 @@ class ExpertLinearOp : public Op {
     const int expert = frame.experts.chosen[item / chunks];
     const PackedWeight& weight = *weights_[expert];
     float* out = frame.at(to_, frame.experts.first[expert], weight.num_out);
-    multiply(frame, weight, rows_of(frame, weight, expert), out, item % chunks);
+    const PreparedRows rows = rows_of(frame, weight, expert);
+    multiply(frame, weight, rows, 0, rows.rows.num_rows, out, item % chunks);
   }
 
  private:

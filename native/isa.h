@@ -3,6 +3,11 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace ridgeline {
 
 enum class Isa { kPortable, kAvx2, kAvx512 };
@@ -26,19 +31,40 @@ inline const char* isa_name(Isa isa) {
   }
 }
 
+inline std::string unknown_isa(const std::string& name) {
+  return "unknown ISA " + name + "; known: auto, portable, avx2, avxvnni, avx512, avx512vnni, avx512amx";
+}
+
+// Whether this process may multiply tiles (AMX): the CPU can, and the system, which has to keep 8 KB more of every
+// thread that does, was asked and agrees (a system without the question, or one that refuses, says no).
+inline bool has_tiles() {
+#if defined(__x86_64__) && defined(__linux__)
+  static const bool granted = [] {
+    __builtin_cpu_init();
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
+           syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return granted;
+#else
+  return false;
+#endif
+}
+
 // The variant by name; one that this CPU cannot run is refused, never executed.
 inline Isa isa_from(const std::string& name) {
   const Isa best = best_isa();
   if (name == "auto") return best;
   // The variants with byte products (linear_isa.h) are of these families for every other kernel.
-  const std::string family = name == "avxvnni" ? "avx2" : name == "avx512vnni" ? "avx512" : name;
+  const bool wide = name == "avx512vnni" || name == "avx512amx";
+  const std::string family = name == "avxvnni" ? "avx2" : wide ? "avx512" : name;
   for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
     if (family != isa_name(isa)) continue;
     if (static_cast<int>(isa) > static_cast<int>(best))
       throw std::invalid_argument("this CPU lacks " + name + "; best here: " + isa_name(best));
     return isa;
   }
-  throw std::invalid_argument("unknown ISA " + name + "; known: auto, portable, avx2, avxvnni, avx512, avx512vnni");
+  throw std::invalid_argument(unknown_isa(name));
 }
 
 inline void require(bool ok, const char* what) {

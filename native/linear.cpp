@@ -118,7 +118,8 @@ void quantise_rows(const LinearOps& ops, const float* x, int64_t x_stride, float
 
 void linear_quantised(const LinearOps& ops, const PackedWeight& weight, const QuantRows& rows, float* out,
                       int64_t out_stride, int num_threads) {
-  LinearArgs args = {weight, rows.values, rows.scales, rows.sums, out, out_stride, rows.num_rows};
+  LinearArgs args = {weight, rows.values,   rows.scales, rows.sums,    out,
+                     out_stride, rows.num_rows, 0, rows.num_rows};
   Buffer wide;
   if (ops.x_bytes(weight.kind) == 2) {
     const int64_t elements = static_cast<int64_t>(rows.num_rows) * rows.padded_in();
@@ -146,7 +147,7 @@ void linear_float(const LinearOps& ops, const PackedWeight& weight, const float*
     const int threads = worthwhile_threads(static_cast<int64_t>(count) * weight.padded_in(), num_threads);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int row = 0; row < count; ++row) ops.arrange(from + row * x_stride, weight.num_in, row, count, to);
-    multiply_all(ops, {weight, to, nullptr, nullptr, out + first * out_stride, out_stride, count}, num_threads);
+    multiply_all(ops, {weight, to, nullptr, nullptr, out + first * out_stride, out_stride, count, 0, count}, num_threads);
   }
 }
 

@@ -19,8 +19,8 @@
 // several, and the scale of a group is scale * step, its minimum min * min_step (scales of scales, as GGUF's
 // K-quants have them; exact in float32).
 //
-// HOW ROWS LIE (QuantRows). Blocks of 32 inputs (16 where groups are of 16), in each all rows:
-// values[block][row][32]. So a tile of rows reads one contiguous piece per block. scales[group][row] and
+// HOW ROWS LIE (QuantRows). Blocks of 32 inputs (16 where groups are of 16; 64 where the variant wants them so and a
+// group is whole blocks of 64: LinearOps::most_block), in each all rows: values[block][row][32]. So a tile of rows reads one contiguous piece per block. scales[group][row] and
 // sums[group][row] (of the values).
 // Whoever produces rows (a fused RMSNorm, SiLU * up, ...) computes them in float32, hands each to
 // LinearOps::quantise, and passes the QuantRows to every linear that reads this input.
@@ -42,6 +42,7 @@ namespace ridgeline {
 
 constexpr int kPanel = 16, kBlock = 32, kLineBytes = 64;
 constexpr int kMaxInputs = 1 << 16;  // 65536 * 255 * 127 < 2^31
+constexpr int kMaxZero = 128;       // int4: a weight less its zero is a signed byte
 
 enum class WeightKind { kInt4, kInt8, kBf16, kFp32, kInt8Groups };
 
@@ -52,7 +53,8 @@ inline bool has_groups(WeightKind kind) { return kind == WeightKind::kInt4 || ki
 inline bool takes_floats(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kFp32; }
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-inline int block_of(int group) { return group < kBlock ? group : kBlock; }  // inputs that lie together
+// Inputs that lie together, at most `most` of them: 32, 64, or all of a group of 16.
+inline int block_of(int group, int most) { return group < kBlock ? group : group % most ? kBlock : most; }
 
 struct PackedWeight {
   WeightKind kind;
@@ -85,7 +87,7 @@ struct PackedWeight {
 
 // Rows as int8 with a scale per row and group: x = value * scale, |value| <= 127.
 struct QuantRows {
-  int8_t* values;  // [padded_in / block][num_rows][block]
+  int8_t* values;  // [padded_in / block][num_rows][block], block_of the ops that multiply them
   float* scales;   // [groups][num_rows]
   int32_t* sums;   // [groups][num_rows]
   int num_rows, num_in, group;
@@ -102,12 +104,17 @@ struct LinearArgs {
   float* out;           // [M, N], rows out_stride apart
   int64_t out_stride;
   int num_rows;
+  int first_row, end_row;  // of them, those that are computed
 };
 
 // One ISA's functions. Each works on the calling thread; whoever calls divides the panels and the rows.
 struct LinearOps {
   const char* isa;
   int panels_per_tile;  // cut the panels among threads at multiples of this
+  int most_block;       // of QuantRows::values: see block_of
+  // Bytes of QuantRows::values that stay in a core's own cache while all panels pass by; 0: of no account, because
+  // arithmetic takes longer than reading them again.
+  int64_t rows_kept;
   // Row `row` of `to`, from num_in floats; row_scale > 0 fixes the scale of every group.
   void (*quantise)(const float* x, float row_scale, const QuantRows& to, int row);
   int (*x_bytes)(WeightKind kind);  // bytes per element of LinearArgs::x: 1, 2 (int8 widened) or 4 (floats)
@@ -124,6 +131,7 @@ const LinearOps& linear_ops_avx2();
 const LinearOps& linear_ops_avxvnni();
 const LinearOps& linear_ops_avx512();
 const LinearOps& linear_ops_avx512vnni();
+const LinearOps& linear_ops_avx512amx();
 #endif
 
 // Whole products on num_threads threads (fewer where the product is small). `rows.group` must be the

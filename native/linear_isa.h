@@ -1,5 +1,5 @@
 // Which variant of the linear kernels runs: by asking the CPU. The names refine those of isa.h: "avxvnni"
-// is avx2 with the byte product, "avx512" never uses VNNI, "avx512vnni" does.
+// is avx2 with the byte product, "avx512" never uses VNNI, "avx512vnni" does, "avx512amx" also multiplies tiles.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -21,7 +21,9 @@ void each_linear_variant(Visit visit) {
 #if defined(__x86_64__)
   const Isa best = best_isa();
   const bool wide = best == Isa::kAvx512, narrow = best != Isa::kPortable && __builtin_cpu_supports("f16c");
-  visit(LinearVariant{"avx512vnni", linear_ops_avx512vnni, wide && __builtin_cpu_supports("avx512vnni")});
+  const bool bytes = wide && __builtin_cpu_supports("avx512vnni");
+  visit(LinearVariant{"avx512amx", linear_ops_avx512amx, bytes && has_tiles()});
+  visit(LinearVariant{"avx512vnni", linear_ops_avx512vnni, bytes});
   visit(LinearVariant{"avx512", linear_ops_avx512, wide});
   visit(LinearVariant{"avxvnni", linear_ops_avxvnni, narrow && __builtin_cpu_supports("avxvnni")});
   visit(LinearVariant{"avx2", linear_ops_avx2, narrow});
@@ -45,7 +47,7 @@ inline const LinearOps& linear_ops(const std::string& name) {
     if (!found && v.runs && (name == "auto" || name == v.name)) found = &v.ops();
   });
   if (!known)
-    throw std::invalid_argument("unknown ISA " + name + "; known: auto, portable, avx2, avxvnni, avx512, avx512vnni");
+    throw std::invalid_argument(unknown_isa(name));
   if (!found) throw std::invalid_argument("this CPU lacks " + name + "; it runs: " + linear_isas());
   return *found;
 }

@@ -63,6 +63,12 @@ int64_t tiles_per_chunk(const Frame& frame, const PackedWeight& weight) {
   return std::max<int64_t>(1, kChunkBytes / (weight.panel_bytes() * frame.linear->panels_per_tile));
 }
 
+// Rows that a core keeps while all panels pass by.
+int64_t row_parts(const Frame& frame, const PackedWeight& weight) {
+  const int64_t kept = frame.linear->rows_kept, bytes = int64_t{frame.num_rows} * weight.padded_in();
+  return kept && !takes_floats(weight.kind) ? std::max<int64_t>(1, (bytes + kept - 1) / kept) : 1;
+}
+
 }  // namespace
 
 PreparedRows rows_for(const Frame& frame, const PackedWeight& weight, int64_t first_row, int num_rows) {
@@ -105,8 +111,12 @@ void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows&
   if (to.bytes == 2) frame.linear->widen(part, row, static_cast<int16_t*>(to.x) + place);
 }
 
-void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, float* out, int64_t chunk) {
-  const LinearArgs args = {weight, rows.x, rows.rows.scales, rows.rows.sums, out, weight.num_out, rows.rows.num_rows};
+void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, int first_row, int end_row,
+              float* out, int64_t chunk) {
+  const LinearArgs args = {weight,           rows.x,
+                           rows.rows.scales, rows.rows.sums,
+                           out,              weight.num_out,
+                           rows.rows.num_rows, first_row, end_row};
   const int per = static_cast<int>(tiles_per_chunk(frame, weight)) * frame.linear->panels_per_tile;
   const int first = static_cast<int>(chunk) * per;
   frame.linear->multiply(args, first, std::min(first + per, weight.num_panels()));
@@ -217,10 +227,15 @@ class LinearOp : public Op {
     if (!given) frame.reserve(to_, weight_->num_out);
     require(frame.slots[to_], "a slot has no memory");
   }
-  int64_t num_items(const Frame& frame) const override { return num_chunks(frame, *weight_); }
+  // All chunks of panels of the first part of the rows, then of the next.
+  int64_t num_items(const Frame& frame) const override { return num_chunks(frame, *weight_) * row_parts(frame, *weight_); }
   int64_t macs() const override { return static_cast<int64_t>(weight_->num_out) * weight_->num_in; }
   void run(const Frame& frame, int64_t item, float*) const override {
-    multiply(frame, *weight_, rows_for(frame, *weight_, 0, frame.num_rows), frame.slots[to_], item);
+    const int64_t chunks = num_chunks(frame, *weight_), parts = row_parts(frame, *weight_), part = item / chunks;
+    const int first = static_cast<int>(frame.num_rows * part / parts);
+    const int end = static_cast<int>(frame.num_rows * (part + 1) / parts);
+    const PreparedRows rows = rows_for(frame, *weight_, 0, frame.num_rows);
+    multiply(frame, *weight_, rows, first, end, frame.slots[to_], item % chunks);
   }
 
  private:
@@ -236,19 +251,21 @@ class GateOp : public Op {
     reserve_rows(frame, *weight_, frame.num_rows);
   }
   int64_t num_items(const Frame& frame) const override { return row_items(frame) * spans(frame); }
-  void run(const Frame& frame, int64_t item, float*) const override {
+  int scratch_floats() const override { return width_; }
+  void run(const Frame& frame, int64_t item, float* scratch) const override {
     const int num = spans(frame), span = static_cast<int>(item % num), per = rows_per_item(frame);
     const int from = static_cast<int>(item / num) * per;
-    for (int row = from; row < std::min(from + per, frame.num_rows); ++row) gate_row(frame, row, span, num);
+    for (int row = from; row < std::min(from + per, frame.num_rows); ++row) gate_row(frame, row, span, num, scratch);
   }
 
  private:
-  void gate_row(const Frame& frame, int row, int span, int num) const {
+  // By way of scratch: written where they came from, results would go to memory and back.
+  void gate_row(const Frame& frame, int row, int span, int num, float* scratch) const {
     const int groups = weight_->num_groups(), first = groups * span / num, end = groups * (span + 1) / num;
     const int start = first * weight_->group, stop = std::min(width_, end * weight_->group);
-    float* gate = frame.at(kWide, row, 2 * width_);
-    frame.row->gate(act_, gate + start, gate + width_ + start, stop - start, gate + start);
-    prepare(frame, *weight_, rows_for(frame, *weight_, 0, frame.num_rows), row, gate, first, end);
+    const float* gate = frame.at(kWide, row, 2 * width_);
+    frame.row->gate(act_, gate + start, gate + width_ + start, stop - start, scratch + start);
+    prepare(frame, *weight_, rows_for(frame, *weight_, 0, frame.num_rows), row, scratch, first, end);
   }
 
   // A row alone is cut, so that both threads have a share of it.

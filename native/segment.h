@@ -88,9 +88,10 @@ void reserve_rows(Frame& frame, const PackedWeight& weight, int64_t num_rows);
 // Groups first .. end - 1 of row `row` of `to`, from that row's floats.
 void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, int row, const float* x, int first,
              int end);
-// A product in chunks of panels, each for one thread.
+// A product in chunks of panels, each for one thread; of `rows`, those from first_row to end_row - 1.
 int64_t num_chunks(const Frame& frame, const PackedWeight& weight);
-void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, float* out, int64_t chunk);
+void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, int first_row, int end_row,
+              float* out, int64_t chunk);
 
 class Op {
  public:
@@ -145,7 +146,7 @@ struct RowPlan {
 };
 std::unique_ptr<Op> row_op(const RowPlan& plan);
 std::unique_ptr<Op> linear_op(const PackedWeight* weight, Slot to);
-// act(first half) * second half of kWide's rows, in place, then to the form of `for_weight`.
+// act(first half) * second half of kWide's rows, to the form of `for_weight`.
 std::unique_ptr<Op> gate_op(Activation act, int width, const PackedWeight* for_weight);
 
 // Attention of kHeads' rows over a cache, to kAttended: two operators (attend_op.cpp).

@@ -15,16 +15,17 @@ build() { # name flags...
   # shellcheck disable=SC2086
   $CXX $COMMON $EXTRA "$@" -c "$name.cpp" -o "$OUT/$(basename "$name").o"
 }
-families() { # variants... : each family's files, then its check
+families() { # variants... : each family's files, then its check; tiles (avx512amx) are the linears' alone
   for family in linear attention; do
     build ${family}_portable
     build tests/check_$family
     for variant in "$@"; do
+      [ $family-$variant = attention-avx512amx ] && continue
       case $variant in
         avx2) flags="-mavx2 -mfma -mf16c" ;;
         avxvnni) flags="-mavx2 -mfma -mf16c -mavxvnni" ;;
         avx512) flags=$WIDE ;;
-        avx512vnni) flags="$WIDE -mavx512vnni" ;;
+        avx512vnni | avx512amx) flags="$WIDE -mavx512vnni" ;;
       esac
       # shellcheck disable=SC2086
       if [ "$MODE" = emulate ]; then build ${family}_$variant; else build ${family}_$variant $flags; fi
@@ -68,7 +69,7 @@ case $MODE in
     EXTRA=$SAFE
     LINK=$SAFE
     if [ "$(uname -m)" = x86_64 ]; then
-      families avx2 avxvnni avx512 avx512vnni
+      families avx2 avxvnni avx512 avx512vnni avx512amx
       fused avx2 avx512
       ranges avx2 avx512
     else
@@ -84,7 +85,7 @@ case $MODE in
     fi
     EXTRA="-DRIDGELINE_SIMDE -w"
     LINK=
-    families avx512 avx512vnni
+    families avx512 avx512vnni avx512amx
     fused avx512
     build tests/check_probe
     $CXX "$OUT/check_probe.o" -o "$OUT/check_probe"

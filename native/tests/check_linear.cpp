@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "../isa.h"
 #include "../linear.h"
 
 using namespace ridgeline;
@@ -154,7 +155,7 @@ std::vector<float> product(const LinearOps& ops, const Made& m, const std::vecto
   quantise_rows(ops, x.data(), w.num_in, 0, rows, num_threads);
   linear_quantised(ops, w, rows, out.data(), w.num_out, num_threads);
   rounded->resize(x.size());
-  const int block = block_of(w.group);
+  const int block = block_of(w.group, ops.most_block);
   for (int r = 0; r < num_rows; ++r)
     for (int k = 0; k < w.num_in; ++k)
       (*rounded)[static_cast<size_t>(r) * w.num_in + k] =
@@ -212,6 +213,7 @@ int main() {
 #if defined(RIDGELINE_SIMDE)
   variants.push_back(&linear_ops_avx512());
   variants.push_back(&linear_ops_avx512vnni());
+  variants.push_back(&linear_ops_avx512amx());
 #elif defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
@@ -221,14 +223,15 @@ int main() {
   if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     variants.push_back(&linear_ops_avx512());
     if (__builtin_cpu_supports("avx512vnni")) variants.push_back(&linear_ops_avx512vnni());
+    if (__builtin_cpu_supports("avx512vnni") && has_tiles()) variants.push_back(&linear_ops_avx512amx());
   }
 #endif
 #if defined(RIDGELINE_SIMDE)  // a hundred times slower: fewer, but every path of the kernels
   const int sizes[][2] = {{5, 7}, {48, 64}, {33, 257}};
-  const std::vector<int> rows = {1, 2, 4, 5, 13, 100};
+  const std::vector<int> rows = {1, 2, 4, 5, 13, 40, 100};
 #else
   const int sizes[][2] = {{1, 1}, {5, 7}, {16, 32}, {48, 64}, {33, 257}, {130, 129}, {64, 704}};
-  const std::vector<int> rows = {1, 2, 3, 4, 5, 7, 12, 13, 29, 100};
+  const std::vector<int> rows = {1, 2, 3, 4, 5, 7, 12, 13, 16, 17, 29, 48, 100, 140};
 #endif
   int cases = 0;
   for (const auto& size : sizes) {
@@ -237,7 +240,7 @@ int main() {
         for (int group : {32, 64, 128})
           for (bool zeros : {false, true})
             check({WeightKind::kInt4, size[0], size[1], group, zeros, zeros, extreme}, variants, num_rows), ++cases;
-        for (int group : {16, 32, 128})
+        for (int group : {16, 32, 64, 128})
           for (bool mins : {false, true})
             for (int per_span : {0, 2}) {
               const auto kind = group == 128 && mins ? WeightKind::kInt4 : WeightKind::kInt8Groups;

@@ -117,10 +117,25 @@ def test_a_row_is_the_same_bits_in_any_batch_and_on_any_number_of_threads(
 def test_every_isa_gives_the_same_bits(
     name: str, isa: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = random_rows(9)
-    best = hidden(decoder_of(checkpoint(name), "int4", "native"), *rows)
+    several = [random_rows(count) for count in (1, 9, 45)]
+    best = decoder_of(checkpoint(name), "int4", "native")
+    expected = [hidden(best, *rows) for rows in several]
     monkeypatch.setenv(ISA_VARIABLE, isa)
-    assert torch.equal(hidden(decoder_of(checkpoint(name), "int4", "native"), *rows), best)
+    decoder = decoder_of(checkpoint(name), "int4", "native")
+    for rows, each in zip(several, expected, strict=True):
+        assert torch.equal(hidden(decoder, *rows), each), len(rows[0])
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int8"])
+def test_rows_too_many_for_a_cache_are_the_same_bits(quantization: str, tmp_path: Path) -> None:
+    """Variants that cut rows among the threads too (native/segment.cpp) compute what one does."""
+    make_model("llama", tmp_path, intermediate_size=7000, num_hidden_layers=1)
+    decoder = decoder_of(tmp_path, quantization, "native")
+    tokens, positions = random_rows(200)
+    together = hidden(decoder, tokens, positions)
+    for first in range(0, 200, 50):
+        part = hidden(decoder, tokens[first : first + 50], positions[first : first + 50])
+        assert torch.equal(part, together[first : first + 50]), first
 
 
 NUM_BLOCKS, BLOCK = 200, 5

@@ -4,7 +4,7 @@ What: weights and activations in INT8, products summed exactly in int32 (native/
 without VNNI the weights widen to int16 in L1, because the instruction that multiplies bytes
 saturates at int16.
 
-When it loses: nowhere measured so far on AVX2; on a CPU with AMX, whose tiles only oneDNN uses.
+When it loses: nowhere measured so far on AVX2.
 
 Shape legend: O outputs, I inputs.
 """

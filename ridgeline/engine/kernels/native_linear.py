@@ -26,7 +26,7 @@ from torch import Tensor
 import ridgeline._native as _native
 
 ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"
-"""Forces a variant: auto, portable, avx2, avxvnni, avx512, avx512vnni."""
+"""Forces a variant: auto, portable, avx2, avxvnni, avx512, avx512vnni, avx512amx."""
 PANEL, BLOCK = 16, 32
 
 Kind = Literal["int4", "int8", "int8_groups", "bf16", "fp32"]

@@ -1,10 +1,10 @@
 """Ridgeline's own kernel: scales, rounding and product in one call (native/linear.h).
 
-What: bytes multiplied with `vpdpbusd` where the CPU has VNNI; elsewhere widened and multiplied with
-`pmaddwd`, which adds pairs in 32 bits. Exact with full-range weights on every x86, with nothing
-element-wise left to PyTorch.
+What: bytes multiplied by tiles (AMX) or with `vpdpbusd` where the CPU has them; elsewhere widened
+and multiplied with `pmaddwd`, which adds pairs in 32 bits. Exact with full-range weights on every
+x86, with nothing element-wise left to PyTorch.
 
-When it loses: a CPU with AMX, whose tiles it does not use.
+When it loses: many rows on a CPU without VNNI, against FBGEMM.
 """
 
 from __future__ import annotations
