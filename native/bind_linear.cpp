@@ -106,6 +106,7 @@ struct Rows {
   std::unique_ptr<void, Free> values;
   std::vector<float> scales;
   std::vector<int32_t> sums;
+  int most_block = 0;  // of the variant that quantised them, which is how they lie; 0: nothing did
 
   Rows(int num_rows, int num_in, int group) : rows{nullptr, nullptr, nullptr, num_rows, num_in, group} {
     require(num_rows >= 0 && num_in > 0 && num_in <= kMaxInputs, "num_rows or num_in out of range");
@@ -128,6 +129,7 @@ std::unique_ptr<Rows> quantise(uintptr_t x, int64_t x_stride, int num_rows, int 
   if (num_rows == 0) return out;
   require(x && (x_stride >= num_in || num_rows == 1), "x needs memory, and rows that do not overlap");
   const LinearOps& ops = linear_ops(isa);
+  out->most_block = ops.most_block;
   nb::gil_scoped_release release;
   quantise_rows(ops, reinterpret_cast<const float*>(x), x_stride, row_scale, out->rows, num_threads);
   return out;
@@ -142,6 +144,9 @@ void multiply(const Weight& weight, const Rows& rows, uintptr_t out, int64_t out
   if (rows.rows.num_rows == 0) return;
   require(out && out_stride >= weight.w.num_out, "out needs memory, and rows that do not overlap");
   const LinearOps& ops = linear_ops(isa);
+  const int block = block_of(weight.w.group, ops.most_block);
+  require(rows.most_block && block_of(weight.w.group, rows.most_block) == block,
+          "rows were quantised by another variant, which lays them out otherwise");
   nb::gil_scoped_release release;
   linear_quantised(ops, weight.w, rows.rows, reinterpret_cast<float*>(out), out_stride, num_threads);
 }

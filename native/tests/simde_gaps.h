@@ -67,6 +67,16 @@ inline __m512i gap_cvtepu8_epi32(__m128i a) {
   return out;
 }
 
+inline __m512i gap_cvtepi8_epi32(__m128i a) {
+  int8_t x[16];
+  int32_t y[16];
+  memcpy(x, &a, 16);
+  for (int i = 0; i < 16; ++i) y[i] = x[i];
+  __m512i out;
+  memcpy(&out, y, 64);
+  return out;
+}
+
 inline __m512 gap_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   float x[16], y[16], z[16];
   memcpy(x, &a, 64);
@@ -92,8 +102,10 @@ inline __m256i gap_cvtepi32_epi16(__m512i a) {
 #define _mm512_cvtepi32_epi16 gap_cvtepi32_epi16
 #define _mm512_fmadd_ps gap_fmadd_ps
 #define _mm512_cvtepu8_epi32 gap_cvtepu8_epi32
+#define _mm512_cvtepi8_epi32 gap_cvtepi8_epi32
 #define _mm512_cvtepi32_ps gap_cvtepi32_ps
 #define _mm512_cvtps_epi32 gap_cvtps_epi32
 #define _mm512_cvtepi32_epi8 gap_cvtepi32_epi8
 #define _mm512_madd_epi16 gap_madd_epi16
 #define _mm512_cvtph_ps gap_cvtph_ps
+#define _mm512_stream_ps _mm512_store_ps

@@ -26,7 +26,7 @@ from ridgeline.hardware.machine import Machine
 
 MAX_AGE_S = 24 * 3600.0
 DISTURBED_MAX_AGE_S = 600.0
-_FORMAT = 2  # of the cached record; 2: the peak of whole numbers is that of tiles where there are any
+_FORMAT = 2  # of the cached record; since 2 the peak of whole numbers is that of tiles
 
 
 def probe(

@@ -248,3 +248,17 @@ def test_memory_that_does_not_fit_the_shape_is_refused(broken: dict[str, int]) -
     _native.LinearWeight(**fields)  # type: ignore[arg-type]
     with pytest.raises(ValueError):
         _native.LinearWeight(**fields | broken)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_rows_of_a_variant_that_lays_them_out_otherwise_are_refused(
+    isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x_TI, linear = torch.randn(3, 256), NativeLinear(of_kind("int8", 16, 256))
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    rows = quantise_rows(x_TI, linear.group)
+    if ("avx512amx" in ISAS) == (isa == "avx512amx"):
+        assert torch.equal(linear.of_quantised(rows), linear(x_TI))
+        return
+    with pytest.raises(ValueError, match="another variant"):
+        linear.of_quantised(rows)
