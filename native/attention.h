@@ -56,7 +56,7 @@ struct AttentionArgs {
 constexpr int kTile = 64;
 constexpr int kChunk = 512;
 constexpr int kMaxHeadDim = 256;
-constexpr int kMaxRows = 48;  // query rows (token, head in group) that share one pass over the keys
+constexpr int kMaxRows = 96;  // query rows (token, head in group) that share one pass over the keys
 
 // Rows of one head to be stored: row i, from `from + i*stride_from` floats on, becomes row within[i] of tiles[i].
 struct StoreArgs {
