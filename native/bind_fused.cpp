@@ -130,6 +130,13 @@ std::vector<int64_t> draw(uintptr_t x, int64_t stride, int64_t num_rows, int64_t
   return to;
 }
 
+GatedPlan gated_plan(uintptr_t weight, const std::string& act, uintptr_t for_weight) {
+  require(weight && for_weight, "no weight");
+  const PackedWeight &from = *weight_at(weight), &into = *weight_at(for_weight);
+  require(from.num_out == 2 * into.num_in, "the weight has other inputs");
+  return {&from, activation_of(act), into.num_in, &into};
+}
+
 }  // namespace
 
 void bind_fused(nb::module_& m) {
@@ -160,14 +167,16 @@ void bind_fused(nb::module_& m) {
                       weight_at(for_weight), slot_of(to)}));
       }, nb::arg("source"), nb::arg("width"), nb::arg("add_branch"), nb::arg("branch_gain"), nb::arg("norm"),
          nb::arg("gain"), nb::arg("eps"), nb::arg("for_weight"), nb::arg("to"))
-      .def("linear", [](Segment& s, uintptr_t weight, const std::string& to) {
+      .def("linear", [](Segment& s, uintptr_t weight, const std::string& to, bool gated) {
         require(weight, "no weight");
-        s.add(linear_op(weight_at(weight), slot_of(to)));
-      }, nb::arg("weight"), nb::arg("to"))
-      .def("gate", [](Segment& s, const std::string& act, int width, uintptr_t for_weight) {
-        require(for_weight && weight_at(for_weight)->num_in == width, "the weight has other inputs");
-        s.add(gate_op(activation_of(act), width, weight_at(for_weight)));
-      }, nb::arg("activation"), nb::arg("width"), nb::arg("for_weight"))
+        s.add(linear_op(weight_at(weight), slot_of(to), gated));
+      }, nb::arg("weight"), nb::arg("to"), nb::arg("gated"))
+      .def("gated_linear", [](Segment& s, uintptr_t weight, const std::string& act, uintptr_t for_weight) {
+        s.add(gated_linear_op(gated_plan(weight, act, for_weight)));
+      }, nb::arg("weight"), nb::arg("activation"), nb::arg("for_weight"))
+      .def("gate", [](Segment& s, uintptr_t weight, const std::string& act, uintptr_t for_weight) {
+        s.add(gate_op(gated_plan(weight, act, for_weight)));
+      }, nb::arg("weight"), nb::arg("activation"), nb::arg("for_weight"))
       .def("turn", [](Segment& s, int num_q, int num_k, int num_heads, int head_dim, int rope, uintptr_t q_gain,
                       uintptr_t k_gain, float eps, const PagedKv* kv, const std::string& isa) {
         require(num_q > 0 && num_k > 0 && num_q + num_k <= num_heads && head_dim > 0 && rope >= 0, "heads out of range");

@@ -84,14 +84,14 @@ class SortOp : public Op {
 
 PreparedRows rows_of(const Frame& frame, const PackedWeight& weight, int expert) {
   const Experts& e = frame.experts;
-  return rows_for(frame, weight, e.first[expert], e.first[expert + 1] - e.first[expert]);
+  return rows_for(frame, frame.prepared, weight, e.first[expert], e.first[expert + 1] - e.first[expert]);
 }
 
 // Pairs in sorted order, each into its expert's rows: tokens' rows, or gated ones.
 class PairRowsOp : public Op {
  public:
   PairRowsOp(const ExpertsPlan& plan, bool gated) : plan_(plan), gated_(gated) {}
-  void begin(Frame& frame) const override { reserve_rows(frame, weight(), num_items(frame)); }
+  void begin(Frame& frame) const override { reserve_rows(frame, frame.prepared, weight(), num_items(frame)); }
   int64_t num_items(const Frame& frame) const override { return int64_t{frame.num_rows} * plan_.num_chosen; }
   int scratch_floats() const override { return gated_ ? weight().num_in : 0; }
   void run(const Frame& frame, int64_t item, float* scratch) const override {

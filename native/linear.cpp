@@ -151,6 +151,24 @@ void linear_float(const LinearOps& ops, const PackedWeight& weight, const float*
   }
 }
 
+PackedWeight panels_of(const PackedWeight& weight, int first, int end) {
+  PackedWeight part = weight;
+  const auto skip = [first](auto*& from, int64_t per_panel) {
+    if (from) from += first * per_panel;
+  };
+  const int64_t groups = int64_t{weight.num_groups()} * kPanel, spans = int64_t{weight.num_spans()} * kPanel;
+  skip(part.lines, weight.panel_bytes());
+  skip(part.scales, spans);
+  skip(part.mins, spans);
+  skip(part.zeros, groups);
+  skip(part.steps, groups);
+  skip(part.min_steps, groups);
+  skip(part.factors, kPanel);
+  skip(part.bias, kPanel);
+  part.num_out = std::min(end * kPanel, weight.num_out) - first * kPanel;
+  return part;
+}
+
 void pack_lines(const PackedWeight& shape, const void* q, uint8_t* lines) {
   const int panels = shape.num_panels();
   const int pad = shape.bits() == 8 ? 128 : 0;

@@ -101,11 +101,15 @@ struct LinearArgs {
   const void* x;        // [blocks][M][32] in the elements that x_bytes asks for
   const float* scales;  // QuantRows::scales; null for floats
   const int32_t* sums;  // QuantRows::sums; null for floats
-  float* out;           // [M, N], rows out_stride apart
+  float* out;           // of first_row, its first output; rows lie out_stride apart
   int64_t out_stride;
   int num_rows;
   int first_row, end_row;  // of them, those that are computed
+  bool read_soon = false;  // results stay in the cache, however many
 };
+
+// Panels first .. end - 1 of a weight as one of their own.
+PackedWeight panels_of(const PackedWeight& weight, int first, int end);
 
 // One ISA's functions. Each works on the calling thread; whoever calls divides the panels and the rows.
 struct LinearOps {

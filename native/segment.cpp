@@ -40,7 +40,8 @@ int64_t Frame::bytes() const {
   int64_t sum = scratch.bytes() + partials.bytes();
   for (const Grown& each : own) sum += each.bytes();
   sum += 4 * static_cast<int64_t>(3 * experts.expert.size() + experts.weight.size());
-  for (const Grown* each : {&prepared.values, &prepared.scales, &prepared.sums, &prepared.wide}) sum += each->bytes();
+  for (const Prepared* rows : {&prepared, &gated})
+    for (const Grown* each : {&rows->values, &rows->scales, &rows->sums, &rows->wide}) sum += each->bytes();
   return sum;
 }
 
@@ -50,6 +51,13 @@ constexpr int64_t kChunkBytes = 128 << 10;       // of a weight: what a thread c
 constexpr int64_t kMacsPerThread = 1 << 20;      // less than this is not worth waking a thread for
 constexpr int kSpins = 4096;                     // turns of a waiting thread before it offers its core
 
+// Tiles of panels claimed at once: enough bytes to stream, few enough that the threads end together.
+int64_t tiles_per_chunk(const Frame& frame, const PackedWeight& weight) {
+  return std::max<int64_t>(1, kChunkBytes / (weight.panel_bytes() * frame.linear->panels_per_tile));
+}
+
+}  // namespace
+
 // Rows that one thread takes together: prepared rows lie side by side, 32 bytes of each, so that threads with
 // neighbouring rows would take every line from each other. Fewer where a thread would be left without any.
 int rows_per_item(const Frame& frame) {
@@ -58,21 +66,13 @@ int rows_per_item(const Frame& frame) {
 }
 int64_t row_items(const Frame& frame) { return (frame.num_rows + rows_per_item(frame) - 1) / rows_per_item(frame); }
 
-// Tiles of panels claimed at once: enough bytes to stream, few enough that the threads end together.
-int64_t tiles_per_chunk(const Frame& frame, const PackedWeight& weight) {
-  return std::max<int64_t>(1, kChunkBytes / (weight.panel_bytes() * frame.linear->panels_per_tile));
-}
-
 // Rows that a core keeps while all panels pass by.
 int64_t row_parts(const Frame& frame, const PackedWeight& weight) {
   const int64_t kept = frame.linear->rows_kept, bytes = int64_t{frame.num_rows} * weight.padded_in();
   return kept && !takes_floats(weight.kind) ? std::max<int64_t>(1, (bytes + kept - 1) / kept) : 1;
 }
 
-}  // namespace
-
-PreparedRows rows_for(const Frame& frame, const PackedWeight& weight, int64_t first_row, int num_rows) {
-  const Prepared& p = frame.prepared;
+PreparedRows rows_for(const Frame& frame, const Prepared& p, const PackedWeight& weight, int64_t first_row, int num_rows) {
   const int bytes = frame.linear->x_bytes(weight.kind);
   const int64_t at = first_row * weight.padded_in(), groups = first_row * weight.num_groups();
   if (bytes == 4) return {{nullptr, nullptr, nullptr, num_rows, weight.num_in, weight.group}, p.wide.as<float>() + at, bytes};
@@ -82,8 +82,7 @@ PreparedRows rows_for(const Frame& frame, const PackedWeight& weight, int64_t fi
   return {rows, rows.values, bytes};
 }
 
-void reserve_rows(Frame& frame, const PackedWeight& weight, int64_t num_rows) {
-  Prepared& p = frame.prepared;
+void reserve_rows(const Frame& frame, Prepared& p, const PackedWeight& weight, int64_t num_rows) {
   const int64_t elements = num_rows * weight.padded_in(), groups = num_rows * weight.num_groups();
   const int bytes = frame.linear->x_bytes(weight.kind);
   if (bytes != 1) p.wide.reserve(bytes * elements);
@@ -99,7 +98,7 @@ void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows&
   const int count = static_cast<int>(std::min<int64_t>(weight.num_in, int64_t{weight.group} * end) - start);
   if (to.bytes == 4) {
     float* floats = static_cast<float*>(to.x) + start * to.rows.num_rows;
-    return frame.linear->arrange(x + start, count, row, to.rows.num_rows, floats);
+    return frame.linear->arrange(x, count, row, to.rows.num_rows, floats);
   }
   QuantRows part = to.rows;
   const int64_t place = start * part.num_rows;
@@ -107,7 +106,7 @@ void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows&
   part.scales += static_cast<int64_t>(first) * part.num_rows;
   part.sums += static_cast<int64_t>(first) * part.num_rows;
   part.num_in = count;
-  frame.linear->quantise(x + start, 0.0f, part, row);
+  frame.linear->quantise(x, 0.0f, part, row);
   if (to.bytes == 2) frame.linear->widen(part, row, static_cast<int16_t*>(to.x) + place);
 }
 
@@ -181,7 +180,7 @@ class RowOp : public Op {
  public:
   explicit RowOp(const RowPlan& plan) : plan_(plan) {}
   void begin(Frame& frame) const override {
-    if (plan_.for_weight) reserve_rows(frame, *plan_.for_weight, frame.num_rows);
+    if (plan_.for_weight) reserve_rows(frame, frame.prepared, *plan_.for_weight, frame.num_rows);
     else if (plan_.to != kOut) frame.reserve(plan_.to, plan_.width);
     require(frame.slots[plan_.from] && (plan_.for_weight || frame.slots[plan_.to]), "a slot has no memory");
   }
@@ -205,7 +204,7 @@ class RowOp : public Op {
     }
     if (!plan_.for_weight) return;
     const PackedWeight& weight = *plan_.for_weight;
-    prepare(frame, weight, rows_for(frame, weight, 0, frame.num_rows), row_index, row, 0, weight.num_groups());
+    prepare(frame, weight, rows_for(frame, frame.prepared, weight, 0, frame.num_rows), row_index, row, 0, weight.num_groups());
   }
 
   void add_branch(const Frame& frame, float* x, const float* branch, float* scratch) const {
@@ -221,7 +220,7 @@ class RowOp : public Op {
 
 class LinearOp : public Op {
  public:
-  LinearOp(const PackedWeight* weight, Slot to) : weight_(weight), to_(to) {}
+  LinearOp(const PackedWeight* weight, Slot to, bool gated) : weight_(weight), to_(to), gated_(gated) {}
   void begin(Frame& frame) const override {
     const bool given = to_ == kOut || (to_ == kHeads && !frame.plan);
     if (!given) frame.reserve(to_, weight_->num_out);
@@ -234,47 +233,14 @@ class LinearOp : public Op {
     const int64_t chunks = num_chunks(frame, *weight_), parts = row_parts(frame, *weight_), part = item / chunks;
     const int first = static_cast<int>(frame.num_rows * part / parts);
     const int end = static_cast<int>(frame.num_rows * (part + 1) / parts);
-    const PreparedRows rows = rows_for(frame, *weight_, 0, frame.num_rows);
-    multiply(frame, *weight_, rows, first, end, frame.slots[to_], item % chunks);
+    const PreparedRows rows = rows_for(frame, gated_ ? frame.gated : frame.prepared, *weight_, 0, frame.num_rows);
+    multiply(frame, *weight_, rows, first, end, frame.at(to_, first, weight_->num_out), item % chunks);
   }
 
  private:
   const PackedWeight* weight_;
   Slot to_;
-};
-
-class GateOp : public Op {
- public:
-  GateOp(Activation act, int width, const PackedWeight* for_weight) : act_(act), width_(width), weight_(for_weight) {}
-  void begin(Frame& frame) const override {
-    require(frame.slots[kWide], "a slot has no memory");
-    reserve_rows(frame, *weight_, frame.num_rows);
-  }
-  int64_t num_items(const Frame& frame) const override { return row_items(frame) * spans(frame); }
-  int scratch_floats() const override { return width_; }
-  void run(const Frame& frame, int64_t item, float* scratch) const override {
-    const int num = spans(frame), span = static_cast<int>(item % num), per = rows_per_item(frame);
-    const int from = static_cast<int>(item / num) * per;
-    for (int row = from; row < std::min(from + per, frame.num_rows); ++row) gate_row(frame, row, span, num, scratch);
-  }
-
- private:
-  // By way of scratch: written where they came from, results would go to memory and back.
-  void gate_row(const Frame& frame, int row, int span, int num, float* scratch) const {
-    const int groups = weight_->num_groups(), first = groups * span / num, end = groups * (span + 1) / num;
-    const int start = first * weight_->group, stop = std::min(width_, end * weight_->group);
-    const float* gate = frame.at(kWide, row, 2 * width_);
-    frame.row->gate(act_, gate + start, gate + width_ + start, stop - start, scratch + start);
-    prepare(frame, *weight_, rows_for(frame, *weight_, 0, frame.num_rows), row, scratch, first, end);
-  }
-
-  // A row alone is cut, so that both threads have a share of it.
-  int spans(const Frame& frame) const {
-    return frame.num_rows >= 8 ? 1 : std::min(8, weight_->num_groups());
-  }
-  Activation act_;
-  int width_;
-  const PackedWeight* weight_;
+  bool gated_;
 };
 
 class TurnOp : public Op {
@@ -372,9 +338,8 @@ std::unique_ptr<Op> embed_packed_op(const PackedWeight* table, float scale) {
   return std::make_unique<PackedEmbedOp>(table, scale);
 }
 std::unique_ptr<Op> row_op(const RowPlan& plan) { return std::make_unique<RowOp>(plan); }
-std::unique_ptr<Op> linear_op(const PackedWeight* weight, Slot to) { return std::make_unique<LinearOp>(weight, to); }
-std::unique_ptr<Op> gate_op(Activation act, int width, const PackedWeight* for_weight) {
-  return std::make_unique<GateOp>(act, width, for_weight);
+std::unique_ptr<Op> linear_op(const PackedWeight* weight, Slot to, bool gated) {
+  return std::make_unique<LinearOp>(weight, to, gated);
 }
 std::unique_ptr<Op> turn_op(const TurnPlan& plan) { return std::make_unique<TurnOp>(plan); }
 

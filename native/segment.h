@@ -58,6 +58,7 @@ struct Frame {
   float* slots[kNumSlots] = {};
   Grown own[kNumSlots];  // of the slots that are not bound from outside
   Prepared prepared;
+  Prepared gated;  // what gates prepared: made while a product still reads `prepared`
   Grown scratch;  // a row per thread, or what attention works on
   Grown partials;  // of an attention cut into chunks
   const int64_t* tokens = nullptr;
@@ -83,12 +84,17 @@ struct PreparedRows {
   void* x;  // LinearArgs::x
   int bytes;
 };
-PreparedRows rows_for(const Frame& frame, const PackedWeight& weight, int64_t first_row, int num_rows);
-void reserve_rows(Frame& frame, const PackedWeight& weight, int64_t num_rows);
-// Groups first .. end - 1 of row `row` of `to`, from that row's floats.
+PreparedRows rows_for(const Frame& frame, const Prepared& from, const PackedWeight& weight, int64_t first_row, int num_rows);
+void reserve_rows(const Frame& frame, Prepared& of, const PackedWeight& weight, int64_t num_rows);
+// Groups first .. end - 1 of row `row` of `to`, from that row's floats from the first group on.
 void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, int row, const float* x, int first,
              int end);
-// A product in chunks of panels, each for one thread; of `rows`, those from first_row to end_row - 1.
+// Rows that one thread takes together, and how many such items there are.
+int rows_per_item(const Frame& frame);
+int64_t row_items(const Frame& frame);
+// Into how many parts rows are cut, so that a core keeps one while all panels pass by.
+int64_t row_parts(const Frame& frame, const PackedWeight& weight);
+// A product in chunks of panels, each for one thread; of `rows`, those from first_row to end_row - 1; `out`: of first_row.
 int64_t num_chunks(const Frame& frame, const PackedWeight& weight);
 void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, int first_row, int end_row,
               float* out, int64_t chunk);
@@ -145,9 +151,20 @@ struct RowPlan {
   Slot to;
 };
 std::unique_ptr<Op> row_op(const RowPlan& plan);
-std::unique_ptr<Op> linear_op(const PackedWeight* weight, Slot to);
-// act(first half) * second half of kWide's rows, to the form of `for_weight`.
-std::unique_ptr<Op> gate_op(Activation act, int width, const PackedWeight* for_weight);
+// Of the rows that were prepared, or, where `gated`, that a gate prepared.
+std::unique_ptr<Op> linear_op(const PackedWeight* weight, Slot to, bool gated);
+
+// act(first half) * second half of what `weight` makes of the prepared rows, to the form of `for_weight`: two operators.
+// Few rows are multiplied to kWide and then gated; many, which kWide would carry to memory and back, are gated by whoever
+// multiplied them.
+struct GatedPlan {
+  const PackedWeight* weight;
+  Activation act;
+  int width;
+  const PackedWeight* for_weight;
+};
+std::unique_ptr<Op> gated_linear_op(const GatedPlan& plan);
+std::unique_ptr<Op> gate_op(const GatedPlan& plan);
 
 // Attention of kHeads' rows over a cache, to kAttended: two operators (attend_op.cpp).
 void add_attention(Segment& segment, const PagedKv& kv, const AttentionSite& site, const AttentionOps& ops);

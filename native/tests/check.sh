@@ -37,7 +37,7 @@ families() { # variants... : each family's files, then its check; tiles (avx512a
   done
 }
 fused() { # variants... : the operators around both families, on the objects that they left
-  for file in fused_portable segment attend_op experts sample tests/check_fused; do build $file; done
+  for file in fused_portable segment gated attend_op experts sample tests/check_fused; do build $file; done
   for variant in "$@"; do
     case $MODE-$variant in
       sanitize-avx2) flags="-mavx2 -mfma" ;;

@@ -197,16 +197,16 @@ struct Rounding {
 
 // T rows through add, norm, gate_up, silu·up, down, add, norm, qkv, turn and store.
 struct Layer {
-  static constexpr int C = 70, I = 90, D = 12, kQ = 3, kK = 2, kHeadsAll = kQ + 2 * kK, B = 4;
-  int T;
+  static constexpr int C = 70, D = 12, kQ = 3, kK = 2, kHeadsAll = kQ + 2 * kK, B = 4;
+  int T, I;
   Weight gate_up, down, qkv;
   Floats residual, branch, gain, heads_gain, table;
   std::vector<int64_t> positions;
 
-  Layer(WeightKind kind, int rows)
-      : T(rows), gate_up(kind, 2 * I, C), down(kind, C, I), qkv(kind, kHeadsAll * D, C), residual(normal(T * C)),
+  Layer(WeightKind kind, int rows, int inner)
+      : T(rows), I(inner), gate_up(kind, 2 * I, C), down(kind, C, I), qkv(kind, kHeadsAll * D, C), residual(normal(T * C)),
         branch(normal(T * C)), gain(normal(C)), heads_gain(normal(D)), table(normal(64 * 2 * D)) {
-    for (int t = 0; t < T; ++t) positions.push_back(t + 3);
+    for (int t = 0; t < T; ++t) positions.push_back((t + 3) % 60);
   }
 
   // Residual, heads, cache.
@@ -236,11 +236,12 @@ struct Layer {
     Segment segment;
     const auto add = [&](std::unique_ptr<Op> op) { segment.add(std::move(op)); };
     add(row_op({kResidual, C, true, nullptr, true, gain.data(), 1e-5f, &gate_up.packed, kOut}));
-    add(linear_op(&gate_up.packed, kWide));
-    add(gate_op(Activation::kSilu, I, &down.packed));
-    add(linear_op(&down.packed, kBranch));
+    const GatedPlan gated = {&gate_up.packed, Activation::kSilu, I, &down.packed};
+    add(gated_linear_op(gated));
+    add(gate_op(gated));
+    add(linear_op(&down.packed, kBranch, true));
     add(row_op({kResidual, C, true, gain.data(), true, gain.data(), 1e-5f, &qkv.packed, kOut}));
-    add(linear_op(&qkv.packed, kHeads));
+    add(linear_op(&qkv.packed, kHeads, false));
     add(turn_op({kQ, kK, kHeadsAll, D, 0, heads_gain.data(), heads_gain.data(), 1e-5f, &kv, isa.attention}));
     segment.end_layer();
     segment.run(frame);
@@ -313,9 +314,9 @@ void check(const Isa3& isa) {
   check_draw(*isa.row);
   for (WeightKind weights : {WeightKind::kInt4, WeightKind::kInt8})
     for (KvKind kind : {KvKind::kFloat32, KvKind::kBfloat16, KvKind::kInt8})
-      for (int rows : {1, 5, 60}) {
+      for (int rows : {1, 5, 60, 150}) {  // of the most, groups are gated where they are multiplied
         Rounding rounding;
-        for (int layer = 0; layer < 60 / rows; ++layer) Layer(weights, rows).check(isa, kind, rounding);
+        for (int layer = 0; layer < 150 / rows; ++layer) Layer(weights, rows, rows > 60 ? 96 : 90).check(isa, kind, rounding);
         rounding.check(isa.linear->isa, rows);
       }
   printf("%s: fused operators checked, %d failure(s) so far\n", isa.linear->isa, failures);

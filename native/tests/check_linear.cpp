@@ -164,6 +164,22 @@ std::vector<float> product(const LinearOps& ops, const Made& m, const std::vecto
   return out;
 }
 
+// Some panels alone give their part of all outputs.
+void check_panels(const LinearOps& ops, const Made& m, const std::vector<float>& x, int num_rows, const std::vector<float>& all) {
+  const PackedWeight& w = m.w;
+  const int first = pick(0, w.num_panels() - 1), end = pick(first + 1, w.num_panels());
+  Made part;
+  part.w = panels_of(w, first, end);
+  std::vector<double> rounded;
+  const std::vector<float> y = product(ops, part, x, num_rows, 1, &rounded);
+  for (int r = 0; r < num_rows; ++r)
+    if (memcmp(&y[static_cast<size_t>(r) * part.w.num_out], &all[static_cast<size_t>(r) * w.num_out + first * kPanel],
+               sizeof(float) * part.w.num_out)) {
+      if (++failures < kTold) printf("%s: panels %d to %d of kind %d alone\n", ops.isa, first, end, static_cast<int>(w.kind));
+      return;
+    }
+}
+
 void check(const Case& c, const std::vector<const LinearOps*>& variants, int num_rows) {
   Made m;
   fill(c, m);
@@ -195,6 +211,7 @@ void check(const Case& c, const std::vector<const LinearOps*>& variants, int num
         printf("%s differs from %s: kind %d, %d x %d, group %d, %d rows\n", ops->isa, variants[0]->isa,
                static_cast<int>(c.kind), c.num_out, c.num_in, c.group, num_rows);
     }
+    check_panels(*ops, m, x, num_rows, truth);
     for (int r = 0; r < num_rows; r += 5) {  // alone
       const size_t at = static_cast<size_t>(r) * c.num_in;
       const std::vector<float> one(x.begin() + static_cast<long>(at), x.begin() + static_cast<long>(at) + c.num_in);

@@ -138,6 +138,33 @@ def test_rows_too_many_for_a_cache_are_the_same_bits(quantization: str, tmp_path
         assert torch.equal(part, together[first : first + 50]), first
 
 
+LARGE = {"intermediate_size": 128, "hidden_size": 4096}  # 301 of its rows do not fit a cache
+
+
+@pytest.mark.parametrize(
+    "isa, sizes",
+    [
+        *((isa, {"intermediate_size": 384}) for isa in _native.linear_isas().split(",")),
+        ("auto", LARGE),
+    ],
+)
+def test_many_rows_gated_by_whoever_multiplied_them_are_the_same_bits(
+    isa: str, sizes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """native/gated.cpp: from 128 rows on there are no halves in memory."""
+    make_model("llama", tmp_path, num_hidden_layers=1, **sizes)
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    decoder = decoder_of(tmp_path, "int4", "native")
+    tokens, positions = random_rows(301)
+    assert isinstance(decoder.forward, NativeForward)
+    assert not decoder.forward.frame.profile(True)
+    together = hidden(decoder, tokens, positions)
+    assert decoder.forward.frame.profile(False)["gate+quantise"] == 0.0
+    for first in range(0, 301, 100):
+        part = hidden(decoder, tokens[first : first + 100], positions[first : first + 100])
+        assert torch.equal(part, together[first : first + 100]), first
+
+
 NUM_BLOCKS, BLOCK = 200, 5
 
 

@@ -127,13 +127,12 @@ class _Writer:
             return
         assert type(mlp) is GatedMlp
         gate_up, down = _packed(mlp.gate_up), _packed(mlp.down)
-        wide = down.native.packed.num_in
-        assert gate_up.native.packed.num_out == 2 * wide and down.native.packed.num_out == self.size
+        assert down.native.packed.num_out == self.size
         yield self.rows("norm+quantise", block.mlp_norm, block.branch_norms[0], gate_up)
-        yield _linear("gate_up", gate_up, "wide")
-        activation, into = mlp.activation, _address(down)
-        yield Op("gate+quantise", lambda s: s.gate(activation, wide, into))
-        yield _linear("down", down, "branch")
+        gated = (_address(gate_up), mlp.activation, _address(down))
+        yield Op("gate_up", lambda s: s.gated_linear(*gated))
+        yield Op("gate+quantise", lambda s: s.gate(*gated))
+        yield _linear("down", down, "branch", gated=True)
 
     def attended(self, o: PackedLinear) -> Op:
         """What attention gave, in the form of its output projection."""
@@ -161,9 +160,10 @@ class _Writer:
         )
 
 
-def _linear(name: str, linear: PackedLinear, to: str) -> Op:
+def _linear(name: str, linear: PackedLinear, to: str, gated: bool = False) -> Op:
+    """`gated`: of the rows that a gate prepared."""
     weight = _address(linear)
-    return Op(name, lambda s: s.linear(weight, to))
+    return Op(name, lambda s: s.linear(weight, to, gated))
 
 
 def _experts(mlp: MoeMlp, size: int) -> Op:
