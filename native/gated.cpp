@@ -8,8 +8,6 @@
 namespace ridgeline {
 namespace {
 
-constexpr int kManyRows = 128;   // fewer come back from the cache
-constexpr int kRowBlock = 128;   // rows multiplied and then gated: their halves stay in L2
 constexpr int kMostGroup = 256;  // inputs of `for_weight`, which are outputs here
 
 // Whether whoever multiplies also gates: where a group of what is prepared is whole panels of both halves.
@@ -32,17 +30,15 @@ class GatedLinearOp : public Op {
     return plan_.for_weight->num_groups() * row_parts(frame, *plan_.weight);
   }
   int64_t macs() const override { return plain_->macs(); }
-  int scratch_floats() const override { return (2 * kRowBlock + 1) * std::min(kMostGroup, plan_.for_weight->group); }
+  int scratch_floats() const override { return (2 * kMostBlockRows + 1) * std::min(kMostGroup, plan_.for_weight->group); }
   void run(const Frame& frame, int64_t item, float* scratch) const override {
     if (!gates_at_once(frame, plan_)) return plain_->run(frame, item, scratch);
     const int64_t groups = plan_.for_weight->num_groups(), parts = row_parts(frame, *plan_.weight), part = item / groups;
     const int first = static_cast<int>(frame.num_rows * part / parts);
     const int end = static_cast<int>(frame.num_rows * (part + 1) / parts);
-    const int blocks = (end - first + kRowBlock - 1) / kRowBlock;
-    for (int b = 0; b < blocks; ++b) {
-      const int from = first + (end - first) * b / blocks, to = first + (end - first) * (b + 1) / blocks;
-      run_block(frame, static_cast<int>(item % groups), from, to, scratch);
-    }
+    const RowBlocks blocks(frame, first, end);
+    for (int b = 0; b < blocks.num; ++b)
+      run_block(frame, static_cast<int>(item % groups), blocks.begin(b), blocks.begin(b + 1), scratch);
   }
 
  private:
@@ -50,24 +46,17 @@ class GatedLinearOp : public Op {
   void run_block(const Frame& frame, int group, int first, int end, float* scratch) const {
     const PackedWeight& into = *plan_.for_weight;
     const int width = into.group;
+    const PreparedRows rows = rows_for(frame, frame.prepared, *plan_.weight, 0, frame.num_rows);
     for (int half = 0; half < 2; ++half) {
       const int panel = (half * plan_.width + group * width) / kPanel;
-      multiply_panels(frame, panel, panel + width / kPanel, first, end, scratch + half * width);
+      multiply_block(frame, *plan_.weight, rows, first, end, panel, panel + width / kPanel, scratch + half * width, 2 * width);
     }
     const PreparedRows to = rows_for(frame, frame.gated, into, 0, frame.num_rows);
-    float* gated = scratch + int64_t{2} * kRowBlock * width;
+    float* gated = scratch + int64_t{2} * kMostBlockRows * width;
     for (int row = first; row < end; ++row, scratch += 2 * width) {
       frame.row->gate(plan_.act, scratch, scratch + width, width, gated);
       prepare(frame, into, to, row, gated, group, group + 1);
     }
-  }
-
-  void multiply_panels(const Frame& frame, int panel, int end_panel, int first, int end, float* out) const {
-    const PackedWeight part = panels_of(*plan_.weight, panel, end_panel);
-    const PreparedRows rows = rows_for(frame, frame.prepared, *plan_.weight, 0, frame.num_rows);
-    const int stride = 2 * plan_.for_weight->group;
-    frame.linear->multiply(
-        {part, rows.x, rows.rows.scales, rows.rows.sums, out, stride, frame.num_rows, first, end, true}, 0, part.num_panels());
   }
 
   GatedPlan plan_;

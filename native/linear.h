@@ -119,6 +119,7 @@ struct LinearOps {
   // Bytes of QuantRows::values that stay in a core's own cache while all panels pass by; 0: of no account, because
   // arithmetic takes longer than reading them again.
   int64_t rows_kept;
+  int block_rows;  // rows that go by a panel together: cut many at multiples of this
   // Row `row` of `to`, from num_in floats; row_scale > 0 fixes the scale of every group.
   void (*quantise)(const float* x, float row_scale, const QuantRows& to, int row);
   int (*x_bytes)(WeightKind kind);  // bytes per element of LinearArgs::x: 1, 2 (int8 widened) or 4 (floats)

@@ -121,6 +121,13 @@ void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows
   frame.linear->multiply(args, first, std::min(first + per, weight.num_panels()));
 }
 
+void multiply_block(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, int first, int end, int panel,
+                    int end_panel, float* out, int stride) {
+  const PackedWeight part = panels_of(weight, panel, end_panel);
+  frame.linear->multiply({part, rows.x, rows.rows.scales, rows.rows.sums, out, stride, rows.rows.num_rows, first, end, true}, 0,
+                         part.num_panels());
+}
+
 int64_t num_chunks(const Frame& frame, const PackedWeight& weight) {
   const int per_tile = frame.linear->panels_per_tile;
   const int64_t tiles = (weight.num_panels() + per_tile - 1) / per_tile, per = tiles_per_chunk(frame, weight);
@@ -227,17 +234,36 @@ class LinearOp : public Op {
     require(frame.slots[to_], "a slot has no memory");
   }
   // All chunks of panels of the first part of the rows, then of the next.
-  int64_t num_items(const Frame& frame) const override { return num_chunks(frame, *weight_) * row_parts(frame, *weight_); }
+  int64_t num_items(const Frame& frame) const override { return chunks_for(frame) * row_parts(frame, *weight_); }
   int64_t macs() const override { return static_cast<int64_t>(weight_->num_out) * weight_->num_in; }
-  void run(const Frame& frame, int64_t item, float*) const override {
-    const int64_t chunks = num_chunks(frame, *weight_), parts = row_parts(frame, *weight_), part = item / chunks;
+  int scratch_floats() const override { return kMostBlockRows * kPanels * kPanel; }
+  void run(const Frame& frame, int64_t item, float* scratch) const override {
+    const int64_t chunks = chunks_for(frame), parts = row_parts(frame, *weight_), part = item / chunks;
     const int first = static_cast<int>(frame.num_rows * part / parts);
     const int end = static_cast<int>(frame.num_rows * (part + 1) / parts);
     const PreparedRows rows = rows_for(frame, gated_ ? frame.gated : frame.prepared, *weight_, 0, frame.num_rows);
-    multiply(frame, *weight_, rows, first, end, frame.at(to_, first, weight_->num_out), item % chunks);
+    if (!by_blocks(frame))
+      return multiply(frame, *weight_, rows, first, end, frame.at(to_, first, weight_->num_out), item % chunks);
+    const RowBlocks blocks(frame, first, end);
+    for (int b = 0; b < blocks.num; ++b)
+      run_block(frame, rows, static_cast<int>(item % chunks) * kPanels, blocks.begin(b), blocks.begin(b + 1), scratch);
   }
 
  private:
+  static constexpr int kPanels = 8;
+  // Many rows by way of scratch: results of one panel at a time are a line in each row, all of them in pages of their
+  // own. Tiles go around the caches instead.
+  static bool by_blocks(const Frame& frame) { return frame.num_rows >= kManyRows && !frame.linear->rows_kept; }
+  int64_t chunks_for(const Frame& frame) const {
+    return by_blocks(frame) ? (weight_->num_panels() + kPanels - 1) / kPanels : num_chunks(frame, *weight_);
+  }
+  void run_block(const Frame& frame, const PreparedRows& rows, int panel, int first, int end, float* scratch) const {
+    const int end_panel = std::min(panel + kPanels, weight_->num_panels());
+    const int count = std::min(end_panel * kPanel, weight_->num_out) - panel * kPanel;
+    multiply_block(frame, *weight_, rows, first, end, panel, end_panel, scratch, kPanels * kPanel);
+    for (int row = first; row < end; ++row, scratch += kPanels * kPanel)
+      memcpy(frame.at(to_, row, weight_->num_out) + panel * kPanel, scratch, sizeof(float) * static_cast<size_t>(count));
+  }
   const PackedWeight* weight_;
   Slot to_;
   bool gated_;

@@ -96,6 +96,18 @@ int64_t row_items(const Frame& frame);
 int64_t row_parts(const Frame& frame, const PackedWeight& weight);
 // A product in chunks of panels, each for one thread; of `rows`, those from first_row to end_row - 1; `out`: of first_row.
 int64_t num_chunks(const Frame& frame, const PackedWeight& weight);
+// Many rows: some panels of a product, first .. end - 1 of the rows, to `out`, rows `stride` apart, which is read soon.
+void multiply_block(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, int first, int end, int panel,
+                    int end_panel, float* out, int stride);
+constexpr int kManyRows = 128;  // results of so many have to come back from memory
+constexpr int kMostBlockRows = 128;
+// The `index`th of the blocks of at most frame.linear->block_rows rows into which first .. end - 1 are cut.
+struct RowBlocks {
+  int first, end, num;
+  RowBlocks(const Frame& frame, int first_row, int end_row)
+      : first(first_row), end(end_row), num((end_row - first_row + frame.linear->block_rows - 1) / frame.linear->block_rows) {}
+  int begin(int index) const { return first + static_cast<int>(int64_t{end - first} * index / num); }
+};
 void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, int first_row, int end_row,
               float* out, int64_t chunk);
 

@@ -148,6 +148,8 @@ def table(phase: PhaseProfile, spec: ModelSpec, rates: Rates) -> PhaseTable:
         work = add(work_of(name, parts) for parts in per_step).scaled(1 / count)
         calls = sum(step.operators[name].calls for step in steps if name in step.operators)
         time_s = sum(step.operators[name].time_s for step in steps if name in step.operators)
+        if not time_s:  # done within another: a prompt's gate, by whoever multiplied
+            continue
         taken = (round(calls / count), time_s / count, pass_s)
         rows.append(_row(name, taken, work, rates, memory_rate))
     host_s = sum(step.host_s for step in steps) / count

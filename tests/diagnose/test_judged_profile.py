@@ -32,7 +32,8 @@ def decode(*steps: StepProfile, plain_s: tuple[float, ...] = (0.030,)) -> PhaseP
 
 
 def test_rows_and_host_add_up_to_the_pass() -> None:
-    found = table(decode(step(0.031, down=0.010, attention=0.002, o=0.003)), SPEC, RATES)
+    spent = {"down": 0.010, "attention": 0.002, "o": 0.003, "activation": 0.0}  # 0: in another
+    found = table(decode(step(0.031, **spent)), SPEC, RATES)
     assert [row.operator for row in found.rows] == ["down", "o", "attention", "host"]
     assert sum(row.time_s for row in found.rows) == pytest.approx(found.pass_s) == 0.031
     assert sum(row.share for row in found.rows) == pytest.approx(1)
