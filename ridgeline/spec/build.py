@@ -28,6 +28,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
+MAX_EXPERTS = 4096  # of a layer: each has tensors of its own (DeepSeek-V3 has 256)
 DTYPES = {name: name for name in ("float32", "bfloat16", "float16")} | {
     f"torch.{name}": name for name in ("float32", "bfloat16", "float16")
 }
@@ -147,7 +148,8 @@ def _experts(values: Values, row: Family, fmt: Format) -> MlpSpec:
     moe = row.moe
     assert moe is not None
     hidden_size, inner = values.count("hidden_size"), values.count(moe.expert_size_key)
-    num_experts, top_k = values.count(moe.num_experts_key), values.count("num_experts_per_tok")
+    num_experts = values.count(moe.num_experts_key, at_most=MAX_EXPERTS)
+    top_k = values.count("num_experts_per_tok")
     if top_k > num_experts:
         raise values.bad("num_experts_per_tok", f"at most {moe.num_experts_key} {num_experts}")
     up = LinearSpec(num_out=inner, num_in=hidden_size, format=fmt)

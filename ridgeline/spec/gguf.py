@@ -21,7 +21,9 @@ from msgspec.structs import replace
 from ridgeline.errors import BadModel
 from ridgeline.spec.families import spec_from_config
 from ridgeline.spec.format import Format, blocks, blocks_of_all, dense
+from ridgeline.spec.layouts import num_layers
 from ridgeline.spec.model import LinearSpec, ModelSpec
+from ridgeline.spec.reading import Values
 from ridgeline.spec.rewrite import linears, map_linears
 
 _AGAIN = "the file is damaged or half downloaded; fetch it again"
@@ -305,8 +307,8 @@ def config_of(file: Gguf) -> dict[str, Any]:
         if start + theirs in told:
             config[ours] = told[start + theirs]
     if family == "qwen3_moe":  # llama.cpp renormalises, whatever the original says
-        num_layers = int(config.get("num_hidden_layers", 0))
-        plain = [i for i in range(num_layers) if ROUTER.format(i) not in file.tensors]
+        layers = range(num_layers(Values(config, {}, where=str(file.path))))
+        plain = [i for i in layers if ROUTER.format(i) not in file.tensors]
         config |= {"norm_topk_prob": True, "mlp_only_layers": plain}
     config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors

@@ -10,19 +10,27 @@ from ridgeline.spec.reading import Values
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _LEGACY_KINDS = {"attention": FULL}
+# Every layer becomes an object or more: a number from a broken file must not fill the memory.
+# The deepest published models have 1,000 (DeepNet).
+MAX_LAYERS = 4096
 
 LayerKinds = Callable[[Values], list[str]]
 
 
+def num_layers(values: Values) -> int:
+    """How many layers there are, at most MAX_LAYERS."""
+    return values.count("num_hidden_layers", at_most=MAX_LAYERS)
+
+
 def all_full(values: Values) -> list[str]:
     """No windows at all."""
-    return [FULL] * values.count("num_hidden_layers")
+    return [FULL] * num_layers(values)
 
 
 def all_sliding_if_window(values: Values) -> list[str]:
     """Mistral, Phi-3, Mixtral: a window, if there is one, holds for every layer."""
     kind = FULL if values.raw("sliding_window") is None else SLIDING
-    return [kind] * values.count("num_hidden_layers")
+    return [kind] * num_layers(values)
 
 
 def all_sliding_if_used(values: Values) -> list[str]:
@@ -38,7 +46,7 @@ def sliding_from_layer(values: Values) -> list[str]:
     """Qwen2, Qwen3: with `use_sliding_window`, layers from `max_window_layers` on are windowed."""
     if values.raw("layer_types") is not None:
         return explicit(values)
-    num = values.count("num_hidden_layers")
+    num = num_layers(values)
     first = num
     if values.flag("use_sliding_window") and values.raw("sliding_window") is not None:
         first = _whole(values, "max_window_layers")
@@ -61,7 +69,7 @@ def every_nth_full(values: Values) -> list[str]:
 def explicit(values: Values) -> list[str]:
     """`layer_types`, one name per layer."""
     names: Any = values.raw("layer_types")
-    num = values.count("num_hidden_layers")
+    num = num_layers(values)
     if not isinstance(names, list) or len(names) != num:
         raise values.bad("layer_types", f"a list of {num} names, one per layer")
     kinds = [_LEGACY_KINDS.get(str(name), str(name)) for name in names]
@@ -90,12 +98,12 @@ def sparse_layers(values: Values) -> list[bool]:
     dense = values.raw("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
         raise values.bad("mlp_only_layers", "a list of layer numbers")
-    num = values.count("num_hidden_layers")
+    num = num_layers(values)
     return [i not in dense and (i + 1) % step == 0 for i in range(num)]
 
 
 def _every(values: Values, n: int) -> list[str]:
-    num = values.count("num_hidden_layers")
+    num = num_layers(values)
     return [SLIDING if (i + 1) % n else FULL for i in range(num)]
 
 

@@ -80,11 +80,13 @@ class Values:
     def bad(self, key: str, limit: str) -> BadModel:
         return bad_field(self.where, key, self.raw(key), limit)
 
-    def count(self, key: str) -> int:
-        """A positive integer."""
+    def count(self, key: str, at_most: int | None = None) -> int:
+        """A positive integer. `at_most`: of what is held one by one."""
         value = self.raw(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.bad(key, "a positive integer")
+        if at_most is not None and value > at_most:
+            raise self.bad(key, f"at most {at_most}")
         return value
 
     def opt_count(self, key: str) -> int | None:

@@ -93,6 +93,10 @@ def test_llama_refusals(change: dict[str, Any], named: str) -> None:
         ("gemma2", {"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
         ("qwen2", {"use_mrope": True}, "use_mrope"),
         ("qwen3_moe", {"num_experts_per_tok": 999}, "num_experts_per_tok"),
+        ("qwen3_moe", {"num_experts": 2**40}, "num_experts"),
+        ("mixtral", {"num_key_value_heads": 4, "num_local_experts": 2**40}, "num_local_experts"),
+        ("llama", {"num_hidden_layers": 2**40}, "at most 4096"),
+        ("gemma2", {"num_hidden_layers": 4097}, "at most 4096"),
         ("qwen3_moe", {"use_sliding_window": True, "max_window_layers": 1}, "max_window_layers"),
         ("qwen3_moe", {"mlp_only_layers": ["a"]}, "mlp_only_layers"),
         (

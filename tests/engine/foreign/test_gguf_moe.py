@@ -76,3 +76,8 @@ def test_what_llama_cpp_has_no_place_for(tmp_path: Path) -> None:
     other.write_bytes(raw.replace(b"blk.1.ffn_gate_exps", b"blk.1.ffn_gate_exqs"))
     with pytest.raises(BadModel, match="lacks a tensor"):
         load_spec(str(other))
+    key = b"qwen3moe.block_count" + bytes([4, 0, 0, 0])  # u32
+    at = raw.index(key) + len(key)
+    other.write_bytes(raw[:at] + bytes([255] * 4) + raw[at + 4 :])
+    with pytest.raises(BadModel, match="at most 4096"):
+        load_spec(str(other))
