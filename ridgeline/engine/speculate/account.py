@@ -19,12 +19,13 @@ _NEW = 0.3  # weight of the latest try in what tries are taken to lose
 
 class Purse:
     """One sort of drafts: `credit` in plain steps, and when it may be tried without earning. It
-    gets `share` of what every step pays in."""
+    gets `share` of what every step pays in. `lately`: plain steps saved per step of late
+    (negative: lost)."""
 
-    __slots__ = ("_share", "_since_try", "_try_loss", "_try_steps", "credit")
+    __slots__ = ("_share", "_since_try", "_try_loss", "_try_steps", "credit", "lately")
 
     def __init__(self, share: float) -> None:
-        self.credit, self._share = FIRST_CREDIT * share, share
+        self.credit, self._share, self.lately = FIRST_CREDIT * share, share, 0.0
         self._since_try, self._try_steps, self._try_loss = 0, PROBE_STEPS, 1.0
 
     @property
@@ -35,6 +36,12 @@ class Purse:
     def begun(self, num_steps: int) -> None:
         self.pay(LOSS_SHARE * self._share * num_steps)
         self._since_try += num_steps
+        self.lately *= (1 - _FADE) ** num_steps
+
+    def drafted(self, saved_steps: float) -> None:
+        """A step with drafts: what it saved (negative: lost), in plain steps."""
+        self.pay(saved_steps)
+        self.lately += _FADE * saved_steps
 
     def pay(self, steps: float) -> None:
         self.credit = min(MOST_CREDIT, self.credit + steps)
@@ -64,12 +71,11 @@ class Purse:
 
 class Account:
     """See the head of this file. `looked`, `computed`: the purses of the two sorts; `both`: there
-    are both. `lately`: plain steps saved per step of late (negative: lost)."""
+    are both."""
 
     def __init__(self, *, both: bool = False) -> None:
         share = 0.5 if both else 1.0
         self.looked, self.computed = Purse(share), Purse(share)
-        self.lately = 0.0
         self.saved_s = self.lost_s = self.promised_s = self.drafting_s = 0.0
 
     def purse(self, computed: bool) -> Purse:
@@ -85,14 +91,18 @@ class Account:
             self.lost_s -= saved_s
         self.promised_s += promised_s
         self.drafting_s += took_s
-        purse.pay(saved_s / plain_s)
-        self.lately += _FADE * saved_s / plain_s
+        purse.drafted(saved_s / plain_s)
 
     def begun(self, num_steps: int) -> None:
         """So many steps, with drafts or without."""
         self.looked.begun(num_steps)
         self.computed.begun(num_steps)
-        self.lately *= (1 - _FADE) ** num_steps
+
+    @property
+    def gain_lately(self) -> float:
+        """Plain steps saved per step of late, by the sorts that saved any: what one sort loses is
+        no reason to ask the other less often."""
+        return sum(max(0.0, purse.lately) for purse in (self.looked, self.computed))
 
     def asked(self, took_s: float) -> None:
         """Time spent beside drafts: on deciding that nothing is drafted, or on remembering."""

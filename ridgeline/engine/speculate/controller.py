@@ -222,16 +222,17 @@ class Controller:
         if self._drafter is None and not any(looked):
             self._drafting = False
             return plain, none
-        best, computed = best_plan(looked, none, room, costs), none
+        best, computed, chances = best_plan(looked, none, room, costs), none, looked
         enough = plain.rate * (1 + (MARGIN / 2 if self._drafting else MARGIN))
         if self._drafter is not None and (best.rate <= enough or self.account.computed.credit > 0):
             mixed, which = self._with_computed(opens, looked)
             other = best_plan(mixed, which, room, costs)
-            best, computed = (other, which) if other.rate > best.rate else (best, computed)
+            if other.rate > best.rate:
+                best, computed, chances = other, which, mixed
         purse, pays = self.account.purse(any(computed)), best.rate > enough
         self._drafting = pays and purse.credit > 0
         if self._drafting or (pays and purse.may_try()):
-            return best, computed
+            return self._read_one(opens, best, computed, chances, room), computed
         if self._drafter is not None and self.account.computed.may_probe():
             return self._probe(opens, plain), [True] * len(opens)
         return self._probe_curve(looked, plain), none
@@ -247,6 +248,35 @@ class Controller:
             which.append(sum(computed) > sum(own))
             mixed.append(computed if which[-1] else own)
         return mixed, which
+
+    def _num_new(self, each: Open) -> int:
+        return len(each.tokens) - self._read.get(each.seq_id, 0)
+
+    def _read_one(
+        self,
+        opens: Sequence[Open],
+        plan: Plan,
+        computed: Sequence[bool],
+        chances: Sequence[Sequence[float]],
+        room: Room,
+    ) -> Plan:
+        """`plan`, with one sequence at most that the drafter has to read first: a whole batch's
+        prompts for one try cost more steps than many tries save."""
+        new = [
+            i
+            for i, (each, own) in enumerate(zip(opens, computed, strict=True))
+            if own and plan.depths[i] and self._num_new(each) > NEW_TO_READ
+        ]
+        if len(new) < 2:
+            return plan
+        depths = [0 if i in new[1:] else depth for i, depth in enumerate(plan.depths)]
+        drafted = [depth for own, depth in zip(computed, depths, strict=True) if own and depth]
+        costs = self.costs
+        seconds = costs.step.seconds(room.num_runs, room.num_rows + sum(depths))
+        if costs.draft is not None:
+            seconds += costs.draft.seconds(len(drafted), max(drafted))
+        more = sum(sum(own[:depth]) for own, depth in zip(chances, depths, strict=True))
+        return Plan(depths, room.num_runs + more, seconds)
 
     def _shows_plain(self, runs: Sequence[Run], cost: StepCost) -> bool:
         """A plain step after so many that were asked for, and the first step of every batch."""
@@ -292,8 +322,7 @@ class Controller:
             return found
         for each, depth in zip(opens, asked, strict=True):
             if depth:
-                num_new = len(each.tokens) - self._read.get(each.seq_id, 0)
-                step.must_read |= num_new > NEW_TO_READ
+                step.must_read |= self._num_new(each) > NEW_TO_READ
                 self._read[each.seq_id] = len(each.tokens)
         begun_s = self._clock()
         drafted = self._drafter.draft(opens, asked)
@@ -311,7 +340,7 @@ class Controller:
 
     def _ask_share(self) -> float:
         """Of every step, what may be spent beside drafts."""
-        return ASK_SHARE + ASK_OF_GAIN * max(0.0, self.account.lately)
+        return ASK_SHARE + ASK_OF_GAIN * self.account.gain_lately
 
     def _spend(self, took_s: float) -> None:
         """On asking or on remembering, while nothing is drafted."""

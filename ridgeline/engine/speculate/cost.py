@@ -28,6 +28,7 @@ CONTEXT = 128  # tokens before each run of a measured step, where so many fit
 REPEATS = ((0.02, 5), (0.1, 3))  # times a step is timed that takes up to so many seconds; else 2
 BUDGET_S = 3.0
 _NEW, _COMMON = 0.15, 0.03  # least weights of the latest observation: for its like, for all
+_STALE = 0.02  # of the way to what a step showed that knots go of which it did not tell
 KNOTS = (1, 2, 3, 5, 9, 17, 25)  # rows per run
 _MORE = 64  # rows beyond those that were asked for that are interpolated with them
 _GREEDY = Sampling(temperature=0.0)
@@ -38,7 +39,9 @@ class StepCost:
 
     What was measured at the start is multiplied by the machine's factor; a plain step's by that of
     its batch; one with drafts by that of all such steps, and by one that depends on rows per run:
-    learnt at `KNOTS` and interpolated, so that neighbours tell of depths that were never tried.
+    learnt at `KNOTS` and interpolated, so that neighbours tell of depths that were never tried. A
+    knot that nothing is told of drifts to what others are: a depth that once looked dear, because
+    something else ran, would never be tried again.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -84,8 +87,13 @@ class StepCost:
             return
         ratio /= self._drafted.move(ratio, _COMMON, 1 / 4)
         factors = self._depths.setdefault(runs, [_Factor() for _ in KNOTS])
-        for place, share in _shares(rows / runs):
+        told = dict(_shares(rows / runs))
+        for place, share in told.items():
             factors[place].move(ratio, _NEW, share=share)
+        shown = sum(factors[place].by * share for place, share in told.items())
+        for place, factor in enumerate(factors):
+            if place not in told:
+                factor.by += _STALE * (shown - factor.by)
         _follow(factors)
 
     def has_seen(self, runs: int) -> bool:

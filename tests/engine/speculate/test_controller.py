@@ -8,11 +8,13 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from ridgeline import Engine
 from ridgeline.engine.core.drafting import Open, Room, Verdict
 from ridgeline.engine.core.plan import Run
 from ridgeline.engine.speculate.acceptance import Acceptance
+from ridgeline.engine.speculate.account import Account
 from ridgeline.engine.speculate.base import NO_GUESS, Guess, kind_of
 from ridgeline.engine.speculate.controller import Controller
 from ridgeline.engine.speculate.cost import DraftCost, StepCost
@@ -61,9 +63,12 @@ class World:
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         pass
 
+    def opens(self) -> list[Open]:
+        return [Open(i, (), 1, "", SAMPLING, 0, 8) for i in range(self.batch)]
+
     def step(self, depth: int | None = None) -> None:
         """One step, by the controller or at a fixed depth; noise of 5 % on its time."""
-        opens = [Open(i, (), 1, "", SAMPLING, 0, 8) for i in range(self.batch)]
+        opens = self.opens()
         if depth is None and not self.controller.wants(RUNS[: self.batch]):
             drafts: list[tuple[int, ...]] = [()] * self.batch
         elif depth is None:
@@ -121,6 +126,46 @@ def test_it_comes_back() -> None:
         world.step()
     plain = 4 / flat(4, 4)
     assert (world.num_tokens - before) / (world.now_s - began_s) > 2 * plain
+
+
+class Reading(World):
+    """Texts of 300 tokens, which the drafter reads (2 ms each) before it drafts for them."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__(flat, alpha, 1e-4, 8, flat)
+        self.read = set[int]()
+        self.most_read = 0
+
+    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+        new = {each.seq_id for each, d in zip(opens, depths, strict=True) if d} - self.read
+        self.most_read = max(self.most_read, len(new))
+        self.read |= new
+        self.now_s += 2e-3 * len(new)
+        return super().draft(opens, depths)
+
+    def opens(self) -> list[Open]:
+        return [replace(each, tokens=(1,) * 300) for each in super().opens()]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.9])
+def test_a_drafter_reads_one_text_at_a_time(alpha: float) -> None:
+    world = Reading(alpha)
+    for _ in range(300):
+        world.step()
+    assert world.most_read == 1
+    if alpha:
+        assert len(world.read) == 8, "all of them where it pays"
+        assert world.num_tokens / world.now_s > 1.5 * 8 / flat(8, 8)
+
+
+def test_what_a_drafter_loses_is_no_reason_to_look_up_less() -> None:
+    account = Account(both=True)
+    account.drafted(account.looked, 5e-3, 5e-3, 10e-3, 10e-3)
+    gain = account.gain_lately
+    account.drafted(account.computed, -80e-3, 5e-3, 90e-3, 10e-3)
+    assert account.gain_lately == gain > 0
+    account.begun(1000)
+    assert account.gain_lately < gain / 100
 
 
 def test_an_engine_measures_its_curve_and_answers_as_without() -> None:

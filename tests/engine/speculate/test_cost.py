@@ -89,6 +89,17 @@ def test_neighbours_tell_of_depths_that_were_never_tried() -> None:
         assert cost.seconds(runs, runs) == 6.0, "plain steps took what they took"
 
 
+def test_a_depth_that_once_looked_dear_is_believed_again() -> None:
+    """Two steps met something else; what is learnt of other depths since says so."""
+    cost = StepCost({(8, 8 * d): 2.0 + d for d in (1, 2, 3, 5, 9, 17, 25)})
+    for _ in range(2):
+        cost.learn(8, 16, 9.0)
+    assert cost.seconds(8, 16) > 5.5
+    for _ in range(120):
+        cost.learn(8, 40, 7.0)
+    assert cost.seconds(8, 16) == pytest.approx(4.0, rel=0.1)
+
+
 def test_no_step_is_dearer_than_one_with_more_rows() -> None:
     cost = StepCost({(1, rows): 1.0 + 0.1 * rows for rows in range(1, 30)})
     for _ in range(20):
