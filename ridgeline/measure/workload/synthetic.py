@@ -21,6 +21,8 @@ from ridgeline.errors import BadInput
 from ridgeline.measure.workload.base import LoadRequest
 
 FIRST_ID = 16
+MOST_TOKENS = 10_000_000  # of a prompt, of an answer, and of all prefixes together
+MOST_GROUPS, MOST_CV, MOST_VOCAB = 100_000, 100.0, 1 << 31
 _FIX = "write e.g. synthetic:input=256,output=128,cv=0.5,prefix=64"
 
 
@@ -36,15 +38,23 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         limits = (
-            ("input", self.input, 1),
-            ("output", self.output, 1),
-            ("prefix", self.prefix, 0),
-            ("groups", self.groups, 1),
-            ("vocab", self.vocab, FIRST_ID + 1),
+            ("input", self.input, 1, MOST_TOKENS),
+            ("output", self.output, 1, MOST_TOKENS),
+            ("prefix", self.prefix, 0, MOST_TOKENS),
+            ("groups", self.groups, 1, MOST_GROUPS),
+            ("vocab", self.vocab, FIRST_ID + 1, MOST_VOCAB),
         )
-        for name, value, low in limits:
+        for name, value, low, high in limits:
             if value < low:
                 raise BadInput(f"synthetic: {name} is too small", value=value, limit=f">= {low}")
+            if value > high:
+                raise BadInput(f"synthetic: {name} is too large", value=value, limit=f"<= {high}")
+        if self.prefix * self.groups > MOST_TOKENS:
+            raise BadInput(
+                "synthetic: groups of prefixes are too long together",
+                value=f"{self.groups} of {self.prefix} tokens",
+                limit=f"{MOST_TOKENS} tokens",
+            )
         if self.prefix > self.input:
             raise BadInput(
                 "synthetic: prefix is longer than input",
@@ -52,8 +62,10 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
                 limit=self.input,
                 fix=_FIX,
             )
-        if not (math.isfinite(self.cv) and self.cv >= 0):
-            raise BadInput("synthetic: cv is out of range", value=self.cv, limit=">= 0", fix=_FIX)
+        if not 0 <= self.cv <= MOST_CV:
+            raise BadInput(
+                "synthetic: cv is out of range", value=self.cv, limit=f"0 to {MOST_CV:g}", fix=_FIX
+            )
 
     @property
     def name(self) -> str:
@@ -87,13 +99,14 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _length(rng: random.Random, mean: int, cv: float) -> int:
-    """A log-normal draw with this mean and cv, at least 1: sigma² = ln(1 + cv²), mu = ln(mean) -
-    sigma²/2.
+    """A log-normal draw with this mean and cv, from 1 to MOST_TOKENS: sigma² = ln(1 + cv²), mu =
+    ln(mean) - sigma²/2.
     """
     if cv == 0:
         return mean
     variance = math.log1p(cv * cv)
-    return max(1, round(rng.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))))
+    drawn = rng.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))
+    return max(1, round(min(drawn, MOST_TOKENS)))
 
 
 def parse(options: str) -> Synthetic:

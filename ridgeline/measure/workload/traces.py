@@ -29,11 +29,10 @@ import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.measure.workload.base import LoadRequest
-from ridgeline.measure.workload.synthetic import FIRST_ID
+from ridgeline.measure.workload.synthetic import FIRST_ID, MOST_TOKENS
 
 MOONCAKE_BLOCK = 512
 VOCAB = 2048
-MOST_TOKENS = 10_000_000  # of a prompt, and of an answer
 
 
 class Row(msgspec.Struct, frozen=True):
