@@ -26,6 +26,7 @@ from ridgeline.engine.core import (
 )
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
+from ridgeline.measure.client import MOST_REQUESTS
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
 from ridgeline.plan.counted_pool import CountedPool
@@ -53,6 +54,20 @@ from ridgeline.records import RunTrace, Slo
 
 SHOWN_REQUESTS = 4000
 ISL, OSL = 1024, 256  # tokens of a request where nothing else is said
+
+MOST_REPLICAS, LONGEST_S = 10_000, 1e9
+LIMITS: dict[str, tuple[float, float]] = {
+    "num_prompts": (1, MOST_REQUESTS),
+    "replicas": (1, MOST_REPLICAS),
+    "decode_replicas": (0, MOST_REPLICAS),
+    "autoscale": (1, MOST_REPLICAS),
+    "batch_share": (0.0, 1.0),
+    "target_in_flight": (1e-3, 1e6),
+    "startup_s": (0.0, LONGEST_S),
+    "mtbf_s": (1.0, LONGEST_S),
+    "repair_s": (0.0, LONGEST_S),
+}
+"""Of a fleet's numbers, by flag: the least and the most."""
 
 
 class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +114,7 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: SimulateOptions) -> tuple[list[Replica], Outcome]:
     """One fleet under one load; all that decides it is in the options. The kinds of its replicas,
     and what happened."""
+    _check(options)
     requests = _requests(options)
     kinds = _kinds(options)
     longest = max(request.num_prompt + request.num_output for request in requests)
@@ -128,6 +144,15 @@ def command(options: SimulateOptions, as_json: bool) -> int:
     for note in _notes(options, machines):
         out.print(f"- {note}", style="dim", soft_wrap=True, markup=False)
     return 0
+
+
+def _check(options: SimulateOptions) -> None:
+    """Refuse numbers that no fleet has, and those that would not end."""
+    for name, (low, high) in LIMITS.items():
+        value = getattr(options, name)
+        if value is not None and not low <= value <= high:
+            flag = f"--{name.replace('_', '-')}"
+            raise BadInput(f"{flag} is out of range", value=value, limit=f"{low:,} to {high:,}")
 
 
 def _kinds(options: SimulateOptions) -> list[tuple[Replica, int]]:
@@ -199,6 +224,8 @@ def _fleet(
     options: SimulateOptions, kinds: Sequence[tuple[Replica, int]], longest: int
 ) -> FleetPlan:
     builds = [(_build(options, machine, longest), count) for machine, count in kinds]
+    if sum(count for _, count in kinds) > MOST_REPLICAS:
+        raise BadInput("--device names too many replicas", limit=f"{MOST_REPLICAS:,}")
     return FleetPlan(
         builds=tuple(build for build, count in builds for _ in range(count)),
         decode=(builds[0][0],) * options.decode_replicas,

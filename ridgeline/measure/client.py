@@ -31,6 +31,7 @@ WARMUP_SEED_SHIFT = (
     7_919_000  # warm-up prompts must not be the measured ones, or they would be cached
 )
 DEFAULT_WARMUP_CONCURRENCY = 4
+MOST_REQUESTS = 10_000_000  # their prompts are made before the first is sent
 
 OnFinish = Callable[[RequestTrace], str | None]
 
@@ -61,6 +62,14 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("num_warmups", "grace_s"):
             if not getattr(self, name) >= 0:
                 raise BadInput(f"{name} must not be negative", value=getattr(self, name))
+        for name in ("num_requests", "num_warmups"):
+            if (getattr(self, name) or 0) > MOST_REQUESTS:
+                raise BadInput(
+                    f"{name} is too large",
+                    value=getattr(self, name),
+                    limit=f"<= {MOST_REQUESTS}",
+                    fix="--duration-s ends a load by time",
+                )
 
 
 OnStart = Callable[[], Awaitable[None]]

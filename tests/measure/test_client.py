@@ -225,6 +225,8 @@ def test_equal_seeds_give_equal_loads(in_virtual_time, scripted):
         {"max_concurrency": 0},
         {"timeout_s": 0.0},
         {"num_warmups": -1},
+        {"num_requests": 10**11},
+        {"num_warmups": 10**11},
         {"grace_s": float("nan")},
     ],
 )

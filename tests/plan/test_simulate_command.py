@@ -85,6 +85,31 @@ def test_what_cannot_be_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not fit" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--num-prompts", "100000000000"),
+        ("--num-prompts", "0"),
+        ("--replicas", "100000000000"),
+        ("--replicas", "-1"),
+        ("--decode-replicas", "-1"),
+        ("--autoscale", "100000000000"),
+        ("--batch-share", "7"),
+        ("--batch-share", "nan"),
+        ("--target-in-flight", "0"),
+        ("--startup-s", "-1"),
+        ("--mtbf-s", "1e-300"),
+        ("--repair-s", "inf"),
+        ("--device", "h100-sxm=100000000000"),
+    ],
+)
+def test_numbers_that_no_fleet_has(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*ASKED, flag, value]) == 2
+    assert flag in capsys.readouterr().err
+
+
 def test_the_summary_by_hand() -> None:
     asked = Request(at_s=1.0, num_prompt=10, num_output=5)
     good = Life(asked, started_s=1.5, first_s=2.0, finished_s=4.0)
