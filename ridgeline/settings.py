@@ -52,6 +52,9 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise BadInput(what, value=value, limit=f"1..{MAX_DRAFT_TOKENS}")
 
 
+MOST_THREADS = 1024  # more than any machine has: each takes memory when it starts
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Engine settings as asked. Counts are tokens or sequences, sizes bytes, times milliseconds."""
 
@@ -99,6 +102,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if value is not None and value < 1:
                 flag = "--" + name.replace("_", "-")
                 raise BadInput(f"{flag} must be positive", value=value, limit=">= 1")
+        for name in ("num_threads", "num_threads_decode"):
+            if (getattr(self, name) or 0) > MOST_THREADS:
+                flag = "--" + name.replace("_", "-")
+                raise BadInput(
+                    f"{flag} is too large", value=getattr(self, name), limit=f"<= {MOST_THREADS}"
+                )
         if self.background_tokens is not None and self.background_tokens < 0:
             raise BadInput("--background-tokens is negative", value=self.background_tokens)
         if self.batch_wait_ms < 0:

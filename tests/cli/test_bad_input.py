@@ -92,3 +92,8 @@ def test_a_kv_budget_for_less_than_one_sequence(capsys: pytest.CaptureFixture[st
     assert main(["generate", "demo", "x", "--kv-cache-memory-bytes", "64KiB"]) == 2
     err = capsys.readouterr().err
     assert "KV per token" in err and "fix:" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("flag", ["--num-threads", "--num-threads-decode"])
+def test_more_threads_than_any_machine_has(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    refused(capsys, ["generate", "demo", "x", flag, "100000000"], flag, "100000000", "1024")
