@@ -5,6 +5,7 @@ from __future__ import annotations
 from ridgeline.errors import BadInput
 from ridgeline.measure.workload import Chat, Prompt, parse_workload, plain_chat
 
+ISL, OSL = 1024, 256  # tokens of a request where nothing else is said
 BYTES_PER_TOKEN = 4  # of English text under the tokenizers of today; texts are not tokenised here
 
 

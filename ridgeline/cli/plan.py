@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.lengths import is_text, workload_lengths
+from ridgeline.cli.lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.cli.predict import read_catalogue
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
@@ -128,7 +128,8 @@ def _demand(options: PlanOptions) -> Demand:
             )
         lengths = workload_lengths(options.workload, SAMPLED, options.seed)
     else:
-        lengths = [(options.isl or 1024, options.osl or 256)]
+        isl = ISL if options.isl is None else options.isl
+        lengths = [(isl, OSL if options.osl is None else options.osl)]
     return demand_of(lengths, options.rate, options.cached)
 
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from ridgeline.cli.lengths import is_text, workload_lengths
+from ridgeline.cli.lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.cli.pack import stock
 from ridgeline.cli.predict import chosen_device, read_catalogue
 from ridgeline.cli.simulate_table import devices_of, table_of
@@ -28,6 +28,7 @@ from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.measure.client import MOST_REQUESTS
 from ridgeline.measure.workload import parse_workload
+from ridgeline.measure.workload.synthetic import MOST_TOKENS
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
 from ridgeline.plan.counted_pool import CountedPool
 from ridgeline.plan.fleet import (
@@ -53,10 +54,11 @@ from ridgeline.plan.weather import MIDDLE, Sky
 from ridgeline.records import RunTrace, Slo
 
 SHOWN_REQUESTS = 4000
-ISL, OSL = 1024, 256  # tokens of a request where nothing else is said
 
 MOST_REPLICAS, LONGEST_S = 10_000, 1e9
 LIMITS: dict[str, tuple[float, float]] = {
+    "isl": (1, MOST_TOKENS),
+    "osl": (1, MOST_TOKENS),
     "num_prompts": (1, MOST_REQUESTS),
     "replicas": (1, MOST_REPLICAS),
     "decode_replicas": (0, MOST_REPLICAS),

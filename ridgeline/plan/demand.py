@@ -10,6 +10,8 @@ import msgspec
 from ridgeline.errors import BadInput
 from ridgeline.records import Slo
 
+MOST_RATE = 1e9  # requests per second
+
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per request: means, and of prompts also the 95th percentile. `rate` requests/s.
@@ -28,8 +30,12 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     input_cv2: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.rate > 0 and math.isfinite(self.rate)):
-            raise BadInput("the request rate must be positive", value=self.rate, limit="> 0 /s")
+        if not 0 < self.rate <= MOST_RATE:
+            raise BadInput(
+                "the request rate must be positive",
+                value=self.rate,
+                limit=f"> 0 /s, at most {MOST_RATE:g}",
+            )
         if min(self.isl, self.osl) < 1 or not 0 <= self.cached < self.isl:
             raise BadInput(
                 "a demand needs prompts, answers, and fewer cached than prompt tokens",
@@ -41,6 +47,9 @@ def demand_of(lengths: Sequence[tuple[int, int]], rate: float, cached: float = 0
     """From (prompt, answer) lengths; `cached` is the share of prompt tokens that is hit."""
     if not lengths:
         raise BadInput("the workload has no requests")
+    shortest = min(min(pair) for pair in lengths)
+    if shortest < 1:
+        raise BadInput("prompts and answers need tokens", value=shortest, limit=">= 1 (isl, osl)")
     prompts = sorted(length for length, _ in lengths)
     mean = sum(prompts) / len(prompts)
     variance = sum((length - mean) ** 2 for length in prompts) / len(prompts)

@@ -16,6 +16,7 @@ import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.plan.machine import Replica, StepCost
+from ridgeline.settings import MAX_DRAFT_TOKENS
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,8 +27,10 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     draft: Replica | None = None
 
     def __post_init__(self) -> None:
-        if self.num_tokens < 1:
-            raise BadInput("speculation needs drafts", value=self.num_tokens, limit=">= 1")
+        if not 1 <= self.num_tokens <= MAX_DRAFT_TOKENS:
+            raise BadInput(
+                "no step has so many drafts", value=self.num_tokens, limit=f"1..{MAX_DRAFT_TOKENS}"
+            )
         if not 0 <= self.acceptance <= 1:
             raise BadInput(
                 "the acceptance of drafts is a probability", value=self.acceptance, limit="0..1"

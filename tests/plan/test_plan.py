@@ -114,6 +114,12 @@ def test_an_impossible_promise_names_the_bound() -> None:
 
 def test_a_workload_beyond_the_context_is_refused() -> None:
     long = demand_of([(4000, 200)], 1.0)
+    for rate in (0.0, -4.0, float("nan"), 1e308):
+        with pytest.raises(BadInput, match="rate"):
+            demand_of([(1024, 256)], rate)
+    for lengths in ((0, 256), (1024, 0), (-5, 256)):
+        with pytest.raises(BadInput, match="need tokens"):
+            demand_of([(1024, 256), lengths], 1.0)
     with pytest.raises(BadInput, match="context"):
         search(load_outline("llama-2-7b"), long, SLO, SPACE, CATALOGUE)
 

@@ -18,6 +18,7 @@ from ridgeline.plan.machine import replica
 from ridgeline.plan.memory import MemoryAsked, memory
 from ridgeline.plan.outline import load_outline
 from ridgeline.plan.predict import Point, predict, predict_lines, predict_on
+from ridgeline.plan.speculation import Speculation
 
 IDEAL = Efficiency(
     bandwidth=1.0,
@@ -134,6 +135,8 @@ def test_what_cannot_be_is_refused_with_the_number() -> None:
         predict(point(weight_dtype="int3"))
     with pytest.raises(BadInput, match="cached"):
         predict(point(cached=1000))
+    with pytest.raises(BadInput, match="so many drafts"):
+        Speculation(num_tokens=10**9, acceptance=0.5)
     with pytest.raises(BadInput, match="source"):
         Efficiency(**{**{f: getattr(IDEAL, f) for f in IDEAL.__struct_fields__}, "source": ""})
 

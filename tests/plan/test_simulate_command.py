@@ -88,6 +88,8 @@ def test_what_cannot_be_simulated(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
+        ("--isl", "0"),
+        ("--osl", "-1"),
         ("--num-prompts", "100000000000"),
         ("--num-prompts", "0"),
         ("--replicas", "100000000000"),
