@@ -279,13 +279,10 @@ class Controller:
         return Plan(depths, room.num_runs + more, seconds)
 
     def _shows_plain(self, runs: Sequence[Run], cost: StepCost) -> bool:
-        """A plain step after so many that were asked for, and the first step of every batch."""
+        """Plain steps after so many that were asked for, and at the start of every batch, until one
+        was behind another: what is cold behind drafts is not what plain decoding costs."""
         is_due = self._since_plain >= self._until_plain
-        if not (is_due or not cost.has_seen(len(runs))) or not is_decode(runs):
-            return False
-        if is_due:
-            self._until_plain = min(PLAIN_STEPS, 2 * self._until_plain)
-        return True
+        return (is_due or not cost.has_seen(len(runs))) and is_decode(runs)
 
     def _probe(self, opens: Sequence[Open], plain: Plan) -> Plan:
         """For the first in order: it stays the first until it is finished, so that a draft model
@@ -356,6 +353,8 @@ class Controller:
             return
         has_learnt, over_s, plain_s = self._pace.passed(self._costs.step)
         if has_learnt:
+            if self._since_plain >= self._until_plain:
+                self._until_plain = min(PLAIN_STEPS, 2 * self._until_plain)
             self._since_plain = 0
         elif over_s and self._drafted is None:
             self._pace.after_in_vain(over_s)

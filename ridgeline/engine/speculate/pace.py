@@ -48,7 +48,7 @@ class Pace:
         return self._clock() - self._begun_s
 
     def must_learn(self) -> None:
-        """The next plain step corrects the curve, whatever was before it."""
+        """The next plain step behind another corrects the curve."""
         self._must_learn = True
 
     def asked(self) -> None:
@@ -70,7 +70,7 @@ class Pace:
         took_s, num = self.took_s(), len(runs)
         if not is_decode(runs):
             return _NOTHING
-        if is_first and not self._must_learn:
+        if is_first:
             plain_s = cost.seconds(num, num)
             most_s = MOST_OVER * plain_s
             return False, max(-most_s, min(most_s, took_s - plain_s)), plain_s

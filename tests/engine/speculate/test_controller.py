@@ -158,6 +158,23 @@ def test_a_drafter_reads_one_text_at_a_time(alpha: float) -> None:
         assert world.num_tokens / world.now_s > 1.5 * 8 / flat(8, 8)
 
 
+@pytest.mark.parametrize("batch", [1, 8])
+def test_what_is_cold_behind_drafts_does_not_make_plain_steps_look_dear(batch: int) -> None:
+    """A plain step behind one with drafts takes half as long again."""
+    last = [batch]
+
+    def cold(runs: int, rows: int) -> float:
+        before, last[0] = last[0], rows
+        return flat(runs, rows) * (1.5 if rows == runs < before else 1.0)
+
+    world = World(cold, 0.9, 0.0, batch, flat)
+    for _ in range(600):
+        world.step()
+    assert world.num_tokens > 600 * batch * 2, "drafts are taken"
+    believed = world.controller.costs.step.seconds(batch, batch)
+    assert believed == pytest.approx(flat(batch, batch), rel=0.06)
+
+
 def test_what_a_drafter_loses_is_no_reason_to_look_up_less() -> None:
     account = Account(both=True)
     account.drafted(account.looked, 5e-3, 5e-3, 10e-3, 10e-3)
