@@ -102,12 +102,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if value is not None and value < 1:
                 flag = "--" + name.replace("_", "-")
                 raise BadInput(f"{flag} must be positive", value=value, limit=">= 1")
-        for name in ("num_threads", "num_threads_decode"):
-            if (getattr(self, name) or 0) > MOST_THREADS:
+            if value is not None and "threads" in name and value > MOST_THREADS:
                 flag = "--" + name.replace("_", "-")
-                raise BadInput(
-                    f"{flag} is too large", value=getattr(self, name), limit=f"<= {MOST_THREADS}"
-                )
+                raise BadInput(f"{flag} is too large", value=value, limit=f"<= {MOST_THREADS}")
         if self.background_tokens is not None and self.background_tokens < 0:
             raise BadInput("--background-tokens is negative", value=self.background_tokens)
         if self.batch_wait_ms < 0:

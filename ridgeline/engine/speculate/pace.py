@@ -26,14 +26,23 @@ _NEW = 0.1  # weight of the latest observation of what asking costs
 class Pace:
     """See the head of this file. `asking_s`: what a question that leads to no draft costs."""
 
-    __slots__ = ("_after_s", "_asked_s", "_begun_s", "_calm", "_clock", "_must_learn", "_runs")
+    __slots__ = (
+        "_after_s",
+        "_asked_s",
+        "_begun_s",
+        "_calm",
+        "_clock",
+        "_has_waited",
+        "_must_learn",
+        "_runs",
+    )
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._runs: Sequence[Run] = ()
         self._begun_s = self._asked_s = self._after_s = 0.0
         self._calm = 0  # steps since somebody was asked
-        self._must_learn = False
+        self._must_learn = self._has_waited = False
 
     @property
     def asking_s(self) -> float:
@@ -48,7 +57,8 @@ class Pace:
         return self._clock() - self._begun_s
 
     def must_learn(self) -> None:
-        """The next plain step behind another corrects the curve."""
+        """The next plain step behind another corrects the curve; where prompts come between, the
+        second one does, whatever was before it."""
         self._must_learn = True
 
     def asked(self) -> None:
@@ -70,11 +80,12 @@ class Pace:
         took_s, num = self.took_s(), len(runs)
         if not is_decode(runs):
             return _NOTHING
-        if is_first:
+        if is_first and not self._has_waited:
+            self._has_waited = self._must_learn
             plain_s = cost.seconds(num, num)
             most_s = MOST_OVER * plain_s
             return False, max(-most_s, min(most_s, took_s - plain_s)), plain_s
-        self._must_learn = False
+        self._must_learn = self._has_waited = False
         cost.learn(num, num, took_s)
         return True, 0.0, 0.0
 

@@ -18,6 +18,7 @@ from ridgeline.engine.speculate.account import Account
 from ridgeline.engine.speculate.base import NO_GUESS, Guess, kind_of
 from ridgeline.engine.speculate.controller import Controller
 from ridgeline.engine.speculate.cost import DraftCost, StepCost
+from ridgeline.engine.speculate.pace import Pace
 from ridgeline.records import Sampling
 
 SAMPLING = Sampling()
@@ -173,6 +174,20 @@ def test_what_is_cold_behind_drafts_does_not_make_plain_steps_look_dear(batch: i
     assert world.num_tokens > 600 * batch * 2, "drafts are taken"
     believed = world.controller.costs.step.seconds(batch, batch)
     assert believed == pytest.approx(flat(batch, batch), rel=0.06)
+
+
+def test_where_prompts_come_between_the_second_plain_step_is_learnt_from() -> None:
+    """Else drafts would stay away from every decode step for as long as prompts keep coming."""
+    now_s, cost = 0.0, StepCost({(2, 2): 1.0})
+    pace, learnt = Pace(lambda: now_s), []
+    for took_s in (5.0, 1.2):
+        pace.asked()  # beside a prompt, with drafts
+        pace.begin(RUNS[:2])
+        pace.must_learn()
+        now_s += took_s
+        learnt.append(pace.passed(cost)[0])
+    assert learnt == [False, True]
+    assert 1.0 < cost.seconds(2, 2) < 1.3
 
 
 def test_what_a_drafter_loses_is_no_reason_to_look_up_less() -> None:
