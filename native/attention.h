@@ -113,6 +113,7 @@ const AttentionOps& attention_ops_avx2();
 const AttentionOps& attention_ops_avxvnni();
 const AttentionOps& attention_ops_avx512();
 const AttentionOps& attention_ops_avx512vnni();
+const AttentionOps& attention_ops_avx512amx();
 #endif
 
 }  // namespace ridgeline

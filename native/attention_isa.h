@@ -1,5 +1,5 @@
-// Which variant of the attention kernels runs: by asking the CPU. The names are those of linear_isa.h; "avx512amx" is
-// avx512vnni here, where the CPU has tiles.
+// Which variant of the attention kernels runs: by asking the CPU. The names are those of linear_isa.h; "avx512amx"
+// multiplies bfloat16 by tiles, the other formats as avx512vnni does.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -22,7 +22,7 @@ void each_attention_variant(Visit visit) {
   const Isa best = best_isa();
   const bool wide = best == Isa::kAvx512, narrow = best != Isa::kPortable && __builtin_cpu_supports("f16c");
   const bool bytes = wide && __builtin_cpu_supports("avx512vnni");
-  visit(AttentionVariant{"avx512amx", attention_ops_avx512vnni, bytes && has_tiles()});
+  visit(AttentionVariant{"avx512amx", attention_ops_avx512amx, bytes && has_tiles()});
   visit(AttentionVariant{"avx512vnni", attention_ops_avx512vnni, bytes});
   visit(AttentionVariant{"avx512", attention_ops_avx512, wide});
   visit(AttentionVariant{"avxvnni", attention_ops_avxvnni, narrow && __builtin_cpu_supports("avxvnni")});

@@ -42,7 +42,7 @@ inline bool has_tiles() {
   static const bool granted = [] {
     __builtin_cpu_init();
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
+    return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-bf16") &&
            syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();
   return granted;

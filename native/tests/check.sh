@@ -15,12 +15,11 @@ build() { # name flags...
   # shellcheck disable=SC2086
   $CXX $COMMON $EXTRA "$@" -c "$name.cpp" -o "$OUT/$(basename "$name").o"
 }
-families() { # variants... : each family's files, then its check; tiles (avx512amx) are the linears' alone
+families() { # variants... : each family's files, then its check
   for family in linear attention; do
     build ${family}_portable
     build tests/check_$family
     for variant in "$@"; do
-      [ $family-$variant = attention-avx512amx ] && continue
       case $variant in
         avx2) flags="-mavx2 -mfma -mf16c" ;;
         avxvnni) flags="-mavx2 -mfma -mf16c -mavxvnni" ;;

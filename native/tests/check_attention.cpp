@@ -117,6 +117,24 @@ struct Made {
     }
   }
 
+  // No number where no row of a run sees any: before its window, behind its end.
+  void poison() {
+    for (size_t run = 0; run < computed.size(); ++run) {
+      const int end = computed[run] + row_start[run + 1] - row_start[run];
+      const int low = shape.window ? std::max(0, computed[run] - shape.window + 1) : 0;
+      for (int at = 0; at < (table_start[run + 1] - table_start[run]) * shape.block; ++at) {
+        if (at >= low && at < end) continue;
+        const size_t bytes = static_cast<size_t>(row_bytes(shape.kind, shape.dim));
+        const int32_t block = table[static_cast<size_t>(table_start[run] + at / shape.block)];
+        for (int head = 0; head < shape.kv_heads; ++head) {
+          const int64_t row = block * args.stride_block + head * args.stride_head + at % shape.block * static_cast<int64_t>(bytes);
+          memset(kv.data() + row, 0xFF, bytes);
+          memset(kv.data() + (args.v - args.k) + row, 0xFF, bytes);
+        }
+      }
+    }
+  }
+
   double key_or_value(KvSide side, int run, int position, int head, int d) const {
     const int32_t block = table[static_cast<size_t>(table_start[static_cast<size_t>(run)] + position / shape.block)];
     const char* tile = (side == KvSide::kKeys ? args.k : args.v) + block * args.stride_block + head * args.stride_head;
@@ -227,6 +245,7 @@ std::vector<float> in_units(const AttentionOps& ops, const Made& m, int threads)
 void check(const AttentionOps& ops, const Shape& shape) {
   Made m(shape);
   m.fill(ops);
+  if (shape.kind != KvKind::kInt8) m.poison();  // whose codes and scales are never none
   std::vector<float> out(m.q.size());
   m.args.out = out.data();
   ops.attend(m.args);
@@ -247,6 +266,8 @@ void check_all(const AttentionOps& ops) {
       check(ops, s);
     }
   check(ops, {KvKind::kInt8, 4, 2, 64, 16, 0, 0, {{1500, 1}}});
+  check(ops, {KvKind::kBfloat16, 8, 1, 64, 16, 0, 0, {{70, 30}, {0, 40}}});  // many rows, some of which see no key of a tile
+  for (int window : {43, 61, 100}) check(ops, {KvKind::kBfloat16, 8, 2, 96, 32, window, 0, {{130, 30}, {50, 1}, {131, 3}}});
   check(ops, {KvKind::kBfloat16, 10, 5, 32, 16, 700, 0, {{1500, 1}, {3, 2}}});  // kv heads that divide unevenly
   printf("%s: checked, %d failure(s) so far\n", ops.isa, failures);
 }
@@ -258,6 +279,7 @@ int main() {
   check_all(attention_ops_portable());
   check_all(attention_ops_avx512());
   check_all(attention_ops_avx512vnni());
+  check_all(attention_ops_avx512amx());
 #else
   each_attention_variant([](const AttentionVariant& v) {
     if (v.runs) check_all(v.ops());

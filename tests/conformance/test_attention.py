@@ -339,14 +339,19 @@ def native_rows(
 
 @pytest.mark.skipif("native" not in backends_of("float32"), reason="no native kernels here")
 @pytest.mark.parametrize("isa", ["portable", "auto"])
-@pytest.mark.parametrize("kv", STORED)
+@pytest.mark.parametrize(("kv", "head_dim"), [*((kv, 20) for kv in STORED), ("bfloat16", 64)])
 def test_native_is_bit_identical_however_it_is_cut(
-    kv: str, isa: str, monkeypatch: pytest.MonkeyPatch
+    kv: str, head_dim: int, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Together = alone = chunked = any thread count, bit for bit; contexts of several chunks."""
+    """Together = alone = chunked = any thread count, bit for bit; contexts of several chunks.
+
+    Heads of 64 are multiplied by tiles where the CPU has them.
+    """
     monkeypatch.setenv("RIDGELINE_NATIVE_ISA", isa)
     shapes = [(900, 70), (1100, 1), (0, 75), (530, 3)]
-    scene = make_scene(random.Random(17), shapes, head_dim=20, block_size=64, heads=(6, 2), kv=kv)
+    heads = (6, 2)
+    rng = random.Random(17)
+    scene = make_scene(rng, shapes, head_dim=head_dim, block_size=64, heads=heads, kv=kv)
     native = build_attention("native", scene.spec, scene.caches[0])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     step = native.prepare(scene.runs)
