@@ -22,8 +22,8 @@ from rich.console import Console
 from ridgeline.cli.profile import as_built, show
 from ridgeline.diagnose.profile import Profile, judge
 from ridgeline.engine.assemble import Parts, assemble
-from ridgeline.engine.profile import SPARE, ProfileOptions, profile
-from ridgeline.engine.resolve import Resolved, resolve
+from ridgeline.engine.profile import ProfileOptions, profile
+from ridgeline.engine.resolve import MAX_NUM_BATCHED_TOKENS, Resolved, resolve
 from ridgeline.hardware.ceilings import measure_rates
 from ridgeline.settings import settings_from
 
@@ -51,7 +51,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--json", type=Path, default=None)
     asked = parser.parse_args()
-    counts = [int(count) for count in asked.sequences.split(",")]
+    runs = [
+        ProfileOptions(
+            prompt=asked.prompt or asked.context,
+            batch=int(count),
+            context=asked.context,
+            passes=asked.steps,
+        )
+        for count in asked.sequences.split(",")
+    ]
     settings = settings_from(
         {
             "model": asked.model,
@@ -60,20 +68,17 @@ def main() -> None:
             "kv_cache_dtype": asked.kv_cache_dtype,
             "layer_backend": asked.layer_backend,
             "num_threads": asked.threads,
-            "max_model_len": asked.context + 2 * asked.steps + SPARE,
-            "max_num_seqs": max(counts),
+            "max_model_len": max(
+                max(run.prompt + 1, run.decode_tokens(MAX_NUM_BATCHED_TOKENS["cpu"]))
+                for run in runs
+            ),
+            "max_num_seqs": max(run.batch for run in runs),
             "enable_prefix_caching": False,
         }
     )
     resolved = resolve(settings)
     parts, found = assemble(resolved), []
-    for count in counts:
-        options = ProfileOptions(
-            prompt=asked.prompt or asked.context,
-            batch=count,
-            context=asked.context,
-            passes=asked.steps,
-        )
+    for options in runs:
         found.append(measured(resolved, parts, options))
         show(found[-1], Console(highlight=False, soft_wrap=True))
     told = [as_built(each) for each in found]

@@ -43,10 +43,12 @@ class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float = 8.0
     seed: int = 0
 
-    @property
-    def decode_tokens(self) -> int:
-        """What each decoding sequence comes to, at most."""
-        return self.context + 2 * self.passes + SPARE
+    def decode_tokens(self, step_tokens: int) -> int:
+        """What a sequence comes to, at most: one that is first decodes while the prompts of the
+        others are computed, so many tokens a step."""
+        left_for_prompts = max(1, step_tokens - self.batch)
+        waited = -(-(self.batch - 1) * self.context // left_for_prompts)
+        return self.context + waited + 2 * self.passes + SPARE
 
 
 class Driver:
@@ -102,7 +104,8 @@ def profile(
 
 def check(resolved: Resolved, options: ProfileOptions) -> None:
     """What was asked for must fit, all of it at once."""
-    longest = max(options.prompt + 1, options.decode_tokens)
+    decode_tokens = options.decode_tokens(resolved.max_num_batched_tokens)
+    longest = max(options.prompt + 1, decode_tokens)
     if longest > resolved.max_model_len:
         raise BadInput(
             "the profiled sequences are longer than the model takes",
@@ -117,7 +120,7 @@ def check(resolved: Resolved, options: ProfileOptions) -> None:
             limit=resolved.max_num_seqs,
             fix=f"--max-num-seqs {options.batch}",
         )
-    blocks = options.batch * -(-options.decode_tokens // resolved.block_size)
+    blocks = options.batch * -(-decode_tokens // resolved.block_size)
     if blocks > resolved.num_blocks:
         raise DoesNotFit(
             "the KV cache does not hold the profiled sequences",

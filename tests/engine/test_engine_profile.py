@@ -119,6 +119,16 @@ def test_timing_changes_no_token_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert vars(runner) == before and vars(runner.decoder) == decoder
 
 
+def test_the_first_still_decodes_when_the_last_prompt_is_computed() -> None:
+    """Prompts of the others take 20 steps, twice what is timed and spared."""
+    options = ProfileOptions(prompt=4, batch=4, context=80, passes=1)
+    longest = options.decode_tokens(16)
+    assert longest >= 80 + 20 + 2
+    resolved, parts = opened(max_num_batched_tokens=16, max_model_len=longest, num_threads=1)
+    _, decode = profile(parts, resolved, options)
+    assert len(decode.passes[0][0].shapes) == options.batch
+
+
 def test_what_does_not_fit_is_refused_before_the_first_step() -> None:
     resolved = resolve(settings_from(SMALL))
     longer = msgspec.structs.replace(OPTIONS, prompt=200)
