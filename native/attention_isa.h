@@ -1,5 +1,5 @@
 // Which variant of the attention kernels runs: by asking the CPU. The names are those of linear_isa.h; "avx512amx"
-// multiplies bfloat16 by tiles, the other formats as avx512vnni does.
+// multiplies bfloat16 by tiles, and many rows of int8; the rest as avx512vnni does.
 #pragma once
 #include <stdexcept>
 #include <string>

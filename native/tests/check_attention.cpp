@@ -268,6 +268,8 @@ void check_all(const AttentionOps& ops) {
   check(ops, {KvKind::kInt8, 4, 2, 64, 16, 0, 0, {{1500, 1}}});
   check(ops, {KvKind::kBfloat16, 8, 1, 64, 16, 0, 0, {{70, 30}, {0, 40}}});  // many rows, some of which see no key of a tile
   for (int window : {43, 61, 100}) check(ops, {KvKind::kBfloat16, 8, 2, 96, 32, window, 0, {{130, 30}, {50, 1}, {131, 3}}});
+  for (int dim : {64, 128, 256})  // many rows, together and alone: tiles and vectors add up the same numbers
+    for (int window : {0, 43}) check(ops, {KvKind::kInt8, 8, 2, dim, 16 * pick(1, 3), window, window ? 3.0f : 0, {{70, 30}, {0, 9}, {530, 20}}});
   check(ops, {KvKind::kBfloat16, 10, 5, 32, 16, 700, 0, {{1500, 1}, {3, 2}}});  // kv heads that divide unevenly
   printf("%s: checked, %d failure(s) so far\n", ops.isa, failures);
 }

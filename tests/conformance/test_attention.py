@@ -337,9 +337,12 @@ def native_rows(
     return outs
 
 
+CUTS = [*((kv, 20) for kv in STORED), ("bfloat16", 64), ("int8", 64)]
+
+
 @pytest.mark.skipif("native" not in backends_of("float32"), reason="no native kernels here")
 @pytest.mark.parametrize("isa", ["portable", "auto"])
-@pytest.mark.parametrize(("kv", "head_dim"), [*((kv, 20) for kv in STORED), ("bfloat16", 64)])
+@pytest.mark.parametrize(("kv", "head_dim"), CUTS)
 def test_native_is_bit_identical_however_it_is_cut(
     kv: str, head_dim: int, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
