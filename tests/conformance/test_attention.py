@@ -308,11 +308,20 @@ def tolerance_of(backend: str, kv: str, size: float) -> float:
 
 @pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("isa", ["portable", "auto"])
-def test_extreme_rows_stay_numbers(kv: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("head_dim", "block_size"), [(8, 4), (64, 16)], ids=["odd", "tiles"])
+def test_extreme_rows_stay_numbers(
+    kv: str, isa: str, head_dim: int, block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Zeros, numbers without a reciprocal, huge ones, beside usual ones: no NaN, no infinity."""
     monkeypatch.setenv("RIDGELINE_NATIVE_ISA", isa)
-    for backend in backends_of(kv):
-        scene = make_scene(random.Random(1), [(5, 6), (9, 1)], kv=kv)
+    for backend in backends_of(kv, head_dim):
+        scene = make_scene(
+            random.Random(1),
+            [(5, 16), (9, 1)],
+            head_dim=head_dim,
+            block_size=block_size,
+            kv=kv,
+        )
         scene.kv_T2KD[0] = 0.0
         scene.kv_T2KD[1] = 1e-40
         scene.kv_T2KD[2, 1] = 1e30
