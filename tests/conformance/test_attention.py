@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ridgeline import _native
 from ridgeline.engine.attention import BACKENDS, attention_kind, build_attention
 from ridgeline.engine.attention.base import Site
 from ridgeline.engine.attention.cache import KvCache
@@ -379,6 +380,20 @@ def test_native_is_bit_identical_however_it_is_cut(
         got = native_rows(scene, runs, rows, num_threads, monkeypatch)
         for layer, kind in enumerate(KINDS):
             assert torch.equal(got[layer], want[layer]), (kind, size, num_threads)
+
+
+@pytest.mark.skipif("avx512amx" not in _native.linear_isas().split(","), reason="no tiles here")
+def test_tiles_multiply_bfloat16_where_the_cpu_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sums are not the vectors', bit for bit, which shows them in use; INT8's are."""
+    for kv, same in (("bfloat16", False), ("int8", True)):
+        outs = []
+        for isa in ("avx512amx", "avx512vnni"):
+            monkeypatch.setenv("RIDGELINE_NATIVE_ISA", isa)
+            scene = make_scene(random.Random(23), [(70, 40)], head_dim=64, block_size=16, kv=kv)
+            step = build_attention("native", scene.spec, scene.caches[0]).prepare(scene.runs)
+            outs.append(step(scene.q_THD, scene.kv_T2KD, 0))
+        assert torch.equal(*outs) == same, kv
+        assert float((outs[0] - outs[1]).norm() / outs[1].norm()) < 1e-5
 
 
 def test_int8_error_is_half_a_step() -> None:

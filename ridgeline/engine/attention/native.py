@@ -34,7 +34,7 @@ from ridgeline.spec.model import ModelSpec
 
 MAX_HEAD_DIM = 256
 KV_FORMATS = ("float32", "bfloat16", "float16", "int8")
-ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"  # forces a kernel variant: auto, portable, avx2, avx512
+ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"  # forces a kernel variant: attention_isa.h names them
 
 
 class NativeAttention:
