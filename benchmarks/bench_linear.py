@@ -52,7 +52,7 @@ FORMATS: dict[str, Format] = {
 PEAK = {
     "int4": "int4",
     "int8": "int16",
-    "bf16": "float32",
+    "bf16": "bf16",
     "fp32": "float32",
     "torch fp32": "float32",
     "fbgemm": "int8",

@@ -139,14 +139,14 @@ void linear_float(const LinearOps& ops, const PackedWeight& weight, const float*
   // the cache.
   constexpr int kPiece = 96;
   const int most = std::min(num_rows, kPiece);
-  Buffer blocks = buffer(4 * static_cast<int64_t>(most) * weight.padded_in());
-  float* to = static_cast<float*>(blocks.get());
+  Buffer blocks = buffer(int64_t{ops.x_bytes(weight.kind)} * most * weight.padded_in());
+  void* to = blocks.get();
   for (int first = 0; first < num_rows; first += kPiece) {
     const int count = std::min(num_rows - first, kPiece);
     const float* from = x + first * x_stride;
     const int threads = worthwhile_threads(static_cast<int64_t>(count) * weight.padded_in(), num_threads);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int row = 0; row < count; ++row) ops.arrange(from + row * x_stride, weight.num_in, row, count, to);
+    for (int row = 0; row < count; ++row) ops.arrange(weight.kind, from + row * x_stride, weight.num_in, row, count, to);
     multiply_all(ops, {weight, to, nullptr, nullptr, out + first * out_stride, out_stride, count, 0, count}, num_threads);
   }
 }

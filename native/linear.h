@@ -19,7 +19,7 @@
 // several, and the scale of a group is scale * step, its minimum min * min_step (scales of scales, as GGUF's
 // K-quants have them; exact in float32).
 //
-// HOW ROWS LIE (QuantRows). Blocks of 32 inputs (16 where groups are of 16; 64 where the variant wants them so and a
+// HOW ROWS LIE (QuantRows; floats in blocks of 32 alike, or, where tiles multiply bfloat16, as linear_terms.inc has them). Blocks of 32 inputs (16 where groups are of 16; 64 where the variant wants them so and a
 // group is whole blocks of 64: LinearOps::most_block), in each all rows: values[block][row][32]. So a tile of rows reads one contiguous piece per block. scales[group][row] and
 // sums[group][row] (of the values).
 // Whoever produces rows (a fused RMSNorm, SiLU * up, ...) computes them in float32, hands each to
@@ -32,7 +32,8 @@
 //         rounded twice.
 //   int8  one exact int32 sum; y = float(sum) * (factor * scale_x); then + bias.
 //   bf16, fp32  y = fma(x_k, w_k, y), k ascending, from 0; then + bias: a weight that bfloat16 holds
-//         exactly gives the same bits in both.
+//         exactly gives the same bits in both. But bf16 by tiles (AMX): exact products too, added up in the tiles' order
+//         (linear_terms.inc), the same for any rows and threads; other variants' bits are other ones.
 // Integer sums are exact in any order. Rows and outputs are never reduced over.
 #pragma once
 #include <stddef.h>
@@ -122,11 +123,11 @@ struct LinearOps {
   int block_rows;  // rows that go by a panel together: cut many at multiples of this
   // Row `row` of `to`, from num_in floats; row_scale > 0 fixes the scale of every group.
   void (*quantise)(const float* x, float row_scale, const QuantRows& to, int row);
-  int (*x_bytes)(WeightKind kind);  // bytes per element of LinearArgs::x: 1, 2 (int8 widened) or 4 (floats)
+  int (*x_bytes)(WeightKind kind);  // bytes per element of LinearArgs::x: 1, 2 (int8 widened), 4 (floats) or 6 (their terms)
   // Row `row` of QuantRows::values, widened to the two bytes that x_bytes asked for.
   void (*widen)(const QuantRows& from, int row, int16_t* to);
-  // Row `row` of num_rows rows of floats, in blocks.
-  void (*arrange)(const float* x, int num_in, int row, int num_rows, float* to);
+  // Row `row` of num_rows rows for a kind that takes floats, in blocks, as x_bytes has them.
+  void (*arrange)(WeightKind kind, const float* x, int num_in, int row, int num_rows, void* to);
   void (*multiply)(const LinearArgs& args, int first_panel, int end_panel);
 };
 

@@ -140,7 +140,7 @@ Chosen best_multiplier(const std::string& kind) {
     if (!found.loop && runs) found = {isa, loop};
   });
 #endif
-  if (!found.loop && kind == "float32") found = {"portable", multiply_portable};
+  if (!found.loop && (kind == "float32" || kind == "bf16")) found = {"portable", multiply_portable};
   return found;
 }
 

@@ -48,12 +48,17 @@ int64_t Frame::bytes() const {
 namespace {
 
 constexpr int64_t kChunkBytes = 128 << 10;       // of a weight: what a thread claims at once
+constexpr int64_t kChunksPerThread = 4, kManyRowsPanels = 64;  // of many rows
 constexpr int64_t kMacsPerThread = 1 << 20;      // less than this is not worth waking a thread for
 constexpr int kSpins = 4096;                     // turns of a waiting thread before it offers its core
 
-// Tiles of panels claimed at once: enough bytes to stream, few enough that the threads end together.
+// Tiles of panels claimed at once: enough bytes to stream, few enough that the threads end together. Where a product of many
+// rows cuts them itself into parts that a core keeps (bfloat16 by tiles), more: every chunk reads all parts once more.
 int64_t tiles_per_chunk(const Frame& frame, const PackedWeight& weight) {
-  return std::max<int64_t>(1, kChunkBytes / (weight.panel_bytes() * frame.linear->panels_per_tile));
+  const int64_t per_tile = frame.linear->panels_per_tile, few = std::max<int64_t>(1, kChunkBytes / (weight.panel_bytes() * per_tile));
+  if (frame.num_rows < kManyRows || !frame.linear->rows_kept || weight.kind != WeightKind::kBf16) return few;
+  const int64_t share = weight.num_panels() / (kChunksPerThread * frame.num_threads);
+  return std::max<int64_t>(few, std::min<int64_t>(kManyRowsPanels, share) / per_tile);
 }
 
 }  // namespace
@@ -75,7 +80,8 @@ int64_t row_parts(const Frame& frame, const PackedWeight& weight) {
 PreparedRows rows_for(const Frame& frame, const Prepared& p, const PackedWeight& weight, int64_t first_row, int num_rows) {
   const int bytes = frame.linear->x_bytes(weight.kind);
   const int64_t at = first_row * weight.padded_in(), groups = first_row * weight.num_groups();
-  if (bytes == 4) return {{nullptr, nullptr, nullptr, num_rows, weight.num_in, weight.group}, p.wide.as<float>() + at, bytes};
+  if (takes_floats(weight.kind))
+    return {{nullptr, nullptr, nullptr, num_rows, weight.num_in, weight.group}, p.wide.as<char>() + at * bytes, bytes};
   const QuantRows rows = {p.values.as<int8_t>() + at, p.scales.as<float>() + groups, p.sums.as<int32_t>() + groups,
                           num_rows, weight.num_in, weight.group};
   if (bytes == 2) return {rows, p.wide.as<int16_t>() + at, bytes};
@@ -86,7 +92,7 @@ void reserve_rows(const Frame& frame, Prepared& p, const PackedWeight& weight, i
   const int64_t elements = num_rows * weight.padded_in(), groups = num_rows * weight.num_groups();
   const int bytes = frame.linear->x_bytes(weight.kind);
   if (bytes != 1) p.wide.reserve(bytes * elements);
-  if (bytes == 4) return;
+  if (takes_floats(weight.kind)) return;
   p.values.reserve(elements);
   p.scales.reserve(4 * groups);
   p.sums.reserve(4 * groups);
@@ -96,10 +102,8 @@ void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows&
              int end) {
   const int64_t start = static_cast<int64_t>(first) * weight.group;
   const int count = static_cast<int>(std::min<int64_t>(weight.num_in, int64_t{weight.group} * end) - start);
-  if (to.bytes == 4) {
-    float* floats = static_cast<float*>(to.x) + start * to.rows.num_rows;
-    return frame.linear->arrange(x, count, row, to.rows.num_rows, floats);
-  }
+  if (takes_floats(weight.kind))
+    return frame.linear->arrange(weight.kind, x, count, row, to.rows.num_rows, static_cast<char*>(to.x) + start * to.rows.num_rows * to.bytes);
   QuantRows part = to.rows;
   const int64_t place = start * part.num_rows;
   part.values += place;

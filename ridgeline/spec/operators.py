@@ -151,6 +151,8 @@ def rate_of(linear: LinearSpec) -> str:
     """Which of the machine's multiply rates bounds a product. Four-bit weights have instructions of
     their own; eight-bit products are wider where the CPU has no dot product of bytes."""
     kind, dtype = linear.format.kind, linear.format.activations
+    if kind == "bf16" and dtype == "float32":
+        return "bf16"
     if kind == "int4" or (kind == "blocks" and linear.format.bits == 4):
         return "int4"
     return "int16" if dtype == "int8" else dtype
@@ -169,11 +171,18 @@ def _attention(
         "attention": OperatorWork(
             flops=4.0 * pairs * attention.num_heads * attention.head_dim,
             memory_bytes=per_token * span,
-            rate="int16" if rows.spec.kv_dtype == "int8" else rows.spec.dtype,  # codes stay whole
+            rate=_attention_rate(rows.spec),
         ),
         "quantise": rows.through(attention.num_heads * attention.head_dim, 1),
         "o": rows.linears(attention.o),
     }
+
+
+def _attention_rate(spec: ModelSpec) -> str:
+    """As `rate_of` has it: codes stay whole numbers, and floats multiply what is stored."""
+    if spec.kv_dtype == "int8":
+        return "int16"
+    return "bf16" if (spec.dtype, spec.kv_dtype) == ("float32", "bfloat16") else spec.dtype
 
 
 def _mlp(rows: _Rows, mlp: MlpSpec) -> dict[str, OperatorWork]:

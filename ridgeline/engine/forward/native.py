@@ -11,7 +11,8 @@ Where attention is native too, it is an operator like the others and the step on
 entered once per step and threads wake once. Any other attention is called between segments.
 
 Invariant: bitwise the same row whatever it is batched with, on any number of threads, on every ISA
-(the order of its sums stands in native/fused.h).
+(the order of its sums stands in native/fused.h; of products in native/linear.h, which says where
+tiles have another).
 
 When it loses: nowhere that it runs; it needs the CPU, float32 arithmetic and weights that pack
 (dense ones do: quant/fp32.py).

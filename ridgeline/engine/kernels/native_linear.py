@@ -5,7 +5,8 @@ is a few flat tensors (they may be mapped from a file); a `NativeLinear` multipl
 are quantised on the way in, or beforehand by `quantise_rows`, once for all linears that read them.
 
 Invariant: a row's result is bitwise the same in any batch, at any place in it, on any number of
-threads and on every ISA variant.
+threads and on every ISA variant (with weights in bfloat16 on every one but avx512amx, whose tiles
+have an order of sums of their own).
 
 When it loses: devices other than the CPU; models so small that a call costs more than its product.
 

@@ -26,6 +26,7 @@ from ridgeline.spec.model import LinearSpec
 
 CPU = torch.device("cpu")
 ISAS = _native.linear_isas().split(",")
+TILES = "avx512amx"
 SIZES = [(1, 1), (7, 33), (64, 256), (65, 1023), (257, 64)]
 
 
@@ -61,6 +62,11 @@ def of_kind(kind: str, num_out: int, num_in: int) -> Packed:
     assert packed is not None and packed.factors is not None
     packed.factors.uniform_(0.5, 2.0)
     return packed
+
+
+def sums_by_tiles(kind: str, isa: str) -> bool:
+    """Whether sums of floats are made in the tiles' order."""
+    return kind == "bf16" and (isa == TILES or (isa == "auto" and TILES in ISAS))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -101,11 +107,13 @@ def test_the_same_bits_on_every_isa_in_any_batch_and_on_any_threads(
             for num_threads in (1, 2):
                 monkeypatch.setenv(ISA_VARIABLE, isa)
                 found.append((isa, num_threads, NativeLinear(packed)))
-        truth_TO = found[0][2](x_TI)
+        truth_TO = found[-1][2](x_TI)
         for isa, num_threads, linear in found:
             torch.set_num_threads(num_threads)
+            own_TO = linear(x_TI) if sums_by_tiles(kind, isa) else truth_TO
+            assert relative(own_TO, truth_TO) < 2e-6
             for rows in (slice(None), slice(0, 1), slice(5, 6), slice(3, 19), slice(130, 131)):
-                assert torch.equal(linear(x_TI[rows]), truth_TO[rows]), (isa, num_threads, rows)
+                assert torch.equal(linear(x_TI[rows]), own_TO[rows]), (isa, num_threads, rows)
     finally:
         torch.set_num_threads(before)
     back = found[-1][2](x_TI.flip(0).contiguous()).flip(0)
@@ -156,11 +164,46 @@ def test_rows_of_the_weight_are_an_embedding(kind: str) -> None:
         linear.rows(torch.tensor([50]))
 
 
-def test_floats_that_bfloat16_holds_give_the_same_bits_in_both_widths() -> None:
-    weight_OI, x_TI = torch.randn(33, 70).bfloat16(), torch.randn(9, 70)
-    bf16 = NativeLinear(Packed("bf16", 33, 70, 0, pack_lines("bf16", weight_OI, 0)))
-    fp32 = NativeLinear(Packed("fp32", 33, 70, 0, pack_lines("fp32", weight_OI.float(), 0)))
-    assert torch.equal(bf16(x_TI), fp32(x_TI))
+def in_both_widths(weight_OI: torch.Tensor) -> tuple[NativeLinear, NativeLinear]:
+    """A weight that bfloat16 holds, stored as that and as float32."""
+    shape = tuple(weight_OI.shape)
+    return (
+        NativeLinear(Packed("bf16", *shape, 0, pack_lines("bf16", weight_OI, 0))),
+        NativeLinear(Packed("fp32", *shape, 0, pack_lines("fp32", weight_OI.float(), 0))),
+    )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_floats_that_bfloat16_holds_give_the_same_in_both_widths(
+    isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits, but by tiles, whose order of sums is another one: which shows them in use."""
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    weight_OI, x_TI = torch.randn(33, 700).bfloat16(), torch.randn(9, 700)
+    bf16, fp32 = (linear(x_TI) for linear in in_both_widths(weight_OI))
+    assert torch.equal(bf16, fp32) == (isa != TILES)
+    exact = x_TI.double() @ weight_OI.double().T
+    assert relative(bf16, exact) <= relative(fp32, exact)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("num_rows", [1, 40, 200])
+def test_rows_in_bfloat16_products_are_not_rounded(
+    num_rows: int, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every bit of a number comes through, from the smallest to the largest; what is no number or
+    infinite stays so, and stays in its row."""
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    x_TI = torch.randn(num_rows, 64) * 10.0 ** torch.randint(-30, 38, (num_rows, 64))
+    x_TI[0, :3] = torch.tensor([3.4028235e38, -3.4e38, 1e-30])
+    bf16, _ = in_both_widths(torch.eye(64).bfloat16())
+    assert torch.equal(bf16(x_TI), x_TI)
+    x_TI[0, 5], x_TI[0, 7] = float("inf"), float("nan")
+    ones, wide = in_both_widths(torch.eye(64)[5:8].bfloat16().abs() + 1)
+    rows_TO, told_TO = ones(x_TI.clamp(-1e30, 1e30)), wide(x_TI.clamp(-1e30, 1e30))
+    assert torch.equal(rows_TO[0].isnan(), told_TO[0].isnan()) and rows_TO[1:].isfinite().all()
+    x_TI[0, 7] = 1.0
+    assert torch.equal(ones(x_TI)[0], torch.full((3,), torch.inf))
 
 
 @pytest.mark.parametrize("zeros", [False, True])
