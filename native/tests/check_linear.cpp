@@ -262,6 +262,7 @@ int main() {
   int cases = 0;
   for (const auto& size : sizes) {
     for (int num_rows : rows) {
+      if (size[1] > 4096 && num_rows != 1 && num_rows != 100) continue;  // long rows: that they are cut is what counts
       for (bool extreme : {false, true}) {
         for (int group : {32, 64, 128})
           for (bool zeros : {false, true})

@@ -141,6 +141,18 @@ def test_a_row_is_itself_alone(
         assert torch.equal(linear(x_TI[row : row + 1])[0], y_TO[row])
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_long_rows_are_the_same_alone(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many of them pass by some inputs at a time, and results wait in between."""
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    weight_OI, x_TI = torch.randn(39, 4500).bfloat16(), torch.randn(100, 4500)
+    linear, _ = in_both_widths(weight_OI)
+    y_TO = linear(x_TI)
+    assert relative(y_TO, x_TI.double() @ weight_OI.double().T) < 2e-6
+    for row in range(0, 100, 9):
+        assert torch.equal(linear(x_TI[row : row + 1])[0], y_TO[row])
+
+
 @pytest.mark.parametrize("kind", ["int4", "int8"])
 def test_rows_quantised_beforehand_give_the_same(kind: str) -> None:
     linear = NativeLinear(of_kind(kind, 33, 200))
