@@ -180,6 +180,23 @@ void check_panels(const LinearOps& ops, const Made& m, const std::vector<float>&
     }
 }
 
+// Some of the rows that are laid out give what they give among all, and no other row is written.
+void check_rows(const LinearOps& ops, const Made& m, const std::vector<float>& x, int num_rows, const std::vector<float>& all) {
+  const PackedWeight& w = m.w;
+  if (!takes_floats(w.kind)) return;
+  std::vector<uint8_t> memory;
+  uint8_t* rows = aligned(memory, static_cast<size_t>(ops.x_bytes(w.kind)) * num_rows * w.padded_in());
+  for (int r = 0; r < num_rows; ++r) ops.arrange(w.kind, x.data() + static_cast<size_t>(r) * w.num_in, w.num_in, r, num_rows, rows);
+  const int first = pick(0, num_rows - 1), end = pick(first + 1, num_rows);
+  const size_t line = static_cast<size_t>(w.num_out);
+  std::vector<float> out(line * (end - first + 2), 7.0f);  // a row before and one behind
+  ops.multiply({w, rows, nullptr, nullptr, out.data() + line, w.num_out, num_rows, first, end}, 0, w.num_panels());
+  bool same = !memcmp(&out[line], &all[line * first], sizeof(float) * line * (end - first));
+  for (size_t i = 0; i < line; ++i) same = same && out[i] == 7.0f && out[line * (end - first + 1) + i] == 7.0f;
+  if (!same && ++failures < kTold)
+    printf("%s: rows %d to %d of %d of kind %d alone\n", ops.isa, first, end, num_rows, static_cast<int>(w.kind));
+}
+
 // Sums are those of the products, but for what float32 rounds.
 void check_sums(const LinearOps& ops, const Case& c, const Made& m, const std::vector<double>& rounded,
                 const std::vector<float>& truth, int num_rows) {
@@ -221,6 +238,7 @@ void check(const Case& c, const std::vector<const LinearOps*>& variants, int num
                static_cast<int>(c.kind), c.num_out, c.num_in, c.group, num_rows);
     }
     check_panels(*ops, m, x, num_rows, expected);
+    check_rows(*ops, m, x, num_rows, expected);
     for (int r = 0; r < num_rows; r += 5) {  // alone
       const size_t at = static_cast<size_t>(r) * c.num_in;
       const std::vector<float> one(x.begin() + static_cast<long>(at), x.begin() + static_cast<long>(at) + c.num_in);

@@ -10,7 +10,7 @@ from ridgeline.spec import cost
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.operators import PARTS, add, in_words, operator_work, work_of
-from ridgeline.spec.rewrite import apply_quantization, with_kv_dtype
+from ridgeline.spec.rewrite import apply_quantization, with_dtype, with_kv_dtype
 from tests.spec.test_spec_cost import tiny
 
 SPECS = {
@@ -67,6 +67,15 @@ def test_the_rate_is_that_of_the_weights_product() -> None:
     assert found["attention"].rate == int4.dtype
     narrow = operator_work(with_kv_dtype(int4, "int8"), [(1, 9)], 1)
     assert narrow["attention"].rate == "int16"
+
+
+def test_floats_times_bfloat16_have_a_rate_of_their_own() -> None:
+    """What is stored in bfloat16 and computed in float32: weights, or keys and values."""
+    spec = apply_quantization(with_dtype(tiny(torch_dtype="bfloat16"), "float32"), "bf16")
+    found = operator_work(spec, [(1, 9)], 1)
+    assert (found["down"].rate, found["attention"].rate) == ("bf16", "float32")
+    found = operator_work(with_kv_dtype(tiny(), "bfloat16"), [(1, 9)], 1)
+    assert (found["down"].rate, found["attention"].rate) == ("float32", "bf16")
 
 
 def test_an_operator_does_all_that_its_name_says() -> None:
