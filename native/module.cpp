@@ -8,6 +8,7 @@ namespace nb = nanobind;
 
 namespace ridgeline {
 void bind_attention(nb::module_& m);
+void bind_drafts(nb::module_& m);
 void bind_fused(nb::module_& m);
 void bind_lesson(nb::module_& m);
 void bind_linear(nb::module_& m);
@@ -23,6 +24,7 @@ NB_MODULE(_native, m) {
   m.def("best_isa", [] { return std::string(ridgeline::isa_name(ridgeline::best_isa())); },
         "The widest kernel variant that this CPU runs: avx512, avx2 or portable.");
   ridgeline::bind_attention(m);
+  ridgeline::bind_drafts(m);
   ridgeline::bind_fused(m);
   ridgeline::bind_lesson(m);
   ridgeline::bind_linear(m);

@@ -1,5 +1,7 @@
 """Types of the native module (native/*.cpp)."""
 
+from collections.abc import Sequence
+
 class PagedKv:
     """Where one layer's keys and values stand, checked against its memory."""
 
@@ -266,3 +268,76 @@ class Courier:
     def drain(self) -> tuple[int, list[int], float, list[int], float]: ...
     @property
     def pipe(self) -> int: ...
+
+class PromptLookup:
+    def __init__(self, shortest: int, longest: int) -> None: ...
+    def look(
+        self, seq_id: int, tokens: Sequence[int], num_prompt: int, most: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]] | None: ...
+    def forget(self, seq_id: int) -> None: ...
+    @property
+    def num_texts(self) -> int: ...
+
+class Seat:
+    def __init__(self, num_read: int) -> None: ...
+    @property
+    def length(self) -> int: ...
+
+class Automaton:
+    def __init__(self) -> None: ...
+    def feed(self, tokens: Sequence[int]) -> None: ...
+    def look(
+        self,
+        seat: Seat,
+        tokens: Sequence[int],
+        warm: int,
+        longer_than: int,
+        most: int,
+        stop: int,
+    ) -> tuple[int, tuple[int, ...]] | None: ...
+    @property
+    def num_states(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+
+class GuessRecord:
+    def __init__(
+        self,
+        priors: Sequence[float],
+        prior_weight: float,
+        like_others: float,
+        fade_all: float,
+        fade_own: float,
+        least_chance: float,
+    ) -> None: ...
+    def chance(self, kind: int) -> float: ...
+    def counts(self, kind: int) -> tuple[float, float]: ...
+    def survivals(self, seq_id: int, kinds: Sequence[int]) -> list[float]: ...
+    def keep(
+        self, seq_id: int, num_known: int, tokens: Sequence[int], kinds: Sequence[int]
+    ) -> None: ...
+    def compare(self, seq_id: int, tokens: Sequence[int]) -> None: ...
+    def forget(self, seq_id: int) -> None: ...
+    @property
+    def num_pending(self) -> int: ...
+
+def choose_depths(
+    survivals: Sequence[Sequence[float]],
+    computed: Sequence[bool],
+    num_free: int,
+    num_runs: int,
+    plain_s: float,
+    line: Sequence[float],
+    drafting_s: Sequence[float],
+    least_chance: float,
+) -> tuple[list[int], float, float]: ...
+def step_seconds(
+    starts: Sequence[float],
+    knots: Sequence[int],
+    factors: Sequence[float],
+    scale: float,
+    runs: int,
+    first: int,
+    count: int,
+    rising: bool,
+) -> list[float]: ...

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import ridgeline._native as _native
 from ridgeline.engine.core.drafting import Room
 from ridgeline.engine.speculate.cost import DraftCost, StepCost
 
@@ -50,39 +51,31 @@ def best_plan(
 ) -> Plan:
     """`survivals[i][k]`: the chance that the first k + 1 drafts of sequence i are all accepted.
     `computed[i]`: its draft costs what `costs.draft` says; the others cost nothing."""
-    order = _likeliest_first(survivals)[: room.num_free]
-    plain, num_best = plain_plan(len(survivals), room, costs), 0
-    if not order:
+    num_tokens = min(room.num_free, sum(map(len, survivals)))
+    plain = plain_plan(len(survivals), room, costs)
+    if num_tokens <= 0:
         return plain
-    num_computed, deepest = sum(computed), 0
-    depths, most_tokens, least_s = plain
-    tokens, drafting_s = float(room.num_runs), 0.0
-    line = costs.step.line(room.num_runs, room.num_rows + 1, len(order))
-    for num, (chance, i, place) in enumerate(order, 1):
-        tokens -= chance  # sorted by falling chance: they are kept negative
-        if computed[i] and place >= deepest and costs.draft is not None:
-            deepest = place + 1
-            drafting_s = costs.draft.seconds(num_computed, deepest)
-        seconds = line[num - 1] + drafting_s
-        if tokens * least_s > most_tokens * seconds:
-            most_tokens, least_s, num_best = tokens, seconds, num
-    for _, i, place in order[:num_best]:
-        depths[i] = max(depths[i], place + 1)
-    return Plan(depths, most_tokens, least_s)
+    line = costs.step.line(room.num_runs, room.num_rows + 1, num_tokens)
+    return Plan(
+        *_native.choose_depths(
+            survivals,
+            computed,
+            room.num_free,
+            room.num_runs,
+            plain.seconds,
+            line,
+            _drafting_s(survivals, computed, costs),
+            LEAST_CHANCE,
+        )
+    )
 
 
-def _likeliest_first(survivals: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
-    """(minus the chance, sequence, place), in the order in which tokens are added."""
-    found = [
-        (-chance, i, place)
-        for i, own in enumerate(survivals)
-        for place, chance in enumerate(own)
-        if chance >= LEAST_CHANCE
-    ]
-    if len(survivals) > 1:  # one sequence's own are in this order
-        found.sort(key=_chance_then_place)
-    return found
-
-
-def _chance_then_place(entry: tuple[float, int, int]) -> tuple[float, int]:
-    return entry[0], entry[2]
+def _drafting_s(
+    survivals: Sequence[Sequence[float]], computed: Sequence[bool], costs: Costs
+) -> list[float]:
+    """Seconds of drafts of 1, 2, … tokens that are computed; none where nothing is."""
+    if costs.draft is None or not any(computed):
+        return []
+    num = sum(computed)
+    deepest = max(len(chances) for chances, own in zip(survivals, computed, strict=True) if own)
+    return [costs.draft.seconds(num, depth) for depth in range(1, deepest + 1)]

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 
+import ridgeline._native as _native
 from ridgeline.engine.core.plan import Run, Runner, SampleAt, StepPlan
 from ridgeline.records import Sampling
 
@@ -53,13 +54,11 @@ class StepCost:
         self._machine, self._drafted = _Factor(), _Factor()
         self._plain: dict[int, _Factor] = {}  # by batch
         self._depths: dict[int, list[_Factor]] = {}  # by batch, at the knots
-        # by batch, for more rows than runs, until something is learnt
-        self._kept: dict[int, list[float]] = {}
 
     def seconds(self, runs: int, rows: int) -> float:
         """Of a step with `runs` sequences that feed `rows` rows together."""
         if rows > runs:
-            return self._lines(runs, rows, 1)[0]
+            return self._lines(runs, rows, 1, rising=False)[0]
         plain = self._plain.get(runs)
         at_start_s = self._at_start(runs, rows)[rows] * self._machine.by
         return at_start_s if plain is None else at_start_s * plain.by
@@ -67,11 +66,7 @@ class StepCost:
     def line(self, runs: int, first: int, count: int) -> list[float]:
         """Seconds for `first`, `first` + 1, … rows (more than `runs`): `count` values. None is
         larger than one with more rows behind it: a step takes no longer than one with more rows."""
-        found = self._lines(runs, first, count)
-        found.reverse()
-        found = list(accumulate(found, min))
-        found.reverse()
-        return found
+        return self._lines(runs, first, count, rising=True)
 
     def learn(self, runs: int, rows: int, seconds: float) -> None:
         """A step that was measured. One that took ten times too long says nothing (a page fault,
@@ -80,7 +75,6 @@ class StepCost:
         if ratio > 10:
             return
         ratio = min(2.0, ratio)
-        self._kept.clear()
         if rows <= runs:
             ratio /= self._machine.move(ratio, _COMMON, _COMMON)
             self._plain.setdefault(runs, _Factor()).move(ratio, _NEW)
@@ -100,23 +94,19 @@ class StepCost:
         """Whether a plain step of this batch corrected what was measured at the start."""
         return runs in self._plain
 
-    def _lines(self, runs: int, first: int, count: int) -> list[float]:
-        """Of steps with drafts, each by itself."""
-        skipped = first - runs - 1
-        if skipped > _MORE:  # beside a prompt
-            return self._all_lines(runs, first, count)
-        kept = self._kept.get(runs)
-        if kept is None or len(kept) < skipped + count:
-            kept = self._kept[runs] = self._all_lines(runs, runs + 1, skipped + count)
-        return kept[skipped : skipped + count]
-
-    def _all_lines(self, runs: int, first: int, count: int) -> list[float]:
-        starts, scale = self._at_start(runs, first + count), self._machine.by * self._drafted.by
-        factors = self._depths.get(runs)
-        if factors is None:
-            return [scale * start for start in starts[first : first + count]]
-        own = _along(runs, [factor.by for factor in factors], first, count)
-        return [scale * a * b for a, b in zip(own, starts[first : first + count], strict=True)]
+    def _lines(self, runs: int, first: int, count: int, *, rising: bool) -> list[float]:
+        """Of steps with drafts; each by itself, or `rising`."""
+        factors = self._depths.get(runs, ())
+        return _native.step_seconds(
+            self._at_start(runs, first + count),
+            KNOTS,
+            [factor.by for factor in factors],
+            self._machine.by * self._drafted.by,
+            runs,
+            first,
+            count,
+            rising,
+        )
 
     def _at_start(self, runs: int, rows: int) -> list[float]:
         """What was measured for 0 to `rows` rows (or more), interpolated between the batches of
@@ -169,19 +159,6 @@ def _follow(factors: Sequence[_Factor]) -> None:
     for place, factor in enumerate(factors):
         if factor.num == 1:
             factor.by = factors[min(told, key=lambda other: abs(other - place))].by
-
-
-def _along(runs: int, factors: Sequence[float], first: int, count: int) -> list[float]:
-    """The factors of `count` numbers of rows from `first` on."""
-    found: list[float] = []
-    row, end = first, first + count
-    for (k0, f0), (k1, f1) in pairwise(zip(KNOTS, factors, strict=True)):
-        stop = min(end, k1 * runs)
-        if row < stop:
-            slope = (f1 - f0) / ((k1 - k0) * runs)
-            found += [f1 + slope * (at - k1 * runs) for at in range(row, stop)]
-            row = stop
-    return found + [factors[-1]] * (end - row)
 
 
 def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -16,8 +16,9 @@ one token per place is accepted where it is the token that was drawn (`walk.py`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+import ridgeline._native as _native
 from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.speculate.base import (
     AGAIN,
@@ -47,73 +48,34 @@ def prior(kind: int) -> float:
     return max(0.05, chance) * (1.0 if own else _PROMPT)
 
 
-_PRIOR_OF = tuple(prior(kind) for kind in range(kind_of(1 << HIGHEST, AGAIN) + 1))
-_Counts = dict[int, tuple[float, float]]
-"""Tokens of each kind that were right, and all of them; old ones count for less."""
-
-
-def _note(counts: _Counts, kind: int, right: bool, fade: float) -> None:
-    num_right, num = counts.get(kind, (0.0, 0.0))
-    counts[kind] = num_right * fade + right, num * fade + 1
+_NUM_USED = kind_of(1 << HIGHEST, AGAIN) + 1
+_PRIOR_OF = [prior(kind) for kind in range(_NUM_USED)] + [0.5] * (KINDS - _NUM_USED)
 
 
 class Shadows:
     """See the head of this file."""
 
     def __init__(self) -> None:
-        self._all: _Counts = {}
-        self._own: dict[int, _Counts] = {}
-        self._pending: dict[int, tuple[int, Guess]] = {}  # known tokens then, and the guess
-        self._chances: dict[int, float] = {}  # by kind, until something is learnt of it
+        self._record = _native.GuessRecord(
+            _PRIOR_OF, _PRIOR_WEIGHT, _LIKE_OTHERS, _FADE_ALL, _FADE_OWN, LEAST_CHANCE
+        )
 
     def chance(self, kind: int) -> float:
         """Of a token of any sequence."""
-        num_right, num = self._all.get(kind, (0.0, 0.0))
-        return (num_right + _PRIOR_WEIGHT * _PRIOR_OF[kind % KINDS]) / (num + _PRIOR_WEIGHT)
+        return self._record.chance(kind)
 
     def survivals(self, seq_id: int, guess: Guess) -> list[float]:
         """Chance that the first 1, 2, … tokens of a guess are all accepted, while it is worth
         considering."""
-        own, found, alive = self._own.get(seq_id, {}), list[float](), 1.0
-        chances = self._chances
-        for kind in guess.kinds:
-            chance, counts = chances.get(kind), own.get(kind)
-            if chance is None:
-                chance = chances[kind] = self.chance(kind)
-            if counts is not None:
-                chance = (counts[0] + _LIKE_OTHERS * chance) / (counts[1] + _LIKE_OTHERS)
-            alive *= chance
-            if alive < LEAST_CHANCE:
-                break
-            found.append(alive)
-        return found
+        return self._record.survivals(seq_id, guess.kinds)
 
     def keep(self, each: Open, guess: Guess) -> None:
         """What was said of a sequence in this step, whether or not it is drafted."""
-        if guess.tokens:
-            self._pending[each.seq_id] = len(each.tokens), guess
-        else:
-            self._pending.pop(each.seq_id, None)
+        self._record.keep(each.seq_id, len(each.tokens), guess.tokens, guess.kinds)
 
     def compare(self, seq_id: int, tokens: Sequence[int]) -> None:
         """Judge what was said of the sequence last by what is known now."""
-        start, guess = self._pending.pop(seq_id, (0, None))
-        if guess is None or len(tokens) <= start:
-            return
-        own = self._own.setdefault(seq_id, {})
-        for kind, right in _judged(guess, tokens[start : start + len(guess.tokens)]):
-            _note(self._all, kind, right, _FADE_ALL)
-            self._chances.pop(kind, None)
-            _note(own, kind, right, _FADE_OWN)
+        self._record.compare(seq_id, tokens)
 
     def forget(self, seq_id: int) -> None:
-        self._pending.pop(seq_id, None)
-        self._own.pop(seq_id, None)
-
-
-def _judged(guess: Guess, came: Sequence[int]) -> Iterable[tuple[int, bool]]:
-    """The kinds of a guess's tokens and whether they were right, up to the first that was not."""
-    for token, kind, true in zip(guess.tokens, guess.kinds, came, strict=False):
-        yield kind, token == true
-        if token != true:
-            return
+        self._record.forget(seq_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -10,11 +11,13 @@ from typing import cast
 
 import pytest
 
+import ridgeline._native as _native
 from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.core.plan import StepPlan, StepResult
 from ridgeline.engine.resolve import Resolved
 from ridgeline.engine.speculate.assemble import measure_drafts
 from ridgeline.engine.speculate.cost import CONTEXT, DEPTHS, StepCost, measure
+from tests.engine.speculate.slow_lookup import slow_seconds
 
 
 class _Room:
@@ -108,6 +111,25 @@ def test_no_step_is_dearer_than_one_with_more_rows() -> None:
     assert cost.seconds(1, 5) > 2.5 > cost.seconds(1, 9)
     line = cost.line(1, 2, 20)
     assert line == sorted(line) and line[-1] == pytest.approx(cost.seconds(1, 21))
+
+
+def test_the_curve_between_knots_is_that_of_the_plain_way() -> None:
+    rng, knots = random.Random(8), (1, 2, 5, 9)
+    for _ in range(200):
+        runs, count = rng.randint(1, 9), rng.randint(1, 40)
+        first = runs + rng.randint(0, 60)
+        starts = [0.5 + rng.random() for _ in range(first + count)]
+        factors = [0.5 + rng.random() for _ in knots]
+        for own in (factors, []):
+            each = list(zip(knots, own or [1.0] * 4, strict=True))
+            rows = range(first, first + count)
+            found = _native.step_seconds(starts, knots, own, 3.0, runs, first, count, True)
+            slow = slow_seconds([3.0 * s for s in starts], each, runs, rows)
+            assert found == pytest.approx(slow)
+            alone = _native.step_seconds(starts, knots, own, 3.0, runs, first, 1, True)
+            assert alone[0] >= found[0]
+    with pytest.raises(ValueError, match="shorter"):
+        _native.step_seconds([1.0, 2.0], knots, [], 1.0, 1, 1, 2, True)
 
 
 @pytest.mark.parametrize(("num_blocks", "max_model_len"), [(9, 4096), (16, 40), (400, 4096)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -21,8 +22,9 @@ from ridgeline.engine.speculate.base import (
     kind_of,
     parts_of,
 )
-from ridgeline.engine.speculate.ngram import NgramDrafter, copied, num_agreeing
+from ridgeline.engine.speculate.ngram import NgramDrafter
 from ridgeline.records import Sampling
+from tests.engine.speculate.slow_lookup import MOST_AGREEING, num_agreeing, slow_guess
 
 SAMPLING = Sampling()
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -32,29 +34,27 @@ def opened(tokens: Sequence[int], seq_id: int = 0, tenant: str = "") -> Open:
     return Open(seq_id, tokens, 1, tenant, SAMPLING, 0, 99)
 
 
-def slow(tokens: list[int], low: int, high: int, depth: int) -> tuple[int, ...]:
-    """Longest gram first, latest occurrence; a copy that overlaps the end goes on."""
-    for n in range(high, low - 1, -1):
-        for start in range(len(tokens) - n - 1, -1, -1):
-            if tokens[start : start + n] == tokens[-n:] and len(tokens) > n:
-                out = list(tokens)
-                for i in range(depth):
-                    out.append(out[start + n + i])
-                return tuple(out[len(tokens) :])
-    return ()
-
-
-@given(TEXTS, st.integers(1, 3), st.integers(0, 2), st.integers(1, 8), st.data())
+@given(TEXTS, st.integers(1, 3), st.integers(0, 2), st.integers(0, 12), st.data())
 def test_it_finds_what_the_slow_search_finds(
     tokens: list[int], low: int, more: int, depth: int, data: st.DataObject
 ) -> None:
-    """However the text grew: the index is carried on from step to step."""
+    """Tokens and kinds, however the text grew: the index is carried on from step to step."""
     drafter = NgramDrafter(low, low + more)
-    at = 1
+    at, num_prompt = 1, data.draw(st.integers(1, len(tokens)))
     while at <= len(tokens):
         text = tokens[:at]
-        assert drafter.look(opened(text), depth).tokens == slow(text, low, low + more, depth)
+        each = Open(0, text, num_prompt, "", SAMPLING, 0, 99)
+        assert drafter.look(each, depth) == slow_guess(text, low, low + more, num_prompt, depth)
         at += data.draw(st.integers(1, 9))
+
+
+def test_large_tokens_and_long_texts() -> None:
+    rng = random.Random(3)
+    words = [rng.randrange(2**31) for _ in range(40)]
+    text = [rng.choice(words) for _ in range(700)]
+    drafter = NgramDrafter(2, 4)
+    for at in range(300, 700, 37):
+        assert drafter.look(opened(text[:at]), 24) == slow_guess(text[:at], 2, 4, 1, 24)
 
 
 def test_sequences_do_not_see_each_other() -> None:
@@ -68,8 +68,18 @@ def test_what_is_forgotten_is_gone() -> None:
     drafter = NgramDrafter(1, 3)
     drafter.look(opened([1, 2, 3, 1]), 2)
     drafter.forget(0, [], "")
-    assert not drafter._indices
+    assert drafter._texts.num_texts == 0
     assert drafter.look(opened([9, 8, 9]), 1).tokens == (8,)
+    assert drafter.look(opened([9, 8]), 1) == NO_GUESS, "a text that became shorter is read anew"
+    assert drafter.look(opened([9, 7, 9]), 1).tokens == (7,), "and one with another end"
+
+
+def test_lengths_of_grams_and_tokens_are_checked() -> None:
+    for low, high in ((0, 2), (3, 2)):
+        with pytest.raises(ValueError, match="grams"):
+            NgramDrafter(low, high)
+    with pytest.raises(TypeError):
+        NgramDrafter(1, 2).look(opened(["a", "b"]), 1)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -111,17 +121,12 @@ def test_a_kind_says_what_it_is_made_of() -> None:
     assert len(seen) == 7 * 4 * 2 and max(seen) < KINDS
 
 
-def test_a_period_is_continued() -> None:
-    assert copied([7, 1, 2], 1, 5) == (1, 2, 1, 2, 1)
-    assert copied([7, 1, 2], 0, 2) == (7, 1)
-
-
 @given(TEXTS, st.data())
 def test_the_kind_tells_how_long_the_match_is(tokens: list[int], data: st.DataObject) -> None:
     end = data.draw(st.integers(0, len(tokens) - 1))
     lengths = [
         n for n in range(end + 2) if tokens[end + 1 - n : end + 1] == tokens[len(tokens) - n :]
     ]
-    assert num_agreeing(tokens, end) == min(32, max(lengths))
+    assert num_agreeing(tokens, end) == min(MOST_AGREEING, max(lengths))
     levels = [parts_of(kind_of(n))[0] for n in (0, 1, 2, 3, 4, 8, 16, 32, 99)]
     assert levels == [0, 1, 2, 2, 3, 4, 5, 6, 6]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+import ridgeline._native as _native
 from ridgeline.engine.core.drafting import Open, Room
 from ridgeline.engine.speculate.base import (
     AGREES,
@@ -16,11 +17,12 @@ from ridgeline.engine.speculate.base import (
     Guess,
     kind_of,
 )
-from ridgeline.engine.speculate.choose import Costs, best_plan
+from ridgeline.engine.speculate.choose import LEAST_CHANCE, Costs, best_plan
 from ridgeline.engine.speculate.combined import Combined, Lookups
 from ridgeline.engine.speculate.cost import DraftCost, StepCost
 from ridgeline.engine.speculate.shadows import Shadows, prior
 from ridgeline.records import Sampling
+from tests.engine.speculate.slow_lookup import SlowShadows, slow_depths
 
 
 def opened(tokens: list[int], seq_id: int = 0) -> Open:
@@ -57,17 +59,17 @@ def test_what_is_known_of_a_guess_is_learnt_once() -> None:
     shadows, kind = Shadows(), kind_of(8)
     shadows.keep(opened([1, 2]), guess((3, 4, 5), kind))
     shadows.compare(0, [1, 2])
-    assert shadows.chance(kind) == prior(kind) and not shadows._pending
+    assert shadows.chance(kind) == prior(kind) and not shadows._record.num_pending
     shadows.keep(opened([1, 2]), guess((3, 4, 5), kind))
     shadows.compare(0, [1, 2, 3, 9])
     shadows.compare(0, [1, 2, 3, 9, 5])
-    assert shadows._all[kind] == (pytest.approx(0.99), pytest.approx(1.99))
+    assert shadows._record.counts(kind) == (pytest.approx(0.99), pytest.approx(1.99))
     shadows.keep(opened([1], 7), guess((3,), kind))
     shadows.keep(opened([1], 7), NO_GUESS)
-    assert not shadows._pending
+    assert not shadows._record.num_pending
     shadows.keep(opened([1], 7), guess((3,), kind))
     shadows.forget(7)
-    assert not shadows._pending
+    assert not shadows._record.num_pending
 
 
 def test_a_sequence_is_like_the_others_until_it_shows_more() -> None:
@@ -85,6 +87,29 @@ def test_a_sequence_is_like_the_others_until_it_shows_more() -> None:
         < 0.6
         < shadows.survivals(6, guess((2,), kind))[0]
     )
+
+
+def test_the_record_is_that_of_the_plain_way() -> None:
+    rng, shadows, slow = random.Random(11), Shadows(), SlowShadows()
+    pending = dict[int, tuple[int, Guess]]()
+    texts = {i: [rng.randrange(3) for _ in range(4)] for i in range(5)}
+    for _ in range(2000):
+        seq_id = rng.randrange(5)
+        text = texts[seq_id]
+        shadows.compare(seq_id, text)
+        start, said = pending.pop(seq_id, (0, NO_GUESS))
+        if len(text) > start:
+            slow.judge(seq_id, said, text[start:])
+        num, kinds = rng.randint(0, 6), [rng.randrange(56) for _ in range(6)]
+        made = Guess(tuple(rng.randrange(3) for _ in range(num)), tuple(kinds[:num]))
+        assert shadows.survivals(seq_id, made) == pytest.approx(slow.survivals(seq_id, made.kinds))
+        shadows.keep(opened(text, seq_id), made)
+        pending[seq_id] = len(text), made
+        text += [rng.randrange(3) for _ in range(rng.randint(0, 7))]
+        if rng.random() < 0.02:
+            shadows.forget(seq_id)
+            pending.pop(seq_id)
+            slow.own.pop(seq_id, None)
 
 
 def test_priors_follow_the_evidence() -> None:
@@ -151,6 +176,28 @@ def test_the_plan_is_the_best_of_all_plans() -> None:
         rates = [_rate([a, b], survivals, computed, costs) for a in range(4) for b in range(4)]
         assert found.rate == pytest.approx(_rate(found.depths, survivals, computed, costs))
         assert found.rate >= (0.9 if any(computed) else 0.999) * max(rates)
+
+
+def test_depths_are_those_of_the_plain_way() -> None:
+    rng = random.Random(5)
+    for _ in range(300):
+        survivals = [
+            sorted(rng.choice((0.01, 0.3, rng.random())) for _ in range(rng.randint(0, 9)))[::-1]
+            for _ in range(rng.randint(1, 9))
+        ]
+        num, num_free = len(survivals), rng.randint(0, 40)
+        computed = [rng.random() < 0.3 for _ in survivals]
+        drafting_s = sorted(rng.random() for _ in range(9)) if any(computed) else []
+        line = sorted(1 + 4 * rng.random() for _ in range(81))
+        plain_s = 0.9 * line[0]
+        found = _native.choose_depths(
+            survivals, computed, num_free, num, plain_s, line, drafting_s, LEAST_CHANCE
+        )
+        slow = slow_depths(survivals, computed, num_free, (num, plain_s), line, drafting_s)
+        assert found[0] == slow[0]
+        assert found[1:] == pytest.approx(slow[1:])
+    with pytest.raises(ValueError, match="shorter"):
+        _native.choose_depths([[0.9, 0.8]], [False], 5, 1, 1.0, [1.0], [], LEAST_CHANCE)
 
 
 def _rate(

@@ -7,8 +7,8 @@ import random
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ridgeline._native import Automaton, Seat
 from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.speculate.automaton import Automaton, Reader
 from ridgeline.engine.speculate.base import NO_GUESS
 from ridgeline.engine.speculate.suffix import SuffixDrafter
 from ridgeline.records import Sampling
@@ -30,47 +30,54 @@ def longest_tail(text: list[int], other: list[int]) -> int:
     )
 
 
+def look(automaton: Automaton, seat: Seat, read: list[int]) -> tuple[int, tuple[int, ...]]:
+    """All that is known: the length of the match, and what followed it."""
+    return automaton.look(seat, read, 99, 0, 99, -1) or (seat.length, ())
+
+
 @example([([0, 0, 1], [1]), ([0, 1, 1], [1])])
 @given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=4))
 def test_a_reader_stands_on_its_longest_tail(turns: list[tuple[list[int], list[int]]]) -> None:
     """The text and the reader grow in turn."""
-    automaton, reader = Automaton(), Reader()
-    read: list[int] = []
-    for text, other in turns:
-        for token in text:
-            automaton.feed(token)
+    automaton, seat = Automaton(), Seat(0)
+    text, read = list[int](), list[int]()
+    for fed, other in turns:
+        automaton.feed(fed)
+        text += fed
         for token in other:
             read.append(token)
-            automaton.follow(reader, [token])
-            assert reader.length <= longest_tail(automaton.text, read)
-            if reader.length:
-                place, n = automaton.place(reader), reader.length
-                assert automaton.text[place + 1 - n : place + 1] == read[-n:]
-    fresh = Reader()
-    automaton.follow(fresh, read)
-    assert fresh.length == longest_tail(automaton.text, read)
+            length, followed = look(automaton, seat, read)
+            assert length == seat.length <= longest_tail(text, read)
+            whole, n = read[len(read) - length :] + list(followed), length + len(followed)
+            assert any(text[i : i + n] == whole for i in range(len(text) + 1))
+    assert look(automaton, Seat(0), read)[0] == longest_tail(text, read)
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=60))
 def test_the_latest_place_is_told(text: list[int]) -> None:
     """While fewer tails than the bound are brought up to date: always, in texts this short."""
-    automaton, reader = Automaton(), Reader()
-    for token in text:
-        automaton.feed(token)
+    automaton = Automaton()
+    automaton.feed(text)
     for n in range(1, len(text) + 1):
-        reader = Reader()
-        automaton.follow(reader, text[:n][-3:])
-        if reader.length:
-            tail = text[:n][-reader.length :]
-            ends = [i for i in range(len(text)) if text[: i + 1][-len(tail) :] == tail]
-            assert automaton.place(reader) == ends[-1]
+        length, followed = look(automaton, Seat(0), text[:n][-3:])
+        tail = text[:n][len(text[:n]) - length :]
+        ends = [i for i in range(len(text)) if text[: i + 1][-length:] == tail]
+        assert length and followed == tuple(text[ends[-1] + 1 :][: 2 * length])
+
+
+def test_nothing_is_copied_over_a_stop_nor_where_the_match_is_no_longer() -> None:
+    automaton = Automaton()
+    automaton.feed([1, 2, 3, -1, 4])
+    assert automaton.look(Seat(0), [1, 2], 9, 0, 9, -1) == (2, (3,))
+    assert automaton.look(Seat(0), [1, 2], 9, 2, 9, -1) is None
+    assert automaton.look(Seat(0), [2, 3], 9, 0, 9, -1) is None
+    assert automaton.look(Seat(0), [1], 9, 0, 1, -1) == (1, (2,))
 
 
 def test_states_and_steps_are_linear() -> None:
     rng, automaton = random.Random(2), Automaton()
-    for _ in range(3000):
-        automaton.feed(rng.randrange(3))
-    assert len(automaton._next) <= 2 * 3000
+    automaton.feed([rng.randrange(3) for _ in range(3000)])
+    assert 3000 < automaton.num_states <= 2 * 3000 and automaton.num_tokens == 3000
 
 
 def test_what_a_tenant_was_answered_is_drafted_for_it_alone() -> None:

@@ -1,0 +1,201 @@
+#include "drafts.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace ridgeline {
+namespace {
+
+constexpr int kMostAgreeing = 32, kHighest = 6;  // as ngram.py and base.py have them
+constexpr uint8_t kDiffers = 0, kAlone = 1, kAgrees = 2, kAgain = 3;
+
+int level_of(int length) {
+  int level = 0;
+  for (; length; length >>= 1) ++level;
+  return std::min(level, kHighest);
+}
+
+}  // namespace
+
+uint64_t TextIndex::key(int n, int end) const {
+  uint64_t found = 0;
+  for (int i = end - n + 1; i <= end; ++i) {
+    found = (found ^ static_cast<uint64_t>(tokens_[i])) * 0x9E3779B97F4A7C15u;
+    found ^= found >> 29;
+  }
+  return found;
+}
+
+bool TextIndex::same(int n, int end, int other) const {
+  return std::equal(tokens_.begin() + (end - n + 1), tokens_.begin() + end + 1, tokens_.begin() + (other - n + 1));
+}
+
+int TextIndex::before(int n, int end) const {
+  const auto& ends = ends_[n - shortest_];
+  const auto found = ends.find(key(n, end));
+  return found != ends.end() && same(n, end, found->second) ? found->second : -1;
+}
+
+uint8_t TextIndex::told_of(int before, int place) const {
+  if (tokens_[before] != tokens_[place]) return kDiffers;
+  return told_[before] >= kAgrees ? kAgain : kAgrees;
+}
+
+void TextIndex::read() {
+  const int last_token = static_cast<int>(tokens_.size()) - 1;
+  for (int end = static_cast<int>(told_.size()) - 1; end < last_token; ++end) {
+    int last = -1;
+    for (int n = longest(); n >= shortest_; --n) {
+      if (end < n - 1) continue;
+      int& at = ends_[n - shortest_].try_emplace(key(n, end), -1).first->second;
+      if (last < 0 && at >= 0 && same(n, end, at)) last = at;
+      at = end;
+    }
+    told_.push_back(last < 0 ? kAlone : told_of(last + 1, end + 1));
+  }
+}
+
+int TextIndex::agreeing(int end) const {
+  const int last = static_cast<int>(tokens_.size()) - 1, most = std::min(kMostAgreeing, end + 1);
+  int num = 0;
+  while (num < most && tokens_[end - num] == tokens_[last - num]) ++num;
+  return num;
+}
+
+LookedUp TextIndex::look(int num_prompt, int most) const {
+  const int size = static_cast<int>(tokens_.size());
+  int end = -1;
+  for (int n = longest(); n >= shortest_ && end < 0; --n)
+    if (size > n) end = before(n, size - 1);
+  LookedUp found;
+  if (end < 0) return found;
+  const int start = end + 1, period = size - start, length = agreeing(end);
+  found.tokens.reserve(most);
+  found.kinds.reserve(most);
+  for (int i = 0; i < most; ++i) {
+    const int place = start + i % period;  // past the end, the copy itself is read
+    found.tokens.push_back(tokens_[place]);
+    found.kinds.push_back((level_of(std::min(kMostAgreeing, length + i)) * 4 + told_[place]) * 2 + (place >= num_prompt));
+  }
+  return found;
+}
+
+double GuessRecord::chance(int kind) const {
+  const auto found = all_.find(kind);
+  const Count count = found == all_.end() ? Count() : found->second;
+  return (count.right + weights_.prior * priors_[kind % priors_.size()]) / (count.all + weights_.prior);
+}
+
+std::pair<double, double> GuessRecord::counts(int kind) const {
+  const auto found = all_.find(kind);
+  return found == all_.end() ? std::pair<double, double>() : std::pair(found->second.right, found->second.all);
+}
+
+std::vector<double> GuessRecord::survivals(int64_t seq, const std::vector<int>& kinds) const {
+  const auto owner = own_.find(seq);
+  std::vector<double> found;
+  double alive = 1.0;
+  for (int kind : kinds) {
+    double chance = this->chance(kind);
+    if (owner != own_.end()) {
+      const auto own = owner->second.find(kind);
+      if (own != owner->second.end())
+        chance = (own->second.right + weights_.like_others * chance) / (own->second.all + weights_.like_others);
+    }
+    alive *= chance;
+    if (alive < weights_.least) break;
+    found.push_back(alive);
+  }
+  return found;
+}
+
+void GuessRecord::keep(int64_t seq, int num_known, LookedUp guess) {
+  if (guess.tokens.empty()) pending_.erase(seq);
+  else pending_[seq] = {num_known, std::move(guess)};
+}
+
+bool GuessRecord::pending(int64_t seq, int num_known, int* start, LookedUp* guess) {
+  const auto found = pending_.find(seq);
+  if (found == pending_.end()) return false;
+  *start = found->second.num_known;
+  *guess = std::move(found->second.guess);
+  pending_.erase(found);
+  return num_known > *start;
+}
+
+void GuessRecord::judge(int64_t seq, const LookedUp& guess, const std::vector<Token>& came) {
+  auto& own = own_[seq];
+  for (size_t i = 0; i < std::min({guess.tokens.size(), guess.kinds.size(), came.size()}); ++i) {
+    const bool is_right = guess.tokens[i] == came[i];
+    all_[guess.kinds[i]].note(is_right, weights_.fade_all);
+    own[guess.kinds[i]].note(is_right, weights_.fade_own);
+    if (!is_right) return;
+  }
+}
+
+void GuessRecord::forget(int64_t seq) {
+  pending_.erase(seq);
+  own_.erase(seq);
+}
+
+Depths choose_depths(const Choice& c) {
+  struct Entry {
+    double chance;
+    int sequence, place;
+  };
+  std::vector<Entry> order;
+  for (size_t i = 0; i < c.survivals.size(); ++i)
+    for (size_t place = 0; place < c.survivals[i].size(); ++place)
+      if (c.survivals[i][place] >= c.least) order.push_back({c.survivals[i][place], static_cast<int>(i), static_cast<int>(place)});
+  std::stable_sort(order.begin(), order.end(), [](const Entry& a, const Entry& b) {
+    return a.chance != b.chance ? a.chance > b.chance : a.place < b.place;
+  });
+  if (order.size() > static_cast<size_t>(std::max(0, c.num_free))) order.resize(std::max(0, c.num_free));
+  if (order.size() > c.line.size()) throw std::invalid_argument("the line is shorter than what could be drafted");
+  Depths best = {std::vector<int>(c.survivals.size()), static_cast<double>(c.num_runs), c.plain_s};
+  double tokens = best.tokens, drafting_s = 0;
+  size_t num_best = 0;
+  int deepest = 0;
+  for (size_t num = 0; num < order.size(); ++num) {
+    const Entry& each = order[num];
+    tokens += each.chance;
+    if (c.computed[each.sequence] && each.place >= deepest && !c.drafting_s.empty()) {
+      deepest = each.place + 1;
+      drafting_s = c.drafting_s[std::min<size_t>(each.place, c.drafting_s.size() - 1)];
+    }
+    const double seconds = c.line[num] + drafting_s;
+    if (tokens * best.seconds > best.tokens * seconds) best.tokens = tokens, best.seconds = seconds, num_best = num + 1;
+  }
+  for (size_t num = 0; num < num_best; ++num) {
+    int& depth = best.depths[order[num].sequence];
+    depth = std::max(depth, order[num].place + 1);
+  }
+  return best;
+}
+
+std::vector<double> step_seconds(const Curve& curve, int runs, int first, int count, bool rising) {
+  if (first < 0 || count < 0 || static_cast<size_t>(first + count) > curve.starts.size() ||
+      (!curve.factors.empty() && curve.factors.size() != curve.knots.size()))
+    throw std::invalid_argument("the curve is shorter than the rows that are asked for");
+  std::vector<double> found(count);
+  size_t piece = 1;
+  for (int i = 0; i < count; ++i) {
+    const int row = first + i;
+    double by = 1;
+    if (!curve.factors.empty()) {
+      while (piece < curve.knots.size() && row >= curve.knots[piece] * runs) ++piece;
+      if (piece < curve.knots.size()) {
+        const double low = curve.factors[piece - 1], high = curve.factors[piece];
+        const int end = curve.knots[piece] * runs;
+        by = high + (high - low) / (end - curve.knots[piece - 1] * runs) * (row - end);
+      } else {
+        by = curve.factors.back();
+      }
+    }
+    found[i] = curve.scale * by * curve.starts[row];
+  }
+  for (int i = count - 2; rising && i >= 0; --i) found[i] = std::min(found[i], found[i + 1]);
+  return found;
+}
+
+}  // namespace ridgeline
