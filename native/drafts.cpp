@@ -68,7 +68,7 @@ LookedUp TextIndex::look(int num_prompt, int most) const {
   for (int n = longest(); n >= shortest_ && end < 0; --n)
     if (size > n) end = before(n, size - 1);
   LookedUp found;
-  if (end < 0) return found;
+  if (end < 0 || most <= 0) return found;
   const int start = end + 1, period = size - start, length = agreeing(end);
   found.tokens.reserve(most);
   found.kinds.reserve(most);

@@ -62,6 +62,12 @@ ranges() { # variants... : GCC's own vectors, so that there is nothing to emulat
   $CXX $LINK -fopenmp "$OUT"/ranges_*.o "$OUT/check_ranges.o" -o "$OUT/check_ranges"
   "$OUT/check_ranges"
 }
+drafts() { # no variants
+  for file in drafts automaton tests/check_drafts; do build $file; done
+  # shellcheck disable=SC2086
+  $CXX $LINK "$OUT"/drafts.o "$OUT"/automaton.o "$OUT"/check_drafts.o -o "$OUT/check_drafts"
+  "$OUT/check_drafts"
+}
 MODE=${1:-}
 case $MODE in
   sanitize)
@@ -71,10 +77,12 @@ case $MODE in
       families avx2 avxvnni avx512 avx512vnni avx512amx
       fused avx2 avx512
       ranges avx2 avx512
+      drafts
     else
       families
       fused
       ranges
+      drafts
     fi
     ;;
   emulate)

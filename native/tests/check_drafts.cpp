@@ -1,0 +1,140 @@
+// Lookups and depths under sanitizers, against plain loops over the same texts: random ones of few words, which repeat
+// themselves, growing by pieces. What the numbers mean is tested from Python (tests/engine/speculate).
+#include <stdio.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "../automaton.h"
+#include "../drafts.h"
+
+using namespace ridgeline;
+
+namespace {
+
+std::mt19937 rng(1);
+int failures = 0, cases = 0;
+
+int pick(int low, int high) { return std::uniform_int_distribution<int>(low, high)(rng); }
+double part() { return std::uniform_real_distribution<double>(0, 1)(rng); }
+
+void expect(bool ok, const char* what) {
+  ++cases;
+  if (!ok && ++failures < 10) printf("FAIL: %s\n", what);
+}
+
+std::vector<Token> words(int num, int kinds) {
+  std::vector<Token> found(num);
+  for (Token& word : found) word = pick(1, kinds);
+  return found;
+}
+
+// How many tokens up to `end` are those that end the text.
+int agreeing(const std::vector<Token>& text, int end) {
+  int num = 0;
+  for (; num <= end && text[end - num] == text[text.size() - 1 - num]; ++num) {}
+  return num;
+}
+
+void check_index() {
+  const int shortest = pick(1, 3), longest = shortest + pick(0, 3), kinds = pick(2, 5);
+  TextIndex index(shortest, longest);
+  for (int turn = 0; turn < 12; ++turn) {
+    for (Token word : words(pick(0, 9), kinds)) index.tokens().push_back(word);
+    index.read();
+    const std::vector<Token>& text = index.tokens();
+    int place = -1;  // the longest gram first, then the latest
+    for (int n = longest; n >= shortest && place < 0; --n)
+      for (int end = static_cast<int>(text.size()) - 2; end >= n - 1 && place < 0; --end)
+        if (agreeing(text, end) >= n) place = end;
+    const int most = pick(0, 20);
+    const LookedUp found = index.look(1, most);
+    std::vector<Token> expected = text;
+    for (int i = 0; place >= 0 && i < most; ++i) expected.push_back(expected[place + 1 + i]);
+    expected.erase(expected.begin(), expected.begin() + static_cast<long>(text.size()));
+    expect(found.tokens == expected && found.kinds.size() == expected.size(), "prompt lookup");
+  }
+}
+
+void check_automaton() {
+  Automaton automaton;
+  Reader reader;
+  std::vector<Token> read;
+  const int kinds = pick(2, 4);
+  for (int turn = 0; turn < 40; ++turn) {
+    for (Token word : words(pick(0, 5), kinds)) automaton.feed(word);
+    const Token word = pick(1, kinds);
+    read.push_back(word);
+    automaton.repair(reader);
+    automaton.follow(reader, word);
+    const std::vector<Token>& text = automaton.text();
+    if (!reader.length) continue;
+    const int end = automaton.place(reader) + 1, length = reader.length;
+    const bool inside = end <= static_cast<int>(text.size()) && length <= end && length <= static_cast<int>(read.size());
+    expect(inside && std::equal(read.end() - length, read.end(), text.begin() + (end - length)), "suffix automaton");
+    expect(automaton.num_states() <= 2 * static_cast<int>(text.size()) + 1, "states");
+  }
+  Reader fresh;
+  for (Token word : read) automaton.follow(fresh, word);
+  const std::vector<Token>& text = automaton.text();
+  int longest = 0;  // tail of what was read that occurs anywhere
+  for (auto end = text.begin(); end != text.end(); ++end) {
+    int num = 0;
+    while (num <= end - text.begin() && num < static_cast<int>(read.size()) && *(end - num) == *(read.end() - 1 - num)) ++num;
+    longest = std::max(longest, num);
+  }
+  expect(fresh.length == longest, "longest tail");
+}
+
+void check_depths() {
+  std::vector<std::vector<double>> survivals(pick(0, 9));
+  std::vector<bool> computed;
+  size_t num = 0;
+  for (auto& own : survivals) {
+    own.resize(pick(0, 24));
+    double alive = 1;
+    for (double& chance : own) chance = alive *= part();
+    num += own.size();
+    computed.push_back(pick(0, 2) == 0);
+  }
+  const int runs = static_cast<int>(survivals.size()), free = pick(0, 60);
+  const std::vector<double> starts(num + runs + 2, 1e-3);
+  const std::vector<int> knots = {1, 2, 5};
+  const std::vector<double> factors = {1, 1.5, 4};
+  const std::vector<double> line = step_seconds({starts, knots, factors, 2.0}, runs ? runs : 1, runs + 1, static_cast<int>(num), true);
+  expect(std::is_sorted(line.begin(), line.end()), "rising");
+  const std::vector<double> drafting(pick(0, 1) * 24, 1e-4);
+  const Depths found = choose_depths({survivals, computed, line, drafting, free, runs, 2e-3, 0.02});
+  int sum = 0;
+  for (size_t i = 0; i < survivals.size(); ++i) {
+    expect(found.depths[i] <= static_cast<int>(survivals[i].size()), "no deeper than there are chances");
+    sum += found.depths[i];
+  }
+  expect(sum <= free && found.tokens >= runs && found.tokens <= runs + sum + 1e-9, "no more than there is room for");
+}
+
+void check_record() {
+  GuessRecord record(std::vector<double>(64, 0.5), {2, 3, 0.99, 0.85, 0.02});
+  for (int turn = 0; turn < 60; ++turn) {
+    const int seq = pick(0, 3), num_known = pick(0, 40);
+    int start = 0;
+    LookedUp guess;
+    if (record.pending(seq, num_known, &start, &guess)) record.judge(seq, guess, words(pick(0, 9), 3));
+    guess.tokens = words(pick(0, 6), 3);
+    guess.kinds.assign(guess.tokens.size(), pick(0, 130));
+    const std::vector<double> alive = record.survivals(seq, guess.kinds);
+    expect(std::is_sorted(alive.rbegin(), alive.rend()) && alive.size() <= guess.kinds.size(), "chances fall");
+    record.keep(seq, num_known, guess);
+    if (pick(0, 9) == 0) record.forget(seq);
+    expect(record.num_pending() <= 4, "one guess a sequence");
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (int round = 0; round < 400; ++round) check_index(), check_automaton(), check_depths(), check_record();
+  printf("drafts: %d checks, %d failures\n", cases, failures);
+  return failures ? 1 : 0;
+}
