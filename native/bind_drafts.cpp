@@ -1,9 +1,11 @@
 // Python face of drafts.h and automaton.h.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <map>
 #include <unordered_map>
 #include <vector>
 
@@ -136,9 +138,27 @@ nb::tuple choose(const std::vector<std::vector<double>>& survivals, const std::v
   return nb::make_tuple(found.depths, found.tokens, found.seconds);
 }
 
-std::vector<double> seconds(const std::vector<double>& starts, const std::vector<int>& knots,
-                            const std::vector<double>& factors, double scale, int runs, int first, int count, bool rising) {
-  return step_seconds({starts, knots, factors, scale}, runs, first, count, rising);
+constexpr int kMostRows = 1 << 24;  // of a step: a curve has a number for each
+
+void check_rows(int runs, int rows, int more = 0) {
+  require(runs > 0 && rows >= 0 && more >= 0, "a step has runs and rows");
+  require(rows <= kMostRows && more <= kMostRows, "a step has fewer rows");
+}
+
+double curve_seconds(StepCurve& self, int runs, int rows) {
+  check_rows(runs, rows);
+  return self.seconds(runs, rows);
+}
+
+std::vector<double> curve_line(StepCurve& self, int runs, int first, int count) {
+  check_rows(runs, first, count);
+  require(first > runs, "drafts add rows to those of the runs");
+  return self.line(runs, first, count);
+}
+
+void curve_learn(StepCurve& self, int runs, int rows, double seconds) {
+  check_rows(runs, rows);
+  self.learn(runs, rows, seconds);
 }
 
 }  // namespace
@@ -173,8 +193,12 @@ void bind_drafts(nb::module_& m) {
   m.def("choose_depths", &choose, nb::arg("survivals"), nb::arg("computed"), nb::arg("num_free"), nb::arg("num_runs"),
         nb::arg("plain_s"), nb::arg("line"), nb::arg("drafting_s"), nb::arg("least_chance"),
         "(depths, expected tokens, seconds) (speculate/choose.py).");
-  m.def("step_seconds", &seconds, nb::arg("starts"), nb::arg("knots"), nb::arg("factors"), nb::arg("scale"), nb::arg("runs"),
-        nb::arg("first"), nb::arg("count"), nb::arg("rising"), "Of steps with `first`, `first` + 1, … rows (speculate/cost.py).");
+  nb::class_<StepCurve>(m, "StepCurve", "What steps take (speculate/cost.py).")
+      .def(nb::init<std::map<int, StepCurve::Points>, std::vector<int>>(), nb::arg("grid"), nb::arg("knots"))
+      .def("seconds", &curve_seconds, nb::arg("runs"), nb::arg("rows"))
+      .def("line", &curve_line, nb::arg("runs"), nb::arg("first"), nb::arg("count"))
+      .def("learn", &curve_learn, nb::arg("runs"), nb::arg("rows"), nb::arg("seconds"))
+      .def("has_seen", &StepCurve::has_seen, nb::arg("runs"));
 }
 
 }  // namespace ridgeline

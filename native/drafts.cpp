@@ -1,6 +1,7 @@
 #include "drafts.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <stdexcept>
 
 namespace ridgeline {
@@ -13,6 +14,41 @@ int level_of(int length) {
   int level = 0;
   for (; length; length >>= 1) ++level;
   return std::min(level, kHighest);
+}
+
+// What is learnt of steps: least weights of the latest, for its like and for all; of the way to what a step showed that
+// knots go of which it did not tell; beyond so many times what was predicted it says nothing.
+constexpr double kNew = 0.15, kCommon = 0.03, kStale = 0.02, kOutlier = 10;
+constexpr int kMoreRows = 64;  // beyond those that were asked for, interpolated with them
+
+// For 0 to `most` rows: piecewise linear, below the first point as there, beyond the last along the outermost piece.
+std::vector<double> interpolated(const StepCurve::Points& points, int most) {
+  std::vector<double> found(most + 1);
+  size_t piece = 1;
+  for (int rows = 0; rows <= most; ++rows) {
+    if (points.size() == 1) {
+      found[rows] = points[0].second * std::max(1.0, static_cast<double>(rows) / points[0].first);
+      continue;
+    }
+    while (piece + 1 < points.size() && rows >= points[piece].first) ++piece;
+    const auto [x0, y0] = points[piece - 1];
+    const auto [x1, y1] = points[piece];
+    found[rows] = rows < points[0].first ? points[0].second : y0 + (y1 - y0) * (rows - x0) / (x1 - x0);
+  }
+  return found;
+}
+
+// A knot that no step told of is like the nearest that one did.
+template <class Factor>
+void follow(std::vector<Factor>& factors) {
+  const int num = static_cast<int>(factors.size());
+  for (int i = 0; i < num; ++i) {
+    if (factors[i].num != 1) continue;
+    int nearest = -1;
+    for (int other = 0; other < num; ++other)
+      if (factors[other].num > 1 && (nearest < 0 || std::abs(other - i) < std::abs(nearest - i))) nearest = other;
+    if (nearest >= 0) factors[i].by = factors[nearest].by;
+  }
 }
 
 }  // namespace
@@ -173,29 +209,88 @@ Depths choose_depths(const Choice& c) {
   return best;
 }
 
-std::vector<double> step_seconds(const Curve& curve, int runs, int first, int count, bool rising) {
-  if (first < 0 || count < 0 || static_cast<size_t>(first + count) > curve.starts.size() ||
-      (!curve.factors.empty() && curve.factors.size() != curve.knots.size()))
-    throw std::invalid_argument("the curve is shorter than the rows that are asked for");
-  std::vector<double> found(count);
-  size_t piece = 1;
-  for (int i = 0; i < count; ++i) {
-    const int row = first + i;
-    double by = 1;
-    if (!curve.factors.empty()) {
-      while (piece < curve.knots.size() && row >= curve.knots[piece] * runs) ++piece;
-      if (piece < curve.knots.size()) {
-        const double low = curve.factors[piece - 1], high = curve.factors[piece];
-        const int end = curve.knots[piece] * runs;
-        by = high + (high - low) / (end - curve.knots[piece - 1] * runs) * (row - end);
-      } else {
-        by = curve.factors.back();
-      }
-    }
-    found[i] = curve.scale * by * curve.starts[row];
+StepCurve::StepCurve(std::map<int, Points> grid, std::vector<int> knots) : grid_(std::move(grid)), knots_(std::move(knots)) {
+  bool ok = !grid_.empty() && knots_.size() > 1 && knots_[0] == 1;
+  for (const auto& each : grid_) ok = ok && each.first > 0 && !each.second.empty() && each.second[0].first > 0;
+  if (!ok) throw std::invalid_argument("a curve needs a batch, rows of it, and knots from one row per run on");
+}
+
+double StepCurve::Factor::move(double ratio, double least, double most, double share) {
+  const double way = 1 / (num + (ratio > 1));
+  num += share;
+  const double step = 1 + share * std::min(most, std::max(least, way)) * (ratio - 1);
+  by *= step;
+  return step;
+}
+
+const std::vector<double>& StepCurve::at_start(int runs, int rows) {
+  std::vector<double>& starts = starts_[runs];
+  if (static_cast<size_t>(rows) < starts.size()) return starts;
+  const int most = rows + kMoreRows;
+  auto high = grid_.lower_bound(runs), low = high;
+  if (high == grid_.end()) low = --high;
+  else if (high->first > runs && high != grid_.begin()) --low;
+  starts = interpolated(low->second, most);
+  if (low->first != high->first) {
+    const double share = static_cast<double>(runs - low->first) / (high->first - low->first);
+    const std::vector<double> above = interpolated(high->second, most);
+    for (int i = 0; i <= most; ++i) starts[i] += (above[i] - starts[i]) * share;
   }
-  for (int i = count - 2; rising && i >= 0; --i) found[i] = std::min(found[i], found[i + 1]);
+  return starts;
+}
+
+// Of a step with drafts, by itself.
+double StepCurve::drafted_at(int runs, int rows, const std::vector<double>& starts) const {
+  const double start = machine_.by * drafted_.by * starts[rows];
+  const auto own = depths_.find(runs);
+  if (own == depths_.end()) return start;
+  const std::vector<Factor>& factors = own->second;
+  for (size_t i = 1; i < knots_.size(); ++i) {
+    const int end = knots_[i] * runs;
+    if (rows >= end) continue;
+    const double low = factors[i - 1].by, high = factors[i].by;
+    return start * (high + (high - low) / (end - knots_[i - 1] * runs) * (rows - end));
+  }
+  return start * factors.back().by;
+}
+
+double StepCurve::seconds(int runs, int rows) {
+  const std::vector<double>& starts = at_start(runs, rows);
+  if (rows > runs) return drafted_at(runs, rows, starts);
+  const auto plain = plain_.find(runs);
+  return starts[rows] * machine_.by * (plain == plain_.end() ? 1 : plain->second.by);
+}
+
+std::vector<double> StepCurve::line(int runs, int first, int count) {
+  const std::vector<double>& starts = at_start(runs, first + count);
+  std::vector<double> found(count);
+  for (int i = 0; i < count; ++i) found[i] = drafted_at(runs, first + i, starts);
+  for (int i = count - 2; i >= 0; --i) found[i] = std::min(found[i], found[i + 1]);
   return found;
+}
+
+void StepCurve::learn(int runs, int rows, double seconds) {
+  double ratio = seconds / this->seconds(runs, rows);
+  if (ratio > kOutlier) return;
+  ratio = std::min(2.0, ratio);
+  if (rows <= runs) {
+    ratio /= machine_.move(ratio, kCommon, kCommon);
+    plain_[runs].move(ratio, kNew);
+    return;
+  }
+  ratio /= drafted_.move(ratio, kCommon, 0.25);
+  std::vector<Factor>& factors = depths_.try_emplace(runs, knots_.size()).first->second;
+  const double depth = static_cast<double>(rows) / runs;
+  size_t at = 1;  // the knot behind the depth
+  while (at < knots_.size() && knots_[at] <= depth) ++at;
+  const bool is_beyond = at == knots_.size();
+  const double share = is_beyond ? 0 : (depth - knots_[at - 1]) / (knots_[at] - knots_[at - 1]);
+  factors[at - 1].move(ratio, kNew, 1, 1 - share);
+  if (!is_beyond) factors[at].move(ratio, kNew, 1, share);
+  const double shown = factors[at - 1].by * (1 - share) + (is_beyond ? 0 : factors[at].by * share);
+  for (size_t i = 0; i < factors.size(); ++i)
+    if (i != at - 1 && (is_beyond || i != at)) factors[i].by += kStale * (shown - factors[i].by);
+  follow(factors);
 }
 
 }  // namespace ridgeline

@@ -5,6 +5,7 @@
 // Not for several threads at a time: the interpreter's lock is held meanwhile.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -87,13 +88,32 @@ struct Choice {
 };
 Depths choose_depths(const Choice& choice);
 
-struct Curve {
-  const std::vector<double>& starts;  // seconds for 0, 1, 2, … rows at the start
-  const std::vector<int>& knots;
-  const std::vector<double>& factors;  // at the knots, or none
-  double scale;
+// T(runs, rows) in seconds, corrected as steps are measured: speculate/cost.py says by what.
+class StepCurve {
+ public:
+  using Points = std::vector<std::pair<int, double>>;  // rows, seconds; rising in both
+
+  StepCurve(std::map<int, Points> grid, std::vector<int> knots);
+  double seconds(int runs, int rows);
+  // For `count` numbers of rows from `first` on, more than `runs`; none larger than one with more rows behind it.
+  std::vector<double> line(int runs, int first, int count);
+  void learn(int runs, int rows, double seconds);
+  bool has_seen(int runs) const { return plain_.count(runs) > 0; }
+
+ private:
+  struct Factor {  // what a prediction is multiplied by
+    double by = 1, num = 1;
+    double move(double ratio, double least, double most = 1, double share = 1);
+  };
+  const std::vector<double>& at_start(int runs, int rows);
+  double drafted_at(int runs, int rows, const std::vector<double>& starts) const;
+
+  std::map<int, Points> grid_;
+  std::vector<int> knots_;  // rows per run
+  std::unordered_map<int, std::vector<double>> starts_;  // for 0, 1, 2, … rows, as far as they were asked for
+  Factor machine_, drafted_;
+  std::unordered_map<int, Factor> plain_;                // by batch
+  std::unordered_map<int, std::vector<Factor>> depths_;  // by batch, at the knots
 };
-// For `count` numbers of rows from `first` on; `rising`: no step takes longer than one with more rows.
-std::vector<double> step_seconds(const Curve& curve, int runs, int first, int count, bool rising);
 
 }  // namespace ridgeline

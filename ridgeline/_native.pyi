@@ -1,6 +1,6 @@
 """Types of the native module (native/*.cpp)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 class PagedKv:
     """Where one layer's keys and values stand, checked against its memory."""
@@ -331,13 +331,12 @@ def choose_depths(
     drafting_s: Sequence[float],
     least_chance: float,
 ) -> tuple[list[int], float, float]: ...
-def step_seconds(
-    starts: Sequence[float],
-    knots: Sequence[int],
-    factors: Sequence[float],
-    scale: float,
-    runs: int,
-    first: int,
-    count: int,
-    rising: bool,
-) -> list[float]: ...
+
+class StepCurve:
+    def __init__(
+        self, grid: Mapping[int, Sequence[tuple[int, float]]], knots: Sequence[int]
+    ) -> None: ...
+    def seconds(self, runs: int, rows: int) -> float: ...
+    def line(self, runs: int, first: int, count: int) -> list[float]: ...
+    def learn(self, runs: int, rows: int, seconds: float) -> None: ...
+    def has_seen(self, runs: int) -> bool: ...

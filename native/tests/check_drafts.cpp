@@ -99,10 +99,12 @@ void check_depths() {
     computed.push_back(pick(0, 2) == 0);
   }
   const int runs = static_cast<int>(survivals.size()), free = pick(0, 60);
-  const std::vector<double> starts(num + runs + 2, 1e-3);
-  const std::vector<int> knots = {1, 2, 5};
-  const std::vector<double> factors = {1, 1.5, 4};
-  const std::vector<double> line = step_seconds({starts, knots, factors, 2.0}, runs ? runs : 1, runs + 1, static_cast<int>(num), true);
+  StepCurve curve({{1, {{1, 1e-3}, {4, 2e-3}}}, {4, {{4, 2e-3}}}, {8, {{8, 3e-3}, {16, 3e-3}, {64, 9e-3}}}}, {1, 2, 5});
+  for (int i = pick(0, 9); i > 0; --i) {
+    const int batch = pick(1, 12);
+    curve.learn(batch, batch * pick(1, 7), 1e-3 * part());
+  }
+  const std::vector<double> line = curve.line(runs ? runs : 1, runs + 1 + !runs, static_cast<int>(num));
   expect(std::is_sorted(line.begin(), line.end()), "rising");
   const std::vector<double> drafting(pick(0, 1) * 24, 1e-4);
   const Depths found = choose_depths({survivals, computed, line, drafting, free, runs, 2e-3, 0.02});

@@ -10,9 +10,8 @@ themselves worth while.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import ridgeline._native as _native
 from ridgeline.engine.core.plan import Run, Runner, SampleAt, StepPlan
@@ -28,15 +27,13 @@ DEEP = 8
 CONTEXT = 128  # tokens before each run of a measured step, where so many fit
 REPEATS = ((0.02, 5), (0.1, 3))  # times a step is timed that takes up to so many seconds; else 2
 BUDGET_S = 3.0
-_NEW, _COMMON = 0.15, 0.03  # least weights of the latest observation: for its like, for all
-_STALE = 0.02  # of the way to what a step showed that knots go of which it did not tell
+_NEW = 0.15  # weight of the latest draft in what drafting is taken to cost
 KNOTS = (1, 2, 3, 5, 9, 17, 25)  # rows per run
-_MORE = 64  # rows beyond those that were asked for that are interpolated with them
 _GREEDY = Sampling(temperature=0.0)
 
 
 class StepCost:
-    """T(runs, rows) in seconds; `learn` corrects it.
+    """T(runs, rows) in seconds; `learn` corrects it (`native/drafts.h`).
 
     What was measured at the start is multiplied by the machine's factor; a plain step's by that of
     its batch; one with drafts by that of all such steps, and by one that depends on rows per run:
@@ -49,116 +46,26 @@ class StepCost:
         points: dict[int, list[tuple[int, float]]] = {}
         for (runs, rows), seconds in sorted(grid.items()):
             points.setdefault(runs, []).append((rows, seconds))
-        self._grid = {runs: _rising(each) for runs, each in points.items()}
-        self._starts: dict[int, list[float]] = {}  # for 0, 1, 2, … rows, as far as it was asked for
-        self._machine, self._drafted = _Factor(), _Factor()
-        self._plain: dict[int, _Factor] = {}  # by batch
-        self._depths: dict[int, list[_Factor]] = {}  # by batch, at the knots
+        self._curve = _native.StepCurve({runs: _rising(p) for runs, p in points.items()}, KNOTS)
 
     def seconds(self, runs: int, rows: int) -> float:
         """Of a step with `runs` sequences that feed `rows` rows together."""
-        if rows > runs:
-            return self._lines(runs, rows, 1, rising=False)[0]
-        plain = self._plain.get(runs)
-        at_start_s = self._at_start(runs, rows)[rows] * self._machine.by
-        return at_start_s if plain is None else at_start_s * plain.by
+        return self._curve.seconds(runs, rows)
 
     def line(self, runs: int, first: int, count: int) -> list[float]:
         """Seconds for `first`, `first` + 1, … rows (more than `runs`): `count` values. None is
         larger than one with more rows behind it: a step takes no longer than one with more rows."""
-        return self._lines(runs, first, count, rising=True)
+        return self._curve.line(runs, first, count)
 
     def learn(self, runs: int, rows: int, seconds: float) -> None:
         """A step that was measured. One that took ten times too long says nothing (a page fault,
-        another process), and none says more than that it takes twice as long."""
-        ratio = seconds / self.seconds(runs, rows)
-        if ratio > 10:
-            return
-        ratio = min(2.0, ratio)
-        if rows <= runs:
-            ratio /= self._machine.move(ratio, _COMMON, _COMMON)
-            self._plain.setdefault(runs, _Factor()).move(ratio, _NEW)
-            return
-        ratio /= self._drafted.move(ratio, _COMMON, 1 / 4)
-        factors = self._depths.setdefault(runs, [_Factor() for _ in KNOTS])
-        told = dict(_shares(rows / runs))
-        for place, share in told.items():
-            factors[place].move(ratio, _NEW, share=share)
-        shown = sum(factors[place].by * share for place, share in told.items())
-        for place, factor in enumerate(factors):
-            if place not in told:
-                factor.by += _STALE * (shown - factor.by)
-        _follow(factors)
+        another process), and none says more than that it takes twice as long. A first that was
+        slower is half believed, one that was faster wholly: nothing is fast by accident."""
+        self._curve.learn(runs, rows, seconds)
 
     def has_seen(self, runs: int) -> bool:
         """Whether a plain step of this batch corrected what was measured at the start."""
-        return runs in self._plain
-
-    def _lines(self, runs: int, first: int, count: int, *, rising: bool) -> list[float]:
-        """Of steps with drafts; each by itself, or `rising`."""
-        factors = self._depths.get(runs, ())
-        return _native.step_seconds(
-            self._at_start(runs, first + count),
-            KNOTS,
-            [factor.by for factor in factors],
-            self._machine.by * self._drafted.by,
-            runs,
-            first,
-            count,
-            rising,
-        )
-
-    def _at_start(self, runs: int, rows: int) -> list[float]:
-        """What was measured for 0 to `rows` rows (or more), interpolated between the batches of
-        the grid on either side."""
-        starts = self._starts.get(runs)
-        if starts is not None and rows < len(starts):
-            return starts
-        batches, most = list(self._grid), rows + _MORE
-        low = max((b for b in batches if b <= runs), default=batches[0])
-        high = min((b for b in batches if b >= runs), default=batches[-1])
-        first = _interpolated(self._grid[low], most)
-        if low != high:
-            share, second = (runs - low) / (high - low), _interpolated(self._grid[high], most)
-            first = [a + (b - a) * share for a, b in zip(first, second, strict=True)]
-        self._starts[runs] = first
-        return first
-
-
-class _Factor:
-    """What a prediction is multiplied by."""
-
-    __slots__ = ("by", "num")
-
-    def __init__(self) -> None:
-        self.by, self.num = 1.0, 1.0
-
-    def move(self, ratio: float, least: float, most: float = 1.0, share: float = 1.0) -> float:
-        """Towards an observation of `ratio` times what was predicted, the less the more there were,
-        within `least` and `most` of the way; what it was multiplied by. A first that was slower is
-        half believed, one that was faster wholly: nothing is fast by accident."""
-        way = 1 / (self.num + (ratio > 1))
-        self.num += share
-        step = 1 + share * min(most, max(least, way)) * (ratio - 1)
-        self.by *= step
-        return step
-
-
-def _shares(depth: float) -> tuple[tuple[int, float], ...]:
-    """The knots on either side of `depth` rows per run, and what they share of it."""
-    if depth >= KNOTS[-1]:
-        return ((len(KNOTS) - 1, 1.0),)
-    at = bisect_right(KNOTS, depth)
-    share = (depth - KNOTS[at - 1]) / (KNOTS[at] - KNOTS[at - 1])
-    return ((at - 1, 1 - share), (at, share))
-
-
-def _follow(factors: Sequence[_Factor]) -> None:
-    """A knot that no step told of is like the nearest that one did."""
-    told = [place for place, factor in enumerate(factors) if factor.num > 1]
-    for place, factor in enumerate(factors):
-        if factor.num == 1:
-            factor.by = factors[min(told, key=lambda other: abs(other - place))].by
+        return self._curve.has_seen(runs)
 
 
 def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -166,19 +73,6 @@ def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     ran, and a plain step that looks slow would make every draft look free."""
     least = accumulate((seconds for _, seconds in reversed(points)), min)
     return [(rows, s) for (rows, _), s in zip(points, reversed(list(least)), strict=True)]
-
-
-def _interpolated(points: Sequence[tuple[int, float]], most: int) -> list[float]:
-    """For 0 to `most` rows: piecewise linear, below the first point as there, beyond the last along
-    the outermost piece."""
-    if len(points) == 1:
-        (x0, y0) = points[0]
-        return [y0 * max(1.0, rows / x0) for rows in range(most + 1)]
-    found = [points[0][1]] * min(most + 1, points[0][0])
-    for (x0, y0), (x1, y1) in pairwise(points):
-        end = most + 1 if x1 == points[-1][0] else min(most + 1, x1)
-        found += [y0 + (y1 - y0) * (rows - x0) / (x1 - x0) for rows in range(len(found), end)]
-    return found
 
 
 def measure(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 from ridgeline.engine.speculate.base import AGAIN, AGREES, ALONE, DIFFERS, Guess, kind_of
 from ridgeline.engine.speculate.choose import LEAST_CHANCE
@@ -118,17 +117,3 @@ def slow_depths(
     for _, place, i in order[: best[2]]:
         depths[i] = max(depths[i], place + 1)
     return depths, best[0], best[1]
-
-
-def slow_seconds(
-    starts: Sequence[float], knots: Sequence[tuple[int, float]], runs: int, rows: range
-) -> list[float]:
-    """A curve times what its factors at so many rows per run are, interpolated; rising."""
-    found = []
-    for row in rows:
-        by = knots[-1][1]
-        for (k0, f0), (k1, f1) in pairwise(knots):
-            if k0 * runs <= row < k1 * runs:
-                by = f0 + (f1 - f0) * (row / runs - k0) / (k1 - k0)
-        found.append(starts[row] * by)
-    return list(accumulate(reversed(found), min))[::-1]

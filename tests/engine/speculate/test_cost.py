@@ -11,13 +11,12 @@ from typing import cast
 
 import pytest
 
-import ridgeline._native as _native
 from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.core.plan import StepPlan, StepResult
 from ridgeline.engine.resolve import Resolved
 from ridgeline.engine.speculate.assemble import measure_drafts
 from ridgeline.engine.speculate.cost import CONTEXT, DEPTHS, StepCost, measure
-from tests.engine.speculate.slow_lookup import slow_seconds
+from tests.engine.speculate.slow_cost import SlowStepCost
 
 
 class _Room:
@@ -113,23 +112,42 @@ def test_no_step_is_dearer_than_one_with_more_rows() -> None:
     assert line == sorted(line) and line[-1] == pytest.approx(cost.seconds(1, 21))
 
 
-def test_the_curve_between_knots_is_that_of_the_plain_way() -> None:
-    rng, knots = random.Random(8), (1, 2, 5, 9)
-    for _ in range(200):
-        runs, count = rng.randint(1, 9), rng.randint(1, 40)
-        first = runs + rng.randint(0, 60)
-        starts = [0.5 + rng.random() for _ in range(first + count)]
-        factors = [0.5 + rng.random() for _ in knots]
-        for own in (factors, []):
-            each = list(zip(knots, own or [1.0] * 4, strict=True))
-            rows = range(first, first + count)
-            found = _native.step_seconds(starts, knots, own, 3.0, runs, first, count, True)
-            slow = slow_seconds([3.0 * s for s in starts], each, runs, rows)
-            assert found == pytest.approx(slow)
-            alone = _native.step_seconds(starts, knots, own, 3.0, runs, first, 1, True)
-            assert alone[0] >= found[0]
-    with pytest.raises(ValueError, match="shorter"):
-        _native.step_seconds([1.0, 2.0], knots, [], 1.0, 1, 1, 2, True)
+def test_the_curve_is_that_of_the_plain_way() -> None:
+    """Whatever was measured, and whatever was learnt since."""
+    rng = random.Random(8)
+    for _ in range(60):
+        grid = dict[tuple[int, int], float]()
+        for runs in rng.sample((1, 2, 4, 8, 16), rng.randint(1, 5)):
+            seconds = 1.0
+            for depth in rng.sample(DEPTHS, rng.randint(1, 6)):
+                grid[runs, runs * (depth + 1)] = 0.0
+            for key in sorted(key for key in grid if key[0] == runs):
+                seconds += rng.random()
+                grid[key] = seconds
+        cost, slow = StepCost(grid), SlowStepCost(grid)
+        for _ in range(rng.randint(0, 60)):
+            runs = rng.randint(1, 20)
+            rows = runs * rng.choice((1, 1, 2, 3)) + rng.choice((0, 0, rng.randint(0, 40 * runs)))
+            told = slow.seconds(runs, rows) * rng.choice((0.5, 0.9, 1.0, 1.1, 3.0, 11.0))
+            assert cost.seconds(runs, rows) == pytest.approx(slow.seconds(runs, rows))
+            cost.learn(runs, rows, told)
+            slow.learn(runs, rows, told)
+            first, count = runs + rng.randint(1, 90), rng.randint(0, 40)
+            assert cost.line(runs, first, count) == pytest.approx(slow.line(runs, first, count))
+            assert cost.has_seen(runs) == (runs in slow.plain)
+
+
+def test_a_curve_without_points_and_steps_without_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="batch"):
+        StepCost({})
+    cost = StepCost({(1, 1): 1.0, (1, 2): 1.5})
+    for runs, rows in ((0, 1), (1, -1)):
+        with pytest.raises(ValueError, match="runs and rows"):
+            cost.seconds(runs, rows)
+    with pytest.raises(ValueError, match="fewer"):
+        cost.seconds(1, 2**30)
+    with pytest.raises(ValueError, match="add rows"):
+        cost.line(3, 3, 1)
 
 
 @pytest.mark.parametrize(("num_blocks", "max_model_len"), [(9, 4096), (16, 40), (400, 4096)])
