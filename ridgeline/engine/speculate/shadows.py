@@ -48,6 +48,7 @@ def prior(kind: int) -> float:
     return max(0.05, chance) * (1.0 if own else _PROMPT)
 
 
+# By kind within its lookup; no token is of the last ones.
 _NUM_USED = kind_of(1 << HIGHEST, AGAIN) + 1
 _PRIOR_OF = [prior(kind) for kind in range(_NUM_USED)] + [0.5] * (KINDS - _NUM_USED)
 
