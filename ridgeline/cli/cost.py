@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_lib
 from datetime import date
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -57,6 +58,18 @@ class CostOptions(msgspec.Struct, frozen=True, kw_only=True):
     catalogue: Path | None
     calibration: Path | None
     today: date
+
+    def __post_init__(self) -> None:
+        """BadInput for a number that no bill can be made of, by its flag."""
+        least = {"isl": 1, "osl": 1, "prefix": 0, "num_prefixes": 1}
+        for field, lowest in least.items():
+            if (value := getattr(self, field)) < lowest:
+                flag = "--" + field.removeprefix("num_")
+                raise BadInput(f"{flag} is too small", value=value, limit=f">= {lowest}")
+        if not 0 <= self.hit_rate <= 1:
+            raise BadInput("--hit-rate is a share", value=self.hit_rate, limit="0 to 1")
+        if self.price_per_hour is not None and not 0 <= self.price_per_hour < inf:
+            raise BadInput("--price-per-hour", value=self.price_per_hour, limit=">= 0 $/hour")
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ridgeline.hardware.catalogue import Accelerator
     from ridgeline.plan.packing import Packing, Tenant
 
+MOST_DEVICES = 10_000
+
 
 def pack(
     models: Annotated[
@@ -66,6 +68,8 @@ def stock(text: str, rows: dict[str, Accelerator]) -> dict[str, int]:
             raise BadInput("--device needs names and counts", value=part, limit="h100-sxm=2,l4=4")
         full = find_accelerator(name, rows).name
         found[full] = found.get(full, 0) + int(count or 1)
+    if sum(found.values()) > MOST_DEVICES:
+        raise BadInput("--device names too many", value=text, limit=f"{MOST_DEVICES} in all")
     return found
 
 

@@ -22,7 +22,7 @@ from ridgeline.plan.fleet_result import FleetSummary, Spread, summarise
 from ridgeline.records import Slo
 
 LOW, HIGH = 5, 95
-LEAST = 5
+LEAST, MOST = 5, 10_000
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +35,9 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
 
 def command(options: SimulateOptions, as_json: bool) -> int:
     """Simulate every seed and print; the exit code."""
-    if options.num_seeds < LEAST:
-        raise BadInput(
-            "an interval takes several seeds", value=options.num_seeds, limit=f"1, or >= {LEAST}"
-        )
+    if not LEAST <= options.num_seeds <= MOST:
+        limit = f"1, or {LEAST} to {MOST}"
+        raise BadInput("an interval takes several seeds", value=options.num_seeds, limit=limit)
     for name in ("html", "trace"):
         if getattr(options, name) is not None:
             raise BadInput(f"--{name} is of one run", value="--num-seeds", fix="leave out one")

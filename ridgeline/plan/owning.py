@@ -9,6 +9,8 @@ Energy per token is power over tokens per second; design power is an upper bound
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 from ridgeline.errors import BadInput
@@ -29,9 +31,12 @@ class Owned(msgspec.Struct, frozen=True, kw_only=True):
     upkeep_per_hour: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.dollars, self.watts, self.dollars_per_kwh) < 0 or self.years <= 0:
-            raise BadInput("an owned device needs a price, years and power", value=self.dollars)
-        if self.pue < 1:
+        for name in ("dollars", "watts", "dollars_per_kwh", "upkeep_per_hour"):
+            if not 0 <= (value := getattr(self, name)) < inf:
+                raise BadInput(f"an owned device's {name}", value=value, limit=">= 0")
+        if not 0 < self.years < inf:
+            raise BadInput("an owned device serves for some years", value=self.years, limit="> 0")
+        if not 1 <= self.pue < inf:
             raise BadInput("PUE is at least 1", value=self.pue)
 
     @property
@@ -47,11 +52,16 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
     interruptions_per_hour: float
     lost_s: float
 
+    def __post_init__(self) -> None:
+        for name in ("price", "interruptions_per_hour", "lost_s"):
+            if not 0 <= (value := getattr(self, name)) < inf:
+                raise BadInput(f"a spot device's {name}", value=value, limit=">= 0")
+
     @property
     def dollars_per_hour(self) -> float:
         """Of an hour of useful work. BadInput where there is none."""
         lost = self.interruptions_per_hour * self.lost_s / 3600
-        if self.price < 0 or not 0 <= lost < 1:
+        if lost >= 1:
             raise BadInput("spot devices would do nothing but start again", value=lost, limit="< 1")
         return self.price / (1 - lost)
 

@@ -146,6 +146,27 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*asked, "--owned-dollars", "30000"]) == 2
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--isl", "0"),
+        ("--prefix", "-1"),
+        ("--prefixes", "0"),
+        ("--hit-rate", "-inf"),
+        ("--hit-rate", "nan"),
+        ("--price-per-hour", "inf"),
+        ("--watts", "1", "--owned-dollars", "nan"),
+        ("--owned-dollars", "1", "--watts", "1", "--pue", "nan"),
+        ("--spot-price", "1", "--spot-interruptions", "nan"),
+    ],
+)
+def test_numbers_without_a_bill_are_refused(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cost", "llama-3.1-8b", "--device", "h100-sxm", "--accept-stale", *flags]) == 2
+    assert flags[-1] in capsys.readouterr().err
+
+
 def test_a_price_without_a_discount_has_no_break_even() -> None:
     plain = ApiPrice(
         name="p", provider="q", rule="automatic", input=1, output=1, source="s", as_of="2026-01"

@@ -70,7 +70,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [piece["model"] for piece in found["shelves"][0]["pieces"]] == ["llama-3.2-1b"]
     assert main(["pack", str(rows), "--device", "l4"]) == 0
     assert "llama-3.2-1b (" in capsys.readouterr().out
-    for bad in ("l4=0", "l4=x", "nothing"):
+    for bad in ("l4=0", "l4=x", "nothing", "l4=99999999999"):
         assert main(["pack", str(rows), "--device", bad]) == 2
     rows.write_text("[[model]]\nrate = 1.0\n")
     assert main(["pack", str(rows), "--device", "l4"]) == 2

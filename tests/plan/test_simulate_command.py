@@ -143,6 +143,7 @@ def test_seeds_give_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--num-seeds", "5"]) == 0
     assert "ttft p99 ms" in capsys.readouterr().out
     assert main([*SMALL, "--num-seeds", "2"]) == 2
+    assert main([*SMALL, "--num-seeds", "1000000000000"]) == 2
     assert main([*SMALL, "--num-seeds", "5", "--html", "x.html"]) == 2
 
 
