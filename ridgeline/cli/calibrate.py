@@ -257,6 +257,8 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
             out.print(f"{words}: calibrate again when they are gone", style="yellow")
         if passes < 1:
             out.print("  the rest did not fit --budget: expect larger errors", style="yellow")
+    if not ran:
+        raise BadInput("nothing was measured within --budget", value=budget_s, fix="allow more")
     known = facts(ran, memory, time.perf_counter() - began_s, dense_dtype)
     found_fit = calibrated(ran, known, loaded)
     write(found_fit, output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +48,8 @@ def calibrate(
 
     if (engine is None) == (url is None):
         raise BadInput("calibrate needs either --engine MODEL or --url URL", value=engine)
+    if not 0 < budget < inf:
+        raise BadInput("--budget", value=budget, limit="seconds, more than 0")
     if url is not None:
         for flag, given in (("--quantization", quantization), ("--also", also)):
             if given:

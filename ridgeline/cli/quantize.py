@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -112,6 +113,8 @@ def _mixed(model: str, choices: Choices) -> Mixed | None:
             fix="leave --bits out; use --method rtn, gptq, awq or qat",
         )
     if choices.bits_budget is not None:
+        if not 0 < choices.bits_budget < inf:
+            raise BadInput("--bits-budget", value=choices.bits_budget, limit="bits per weight")
         return Mixed(choices.bits_budget, WIDTHS[choices.format])
     assert choices.step_budget_ms is not None
     from ridgeline.cli.step_budget import step_budget
@@ -134,7 +137,9 @@ def recipe_for(choices: Choices) -> Recipe:
         raise BadInput(
             f"--method {choices.method} keeps nothing apart", value="--outlier-threshold"
         )
-    group_size = choices.group_size or (128 if choices.bits < 8 else None)
+    group_size = choices.group_size
+    if group_size is None and choices.bits < 8:
+        group_size = 128
     return check(
         Recipe(
             method=choices.method,  # type: ignore[arg-type]

@@ -38,7 +38,8 @@ def read_text(file: Path | None) -> str:
     if file is None:
         return shipped_text()
     try:
-        return file.read_text(encoding="utf-8")[:MOST_CHARACTERS]
+        with file.open(encoding="utf-8") as text:  # a device or a pipe may never end
+            return text.read(MOST_CHARACTERS)
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(
             "cannot read the calibration text", value=str(file), fix=str(error)

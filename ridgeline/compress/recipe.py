@@ -144,5 +144,8 @@ def _check_windows(recipe: Recipe) -> Recipe:
     if num_windows is None:
         num_windows = WINDOWS_OF.get(recipe.method, WINDOWS)
     if num_windows < 1 or recipe.window_tokens < 8:
-        raise BadInput("too little to calibrate on", value=num_windows)
+        asked = f"{num_windows} windows of {recipe.window_tokens} tokens"
+        raise BadInput("too little to calibrate on", value=asked, limit=">= 1 of >= 8")
+    if recipe.steps < 1:
+        raise BadInput("too few steps to train", value=recipe.steps, limit=">= 1")
     return replace(recipe, num_windows=num_windows)

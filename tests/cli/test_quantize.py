@@ -48,6 +48,9 @@ def test_flags_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         Choices(bits=16, method="gptq"),
         Choices(method="hqq", calibration=tmp_path / "text"),
         Choices(method="smoothquant"),
+        Choices(bits_budget=float("nan")),
+        Choices(group_size=0),
+        Choices(method="qat", steps=0),
     ]:
         with pytest.raises(BadInput):
             command("demo", tmp_path / "out", wrong)

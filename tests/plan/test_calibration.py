@@ -171,6 +171,12 @@ def test_runs_are_named_and_the_model_s_own_come_last() -> None:
             runs_of("m", None, also)
 
 
+@pytest.mark.parametrize("budget", ["0", "-1", "nan", "inf"])
+def test_a_budget_without_time_is_refused(budget: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--engine", "demo", "--budget", budget]) == 2
+    assert "--budget" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("model", ["demo", "dummy:qwen2.5-0.5b", "dummy:tinyllama-1.1b"])
 def test_every_measured_decode_has_room(model: str) -> None:
     """Half a GB would not do for the last."""
