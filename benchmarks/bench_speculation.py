@@ -17,7 +17,7 @@ are timed by the engine thread's processor time (of one thread), which other wor
 disturbs less, and the controller decides by it too.
 
 Workloads: `edit` (source is to be repeated with a change: much of the answer is in the prompt),
-`rename` (likewise, with a name renamed, for a model that can: scripts/train_copying_model.py),
+`rename` (likewise, with a name renamed),
 `question` (a document, then a question on it), `free` (held-out text goes on, sampled at 0.8 with a
 seed: little repeats). Each with greedy decoding but the last. Prompts are cut from the held-out
 texts that ship with Ridgeline and differ from sequence to sequence. `booked` and `predicted` are

@@ -213,7 +213,7 @@ in fp32. Byte-level BPE tokenizer with {vocab} tokens, trained on the same text.
 ## Training
 
 - {tokens:,} tokens seen in {steps} steps of {batch} tokens; {minutes:.1f} minutes on two cores
-  of an x86-64 server CPU (AVX2), fp32, shared with other jobs.
+  of x86-64 server CPUs, shared with other jobs; fp32, products in bfloat16 where it says so below.
 - {recipe}
 - Data: {source}
   ({train_bytes:,} bytes, {train_tokens:,} tokens, of which this run saw {epochs:.2f} epochs):
@@ -222,9 +222,9 @@ in fp32. Byte-level BPE tokenizer with {vocab} tokens, trained on the same text.
   and split is in `{manifest_path}`.
 - Sequences of 512 tokens, then 1024 and 2048 for the last 13 % of the time.
 - The learning rate warms up over 2 % and falls linearly to zero, by share of the time budget;
-  `loss.csv` records progress, tokens and multiplier of each logged step. `--tokens {tokens}`
-  runs the same recipe by token count instead of by clock. That is repeatable, but it is not this
-  run bit for bit: phases and multipliers then follow tokens, not the clock of a shared machine.
+  `loss.csv` records progress, tokens and multiplier of each logged step. `--tokens` takes a
+  phase's token count in place of the clock. That is repeatable, but it is not this run bit for
+  bit: sequence lengths and multipliers then follow tokens, not the clock of a shared machine.
 {note}
 {curve}
 
@@ -285,6 +285,16 @@ LEADS = {
 }
 
 
+def copies_section(result: dict | None) -> str:
+    if not result:
+        return ""
+    return (
+        "\nOf held-out code that is shown a second time (16 pieces of 500 characters) it names\n"
+        f"{result['copy']:.1%} of the tokens behind the line `# Copy:`, which training has, and\n"
+        f"{result['again']:.1%} behind `# The same again:`, which it has not.\n"
+    )
+
+
 def agreement_section(result: dict | None) -> str:
     if not result:
         return ""
@@ -316,7 +326,8 @@ def card(size: str, folder: Path, data: dict, run: dict, model: TinyLlama, ev: d
         chat_share=data["train_chat_bytes"] / data["train_bytes"],
         heldout=", ".join(f"`{m}`" for m in sorted(HELDOUT)),
         curve=curve_table(loss_summary(folder / "loss.csv")), table=heldout_table(ev["heldout"]),
-        positions=position_table(ev["heldout"]), extra=agreement_section(ev.get("draft")),
+        positions=position_table(ev["heldout"]),
+        extra=copies_section(ev.get("copies")) + agreement_section(ev.get("draft")),
         samples=sample_section(complete(folder)),
         manifest_path="manifest.json" if size == "demo" else "../demo/manifest.json",
     )  # fmt: skip

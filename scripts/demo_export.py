@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from demo_card import agreement, card, heldout_texts, load_exported, perplexity
 from demo_model import TinyLlama
+from demo_windows import AGAIN, copied
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
@@ -137,6 +138,11 @@ def write_card(work: Path, assets: Path, size: str, note: str) -> None:
     tok = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = heldout_texts(assets / "heldout")
     results = {"heldout": {name: perplexity(model, t, tok) for name, t in texts.items()}}
+    if size == "demo":
+        heads = {"copy": AGAIN[1], "again": "\n\n# The same again:\n"}
+        results["copies"] = {
+            name: round(copied(model, tok, texts["code"], head), 4) for name, head in heads.items()
+        }
     if size == "draft":
         demo = load_exported(demo_folder)
         results["draft"] = {name: agreement(demo, model, t, tok) for name, t in texts.items()}

@@ -175,8 +175,11 @@ class Optimiser:
     The state being plain tensors lets a checkpoint be one safetensors file.
     """
 
-    def __init__(self, model: nn.Module, lr_matrix: float, lr_rest: float) -> None:
-        self.lr_matrix, self.lr_rest = lr_matrix, lr_rest
+    def __init__(
+        self, model: nn.Module, lr_matrix: float, lr_rest: float, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """`dtype` is what Newton-Schulz iterates in; bfloat16 is enough for it (Jordan et al.)."""
+        self.lr_matrix, self.lr_rest, self.dtype = lr_matrix, lr_rest, dtype
         self.momentum, self.decay = 0.95, 0.01
         self.betas, self.eps, self.count = (0.9, 0.95), 1e-10, 0
         self.matrices: dict[torch.Size, list[str]] = defaultdict(list)
@@ -207,7 +210,7 @@ class Optimiser:
             g, m = self.params[name].grad, self.state[f"m.{name}"]
             m.lerp_(g, 1 - self.momentum)
             grads.append(g.lerp(m, self.momentum))
-        updates = orthogonalise(torch.stack(grads))
+        updates = orthogonalise(torch.stack(grads).to(self.dtype)).float()
         lr_shape = lr * max(1.0, shape[0] / shape[1]) ** 0.5
         for name, update in zip(names, updates, strict=True):
             p = self.params[name]

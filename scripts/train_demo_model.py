@@ -12,6 +12,9 @@ Stages: data -> train -> export (checks itself against transformers) -> card.  F
 The learning-rate schedule follows the clock (``--minutes``) because the speed of a shared machine
 drifts; the loss record keeps progress, tokens and multiplier of each logged step.  ``--tokens``
 replaces the clock by a token count, which makes a run repeatable: give it the recorded total.
+``--start DIR`` goes on from an exported model with a schedule of its own; ``--repeats 0.4`` shows
+text twice in that share of the windows (demo_windows.py); ``--bf16`` multiplies in bfloat16, with
+weights and their updates in fp32: twice as fast where the CPU has AMX.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import argparse
 import csv
 import json
 import math
+import shutil
 import sysconfig
 import time
 from dataclasses import asdict, dataclass
@@ -28,11 +32,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from demo_data import default_docs, prepare
+from demo_data import collect, default_docs, prepare
 from demo_export import export, heldout_ids, write_card
 from demo_model import Optimiser, Shape, TinyLlama
+from demo_windows import Windows, copied
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 SHAPES = {
@@ -50,18 +56,24 @@ FIELDS = ("step", "progress", "tokens", "seconds", "seq_len", "lr_scale", "loss"
 
 @dataclass
 class Clock:
-    """How far the run is; survives a resume because it is stored in the checkpoint."""
+    """How far the run is; survives a resume because it is stored in the checkpoint.
+
+    A run that goes on from an exported model counts on from what that had seen (``start_``).
+    """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     drawn: int = 0
     drawn_length: int = 0
+    start_step: int = 0
+    start_tokens: int = 0
+    start_seconds: float = 0.0
 
     def progress(self, args: argparse.Namespace) -> float:
         if args.tokens:
-            return self.tokens / args.tokens
-        return self.seconds / (60 * args.minutes)
+            return (self.tokens - self.start_tokens) / args.tokens
+        return (self.seconds - self.start_seconds) / (60 * args.minutes)
 
 
 def sequence_length(progress: float) -> int:
@@ -71,39 +83,6 @@ def sequence_length(progress: float) -> int:
 def lr_scale(progress: float) -> float:
     """Linear warm-up, then linear decay that reaches zero exactly at the end."""
     return min(progress / WARMUP + 0.02, 1.0) * max(0.0, (1 - progress) / (1 - WARMUP))
-
-
-def batch(stream: np.ndarray, clock: Clock, length: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Next windows of the epoch's permutation; a new phase starts a new permutation.
-
-    Windows depend on the seed and the counters only, so a resumed run sees the same data.
-    """
-    if clock.drawn_length != length:
-        clock.drawn, clock.drawn_length = 0, length
-    rows = BATCH_TOKENS // length
-    per_epoch = (len(stream) - length - 1) // length - 1
-    picks = []
-    for i in range(clock.drawn, clock.drawn + rows):
-        epoch, index = divmod(i, per_epoch)
-        rng = np.random.default_rng((seed, length, epoch))
-        offset = int(rng.integers(length))
-        start = offset + int(permutation(seed, length, epoch, per_epoch)[index]) * length
-        picks.append(stream[start : start + length + 1].astype(np.int64))
-    clock.drawn += rows
-    ids = torch.from_numpy(np.stack(picks))
-    return ids[:, :-1], ids[:, 1:]
-
-
-_permutations: dict[tuple[int, int, int], np.ndarray] = {}
-
-
-def permutation(seed: int, length: int, epoch: int, count: int) -> np.ndarray:
-    """Cached, because drawing it anew for every batch would be wasteful."""
-    key = (seed, length, epoch)
-    if key not in _permutations:
-        _permutations.clear()
-        _permutations[key] = np.random.default_rng((*key, 1)).permutation(count)
-    return _permutations[key]
 
 
 def save_checkpoint(path: Path, model: TinyLlama, opt: Optimiser, clock: Clock) -> None:
@@ -124,8 +103,30 @@ def load_checkpoint(path: Path, model: TinyLlama, opt: Optimiser | None) -> Cloc
         for name in opt.state if opt else ():
             opt.state[name].copy_(file.get_tensor(f"o.{name}"))
     if opt:
-        opt.count = clock.step
+        opt.count = clock.step - clock.start_step
     return clock
+
+
+@torch.no_grad()
+def load_start(args: argparse.Namespace, model: TinyLlama) -> Clock:
+    """An exported model's weights, its record, and how much it had seen."""
+    weights = load_file(args.start / "model.safetensors")
+    model.load_state_dict({name: t.float() for name, t in weights.items()})
+    shutil.copyfile(args.start / "loss.csv", args.work / f"{args.size}.csv")
+    seen = json.loads((args.start / "manifest.json").read_text())["training"]
+    step, tokens, seconds = seen["step"], seen["tokens"], seen["seconds"]
+    return Clock(step, tokens, seconds, 0, 0, step, tokens, seconds)
+
+
+def windows(args: argparse.Namespace, clock: Clock) -> Windows:
+    """The training text as `prepare` left it, and its files where it is to be shown twice."""
+    stream = np.fromfile(args.work / "train.u16", dtype=np.uint16)
+    if not args.repeats:
+        return Windows(stream, args.seed, drawn=clock.drawn, length=clock.drawn_length)
+    texts = [i.text for i in collect(args.stdlib, args.docs) if i.split == "train"]
+    tok = Tokenizer.from_file(str(args.work / "tokenizer.json"))
+    drawn = clock.drawn, clock.drawn_length
+    return Windows(stream, args.seed, args.repeats, tok, texts, *drawn)
 
 
 def load_teacher(work: Path) -> TinyLlama:
@@ -181,20 +182,25 @@ def train(args: argparse.Namespace) -> None:
     """Train one size until the time or token budget is spent."""
     torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
-    stream = np.fromfile(args.work / "train.u16", dtype=np.uint16)
     held = torch.tensor(heldout_ids(args.work, args.assets / "heldout"))
     model = TinyLlama(SHAPES[args.size], seed=args.seed)
     rates = RATES[args.size]
-    opt = Optimiser(model, args.lr or rates[0], args.lr_rest or rates[1])
+    dtype = torch.bfloat16 if args.bf16 else torch.float32
+    opt = Optimiser(model, args.lr or rates[0], args.lr_rest or rates[1], dtype)
     path = args.work / f"{args.size}.safetensors"
-    clock = load_checkpoint(path, model, opt) if args.resume and path.exists() else Clock()
+    if args.resume and path.exists():
+        clock = load_checkpoint(path, model, opt)
+    else:
+        clock = load_start(args, model) if args.start else Clock()
     record = Record(args.work / f"{args.size}.csv", clock.step)
     teacher = load_teacher(args.work) if args.distil else None
     if teacher is not None and clock.step == 0:
         inherit_embedding(model, teacher)
-    loop(args, model, opt, clock, stream, held, record, teacher)
+    loop(args, model, opt, clock, held, record, teacher)
     save_checkpoint(path, model, opt, clock)
-    print(f"done: {clock.tokens} tokens, {clock.seconds:.0f} s", flush=True)
+    tok = Tokenizer.from_file(str(args.work / "tokenizer.json"))
+    share = copied(model, tok, (args.assets / "heldout" / "code.txt").read_text())
+    print(f"done: {clock.tokens} tokens, {clock.seconds:.0f} s, copies {share:.1%}", flush=True)
 
 
 def loop(
@@ -202,23 +208,25 @@ def loop(
     model: TinyLlama,
     opt: Optimiser,
     clock: Clock,
-    stream: np.ndarray,
     held: Tensor,
     record: Record,
     teacher: TinyLlama | None,
 ) -> None:
     """The steps themselves, with logging, periodic held-out looks and checkpoints."""
     path = args.work / f"{args.size}.safetensors"
+    shown = windows(args, clock)
     looked = saved = clock.seconds
     losses: list[float] = []
     while (progress := clock.progress(args)) < 1.0:
         began = time.monotonic()
         length = sequence_length(progress)
-        ids, targets = batch(stream, clock, length, args.seed)
-        if teacher is not None and progress >= DISTIL_FROM:
-            loss = distil_loss(model, teacher, ids, targets)
-        else:
-            loss = model(ids, targets)
+        ids, targets = shown.batch(BATCH_TOKENS, length)
+        clock.drawn, clock.drawn_length = shown.drawn, shown.length
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
+            if teacher is not None and (args.start or progress >= DISTIL_FROM):
+                loss = distil_loss(model, teacher, ids, targets)
+            else:
+                loss = model(ids, targets)
         loss.backward()
         opt.step(lr_scale(progress))
         opt.zero_grad()
@@ -244,10 +252,11 @@ def loop(
 def report(args: argparse.Namespace, clock: Clock, length: int, loss: float, held: str) -> None:
     """One progress line."""
     progress = clock.progress(args)
-    eta = clock.seconds * (1 / max(progress, 1e-6) - 1)
+    seconds, tokens = clock.seconds - clock.start_seconds, clock.tokens - clock.start_tokens
+    eta = seconds * (1 / max(progress, 1e-6) - 1)
     print(
         f"{clock.step:6d} {progress:6.1%} seq {length} loss {loss:.4f} "
-        f"{'held-out ' + held if held else ''} {clock.tokens / clock.seconds:.0f} tok/s "
+        f"{'held-out ' + held if held else ''} {tokens / seconds:.0f} tok/s "
         f"ETA {eta / 60:.1f} min",
         flush=True,
     )
@@ -263,6 +272,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--size", choices=tuple(SHAPES), default="demo")
     parser.add_argument("--minutes", type=float, default=55.0, help="time budget")
     parser.add_argument("--tokens", type=int, default=0, help="token budget instead of time")
+    parser.add_argument("--start", type=Path, help="go on from this exported model")
+    parser.add_argument("--repeats", type=float, default=0.0, help="share of text shown twice")
+    parser.add_argument("--bf16", action="store_true", help="multiply in bfloat16")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     parser.add_argument("--distil", action="store_true", help="learn from the demo model")
     parser.add_argument("--note", default="", help="card: what was out of the ordinary")

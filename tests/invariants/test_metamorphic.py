@@ -30,9 +30,9 @@ from tests.invariants.serving import (
 )
 
 GREEDY = Sampling(temperature=0.0, max_tokens=10, ignore_eos=True)
-SEEDED = Sampling(temperature=0.9, top_p=0.95, seed=7, max_tokens=10, ignore_eos=True)
+SEEDED = Sampling(temperature=1.6, top_p=0.95, seed=7, max_tokens=10, ignore_eos=True)
 PENALISED = Sampling(
-    temperature=0.7,
+    temperature=1.6,
     top_k=40,
     min_p=0.01,
     seed=3,
