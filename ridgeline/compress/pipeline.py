@@ -51,6 +51,8 @@ from ridgeline.spec.rewrite import linears
 
 _CHOOSERS = {"awq": choose_awq, "smoothquant": choose_smooth}
 
+NUM_READ, READ_BYTES = 4096, 16 << 10  # of a large file of weights: 64 MiB
+
 
 class Unmapped(CheckpointWeights):
     """A checkpoint whose files are mapped for one tensor at a time: what was read of a mapped file
@@ -67,10 +69,23 @@ class Unmapped(CheckpointWeights):
         return found
 
 
+def digest_of(file: Path) -> str:
+    """A hash of a file's size and content: of all of it, or of pieces evenly spread over a large
+    one. Weights that were trained on have the same names and sizes as before."""
+    size = file.stat().st_size
+    num, length = (NUM_READ, READ_BYTES) if size > NUM_READ * READ_BYTES else (1, size)
+    found = hashlib.sha256(str(size).encode())
+    with file.open("rb") as opened:
+        for i in range(num):
+            opened.seek(size * i // num)
+            found.update(opened.read(length))
+    return found.hexdigest()
+
+
 def fingerprint(model: str, recipe: Recipe, text: str) -> dict[str, Any]:
     """What a half-made run must share with the one that goes on with it."""
     source = model_path(model)
-    weights = sorted((f.name, f.stat().st_size) for f in source.glob("*.safetensors"))
+    weights = sorted((f.name, digest_of(f)) for f in source.glob("*.safetensors"))
     config = hashlib.sha256((source / "config.json").read_bytes()).hexdigest()
     text_hash = hashlib.sha256(text.encode()).hexdigest() if recipe.calibrated else None
     return {

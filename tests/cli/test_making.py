@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
+from safetensors.torch import load_file, save_file
 
 from ridgeline.cli.lab import Tokenised
 from ridgeline.cli.making import maker
+from ridgeline.compress import pipeline
 from ridgeline.engine.text import load_tokenizer
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.subject import Make
 from ridgeline.settings import Settings
 from ridgeline.spec.load import load_spec
+from ridgeline.spec.locate import model_path
 
 INT4 = Settings(model="demo", quantization="int4", max_num_seqs=4)
 
@@ -31,6 +36,38 @@ def test_it_is_made_once_and_opens_as_a_model(make: Make, tmp_path: Path) -> Non
     written = (Path(found.model) / "config.json").stat().st_mtime_ns
     assert make(INT4, "rtn", 0.0) == found
     assert (Path(found.model) / "config.json").stat().st_mtime_ns == written
+
+
+def test_a_model_that_was_trained_on_is_made_anew(make: Make, tmp_path: Path) -> None:
+    """Its files have the names and sizes of before."""
+    own = tmp_path / "own"
+    shutil.copytree(model_path("demo"), own)
+    asked = msgspec.structs.replace(INT4, model=str(own))
+    before = make(asked, "rtn", 60.0)
+    file = own / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.3.mlp.up_proj.weight"] *= 1.5
+    size = file.stat().st_size
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert file.stat().st_size == size
+    after = make(asked, "rtn", 60.0)
+    assert after.model != before.model
+    assert make(asked, "rtn", 0.0) == after
+
+
+def test_a_large_file_is_known_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "NUM_READ", 4)
+    monkeypatch.setattr(pipeline, "READ_BYTES", 8)
+    file, content = tmp_path / "weights", bytearray(range(100))
+    digests = set()
+    for place in (None, 3, 27, 52, 80):  # as it is; one byte of each piece
+        changed = bytearray(content)
+        if place is not None:
+            changed[place] ^= 1
+        file.write_bytes(changed)
+        digests.add(pipeline.digest_of(file))
+    file.write_bytes(content + b"more")
+    assert len(digests | {pipeline.digest_of(file)}) == 6
 
 
 def test_what_takes_too_long_is_refused_and_leaves_no_half_model(
