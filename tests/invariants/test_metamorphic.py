@@ -152,7 +152,7 @@ def test_preempted_and_resumed_is_alone(model: Model, prefix: bool) -> None:
         Schedule(drafts="lookahead", depth=5, num_blocks=15, arrives=(0, 1, 2, 3, 4)),
         Schedule(drafts="suffix", depth=6, prefix=True, rounds=2),
         Schedule(drafts="prophet", trees=True),
-        Schedule(drafts="prophet", trees=True, num_blocks=16, prefix=True, arrives=(0, 1, 2, 3, 4)),
+        Schedule(drafts="prophet", trees=True, num_blocks=16, prefix=True, arrives=(0, 0, 1, 1, 2)),
         Schedule(drafts="prophet", trees=True, max_num_batched_tokens=11, block_size=3),
         Schedule(drafts="medusa", trees=True, prefix=True, arrives=(0, 1, 2, 3, 4)),
     ],
