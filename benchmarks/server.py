@@ -1,16 +1,18 @@
 """What HTTP adds to the engine: TTFT and throughput at 32 streams, and 500 streams at once.
 
     python benchmarks/server.py [--rounds 5] [--streams 32] [--requests 128] [--alone 12]
-        [--open 500] [--think-ms 25] [--stream-interval 1] [--dtype auto] [--former DIR]
-        [--streamed-only]
+        [--prompt-tokens 256] [--answer-tokens 128] [--open 500] [--think-ms 25]
+        [--stream-interval 1] [--dtype auto] [--former DIR] [--streamed-only]
 
 All arms run the demo model with the same settings and the same prompts, closed loop, in turns:
 *inside* calls `Engine.stream` in this process; *http* streams `/v1/completions` from a server
 process; *whole* asks the server for the same answers without streaming them, so that what is left
-is the cost per token; *former*, with `--former`, is the server of another checkout. Answers are of
-24 to 72 tokens, so that requests come one by one after the first wave, as people do, in every arm;
-`--burst` makes them all alike (they then come in waves of `streams` at the same instant, and TTFT
-is mostly the time to read so many requests).
+is the cost per token; *former*, with `--former`, is the server of another checkout. A request is a
+chat's: 256 tokens in, 128 out, as in `bench_peers.py`. What HTTP costs per request weighs more the
+shorter the answer: `--prompt-tokens 32 --answer-tokens 48` is such a load. Answers are half to one
+and a half times as long as that, so that requests come one by one after the first wave, as people
+do, in every arm; `--burst` makes them all alike (they then come in waves of `streams` at the same
+instant, and TTFT is mostly the time to read so many requests).
 
 Between an answer and the next request a user pauses, evenly spread over `--think-ms`. Without a
 pause the arm in this process asks at the very instant at which a step has ended, and is in the next
@@ -46,7 +48,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 from ridgeline.engine.engine import Engine
 from ridgeline.records import Sampling, Token
 
-NUM_PROMPT, FEWEST, MEAN = 32, 24, 48
 Load = Callable[[list[int], int], "Measured"]
 """Request numbers and streams to what came of them."""
 
@@ -71,24 +72,36 @@ class Measured:
         return self.num_tokens / self.took_s
 
 
-def prompt_of(index: int) -> list[int]:
-    """No two begin alike, so that no prefix is found again."""
-    return [10 + (index * 7919 + place * 31) % 4000 for place in range(NUM_PROMPT)]
-
-
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How many tokens each request wants: all alike, or spread evenly about the same mean."""
+    """What each request brings, and how many tokens it wants: all alike (`burst`), or spread evenly
+    about the same mean."""
 
-    burst: bool
+    num_prompt: int
+    mean: int
+    burst: bool = False
     think_s: float = 0.0
+
+    def prompt(self, index: int) -> list[int]:
+        """No two begin alike, so that no prefix is found again."""
+        return [10 + (index * 7919 + place * 31) % 4000 for place in range(self.num_prompt)]
 
     def pause_s(self, index: int) -> float:
         """How long the user waits before asking; nobody does for a first request."""
         return self.think_s * ((index * 0.6180339887498949) % 1.0)
 
     def of(self, index: int) -> int:
-        return MEAN if self.burst else FEWEST + (index * 29) % (2 * (MEAN - FEWEST) + 1)
+        fewest = self.mean // 2
+        return self.mean if self.burst else fewest + (index * 29) % self._period
+
+    def others(self, numbers: list[int]) -> list[int]:
+        """Other prompts, of the same lengths: a server that has been asked the first would find
+        them in its cache. Prompts repeat every 4000 numbers, lengths every (odd) period."""
+        return [number + 2000 * self._period for number in numbers]
+
+    @property
+    def _period(self) -> int:
+        return 2 * (self.mean - self.mean // 2) + 1
 
 
 @contextlib.contextmanager
@@ -134,12 +147,12 @@ def loop_cpu_s(process_id: int) -> float:
 
 
 def inside(engine: Engine, lengths: Lengths) -> Load:
-    async def ask(index: int) -> tuple[float, int]:
-        began_s, ttft_s, num_tokens = time.perf_counter(), 0.0, 0
+    async def ask(index: int, due_s: float) -> tuple[float, int]:
+        ttft_s, num_tokens = 0.0, 0
         wanted = Sampling(temperature=0.0, max_tokens=lengths.of(index), ignore_eos=True)
-        async for event in engine.stream(prompt_of(index), wanted):
+        async for event in engine.stream(lengths.prompt(index), wanted):
             if isinstance(event, Token):
-                ttft_s = ttft_s or time.perf_counter() - began_s
+                ttft_s = ttft_s or time.perf_counter() - due_s
                 num_tokens += 1
         return ttft_s, num_tokens
 
@@ -147,11 +160,11 @@ def inside(engine: Engine, lengths: Lengths) -> Load:
         left, done = iter(numbers), {}
 
         async def user() -> None:
-            pause_s = 0.0
+            due_s = time.perf_counter()
             for index in left:
-                await asyncio.sleep(pause_s)
-                done[index] = await ask(index)
-                pause_s = lengths.pause_s(index)
+                await asyncio.sleep(due_s - time.perf_counter())
+                done[index] = await ask(index, due_s)
+                due_s = time.perf_counter() + lengths.pause_s(index)
 
         began_s, cpu_s = time.perf_counter(), time.thread_time()
         await asyncio.gather(*(user() for _ in range(streams)))
@@ -182,7 +195,7 @@ class Client:
 
     def _told(self, number: int, stream: bool) -> bytes:
         fields = {
-            "prompt": prompt_of(number),
+            "prompt": self._lengths.prompt(number),
             "max_tokens": self._lengths.of(number),
             "temperature": 0,
             "ignore_eos": True,
@@ -255,12 +268,6 @@ def compare(
     return told
 
 
-def _others(numbers: list[int]) -> list[int]:
-    """Other prompts, of the same lengths: the server has been asked these, and would find them in
-    its cache. Lengths repeat every 49 numbers, prompts every 4000."""
-    return [number + 98_000 for number in numbers]
-
-
 def _median(values: Iterable[float]) -> float:
     return statistics.median(values)
 
@@ -282,6 +289,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--alone", type=int, default=12, help="requests of one stream; 0: skip")
     parser.add_argument("--open", type=int, default=500)
+    parser.add_argument("--prompt-tokens", type=int, default=256)
+    parser.add_argument("--answer-tokens", type=int, default=128, help="their mean")
     parser.add_argument("--burst", action="store_true")
     parser.add_argument("--think-ms", type=float, default=25.0)
     parser.add_argument("--stream-interval", type=int, default=1)
@@ -291,7 +300,8 @@ def main() -> None:
     parser.add_argument("--former", type=Path, help="a checkout whose server is an arm of its own")
     parser.add_argument("--streamed-only", action="store_true", help="without the arm *whole*")
     given = parser.parse_args()
-    lengths, found = Lengths(given.burst, given.think_ms / 1000), dict[str, float]()
+    told = given.prompt_tokens, given.answer_tokens, given.burst, given.think_ms / 1000
+    lengths, found = Lengths(*told), dict[str, float]()
     terms = given.streams, given.stream_interval, given.dtype
     with contextlib.ExitStack() as held:
         program = held.enter_context(compiled())
@@ -302,7 +312,9 @@ def main() -> None:
         arms: dict[str, Load] = {
             "inside": inside(engine, lengths),
             "http": client.load,
-            "whole": lambda numbers, streams: client.load(_others(numbers), streams, stream=False),
+            "whole": lambda numbers, streams: client.load(
+                lengths.others(numbers), streams, stream=False
+            ),
         }
         pids = {"http": pid, "whole": pid}
         if given.streamed_only:

@@ -66,12 +66,13 @@ static void send_all(int fd, const char* bytes, size_t size) {
   }
 }
 
-static void begin(Connection* on, Request* requests, long index) {
+// `due_ns`: when its user wanted to ask; 0: now.
+static void begin(Connection* on, Request* requests, long index, int64_t due_ns) {
   on->request = index;
   on->num_bytes = 0;
   on->body_left = -1;
   memset(on->tail, 0, sizeof on->tail);
-  on->began_ns = now_ns(CLOCK_MONOTONIC);
+  on->began_ns = due_ns ? due_ns : now_ns(CLOCK_MONOTONIC);
   send_all(on->fd, requests[index].bytes, requests[index].size);
 }
 
@@ -123,7 +124,7 @@ int main(void) {
   char* const part = room + 64;
   long next = 0, left = num;
   const int64_t began_ns = now_ns(CLOCK_MONOTONIC), cpu_ns = now_ns(CLOCK_PROCESS_CPUTIME_ID);
-  for (long i = 0; i < streams; ++i) begin(&all[i], requests, next++);
+  for (long i = 0; i < streams; ++i) begin(&all[i], requests, next++, 0);
   long num_thinking = 0;
   while (left) {
     struct timespec wait = {0}, *until = NULL;
@@ -133,16 +134,17 @@ int main(void) {
       for (long i = 0; i < streams; ++i) {
         if (all[i].request >= 0 || !all[i].due_ns) continue;
         if (all[i].due_ns <= at_ns) {
-          all[i].due_ns = 0;
           --num_thinking;
-          begin(&all[i], requests, next++);
+          begin(&all[i], requests, next++, all[i].due_ns);
+          all[i].due_ns = 0;
         } else if (all[i].due_ns - at_ns < rest_ns) {
           rest_ns = all[i].due_ns - at_ns;
         }
       }
-      if (rest_ns != INT64_MAX) {
-        wait.tv_sec = rest_ns / 1000000000;
-        wait.tv_nsec = rest_ns % 1000000000;
+      if (rest_ns != INT64_MAX) {  // in whole milliseconds, as asyncio waits: both arms wake alike
+        const int64_t rest_ms = (rest_ns + 999999) / 1000000;
+        wait.tv_sec = rest_ms / 1000;
+        wait.tv_nsec = rest_ms % 1000 * 1000000;
         until = &wait;
       }
     }
@@ -153,6 +155,10 @@ int main(void) {
       Connection* on = ready[k].data.ptr;
       const ssize_t size = recv(on->fd, part, 256 << 10, MSG_DONTWAIT);
       if (size < 0 && errno == EAGAIN) continue;
+      if (!size && on->request < 0 && !on->due_ns) {  // a kept connection that nobody needs any more
+        close(on->fd);
+        continue;
+      }
       if (size <= 0 || on->request < 0) {
         fprintf(stderr, "the server hung up\n");
         return 1;

@@ -118,7 +118,7 @@ bool Courier::add(const std::shared_ptr<Errand>& errand, std::string_view text, 
   const bool is_due = is_first || static_cast<int64_t>(errand->at_s.size()) >= errand->interval;
   if (is_due && !errand->is_queued && !errand->is_stuck) {
     errand->is_queued = true;
-    queue_.push_back(errand);
+    (is_first ? firsts_ : queue_).push_back(errand);
   }
   return true;
 }
@@ -126,7 +126,7 @@ bool Courier::add(const std::shared_ptr<Errand>& errand, std::string_view text, 
 void Courier::go() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (queue_.empty()) return;
+    if (firsts_.empty() && queue_.empty()) return;
     has_gone_ = true;
   }
   due_.notify_one();
@@ -166,13 +166,19 @@ void Courier::run() {
     due_.wait(lock, [&] { return is_over_ || has_gone_; });
     if (is_over_) return;
     has_gone_ = false;
-    while (!queue_.empty()) {
-      const std::shared_ptr<Errand> errand = std::move(queue_.front());
-      queue_.pop_front();
+    while (const std::shared_ptr<Errand> errand = next()) {
       errand->is_queued = false;
       if (!errand->has_ended) deliver(*errand, lock);
     }
   }
+}
+
+std::shared_ptr<Errand> Courier::next() {
+  auto& from = firsts_.empty() ? queue_ : firsts_;
+  if (from.empty()) return nullptr;
+  std::shared_ptr<Errand> errand = std::move(from.front());
+  from.pop_front();
+  return errand;
 }
 
 void Courier::deliver(Errand& errand, std::unique_lock<std::mutex>& lock) {

@@ -5,7 +5,8 @@
 //
 // An errand is one stream: where to send, what opens the answer, what stands before and behind every text.
 // Whoever adds writes the event into the errand's buffer, as JSON and as a chunk of HTTP; the courier's thread
-// sends it. It runs while the engine plans its next step, when a core is idle, and needs no lock of Python's.
+// sends it. It runs while the engine plans its next step, when a core is idle, and needs no lock of Python's. Streams
+// whose first token is due go before all others: somebody looks at an empty page.
 //
 // Owners: an errand's descriptor is its connection's; `end` returns once nobody sends to it any more, and what it
 // returns is all that was added and not sent. After `end` nothing is taken: who adds then has to tell otherwise.
@@ -74,6 +75,7 @@ class Courier {
 
  private:
   void run();
+  std::shared_ptr<Errand> next();
   void deliver(Errand& errand, std::unique_lock<std::mutex>& lock);
   void account(Errand& errand, std::vector<double>& at_s);
   double now_s() const;
@@ -82,7 +84,7 @@ class Courier {
   int pipe_[2];
   std::mutex mutex_;
   std::condition_variable due_, done_;
-  std::deque<std::shared_ptr<Errand>> queue_;
+  std::deque<std::shared_ptr<Errand>> firsts_, queue_;
   int64_t num_tokens_ = 0;
   Observations publish_, gaps_;
   bool has_gone_ = false, is_over_ = false;

@@ -7,16 +7,14 @@ from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.errors import RidgelineError
 from ridgeline.serve import errors
 from ridgeline.serve.api import embeddings, messages, openai, operations, responses, text
 from ridgeline.serve.contract import ServedEngine
+from ridgeline.serve.direct import EXPECTED, Direct, Handlers
 from ridgeline.serve.engine_metrics import Peaks
-from ridgeline.serve.errors import ApiError, ClientGone
 from ridgeline.serve.options import ServerOptions, names_of
 from ridgeline.serve.safety.guard import OPEN_PATHS, Door, Guard
 from ridgeline.serve.service import Service, name_of
@@ -65,6 +63,7 @@ def create_app(
     service = Service(engine, options or ServerOptions(), peaks=peaks)
     app = _app(service, ROUTES)
     add_page(app, engine, service.name, service.options.promise, service.classes)
+    app.add_middleware(Direct, handlers=_fixed(service, ROUTES))
     app.add_middleware(Guard, door=_door(service))
     return app
 
@@ -81,12 +80,21 @@ def create_admin_app(service: Service) -> Starlette:
 
 def _app(service: Service, routes: tuple[tuple[str, str, Handler], ...]) -> Starlette:
     app = Starlette()
-    for kind in (ApiError, ClientGone, RidgelineError, HTTPException, Exception):
+    for kind in (*EXPECTED, Exception):
         app.add_exception_handler(kind, errors.handle)
     for method, path, handler in routes:
         app.add_route(path, partial(handler, service), methods=[method])
     app.state.service = service
     return app
+
+
+def _fixed(service: Service, routes: tuple[tuple[str, str, Handler], ...]) -> Handlers:
+    """Those whose path has no parameter."""
+    return {
+        (method, path): partial(handler, service)
+        for method, path, handler in routes
+        if "{" not in path
+    }
 
 
 def _door(service: Service, **more: Any) -> Door:

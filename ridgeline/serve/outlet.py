@@ -37,6 +37,11 @@ ADDED_HEADERS = "ridgeline.added_headers"
 class Connection(Protocol):
     """What an answer may do to the connection it is on."""
 
+    @property
+    def has_whole_body(self) -> bool:
+        """All of the request has come: reading it waits for nobody."""
+        ...
+
     def begin(self, start: Callable[[], Awaitable[None]], data: bytes) -> bool:
         """Run `start`, which sends the head, and write it and a chunk of the body in one; False
         where it must wait its turn."""

@@ -10,14 +10,39 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from ridgeline.serve.errors import ApiError
 
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Count = Annotated[int, Field(ge=0, lt=2**31)]
+COUNTS = range(2**31)
+Count = Annotated[int, Field(ge=0, lt=COUNTS.stop)]
 Priority = Annotated[int, Field(ge=-100, le=100)]
 Name = Annotated[str, Field(max_length=200)]
+
+
+def are_counts(values: Any) -> bool:
+    """A list of whole numbers in the range of `Count`, and not empty. A prompt's ids are many: this
+    looks at them in three passes without a line of Python for each."""
+    are_ints = type(values) is list and set(map(type, values)) == {int}
+    return are_ints and min(values) in COUNTS and max(values) in COUNTS
+
+
+def _prompts(values: Any, otherwise: ValidatorFunctionWrapHandler) -> Any:
+    """Ids as they are: trying every shape in turn would word a complaint about each of them."""
+    return values if are_counts(values) else otherwise(values)
+
+
+Prompts = Annotated[str | list[str] | list[Count] | list[list[Count]], WrapValidator(_prompts)]
+"""A text, several, a list of token ids, or several of those."""
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     "functions": (None, []),
@@ -123,7 +148,7 @@ class Sampled(BaseModel):
 class CompletionRequest(Sampled):
     """Body of `POST /v1/completions`."""
 
-    prompt: str | list[str] | list[Count] | list[list[Count]]
+    prompt: Prompts
     echo: bool | None = None
     logprobs: int | None = None
 

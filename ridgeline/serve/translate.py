@@ -175,7 +175,7 @@ def entries_of(prompt: str | Sequence[Any]) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if prompt and isinstance(prompt[0], int):
-        return [[int(token) for token in prompt]]
+        return [[*prompt]]
     return list(prompt)
 
 

@@ -53,6 +53,9 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
+    connection = connection_of(request.scope)
+    if connection is not None and connection.has_whole_body:
+        return await _read(request, max_bytes)
     try:
         async with asyncio.timeout(timeout_s):
             return await _read(request, max_bytes)

@@ -85,6 +85,23 @@ def test_the_opening_alone_is_nothing_to_send() -> None:
             far.recv(1)
 
 
+def test_first_tokens_go_before_all_others() -> None:
+    courier = made()
+    near, far = socket.socketpair()
+    with near, far:  # one socket for all of them tells who was sent when
+        streams = [take(courier, near.fileno(), b"open %d " % number) for number in range(5)]
+        for stream in streams[:3]:
+            stream.add("first", 0.0)
+            stream.go()
+            received(far, 7 + len(piece("first")))
+        for number, stream in enumerate(streams):
+            stream.add(f"{number}", 0.0)
+        streams[0].go()
+        early = b"".join(b"open %d " % number + piece(f"{number}") for number in (3, 4))
+        wanted = early + b"".join(piece(f"{number}") for number in range(3))
+        assert received(far, len(wanted)) == wanted
+
+
 class Stream:
     """One errand, a slow reader, and whoever takes over when its socket is full."""
 

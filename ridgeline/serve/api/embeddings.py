@@ -15,7 +15,7 @@ from starlette.responses import Response
 from ridgeline.serve.answer import answer_headers, request_id_of
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.outlet import UntilGone
-from ridgeline.serve.requests import Count, Priority, parse
+from ridgeline.serve.requests import Count, Priority, Prompts, parse
 from ridgeline.serve.safety.guard import caller_of
 from ridgeline.serve.service import Service, to_json
 from ridgeline.serve.translate import Prompt, check_cap, entries_of, prompt_of
@@ -26,7 +26,7 @@ class EmbeddingRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     model: str | None = None
-    input: str | list[str] | list[Count] | list[list[Count]]
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     pooling: Literal["mean", "last"] | None = None

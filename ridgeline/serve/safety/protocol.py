@@ -183,6 +183,11 @@ class Exchange:
     def __init__(self, protocol: BoundedProtocol, cycle: Any) -> None:
         self._protocol, self._cycle = protocol, cycle
 
+    @property
+    def has_whole_body(self) -> bool:
+        """See `Connection`."""
+        return not self._cycle.more_body
+
     def begin(self, start: Callable[[], Awaitable[None]], data: bytes) -> bool:
         """uvicorn writes the head by itself; here it is kept back for the first chunk."""
         if self._protocol.flow.write_paused:
