@@ -58,22 +58,32 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     allowed_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_range("temperature", self.temperature, 0.0, math.inf)
-        _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
-        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_range("n", self.n, 1, MAX_N)
-        _check_range("top_k", self.top_k, -1, math.inf)
-        _check_range("min_tokens", self.min_tokens, 0, math.inf)
+        if not 0.0 <= self.temperature < math.inf:
+            raise _out_of_range("temperature", self.temperature, "[0.0, inf)")
+        if not 0.0 < self.top_p <= 1.0:
+            raise _out_of_range("top_p", self.top_p, "(0.0, 1.0]")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise _out_of_range("min_p", self.min_p, "[0.0, 1.0]")
+        if not 0.0 < self.repetition_penalty < math.inf:
+            raise _out_of_range("repetition_penalty", self.repetition_penalty, "(0.0, inf)")
+        if not -2.0 <= self.presence_penalty <= 2.0:
+            raise _out_of_range("presence_penalty", self.presence_penalty, "[-2.0, 2.0]")
+        if not -2.0 <= self.frequency_penalty <= 2.0:
+            raise _out_of_range("frequency_penalty", self.frequency_penalty, "[-2.0, 2.0]")
+        if not 1 <= self.n <= MAX_N:
+            raise _out_of_range("n", self.n, f"[1, {MAX_N}]")
+        if not self.top_k >= -1:
+            raise _out_of_range("top_k", self.top_k, "[-1, inf)")
+        if not 0 <= self.min_tokens < math.inf:
+            raise _out_of_range("min_tokens", self.min_tokens, "[0, inf)")
         self._check_max_tokens()
-        for name in ("logprobs", "prompt_logprobs"):
-            count = getattr(self, name)
-            if count is not None:
-                _check_range(name, count, 0, MAX_LOGPROBS)
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise _out_of_range("logprobs", self.logprobs, f"[0, {MAX_LOGPROBS}]")
+        if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MAX_LOGPROBS:
+            raise _out_of_range("prompt_logprobs", self.prompt_logprobs, f"[0, {MAX_LOGPROBS}]")
         for token, bias in self.logit_bias.items():
-            _check_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
+            if not -100.0 <= bias <= 100.0:
+                raise _out_of_range(f"logit_bias[{token}]", bias, "[-100.0, 100.0]")
         if any(not text for text in self.stop):
             raise BadInput("an empty stop string would stop at once", fix="remove the empty string")
         if self.structured is not None and self.allowed_token_ids:
@@ -90,7 +100,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     def _check_max_tokens(self) -> None:
         if self.max_tokens is None:
             return
-        _check_range("max_tokens", self.max_tokens, 1, math.inf)
+        if not 1 <= self.max_tokens < math.inf:
+            raise _out_of_range("max_tokens", self.max_tokens, "[1, inf)")
         if self.min_tokens > self.max_tokens:
             raise BadInput(
                 "min_tokens exceeds max_tokens",
@@ -130,18 +141,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _check_range(
-    name: str, value: float, low: float, high: float, *, open_low: bool = False
-) -> None:
-    bad = math.isnan(value) or value < low or value > high or (open_low and value == low)
-    if bad or (math.isinf(value) and name != "top_k"):
-        bracket = "(" if open_low else "["
-        raise BadInput(
-            f"{name} is out of range",
-            value=value,
-            limit=f"{bracket}{low}, {high}{')' if math.isinf(high) else ']'}",
-            fix=f"send a {name} within the limit",
-        )
+def _out_of_range(name: str, value: float, limit: str) -> BadInput:
+    """No number (nan) is in any range: comparisons with it are false."""
+    return BadInput(
+        f"{name} is out of range", value=value, limit=limit, fix=f"send a {name} within the limit"
+    )
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):

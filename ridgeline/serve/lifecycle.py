@@ -9,10 +9,9 @@ requests get 503 with a time to retry (elsewhere), and running answers go on.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 
 class Drain:
@@ -44,11 +43,9 @@ class Drain:
         left_s = 0.0 if self._until_s is None else self._until_s - self._now()
         return {"retry-after": str(max(1, math.ceil(left_s))), "connection": "close"}
 
-    @contextlib.contextmanager
-    def request(self) -> Iterator[None]:
-        """One request while it is under way."""
+    def __enter__(self) -> None:
+        """One request more is under way, until its `with` ends."""
         self.num_under_way += 1
-        try:
-            yield
-        finally:
-            self.num_under_way -= 1
+
+    def __exit__(self, *_raised: object) -> None:
+        self.num_under_way -= 1

@@ -271,12 +271,15 @@ def read(kind: type[Asked], raw: bytes) -> Asked:
     return request
 
 
+_NESTED = {"stream_options", "response_format", "structured_outputs"}
+
+
 def ignored_fields(request: Sampled) -> tuple[str, ...]:
     """Names of the fields that were sent, accepted and not looked at."""
-    ignored = {name for name in request.model_extra or {} if name not in REFUSED}
-    for part in ("stream_options", "response_format", "structured_outputs"):
+    ignored = [name for name in request.model_extra or () if name not in REFUSED]
+    for part in _NESTED & request.model_fields_set:
         nested = getattr(request, part)
-        ignored |= {f"{part}.{name}" for name in (nested and nested.model_extra) or {}}
+        ignored += [f"{part}.{name}" for name in (nested and nested.model_extra) or ()]
     return tuple(sorted(ignored))
 
 

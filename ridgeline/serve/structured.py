@@ -15,9 +15,16 @@ from ridgeline.serve.requests import ResponseFormat, Sampled, StructuredOutputs
 
 ANY_OBJECT = Structured("json", '{"type":"object"}')
 
+_WAYS = {
+    "response_format", "structured_outputs",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+}  # fmt: skip
+
 
 def structured_of(request: Sampled, max_bytes: int) -> Structured | None:
     """The grammar asked for; ApiError 400 for two of them, or one larger than `max_bytes`."""
+    if not _WAYS & request.model_fields_set:
+        return None
     found = {
         name: wanted
         for name, wanted in (

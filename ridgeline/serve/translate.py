@@ -18,11 +18,11 @@ from ridgeline.serve.structured import structured_of
 
 _LONG_TEXT = 20_000  # characters from which tokenising would be felt by the event loop
 
-_SAME_NAME = (
+_SAME_NAME = {
     "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "seed", "include_stop_str_in_output", "ignore_eos",
     "min_tokens", "prompt_logprobs", "skip_special_tokens",
-)  # fmt: skip
+}  # fmt: skip
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -142,19 +142,21 @@ def check_cap(name: str, number: int, limit: int, what: str) -> None:
 
 
 def _check_caps(request: Sampled, caps: Caps) -> None:
-    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     check_cap("n", request.n or 1, caps.max_n, "choices")
-    check_cap("stop", len(stops), caps.max_stop, "stop strings")
-    longest = max(map(len, stops), default=0)
-    check_cap("stop", longest, caps.max_stop_chars, "characters in a stop string")
-    check_cap("logit_bias", len(request.logit_bias or ()), caps.max_logit_bias, "entries")
+    if stops := [request.stop] if isinstance(request.stop, str) else request.stop:
+        check_cap("stop", len(stops), caps.max_stop, "stop strings")
+        longest = max(map(len, stops))
+        check_cap("stop", longest, caps.max_stop_chars, "characters in a stop string")
+    if request.logit_bias:
+        check_cap("logit_bias", len(request.logit_bias), caps.max_logit_bias, "entries")
     for name in ("stop_token_ids", "allowed_token_ids"):
-        check_cap(name, len(getattr(request, name) or ()), caps.max_token_ids, "token ids")
+        if ids := getattr(request, name):
+            check_cap(name, len(ids), caps.max_token_ids, "token ids")
 
 
 def _shared(request: Sampled, caps: Caps) -> dict[str, Any]:
     _check_caps(request, caps)
-    given = {name: getattr(request, name) for name in _SAME_NAME}
+    given = {name: getattr(request, name) for name in _SAME_NAME & request.model_fields_set}
     stop = request.stop
     if stop is not None:
         given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)

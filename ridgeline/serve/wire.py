@@ -94,6 +94,12 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+_STREAM_HEADERS = (
+    (b"cache-control", b"no-cache"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+)
+
+
 class EventStream(Response):
     """A stream of server-sent events; whatever happens, `source` is closed when it ends.
 
@@ -104,9 +110,15 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, source: Source, headers: Mapping[str, str]) -> None:
-        super().__init__(headers={**headers, "cache-control": "no-cache"})
-        del self.headers["content-length"]
+        super().__init__(headers=headers)
         self._source = source
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        """Starlette's names a length, which a stream has not."""
+        given = [
+            (name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()
+        ]
+        self.raw_headers = [*given, *_STREAM_HEADERS]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}

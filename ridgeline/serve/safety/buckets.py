@@ -47,6 +47,8 @@ class Account:
 
         ApiError 429 with the time to come back where a bucket is too empty; then nothing is paid.
         """
+        if not self._buckets:
+            return {}
         costs = {"requests": 1, "tokens": num_tokens}
         waits = {kind: bucket.wait_s(costs[kind], now_s) for kind, bucket in self._buckets.items()}
         wait_s = max(waits.values(), default=0.0)

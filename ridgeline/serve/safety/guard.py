@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -71,7 +73,7 @@ class Guard:
         if preflight:
             await _preflight_answer()(scope, receive, send)
             return
-        with self._door.drain.request():
+        with self._door.drain:
             scope[ADDED_HEADERS] = [*_SAFE_HEADERS, *(_origin_headers(allowed) if allowed else ())]
             await self._app(scope, receive, _adding(send, _SAFE_HEADERS))
 
@@ -133,7 +135,7 @@ def _given_key(headers: dict[bytes, bytes]) -> bytes:
 
 def _check_size(scope: Scope) -> None:
     headers = scope["headers"]
-    size = sum(len(name) + len(value) for name, value in headers) + len(scope["query_string"])
+    size = sum(map(len, chain.from_iterable(headers))) + len(scope["query_string"])
     if len(headers) > _MAX_HEADERS or size + len(scope["path"]) > _MAX_HEADER_BYTES:
         limit = f"{_MAX_HEADERS} headers, {_MAX_HEADER_BYTES} bytes"
         raise ApiError(431, f"the request's headers are too large; limit: {limit}")
@@ -146,6 +148,7 @@ def _host_name(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
+@lru_cache(maxsize=64)  # nearly every request says the same one
 def _is_local_name(name: str) -> bool:
     """Names that nobody can rebind: an address is itself, localhost is this machine."""
     if name == "localhost":

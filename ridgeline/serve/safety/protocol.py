@@ -79,9 +79,11 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._in_headers:
             self._num_bytes += len(data)
-            self._watch()
         super().data_received(data)
-        if self._in_headers and self._num_bytes > self.limits.max_header_bytes:
+        if not (self._in_headers and self._num_bytes):
+            return  # most requests come in one piece: nobody has to wait for the rest
+        self._watch()
+        if self._num_bytes > self.limits.max_header_bytes:
             self._refuse(ApiError(431, "the request's headers are too large"))
 
     def on_message_begin(self) -> None:
@@ -211,13 +213,13 @@ class Exchange:
         ):
             return None
         headers = [*cycle.default_headers, *start["headers"], *added]
-        if any(_BREAK.search(value) for _, value in headers):
+        if _BREAK.search(b"".join([value for _, value in headers])):
             return None  # uvicorn has a word to say on that
         if not cycle.keep_alive:
             headers.append((b"connection", b"close"))
         headers.append((b"transfer-encoding", b"chunked"))
         protocol.lost = lost
-        head = b"".join(b"%b: %b\r\n" % header for header in headers)
+        head = b"".join([b"%b: %b\r\n" % header for header in headers])
         number = transport.get_extra_info("socket").fileno()
         return Lent(number, STATUS_LINE[start["status"]] + head + b"\r\n")
 
