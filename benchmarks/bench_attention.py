@@ -8,7 +8,7 @@ One layer of the shape, native and torch interleaved, medians. Layers take turns
 context comes from memory; with `--layers 1` a short one stays in the processor's caches, and the
 time left is the arithmetic's. `--in-order` lays the blocks one behind the other. The bound of a
 case is the larger of its bytes over the read rate and its multiplications over the fp32 rate, both
-measured in this run.
+measured in every round: the medians over rounds of the best of three samples.
 `--quality` compares what the demo model says of its held-out text with float32 keys and values and
 with each narrower format, by the quality gate's own arithmetic.
 """
@@ -88,15 +88,21 @@ def prepare(
 
 
 def case(
-    spec: ModelSpec, name: str, rounds: int, rates: tuple[float, float], in_order: bool
+    spec: ModelSpec, name: str, rounds: int, num_threads: int, in_order: bool
 ) -> dict[str, object]:
-    """Times are per layer."""
+    """Times are per layer; what the machine gives is measured in every round, between both."""
     runs, attention, num_layers = CASES[name], spec.layers[0].attention, len(spec.layers)
     native, twin = prepare(spec, runs, in_order)
     with torch.inference_mode():
         native(), twin()
-        pairs = [(seconds(native), seconds(twin)) for _ in range(rounds)]
-    mine, other = (statistics.median(side) / num_layers for side in zip(*pairs, strict=True))
+        turns = [
+            (seconds(native), measured_rates(num_threads), seconds(twin)) for _ in range(rounds)
+        ]
+    mine = statistics.median(taken for taken, _, _ in turns) / num_layers
+    other = statistics.median(taken for _, _, taken in turns) / num_layers
+    rates = [
+        statistics.median(side) for side in zip(*(found for _, found, _ in turns), strict=True)
+    ]
     per_token = kv_bytes_per_token(spec) // num_layers
     nbytes = per_token * sum(done + new for done, new in runs)
     seen = sum(new * done + new * (new + 1) // 2 for done, new in runs)
@@ -106,7 +112,9 @@ def case(
         "case": f"{name}, {spec.kv_dtype}",
         "us": mine * 1e6,
         "torch_us": other * 1e6,
-        "ratio": statistics.median(theirs / ours for ours, theirs in pairs),
+        "ratio": statistics.median(theirs / ours for ours, _, theirs in turns),
+        "read_gb_s": rates[0] / 1e9,
+        "gflop_s": rates[1] / 1e9,
         "bytes": nbytes,
         "bound": "bytes" if nbytes / rates[0] > flops / rates[1] else "flops",
         "percent": 100 * bound / mine,
@@ -114,9 +122,10 @@ def case(
 
 
 def measured_rates(num_threads: int) -> tuple[float, float]:
-    """Bytes read and fp32 operations per second with this many threads: the best of the probe's."""
-    read = _native.read_rates(256 << 20, num_threads, 5, 0.05)
-    multiply = _native.multiply_rates("float32", num_threads, 5, 0.05)
+    """Bytes read and fp32 operations per second with this many threads: the best of three samples,
+    so that a bound is what the machine can do, not what it was kept from."""
+    read = _native.read_rates(256 << 20, num_threads, 3, 0.02)
+    multiply = _native.multiply_rates("float32", num_threads, 3, 0.01)
     return max(rate for rate, _ in read), max(rate for rate, _ in multiply)
 
 
@@ -128,11 +137,9 @@ def speed(asked: argparse.Namespace) -> None:
         **{name: getattr(full, name) for name in full.__struct_fields__}
         | {"layers": full.layers[: asked.layers]}
     )
-    rates = measured_rates(num_threads)
-    print(f"{num_threads} thread(s): {rates[0] / 1e9:.1f} GB/s, {rates[1] / 1e9:.0f} GFLOP/s")
     for kv in asked.kv:
         for name in (name for name in CASES if asked.only in name):
-            row = case(with_kv_dtype(spec, kv), name, asked.rounds, rates, asked.in_order)
+            row = case(with_kv_dtype(spec, kv), name, asked.rounds, num_threads, asked.in_order)
             print(
                 f"{row['case']:30} {row['us']:10.0f} us {row['percent']:5.0f} % of {row['bound']}"
                 f"   {row['ratio']:6.2f}x torch   {json.dumps(row)}",
