@@ -3,12 +3,14 @@ batched."""
 
 from __future__ import annotations
 
+import inspect
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from tests.conformance.tiny_models import (
@@ -38,12 +40,16 @@ def reference_logits(model: Any, tokens: list[int]) -> Tensor:
     with torch.inference_mode():
         if model.config.rope_parameters.get("rope_type") != "dynamic":
             return model(torch.tensor([tokens]), use_cache=False).logits[0].float()
-        out = model(torch.tensor([tokens[:16]]), use_cache=True)
-        rows, cache = [out.logits[0]], out.past_key_values
-        for token in tokens[16:]:
-            out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
-            rows.append(out.logits[0])
+        kept = {cache_argument(model): transformers.DynamicCache(config=model.config)}
+        pieces = [tokens[:16], *([token] for token in tokens[16:])]
+        rows = [model(torch.tensor([piece]), use_cache=True, **kept).logits[0] for piece in pieces]
         return torch.cat(rows)
+
+
+def cache_argument(model: Any) -> str:
+    """What transformers calls its cache: `cache` from 5.24 on."""
+    known = inspect.signature(type(model).forward).parameters
+    return "cache" if "cache" in known else "past_key_values"
 
 
 def log_softmax(logits: Tensor) -> Tensor:
