@@ -107,8 +107,6 @@ class EventStream(Response):
     own, one after it an error object in the stream, as clients expect.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(self, source: Source, headers: Mapping[str, str]) -> None:
         super().__init__(headers=headers)
         self._source = source
