@@ -24,6 +24,7 @@ void each_attention_variant(Visit visit) {
   const bool bytes = wide && __builtin_cpu_supports("avx512vnni");
   visit(AttentionVariant{"avx512amx", attention_ops_avx512amx, bytes && has_tiles()});
   visit(AttentionVariant{"avx512vnni", attention_ops_avx512vnni, bytes});
+  visit(AttentionVariant{"avx512pairs", attention_ops_avx512vnni, bytes});
   visit(AttentionVariant{"avx512", attention_ops_avx512, wide});
   visit(AttentionVariant{"avxvnni", attention_ops_avxvnni, narrow && __builtin_cpu_supports("avxvnni")});
   visit(AttentionVariant{"avx2", attention_ops_avx2, narrow});

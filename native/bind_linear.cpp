@@ -58,14 +58,21 @@ void pack(const std::string& kind, uintptr_t q, int num_out, int num_in, int gro
   pack_lines(w, reinterpret_cast<const void*>(q), reinterpret_cast<uint8_t*>(lines));
 }
 
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+
 // Borrows lines, scales, zeros, factors, bias, minima and steps: Python keeps them alive. num_*: their sizes in
-// elements (zeros and steps: as many as groups say, minima: as many as scales).
+// elements (zeros and steps: as many as groups say, minima: as many as scales). Owns what the variant works out of them.
 struct Weight {
   PackedWeight w;
+  std::unique_ptr<void, Free> pair_starts;
+  int64_t own_bytes = 0;
 
   Weight(const std::string& kind, int num_out, int num_in, int group, uintptr_t lines, int64_t num_bytes,
          uintptr_t scales, int64_t num_scales, uintptr_t zeros, uintptr_t factors, int64_t num_factors,
-         uintptr_t bias, int64_t num_bias, uintptr_t mins, uintptr_t steps, uintptr_t min_steps, int span)
+         uintptr_t bias, int64_t num_bias, uintptr_t mins, uintptr_t steps, uintptr_t min_steps, int span,
+         const std::string& isa)
       : w(shape_of(kind, num_out, num_in, group)) {
     require((span != 0) == (steps != 0) && span >= 0 && span % w.group == 0, "a span with steps is whole groups");
     require(!mins || (has_groups(w.kind) && !zeros), "only groups have minima, and no zeros beside them");
@@ -93,11 +100,23 @@ struct Weight {
     w.mins = reinterpret_cast<const uint16_t*>(mins);
     w.steps = reinterpret_cast<const int8_t*>(steps);
     w.min_steps = reinterpret_cast<const int8_t*>(min_steps);
+    start_pairs(linear_ops(isa));
   }
-};
 
-struct Free {
-  void operator()(void* p) const { std::free(p); }
+ private:
+  void start_pairs(const LinearOps& ops) {
+    if (!ops.pairs_from || w.kind != WeightKind::kInt4) return;
+    const int panels = w.num_panels();
+    const int64_t per_panel = int64_t{w.num_groups()} * kPanel;
+    own_bytes = round_up(4 * panels * per_panel, 64);
+    pair_starts.reset(std::aligned_alloc(64, static_cast<size_t>(own_bytes)));
+    if (!pair_starts) throw std::bad_alloc();
+    int32_t* to = static_cast<int32_t*>(pair_starts.get());
+    nb::gil_scoped_release release;
+#pragma omp parallel for schedule(static)
+    for (int panel = 0; panel < panels; ++panel) ops.start_pairs(w, panel, to + panel * per_panel);
+    w.pair_starts = to;
+  }
 };
 
 // Rows of int8 with their scales: owns its memory; see QuantRows.
@@ -108,7 +127,8 @@ struct Rows {
   std::vector<int32_t> sums;
   int most_block = 0;  // of the variant that quantised them, which is how they lie; 0: nothing did
 
-  Rows(int num_rows, int num_in, int group) : rows{nullptr, nullptr, nullptr, num_rows, num_in, group} {
+  Rows(WeightKind kind, int num_rows, int num_in, int group)
+      : rows{nullptr, nullptr, nullptr, num_rows, num_in, group, most_value(kind)} {
     require(num_rows >= 0 && num_in > 0 && num_in <= kMaxInputs, "num_rows or num_in out of range");
     require(group == kBlock / 2 || (group > 0 && group % kBlock == 0), "the group must be 16 or a multiple of 32");
     const int64_t bytes = static_cast<int64_t>(num_rows) * rows.padded_in();
@@ -122,10 +142,11 @@ struct Rows {
   }
 };
 
-std::unique_ptr<Rows> quantise(uintptr_t x, int64_t x_stride, int num_rows, int num_in, int group, float row_scale,
-                               int num_threads, const std::string& isa) {
-  auto out = std::make_unique<Rows>(num_rows, num_in, group);
+std::unique_ptr<Rows> quantise(WeightKind kind, uintptr_t x, int64_t x_stride, int num_rows, int num_in, int group,
+                               float row_scale, int num_threads, const std::string& isa) {
+  auto out = std::make_unique<Rows>(kind, num_rows, num_in, group);
   require(num_threads > 0 && row_scale >= 0, "num_threads or row_scale out of range");
+  require(row_scale == 0 || kind == WeightKind::kInt8, "only int8 takes rows of one scale that is known before");
   if (num_rows == 0) return out;
   require(x && (x_stride >= num_in || num_rows == 1), "x needs memory, and rows that do not overlap");
   const LinearOps& ops = linear_ops(isa);
@@ -140,6 +161,7 @@ void multiply(const Weight& weight, const Rows& rows, uintptr_t out, int64_t out
   require(!takes_floats(weight.w.kind), "bf16 and fp32 weights take rows of floats");
   require(rows.rows.num_in == weight.w.num_in && rows.rows.group == weight.w.group,
           "rows were quantised for another num_in or group");
+  require(rows.rows.most <= most_value(weight.w.kind), "rows were quantised for another kind of weight");
   require(num_threads > 0, "num_threads must be positive");
   if (rows.rows.num_rows == 0) return;
   require(out && out_stride >= weight.w.num_out, "out needs memory, and rows that do not overlap");
@@ -156,7 +178,7 @@ void linear(const Weight& weight, uintptr_t x, int64_t x_stride, int num_rows, u
             float row_scale, int num_threads, const std::string& isa) {
   const PackedWeight& w = weight.w;
   if (!takes_floats(w.kind)) {
-    const auto rows = quantise(x, x_stride, num_rows, w.num_in, w.group, row_scale, num_threads, isa);
+    const auto rows = quantise(w.kind, x, x_stride, num_rows, w.num_in, w.group, row_scale, num_threads, isa);
     return multiply(weight, *rows, out, out_stride, num_threads, isa);
   }
   require(num_rows >= 0 && num_threads > 0, "num_rows or num_threads out of range");
@@ -190,15 +212,15 @@ void advise_huge(uintptr_t data, int64_t num_bytes) {
 void bind_linear(nb::module_& m) {
   nb::class_<Weight>(m, "LinearWeight")
       .def(nb::init<const std::string&, int, int, int, uintptr_t, int64_t, uintptr_t, int64_t, uintptr_t, uintptr_t,
-                    int64_t, uintptr_t, int64_t, uintptr_t, uintptr_t, uintptr_t, int>(),
+                    int64_t, uintptr_t, int64_t, uintptr_t, uintptr_t, uintptr_t, int, const std::string&>(),
            nb::arg("kind"), nb::arg("num_out"), nb::arg("num_in"), nb::arg("group"), nb::arg("lines"),
            nb::arg("num_bytes"), nb::arg("scales"), nb::arg("num_scales"), nb::arg("zeros"), nb::arg("factors"),
            nb::arg("num_factors"), nb::arg("bias"), nb::arg("num_bias"), nb::arg("mins"), nb::arg("steps"),
-           nb::arg("min_steps"), nb::arg("span"))
+           nb::arg("min_steps"), nb::arg("span"), nb::arg("isa"))
+      .def_ro("own_bytes", &Weight::own_bytes, "Of what the variant worked out of the weight.")
       .def_prop_ro("address", [](const Weight& weight) { return reinterpret_cast<uintptr_t>(&weight.w); },
                    "Of the PackedWeight, for segments (fused.h): valid while this object lives.");
   nb::class_<Rows>(m, "QuantRows")
-      .def(nb::init<int, int, int>(), nb::arg("num_rows"), nb::arg("num_in"), nb::arg("group"))
       .def_prop_ro("num_rows", [](const Rows& r) { return r.rows.num_rows; })
       .def_prop_ro("num_in", [](const Rows& r) { return r.rows.num_in; })
       .def_prop_ro("group", [](const Rows& r) { return r.rows.group; })
@@ -211,7 +233,10 @@ void bind_linear(nb::module_& m) {
   m.def("packed_bytes", &packed_bytes, nb::arg("kind"), nb::arg("num_out"), nb::arg("num_in"), nb::arg("group"));
   m.def("pack_lines", &pack, nb::arg("kind"), nb::arg("q"), nb::arg("num_out"), nb::arg("num_in"), nb::arg("group"),
         nb::arg("lines"), nb::arg("num_bytes"));
-  m.def("quantise_rows", &quantise, nb::arg("x"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("num_in"),
+  m.def("quantise_rows", [](const std::string& kind, uintptr_t x, int64_t x_stride, int num_rows, int num_in, int group,
+                            float row_scale, int num_threads, const std::string& isa) {
+    return quantise(kind_of(kind), x, x_stride, num_rows, num_in, group, row_scale, num_threads, isa);
+  }, nb::arg("kind"), nb::arg("x"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("num_in"),
         nb::arg("group"), nb::arg("row_scale"), nb::arg("num_threads"), nb::arg("isa"));
   m.def("linear_quantised", &multiply, nb::arg("weight"), nb::arg("rows"), nb::arg("out"), nb::arg("out_stride"),
         nb::arg("num_threads"), nb::arg("isa"));

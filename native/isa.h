@@ -32,7 +32,17 @@ inline const char* isa_name(Isa isa) {
 }
 
 inline std::string unknown_isa(const std::string& name) {
-  return "unknown ISA " + name + "; known: auto, portable, avx2, avxvnni, avx512, avx512vnni, avx512amx";
+  return "unknown ISA " + name + "; known: auto, portable, avx2, avxvnni, avx512, avx512vnni, avx512pairs, avx512amx";
+}
+
+// Whether bytes are added in more places than they are multiplied (linear_pairs.inc): AMD's cores from Zen 4 on.
+inline bool adds_bytes_beside() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx512vnni");
+#else
+  return false;
+#endif
 }
 
 // Whether this process may multiply tiles (AMX): the CPU can, and the system, which has to keep 8 KB more of every
@@ -56,7 +66,7 @@ inline Isa isa_from(const std::string& name) {
   const Isa best = best_isa();
   if (name == "auto") return best;
   // The variants with byte products (linear_isa.h) are of these families for every other kernel.
-  const bool wide = name == "avx512vnni" || name == "avx512amx";
+  const bool wide = name == "avx512vnni" || name == "avx512pairs" || name == "avx512amx";
   const std::string family = name == "avxvnni" ? "avx2" : wide ? "avx512" : name;
   for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
     if (family != isa_name(isa)) continue;

@@ -120,7 +120,18 @@ void linear_quantised(const LinearOps& ops, const PackedWeight& weight, const Qu
                       int64_t out_stride, int num_threads) {
   LinearArgs args = {weight, rows.values,   rows.scales, rows.sums,    out,
                      out_stride, rows.num_rows, 0, rows.num_rows};
-  Buffer wide;
+  Buffer wide, values, pairs;
+  if (in_pairs(ops, weight, rows.num_rows)) {
+    QuantRows to = rows;  // whoever handed them over may meet other weights with them
+    const int64_t bytes = static_cast<int64_t>(rows.num_rows) * rows.padded_in();
+    values = buffer(bytes);
+    pairs = buffer(4 * static_cast<int64_t>(rows.num_rows) * rows.num_groups());
+    to.values = static_cast<int8_t*>(memcpy(values.get(), rows.values, static_cast<size_t>(bytes)));
+    to.pairs = static_cast<float*>(pairs.get());
+    for (int row = 0; row < rows.num_rows; ++row) ops.pair(to, row);
+    args.x = to.values;
+    args.pairs = to.pairs;
+  }
   if (ops.x_bytes(weight.kind) == 2) {
     const int64_t elements = static_cast<int64_t>(rows.num_rows) * rows.padded_in();
     wide = buffer(2 * elements);
@@ -163,6 +174,7 @@ PackedWeight panels_of(const PackedWeight& weight, int first, int end) {
   skip(part.zeros, groups);
   skip(part.steps, groups);
   skip(part.min_steps, groups);
+  skip(part.pair_starts, groups);
   skip(part.factors, kPanel);
   skip(part.bias, kPanel);
   part.num_out = std::min(end * kPanel, weight.num_out) - first * kPanel;

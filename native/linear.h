@@ -27,7 +27,7 @@
 //
 // THE REDUCTION ORDER, which makes a row's result the same bits whatever the other rows, its place among
 // them, the number of threads and the ISA:
-//   int4, int8_groups  per group: an exact int32 sum; then, groups ascending, y = fma(float(sum), scale_w * scale_x,
+//   int4, int8_groups  per group: an exact int32 sum (in pairs too); then, groups ascending, y = fma(float(sum), scale_w * scale_x,
 //         y) from 0, and where there are minima y = fma(min, float(sum_x) * scale_x, y); then y * factor + bias,
 //         rounded twice.
 //   int8  one exact int32 sum; y = float(sum) * (factor * scale_x); then + bias.
@@ -44,6 +44,8 @@ namespace ridgeline {
 constexpr int kPanel = 16, kBlock = 32, kLineBytes = 64;
 constexpr int kMaxInputs = 1 << 16;  // 65536 * 255 * 127 < 2^31
 constexpr int kMaxZero = 128;       // int4: a weight less its zero is a signed byte
+constexpr int kPairMost = 120;      // see most_value
+constexpr float kPairsOffset = 12582912.0f;  // 1.5 * 2^23: what is added to it in whole numbers is exact up to 2^22
 
 enum class WeightKind { kInt4, kInt8, kBf16, kFp32, kInt8Groups };
 
@@ -52,6 +54,9 @@ inline bool has_groups(WeightKind kind) { return kind == WeightKind::kInt4 || ki
 
 // Rows stay floats, and neither has scales.
 inline bool takes_floats(WeightKind kind) { return kind == WeightKind::kBf16 || kind == WeightKind::kFp32; }
+
+// The largest magnitude of rows in whole numbers. For nibbles it leaves room in a byte for the sum of both.
+inline int most_value(WeightKind kind) { return kind == WeightKind::kInt4 ? kPairMost : 127; }
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 // Inputs that lie together, at most `most` of them: 32, 64, or all of a group of 16.
@@ -69,6 +74,7 @@ struct PackedWeight {
   const int8_t* steps;     // [panels][groups][16], or null: then a span is a group
   const int8_t* min_steps; // where there are steps and mins
   int span;                // inputs: a multiple of the group; 0 where there are no steps
+  const int32_t* pair_starts = nullptr;  // [panels][groups][16]: LinearOps::start_pairs; null: rows do not come in pairs
 
   int padded_in() const { return static_cast<int>(round_up(num_in, group)); }
   int num_panels() const { return static_cast<int>(round_up(num_out, kPanel) / kPanel); }
@@ -86,12 +92,14 @@ struct PackedWeight {
   int64_t panel_bytes() const { return static_cast<int64_t>(padded_in()) * kPanel * bits() / 8; }
 };
 
-// Rows as int8 with a scale per row and group: x = value * scale, |value| <= 127.
+// Rows as int8 with a scale per row and group: x = value * scale, |value| <= most.
 struct QuantRows {
   int8_t* values;  // [padded_in / block][num_rows][block], block_of the ops that multiply them
   float* scales;   // [groups][num_rows]
   int32_t* sums;   // [groups][num_rows]
   int num_rows, num_in, group;
+  int most;                // most_value of the weights they meet
+  float* pairs = nullptr;  // [groups][num_rows] where they lie in pairs, else null
 
   int padded_in() const { return static_cast<int>(round_up(num_in, group)); }
   int num_groups() const { return padded_in() / group; }
@@ -107,6 +115,7 @@ struct LinearArgs {
   int num_rows;
   int first_row, end_row;  // of them, those that are computed
   bool read_soon = false;  // results stay in the cache, however many
+  const float* pairs = nullptr;  // QuantRows::pairs
 };
 
 // Panels first .. end - 1 of a weight as one of their own.
@@ -121,11 +130,16 @@ struct LinearOps {
   // arithmetic takes longer than reading them again.
   int64_t rows_kept;
   int block_rows;  // rows that go by a panel together: cut many at multiples of this
+  int pairs_from;  // so many rows for int4 and more lie in pairs, if the weight has pair_starts; 0: never
   // Row `row` of `to`, from num_in floats; row_scale > 0 fixes the scale of every group.
   void (*quantise)(const float* x, float row_scale, const QuantRows& to, int row);
   int (*x_bytes)(WeightKind kind);  // bytes per element of LinearArgs::x: 1, 2 (int8 widened), 4 (floats) or 6 (their terms)
   // Row `row` of QuantRows::values, widened to the two bytes that x_bytes asked for.
   void (*widen)(const QuantRows& from, int row, int16_t* to);
+  // Row `row` of rows as `quantise` leaves them, into pairs where it lies.
+  void (*pair)(const QuantRows& rows, int row);
+  // What sums of pairs begin with, of one panel of int4: its part of PackedWeight::pair_starts.
+  void (*start_pairs)(const PackedWeight& weight, int panel, int32_t* to);
   // Row `row` of num_rows rows for a kind that takes floats, in blocks, as x_bytes has them.
   void (*arrange)(WeightKind kind, const float* x, int num_in, int row, int num_rows, void* to);
   void (*multiply)(const LinearArgs& args, int first_panel, int end_panel);
@@ -137,8 +151,13 @@ const LinearOps& linear_ops_avx2();
 const LinearOps& linear_ops_avxvnni();
 const LinearOps& linear_ops_avx512();
 const LinearOps& linear_ops_avx512vnni();
+const LinearOps& linear_ops_avx512pairs();
 const LinearOps& linear_ops_avx512amx();
 #endif
+
+inline bool in_pairs(const LinearOps& ops, const PackedWeight& weight, int num_rows) {
+  return ops.pairs_from && weight.pair_starts && num_rows >= ops.pairs_from;
+}
 
 // Whole products on num_threads threads (fewer where the product is small). `rows.group` must be the
 // weight's group. Source of the ops: linear_ops(name) in isa.h.

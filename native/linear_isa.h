@@ -1,5 +1,6 @@
 // Which variant of the linear kernels runs: by asking the CPU. The names refine those of isa.h: "avxvnni"
-// is avx2 with the byte product, "avx512" never uses VNNI, "avx512vnni" does, "avx512amx" also multiplies tiles.
+// is avx2 with the byte product, "avx512" never uses VNNI, "avx512vnni" does, "avx512pairs" multiplies sums of pairs (int4) where that does,
+// "avx512amx" also multiplies tiles.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -23,7 +24,9 @@ void each_linear_variant(Visit visit) {
   const bool wide = best == Isa::kAvx512, narrow = best != Isa::kPortable && __builtin_cpu_supports("f16c");
   const bool bytes = wide && __builtin_cpu_supports("avx512vnni");
   visit(LinearVariant{"avx512amx", linear_ops_avx512amx, bytes && has_tiles()});
+  if (adds_bytes_beside()) visit(LinearVariant{"avx512pairs", linear_ops_avx512pairs, bytes});
   visit(LinearVariant{"avx512vnni", linear_ops_avx512vnni, bytes});
+  if (!adds_bytes_beside()) visit(LinearVariant{"avx512pairs", linear_ops_avx512pairs, bytes});
   visit(LinearVariant{"avx512", linear_ops_avx512, wide});
   visit(LinearVariant{"avxvnni", linear_ops_avxvnni, narrow && __builtin_cpu_supports("avxvnni")});
   visit(LinearVariant{"avx2", linear_ops_avx2, narrow});

@@ -41,7 +41,7 @@ int64_t Frame::bytes() const {
   for (const Grown& each : own) sum += each.bytes();
   sum += 4 * static_cast<int64_t>(3 * experts.expert.size() + experts.weight.size());
   for (const Prepared* rows : {&prepared, &gated})
-    for (const Grown* each : {&rows->values, &rows->scales, &rows->sums, &rows->wide}) sum += each->bytes();
+    for (const Grown* each : {&rows->values, &rows->scales, &rows->sums, &rows->pairs, &rows->wide}) sum += each->bytes();
   return sum;
 }
 
@@ -81,9 +81,10 @@ PreparedRows rows_for(const Frame& frame, const Prepared& p, const PackedWeight&
   const int bytes = frame.linear->x_bytes(weight.kind);
   const int64_t at = first_row * weight.padded_in(), groups = first_row * weight.num_groups();
   if (takes_floats(weight.kind))
-    return {{nullptr, nullptr, nullptr, num_rows, weight.num_in, weight.group}, p.wide.as<char>() + at * bytes, bytes};
+    return {{nullptr, nullptr, nullptr, num_rows, weight.num_in, weight.group, 0}, p.wide.as<char>() + at * bytes, bytes};
+  float* const pairs = in_pairs(*frame.linear, weight, num_rows) ? p.pairs.as<float>() + groups : nullptr;
   const QuantRows rows = {p.values.as<int8_t>() + at, p.scales.as<float>() + groups, p.sums.as<int32_t>() + groups,
-                          num_rows, weight.num_in, weight.group};
+                          num_rows, weight.num_in, weight.group, most_value(weight.kind), pairs};
   if (bytes == 2) return {rows, p.wide.as<int16_t>() + at, bytes};
   return {rows, rows.values, bytes};
 }
@@ -96,6 +97,7 @@ void reserve_rows(const Frame& frame, Prepared& p, const PackedWeight& weight, i
   p.values.reserve(elements);
   p.scales.reserve(4 * groups);
   p.sums.reserve(4 * groups);
+  if (weight.pair_starts) p.pairs.reserve(4 * groups);
 }
 
 void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, int row, const float* x, int first,
@@ -109,8 +111,10 @@ void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows&
   part.values += place;
   part.scales += static_cast<int64_t>(first) * part.num_rows;
   part.sums += static_cast<int64_t>(first) * part.num_rows;
+  if (part.pairs) part.pairs += static_cast<int64_t>(first) * part.num_rows;
   part.num_in = count;
   frame.linear->quantise(x, 0.0f, part, row);
+  if (part.pairs) frame.linear->pair(part, row);
   if (to.bytes == 2) frame.linear->widen(part, row, static_cast<int16_t*>(to.x) + place);
 }
 
@@ -119,7 +123,7 @@ void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows
   const LinearArgs args = {weight,           rows.x,
                            rows.rows.scales, rows.rows.sums,
                            out,              weight.num_out,
-                           rows.rows.num_rows, first_row, end_row};
+                           rows.rows.num_rows, first_row, end_row, false, rows.rows.pairs};
   const int per = static_cast<int>(tiles_per_chunk(frame, weight)) * frame.linear->panels_per_tile;
   const int first = static_cast<int>(chunk) * per;
   frame.linear->multiply(args, first, std::min(first + per, weight.num_panels()));
@@ -128,8 +132,8 @@ void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows
 void multiply_block(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, int first, int end, int panel,
                     int end_panel, float* out, int stride) {
   const PackedWeight part = panels_of(weight, panel, end_panel);
-  frame.linear->multiply({part, rows.x, rows.rows.scales, rows.rows.sums, out, stride, rows.rows.num_rows, first, end, true}, 0,
-                         part.num_panels());
+  frame.linear->multiply({part, rows.x, rows.rows.scales, rows.rows.sums, out, stride, rows.rows.num_rows, first, end, true,
+                           rows.rows.pairs}, 0, part.num_panels());
 }
 
 int64_t num_chunks(const Frame& frame, const PackedWeight& weight) {

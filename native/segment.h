@@ -30,7 +30,7 @@ class Grown {
 
 // Memory for the rows of a product, in whatever form its weight takes (see PreparedRows).
 struct Prepared {
-  Grown values, scales, sums, wide;
+  Grown values, scales, sums, pairs, wide;
 };
 
 // What an operator reads and writes: [T, width] floats, rows one after another.

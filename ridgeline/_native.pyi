@@ -54,14 +54,16 @@ class LinearWeight:
         steps: int,
         min_steps: int,
         span: int,
+        isa: str,
     ) -> None: ...
     @property
     def address(self) -> int: ...
+    @property
+    def own_bytes(self) -> int: ...
 
 class QuantRows:
     """Rows of int8 with a scale per row and group, ready for every linear of that group."""
 
-    def __init__(self, num_rows: int, num_in: int, group: int) -> None: ...
     @property
     def num_rows(self) -> int: ...
     @property
@@ -216,6 +218,7 @@ def pack_lines(
     kind: str, q: int, num_out: int, num_in: int, group: int, lines: int, num_bytes: int
 ) -> None: ...
 def quantise_rows(
+    kind: str,
     x: int,
     x_stride: int,
     num_rows: int,

@@ -44,6 +44,7 @@ struct Made {
   std::vector<int8_t> steps, min_steps;
   std::vector<uint16_t> scales, mins;
   std::vector<float> factors, bias;
+  std::vector<int32_t> pair_starts;
   std::vector<double> dense;  // [N, K]
 };
 
@@ -136,16 +137,22 @@ void fill(const Case& c, Made& m) {
   }
 }
 
-std::vector<float> product(const LinearOps& ops, const Made& m, const std::vector<float>& x, int num_rows,
+std::vector<float> product(const LinearOps& ops, Made& m, const std::vector<float>& x, int num_rows,
                            int num_threads, std::vector<double>* rounded) {
-  const PackedWeight& w = m.w;
+  PackedWeight& w = m.w;
+  if (ops.pairs_from && w.kind == WeightKind::kInt4 && !w.pair_starts) {
+    const size_t each = static_cast<size_t>(w.num_groups()) * kPanel;
+    m.pair_starts.resize(each * w.num_panels());
+    for (int p = 0; p < w.num_panels(); ++p) ops.start_pairs(w, p, m.pair_starts.data() + p * each);
+    w.pair_starts = m.pair_starts.data();
+  }
   std::vector<float> out(static_cast<size_t>(num_rows) * w.num_out, NAN);
   if (takes_floats(w.kind)) {
     linear_float(ops, w, x.data(), w.num_in, num_rows, out.data(), w.num_out, num_threads);
     rounded->assign(x.begin(), x.end());
     return out;
   }
-  QuantRows rows = {nullptr, nullptr, nullptr, num_rows, w.num_in, w.group};
+  QuantRows rows = {nullptr, nullptr, nullptr, num_rows, w.num_in, w.group, most_value(w.kind)};
   std::vector<int8_t> values(static_cast<size_t>(num_rows) * rows.padded_in());
   std::vector<float> scales(static_cast<size_t>(num_rows) * rows.num_groups());
   std::vector<int32_t> sums(scales.size());
@@ -165,7 +172,7 @@ std::vector<float> product(const LinearOps& ops, const Made& m, const std::vecto
 }
 
 // Some panels alone give their part of all outputs.
-void check_panels(const LinearOps& ops, const Made& m, const std::vector<float>& x, int num_rows, const std::vector<float>& all) {
+void check_panels(const LinearOps& ops, Made& m, const std::vector<float>& x, int num_rows, const std::vector<float>& all) {
   const PackedWeight& w = m.w;
   const int first = pick(0, w.num_panels() - 1), end = pick(first + 1, w.num_panels());
   Made part;
@@ -257,6 +264,7 @@ int main() {
 #if defined(RIDGELINE_SIMDE)
   variants.push_back(&linear_ops_avx512());
   variants.push_back(&linear_ops_avx512vnni());
+  variants.push_back(&linear_ops_avx512pairs());
   variants.push_back(&linear_ops_avx512amx());
 #elif defined(__x86_64__)
   __builtin_cpu_init();
@@ -267,6 +275,7 @@ int main() {
   if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     variants.push_back(&linear_ops_avx512());
     if (__builtin_cpu_supports("avx512vnni")) variants.push_back(&linear_ops_avx512vnni());
+    if (__builtin_cpu_supports("avx512vnni")) variants.push_back(&linear_ops_avx512pairs());
     if (__builtin_cpu_supports("avx512vnni") && has_tiles()) variants.push_back(&linear_ops_avx512amx());
   }
 #endif

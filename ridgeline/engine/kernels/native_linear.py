@@ -27,7 +27,8 @@ from torch import Tensor
 import ridgeline._native as _native
 
 ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"
-"""Forces a variant: auto, portable, avx2, avxvnni, avx512, avx512vnni, avx512amx."""
+"""Forces a variant: auto, portable, avx2, avxvnni, avx512, avx512vnni, avx512pairs,
+avx512amx."""
 PANEL, BLOCK = 16, 32
 
 Kind = Literal["int4", "int8", "int8_groups", "bf16", "fp32"]
@@ -152,6 +153,7 @@ class NativeLinear:
         self.packed = packed
         self.bias_O = None if bias_O is None else bias_O.to(torch.float32).contiguous()
         self.group = row_group(packed.kind, packed.num_in, packed.group)
+        self._isa = isa()
         zeros, scales, factors = packed.zeros, packed.scales, packed.factors
         shapes = {scales.shape} if scales is not None else set()
         assert packed.mins is None or packed.mins.shape in shapes
@@ -176,8 +178,8 @@ class NativeLinear:
             _address(packed.steps, torch.int8),
             _address(packed.min_steps, torch.int8),
             packed.span,
+            self._isa,
         )
-        self._isa = isa()
 
     @classmethod
     def of_floats(cls, weight_OI: Tensor) -> NativeLinear:
@@ -234,15 +236,19 @@ class NativeLinear:
 
     @property
     def nbytes(self) -> int:
-        return self.packed.nbytes + (0 if self.bias_O is None else self.bias_O.nbytes)
+        bias = 0 if self.bias_O is None else self.bias_O.nbytes
+        return self.packed.nbytes + bias + int(self._weight.own_bytes)
 
 
-def quantise_rows(x_TI: Tensor, group: int, num_threads: int = 1) -> _native.QuantRows:
-    """Rows as int8 with a scale per row and group of inputs; |value| <= 127."""
+def quantise_rows(
+    x_TI: Tensor, kind: Kind, group: int, num_threads: int = 1
+) -> _native.QuantRows:
+    """Rows for weights of a kind: int8 with a scale per row and group of inputs; |value| <= 127, of
+    int4 120."""
     assert x_TI.dtype == torch.float32
     x_TI = x_TI if x_TI.stride(-1) == 1 else x_TI.contiguous()
     num_rows, num_in = x_TI.shape
     stride = x_TI.stride(0)
     return _native.quantise_rows(
-        x_TI.data_ptr(), stride, num_rows, num_in, group, 0.0, num_threads, isa()
+        kind, x_TI.data_ptr(), stride, num_rows, num_in, group, 0.0, num_threads, isa()
     )

@@ -1,7 +1,7 @@
 """A linear over packed weights, in the caller's dtype: what INT4, INT8 and bf16 weights share.
 
 `group` and `of_quantised` let a fused operator quantise a row once for several linears:
-`ridgeline.engine.kernels.native_linear.quantise_rows(x, linear.group)` gives what they take.
+`ridgeline.engine.kernels.native_linear.quantise_rows(x, kind, linear.group)` gives what they take.
 
 Shape legend: T rows, I inputs, O outputs.
 """

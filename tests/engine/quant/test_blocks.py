@@ -21,6 +21,7 @@ from ridgeline.engine.kernels.native_linear import (
 from ridgeline.engine.quant.blocks import Blocks, pack, round_to, under_one
 from ridgeline.engine.quant.grid import Grid, refusal
 from ridgeline.engine.quant.grid import pack as pack_grid
+from ridgeline.engine.quant.int4.reference import MOST
 from ridgeline.spec.format import blocks, format_for
 from ridgeline.spec.gguf import TYPES, format_of
 
@@ -65,11 +66,12 @@ def made(kind: str, num_out: int, num_in: int) -> tuple[Blocks, torch.Tensor]:
     return packed_blocks(kind, bytes_, num_out), truth
 
 
-def rounded(x_TI: torch.Tensor, group: int) -> torch.Tensor:
+def rounded(x_TI: torch.Tensor, linear: NativeLinear) -> torch.Tensor:
     """The rows as the kernels see them: 8 bits, a scale per row and group."""
+    group, most = linear.group, MOST if linear.packed.kind == "int4" else 127
     parts = torch.nn.functional.pad(x_TI, (0, -x_TI.shape[1] % group)).view(len(x_TI), -1, group)
     top = parts.abs().amax(2, keepdim=True).clamp(min=1e-30)
-    back = (parts * (torch.full_like(top, 127) / top)).round().double() * (top / 127).double()
+    back = (parts * (torch.full_like(top, most) / top)).round().double() * (top / most).double()
     return back.view(len(x_TI), -1)[:, : x_TI.shape[1]]
 
 
@@ -101,8 +103,8 @@ def test_products_are_those_of_the_rounded_rows(kind: str, isa: str) -> None:
     parts_OI = (truth - low_OI).abs() + low_OI.abs()  # what is really added up
     for num_rows in (1, 3, 5, 20, 130):
         x_TI = torch.randn(num_rows, 768) * torch.logspace(-3, 3, num_rows).unsqueeze(1)
-        exact = rounded(x_TI, linear.group) @ truth.double().T
-        added = rounded(x_TI, linear.group).abs() @ parts_OI.double().T
+        exact = rounded(x_TI, linear) @ truth.double().T
+        added = rounded(x_TI, linear).abs() @ parts_OI.double().T
         assert ((linear(x_TI) - exact).abs() <= 1e-6 * added + 1e-30).all()
 
 
@@ -140,7 +142,8 @@ def test_sums_are_exact_where_every_product_is_largest(isa: str, group: int) -> 
 def test_rows_quantised_beforehand_give_the_same(kind: str) -> None:
     linear, x_TI = NativeLinear(pack(made(kind, 33, 256)[0])), torch.randn(6, 256)
     assert linear.group == (16 if kind == "Q6_K" else 32)
-    assert torch.equal(linear.of_quantised(quantise_rows(x_TI, linear.group)), linear(x_TI))
+    rows = quantise_rows(x_TI, linear.packed.kind, linear.group)
+    assert torch.equal(linear.of_quantised(rows), linear(x_TI))
 
 
 def test_types_computed_together_keep_their_weights() -> None:

@@ -18,7 +18,7 @@ from ridgeline.engine.kernels.native_linear import (
 from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.int4.linear import pack
 from ridgeline.engine.quant.int4.quantise import Int4Weights, quantise
-from ridgeline.engine.quant.int4.reference import multiply
+from ridgeline.engine.quant.int4.reference import MOST, multiply
 from ridgeline.engine.quant.packed import random_packed
 from ridgeline.errors import CannotRun
 from ridgeline.spec.format import BF16, INT4, INT8, Format, int4
@@ -82,17 +82,20 @@ def test_against_the_oracle(size: tuple[int, int], group_size: int, zeros: bool,
         assert (each / multiply(weights, x_TI, group_size).norm(dim=1)).max() < 3e-3
 
 
+@pytest.mark.parametrize("num_rows", [2, 9, 40])
+@pytest.mark.parametrize("zero", [0, 8, 15, 128])
 @pytest.mark.parametrize("isa", ISAS)
-def test_sums_are_exact_where_every_product_is_largest(isa: str) -> None:
-    """All nibbles 15 or 0 against all activations at ±127: what 16-bit sums could lose."""
+def test_sums_are_exact_where_every_product_is_largest(isa: str, zero: int, num_rows: int) -> None:
+    """All nibbles 15 or 0 against all activations at their largest, and any zero-point: what sums
+    of 16 bits could lose, bytes that hold a sum of both, and floats that hold whole numbers."""
     sign_OI = torch.where(torch.rand(48, 512) < 0.5, 0, 15).to(torch.uint8)
-    sign_OI[:16] = 15
+    sign_OI[:16], sign_OI[16:32] = 15, 0
     one_OG = torch.ones(48, 4, dtype=torch.float16)
-    zero_OG = torch.zeros(48, 4, dtype=torch.uint8)
+    zero_OG = torch.full((48, 4), zero, dtype=torch.uint8)
     linear = native(Int4Weights(sign_OI, one_OG, zero_OG, torch.ones(48)), 128, isa)
-    x_TI = torch.where(torch.rand(9, 512) < 0.5, -127.0, 127.0)
-    x_TI[0] = 127
-    assert torch.equal(linear(x_TI).double(), x_TI.double() @ sign_OI.double().T)
+    x_TI = torch.where(torch.rand(num_rows, 512) < 0.5, -MOST, MOST).float()
+    x_TI[0], x_TI[1] = MOST, -MOST
+    assert torch.equal(linear(x_TI).double(), x_TI.double() @ (sign_OI.double() - zero).T)
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8", "bf16", "fp32"])
@@ -158,12 +161,20 @@ def test_long_rows_are_the_same_alone(isa: str, monkeypatch: pytest.MonkeyPatch)
 def test_rows_quantised_beforehand_give_the_same(kind: str) -> None:
     linear = NativeLinear(of_kind(kind, 33, 200))
     x_TI = torch.randn(6, 200)
-    rows = quantise_rows(x_TI, linear.group)
+    rows = quantise_rows(x_TI, kind, linear.group)
     assert rows.num_rows == 6 and rows.group == linear.group
     assert torch.equal(linear.of_quantised(rows), linear(x_TI))
-    other = quantise_rows(x_TI, 96)
+    other = quantise_rows(x_TI, kind, 96)
     with pytest.raises(ValueError, match="another num_in or group"):
         linear.of_quantised(other)
+
+
+def test_rows_with_larger_numbers_than_a_kind_takes_are_refused() -> None:
+    linear, x_TI = NativeLinear(of_kind("int4", 33, 200)), torch.randn(6, 200)
+    with pytest.raises(ValueError, match="another kind of weight"):
+        linear.of_quantised(quantise_rows(x_TI, "int8_groups", linear.group))
+    with pytest.raises(ValueError, match="only int8 takes rows of one scale"):
+        linear(x_TI, row_scale=0.1)
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8", "bf16", "fp32"])
@@ -256,7 +267,7 @@ def test_formats_and_devices_it_cannot_compute_are_refused() -> None:
 
 
 def test_an_isa_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = {"avx2", "avxvnni", "avx512", "avx512vnni", "avx512amx"} - set(ISAS)
+    missing = {"avx2", "avxvnni", "avx512", "avx512vnni", "avx512pairs", "avx512amx"} - set(ISAS)
     for isa, told in [("avx1024", "unknown ISA"), *((isa, "lacks") for isa in sorted(missing))]:
         monkeypatch.setenv(ISA_VARIABLE, isa)
         with pytest.raises(ValueError, match=told):
@@ -282,7 +293,7 @@ def test_an_isa_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_memory_that_does_not_fit_the_shape_is_refused(broken: dict[str, int]) -> None:
     packed = of_kind("int4", 16, 64)
     assert packed.scales is not None and packed.factors is not None
-    fields = {
+    fields: dict[str, object] = {
         "kind": "int4",
         "num_out": 16,
         "num_in": 64,
@@ -300,6 +311,7 @@ def test_memory_that_does_not_fit_the_shape_is_refused(broken: dict[str, int]) -
         "steps": 0,
         "min_steps": 0,
         "span": 0,
+        "isa": "auto",
     }
     _native.LinearWeight(**fields)  # type: ignore[arg-type]
     with pytest.raises(ValueError):
@@ -312,7 +324,7 @@ def test_rows_of_a_variant_that_lays_them_out_otherwise_are_refused(
 ) -> None:
     x_TI, linear = torch.randn(3, 256), NativeLinear(of_kind("int8", 16, 256))
     monkeypatch.setenv(ISA_VARIABLE, isa)
-    rows = quantise_rows(x_TI, linear.group)
+    rows = quantise_rows(x_TI, "int8", linear.group)
     if ("avx512amx" in ISAS) == (isa == "avx512amx"):
         assert torch.equal(linear.of_quantised(rows), linear(x_TI))
         return

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from ridgeline.engine.quant.int4.quantise import Int4Weights
 
+MOST = 120
+"""The largest whole number of a row: room is left for a nibble (native/linear_pairs.inc)."""
+
 
 def rounded_rows(x_TI: Tensor, group_size: int) -> Tensor:
     """What int8 rows with a scale per group of inputs mean, in float64 [T, I]."""
@@ -15,8 +18,8 @@ def rounded_rows(x_TI: Tensor, group_size: int) -> Tensor:
         len(x_TI), -(-num_in // group_size), group_size
     )
     top_TG1 = x_TGJ.abs().amax(2, keepdim=True).clamp(min=1e-30)
-    whole_TGJ = (x_TGJ * (127 / top_TG1)).round()
-    return (whole_TGJ.double() * (top_TG1 / 127).double()).flatten(1)[:, :num_in]
+    whole_TGJ = (x_TGJ * (MOST / top_TG1)).round()
+    return (whole_TGJ.double() * (top_TG1 / MOST).double()).flatten(1)[:, :num_in]
 
 
 def multiply(weights: Int4Weights, x_TI: Tensor, group_size: int) -> Tensor:
