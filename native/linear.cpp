@@ -122,15 +122,17 @@ void linear_quantised(const LinearOps& ops, const PackedWeight& weight, const Qu
                      out_stride, rows.num_rows, 0, rows.num_rows};
   Buffer wide, values, pairs;
   if (in_pairs(ops, weight, rows.num_rows)) {
-    QuantRows to = rows;  // whoever handed them over may meet other weights with them
-    const int64_t bytes = static_cast<int64_t>(rows.num_rows) * rows.padded_in();
-    values = buffer(bytes);
+    const int64_t elements = static_cast<int64_t>(rows.num_rows) * rows.padded_in();
+    values = buffer(elements);  // whoever handed the rows over may meet other weights with them
     pairs = buffer(4 * static_cast<int64_t>(rows.num_rows) * rows.num_groups());
-    to.values = static_cast<int8_t*>(memcpy(values.get(), rows.values, static_cast<size_t>(bytes)));
-    to.pairs = static_cast<float*>(pairs.get());
-    for (int row = 0; row < rows.num_rows; ++row) ops.pair(to, row);
-    args.x = to.values;
-    args.pairs = to.pairs;
+    QuantRows from = rows;
+    from.pairs = static_cast<float*>(pairs.get());
+    int8_t* to = static_cast<int8_t*>(values.get());
+    const int threads = worthwhile_threads(elements, num_threads);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int row = 0; row < rows.num_rows; ++row) ops.pair(from, row, to);
+    args.x = to;
+    args.pairs = from.pairs;
   }
   if (ops.x_bytes(weight.kind) == 2) {
     const int64_t elements = static_cast<int64_t>(rows.num_rows) * rows.padded_in();

@@ -136,8 +136,8 @@ struct LinearOps {
   int (*x_bytes)(WeightKind kind);  // bytes per element of LinearArgs::x: 1, 2 (int8 widened), 4 (floats) or 6 (their terms)
   // Row `row` of QuantRows::values, widened to the two bytes that x_bytes asked for.
   void (*widen)(const QuantRows& from, int row, int16_t* to);
-  // Row `row` of rows as `quantise` leaves them, into pairs where it lies.
-  void (*pair)(const QuantRows& rows, int row);
+  // Row `row` of values as `quantise` leaves them, in pairs to the same place of `to`, which may be the values.
+  void (*pair)(const QuantRows& rows, int row, int8_t* to);
   // What sums of pairs begin with, of one panel of int4: its part of PackedWeight::pair_starts.
   void (*start_pairs)(const PackedWeight& weight, int panel, int32_t* to);
   // Row `row` of num_rows rows for a kind that takes floats, in blocks, as x_bytes has them.

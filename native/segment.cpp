@@ -114,7 +114,7 @@ void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows&
   if (part.pairs) part.pairs += static_cast<int64_t>(first) * part.num_rows;
   part.num_in = count;
   frame.linear->quantise(x, 0.0f, part, row);
-  if (part.pairs) frame.linear->pair(part, row);
+  if (part.pairs) frame.linear->pair(part, row, part.values);
   if (to.bytes == 2) frame.linear->widen(part, row, static_cast<int16_t*>(to.x) + place);
 }
 

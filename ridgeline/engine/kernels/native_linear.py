@@ -240,9 +240,7 @@ class NativeLinear:
         return self.packed.nbytes + bias + int(self._weight.own_bytes)
 
 
-def quantise_rows(
-    x_TI: Tensor, kind: Kind, group: int, num_threads: int = 1
-) -> _native.QuantRows:
+def quantise_rows(x_TI: Tensor, kind: Kind, group: int, num_threads: int = 1) -> _native.QuantRows:
     """Rows for weights of a kind: int8 with a scale per row and group of inputs; |value| <= 127, of
     int4 120."""
     assert x_TI.dtype == torch.float32
