@@ -58,21 +58,14 @@ void pack(const std::string& kind, uintptr_t q, int num_out, int num_in, int gro
   pack_lines(w, reinterpret_cast<const void*>(q), reinterpret_cast<uint8_t*>(lines));
 }
 
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
-
 // Borrows lines, scales, zeros, factors, bias, minima and steps: Python keeps them alive. num_*: their sizes in
-// elements (zeros and steps: as many as groups say, minima: as many as scales). Owns what the variant works out of them.
+// elements (zeros and steps: as many as groups say, minima: as many as scales).
 struct Weight {
   PackedWeight w;
-  std::unique_ptr<void, Free> pair_starts;
-  int64_t own_bytes = 0;
 
   Weight(const std::string& kind, int num_out, int num_in, int group, uintptr_t lines, int64_t num_bytes,
          uintptr_t scales, int64_t num_scales, uintptr_t zeros, uintptr_t factors, int64_t num_factors,
-         uintptr_t bias, int64_t num_bias, uintptr_t mins, uintptr_t steps, uintptr_t min_steps, int span,
-         const std::string& isa)
+         uintptr_t bias, int64_t num_bias, uintptr_t mins, uintptr_t steps, uintptr_t min_steps, int span)
       : w(shape_of(kind, num_out, num_in, group)) {
     require((span != 0) == (steps != 0) && span >= 0 && span % w.group == 0, "a span with steps is whole groups");
     require(!mins || (has_groups(w.kind) && !zeros), "only groups have minima, and no zeros beside them");
@@ -100,23 +93,11 @@ struct Weight {
     w.mins = reinterpret_cast<const uint16_t*>(mins);
     w.steps = reinterpret_cast<const int8_t*>(steps);
     w.min_steps = reinterpret_cast<const int8_t*>(min_steps);
-    start_pairs(linear_ops(isa));
   }
+};
 
- private:
-  void start_pairs(const LinearOps& ops) {
-    if (!ops.pairs_from || w.kind != WeightKind::kInt4) return;
-    const int panels = w.num_panels();
-    const int64_t per_panel = int64_t{w.num_groups()} * kPanel;
-    own_bytes = round_up(4 * panels * per_panel, 64);
-    pair_starts.reset(std::aligned_alloc(64, static_cast<size_t>(own_bytes)));
-    if (!pair_starts) throw std::bad_alloc();
-    int32_t* to = static_cast<int32_t*>(pair_starts.get());
-    nb::gil_scoped_release release;
-#pragma omp parallel for schedule(static)
-    for (int panel = 0; panel < panels; ++panel) ops.start_pairs(w, panel, to + panel * per_panel);
-    w.pair_starts = to;
-  }
+struct Free {
+  void operator()(void* p) const { std::free(p); }
 };
 
 // Rows of int8 with their scales: owns its memory; see QuantRows.
@@ -212,12 +193,11 @@ void advise_huge(uintptr_t data, int64_t num_bytes) {
 void bind_linear(nb::module_& m) {
   nb::class_<Weight>(m, "LinearWeight")
       .def(nb::init<const std::string&, int, int, int, uintptr_t, int64_t, uintptr_t, int64_t, uintptr_t, uintptr_t,
-                    int64_t, uintptr_t, int64_t, uintptr_t, uintptr_t, uintptr_t, int, const std::string&>(),
+                    int64_t, uintptr_t, int64_t, uintptr_t, uintptr_t, uintptr_t, int>(),
            nb::arg("kind"), nb::arg("num_out"), nb::arg("num_in"), nb::arg("group"), nb::arg("lines"),
            nb::arg("num_bytes"), nb::arg("scales"), nb::arg("num_scales"), nb::arg("zeros"), nb::arg("factors"),
            nb::arg("num_factors"), nb::arg("bias"), nb::arg("num_bias"), nb::arg("mins"), nb::arg("steps"),
-           nb::arg("min_steps"), nb::arg("span"), nb::arg("isa"))
-      .def_ro("own_bytes", &Weight::own_bytes, "Of what the variant worked out of the weight.")
+           nb::arg("min_steps"), nb::arg("span"))
       .def_prop_ro("address", [](const Weight& weight) { return reinterpret_cast<uintptr_t>(&weight.w); },
                    "Of the PackedWeight, for segments (fused.h): valid while this object lives.");
   nb::class_<Rows>(m, "QuantRows")

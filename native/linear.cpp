@@ -176,7 +176,6 @@ PackedWeight panels_of(const PackedWeight& weight, int first, int end) {
   skip(part.zeros, groups);
   skip(part.steps, groups);
   skip(part.min_steps, groups);
-  skip(part.pair_starts, groups);
   skip(part.factors, kPanel);
   skip(part.bias, kPanel);
   part.num_out = std::min(end * kPanel, weight.num_out) - first * kPanel;

@@ -74,7 +74,6 @@ struct PackedWeight {
   const int8_t* steps;     // [panels][groups][16], or null: then a span is a group
   const int8_t* min_steps; // where there are steps and mins
   int span;                // inputs: a multiple of the group; 0 where there are no steps
-  const int32_t* pair_starts = nullptr;  // [panels][groups][16]: LinearOps::start_pairs; null: rows do not come in pairs
 
   int padded_in() const { return static_cast<int>(round_up(num_in, group)); }
   int num_panels() const { return static_cast<int>(round_up(num_out, kPanel) / kPanel); }
@@ -130,7 +129,7 @@ struct LinearOps {
   // arithmetic takes longer than reading them again.
   int64_t rows_kept;
   int block_rows;  // rows that go by a panel together: cut many at multiples of this
-  int pairs_from;  // so many rows for int4 and more lie in pairs, if the weight has pair_starts; 0: never
+  int pairs_from;  // so many rows for int4 and more lie in pairs; 0: never
   // Row `row` of `to`, from num_in floats; row_scale > 0 fixes the scale of every group.
   void (*quantise)(const float* x, float row_scale, const QuantRows& to, int row);
   int (*x_bytes)(WeightKind kind);  // bytes per element of LinearArgs::x: 1, 2 (int8 widened), 4 (floats) or 6 (their terms)
@@ -138,8 +137,6 @@ struct LinearOps {
   void (*widen)(const QuantRows& from, int row, int16_t* to);
   // Row `row` of values as `quantise` leaves them, in pairs to the same place of `to`, which may be the values.
   void (*pair)(const QuantRows& rows, int row, int8_t* to);
-  // What sums of pairs begin with, of one panel of int4: its part of PackedWeight::pair_starts.
-  void (*start_pairs)(const PackedWeight& weight, int panel, int32_t* to);
   // Row `row` of num_rows rows for a kind that takes floats, in blocks, as x_bytes has them.
   void (*arrange)(WeightKind kind, const float* x, int num_in, int row, int num_rows, void* to);
   void (*multiply)(const LinearArgs& args, int first_panel, int end_panel);
@@ -156,7 +153,7 @@ const LinearOps& linear_ops_avx512amx();
 #endif
 
 inline bool in_pairs(const LinearOps& ops, const PackedWeight& weight, int num_rows) {
-  return ops.pairs_from && weight.pair_starts && num_rows >= ops.pairs_from;
+  return ops.pairs_from && weight.kind == WeightKind::kInt4 && num_rows >= ops.pairs_from;
 }
 
 // Whole products on num_threads threads (fewer where the product is small). `rows.group` must be the

@@ -97,7 +97,7 @@ void reserve_rows(const Frame& frame, Prepared& p, const PackedWeight& weight, i
   p.values.reserve(elements);
   p.scales.reserve(4 * groups);
   p.sums.reserve(4 * groups);
-  if (weight.pair_starts) p.pairs.reserve(4 * groups);
+  if (frame.linear->pairs_from && weight.kind == WeightKind::kInt4) p.pairs.reserve(4 * groups);
 }
 
 void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, int row, const float* x, int first,

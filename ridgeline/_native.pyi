@@ -54,12 +54,9 @@ class LinearWeight:
         steps: int,
         min_steps: int,
         span: int,
-        isa: str,
     ) -> None: ...
     @property
     def address(self) -> int: ...
-    @property
-    def own_bytes(self) -> int: ...
 
 class QuantRows:
     """Rows of int8 with a scale per row and group, ready for every linear of that group."""

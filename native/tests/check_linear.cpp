@@ -44,7 +44,6 @@ struct Made {
   std::vector<int8_t> steps, min_steps;
   std::vector<uint16_t> scales, mins;
   std::vector<float> factors, bias;
-  std::vector<int32_t> pair_starts;
   std::vector<double> dense;  // [N, K]
 };
 
@@ -137,15 +136,9 @@ void fill(const Case& c, Made& m) {
   }
 }
 
-std::vector<float> product(const LinearOps& ops, Made& m, const std::vector<float>& x, int num_rows,
+std::vector<float> product(const LinearOps& ops, const Made& m, const std::vector<float>& x, int num_rows,
                            int num_threads, std::vector<double>* rounded) {
-  PackedWeight& w = m.w;
-  if (ops.pairs_from && w.kind == WeightKind::kInt4 && !w.pair_starts) {
-    const size_t each = static_cast<size_t>(w.num_groups()) * kPanel;
-    m.pair_starts.resize(each * w.num_panels());
-    for (int p = 0; p < w.num_panels(); ++p) ops.start_pairs(w, p, m.pair_starts.data() + p * each);
-    w.pair_starts = m.pair_starts.data();
-  }
+  const PackedWeight& w = m.w;
   std::vector<float> out(static_cast<size_t>(num_rows) * w.num_out, NAN);
   if (takes_floats(w.kind)) {
     linear_float(ops, w, x.data(), w.num_in, num_rows, out.data(), w.num_out, num_threads);
@@ -172,7 +165,7 @@ std::vector<float> product(const LinearOps& ops, Made& m, const std::vector<floa
 }
 
 // Some panels alone give their part of all outputs.
-void check_panels(const LinearOps& ops, Made& m, const std::vector<float>& x, int num_rows, const std::vector<float>& all) {
+void check_panels(const LinearOps& ops, const Made& m, const std::vector<float>& x, int num_rows, const std::vector<float>& all) {
   const PackedWeight& w = m.w;
   const int first = pick(0, w.num_panels() - 1), end = pick(first + 1, w.num_panels());
   Made part;

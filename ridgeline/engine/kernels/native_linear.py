@@ -178,7 +178,6 @@ class NativeLinear:
             _address(packed.steps, torch.int8),
             _address(packed.min_steps, torch.int8),
             packed.span,
-            self._isa,
         )
 
     @classmethod
@@ -236,8 +235,7 @@ class NativeLinear:
 
     @property
     def nbytes(self) -> int:
-        bias = 0 if self.bias_O is None else self.bias_O.nbytes
-        return self.packed.nbytes + bias + int(self._weight.own_bytes)
+        return self.packed.nbytes + (0 if self.bias_O is None else self.bias_O.nbytes)
 
 
 def quantise_rows(x_TI: Tensor, kind: Kind, group: int, num_threads: int = 1) -> _native.QuantRows:

@@ -311,7 +311,6 @@ def test_memory_that_does_not_fit_the_shape_is_refused(broken: dict[str, int]) -
         "steps": 0,
         "min_steps": 0,
         "span": 0,
-        "isa": "auto",
     }
     _native.LinearWeight(**fields)  # type: ignore[arg-type]
     with pytest.raises(ValueError):
