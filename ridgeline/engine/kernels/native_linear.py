@@ -153,7 +153,6 @@ class NativeLinear:
         self.packed = packed
         self.bias_O = None if bias_O is None else bias_O.to(torch.float32).contiguous()
         self.group = row_group(packed.kind, packed.num_in, packed.group)
-        self._isa = isa()
         zeros, scales, factors = packed.zeros, packed.scales, packed.factors
         shapes = {scales.shape} if scales is not None else set()
         assert packed.mins is None or packed.mins.shape in shapes
@@ -179,6 +178,7 @@ class NativeLinear:
             _address(packed.min_steps, torch.int8),
             packed.span,
         )
+        self._isa = isa()
 
     @classmethod
     def of_floats(cls, weight_OI: Tensor) -> NativeLinear:

@@ -293,7 +293,7 @@ def test_an_isa_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_memory_that_does_not_fit_the_shape_is_refused(broken: dict[str, int]) -> None:
     packed = of_kind("int4", 16, 64)
     assert packed.scales is not None and packed.factors is not None
-    fields: dict[str, object] = {
+    fields = {
         "kind": "int4",
         "num_out": 16,
         "num_in": 64,
