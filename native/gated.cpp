@@ -11,13 +11,13 @@ namespace {
 constexpr int kFewGatedRows = 12;
 constexpr int kMostGroup = 256;  // inputs of `for_weight`, which are outputs here
 
-// Whether whoever multiplies also gates: where a group of what is prepared is whole panels of both halves, and its rows stay
-// in L1 or would come back from memory. Of rows between, longer pieces of a weight gain more (measured with 16 and 64), and a
-// row alone is not worth the pieces.
+// Whether whoever multiplies also gates: where a group of what is prepared is whole panels of both halves. A row alone is not
+// worth the pieces; where arithmetic does not take longer than reading (tiles), neither are numbers of rows of which both
+// longer pieces of a weight read faster and results stay in L2 (not measured there).
 bool gates_at_once(const Frame& frame, const GatedPlan& plan) {
   const PackedWeight& into = *plan.for_weight;
-  const bool few = frame.num_rows > 1 && frame.num_rows <= kFewGatedRows;
-  return (few || frame.num_rows >= kManyRows) && has_groups(into.kind) && into.group % kPanel == 0 &&
+  const bool between = frame.num_rows > kFewGatedRows && frame.num_rows < kManyRows;
+  return frame.num_rows > 1 && !(between && frame.linear->rows_kept) && has_groups(into.kind) && into.group % kPanel == 0 &&
          into.group <= kMostGroup && plan.width % into.group == 0;
 }
 

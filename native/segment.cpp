@@ -47,6 +47,7 @@ int64_t Frame::bytes() const {
 
 namespace {
 
+constexpr int kLineFloats = 16, kMostAside = 128;  // of a line; rows kept aside
 constexpr int64_t kChunkBytes = 128 << 10;       // of a weight: what a thread claims at once
 constexpr int64_t kChunksPerThread = 4, kManyRowsPanels = 64;  // of many rows
 constexpr int64_t kMacsPerThread = 1 << 20;      // less than this is not worth waking a thread for
@@ -64,10 +65,11 @@ int64_t tiles_per_chunk(const Frame& frame, const PackedWeight& weight) {
 }  // namespace
 
 // Rows that one thread takes together: prepared rows lie side by side, 32 bytes of each, so that threads with
-// neighbouring rows would take every line from each other. Fewer where a thread would be left without any.
+// neighbouring rows would take every line from each other. Few are a thread's share, so that what it keeps aside is put
+// once; fewer where a thread would be left without any.
 int rows_per_item(const Frame& frame) {
   const int share = frame.num_rows / frame.num_threads;
-  return share >= 16 ? 4 : share >= 4 ? 2 : 1;
+  return share >= kLineFloats ? 4 : share >= 4 ? (share + 1) / 2 * 2 : 1;
 }
 int64_t row_items(const Frame& frame) { return (frame.num_rows + rows_per_item(frame) - 1) / rows_per_item(frame); }
 
@@ -116,6 +118,27 @@ void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows&
   frame.linear->quantise(x, 0.0f, part, row);
   if (part.pairs) frame.linear->pair(part, row, part.values);
   if (to.bytes == 2) frame.linear->widen(part, row, static_cast<int16_t*>(to.x) + place);
+}
+
+int RowsAside::floats(const PackedWeight& weight) { return has_groups(weight.kind) ? 3 * kMostAside * weight.num_groups() : 0; }
+
+RowsAside::RowsAside(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, float* memory) : to_(to), aside_(to) {
+  if (!has_groups(weight.kind) || frame.num_rows > std::min(kMostAside, (kLineFloats - 1) * frame.num_threads)) return;
+  const int64_t each = int64_t{kMostAside} * weight.num_groups();
+  aside_.rows.scales = memory;
+  aside_.rows.sums = reinterpret_cast<int32_t*>(memory + each);
+  if (to.rows.pairs) aside_.rows.pairs = memory + 2 * each;
+}
+
+void RowsAside::put(int first_row, int end_row) const {
+  const QuantRows &to = to_.rows, &from = aside_.rows;
+  if (to.scales == from.scales) return;
+  const size_t bytes = sizeof(float) * static_cast<size_t>(end_row - first_row);
+  for (int64_t g = 0, at = first_row; g < to.num_groups(); ++g, at += to.num_rows) {
+    memcpy(to.scales + at, from.scales + at, bytes);
+    memcpy(to.sums + at, from.sums + at, bytes);
+    if (to.pairs) memcpy(to.pairs + at, from.pairs + at, bytes);
+  }
 }
 
 void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, int first_row, int end_row,
@@ -200,26 +223,28 @@ class RowOp : public Op {
     require(frame.slots[plan_.from] && (plan_.for_weight || frame.slots[plan_.to]), "a slot has no memory");
   }
   int64_t num_items(const Frame& frame) const override { return row_items(frame); }
-  int scratch_floats() const override { return plan_.width; }
+  int scratch_floats() const override { return plan_.width + (plan_.for_weight ? RowsAside::floats(*plan_.for_weight) : 0); }
   void run(const Frame& frame, int64_t item, float* scratch) const override {
-    const int per = rows_per_item(frame), first = static_cast<int>(item) * per;
-    for (int row = first; row < std::min(first + per, frame.num_rows); ++row) run_row(frame, row, scratch);
+    const int per = rows_per_item(frame), first = static_cast<int>(item) * per, end = std::min(first + per, frame.num_rows);
+    if (!plan_.for_weight) {
+      for (int row = first; row < end; ++row) run_row(frame, row, scratch);
+      return;
+    }
+    const PackedWeight& weight = *plan_.for_weight;
+    const RowsAside aside(frame, weight, rows_for(frame, frame.prepared, weight, 0, frame.num_rows), scratch + plan_.width);
+    for (int row = first; row < end; ++row) prepare(frame, weight, aside.rows(), row, run_row(frame, row, scratch), 0, weight.num_groups());
+    aside.put(first, end);
   }
 
  private:
-  void run_row(const Frame& frame, int row_index, float* scratch) const {
+  const float* run_row(const Frame& frame, int row_index, float* scratch) const {
     const int width = plan_.width;
     float* x = frame.at(plan_.from, row_index, width);
     if (plan_.add_branch) add_branch(frame, x, frame.at(kBranch, row_index, width), scratch);
-    const float* row = x;
-    if (plan_.norm) {
-      float* to = plan_.for_weight ? scratch : frame.at(plan_.to, row_index, width);
-      frame.row->scale(x, frame.row->inverse_rms(x, width, plan_.eps), plan_.gain, width, to);
-      row = to;
-    }
-    if (!plan_.for_weight) return;
-    const PackedWeight& weight = *plan_.for_weight;
-    prepare(frame, weight, rows_for(frame, frame.prepared, weight, 0, frame.num_rows), row_index, row, 0, weight.num_groups());
+    if (!plan_.norm) return x;
+    float* to = plan_.for_weight ? scratch : frame.at(plan_.to, row_index, width);
+    frame.row->scale(x, frame.row->inverse_rms(x, width, plan_.eps), plan_.gain, width, to);
+    return to;
   }
 
   void add_branch(const Frame& frame, float* x, const float* branch, float* scratch) const {

@@ -89,6 +89,18 @@ void reserve_rows(const Frame& frame, Prepared& of, const PackedWeight& weight, 
 // Groups first .. end - 1 of row `row` of `to`, from that row's floats from the first group on.
 void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, int row, const float* x, int first,
              int end);
+// Where a thread has fewer rows than one line of scales holds, it keeps those (and sums and pairs) aside until it has all of
+// them: else it would take the lines from the other threads, and they from it, with each group of each row.
+class RowsAside {
+ public:
+  static int floats(const PackedWeight& weight);
+  RowsAside(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, float* memory);
+  const PreparedRows& rows() const { return aside_; }
+  void put(int first_row, int end_row) const;
+
+ private:
+  PreparedRows to_, aside_;
+};
 // Rows that one thread takes together, and how many such items there are.
 int rows_per_item(const Frame& frame);
 int64_t row_items(const Frame& frame);
@@ -167,8 +179,7 @@ std::unique_ptr<Op> row_op(const RowPlan& plan);
 std::unique_ptr<Op> linear_op(const PackedWeight* weight, Slot to, bool gated);
 
 // act(first half) * second half of what `weight` makes of the prepared rows, to the form of `for_weight`: two operators.
-// Few rows are multiplied to kWide and then gated; many, which kWide would carry to memory and back, are gated by whoever
-// multiplied them.
+// Rows are gated by whoever multiplied them (gates_at_once), else multiplied to kWide and then gated.
 struct GatedPlan {
   const PackedWeight* weight;
   Activation act;
