@@ -159,7 +159,8 @@ def test_many_rows_gated_by_whoever_multiplied_them_are_the_same_bits(
     together = hidden(decoder, tokens, positions)
     assert isinstance(decoder.forward, NativeForward)
     vectors = _native.linear_isa(isa) != "avx512amx"
-    for count, at_once in ((301, True), (100, vectors), (13, vectors), (12, True), (2, True), (1, False)):
+    gated = {301: True, 100: vectors, 13: vectors, 12: True, 2: True, 1: False}
+    for count, at_once in gated.items():
         for first in (0, 100, 200) if count <= 100 else (0,):
             assert not decoder.forward.frame.profile(True)
             part = hidden(decoder, tokens[first : first + count], positions[first : first + count])
