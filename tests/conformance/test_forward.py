@@ -151,7 +151,7 @@ LARGE = {"intermediate_size": 128, "hidden_size": 4096}  # 301 of its rows do no
 def test_many_rows_gated_by_whoever_multiplied_them_are_the_same_bits(
     isa: str, sizes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """native/gated.cpp: of several rows there are no halves in memory; with tiles not of 13 to 127."""
+    """native/gated.cpp: of several rows no halves lie in memory; with tiles not of 13 to 127."""
     make_model("llama", tmp_path, num_hidden_layers=1, **sizes)
     monkeypatch.setenv(ISA_VARIABLE, isa)
     decoder = decoder_of(tmp_path, "int4", "native")
