@@ -14,8 +14,8 @@ Weights: ours INT4 in groups of 128 with an 8-bit head (`--lm-head-quantization 
 our default, because all peers round theirs); llama.cpp's Q4_0 (groups of 32, 6-bit head);
 OpenVINO's INT4 in groups of 128 with an 8-bit head. INT8 against Q8_0, bfloat16 against
 vLLM. Keys and values are in 16 bits (OpenVINO: 8, as by itself), except at 8k tokens, where all
-keep 8 bits. `chat` is a closed loop of clients
-over HTTP (`ridgeline bench`), for OpenVINO, which brings no server, a loop in its process.
+keep 8 bits. `chat` is a closed loop of clients over HTTP (`ridgeline bench`), for OpenVINO, which
+brings no server, a loop in its process.
 """
 
 from __future__ import annotations
