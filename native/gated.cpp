@@ -12,8 +12,7 @@ constexpr int kFewGatedRows = 12;
 constexpr int kMostGroup = 256;  // inputs of `for_weight`, which are outputs here
 
 // Whether whoever multiplies also gates: where a group of what is prepared is whole panels of both halves. A row alone is not
-// worth the pieces; where arithmetic does not take longer than reading (tiles), neither are numbers of rows of which both
-// longer pieces of a weight read faster and results stay in L2 (not measured there).
+// worth the pieces. Tiles (they alone keep rows) gate few and many; between, it was not measured with them.
 bool gates_at_once(const Frame& frame, const GatedPlan& plan) {
   const PackedWeight& into = *plan.for_weight;
   const bool between = frame.num_rows > kFewGatedRows && frame.num_rows < kManyRows;

@@ -123,7 +123,8 @@ void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows&
 int RowsAside::floats(const PackedWeight& weight) { return has_groups(weight.kind) ? 3 * kMostAside * weight.num_groups() : 0; }
 
 RowsAside::RowsAside(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, float* memory) : to_(to), aside_(to) {
-  if (!has_groups(weight.kind) || frame.num_rows > std::min(kMostAside, (kLineFloats - 1) * frame.num_threads)) return;
+  const bool shared = frame.num_threads > 1 && frame.num_rows / frame.num_threads < kLineFloats;
+  if (!has_groups(weight.kind) || !shared || frame.num_rows > kMostAside) return;
   const int64_t each = int64_t{kMostAside} * weight.num_groups();
   aside_.rows.scales = memory;
   aside_.rows.sums = reinterpret_cast<int32_t*>(memory + each);

@@ -89,8 +89,8 @@ void reserve_rows(const Frame& frame, Prepared& of, const PackedWeight& weight, 
 // Groups first .. end - 1 of row `row` of `to`, from that row's floats from the first group on.
 void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, int row, const float* x, int first,
              int end);
-// Where a thread has fewer rows than one line of scales holds, it keeps those (and sums and pairs) aside until it has all of
-// them: else it would take the lines from the other threads, and they from it, with each group of each row.
+// Where threads have fewer rows than one line of scales holds, each keeps its own (and sums and pairs) aside until it has all
+// of them: else it would take the lines from the others, and they from it, with each group of each row.
 class RowsAside {
  public:
   static int floats(const PackedWeight& weight);
