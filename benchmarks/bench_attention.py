@@ -2,15 +2,13 @@
 
     python benchmarks/bench_attention.py [--threads N] [--rounds 5] [--model dummy:llama-1b-32k]
         [--kv int8 bfloat16 ...] [--only "decode 1 at 8192"] [--layers 4] [--in-order]
-    python benchmarks/bench_attention.py --quality
 
 One layer of the shape, native and torch interleaved, medians. Layers take turns, so that a long
 context comes from memory; with `--layers 1` a short one stays in the processor's caches, and the
 time left is the arithmetic's. `--in-order` lays the blocks one behind the other. The bound of a
-case is the larger of its bytes over the read rate and its multiplications over the fp32 rate, both
-measured in every round: the medians over rounds of the best of three samples.
-`--quality` compares what the demo model says of its held-out text with float32 keys and values and
-with each narrower format, by the quality gate's own arithmetic.
+case is the larger of its bytes over the read rate and its multiplications over the format's, both
+measured in every round: the medians over rounds of the best of three samples. (What a format costs
+in quality: `ridgeline eval MODEL MODEL --kv-cache-dtype …`.)
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from importlib.resources import files
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
@@ -33,10 +30,6 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.attention.native import KV_FORMATS
 from ridgeline.engine.core.plan import Run
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.runner import TorchRunner
-from ridgeline.engine.text.tokenizer import load_tokenizer
-from ridgeline.optimize import quality
 from ridgeline.spec.cost import kv_bytes_per_token
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
@@ -50,6 +43,9 @@ CASES: dict[str, Runs] = {
     "prefill 2048": [(0, 2048)],
     "chunk 256 on 8192": [(8192, 256)],
 }
+
+RATES = {"float32": "float32", "float16": "float32", "bfloat16": "bf16_kv", "int8": "int16"}
+"""How a format is multiplied, as `ridgeline.hardware.ceilings` names it."""
 
 
 def seconds(call: Callable[[], object], least_s: float = 0.02) -> float:
@@ -96,7 +92,8 @@ def case(
     with torch.inference_mode():
         native(), twin()
         turns = [
-            (seconds(native), measured_rates(num_threads), seconds(twin)) for _ in range(rounds)
+            (seconds(native), measured_rates(num_threads, spec.kv_dtype), seconds(twin))
+            for _ in range(rounds)
         ]
     mine = statistics.median(taken for taken, _, _ in turns) / num_layers
     other = statistics.median(taken for _, _, taken in turns) / num_layers
@@ -121,11 +118,11 @@ def case(
     }
 
 
-def measured_rates(num_threads: int) -> tuple[float, float]:
-    """Bytes read and fp32 operations per second with this many threads: the best of three samples,
+def measured_rates(num_threads: int, kv: str) -> tuple[float, float]:
+    """Bytes read and operations per second with this many threads: the best of three samples,
     so that a bound is what the machine can do, not what it was kept from."""
     read = _native.read_rates(256 << 20, num_threads, 3, 0.02)
-    multiply = _native.multiply_rates("float32", num_threads, 3, 0.01)
+    multiply = _native.multiply_rates(RATES[kv], num_threads, 3, 0.01)
     return max(rate for rate, _ in read), max(rate for rate, _ in multiply)
 
 
@@ -147,31 +144,6 @@ def speed(asked: argparse.Namespace) -> None:
             )
 
 
-def measure_quality() -> None:
-    """Perplexity, KL and agreement of each format on held-out text, beside float32."""
-    gate, size = quality.shipped()
-    folder, tokenizer = files("ridgeline") / "assets" / "heldout", load_tokenizer("demo")
-    texts = [(folder / name).read_text(encoding="utf-8") for name in ("code.txt", "docs.txt")]
-    pieces = [w for text in texts for w in quality.windows(tokenizer.encode(text[:200_000]), size)]
-    base = with_dtype(load_spec("demo"), "float32")
-
-    def logprobs(kv: str) -> Callable[..., quality.Array]:
-        decoder = load_decoder(
-            "demo", with_kv_dtype(base, kv), device="cpu", compute_dtype=torch.float32
-        )
-        cache = KvCache.allocate(decoder.spec, 1, 16, torch.float32, "cpu", kv_format(kv))
-        runner = TorchRunner(decoder, cache, build_attention("reference", decoder.spec, cache))
-        return lambda tokens: runner.logits(tokens).log_softmax(-1).numpy()
-
-    reference = logprobs("float32")
-    before = [reference(piece) for piece in pieces]
-    for kv in ("float16", "bfloat16", "int8"):
-        found = quality.judge(*quality.compare(pieces, before, logprobs(kv)), gate, size)
-        checks = {check.name: f"{check.found.mid:.6g} {check.verdict}" for check in found.checks}
-        print(kv, found.verdict, checks, found.perplexity_before, found.perplexity_after)
-        print(f"   {found.num_positions} positions in {found.num_windows} windows", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -181,12 +153,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--layers", type=int, default=4, help="that take turns")
     parser.add_argument("--in-order", action="store_true", help="blocks one behind the other")
-    parser.add_argument("--quality", action="store_true")
-    args = parser.parse_args()
-    if args.quality:
-        measure_quality()
-    else:
-        speed(args)
+    speed(parser.parse_args())
 
 
 if __name__ == "__main__":

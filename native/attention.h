@@ -56,7 +56,7 @@ struct AttentionArgs {
 constexpr int kTile = 64;
 constexpr int kChunk = 512;
 constexpr int kMaxHeadDim = 256;
-constexpr int kMaxRows = 96;  // query rows (token, head in group) that share one pass over the keys
+constexpr int kMaxRows = 192;  // query rows (token, head in group) that share one pass over the keys
 
 // Rows of one head to be stored: row i, from `from + i*stride_from` floats on, becomes row within[i] of tiles[i].
 struct StoreArgs {
@@ -98,6 +98,7 @@ struct AttentionMemory {
 
 struct AttentionOps {
   const char* isa;
+  bool rounds_bfloat16;  // of a cache in bfloat16, queries (scaled) and weights are rounded to it
   void (*attend)(const AttentionArgs&);
   void (*store_rows)(const StoreArgs&);
   // The same as `attend`, by a caller with threads of its own; `desk`: desk_bytes, at a multiple of 64, of each.
@@ -113,6 +114,7 @@ const AttentionOps& attention_ops_avx2();
 const AttentionOps& attention_ops_avxvnni();
 const AttentionOps& attention_ops_avx512();
 const AttentionOps& attention_ops_avx512vnni();
+const AttentionOps& attention_ops_avx512pairs();
 const AttentionOps& attention_ops_avx512amx();
 #endif
 

@@ -23,8 +23,9 @@ void each_attention_variant(Visit visit) {
   const bool wide = best == Isa::kAvx512, narrow = best != Isa::kPortable && __builtin_cpu_supports("f16c");
   const bool bytes = wide && __builtin_cpu_supports("avx512vnni");
   visit(AttentionVariant{"avx512amx", attention_ops_avx512amx, bytes && has_tiles()});
+  if (bytes && __builtin_cpu_supports("avx512bf16")) visit(AttentionVariant{"avx512pairs", attention_ops_avx512pairs, true});
+  else visit(AttentionVariant{"avx512pairs", attention_ops_avx512vnni, bytes});
   visit(AttentionVariant{"avx512vnni", attention_ops_avx512vnni, bytes});
-  visit(AttentionVariant{"avx512pairs", attention_ops_avx512vnni, bytes});
   visit(AttentionVariant{"avx512", attention_ops_avx512, wide});
   visit(AttentionVariant{"avxvnni", attention_ops_avxvnni, narrow && __builtin_cpu_supports("avxvnni")});
   visit(AttentionVariant{"avx2", attention_ops_avx2, narrow});

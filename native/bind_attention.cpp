@@ -99,6 +99,9 @@ void bind_attention(nb::module_& m) {
         new (self) AttentionPlan(planned(runs, num_blocks, block_size));
       }, nb::arg("runs"), nb::arg("num_blocks"), nb::arg("block_size"))
       .def_prop_ro("num_rows", &AttentionPlan::num_rows);
+  m.def("attention_rounds", [](const std::string& kind, const std::string& isa) {
+    return kind_from(kind) == KvKind::kBfloat16 && attention_ops(isa).rounds_bfloat16;
+  }, nb::arg("kind"), nb::arg("isa"), "Whether queries and weights are rounded to the cache's format too.");
   m.def("write_kv", &write_kv, nb::arg("plan"), nb::arg("kv"), nb::arg("new_kv"),
         nb::arg("stride_row"), nb::arg("stride_kind"), nb::arg("stride_head"), nb::arg("isa"));
   m.def("attend", &attend, nb::arg("plan"), nb::arg("kv"), nb::arg("q"), nb::arg("q_stride_row"),

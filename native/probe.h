@@ -21,7 +21,8 @@ std::vector<Rate> read_rates(size_t total_bytes, int num_threads, int repetition
 // Independent multiply-adds in registers, nothing loaded: the arithmetic peak. A multiply-add counts 2.
 // Kinds: those of multiply_kinds, and what the linears are held against: "int4" (4-bit weights by bytes)
 // and "int16" (8-bit weights by bytes), each the best sequence of this CPU that is exact at full range, and "bf16"
-// (weights of bfloat16 by floats: as float32, or by tiles on three terms, which count once).
+// (weights of bfloat16 by floats: as float32, or by tiles on three terms, which count once); "bf16_kv": keys and values of
+// bfloat16, likewise, or by pairs of them.
 std::vector<Rate> multiply_rates(const std::string& kind, int num_threads, int repetitions, double min_s);
 
 // The kinds that this CPU runs, best instruction chosen: "float32", and "int8" where it has one for bytes.

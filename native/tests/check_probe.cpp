@@ -13,12 +13,12 @@ using namespace ridgeline;
 int main() {
   int failures = 0, loops = 0;
   const auto all = [](const std::string&) { return true; };
-  for (const char* kind : {"float32", "bf16", "int4", "int16", "int8"})
+  for (const char* kind : {"float32", "bf16", "bf16_kv", "int4", "int16", "int8"})
     each_multiply_loop(kind, all, [&](const char* isa, double (*loop)(uint64_t, double*), bool) {
       double total = 0;
       const uint64_t turns = 5;
       const double said = loop(turns, &total);
-      const double each = std::string(kind) == "float32" || std::string(kind) == "bf16" ? 0.5 : 1.0;  // what one multiply-add adds
+      const double each = std::string(kind) == "float32" || std::string(kind).find("bf16") == 0 ? 0.5 : 1.0;  // what one multiply-add adds
       ++loops;
       if (said != 2 * total / each) {
         ++failures;

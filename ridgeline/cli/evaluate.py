@@ -266,7 +266,7 @@ def _control(resolved: Resolved) -> LogprobsOf:
     block = decoder.blocks[len(decoder.blocks) // 2]
     inner = block.mlp
     block.mlp = lambda x_TC: inner(x_TC) * LOUD  # type: ignore[assignment,unused-ignore]
-    runner = TorchRunner(decoder, None, None)  # type: ignore[arg-type]
+    runner = TorchRunner(decoder, None, None)
 
     def read(tokens: Sequence[int]) -> Array:
         found: Array = torch.log_softmax(runner.logits(tokens), -1).cpu().numpy()

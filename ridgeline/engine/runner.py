@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, chain
+from typing import cast
 
 import msgspec
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.attention.full import FullAttention
+from ridgeline.engine.attention.full import alone
 from ridgeline.engine.constrain.base import TokenMasks
 from ridgeline.engine.constrain.none import NoGrammars
 from ridgeline.engine.core.plan import (
@@ -51,20 +52,23 @@ class TorchRunner:
     def __init__(
         self,
         decoder: Decoder,
-        cache: KvCache,
-        attention: Attention,
+        cache: KvCache | None,
+        attention: Attention | None,
         masks: TokenMasks | None = None,
         verifier: Verifier | None = None,
         watch: Watch | None = None,
         threads: StepThreads | None = None,
     ) -> None:
-        self.decoder, self.cache, self.attention = decoder, cache, attention
+        # None: it only scores, and is never asked to run a plan.
+        self.cache, self.attention = cast(KvCache, cache), cast(Attention, attention)
+        like = torch.empty(0, dtype=decoder.compute_dtype, device=decoder.device)
+        self.decoder, self._alone = decoder, alone(decoder.spec, like, cache, attention)
         self.masks = masks or NoGrammars("this runner was given none")
         self.verifier, self.watch = verifier or Verifier(), watch or NoWatch()
         self.threads = threads
         self.likeliest = likeliest_of(decoder)
         room: Room = KeptRoom() if isinstance(self.watch, NoWatch) else new_room
-        self.greedy = greedy_of(decoder.forward, attention, self.likeliest, room)
+        self.greedy = greedy_of(decoder.forward, self.attention, self.likeliest, room)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute the plan: feed every run's tokens, sample where asked."""
@@ -141,21 +145,20 @@ class TorchRunner:
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> Tensor:
-        """Float32 logits_TV of one sequence from its start, through the same weights, without the
-        cache.
+        """Float32 logits_TV of one sequence from its start, by the weights and the attention of
+        steps, in a cache of its own.
 
-        For perplexity and divergence: memory grows with T·V, and attention scores with T² where
-        layers have windows or soft caps, so keep sequences to about a thousand tokens.
+        For perplexity and divergence: memory grows with T·V, so keep sequences to about a thousand
+        tokens.
         """
         return self.decoder.logits(self.states(tokens))
 
     @torch.inference_mode()
     def states(self, tokens: Sequence[int]) -> Tensor:
-        """The last layer's states x_TC of one sequence from its start, without the cache."""
+        """The last layer's states x_TC of one sequence from its start."""
         tokens_T = torch.tensor(tokens, device=self.decoder.device)
         positions_T = torch.arange(len(tokens), device=self.decoder.device)
-        like = torch.empty(0, dtype=self.decoder.compute_dtype, device=self.decoder.device)
-        attend = FullAttention(self.decoder.spec, len(tokens), like)
+        attend = self._alone(tokens)
         return self.decoder.hidden(tokens_T, positions_T, len(tokens), attend)
 
     def _sample(self, runs: Sequence[Run], x_TC: Tensor, batch: Batch) -> list[list[Choice]]:

@@ -11,10 +11,10 @@ import msgspec
 from ridgeline.hardware import measure
 from ridgeline.hardware.machine import FULL_SHARE, rate_at
 
-RATES = ("int4", "int16", "float32", "bf16")
+RATES = ("int4", "int16", "float32", "bf16", "bf16_kv")
 """Kinds of multiply-add: of weights of four bits, of eight (as words, or by a dot product of bytes
-where the CPU has one), of floats, and of weights (or keys and values) in bfloat16 by floats, which
-tiles have instructions for."""
+where the CPU has one), of floats, of weights in bfloat16 by floats, which tiles have instructions
+for, and of keys and values in bfloat16, which some vectors have too."""
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):

@@ -182,7 +182,7 @@ def _attention_rate(spec: ModelSpec) -> str:
     """As `rate_of` has it: codes stay whole numbers, and floats multiply what is stored."""
     if spec.kv_dtype == "int8":
         return "int16"
-    return "bf16" if (spec.dtype, spec.kv_dtype) == ("float32", "bfloat16") else spec.dtype
+    return "bf16_kv" if (spec.dtype, spec.kv_dtype) == ("float32", "bfloat16") else spec.dtype
 
 
 def _mlp(rows: _Rows, mlp: MlpSpec) -> dict[str, OperatorWork]:

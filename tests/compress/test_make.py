@@ -44,12 +44,12 @@ def windows() -> list[list[int]]:
 
 def logits(model: str, spec: ModelSpec, ids: Sequence[int]) -> torch.Tensor:
     decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
-    return TorchRunner(decoder, None, None).logits(ids)  # type: ignore[arg-type]
+    return TorchRunner(decoder, None, None).logits(ids)
 
 
 def logprobs(model: str, spec: ModelSpec, windows: list[list[int]]) -> torch.Tensor:
     decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
-    runner = TorchRunner(decoder, None, None)  # type: ignore[arg-type]
+    runner = TorchRunner(decoder, None, None)
     return torch.cat([torch.log_softmax(runner.logits(ids), -1) for ids in windows])
 
 

@@ -46,7 +46,7 @@ def test_the_budget_goes_where_it_helps() -> None:
 def logits(model: str, spec: ModelSpec) -> torch.Tensor:
     ids = load_tokenizer("demo").encode("def read(path):\n    with open(path) as file:\n  ")
     decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
-    return TorchRunner(decoder, None, None).logits(ids)  # type: ignore[arg-type]
+    return TorchRunner(decoder, None, None).logits(ids)
 
 
 def test_measured_by_itself() -> None:

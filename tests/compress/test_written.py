@@ -24,7 +24,7 @@ IDS = [(37 * i) % 4000 for i in range(48)]
 def logits(model: Path) -> torch.Tensor:
     spec = with_dtype(load_spec(str(model)), "float32")
     decoder = load_decoder(str(model), spec, device="cpu", compute_dtype=torch.float32)
-    return TorchRunner(decoder, None, None).logits(IDS)  # type: ignore[arg-type]
+    return TorchRunner(decoder, None, None).logits(IDS)
 
 
 def write(target: Path, **choices: object) -> Path:

@@ -47,7 +47,7 @@ def held_out(name: str, num_windows: int, window: int) -> list[list[int]]:
 
 def nats_per_token(spec: ModelSpec, windows: list[list[int]]) -> float:
     decoder = load_decoder("demo", spec, device="cpu", compute_dtype=torch.float32)
-    runner = TorchRunner(decoder, None, None)  # type: ignore[arg-type]
+    runner = TorchRunner(decoder, None, None)
     losses = [
         torch.nn.functional.cross_entropy(runner.logits(ids)[:-1], torch.tensor(ids[1:]))
         for ids in windows

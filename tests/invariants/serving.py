@@ -120,7 +120,7 @@ class Model:
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """float64 [V]: after the last of `tokens`, without cache, batch or chunks."""
-        runner = TorchRunner(self.decoder, mock.Mock(), mock.Mock())
+        runner = TorchRunner(self.decoder, None, None)
         return runner.logits(tokens)[-1].float().numpy().astype(np.float64)
 
 

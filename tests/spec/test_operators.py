@@ -75,7 +75,7 @@ def test_floats_times_bfloat16_have_a_rate_of_their_own() -> None:
     found = operator_work(spec, [(1, 9)], 1)
     assert (found["down"].rate, found["attention"].rate) == ("bf16", "float32")
     found = operator_work(with_kv_dtype(tiny(), "bfloat16"), [(1, 9)], 1)
-    assert (found["down"].rate, found["attention"].rate) == ("float32", "bf16")
+    assert (found["down"].rate, found["attention"].rate) == ("float32", "bf16_kv")
 
 
 def test_an_operator_does_all_that_its_name_says() -> None:

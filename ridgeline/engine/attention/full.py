@@ -1,4 +1,4 @@
-"""Attention of one whole sequence with itself, without any cache: for scoring texts, not for
+"""Attention of one whole sequence with itself, in no cache that lasts: for scoring texts, not for
 serving.
 
 Shape legend: T tokens, H query heads, K key heads, G = H/K, D head_dim.
@@ -6,10 +6,16 @@ Shape legend: T tokens, H query heads, K key heads, G = H/K, D head_dim.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import cast
+
 from torch import Tensor
 
+from ridgeline.engine.attention.base import Attend, Attention, AttentionKind
+from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import attend_prefill, causal_mask
 from ridgeline.engine.attention.kv_format import kv_format
+from ridgeline.engine.core.plan import Run
 from ridgeline.spec.model import ModelSpec
 
 
@@ -40,6 +46,24 @@ class FullAttention:
             q_TKGD.permute(1, 2, 0, 3), k_KTD, v_KTD, mask_TT, attention.scale, attention.softcap
         )
         return o_KGTD.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def alone(
+    spec: ModelSpec, like: Tensor, cache: KvCache | None, attention: Attention | None
+) -> Callable[[Sequence[int]], Attend]:
+    """The `Attend` of a text by itself: as steps compute it, so that scores show what its kernel
+    costs too, but in a cache like theirs that is dropped. None: by torch, as `like`."""
+    if cache is None or attention is None:
+        return lambda tokens: FullAttention(spec, len(tokens), like)
+    kind, size = cast(AttentionKind, type(attention)), cache.block_size
+    dtype, format = cache.dtype, cache.format
+
+    def attend(tokens: Sequence[int]) -> Attend:
+        blocks = tuple(range(-(-len(tokens) // size)))
+        own = KvCache.allocate(spec, len(blocks), size, dtype, like.device, format)
+        return kind(spec, own).prepare([Run(0, 0, tuple(tokens), blocks, None)])
+
+    return attend
 
 
 def _mask(num_tokens: int, *, window: int | None, open_scores: bool, like: Tensor) -> Tensor | None:

@@ -63,7 +63,7 @@ def test_other_types_are_left_to_their_package(kind: str) -> None:
 def logits(model: str) -> torch.Tensor:
     spec = with_dtype(load_spec(model), "float32")
     decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
-    return TorchRunner(decoder, None, None).logits(IDS)  # type: ignore[arg-type]
+    return TorchRunner(decoder, None, None).logits(IDS)
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +132,8 @@ def test_types_that_differ_within_a_product(
     float_spec = with_blocks_decoded(spec)
     assert resident_weight_bytes(float_spec) > 3 * resident_weight_bytes(spec)
     floats = load_decoder(name, float_spec, device="cpu", compute_dtype=torch.float32)
-    truth = TorchRunner(floats, None, None).logits(IDS)  # type: ignore[arg-type]
-    found = TorchRunner(decoder, None, None).logits(IDS)  # type: ignore[arg-type]
+    truth = TorchRunner(floats, None, None).logits(IDS)
+    found = TorchRunner(decoder, None, None).logits(IDS)
     assert 0 < (found - truth).norm() < 0.03 * truth.norm()
 
 

@@ -25,7 +25,7 @@ IDS = [(37 * i) % 4000 for i in range(24)]
 def logits(model: str) -> torch.Tensor:
     spec = with_dtype(load_spec(model), "float32")
     decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
-    return TorchRunner(decoder, None, None).logits(IDS)  # type: ignore[arg-type]
+    return TorchRunner(decoder, None, None).logits(IDS)
 
 
 def far(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -32,7 +32,7 @@ def spec_with(model: str, layers: Format, head: Format | None = None) -> ModelSp
 
 def logits(model: str, spec: ModelSpec) -> torch.Tensor:
     decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
-    return TorchRunner(decoder, None, None).logits(TOKENS)  # type: ignore[arg-type]
+    return TorchRunner(decoder, None, None).logits(TOKENS)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "phi3", "mixtral", "gemma3"])

@@ -77,7 +77,7 @@ def opened(model: str, backend: str = "auto") -> tuple[ModelSpec, TorchRunner, i
     decoder = load_decoder(
         model, spec, device="cpu", compute_dtype=torch.float32, layer_backend=backend
     )
-    return spec, TorchRunner(decoder, None, None), decoder.nbytes  # type: ignore[arg-type]
+    return spec, TorchRunner(decoder, None, None), decoder.nbytes
 
 
 class Without(PackedWeights):
