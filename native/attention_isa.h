@@ -22,8 +22,9 @@ void each_attention_variant(Visit visit) {
   const Isa best = best_isa();
   const bool wide = best == Isa::kAvx512, narrow = best != Isa::kPortable && __builtin_cpu_supports("f16c");
   const bool bytes = wide && __builtin_cpu_supports("avx512vnni");
-  visit(AttentionVariant{"avx512amx", attention_ops_avx512amx, bytes && has_tiles()});
-  if (bytes && __builtin_cpu_supports("avx512bf16")) visit(AttentionVariant{"avx512pairs", attention_ops_avx512pairs, true});
+  const bool pairs = bytes && __builtin_cpu_supports("avx512bf16");
+  visit(AttentionVariant{"avx512amx", attention_ops_avx512amx, pairs && has_tiles()});
+  if (pairs) visit(AttentionVariant{"avx512pairs", attention_ops_avx512pairs, true});
   else visit(AttentionVariant{"avx512pairs", attention_ops_avx512vnni, bytes});
   visit(AttentionVariant{"avx512vnni", attention_ops_avx512vnni, bytes});
   visit(AttentionVariant{"avx512", attention_ops_avx512, wide});

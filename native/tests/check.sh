@@ -25,8 +25,8 @@ families() { # variants... : each family's files, then its check
         avx2) flags="-mavx2 -mfma -mf16c" ;;
         avxvnni) flags="-mavx2 -mfma -mf16c -mavxvnni" ;;
         avx512) flags=$WIDE ;;
-        avx512vnni | avx512amx) flags="$WIDE -mavx512vnni" ;;
-        avx512pairs) flags="$WIDE -mavx512vnni -mavx512bf16" ;;
+        avx512vnni) flags="$WIDE -mavx512vnni" ;;
+        avx512amx | avx512pairs) flags="$WIDE -mavx512vnni -mavx512bf16" ;;
       esac
       # shellcheck disable=SC2086
       if [ "$MODE" = emulate ]; then build ${family}_$variant; else build ${family}_$variant $flags; fi

@@ -413,7 +413,8 @@ def test_tiles_multiply_bfloat16_where_the_cpu_has_them(monkeypatch: pytest.Monk
             step = build_attention("native", scene.spec, scene.caches[0]).prepare(scene.runs)
             outs.append(step(scene.q_THD, scene.kv_T2KD, 0))
         assert torch.equal(*outs) == same, kv
-        assert float((outs[0] - outs[1]).norm() / outs[1].norm()) < 1e-5
+        # avx512vnni multiplies floats; tiles round queries and weights too
+        assert float((outs[0] - outs[1]).norm() / outs[1].norm()) < (0 if same else 4e-3) + 1e-9
 
 
 def test_int8_error_is_half_a_step() -> None:
