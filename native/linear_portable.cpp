@@ -50,14 +50,16 @@ inline float max_of(Vf a) {
   return a.v[0];
 }
 
-inline int32_t round_block(const float* x, Vf inverse, int8_t* to) {
+inline void round_block(const float* x, Vf inverse, int8_t* to, Vi& sum) {
   const float magic = 12582912.0f;  // adding 1.5 * 2^23 rounds to the nearest integer, ties to even
-  int32_t sum = 0;
   for (int i = 0; i < kBlock; ++i) {
     to[i] = static_cast<int8_t>(static_cast<int32_t>(x[i] * inverse.v[0] + magic - magic));
-    sum += to[i];
+    sum.v[i % LANES] += to[i];
   }
-  return sum;
+}
+inline int32_t total_of(Vi sum) {
+  for (int i = 1; i < LANES; ++i) sum.v[0] += sum.v[i];
+  return sum.v[0];
 }
 
 constexpr int kTilePanels = 1;
