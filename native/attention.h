@@ -50,7 +50,8 @@ struct AttentionArgs {
 
 // The reduction order, which makes the result of a row independent of batching, chunking and threads:
 // keys are taken in tiles of kTile at absolute positions; a dot product adds dimension 0 first (or is exact:
-// whole numbers); within a tile the weighted values are added in ascending position; a chunk of kChunk keys
+// whole numbers); within a tile the weighted values are added in ascending position (bfloat16 by pairs: of dimensions,
+// or of positions, that are neighbours the odd one first; by tiles as the manual has it); a chunk of kChunk keys
 // (absolute) keeps a running (max, sum, weighted values) over its tiles in ascending order; chunks are merged
 // in ascending order. Rows share loads, never sums; a hidden key adds an exact zero, computed or left out.
 constexpr int kTile = 64;
