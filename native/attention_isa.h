@@ -1,5 +1,5 @@
-// Which variant of the attention kernels runs: by asking the CPU. The names are those of linear_isa.h; "avx512amx"
-// multiplies bfloat16 by tiles, and many rows of int8; the rest as avx512vnni does.
+// Which variant of the attention kernels runs: by asking the CPU. The names are those of linear_isa.h; "avx512pairs"
+// multiplies bfloat16 by pairs where the CPU can, "avx512amx" by tiles, and many rows of int8; the rest as avx512vnni does.
 #pragma once
 #include <stdexcept>
 #include <string>

@@ -10,10 +10,18 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from ridgeline import _native
 from ridgeline.engine import runner as runner_module
+from ridgeline.engine.attention import build_attention
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.core.plan import Run, SampleAt, StepPlan
+from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.tensors import make_batch
 from ridgeline.records import Sampling
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.rewrite import with_dtype, with_kv_dtype
 from tests.conformance.tiny_models import GREEDY, VOCAB, Loaded, load_ours, make_model
 
 PROMPT = tuple((7 * i + 3) % VOCAB for i in range(23))
@@ -135,3 +143,25 @@ def test_scoring_a_text_leaves_the_cache_alone(ours: Loaded) -> None:
     logits_TV = ours.runner.logits(PROMPT)
     assert logits_TV.shape == (len(PROMPT), VOCAB) and logits_TV.dtype == torch.float32
     assert all(map(torch.equal, before, ours.runner.cache.layers))
+
+
+@pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_scores_are_what_steps_compute(directory: Path, backend: str, kv: str) -> None:
+    """Bit for bit: so that what a kernel rounds shows in what a quality panel reads."""
+    spec = with_kv_dtype(with_dtype(load_spec(str(directory)), "float32"), kv)
+    decoder = load_decoder(str(directory), spec, device="cpu", compute_dtype=torch.float32)
+    caches = [KvCache.allocate(spec, 8, 4, torch.float32, "cpu", kv_format(kv)) for _ in range(2)]
+    scoring = TorchRunner(decoder, caches[0], build_attention(backend, spec, caches[0]))
+    step = build_attention(backend, spec, caches[1]).prepare([whole((4, 1, 7, 0, 2, 3))])
+    batch = make_batch([whole((4, 1, 7, 0, 2, 3))], torch.device("cpu"))
+    with torch.inference_mode():
+        x_TC = decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, step)
+        assert torch.equal(scoring.logits(PROMPT), decoder.logits(x_TC))
+    by_torch = TorchRunner(decoder, None, None).logits(PROMPT)
+    away = float((scoring.logits(PROMPT) - by_torch).abs().max())
+    rounds = backend == "native" and (kv == "int8" or _native.attention_rounds(kv, "auto"))
+    if rounds:
+        assert away > 1e-5
+    elif kv == "float32":  # else a number that lies between two codes may become the other one
+        assert away < 1e-4
