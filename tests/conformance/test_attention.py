@@ -416,18 +416,28 @@ def test_native_is_bit_identical_however_it_is_cut(
             assert torch.equal(got[layer], want[layer]), (kind, size, num_threads)
 
 
-@pytest.mark.skipif("avx512amx" not in _native.linear_isas().split(","), reason="no tiles here")
-def test_tiles_multiply_bfloat16_where_the_cpu_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their sums are not the vectors', bit for bit, which shows them in use; INT8's are."""
-    for kv, same in (("bfloat16", False), ("int8", True)):
+ROUNDING = [
+    isa
+    for isa in ("avx512amx", "avx512pairs")
+    if isa in _native.linear_isas().split(",") and _native.attention_rounds("bfloat16", isa)
+]
+
+
+@pytest.mark.skipif(not ROUNDING, reason="no tiles and no pairs of bfloat16 here")
+@pytest.mark.parametrize("rounding", ROUNDING)
+def test_bfloat16_is_multiplied_where_the_cpu_can(
+    rounding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums are not those of floats, bit for bit, which shows products in use; INT8's are."""
+    for kv, same in (("bfloat16", False), ("float16", True), ("int8", True)):
         outs = []
-        for isa in ("avx512amx", "avx512vnni"):
+        for isa in (rounding, "avx512vnni"):
             monkeypatch.setenv("RIDGELINE_NATIVE_ISA", isa)
             scene = make_scene(random.Random(23), [(70, 40)], head_dim=64, block_size=16, kv=kv)
             step = build_attention("native", scene.spec, scene.caches[0]).prepare(scene.runs)
             outs.append(step(scene.q_THD, scene.kv_T2KD, 0))
         assert torch.equal(*outs) == same, kv
-        # avx512vnni multiplies floats; tiles round queries and weights too
+        # avx512vnni multiplies floats; these round queries and weights too
         assert float((outs[0] - outs[1]).norm() / outs[1].norm()) < (0 if same else 4e-3) + 1e-9
 
 
