@@ -25,7 +25,7 @@ class GatedLinearOp : public Op {
   explicit GatedLinearOp(const GatedPlan& plan) : plan_(plan), plain_(linear_op(plan.weight, kWide, false)) {}
   void begin(Frame& frame) const override {
     if (!gates_at_once(frame, plan_)) return plain_->begin(frame);
-    reserve_rows(frame, frame.gated, *plan_.for_weight, frame.num_rows);
+    reserve_all_rows(frame, frame.gated, *plan_.for_weight);
   }
   // Of each part of the rows, all groups of what is prepared.
   int64_t num_items(const Frame& frame) const override {
@@ -49,12 +49,12 @@ class GatedLinearOp : public Op {
   void run_block(const Frame& frame, int group, int first, int end, float* scratch) const {
     const PackedWeight& into = *plan_.for_weight;
     const int width = into.group;
-    const PreparedRows rows = rows_for(frame, frame.prepared, *plan_.weight, 0, frame.num_rows);
+    const PreparedRows rows = all_rows_for(frame, frame.prepared, *plan_.weight);
     for (int half = 0; half < 2; ++half) {
       const int panel = (half * plan_.width + group * width) / kPanel;
       multiply_block(frame, *plan_.weight, rows, first, end, panel, panel + width / kPanel, scratch + half * width, 2 * width);
     }
-    const PreparedRows to = rows_for(frame, frame.gated, into, 0, frame.num_rows);
+    const PreparedRows to = all_rows_for(frame, frame.gated, into);
     float* gated = scratch + int64_t{2} * kMostBlockRows * width;
     for (int row = first; row < end; ++row, scratch += 2 * width) {
       frame.row->gate(plan_.act, scratch, scratch + width, width, gated);
@@ -72,7 +72,7 @@ class GateOp : public Op {
   void begin(Frame& frame) const override {
     if (gates_at_once(frame, plan_)) return;
     require(frame.slots[kWide], "a slot has no memory");
-    reserve_rows(frame, frame.gated, *plan_.for_weight, frame.num_rows);
+    reserve_all_rows(frame, frame.gated, *plan_.for_weight);
   }
   int64_t num_items(const Frame& frame) const override {
     return gates_at_once(frame, plan_) ? 0 : row_items(frame) * spans(frame);
@@ -92,7 +92,7 @@ class GateOp : public Op {
     const int start = first * into.group, stop = std::min(width, end * into.group);
     const float* gate = frame.at(kWide, row, 2 * width);
     frame.row->gate(plan_.act, gate + start, gate + width + start, stop - start, scratch);
-    prepare(frame, into, rows_for(frame, frame.gated, into, 0, frame.num_rows), row, scratch, first, end);
+    prepare(frame, into, all_rows_for(frame, frame.gated, into), row, scratch, first, end);
   }
 
   // A row alone is cut, so that both threads have a share of it.

@@ -102,6 +102,26 @@ void reserve_rows(const Frame& frame, Prepared& p, const PackedWeight& weight, i
   if (frame.linear->pairs_from && weight.kind == WeightKind::kInt4) p.pairs.reserve(4 * groups);
 }
 
+namespace {
+
+// As how many rows the frame's lie. The same row's next inputs are so many times 32 bytes away; a power of two, as prompts like to
+// have, would put all of a row, and of those multiplied with it, into the same few places of the caches. Tiles (they alone keep rows)
+// cut rows into parts of their own.
+int rows_apart(const Frame& frame) {
+  const int num = frame.num_rows;
+  return num <= kManyRows || frame.linear->rows_kept ? num : ((num + kBlock - 1) / kBlock | 1) * kBlock;
+}
+
+}  // namespace
+
+PreparedRows all_rows_for(const Frame& frame, const Prepared& from, const PackedWeight& weight) {
+  return rows_for(frame, from, weight, 0, rows_apart(frame));
+}
+
+void reserve_all_rows(const Frame& frame, Prepared& of, const PackedWeight& weight) {
+  reserve_rows(frame, of, weight, rows_apart(frame));
+}
+
 void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, int row, const float* x, int first,
              int end) {
   const int64_t start = static_cast<int64_t>(first) * weight.group;
@@ -219,7 +239,7 @@ class RowOp : public Op {
  public:
   explicit RowOp(const RowPlan& plan) : plan_(plan) {}
   void begin(Frame& frame) const override {
-    if (plan_.for_weight) reserve_rows(frame, frame.prepared, *plan_.for_weight, frame.num_rows);
+    if (plan_.for_weight) reserve_all_rows(frame, frame.prepared, *plan_.for_weight);
     else if (plan_.to != kOut) frame.reserve(plan_.to, plan_.width);
     require(frame.slots[plan_.from] && (plan_.for_weight || frame.slots[plan_.to]), "a slot has no memory");
   }
@@ -232,7 +252,7 @@ class RowOp : public Op {
       return;
     }
     const PackedWeight& weight = *plan_.for_weight;
-    const RowsAside aside(frame, weight, rows_for(frame, frame.prepared, weight, 0, frame.num_rows), scratch + plan_.width);
+    const RowsAside aside(frame, weight, all_rows_for(frame, frame.prepared, weight), scratch + plan_.width);
     for (int row = first; row < end; ++row) prepare(frame, weight, aside.rows(), row, run_row(frame, row, scratch), 0, weight.num_groups());
     aside.put(first, end);
   }
@@ -275,7 +295,7 @@ class LinearOp : public Op {
     const int64_t chunks = chunks_for(frame), parts = row_parts(frame, *weight_), part = item / chunks;
     const int first = static_cast<int>(frame.num_rows * part / parts);
     const int end = static_cast<int>(frame.num_rows * (part + 1) / parts);
-    const PreparedRows rows = rows_for(frame, gated_ ? frame.gated : frame.prepared, *weight_, 0, frame.num_rows);
+    const PreparedRows rows = all_rows_for(frame, gated_ ? frame.gated : frame.prepared, *weight_);
     if (!by_blocks(frame))
       return multiply(frame, *weight_, rows, first, end, frame.at(to_, first, weight_->num_out), item % chunks);
     const RowBlocks blocks(frame, first, end);

@@ -86,6 +86,9 @@ struct PreparedRows {
 };
 PreparedRows rows_for(const Frame& frame, const Prepared& from, const PackedWeight& weight, int64_t first_row, int num_rows);
 void reserve_rows(const Frame& frame, Prepared& of, const PackedWeight& weight, int64_t num_rows);
+// All rows of the frame.
+PreparedRows all_rows_for(const Frame& frame, const Prepared& from, const PackedWeight& weight);
+void reserve_all_rows(const Frame& frame, Prepared& of, const PackedWeight& weight);
 // Groups first .. end - 1 of row `row` of `to`, from that row's floats from the first group on.
 void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, int row, const float* x, int first,
              int end);
