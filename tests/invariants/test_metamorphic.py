@@ -220,7 +220,7 @@ def test_the_truth_is_what_the_oracle_draws(model: Model) -> None:
     steps than between two schedules. With one scale for all of a row's activations (INT8) such a
     step moves logits of the demo model by 0.1 to 0.25, and which texts meet one depends on the
     last bits of the CPU's kernels (gains multiplied by 1 +- 3e-7 move 60 texts by 0.15 in the
-    median): there the truth is held, to one step of the same attention.
+    median): there the truth is held to one step of the same attention.
     """
     kind, kv_dtype = model.spec.layers[0].mlp.gate.format.kind, model.spec.kv_dtype
     rounds = model.attention == "native" and _native.attention_rounds(kv_dtype, "auto")
