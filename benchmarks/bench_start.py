@@ -58,7 +58,7 @@ def write_checkpoint(shape: str, quantization: str, directory: Path) -> None:
 
 def child(directory: str, sequences: int, started: float) -> None:
     """In a process of its own: open, answer, tell."""
-    import torch  # noqa: F401
+    import ridgeline.engine.import_torch  # noqa: F401  # as the engine does first
 
     torch_done = time.time()
     from ridgeline.engine.engine import Engine

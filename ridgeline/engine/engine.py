@@ -10,6 +10,9 @@ Instants are seconds on the engine's clock (`clock`, by default `time.perf_count
 
 from __future__ import annotations
 
+import ridgeline.engine.import_torch  # noqa: F401  # before all that imports torch
+
+# isort: split
 import asyncio
 import itertools
 import time
