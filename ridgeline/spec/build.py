@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 from ridgeline.spec import layouts
@@ -57,8 +58,13 @@ def build(values: Values, row: Family, *, name: str, family: str) -> ModelSpec:
         embed_scale=hidden_size**0.5 if row.gemma_norms else 1.0,
         final_softcap=values.opt_number("final_logit_softcapping"),
         bos_token_id=bos[0] if bos else None,
-        eos_token_ids=values.token_ids("eos_token_id"),
+        eos_token_ids=drawable(values.token_ids("eos_token_id"), vocab_size),
     )
+
+
+def drawable(eos_token_ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
+    """Each once, without those beyond the vocabulary: no logit is theirs, so they end nothing."""
+    return tuple(token for token in dict.fromkeys(eos_token_ids) if token < vocab_size)
 
 
 def stored_dtype(values: Values) -> str:

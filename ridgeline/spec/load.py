@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ridgeline.errors import BadModel
+from ridgeline.spec.build import drawable
 from ridgeline.spec.families import spec_from_config
 from ridgeline.spec.foreign import foreign_of, with_foreign
 from ridgeline.spec.gguf import gguf_spec, is_gguf
@@ -72,7 +73,7 @@ def _all_eos(spec: ModelSpec, path: Path) -> tuple[int, ...]:
     ids = more if isinstance(more, list) else [] if more is None else [more]
     if not all(isinstance(token, int) and token >= 0 for token in ids):
         raise BadModel("eos_token_id is not a token id", value=more, limit=str(generation))
-    return tuple(dict.fromkeys((*spec.eos_token_ids, *ids)))
+    return drawable((*spec.eos_token_ids, *ids), spec.vocab_size)
 
 
 def _dtype_of_weights(path: Path) -> str | None:

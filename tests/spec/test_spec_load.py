@@ -57,6 +57,17 @@ def test_generation_config_adds_end_tokens(tmp_path: Path) -> None:
         load_spec(str(directory))
 
 
+def test_an_end_token_that_no_logit_stands_for_is_none(tmp_path: Path) -> None:
+    """It would index past the logits where `min_tokens` keeps ends from coming out."""
+    directory = write_model(tmp_path / "m")
+    vocab = load_spec(str(directory)).vocab_size
+    ends = json.dumps({"eos_token_id": [vocab - 1, vocab, vocab + 5]})
+    (directory / "generation_config.json").write_text(ends)
+    assert load_spec(str(directory)).eos_token_ids == (2, vocab - 1)
+    beyond = write_model(tmp_path / "beyond", eos_token_id=[vocab, 3])
+    assert load_spec(str(beyond)).eos_token_ids == (3,)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -1,10 +1,10 @@
-"""What INT4 costs beyond its weights: the same rounded weights in float32 must say the same.
+"""What INT4 and INT8 cost beyond their weights: the same rounded weights in float32 must say the same.
 
 Perplexity of the demo model on held-out text, native kernels with int8 activations against dense
 float32 products of the very weights that the packed numbers mean. Of both held-out texts, and so
-much of them that the difference is known to a sixth of its bound: what a token costs more or less
-scatters by 0.04 nats, so that twelve windows, as this test had once, say 0.0010 with an error of
-0.0007.
+much of them that the difference is known to a sixth of its bound (INT8: a quarter): what a token
+costs more or less scatters by 0.04 nats, so that twelve windows, as this test had once, say 0.0010
+with an error of 0.0007.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from ridgeline.engine.model import load
 from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.weights import CheckpointWeights
-from ridgeline.engine.quant.int4.quantise import quantise
+from ridgeline.engine.quant.int4.quantise import quantise as quantise_int4
+from ridgeline.engine.quant.int8.quantise import quantise as quantise_int8
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.text import load_tokenizer
 from ridgeline.spec.load import load_spec
@@ -28,14 +29,28 @@ GROUP_SIZE = 128  # of INT4, the format that --quantization int4 chooses
 QUANTISED = {"q", "k", "v", "o", "gate", "up", "down"}
 
 
+def rounded_int4(weight: torch.Tensor) -> torch.Tensor:
+    return quantise_int4(weight, GROUP_SIZE, zeros=False).dense(GROUP_SIZE)
+
+
+def rounded_int8(weight: torch.Tensor) -> torch.Tensor:
+    q_OI, scale_O = quantise_int8(weight, "full")
+    return q_OI.float() * scale_O.unsqueeze(1)
+
+
+ROUNDED = {"int4": rounded_int4, "int8": rounded_int8}
+
+
 class Rounded(CheckpointWeights):
-    """Dense float32 weights, rounded to INT4 as the packed ones are."""
+    """Dense float32 weights, rounded as the packed ones are."""
+
+    def __init__(self, spec: ModelSpec, quantization: str) -> None:
+        super().__init__(model_path("demo"), spec)
+        self._rounded = ROUNDED[quantization]
 
     def get(self, part: Part) -> torch.Tensor:
         weight = super().get(part)
-        if part.key not in QUANTISED:
-            return weight
-        return quantise(weight, GROUP_SIZE, zeros=False).dense(GROUP_SIZE)
+        return self._rounded(weight) if part.key in QUANTISED else weight
 
 
 def held_out(name: str, num_windows: int, window: int) -> list[list[int]]:
@@ -55,13 +70,23 @@ def nats_per_token(spec: ModelSpec, windows: list[list[int]]) -> float:
     return float(torch.stack(losses).mean())
 
 
-def test_int8_activations_cost_nothing_that_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    windows = [each for name in ("docs.txt", "code.txt") for each in held_out(name, 96, 256)]
+@pytest.fixture(scope="module")
+def windows() -> list[list[int]]:
+    return [each for name in ("docs.txt", "code.txt") for each in held_out(name, 96, 256)]
+
+
+@pytest.fixture(scope="module")
+def plain(windows: list[list[int]]) -> float:
+    return nats_per_token(with_dtype(load_spec("demo"), "float32"), windows)
+
+
+@pytest.mark.parametrize("quantization", sorted(ROUNDED))
+def test_int8_activations_cost_nothing_that_shows(
+    quantization: str, windows: list[list[int]], plain: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dense = with_dtype(load_spec("demo"), "float32")
-    packed = nats_per_token(apply_quantization(dense, "int4"), windows)
-    plain = nats_per_token(dense, windows)
-    source = model_path("demo")
-    monkeypatch.setattr(load, "open_weights", lambda model, spec, seed: Rounded(source, spec))
+    packed = nats_per_token(apply_quantization(dense, quantization), windows)
+    monkeypatch.setattr(load, "open_weights", lambda model, spec, seed: Rounded(spec, quantization))
     rounded = nats_per_token(dense, windows)
     assert (
         abs(packed / rounded - 1) < 1e-3 and abs(packed - rounded) < 1e-3
