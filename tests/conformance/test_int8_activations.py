@@ -1,4 +1,4 @@
-"""What INT4 and INT8 cost beyond their weights: the same rounded weights in float32 must say the same.
+"""What INT4 and INT8 cost beyond their weights: the same weights in float32 must say the same.
 
 Perplexity of the demo model on held-out text, native kernels with int8 activations against dense
 float32 products of the very weights that the packed numbers mean. Of both held-out texts, and so

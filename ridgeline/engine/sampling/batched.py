@@ -119,7 +119,10 @@ def _check(largest_S: Tensor) -> None:
 
 def no_choice(row: int) -> ArithmeticError:
     """The error of a row whose largest logit is not finite."""
-    return ArithmeticError(f"row {row}: no token can be chosen from these logits")
+    return ArithmeticError(
+        f"row {row}: no token can be chosen from these logits: every one is forbidden, or the "
+        "model computed NaN (a damaged checkpoint does)"
+    )
 
 
 def _logprobs(
