@@ -17,6 +17,15 @@ from ridgeline.errors import RidgelineError, UserError
 
 PROMISE = re.compile(r"(ttft|tpot|e2el?|error|attainment):\S")
 MENDABLE, BROKEN, INTERRUPTED = 2, 1, 130
+_OF_A_PATH = {
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+}
 SPINS = (
     "1000"  # turns of a waiting OpenMP thread before it sleeps; libgomp's own default is 300,000
 )
@@ -79,6 +88,12 @@ def _explain(error: BaseException) -> int:
         where = f" at {error.filename}" if error.filename else ""
         _say(f"the disk is full{where}; fix: free some space, or write elsewhere")
         return BROKEN
+    if isinstance(error, OSError) and error.filename and error.errno in _OF_A_PATH:
+        _say(
+            f"the path cannot be used; got {str(error.filename)!r}: {error.strerror}; "
+            "fix: name one that exists and may be read or written"
+        )
+        return MENDABLE
     if isinstance(error, RidgelineError):
         _say(str(error))
     elif isinstance(error, OSError):
