@@ -237,7 +237,8 @@ class EngineLoop:
             result = self.runner.run(plan)
         except Exception as error:
             _LOG.exception("step %d failed", plan.index)
-            self._num_failures += 1
+            # a row that leaves no token to choose, a grammar out of fuel: its ask's fault alone
+            self._num_failures += not isinstance(error, ArithmeticError)
             return self._one_by_one(plan, error)
         self._num_failures = 0 if plan.runs else self._num_failures
         return result

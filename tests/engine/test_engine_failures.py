@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from ridgeline import Engine, Sampling
 from ridgeline.engine.assemble import assemble
+from ridgeline.engine.core.drafting import Open
 from ridgeline.engine.core.plan import StepPlan, StepResult
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import EngineUnavailable
@@ -141,3 +142,54 @@ def test_asks_that_come_while_closing_are_answered_or_refused() -> None:
             thread.join(10)
             assert not thread.is_alive()
         assert sum(isinstance(end, EngineUnavailable) for end in ended) == 4
+
+
+class Clumsy:
+    """Drafts whose logits leave no choice, as a damaged drafter's do."""
+
+    def __init__(self) -> None:
+        self.asked, self.forgotten = 0, set[int]()
+
+    def wants(self, runs: object) -> bool:
+        return True
+
+    def propose(self, opens: Sequence[Open], room: object) -> list[tuple[int, ...]]:
+        self.asked += 1
+        raise ArithmeticError("row 0: no token can be chosen from these logits")
+
+    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+        return ()
+
+    def learn(self, verdicts: object) -> None:
+        pass
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        self.forgotten.add(seq_id)
+
+    def numbers(self) -> dict[str, float]:
+        return {}
+
+
+def test_a_drafter_that_cannot_choose_ends_nobody() -> None:
+    parts, drafts = assemble(RESOLVED), Clumsy()
+    parts.scheduler.drafting._drafts = drafts
+    with Engine(RESOLVED, parts) as engine:
+        found = engine.generate([[5, 6, 7]], GREEDY)[0]
+        assert found.usage.completion_tokens == 6 and engine.healthy()
+    assert drafts.asked >= 4 and drafts.forgotten
+    with Engine(RESOLVED, assemble(RESOLVED)) as plain:
+        assert plain.generate([[5, 6, 7]], GREEDY)[0].answers == found.answers
+
+
+@pytest.mark.parametrize(("error", "healthy"), [(ArithmeticError, True), (RuntimeError, False)])
+def test_health_is_not_lost_by_what_asks_bring_upon_themselves(
+    error: type[Exception], healthy: bool
+) -> None:
+    def fault(plan: StepPlan) -> None:
+        raise error("row 0: no token can be chosen from these logits")
+
+    with engine_with(fault) as engine:
+        for _ in range(4):
+            with pytest.raises(EngineUnavailable, match="no token"):
+                engine.generate([[5, 6, 7]], GREEDY)
+        assert engine.healthy() is healthy

@@ -15,6 +15,7 @@ its places in the KV cache are written again before they are read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -29,6 +30,8 @@ from ridgeline.engine.core.step import Step, with_drafts
 from ridgeline.engine.core.stopping import StopRule
 from ridgeline.engine.core.tables import BlockTables
 from ridgeline.records import Sampling
+
+_LOG = logging.getLogger(__name__)
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -164,6 +167,7 @@ class Drafting:
         self._rule, self._tables, self._roster, self._pool = rule, tables, roster, pool
         self._branches = Branches(tables)
         self._verdicts: list[Verdict] = []
+        self._told = False  # that a step went without drafts
 
     def plan(self, step: Step) -> None:
         """Guesses for whoever decodes, in what the step has left over."""
@@ -174,9 +178,22 @@ class Drafting:
             return
         rows = sum(len(run.tokens) for run in step.runs)
         room = Room(len(step.runs), rows, step.budget.left)
-        drafts = self._drafts.propose([each for _, each in opens], room)
+        try:
+            drafts = self._drafts.propose([each for _, each in opens], room)
+        except ArithmeticError as error:  # a guess whose logits leave no choice
+            self._go_without(opens, error)
+            return
         for (i, each), tokens in zip(opens, drafts, strict=True):
             self._carry(step, i, tokens, each.most)
+
+    def _go_without(self, opens: list[tuple[int, Open]], error: ArithmeticError) -> None:
+        """A guess must not end the engine: this step goes without, and the guesser starts afresh
+        with these sequences."""
+        if not self._told:
+            _LOG.warning("a step goes without drafts, as later ones may: %s", error)
+            self._told = True
+        for _, each in opens:
+            self._drafts.forget(each.seq_id, (), each.tenant)
 
     def settle(self, seq: Known | None, run: Run, sampled: Sampled) -> Run:
         """The run along the path that it has taken. `seq`: None where it has ended meanwhile."""

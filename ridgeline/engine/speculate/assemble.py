@@ -114,8 +114,7 @@ def speculate(
         steps = StepCost(measure_steps(runner, resolved, clock))
         if made.drafter is None:
             controller.calibrate(steps)
-        else:
-            drafts = measure_drafts(made.drafter, resolved, clock, made.states)
+        elif drafts := measure_drafts(made.drafter, resolved, clock, made.states):
             controller.calibrate(steps, DraftCost(drafts))
 
     return Speculating(controller, verifier, made.nbytes, calibrate, watch)
@@ -142,12 +141,15 @@ def measure_drafts(
     states: States | None = None,
 ) -> list[tuple[int, int, float]]:
     """(sequences, depth, seconds) of drafts on text that repeats itself. `states`: where the
-    drafter looks for those of the target."""
+    drafter looks for those of the target. Nothing where contexts are too short for one of them:
+    then nothing is drafted either."""
     like_C = torch.zeros(resolved.spec.hidden_size, dtype=DTYPES[resolved.dtype])
     like_C = like_C.to(resolved.device)
     most, turns, found = min(8, resolved.max_num_seqs), 4, []
     places = resolved.num_blocks // most * resolved.block_size
     length = max(1, min(MEASURED, places, resolved.max_model_len) - turns - max(DRAFTED))
+    if states is not None and length < 2:
+        return []
     for sequences, depth in itertools.product((1, most), DRAFTED):
         texts = [[5 + (i + j) % 7 for j in range(length)] for i in range(sequences)]
         times = []

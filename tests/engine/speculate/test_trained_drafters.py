@@ -360,3 +360,16 @@ def test_a_cancelled_ask_leaves_nothing(folders: dict[str, Path]) -> None:
         parts.scheduler.cancel(f"{i}")
     assert not drafter._readers and not drafter._states._trails
     assert drafter._pool.num_owned == 0 and msgspec.to_builtins(parts.scheduler.totals)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_context_too_short_to_measure_drafts_on_opens(
+    folders: dict[str, Path], kind: str
+) -> None:
+    """Automatic depth asks what drafts cost; where they cannot be measured nothing is drafted."""
+    config = asked(kind, folders[kind])
+    del config["speculative_config"]["num_speculative_tokens"]
+    with Engine.open("demo", max_model_len=8, **config) as engine:
+        answer = engine.generate([[5, 6, 7]], GREEDY)[0]
+    with Engine.open("demo", max_model_len=8, num_threads=1) as plain:
+        assert plain.generate([[5, 6, 7]], GREEDY)[0].answers == answer.answers
