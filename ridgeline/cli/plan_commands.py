@@ -244,7 +244,7 @@ def simulate(
         float | None, typer.Option(help="Replicas fail after so many seconds, on average.")
     ] = None,
     repair_s: Annotated[float, typer.Option(help="Seconds until a failed one is back.")] = 120.0,
-    seed: Annotated[int, typer.Option(help="Decides every number.")] = 0,
+    seed: Annotated[int, typer.Option(help="Decides every number.", min=0)] = 0,
     num_seeds: Seeds = 1,
     sweep: Sweep = None,
     num_workers: Workers = None,

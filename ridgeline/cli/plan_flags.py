@@ -33,7 +33,7 @@ Sweep = Annotated[
     typer.Option(help="What if: a setting and values, as replicas=2,4,8; may be repeated."),
 ]
 Workers = Annotated[
-    int | None, typer.Option(help="With --sweep: fleets at a time (default: one per core).")
+    int | None, typer.Option(help="With --sweep: fleets at a time (default: one per core).", min=1)
 ]
 Seats = Annotated[
     int | None, typer.Option(help="Seats of a replica (default: 256; calibrated: 64).")

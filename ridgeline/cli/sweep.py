@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json as json_lib
+import math
 import multiprocessing
 import os
 from collections.abc import Sequence
@@ -62,6 +63,8 @@ def _axis(options: SimulateOptions, text: str) -> tuple[str, list[object]]:
         raise BadInput(
             "--sweep has a value of the wrong kind", value=text, fix=str(error)
         ) from None
+    if any(isinstance(value, float) and not math.isfinite(value) for value in each):
+        raise BadInput("--sweep takes finite numbers", value=text)
     return name, each
 
 

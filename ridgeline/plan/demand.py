@@ -50,6 +50,8 @@ def demand_of(lengths: Sequence[tuple[int, int]], rate: float, cached: float = 0
     shortest = min(min(pair) for pair in lengths)
     if shortest < 1:
         raise BadInput("prompts and answers need tokens", value=shortest, limit=">= 1 (isl, osl)")
+    if not 0 <= cached <= 1:
+        raise BadInput("no share of the prompts' tokens", value=cached, limit="cached: 0 to 1")
     prompts = sorted(length for length, _ in lengths)
     mean = sum(prompts) / len(prompts)
     variance = sum((length - mean) ** 2 for length in prompts) / len(prompts)

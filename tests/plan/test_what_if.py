@@ -14,6 +14,7 @@ from ridgeline.engine.core import BlockPool, Limits, NoPrefixCache, Scheduler, m
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.plan.counted_pool import CountedPool
+from ridgeline.plan.demand import demand_of
 from ridgeline.plan.fleet import Build, FleetPlan, Request, simulate_fleet
 from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.off_peak import OffPeak
@@ -115,10 +116,24 @@ def test_a_sweep_is_its_fleets_one_by_one(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out) == cases[2]["found"]
 
 
-@pytest.mark.parametrize("axis", ["replicas", "replicas=two", "nothing=1", "html=a,b"])
+@pytest.mark.parametrize(
+    "axis", ["replicas", "replicas=two", "nothing=1", "html=a,b", "rate=nan,1", "rate=inf"]
+)
 def test_a_sweep_over_what_is_no_setting(axis: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WORDS, "--sweep", axis]) == 2
     assert "--sweep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--seed", "-1"], ["--sweep", "rate=1", "--num-workers", "0"]])
+def test_numbers_that_are_none(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, *flags]) == 2
+    assert flags[-2] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cached", [math.nan, -0.5, 1.5])
+def test_a_share_of_the_prompts_is_one(cached: float) -> None:
+    with pytest.raises(BadInput, match="cached"):
+        demand_of([(100, 10)], 1.0, cached)
 
 
 def test_tokens_per_step() -> None:
