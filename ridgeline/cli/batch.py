@@ -34,6 +34,15 @@ def command(settings: Settings, file: Path, output: Path) -> int:
     job = read_job(file, ENDPOINTS)
     if not output.parent.is_dir():
         raise BadInput("the output's folder does not exist", value=str(output.parent))
+    if output.is_dir():
+        raise BadInput("the output is a folder", value=str(output), fix="name a file")
+    for written in (output, errors_of(output), store_of(output)):
+        if written.resolve() == file.resolve():
+            raise BadInput(
+                "the answers would be written over the requests",
+                value=str(written),
+                fix="name another output",
+            )
     if store_of(output).exists():
         console.print("going on where an earlier call was cut off", style="dim")
     from ridgeline.engine.engine import Engine  # slow to import: after what may be refused

@@ -236,9 +236,13 @@ class EngineLoop:
         try:
             result = self.runner.run(plan)
         except Exception as error:
-            _LOG.exception("step %d failed", plan.index)
-            # a row that leaves no token to choose, a grammar out of fuel: its ask's fault alone
-            self._num_failures += not isinstance(error, ArithmeticError)
+            # A row that leaves no token to choose, a grammar out of fuel: its ask's own, no sign of
+            # ill health. (A division by zero, which is of this kind too, is ours.)
+            if type(error) is ArithmeticError:
+                _LOG.warning("step %d failed: %s", plan.index, error)
+            else:
+                _LOG.exception("step %d failed", plan.index)
+                self._num_failures += 1
             return self._one_by_one(plan, error)
         self._num_failures = 0 if plan.runs else self._num_failures
         return result

@@ -12,10 +12,8 @@ from ridgeline.records.slo import Slo
 
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's default ceiling for top_logprobs
 MAX_N = 128
-PENALTIES = (
-    1e-20,
-    1e20,
-)  # of repetition: logits divided or multiplied by them stay finite in float32
+# Of repetition: logits divided or multiplied by them stay finite in float32.
+LEAST_PENALTY, MOST_PENALTY = 1e-20, 1e20
 
 
 class Structured(msgspec.Struct, frozen=True):
@@ -68,8 +66,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
             raise _out_of_range("top_p", self.top_p, "(0.0, 1.0]")
         if not 0.0 <= self.min_p <= 1.0:
             raise _out_of_range("min_p", self.min_p, "[0.0, 1.0]")
-        if not PENALTIES[0] <= self.repetition_penalty <= PENALTIES[1]:
-            raise _out_of_range("repetition_penalty", self.repetition_penalty, "[1e-20, 1e20]")
+        if not LEAST_PENALTY <= self.repetition_penalty <= MOST_PENALTY:
+            limit = f"[{LEAST_PENALTY:g}, {MOST_PENALTY:g}]"
+            raise _out_of_range("repetition_penalty", self.repetition_penalty, limit)
         if not -2.0 <= self.presence_penalty <= 2.0:
             raise _out_of_range("presence_penalty", self.presence_penalty, "[-2.0, 2.0]")
         if not -2.0 <= self.frequency_penalty <= 2.0:

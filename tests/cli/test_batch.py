@@ -37,6 +37,19 @@ def test_a_file_in_a_file_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "output"), [("in.jsonl", "in.jsonl"), ("a.errors.jsonl", "a.jsonl"), ("in.jsonl", ".")]
+)
+def test_nothing_is_written_over_the_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, output: str
+) -> None:
+    file, asked = tmp_path / name, jsonl(request("a"))
+    file.write_bytes(asked)
+    assert main(["batch", str(file), "-o", str(tmp_path / output), *SMALL]) == 2
+    assert "fix: name" in capsys.readouterr().err
+    assert file.read_bytes() == asked and [*tmp_path.iterdir()] == [file]
+
+
 def test_the_same_command_goes_on_after_a_kill(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

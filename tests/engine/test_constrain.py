@@ -308,3 +308,16 @@ def test_drafts_over_the_end_of_an_answer_change_nothing(engine: Engine) -> None
             found = drafting.generate([PROMPT] * len(sampling), sampling)
             assert [each.tokens for each in found] == [each.tokens for each in plain]
         assert drafting.counters()["spec_decode_num_accepted_tokens"] > 20
+
+
+def test_prompts_of_one_length_and_end_have_matchers_of_their_own(engine: Engine) -> None:
+    """A fixed seed, a template's last words, lengths alike: they would start each other afresh."""
+    masks = engine._masks
+    assert isinstance(masks, GuidanceMasks)
+    masks.prepare(DATE)
+    sampling = Sampling(structured=DATE, seed=7)
+    prompts = [tuple(range(i, 200 + i)) + (9,) * 40 for i in range(3)]
+    spots = [SampleAt(sampling, 7, 0, len(prompt), prompt) for prompt in prompts]
+    before = set(masks._walks)
+    masks.apply(torch.zeros(3, engine.resolved.spec.vocab_size), spots)
+    assert len(set(masks._walks) - before) == 3

@@ -181,7 +181,10 @@ def test_a_drafter_that_cannot_choose_ends_nobody() -> None:
         assert plain.generate([[5, 6, 7]], GREEDY)[0].answers == found.answers
 
 
-@pytest.mark.parametrize(("error", "healthy"), [(ArithmeticError, True), (RuntimeError, False)])
+@pytest.mark.parametrize(
+    ("error", "healthy"),
+    [(ArithmeticError, True), (RuntimeError, False), (ZeroDivisionError, False)],
+)
 def test_health_is_not_lost_by_what_asks_bring_upon_themselves(
     error: type[Exception], healthy: bool
 ) -> None:

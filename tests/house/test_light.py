@@ -36,3 +36,22 @@ def cpu_s(code: str) -> float:
 @pytest.mark.parametrize("what", ["import ridgeline", HELP])
 def test_it_is_quick(what: str) -> None:
     assert min(cpu_s(what) for _ in range(3)) < 0.6  # 0.15 s on a quiet machine; the promise is 0.3
+
+
+COLLECTIONS = """
+import gc
+begun = []
+gc.callbacks.append(lambda phase, info: begun.append(phase))
+import ridgeline.engine.import_torch
+import sys
+assert "torch" in sys.modules and gc.isenabled()
+print(begun.count("start"))
+"""
+
+
+def test_torch_is_imported_with_the_collector_at_rest() -> None:
+    """Some 380 collections else: a twelfth of the time until an engine is ready."""
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTIONS], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 20

@@ -180,7 +180,9 @@ class Drafting:
         room = Room(len(step.runs), rows, step.budget.left)
         try:
             drafts = self._drafts.propose([each for _, each in opens], room)
-        except ArithmeticError as error:  # a guess whose logits leave no choice
+        except ArithmeticError as error:
+            if type(error) is not ArithmeticError:  # a division by zero is a bug, not a guess
+                raise
             self._go_without(opens, error)
             return
         for (i, each), tokens in zip(opens, drafts, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from ridgeline import Engine, Sampling
 from ridgeline.engine.completion import Completion
+from ridgeline.engine.sampling import sample
+from ridgeline.engine.speculate import guess
 
 PROMPTS = [
     "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",
@@ -74,6 +77,27 @@ def test_answers_are_those_of_plain_decoding(
     assert accepted == sum(n for name, n in gained.items() if "per_pos/" in name)
     assert gained["generation_tokens"] == 3 * 48
     assert gained["num_steps"] <= 48
+
+
+def test_guesses_that_fail_now_and_then_change_nothing(
+    plain: Engine, drafting: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third choice of a guess has no finite logit, in the middle of whatever was begun."""
+    calls = itertools.count(1)
+
+    def failing(*args: Any) -> Any:
+        if next(calls) % 3 == 0:
+            raise ArithmeticError("row 0: no token can be chosen")
+        return sample(*args)
+
+    monkeypatch.setattr(guess, "sample", failing)
+    penalised = msgspec.structs.replace(GREEDY, repetition_penalty=1.05)
+    same(drafting.generate(PROMPTS, penalised), plain.generate(PROMPTS, penalised))
+    assert drafting.healthy()
+    speculation = drafting.resolved.speculative_config
+    assert speculation is not None
+    computes = speculation.method in ("draft_model", "self")  # auto may find drafts in the text
+    assert not computes or next(calls) > 3
 
 
 @pytest.mark.parametrize("include", [False, True])
