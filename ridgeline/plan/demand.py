@@ -81,6 +81,12 @@ def wait_quantile(rate: float, service_s: float, share: float, cv2: float = 0.0)
     return math.log(rho / (1 - share)) * service_s * (1 + cv2) / (2 * (1 - rho))
 
 
+def wait_mean(rate: float, service_s: float, cv2: float = 0.0) -> float:
+    """Mean seconds of that wait (Pollaczek-Khinchine); inf where the queue overflows."""
+    rho = rate * service_s
+    return math.inf if rho >= 1 else rho * service_s * (1 + cv2) / (2 * (1 - rho))
+
+
 def meets(slo: Slo, ttft_s: float, tpot_s: float, osl: int) -> bool:
     """Whether latencies keep every limit of the promise."""
     e2e_s = ttft_s + (osl - 1) * tpot_s

@@ -1,11 +1,10 @@
 """Should prompts and answers live on different devices? A verdict with its numbers.
 
-Together, every prompt takes time out of the decodes that run beside it: (batch - 1) / osl ·
-prefill per token. Apart, that interference is gone, and instead every prompt's KV cache crosses a
-link: bytes / rate added to the time to first token. vLLM's own documentation says that
-disaggregation does not improve throughput; it buys separate control of TTFT and of the gaps. So the
-verdict here is yes only where the pools need fewer devices for the same promise, or where no
-shared fleet can keep it at all.
+Together, every prompt takes time out of the decodes that run beside it (`mixing`). Apart, that
+interference is gone, and instead every prompt's KV cache crosses a link: bytes / rate added to the
+time to first token. vLLM's own documentation says that disaggregation does not improve throughput;
+it buys separate control of TTFT and of the gaps. So the verdict here is yes only where the pools
+need fewer devices for the same promise, or where no shared fleet can keep it at all.
 
 The pools use one replica kind (device, layout, formats). A prefill replica is an M/G/1 queue of
 prompts; a decode replica holds as many sequences as TPOT and memory allow, one standard deviation
@@ -131,7 +130,7 @@ def verdict(machine: Replica, demand: Demand, slo: Slo, shared: Candidate | None
     transfer_s = transfer_seconds(machine, demand)
     interference_s = None
     if shared is not None:
-        interference_s = (shared.batch - 1) / demand.osl * shared.prefill_s
+        interference_s = 1 / shared.tok_s_user - shared.decode_s
     yes, why = _decide(split, shared, transfer_s, interference_s)
     return Verdict(
         yes=yes,

@@ -105,13 +105,13 @@ def _piece(tenant: Tenant, machine: Replica, rate: float) -> Piece:
     """Its time per request is that in the company of others: an emptier device takes longer for
     each and has the time. In flight by Little's law, at the same pace."""
     at = timing(machine, Point(model="", device="", isl=tenant.isl, osl=tenant.osl, batch=COMPANY))
-    in_flight = rate * (at.ttft_s + (tenant.osl - 1) * at.tpot_s)
+    in_flight = rate * at.request_s
     spread = math.ceil(in_flight + 3 * math.sqrt(in_flight)) or 1
     kv_bytes = spread * machine.kv_bytes(tenant.isl + tenant.osl)
     return Piece(
         model=tenant.model,
         memory_bytes=machine.resident_bytes + kv_bytes,
-        busy=rate * (at.prefill_s + tenant.osl * at.decode_s / COMPANY),
+        busy=rate * at.device_s,
         in_flight=spread,
     )
 

@@ -6,9 +6,13 @@ The point is a closed loop: `batch` clients, each of which sends a prompt of `is
     ttft_ms         a prompt that waits for nobody: its steps, with the other clients' decodes in
                     them (batch 1: an idle engine)
     decode_ms       one decode step of the batch in the middle of the answers
-    tpot_ms         decode_ms, and what the other clients' prompts take out of it:
-                    decode + (batch - 1) / osl · prefill
-    output_tok_s    batch · osl / (ttft + (osl - 1) · tpot), by Little's law
+    tpot_ms         a step as a client that decodes meets it: decode_ms, and the other clients'
+                    prompts in it. A client is there for K = osl - 1 + (steps of its prompt) steps,
+                    or as many as the token budget needs for everybody's prompts; in these every
+                    other client sends one prompt. Where a step holds one at most, that is
+                    decode + (batch - 1) / K · (what a prompt adds to its steps)
+    output_tok_s    batch · osl / (K steps, with all clients' prompts in them), by Little's law.
+                    What K steps take beyond ttft + (osl - 1) · tpot is the wait for others' prompts
     kv_tokens_max   tokens of KV cache that the replica can hold
     bound           what the decode step's time is mostly made of
     mbu, mfu        bytes and FLOPs of the decode step against the device's peaks (dense)
@@ -33,6 +37,7 @@ from ridgeline.plan.formats import kv_dtype, weight_dtype
 from ridgeline.plan.layout import Layout
 from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.memory import MemoryAsked, memory, require_fit
+from ridgeline.plan.mixing import Mixing, most_chunks, num_chunks
 from ridgeline.plan.outline import load_outline
 from ridgeline.plan.speculation import Speculation
 
@@ -86,12 +91,14 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds at one operating point. `prefill_s`: what one prompt adds to the steps it is in."""
+    """Seconds at one operating point. `request_s`: from a prompt to its answer's end, waits for
+    others' prompts included; `device_s`: of it, what each request takes of the replica."""
 
     ttft_s: float
     decode_s: float
     tpot_s: float
-    prefill_s: float
+    request_s: float
+    device_s: float
     output_tok_s: float
 
 
@@ -222,37 +229,65 @@ def speculation_of(machine: Replica, point: Point) -> Speculation | None:
 
 def timing(machine: Replica, point: Point, drafts: Speculation | None = None) -> Timing:
     """The seconds of a point, whether it fits or not."""
-    batch = _decoding(machine, point)
-    if drafts is None:
-        decode_s = machine.uniform(batch, 1, _middle(point), sampled=batch).seconds
-    else:
-        decode_s = drafts.decode_s(machine, batch, _middle(point))
-    ttft_s, prefill_s = _prefill(machine, point, batch, decode_s)
-    if machine.calibration is not None:
-        ttft_s += machine.calibration.overheads.first_s
-    others = (point.batch - 1) / machine.layout.num_attention
-    tpot_s = decode_s + others / point.osl * prefill_s
-    total_s = ttft_s + (point.osl - 1) * tpot_s
+    decode_s = decoding_s(machine, point, drafts)
+    mixed = mixing(machine, point, drafts)
+    clients = point.batch / machine.layout.num_attention / mixed.num_rounds
+    steps = _steps(point, clients, mixed.num_chunks, mixed.most)
+    chunks = clients * mixed.num_chunks / steps
+    request_s = steps * mixed.seconds(chunks)
+    first_s = asking_s(machine)
     return Timing(
-        ttft_s=ttft_s,
+        ttft_s=mixed.prompt_s + first_s,
         decode_s=decode_s,
-        tpot_s=tpot_s,
-        prefill_s=prefill_s,
-        output_tok_s=point.batch * point.osl / total_s,
+        tpot_s=mixed.seconds(chunks * (point.batch - 1) / point.batch),
+        request_s=request_s + first_s,
+        device_s=request_s / point.batch,
+        output_tok_s=point.batch * point.osl / (request_s + first_s),
     )
 
 
-def _prefill(machine: Replica, point: Point, batch: int, decode_s: float) -> tuple[float, float]:
-    """(seconds until the first token, seconds that the prompt adds to steps of decodes)."""
-    others = batch - 1
-    room = max(1, point.tokens_per_step(machine) - others)
-    at, took_s, steps = point.cached, 0.0, 0
-    while at < point.isl:
-        new = min(room, point.isl - at)
-        last = at + new == point.isl
-        cost = machine.grouped(((1, new, at), (others, 1, _middle(point))), others + last)
-        at, took_s, steps = at + new, took_s + cost.seconds, steps + 1
-    return took_s, max(took_s - steps * decode_s, 0.0) if others else took_s
+def _steps(point: Point, clients: float, num_chunks: int, most: float) -> float:
+    """That a client of the loop is there for: those of its prompt and its answer, or as many as it
+    takes to compute the prompts of all `clients` of its micro-batch, `most` chunks in each."""
+    return max(point.osl - 1 + num_chunks, clients * num_chunks / most)
+
+
+def mixing(machine: Replica, point: Point, drafts: Speculation | None = None) -> Mixing:
+    """The steps of one micro-batch of one attention group at this point."""
+    seated, new = _decoding(machine, point), point.isl - point.cached
+    groups = machine.layout.num_attention
+    num_rounds = min(machine.layout.pp, math.ceil(point.batch / groups))
+    room = max(1, point.tokens_per_step(machine) - (seated - 1))
+    clients = point.batch / groups / num_rounds
+    steps = _steps(point, clients, num_chunks(new, room), most_chunks(new, room))
+    # Beside a prompt everybody else decodes, unless prompts are most of what there is.
+    others = min(seated - 1, math.ceil(clients * (point.osl - 1) / steps))
+    return Mixing(
+        machine,
+        prompt=(point.cached, point.isl),
+        decoding=(others, _middle(point)),
+        room=room,
+        resting_s=_decode_s(machine, point, drafts, seated if others == seated - 1 else others),
+        num_rounds=num_rounds,
+    )
+
+
+def asking_s(machine: Replica) -> float:
+    """What a request takes on its way in and out besides its steps, where that was measured."""
+    return 0.0 if machine.calibration is None else machine.calibration.overheads.first_s
+
+
+def decoding_s(machine: Replica, point: Point, drafts: Speculation | None = None) -> float:
+    """Seconds of a decode step with everybody in it, in the middle of the answers."""
+    return _decode_s(machine, point, drafts, _decoding(machine, point))
+
+
+def _decode_s(machine: Replica, point: Point, drafts: Speculation | None, batch: int) -> float:
+    """Seconds of a decode step; with drafts, per token of each sequence."""
+    batch = max(1, batch)
+    if drafts is None:
+        return machine.uniform(batch, 1, _middle(point), sampled=batch).seconds
+    return drafts.decode_s(machine, batch, _middle(point))
 
 
 def predict_lines(

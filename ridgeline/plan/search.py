@@ -1,12 +1,13 @@
 """Which fleet: every device, layout, format, token budget and batch, priced against a promise.
 
 A candidate is one replica at one mean number of requests in flight, `batch`. Arrivals are Poisson,
-so the number in flight is Poisson too (M/G/∞): `seats` = batch + 3·√batch of them must fit the KV
-cache, TPOT is judged one standard deviation busier than the mean, and TTFT is the wait quantile of
-an M/G/1 queue of prompts at the promise's attainment, plus a step under way, plus the 95th
-percentile prompt itself. The rate of a replica follows from Little's law, the number of replicas
-from the demand. Thousands of candidates take seconds; the best can then be simulated with the
-engine's own scheduler (`ridgeline simulate`).
+and so would be the number in flight, if answers took no longer where more of them are made; as they
+do, it spreads further (`crowding`): `seats`, three standard deviations above the mean, must fit the
+KV cache. The rate of a replica follows from Little's law, waits included, so that it stays below
+what the replica can take in; TTFT and TPOT are quantiles at the promise's attainment (`open_loop`),
+TTFT that of the 95th percentile prompt. The number of replicas follows from the demand. Thousands
+of candidates take seconds; the best can then be simulated with the engine's own scheduler
+(`ridgeline simulate`), and the two agree on what holds (tests/plan/test_agreement.py).
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ import msgspec
 
 from ridgeline.errors import BadInput, UserError
 from ridgeline.hardware.catalogue import Accelerator, Price
-from ridgeline.plan.demand import Demand, meets, wait_quantile
+from ridgeline.plan.demand import Demand, meets
 from ridgeline.plan.efficiency import interval
 from ridgeline.plan.layout import Layout
 from ridgeline.plan.machine import Replica, replica
 from ridgeline.plan.memory import MemoryAsked, memory
+from ridgeline.plan.open_loop import Open, in_flight
 from ridgeline.plan.outline import Outline
-from ridgeline.plan.predict import Point, Timing, timing
+from ridgeline.plan.predict import Point, asking_s, decoding_s, mixing
 from ridgeline.records import Slo
 from ridgeline.records.price import dollars_per_million
 
 HOURS_PER_MONTH = 730
 BATCH_STEP = 1.5
-HOPELESS = 3.0  # times the promised TPOT, beyond which larger batches are not looked at
+HOPELESS = 3.0  # times a promised latency, beyond which larger batches are not looked at
 MOST_BATCH = 1024
 Interval = tuple[float, float]
 
@@ -190,56 +192,62 @@ def _of_machine(machine: Replica, demand: Demand, slo: Slo, space: Space) -> Ite
     longest = machine.kv_bytes(demand.longest) / machine.kv_bytes_per_token
     for tokens in space.token_budgets:
         for batch in batches():
-            seats = math.ceil(batch + 3 * math.sqrt(batch))
-            asked = MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=seats)
+            point = _point(demand, batch, tokens)
+            crowd = crowding(machine, point, demand.input_cv2)
+            if crowd is None:
+                break
+            asked = MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=crowd.seats)
             fits = memory(machine, asked).kv_tokens
-            if fits < max(longest, seats * per_request):
+            if fits < max(longest, crowd.seats * per_request):
                 break
-            found = _candidate(machine, demand, slo, (tokens, batch, seats, fits), price)
+            found = _candidate(machine, demand, slo, (point, crowd, fits), price)
             yield found
-            if found.tpot_s > HOPELESS * (slo.tpot_s or math.inf):
+            if _hopeless(found, slo):
                 break
+
+
+def _hopeless(found: Candidate, slo: Slo) -> bool:
+    pairs = ((found.tpot_s, slo.tpot_s), (found.ttft_s, slo.ttft_s))
+    return any(limit is not None and value > HOPELESS * limit for value, limit in pairs)
 
 
 def _candidate(
     machine: Replica,
     demand: Demand,
     slo: Slo,
-    chosen: tuple[int, int, int, int],
+    chosen: tuple[Point, Crowd, int],
     price: float | None,
 ) -> Candidate:
-    tokens, batch, seats, kv_tokens = chosen
-    at = timing(machine, _point(demand, batch, tokens))
-    busier = timing(machine, _point(demand, math.ceil(batch + math.sqrt(batch)), tokens))
-    rate = at.output_tok_s / demand.osl
-    ttft_s = _ttft(machine, demand, slo, (rate, at.ttft_s), (batch, tokens))
-    num_replicas = math.ceil(demand.rate / rate)
+    point, crowd, kv_tokens = chosen
+    at, decode_s = crowd.at, decoding_s(machine, point)
+    ttft_s, tpot_s = _promised(machine, demand, slo, point, crowd)
+    num_replicas = math.ceil(demand.rate / at.rate)
     num_devices = num_replicas * machine.layout.num_devices
     eff = machine.efficiency
-    ttft, tpot = interval(ttft_s, eff.ttft_error), interval(busier.tpot_s, eff.tpot_error)
+    ttft, tpot = interval(ttft_s, eff.ttft_error), interval(tpot_s, eff.tpot_error)
     tdp_w = machine.device.tdp_w
     watts = None if tdp_w is None else tdp_w * num_devices
     dollars = None if price is None else price * num_devices
-    share = _input_share(at, demand, batch)
+    share = _input_share(at.prompt_s, demand.osl * decode_s / point.batch)
     return Candidate(
         device=machine.device.name,
         layout=machine.layout,
         weight_dtype=machine.weight_dtype,
         kv_dtype=machine.kv_dtype,
-        max_num_batched_tokens=tokens,
-        batch=batch,
-        seats=seats,
+        max_num_batched_tokens=point.tokens_per_step(machine),
+        batch=point.batch,
+        seats=crowd.seats,
         kv_tokens=kv_tokens,
         ttft_s=ttft_s,
-        tpot_s=busier.tpot_s,
-        decode_s=at.decode_s,
-        prefill_s=at.prefill_s,
-        rate=rate,
+        tpot_s=tpot_s,
+        decode_s=decode_s,
+        prefill_s=at.added_s,
+        rate=at.rate,
         num_replicas=num_replicas,
         num_devices=num_devices,
         tok_s_user=1 / at.tpot_s,
-        tok_s_device=at.output_tok_s / machine.layout.num_devices,
-        holds=meets(slo, ttft_s, busier.tpot_s, demand.osl),
+        tok_s_device=at.rate * demand.osl / machine.layout.num_devices,
+        holds=meets(slo, ttft_s, tpot_s, demand.osl),
         sure=meets(slo, ttft[1], tpot[1], demand.osl),
         ttft_interval_s=ttft,
         tpot_interval_s=tpot,
@@ -251,42 +259,68 @@ def _candidate(
     )
 
 
-def _input_share(at: Timing, demand: Demand, batch: int) -> float:
+class Crowd(msgspec.Struct, frozen=True, kw_only=True):
+    """A mean number in flight, and `more`, one standard deviation above it."""
+
+    at: Open
+    more: int
+    seats: int
+
+
+def crowding(machine: Replica, point: Point, input_cv2: float) -> Crowd | None:
+    """How far the number in flight n spreads: ends come at the rate r(n) of a replica that holds n,
+    arrivals at r(batch), so that its variance is r / r'(n) (of a birth and death process, to first
+    order; n where r is proportional to it). None where r no longer grows: it is full."""
+    at = _open(machine, point, input_cv2)
+    wider = math.ceil(math.sqrt(point.batch))
+    steeper = _open(machine, msgspec.structs.replace(point, batch=point.batch + wider), input_cv2)
+    gained = steeper.rate - at.rate
+    if gained <= 1e-6 * at.rate:
+        return None
+    deviation = math.sqrt(max(at.rate * wider / gained, point.batch))
+    return Crowd(
+        at=at,
+        more=math.ceil(point.batch + deviation),
+        seats=math.ceil(point.batch + 3 * deviation),
+    )
+
+
+def _open(machine: Replica, point: Point, input_cv2: float) -> Open:
+    groups = machine.layout.num_attention
+    return in_flight(mixing(machine, point), point.osl, groups, point.batch, input_cv2)
+
+
+def _promised(
+    machine: Replica, demand: Demand, slo: Slo, point: Point, crowd: Crowd
+) -> tuple[float, float]:
+    """TTFT and TPOT at the promise's attainment, the former of the 95th percentile prompt."""
+    longest = msgspec.structs.replace(point, isl=max(demand.isl_p95, demand.cached + 1))
+    prompt_s = mixing(machine, longest).prompt_s + asking_s(machine)
+    decode_s, at = decoding_s(machine, point), crowd.at
+    busier_s = decoding_s(machine, msgspec.structs.replace(point, batch=crowd.more)) - decode_s
+    return (
+        at.ttft_quantile(slo.attainment, prompt_s, demand.input_cv2),
+        at.tpot_quantile(slo.attainment, busier_s * at.step_s / decode_s),
+    )
+
+
+def _input_share(prompt_s: float, answer_s: float) -> float:
     """Of the bill, what prompts are charged: by the seconds of the device that prompts and decoding
     would take, each alone, whatever stands idle included. What a prompt adds to a decode step would
     be nothing wherever that step waits for memory, and its tokens free."""
-    return at.ttft_s / (at.ttft_s + demand.osl * at.decode_s / batch)
+    return prompt_s / (prompt_s + answer_s)
 
 
-def _point(demand: Demand, batch: int, tokens: int, isl: int | None = None) -> Point:
+def _point(demand: Demand, batch: int, tokens: int) -> Point:
     return Point(
         model="",
         device="",
-        isl=demand.isl if isl is None else isl,
+        isl=demand.isl,
         osl=demand.osl,
         batch=batch,
         cached=demand.cached,
         max_num_batched_tokens=tokens,
     )
-
-
-def _ttft(
-    machine: Replica,
-    demand: Demand,
-    slo: Slo,
-    prompts: tuple[float, float],
-    chosen: tuple[int, int],
-) -> float:
-    """At the promise's attainment: the queue of prompts, a step under way, and the prompt itself.
-
-    `prompts`: how many come per second, and the seconds that one is in the making.
-    """
-    (rate, service_s), (batch, tokens) = prompts, chosen
-    own = timing(machine, _point(demand, batch, tokens, max(demand.isl_p95, demand.cached + 1)))
-    per_group = rate / machine.layout.num_attention
-    shared = max(1, tokens // max(1, demand.isl - demand.cached))  # prompts that one step takes in
-    wait_s = wait_quantile(per_group / shared, service_s, slo.attainment, demand.input_cv2)
-    return wait_s + own.decode_s + own.ttft_s
 
 
 def _per_mtok(dollars_per_hour: float | None, share: float, tok_s: float) -> float | None:

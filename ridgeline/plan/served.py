@@ -267,9 +267,10 @@ def predict_served(served: Served, isl: int, osl: int, batch: int) -> Told:
     _require_within(served, isl, osl, batch)
     ttft_s, decode_s = served.ttft_s(isl), served.tpot_s(batch, isl + osl / 2)
     prompt_s = ttft_s - served.base_s
-    tpot_s = decode_s + (batch - 1) / osl * prompt_s
+    wait_s = (batch - 1) / osl * prompt_s  # every token's for others' prompts, the first's too
+    tpot_s = decode_s + wait_s
     ttft_s += decode_s if batch > 1 else 0.0  # the step that is under way when it comes
-    rate = batch * osl / (ttft_s + (osl - 1) * tpot_s)
+    rate = batch * osl / (ttft_s + wait_s + (osl - 1) * tpot_s)
     return Told(
         ttft_ms=1000 * ttft_s,
         tpot_ms=1000 * tpot_s,

@@ -54,6 +54,16 @@ def test_a_load_beyond_one_device_is_cut() -> None:
     assert all(piece.busy <= BUSY for piece in many)
 
 
+def test_short_answers_are_charged_their_prompts_whole() -> None:
+    """Classifying 36 prompts of 1,024 tokens a second takes most of an H100, not a part of one."""
+    tenant = Tenant(model="llama-3.1-8b", rate=36.0, isl=1024, osl=1)
+    flops = 36 * 1024 * 2 * 7e9
+    pieces = pieces_of(tenant, ROWS["h100-sxm"])
+    assert sum(piece.busy for piece in pieces) > flops / (
+        0.6 * ROWS["h100-sxm"].peak_flops["bfloat16"]
+    )
+
+
 def test_what_has_no_room_is_named() -> None:
     with pytest.raises(DoesNotFit, match=r"llama-3.1-70b fits none"):
         pack([Tenant(model="llama-3.1-70b", rate=1.0)], {"l4": 8}, ROWS)

@@ -17,7 +17,7 @@ from ridgeline.plan.layout import Layout
 from ridgeline.plan.machine import replica
 from ridgeline.plan.memory import MemoryAsked, memory
 from ridgeline.plan.outline import load_outline
-from ridgeline.plan.predict import Point, predict, predict_lines, predict_on
+from ridgeline.plan.predict import Point, predict, predict_lines, predict_on, timing
 from ridgeline.plan.speculation import Speculation
 
 IDEAL = Efficiency(
@@ -94,6 +94,33 @@ def test_more_load_is_never_faster_and_fewer_bits_never_slower(
     assert 0 < here.mbu <= 1 and 0 < here.mfu <= 1
     low, high = here.interval["tpot_ms"]
     assert low < here.tpot_ms < high
+
+
+@given(
+    model=st.sampled_from(["llama-3.2-1b", "llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v2-lite"]),
+    layout=st.sampled_from([Layout(), Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=4)]),
+    batch=st.integers(1, 256),
+    isl=st.integers(1, 8000),
+    osl=st.integers(1, 400) | st.integers(1, 8),
+    tokens=st.sampled_from([256, 1024, 8192]),
+)
+def test_no_prediction_beats_the_roofline(
+    model: str, layout: Layout, batch: int, isl: int, osl: int, tokens: int
+) -> None:
+    """What is predicted, summed up as work per second of one device, stays below its peaks."""
+    device = find_accelerator("h100-sxm")
+    machine = replica(load_outline(model), device, layout, efficiency=IDEAL)
+    asked = point(isl=isl, osl=osl, batch=batch, max_num_batched_tokens=tokens)
+    found = timing(machine, asked)
+    requests = found.output_tok_s / osl / layout.pp  # per second, as passes of one stage's share
+    prompt = machine.uniform(1, isl, 0, sampled=1)
+    token = machine.uniform(1, 1, isl + osl // 2, sampled=1)
+    flops = requests * (prompt.flops + (osl - 1) * token.flops)
+    rounds = min(layout.pp, batch)  # micro-batches, each of which reads the weights for itself
+    moved = found.output_tok_s / batch * rounds / layout.pp * machine.shared_bytes
+    moved += requests * (osl - 1) * token.kv_bytes
+    assert flops <= 1.01 * machine.peak_flop_s
+    assert moved <= 1.01 * device.bandwidth_bytes_s
 
 
 def test_the_interval_covers_four_in_five() -> None:

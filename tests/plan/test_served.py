@@ -119,3 +119,10 @@ def test_the_file_answers_predict_and_nothing_else(
     with pytest.raises(CannotRun, match="calibration of a server"):
         load_calibration(path)
     assert main(["calibrate", "--url", "http://x", "--engine", "demo"]) == 2
+
+
+def test_all_prompts_of_a_closed_loop_are_charged() -> None:
+    """A server that does nothing else than prompts answers no more of them for more clients."""
+    found = made_up()
+    alone_s = found.ttft_s(500) - found.base_s
+    assert predict_served(found, 500, 1, 8).output_tok_s < 1 / alone_s

@@ -1,0 +1,93 @@
+"""`plan` against `simulate`: what the arithmetic says a replica can keep, the scheduler keeps.
+
+The most that `search` finds one replica good for must hold under the engine's own scheduler with
+the planned seats and token budget; well beyond it must not, or devices would be paid for nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ridgeline.engine.core import Limits, NoPrefixCache, Scheduler, make_policy
+from ridgeline.hardware.catalogue import load_catalogue
+from ridgeline.plan.counted_pool import CountedPool
+from ridgeline.plan.demand import Demand
+from ridgeline.plan.fleet import Build, FleetPlan, Request, simulate_fleet
+from ridgeline.plan.fleet_result import summarise
+from ridgeline.plan.layout import Layout
+from ridgeline.plan.machine import replica
+from ridgeline.plan.memory import BLOCK_SIZE
+from ridgeline.plan.outline import load_outline
+from ridgeline.plan.pace import Modelled
+from ridgeline.plan.search import Candidate, Space, search
+from ridgeline.records import Slo
+
+CATALOGUE = load_catalogue()
+MODEL, DEVICE = "llama-3.1-8b", "h100-sxm"
+NUM_REQUESTS = 1500
+SPARED = 0.95  # of the planned rate: how exact the arithmetic is, where a queue is about to form
+BEYOND = 1.5  # times the planned rate, at which the promise must be broken
+
+
+def best_of_one(isl: int, osl: int, slo: Slo, tokens: int) -> Candidate:
+    """The candidate with the highest rate of those that hold."""
+    demand = Demand(rate=1e6, isl=isl, osl=osl, isl_p95=isl, longest=isl + osl)
+    space = Space(
+        devices=(DEVICE,),
+        weight_dtypes=("bfloat16",),
+        kv_dtypes=("bfloat16",),
+        token_budgets=(tokens,),
+        max_devices_per_replica=1,
+    )
+    found = search(load_outline(MODEL), demand, slo, space, CATALOGUE)
+    return max(found.fleets, key=lambda each: each.rate)
+
+
+def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> float:
+    """Share of the requests that kept the promise, the first tenth left to warm up."""
+    machine = replica(load_outline(MODEL), CATALOGUE[DEVICE], Layout())
+    limits = Limits(
+        max_num_seqs=planned.seats,
+        max_num_batched_tokens=planned.max_num_batched_tokens,
+        max_model_len=isl + osl,
+    )
+
+    def scheduler() -> Scheduler:
+        pool = CountedPool(planned.kv_tokens // BLOCK_SIZE, BLOCK_SIZE)
+        return Scheduler(limits, make_policy("continuous"), pool, NoPrefixCache())
+
+    gaps = np.random.default_rng(7).exponential(1 / rate, NUM_REQUESTS)
+    requests = [Request(at_s=float(at), num_prompt=isl, num_output=osl) for at in np.cumsum(gaps)]
+    build = Build(name=DEVICE, scheduler=scheduler, pace=Modelled(machine))
+    found = summarise(simulate_fleet(requests, FleetPlan(builds=(build,))), slo)
+    assert found.attainment is not None
+    return found.attainment
+
+
+@pytest.mark.parametrize("tokens", [2048, 8192])
+@pytest.mark.parametrize(
+    ("isl", "osl", "promise"),
+    [
+        (1024, 1, "ttft:200"),
+        (1024, 2, "ttft:300 tpot:200"),
+        (1024, 4, "ttft:400 tpot:100"),
+        (1024, 16, "ttft:200 tpot:200"),
+        (1024, 16, "ttft:250 tpot:50"),
+        (1024, 64, "ttft:300 tpot:50"),
+        (1024, 256, "ttft:500 tpot:20"),
+        (1024, 256, "e2e:6000"),
+        (4000, 16, "ttft:1000 tpot:200"),
+        (4000, 128, "ttft:1000 tpot:50"),
+        (128, 16, "ttft:100 tpot:20"),
+        (128, 128, "ttft:100 tpot:12"),
+    ],
+)
+def test_what_is_planned_holds_and_not_much_more(
+    isl: int, osl: int, promise: str, tokens: int
+) -> None:
+    slo = Slo.parse(promise)
+    planned = best_of_one(isl, osl, slo, tokens)
+    assert planned.holds
+    assert attained(planned, isl, osl, slo, SPARED * planned.rate) >= slo.attainment
+    assert attained(planned, isl, osl, slo, BEYOND * planned.rate) < slo.attainment
