@@ -28,6 +28,7 @@ from ridgeline.plan.manifests import Written, manifests
 from ridgeline.plan.memory import Memory, MemoryAsked, memory
 from ridgeline.plan.outline import Outline, hub_name, load_outline
 from ridgeline.plan.search import Candidate, Found, Space, quoted_price, search
+from ridgeline.plan.weights import checkpoint_bytes
 from ridgeline.records import Slo
 
 SHOWN = 8
@@ -281,8 +282,7 @@ def _written(asked: Asked, outline: Outline, start: Start, plan: Plan) -> Writte
     """The winner's manifests. Raises what `place` raises."""
     demand = plan.demand
     promise = f"{demand.rate:g} requests/s of {demand.isl} in, {demand.osl} out, under {plan.slo}"
-    stored = replica(outline, start.device)
-    return manifests(start, place(start.device, asked), stored.resident_bytes, promise)
+    return manifests(start, place(start.device, asked), checkpoint_bytes(outline), promise)
 
 
 def _write(folder: Path, written: Written, out: Console) -> None:

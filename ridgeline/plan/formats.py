@@ -1,9 +1,11 @@
 """Weight and KV formats for sizing: bytes per number, and the dtype that the products run in.
 
 Only the layers' linears and experts take a weight format; the LM head, embeddings, router-sized
-rest and norms stay in 16 (or 32) bits, as every engine leaves them. Scales are counted: one of 4
-bytes per output row for fp8 and int8, one of 2 bytes per group of 128 for int4, one byte per 32 for
-mxfp4. A device without a rate for a format's own products computes in bfloat16 after unpacking.
+rest and norms stay in 16 (or 32) bits, as every engine leaves them. Of a routed model mxfp4 takes
+the experts alone: attention, shared experts and router stay as they are, as in gpt-oss, and so do
+activations. Scales are counted: one of 4 bytes per output row for fp8 and int8, one of 2 bytes per
+group of 128 for int4, one byte per 32 for mxfp4. A device without a rate for a format's own
+products computes in bfloat16 after unpacking.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ class WeightFormat(msgspec.Struct, frozen=True, kw_only=True):
     """`bits` per weight; `group_size` weights share `scale_bytes` (None: a whole row does).
 
     `computed_in`: dtypes of the product, best first; the device's first known one is used.
+    `spares_shared`: of a routed model only the experts take it.
     """
 
     bits: int
     computed_in: tuple[str, ...]
     group_size: int | None = None
     scale_bytes: int = 0
+    spares_shared: bool = False
 
     def nbytes(self, params: float, rows: float) -> float:
         """Bytes of `params` weights in `rows` output rows, scales included."""
@@ -33,16 +37,22 @@ class WeightFormat(msgspec.Struct, frozen=True, kw_only=True):
         return params * self.bits / 8 + scales * self.scale_bytes
 
 
-_WIDE = ("bfloat16", "float16", "float32")
+WIDE = ("bfloat16", "float16", "float32")
 WEIGHTS: Mapping[str, WeightFormat] = MappingProxyType(
     {
         "float32": WeightFormat(bits=32, computed_in=("float32",)),
-        "bfloat16": WeightFormat(bits=16, computed_in=_WIDE),
-        "float16": WeightFormat(bits=16, computed_in=_WIDE),
-        "float8_e4m3": WeightFormat(bits=8, computed_in=("float8_e4m3", *_WIDE), scale_bytes=4),
-        "int8": WeightFormat(bits=8, computed_in=("int8", *_WIDE), scale_bytes=4),
-        "int4": WeightFormat(bits=4, computed_in=_WIDE, group_size=128, scale_bytes=2),
-        "mxfp4": WeightFormat(bits=4, computed_in=("float4", *_WIDE), group_size=32, scale_bytes=1),
+        "bfloat16": WeightFormat(bits=16, computed_in=WIDE),
+        "float16": WeightFormat(bits=16, computed_in=WIDE),
+        "float8_e4m3": WeightFormat(bits=8, computed_in=("float8_e4m3", *WIDE), scale_bytes=4),
+        "int8": WeightFormat(bits=8, computed_in=("int8", *WIDE), scale_bytes=4),
+        "int4": WeightFormat(bits=4, computed_in=WIDE, group_size=128, scale_bytes=2),
+        "mxfp4": WeightFormat(
+            bits=4,
+            computed_in=("float4", *WIDE),
+            group_size=32,
+            scale_bytes=1,
+            spares_shared=True,
+        ),
     }
 )
 KV_BYTES: Mapping[str, int] = MappingProxyType(

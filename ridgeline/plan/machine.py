@@ -23,6 +23,7 @@ from ridgeline.plan.efficiency import Efficiency, efficiency_of
 from ridgeline.plan.formats import KV_BYTES, KV_ROW_SCALE_BYTES, WEIGHTS, WeightFormat
 from ridgeline.plan.layout import Layout, Wires, check_layout, wires
 from ridgeline.plan.outline import Attention, Experts, Outline
+from ridgeline.plan.weights import layer_bytes, served_dtype, shared_form, table_bytes
 from ridgeline.spec.cost import LARGE_PARAMS, visible
 
 Bound = Literal["bandwidth", "compute", "overhead", "communication"]
@@ -270,25 +271,22 @@ def replica(
     layout = Layout() if layout is None else layout
     calibration = device.calibration if isinstance(device, MeasuredDevice) else None
     check_layout(layout, outline, device)
-    kept = outline.stored_dtype if calibration is None else calibration.dense_dtype
+    kept = served_dtype(outline, device, weight_dtype)
     weight_dtype = weight_dtype or outline.packed or _kept_weights(outline, kept, calibration)
-    form = WEIGHTS[weight_dtype]
-    head_dtype = _head_dtype(outline, weight_dtype, calibration)
+    head_dtype = kept
     if calibration is not None:
+        head_dtype = _head_dtype(outline, weight_dtype, calibration)
         _check_calibrated(calibration, layout, (weight_dtype, head_dtype))
-    compute_dtype = _computed_in(form, device)
+    compute_dtype = _computed_in(shared_form(outline, weight_dtype, kept), device)
     if calibration is not None and weight_dtype in ("int8", "int4"):
         compute_dtype = "int8" if "int8" in device.peak_flops else compute_dtype
     eff = _errors(calibration) if calibration is not None else efficiency or efficiency_of(device)
     act_bytes = 4 if kept == "float32" else 2
     head_bytes = WEIGHTS[head_dtype].nbytes(outline.head_params, outline.vocab_size)
-    shared = form.nbytes(outline.shared_params, outline.shared_rows)
-    shared += outline.small_params * WEIGHTS[kept].bits / 8
+    shared, experts, routed = layer_bytes(outline, weight_dtype, kept)
     spread = layout.ep if layout.ep > 1 else layout.tp
-    experts = tuple(g.num_layers * form.nbytes(g.params, g.rows) for g in outline.experts)
-    routed = sum(n * g.num_experts for n, g in zip(experts, outline.experts, strict=True))
     is_one = outline.tied_embeddings and (calibration is None or head_dtype == kept)
-    tables = head_bytes + (0.0 if is_one else _table_bytes(outline, kept))
+    tables = head_bytes + (0.0 if is_one else table_bytes(outline, kept))
     active = sum(g.num_layers * g.per_token * g.params for g in outline.experts)
     return Replica(
         outline=outline,
@@ -333,20 +331,12 @@ def _errors(calibration: Calibration) -> Efficiency:
     )
 
 
-def _head_dtype(outline: Outline, weight_dtype: str, calibration: Calibration | None) -> str:
-    """As stored; Ridgeline's engine keeps what it does not quantise in its dense dtype, but the
-    head of a quantised bfloat16 checkpoint as it is stored."""
-    if calibration is None:
-        return outline.stored_dtype
+def _head_dtype(outline: Outline, weight_dtype: str, calibration: Calibration) -> str:
+    """Ridgeline's engine keeps what it does not quantise in its dense dtype, but the head of a
+    quantised bfloat16 checkpoint as it is stored."""
     dense, stored = calibration.dense_dtype, outline.stored_dtype
     quantised = weight_dtype != dense
     return stored if quantised and (stored, dense) == ("bfloat16", "float32") else dense
-
-
-def _table_bytes(outline: Outline, kept: str) -> float:
-    """An embedding table of its own: bfloat16 stays as it is stored."""
-    dtype = "bfloat16" if outline.stored_dtype == "bfloat16" else kept
-    return WEIGHTS[dtype].nbytes(outline.head_params, outline.vocab_size)
 
 
 def _check_calibrated(calibration: Calibration, layout: Layout, formats: tuple[str, ...]) -> None:

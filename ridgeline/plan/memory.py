@@ -136,7 +136,7 @@ def _budget(rule: BudgetAsked, *, shorter: bool) -> tuple[int, int]:
 
 def _activations(machine: Replica, asked: MemoryAsked) -> float:
     outline, tp = machine.outline, machine.layout.tp
-    act_bytes = 4 if outline.stored_dtype == "float32" else 2
+    act_bytes = 4 if machine.head_dtype == "float32" else 2
     per_token = _ROWS_OF_HIDDEN * outline.hidden_size + 2 * outline.widest / tp
     logits = asked.max_num_seqs * outline.vocab_size * 4 / tp
     return asked.max_num_batched_tokens * per_token * act_bytes + logits

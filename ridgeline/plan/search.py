@@ -27,6 +27,7 @@ from ridgeline.plan.memory import MemoryAsked, memory
 from ridgeline.plan.open_loop import Open, in_flight
 from ridgeline.plan.outline import Outline
 from ridgeline.plan.predict import Point, asking_s, decoding_s, mixing
+from ridgeline.plan.weights import served_dtype
 from ridgeline.records import Slo
 from ridgeline.records.price import dollars_per_million
 
@@ -146,7 +147,7 @@ def machines(
         device = catalogue[name]
         for layout in layouts(outline, space.max_devices_per_replica):
             for weights in space.weight_dtypes or _weights(outline, device):
-                for kv in space.kv_dtypes or _kvs(outline, device):
+                for kv in space.kv_dtypes or _kvs(outline, device, weights):
                     try:
                         yield replica(outline, device, layout, weight_dtype=weights, kv_dtype=kv)
                     except UserError as error:
@@ -166,15 +167,15 @@ def layouts(outline: Outline, most: int) -> Iterator[Layout]:
 
 
 def _weights(outline: Outline, device: Accelerator) -> tuple[str, ...]:
-    stored = outline.packed or outline.stored_dtype
+    stored = outline.packed or served_dtype(outline, device)
     if stored in ("bfloat16", "float16") and "float8_e4m3" in device.peak_flops:
         return (stored, "float8_e4m3")
     return (stored,)
 
 
-def _kvs(outline: Outline, device: Accelerator) -> tuple[str, ...]:
-    has_fp8 = "float8_e4m3" in device.peak_flops
-    return (outline.stored_dtype, "float8_e4m3") if has_fp8 else (outline.stored_dtype,)
+def _kvs(outline: Outline, device: Accelerator, weights: str) -> tuple[str, ...]:
+    served = served_dtype(outline, device, weights)
+    return (served, "float8_e4m3") if "float8_e4m3" in device.peak_flops else (served,)
 
 
 def batches(most: int = MOST_BATCH) -> Iterator[int]:

@@ -11,6 +11,7 @@ from ridgeline.errors import BadModel
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.plan.machine import replica
 from ridgeline.plan.outline import known_shapes, load_outline, more_shapes
+from ridgeline.plan.weights import checkpoint_bytes
 from ridgeline.spec.cost import cost_model, kv_bytes_per_token, num_params, resident_weight_bytes
 from ridgeline.spec.load import load_spec
 
@@ -99,6 +100,51 @@ def test_a_config_file_and_a_quantised_checkpoint(tmp_path: Path) -> None:
     path.write_text(json.dumps({**fields, "kv_lora_rank": "big"}))
     with pytest.raises(BadModel, match="kv_lora_rank"):
         load_outline(str(path))
+
+
+@pytest.mark.parametrize(
+    ("model", "gb"),
+    [
+        ("gpt-oss-120b", 65.25),  # 60.8 GiB: mxfp4 experts, all else in bfloat16
+        ("gpt-oss-20b", 13.76),  # 12.8 GiB
+        ("deepseek-v3", 673.5),  # of 688.6; the rest is the MTP module, which is not served
+        ("kimi-k2", 1029),
+        ("llama-3.1-8b", 16.06),
+        ("gemma-2-9b", 36.96),  # the base model's files are in float32
+    ],
+)
+def test_checkpoints_are_as_large_as_published(model: str, gb: float) -> None:
+    outline = load_outline(model)
+    assert checkpoint_bytes(outline) / 1e9 == pytest.approx(gb, rel=0.005)
+    if outline.stored_dtype == "bfloat16":
+        machine = replica(outline, find_accelerator("h200-sxm"))
+        assert machine.resident_bytes == pytest.approx(checkpoint_bytes(outline), rel=1e-3)
+
+
+def test_mxfp4_is_of_experts_alone() -> None:
+    outline, device = load_outline("gpt-oss-120b"), find_accelerator("b200")
+    packed, wide = (replica(outline, device, weight_dtype=name) for name in ("mxfp4", "bfloat16"))
+    assert packed.shared_bytes == wide.shared_bytes and packed.head_bytes == wide.head_bytes
+    experts = outline.experts[0]
+    nbytes = experts.num_layers * experts.params * 17 / 32  # 4 bits, and a byte per 32
+    assert packed.expert_bytes == (pytest.approx(nbytes),)
+    assert packed.compute_dtype == "bfloat16"  # attention is, and so are activations
+    dense = replica(load_outline("llama-3.1-8b"), device, weight_dtype="mxfp4")
+    assert dense.shared_bytes < 0.3 * replica(load_outline("llama-3.1-8b"), device).shared_bytes
+
+
+def test_float32_checkpoints_are_served_in_sixteen_bits() -> None:
+    """No accelerator of the catalogue has a rate for float32."""
+    outline, device = load_outline("gemma-2-9b"), find_accelerator("h100-sxm")
+    assert outline.stored_dtype == "float32"
+    served, asked = replica(outline, device), replica(outline, device, weight_dtype="bfloat16")
+    for machine in (served, asked):
+        assert (machine.weight_dtype, machine.kv_dtype) == ("bfloat16", "bfloat16")
+        assert machine.kv_bytes_per_token == 42 * 2 * 8 * 256 * 2
+        assert machine.head_bytes == 2 * outline.head_params
+    assert served.resident_bytes == pytest.approx(2 * outline.num_params)
+    eight = replica(outline, device, weight_dtype="float8_e4m3")
+    assert eight.kv_dtype == "bfloat16" and eight.head_bytes == served.head_bytes
 
 
 def test_an_unknown_model_names_its_neighbours() -> None:
