@@ -53,17 +53,7 @@ def verdicts(request: RequestTrace, slo: Slo) -> tuple[Verdict, ...]:
     """("met",), or every reason why not."""
     if outcome(request) != "ok":
         return ("failed",)
-    observed: tuple[tuple[Verdict, float | None, float | None], ...] = (
-        ("ttft", ttft_s(request), slo.ttft_s),
-        ("tpot", tpot_s(request), slo.tpot_s),
-        ("e2e", e2e_s(request), slo.e2e_s),
-    )
-    judged = [
-        (name, v, limit) for name, v, limit in observed if v is not None and limit is not None
-    ]
-    if not judged:
-        return ("unobserved",)
-    return tuple(name for name, value, limit in judged if value > limit) or ("met",)
+    return slo.misses(ttft_s(request), tpot_s(request), e2e_s(request)) or ("met",)
 
 
 def meets(request: RequestTrace, slo: Slo) -> bool:

@@ -101,8 +101,10 @@ def search(
     space: Space,
     catalogue: Mapping[str, Accelerator],
 ) -> Found:
-    """Every candidate judged. Raises BadInput for a workload longer than the model's context."""
+    """Every candidate judged. Raises BadInput for a workload longer than the model's context, or
+    one of which nothing was promised."""
     check_demand(outline, demand)
+    _check_promise(slo, demand)
     left_out: dict[str, str] = {}
     everything: list[Candidate] = []
     for machine in machines(outline, space, catalogue, left_out):
@@ -129,6 +131,15 @@ def check_demand(outline: Outline, demand: Demand) -> None:
             value=f"{demand.longest} tokens",
             limit=outline.max_positions,
             fix="choose another workload, or a model with a longer context",
+        )
+
+
+def _check_promise(slo: Slo, demand: Demand) -> None:
+    if demand.osl == 1 and slo.ttft_s is None and slo.e2e_s is None:
+        raise BadInput(
+            "answers of one token have no TPOT, and nothing else is promised",
+            value=str(slo),
+            fix="promise ttft or e2e",
         )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
 from ridgeline.errors import BadInput
 
+Miss = Literal["unobserved", "ttft", "tpot", "e2e"]
 _LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "e2el": "e2e_s"}
 _FIX = "write e.g. 'ttft:200 tpot:50 error:1%' (milliseconds; error as a share)"
 
@@ -37,6 +39,24 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
         if not {"ttft_s", "tpot_s", "e2e_s"} & found.keys():
             raise BadInput("the SLO promises no latency", value=text, fix=_FIX)
         return Slo(**found)
+
+    def misses(
+        self, ttft_s: float | None, tpot_s: float | None, e2e_s: float | None
+    ) -> tuple[Miss, ...]:
+        """Why a request that succeeded did not keep this promise; () where it did.
+
+        What could not be observed (None: TPOT of a one-token answer) is not judged; where nothing
+        could be, the request counts as missed: a promise is kept only where that was seen.
+        """
+        pairs: tuple[tuple[Miss, float | None, float | None], ...] = (
+            ("ttft", ttft_s, self.ttft_s),
+            ("tpot", tpot_s, self.tpot_s),
+            ("e2e", e2e_s, self.e2e_s),
+        )
+        judged = [(name, v, most) for name, v, most in pairs if v is not None and most is not None]
+        if not judged:
+            return ("unobserved",)
+        return tuple(name for name, value, most in judged if value > most)
 
     def __str__(self) -> str:
         parts = [

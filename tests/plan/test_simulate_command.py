@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
+from ridgeline.measure.goodput import meets
 from ridgeline.plan.fleet import Life, Outcome, Request
-from ridgeline.plan.fleet_result import summarise
+from ridgeline.plan.fleet_result import summarise, traces
 from ridgeline.records import Slo
 
 ASKED = ["simulate", "llama-3.1-8b", "--device", "h100-sxm"]
@@ -130,6 +131,28 @@ def test_the_summary_by_hand() -> None:
     assert (found.ttft.p50, found.tpot.p50, found.queue.p50) == (1.0, 0.5, 0.5)
     assert (found.attainment, found.goodput_req_s, found.mean_in_flight) == (0.5, 1 / 8, 1.5)
     assert summarise(outcome, Slo(ttft_s=0.9)).attainment == 0.0
+
+
+@pytest.mark.parametrize("promise", ["tpot:50", "ttft:1500 tpot:50", "ttft:900 tpot:50", "e2e:9"])
+@pytest.mark.parametrize("num_output", [1, 5])
+def test_a_request_is_judged_as_a_measured_one_is(num_output: int, promise: str) -> None:
+    """A one-token answer has no TPOT: other limits judge it, and where there are none it missed."""
+    asked = Request(at_s=1.0, num_prompt=10, num_output=num_output)
+    life = Life(asked, started_s=1.5, first_s=2.0, finished_s=2.0 if num_output == 1 else 2.1)
+    outcome = Outcome(
+        lives=(life,),
+        members=(),
+        duration_s=8.0,
+        area=1.0,
+        num_steps=1,
+        num_events=1,
+        num_replicas=((0.0, 1),),
+    )
+    slo = Slo.parse(promise)
+    (trace,) = traces(outcome, 1)
+    assert (summarise(outcome, slo).attainment == 1.0) == meets(trace, slo)
+    if num_output == 1 and promise == "tpot:50":
+        assert not meets(trace, slo)
 
 
 def test_seeds_give_intervals(capsys: pytest.CaptureFixture[str]) -> None:
