@@ -14,6 +14,7 @@ of the Poisson number in flight set aside, as in `search`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import msgspec
 
@@ -21,6 +22,7 @@ from ridgeline.plan.demand import Demand, wait_quantile
 from ridgeline.plan.layout import NETWORK_BYTES_S
 from ridgeline.plan.machine import Replica
 from ridgeline.plan.memory import MemoryAsked, memory
+from ridgeline.plan.predict import Point, decoding_s
 from ridgeline.plan.search import Candidate, batches
 from ridgeline.records import Slo
 
@@ -64,64 +66,80 @@ def transfer_seconds(machine: Replica, demand: Demand) -> float:
 
 
 def pools(machine: Replica, demand: Demand, slo: Slo) -> Pools | None:
-    """The smallest split of this replica kind that keeps the promise; None where there is none."""
+    """The smallest split of this replica kind that keeps the promise; None where there is none.
+
+    Under a promise of e2e the pools share its time: what decoding leaves of it is the prompt's.
+    """
+    found = (_split(machine, demand, slo, batch) for batch in _decode_batches(machine, demand))
+    fitting = [each for each in found if each is not None]
+    return min(fitting, key=lambda each: (each.num_devices, each.tpot_s), default=None)
+
+
+def _split(machine: Replica, demand: Demand, slo: Slo, batch: int) -> Pools | None:
+    """With a mean of `batch` answers on each decode replica; TPOT is that when one deviation
+    busier. None where the promise is broken."""
     transfer_s = transfer_seconds(machine, demand)
-    decode = _decode(machine, demand, slo, transfer_s)
-    prompt = machine.uniform(1, demand.isl - demand.cached, demand.cached, sampled=1)
-    rate = _prefill_rate(prompt.seconds, transfer_s, demand, slo)
-    if decode is None or rate <= 0:
+    prompt_s = machine.uniform(1, demand.isl - demand.cached, demand.cached, sampled=1).seconds
+    tpot_s = decoding_s(machine, _point(demand, math.ceil(batch + math.sqrt(batch))))
+    held_s = demand.osl * tpot_s + transfer_s  # one token more: the step under way when it comes
+    if demand.osl > 1 and tpot_s > (slo.tpot_s or math.inf):
         return None
-    batch, tpot_s, decode_rate = decode
+    left_s = min(
+        math.inf if slo.ttft_s is None else slo.ttft_s - transfer_s,
+        math.inf if slo.e2e_s is None else slo.e2e_s - held_s,
+    )
+    rate = _prefill_rate(machine, prompt_s, demand, slo, left_s)
+    if rate <= 0:
+        return None
     num_prefill = math.ceil(demand.rate / rate)
-    num_decode = math.ceil(demand.rate / decode_rate)
-    wait_s = _wait(demand.rate / num_prefill, prompt.seconds, demand, slo)
+    num_decode = math.ceil(demand.rate * held_s / batch)
+    wait_s = _wait(machine, demand.rate / num_prefill, prompt_s, demand, slo)
     return Pools(
         num_prefill=num_prefill,
         num_decode=num_decode,
         num_devices=(num_prefill + num_decode) * machine.layout.num_devices,
-        prefill_s=prompt.seconds,
+        prefill_s=prompt_s,
         transfer_s=transfer_s,
-        ttft_s=wait_s + prompt.seconds + transfer_s,
+        ttft_s=wait_s + prompt_s + transfer_s,
         tpot_s=tpot_s,
         decode_batch=batch,
     )
 
 
-def _wait(rate: float, service_s: float, demand: Demand, slo: Slo) -> float:
-    return wait_quantile(rate, service_s, slo.attainment, demand.input_cv2)
+def _wait(machine: Replica, rate: float, prompt_s: float, demand: Demand, slo: Slo) -> float:
+    """A prompt passes through pp stages, each of which takes the next one when it is done."""
+    layout = machine.layout
+    stage_s = prompt_s / layout.pp
+    return wait_quantile(rate / layout.num_attention, stage_s, slo.attainment, demand.input_cv2)
 
 
-def _prefill_rate(service_s: float, transfer_s: float, demand: Demand, slo: Slo) -> float:
-    """Requests per second at which a prefill replica just keeps the TTFT."""
-    limit_s = math.inf if slo.ttft_s is None else slo.ttft_s
-    if service_s + transfer_s > limit_s:
+def _prefill_rate(
+    machine: Replica, prompt_s: float, demand: Demand, slo: Slo, left_s: float
+) -> float:
+    """Requests per second at which prompts on a prefill replica are just done within `left_s`."""
+    if prompt_s > left_s:
         return 0.0
-    low, high = 0.0, 0.95 / service_s
+    low, high = 0.0, 0.95 / prompt_s * machine.layout.pp * machine.layout.num_attention
     for _ in range(_BISECTIONS):
         rate = (low + high) / 2
-        fits = _wait(rate, service_s, demand, slo) + service_s + transfer_s <= limit_s
+        fits = _wait(machine, rate, prompt_s, demand, slo) + prompt_s <= left_s
         low, high = (rate, high) if fits else (low, rate)
     return low
 
 
-def _decode(
-    machine: Replica, demand: Demand, slo: Slo, transfer_s: float
-) -> tuple[int, float, float] | None:
-    """(mean batch, TPOT when one deviation busier, requests/s) of the fullest decode replica."""
-    best = None
+def _decode_batches(machine: Replica, demand: Demand) -> Iterator[int]:
+    """Those whose answers fit a decode replica's cache, three deviations above the mean."""
     per_request = machine.kv_bytes(demand.isl + demand.osl) / machine.kv_bytes_per_token
-    context = demand.isl + demand.osl // 2
     for batch in batches():
         seats = math.ceil(batch + 3 * math.sqrt(batch))
-        fits = memory(machine, MemoryAsked(max_num_batched_tokens=seats, max_num_seqs=seats))
-        busier = math.ceil(batch + math.sqrt(batch))
-        tpot_s = machine.uniform(busier, 1, context, sampled=busier).seconds
-        e2e_s = demand.osl * tpot_s + transfer_s
-        limits = (slo.tpot_s or math.inf, slo.e2e_s or math.inf)
-        if fits.kv_tokens < seats * per_request or tpot_s > limits[0] or e2e_s > limits[1]:
-            break
-        best = (batch, tpot_s, batch / e2e_s)
-    return best
+        asked = MemoryAsked(max_num_batched_tokens=seats, max_num_seqs=seats)
+        if memory(machine, asked).kv_tokens < seats * per_request:
+            return
+        yield batch
+
+
+def _point(demand: Demand, batch: int) -> Point:
+    return Point(model="", device="", isl=demand.isl, osl=demand.osl, batch=batch)
 
 
 def verdict(machine: Replica, demand: Demand, slo: Slo, shared: Candidate | None) -> Verdict:

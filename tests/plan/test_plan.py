@@ -151,6 +151,40 @@ def test_disaggregation_is_refused_when_it_takes_more_devices() -> None:
     assert pools(machine, DEMAND, Slo.parse("ttft:1")) is None
 
 
+def test_a_split_leaves_the_prompt_its_part_of_an_end_to_end_promise() -> None:
+    """A promise of e2e is one of both pools' times together, whatever was not said of TTFT."""
+    machine = replica(load_outline("llama-3.1-70b"), CATALOGUE["h100-sxm"], Layout(tp=4))
+    for e2e_ms in (6000, 8000, 12_000):
+        split = pools(machine, DEMAND, Slo.parse(f"e2e:{e2e_ms}"))
+        assert split is not None
+        took_s = split.ttft_s + (DEMAND.osl - 1) * split.tpot_s
+        assert took_s <= e2e_ms / 1000
+    alone = machine.uniform(1, DEMAND.isl, 0, sampled=1).seconds
+    token = machine.uniform(1, 1, DEMAND.isl + DEMAND.osl // 2, sampled=1).seconds
+    assert pools(machine, DEMAND, Slo(e2e_s=DEMAND.osl * token + alone)) is None
+
+
+def test_stages_of_a_prefill_pool_work_at_once() -> None:
+    machine, staged = (
+        replica(load_outline("llama-3.1-8b"), CATALOGUE["h100-sxm"], Layout(pp=pp)) for pp in (1, 4)
+    )
+    heavy = with_(DEMAND, rate=200.0)
+    one, four = pools(machine, heavy, SLO), pools(staged, heavy, SLO)
+    assert one is not None and four is not None
+    assert four.num_prefill <= one.num_prefill / 3
+
+
+def test_a_promise_of_tpot_alone_says_nothing_of_one_token() -> None:
+    single = with_(DEMAND, osl=1)
+    with pytest.raises(BadInput, match="no TPOT"):
+        search(load_outline("llama-3.1-8b"), single, Slo.parse("tpot:50"), SPACE, CATALOGUE)
+    space = with_(SPACE, devices=("h100-sxm",), max_devices_per_replica=1)
+    kept = search(load_outline("llama-3.1-8b"), single, Slo.parse("ttft:500"), space, CATALOGUE)
+    same = Slo.parse("ttft:500 tpot:0.01")  # not judged
+    assert kept.fleets
+    assert search(load_outline("llama-3.1-8b"), single, same, space, CATALOGUE).fleets
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["plan", "llama-3.1-8b", "--rate", "5", "--device", "h100-sxm", "--max-devices", "2"]
     page, folder = tmp_path / "plan.html", tmp_path / "out"
