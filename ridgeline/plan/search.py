@@ -141,6 +141,13 @@ def _check_promise(slo: Slo, demand: Demand) -> None:
             value=str(slo),
             fix="promise ttft or e2e",
         )
+    if slo.attainment >= 1:
+        raise BadInput(
+            "under random arrivals no latency can be promised to everybody",
+            value=f"attainment:{slo.attainment:g}",
+            limit="below 1",
+            fix="promise it to a share, as attainment:99%",
+        )
 
 
 def _kind(machine: Replica) -> str:

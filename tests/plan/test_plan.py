@@ -185,6 +185,13 @@ def test_a_promise_of_tpot_alone_says_nothing_of_one_token() -> None:
     assert search(load_outline("llama-3.1-8b"), single, same, space, CATALOGUE).fleets
 
 
+def test_nothing_is_promised_to_everybody() -> None:
+    """Some queue is longer than any limit: the quantile of all requests is no number."""
+    with pytest.raises(BadInput, match="everybody"):
+        found(slo=Slo.parse("ttft:1000 tpot:50 attainment:100%"))
+    assert found(slo=Slo.parse("ttft:1000 tpot:50 attainment:99.9%")).fleets
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["plan", "llama-3.1-8b", "--rate", "5", "--device", "h100-sxm", "--max-devices", "2"]
     page, folder = tmp_path / "plan.html", tmp_path / "out"
