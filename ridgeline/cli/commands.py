@@ -255,7 +255,9 @@ def optimize(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the report and ridgeline.toml.")
     ] = Path("ridgeline-out"),
-    ladder: Annotated[Path | None, typer.Option(help="A ladder.toml of your own rungs.")] = None,
+    ladder: Annotated[
+        Path | None, typer.Option(help="A ladder.toml of your own, in place of ours.")
+    ] = None,
     calibration: Annotated[
         Path | None,
         typer.Option(help="Predict with this file of `ridgeline calibrate`.", metavar="FILE"),
