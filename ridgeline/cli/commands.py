@@ -13,6 +13,7 @@ from ridgeline.cli.elsewhere_flags import server_options, takes_elsewhere_flags
 from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
 from ridgeline.cli.plan_commands import add_plan_commands
 from ridgeline.cli.quantities import duration_of, one_of
+from ridgeline.cli.ranges import within_ranges
 from ridgeline.cli.server_flags import takes_server_flags
 from ridgeline.cli.terminal_commands import add_terminal_commands
 from ridgeline.settings import NAIVE, Settings
@@ -330,3 +331,4 @@ add_terminal_commands(app)
 model_commands.add_to(app)
 explain_command.add_to(app)
 diagnose_command.add_to(app)
+within_ranges(app)
