@@ -32,10 +32,6 @@ def command(settings: Settings, file: Path, output: Path) -> int:
     """Answer `file` into `output`; 1 where lines failed."""
     console = Console(stderr=True, highlight=False)
     job = read_job(file, ENDPOINTS)
-    if not output.parent.is_dir():
-        raise BadInput("the output's folder does not exist", value=str(output.parent))
-    if output.is_dir():
-        raise BadInput("the output is a folder", value=str(output), fix="name a file")
     for written in (output, errors_of(output), store_of(output)):
         if written.resolve() == file.resolve():
             raise BadInput(

@@ -32,6 +32,7 @@ from ridgeline.cli.rig import rig
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
+from ridgeline.measure.log import write_whole
 from ridgeline.measure.server.process import Witness
 from ridgeline.plan.calibrate import Facts, Sample, blank, fit
 from ridgeline.plan.calibration import Calibration, Memory, Reading
@@ -229,8 +230,8 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
         raise BadInput(
             "too many runs", value=len(runs), limit=MOST_RUNS, fix="name fewer with --quantization"
         )
-    if not output.parent.is_dir():
-        raise BadInput("there is no such folder", value=str(output.parent))
+    for run in runs:
+        resolve(settings_of(run))  # the last may not cost the first what was measured
     out, began_s = Console(highlight=False, stderr=True), time.perf_counter()
     found = system.memory()
     memory = Memory(total_bytes=found.total_bytes, available_bytes=found.available_bytes)
@@ -271,7 +272,7 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
 
 def write(calibration: Calibration, output: Path) -> None:
     """The file, indented: people read it."""
-    output.write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=2))
+    write_whole(output, [msgspec.json.format(msgspec.json.encode(calibration), indent=2)])
 
 
 def table(found: Calibration, output: Path) -> Table:

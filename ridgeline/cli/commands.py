@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from ridgeline.cli import diagnose_command, explain_command, model_commands
+from ridgeline.cli.beforehand import look_first
 from ridgeline.cli.bench_flags import WORKLOADS, takes_load_flags, takes_report_flags
 from ridgeline.cli.elsewhere_flags import server_options, takes_elsewhere_flags
 from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
 from ridgeline.cli.plan_commands import add_plan_commands
 from ridgeline.cli.quantities import duration_of, one_of
-from ridgeline.cli.ranges import within_ranges
 from ridgeline.cli.server_flags import takes_server_flags
 from ridgeline.cli.terminal_commands import add_terminal_commands
 from ridgeline.settings import NAIVE, Settings
@@ -331,4 +331,4 @@ add_terminal_commands(app)
 model_commands.add_to(app)
 explain_command.add_to(app)
 diagnose_command.add_to(app)
-within_ranges(app)
+look_first(app)

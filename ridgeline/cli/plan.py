@@ -15,6 +15,8 @@ from ridgeline.cli.lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.cli.predict import read_catalogue
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
+from ridgeline.measure.log import write_whole
+from ridgeline.optimize.write import write_all
 from ridgeline.plan.api_prices import check_fresh
 from ridgeline.plan.clusters import DEFAULT_CLUSTER, Asked, pinned, place
 from ridgeline.plan.demand import Demand, demand_of
@@ -94,7 +96,7 @@ def command(options: PlanOptions, as_json: bool) -> int:
     if options.html is not None:
         from ridgeline.cli.plan_page import plan_page
 
-        options.html.write_text(plan_page(plan, slo), encoding="utf-8")
+        write_whole(options.html, [plan_page(plan, slo).encode()])
     if as_json:
         print(json_lib.dumps(msgspec.to_builtins(plan)))
     else:
@@ -290,10 +292,8 @@ def _write(folder: Path, written: Written, out: Console) -> None:
     if not written.files:
         why = "; ".join(dict.fromkeys(written.left_out.values()))
         raise CannotRun("no manifest can be written of this fleet", value=why)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in written.files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-        out.print(f"written: {folder / name}", style="dim", markup=False, soft_wrap=True)
+    for path in write_all(folder, written.files):
+        out.print(f"written: {path}", style="dim", markup=False, soft_wrap=True)
     for name, why in written.left_out.items():
         out.print(f"not written: {name}: {why}", style="yellow", markup=False, soft_wrap=True)
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, load_catalogue
+from ridgeline.measure.log import write_whole
 from ridgeline.plan.calibration import MeasuredDevice, load_calibration
 from ridgeline.plan.outline import known_shapes
 from ridgeline.plan.predict import Point, Prediction, predict, predict_lines
@@ -80,14 +81,18 @@ def answer_served(path: Path, point: Point, other: object, as_json: bool) -> Non
 def answer_file(source: str, output: Path | None, rows: dict[str, Accelerator]) -> int:
     """Answer every line; 2 where any could not be answered."""
     failed = False
-    stream = sys.stdout if output is None else output.open("w", encoding="utf-8")
-    try:
+
+    def lines() -> Iterator[str]:
+        nonlocal failed
         for told in predict_lines(_lines(source), lambda point: predict(point, rows)):
             failed |= "error" in told
-            print(json_lib.dumps(told), file=stream)
-    finally:
-        if output is not None:
-            stream.close()
+            yield json_lib.dumps(told)
+
+    if output is not None:
+        write_whole(output, (f"{line}\n".encode() for line in lines()))
+    else:
+        for line in lines():
+            print(line)
     return MENDABLE if failed else 0
 
 

@@ -79,7 +79,9 @@ def command(model: str, output: Path, choices: Choices) -> int:
 def _made(model: str, output: Path, choices: Choices) -> int:
     from ridgeline.cli.making_bar import telling
     from ridgeline.compress.make import TableBits, describe, make
+    from ridgeline.compress.store import refuse_output
 
+    refuse_output(output)  # before --step-budget measures
     recipe = recipe_for(choices)
     print(f"  {describe(recipe)}")
     with telling() as tell:

@@ -9,12 +9,9 @@ and for programs.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Mapping
 from math import inf
 from typing import Any, NamedTuple
-
-import typer
 
 from ridgeline.errors import BadInput
 
@@ -160,28 +157,16 @@ RANGES: dict[str, Range] = {
 """By the option's name, or by `command.name` where that command's differs."""
 
 
-def within_ranges(app: typer.Typer) -> None:
-    """Every command of `app` looks at its numbers first."""
-    for info in app.registered_commands:
-        assert info.callback is not None
-        name = info.name or info.callback.__name__
-        info.callback = _checked(name, info.callback)
+def check_numbers(command: str, values: Mapping[str, Any]) -> None:
+    """BadInput for the first number that is out of its range."""
+    for name, value in values.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            allowed = range_of(command, name)
+            if not allowed.holds(value):
+                flag = "--" + name.replace("_", "-")
+                raise BadInput(f"{flag} is out of range", value=value, limit=allowed)
 
 
 def range_of(command: str, name: str) -> Range:
     """KeyError for an option without a row: a new number needs one."""
     return RANGES.get(f"{command}.{name}") or RANGES[name]
-
-
-def _checked(command: str, callback: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(callback)
-    def checked(**values: Any) -> Any:
-        for name, value in values.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                allowed = range_of(command, name)
-                if not allowed.holds(value):
-                    flag = "--" + name.replace("_", "-")
-                    raise BadInput(f"{flag} is out of range", value=value, limit=allowed)
-        return callback(**values)
-
-    return checked

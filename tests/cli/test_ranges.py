@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import typing
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from ridgeline.cli.commands import app
-from ridgeline.cli.flags import HELP, bare
-from ridgeline.cli.main import main
+from ridgeline.cli.flags import HELP
 from ridgeline.cli.ranges import RANGES, Range, range_of
-from ridgeline.engine.engine import Engine
-
-SHAPE = ["llama-3.1-8b", "--device", "h100-sxm"]
-NOBODY = ["--url", "http://127.0.0.1:9"]
-NEEDED = {
-    "generate": ["demo", "x"],
-    "batch": ["requests.jsonl", "-o", "answers.jsonl"],
-    "compare": ["a.json", "b.json"],
-    "calibrate": ["--engine", "demo"],
-    "predict": SHAPE,
-    "plan": SHAPE,
-    "simulate": SHAPE,
-    "cost": SHAPE,
-    "quantize": ["demo", "-o", "made"],
-    "train-drafter": ["demo", "-o", "made"],
-    "eval": ["demo", "demo"],
-    "chat": NOBODY,
-    "top": [*NOBODY, "--once"],
-}
-"""What a command cannot do without."""
+from tests.cli.whole import NEEDED, NOBODY, SHAPE, options, refused
 
 
 def numbers() -> Iterator[tuple[str, str, type]]:
     """(command, option, int or float): every numeric option of the whole application."""
-    for info in app.registered_commands:
-        assert info.callback is not None
-        for each in inspect.signature(info.callback, eval_str=True).parameters.values():
-            kind = bare(typing.get_args(each.annotation)[0])
-            if kind in (int, float):
-                yield info.name or info.callback.__name__, each.name, kind
+    return (each for each in options() if each[2] in (int, float))
 
 
 def bad_ones() -> Iterator[tuple[str, str, str]]:
@@ -53,25 +23,6 @@ def bad_ones() -> Iterator[tuple[str, str, str]]:
             finite = range_of(command, name).most < float("inf")
             more = ["nan", *(["inf", "1e300"] if finite else [])] if kind is float else ["9" * 30]
             yield from ((command, name, text) for text in ("-1", *more))
-
-
-@pytest.fixture
-def no_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever begins fails, and is an internal error then."""
-
-    def begun(*args: object, **kwargs: object) -> None:
-        raise AssertionError("work began")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(asyncio, "run", begun)
-    monkeypatch.setattr(Engine, "from_settings", begun)
-
-
-def refused(capsys: pytest.CaptureFixture[str], args: Sequence[str], named: str) -> None:
-    code = main(args)
-    out, err = capsys.readouterr()
-    assert code == 2 and not out, f"{args}: {code} {out[:80]} {err}"
-    assert named in err and "Traceback" not in err and "internal error" not in err, err
 
 
 def test_every_number_has_a_range() -> None:
