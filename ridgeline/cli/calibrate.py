@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_lib
 import time
 from collections.abc import Sequence
 from datetime import date
@@ -28,6 +27,7 @@ from ridgeline.cli.calibrate_runs import (
     quietest,
     settings_of,
 )
+from ridgeline.cli.json_line import json_line
 from ridgeline.cli.rig import rig
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput
@@ -264,7 +264,7 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
     found_fit = calibrated(ran, known, loaded)
     write(found_fit, output)
     if as_json:
-        print(json_lib.dumps(msgspec.to_builtins(found_fit)))
+        print(json_line(found_fit))
     else:
         Console(highlight=False).print(table(found_fit, output))
     return 0

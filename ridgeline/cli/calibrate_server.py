@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json as json_lib
 import random
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ridgeline
+from ridgeline.cli.json_line import json_line
 from ridgeline.errors import EngineUnavailable
 from ridgeline.measure.http import HttpTarget, first_model
 from ridgeline.measure.log import write_whole
@@ -189,7 +189,7 @@ def command(remote: Remote, output: Path, budget_s: float, as_json: bool) -> int
     found = asyncio.run(calibrate(remote, budget_s))
     write_whole(output, [msgspec.json.format(msgspec.json.encode(found), indent=2)])
     if as_json:
-        print(json_lib.dumps(msgspec.to_builtins(found)))
+        print(json_line(found))
     else:
         Console(highlight=False).print(table(found, output))
     return 0

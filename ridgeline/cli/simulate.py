@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json as json_lib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.cli.lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.cli.pack import stock
 from ridgeline.cli.predict import chosen_device, read_catalogue
@@ -140,7 +140,7 @@ def command(options: SimulateOptions, as_json: bool) -> int:
     found = summarise(outcome, slo)
     _write(options, devices_of(machines), outcome, slo)
     if as_json:
-        print(json_lib.dumps(msgspec.to_builtins(found)))
+        print(json_line(found))
         return 0
     out = Console(highlight=False)
     out.print(table_of(options.replicas, machines, outcome, found))

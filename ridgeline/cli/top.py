@@ -7,7 +7,6 @@ figure that the server does not tell is absent, never zero.
 
 from __future__ import annotations
 
-import json as json_lib
 import math
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.live import Live
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.cli.top_table import NUM_SHOWN, Served, Shown, table
 from ridgeline.errors import BadInput, RidgelineError
 from ridgeline.measure.http import authorization, base_url
@@ -113,7 +113,7 @@ def tell_once(
     time.sleep(interval_s)
     told = figures(look(), first, None)
     if json:
-        print(json_lib.dumps(told))
+        print(json_line(told))
     else:
         Console().print(table(Shown(told=told, span="since the server's start", served=served)))
 
