@@ -150,14 +150,17 @@ def generate(
 def batch(
     file: Annotated[Path, typer.Argument(help="Requests, one per line, as for /v1/batches.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the answers go.")],
-    model: Annotated[str, typer.Option(help=_MODEL)] = "demo",
+    model: Annotated[str | None, typer.Option(help=_MODEL, show_default="demo")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="What the lines call it (default: the model's name).")
+    ] = None,
     *,
     engine: EngineFlags,
 ) -> None:
     """Answer a file of requests without a server; interrupted, the same command goes on."""
     from ridgeline.cli.batch import command
 
-    _end(command(engine.settings(model), file, output))
+    _end(command(engine.settings(model), file, output, served_model_name))
 
 
 @app.command()
