@@ -82,7 +82,7 @@ RANGES: dict[str, Range] = {
     "num_prompts": COUNT,
     "duration_s": SECONDS,
     "request_rate": Range(0, inf, open=True),  # infinite: all at once
-    "burstiness": Range(0, 1e6, open=True),
+    "burstiness": Range(0, inf, open=True),  # infinite: even
     "max_concurrency": COUNT,
     "ramp_up_start_rps": RATE,
     "ramp_up_end_rps": RATE,

@@ -22,7 +22,7 @@ from rich.live import Live
 from ridgeline.cli.json_line import json_line
 from ridgeline.cli.top_table import NUM_SHOWN, Served, Shown, table
 from ridgeline.errors import BadInput, RidgelineError
-from ridgeline.measure.http import authorization, base_url
+from ridgeline.measure.http import authorization, base_url, no_server
 
 WINDOW_S = 60.0
 Buckets = dict[float, float]
@@ -172,13 +172,14 @@ def served_at(client: httpx.Client) -> Served:
 
 
 def look_at(client: httpx.Client) -> Reading:
-    """The server's page now; RidgelineError where it does not answer."""
+    """The server's page now; BadInput where there is none at this address."""
+    url = str(client.base_url)
     try:
         reply = client.get("/metrics")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise RidgelineError(f"{client.base_url} does not answer: {error}") from None
+        raise no_server(url, error) from None
     if reply.status_code != 200:
-        raise RidgelineError(f"{client.base_url}metrics says {reply.status_code}")
+        raise no_server(url, f"/metrics says {reply.status_code}")
     return read_page(reply.text, time.monotonic())
 
 

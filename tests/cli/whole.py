@@ -7,6 +7,7 @@ import typing
 from collections.abc import Iterator, Sequence
 
 import pytest
+import typer
 
 from ridgeline.cli.commands import app
 from ridgeline.cli.flags import bare
@@ -37,11 +38,9 @@ def options() -> Iterator[tuple[str, str, type]]:
     for info in app.registered_commands:
         assert info.callback is not None
         for each in inspect.signature(info.callback, eval_str=True).parameters.values():
-            yield (
-                info.name or info.callback.__name__,
-                each.name,
-                bare(typing.get_args(each.annotation)[0]),
-            )
+            if each.annotation is not typer.Context:
+                kind = bare(typing.get_args(each.annotation)[0])
+                yield info.name or info.callback.__name__, each.name, kind
 
 
 def refused(capsys: pytest.CaptureFixture[str], args: Sequence[str], named: str) -> None:
