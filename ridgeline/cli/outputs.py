@@ -62,7 +62,7 @@ def check_file(path: Path, flag: str) -> None:
         raise BadInput(f"{flag} is no ordinary file", value=str(path), fix="name a file")
     if not path.parent.is_dir():
         raise BadInput(
-            f"{flag} is in no folder that is there", value=str(path), fix="create the folder first"
+            f"{flag}: no such folder to write to", value=str(path), fix="create it first"
         )
     _check_takes_files(path.parent, path.name, flag)
 

@@ -45,13 +45,13 @@ def test_a_file_that_cannot_be_written_is_refused_first(
     (tmp_path / "file").touch()
     flag = f"--{name}"
     for place, named in (
-        ("folder", "is a folder"),
-        ("nowhere/x", "is in no folder"),
-        ("file/x", "is in no folder"),
-        ("/dev/null", "is no ordinary file"),
-        ("/proc/x", "cannot be written"),
+        ("folder", " is a folder"),
+        ("nowhere/x", ": no such folder"),
+        ("file/x", ": no such folder"),
+        ("/dev/null", " is no ordinary file"),
+        ("/proc/x", " cannot be written"),
     ):
-        refused(capsys, given(command, name, place), f"{flag} {named}")
+        refused(capsys, given(command, name, place), f"{flag}{named}")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "folder"]
 
 
