@@ -7,6 +7,7 @@ content of the `[engine]` table of a `ridgeline.toml`.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -107,8 +108,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise BadInput(f"{flag} is too large", value=value, limit=f"<= {MOST_THREADS}")
         if self.background_tokens is not None and self.background_tokens < 0:
             raise BadInput("--background-tokens is negative", value=self.background_tokens)
-        if self.batch_wait_ms < 0:
-            raise BadInput("--batch-wait-ms must not be negative", value=self.batch_wait_ms)
+        for name in ("batch_wait_ms", "prefix_cache_ttl_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                flag = "--" + name.replace("_", "-")
+                raise BadInput(f"{flag} is no length of time", value=value, limit=">= 0")
 
 
 NAIVE = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from rich.progress import (
 from ridgeline.errors import BadInput
 from ridgeline.serve.batches.offline import Job, answer_file, errors_of, read_job, store_of
 from ridgeline.serve.batches.records import Batch
+from ridgeline.serve.service import name_of
 from ridgeline.settings import Settings
 
 if TYPE_CHECKING:
@@ -28,14 +30,15 @@ if TYPE_CHECKING:
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
 
-def command(settings: Settings, file: Path, output: Path) -> int:
-    """Answer `file` into `output`; 1 where lines failed."""
+def command(
+    settings: Settings, file: Path, output: Path, served_model_name: str | None = None
+) -> int:
+    """Answer `file` into `output`; 1 where lines failed. `served_model_name`: what lines call the
+    model (None: by its own name); those that ask for another fail, as on a server."""
     console = Console(stderr=True, highlight=False)
     job = read_job(file, ENDPOINTS)
-    if not output.parent.is_dir():
-        raise BadInput("the output's folder does not exist", value=str(output.parent))
-    if output.is_dir():
-        raise BadInput("the output is a folder", value=str(output), fix="name a file")
+    name = served_model_name or name_of(settings.model)
+    _check_models(job, name)
     for written in (output, errors_of(output), store_of(output)):
         if written.resolve() == file.resolve():
             raise BadInput(
@@ -48,19 +51,31 @@ def command(settings: Settings, file: Path, output: Path) -> int:
     from ridgeline.engine.engine import Engine  # slow to import: after what may be refused
 
     with Engine.from_settings(settings) as engine:
-        batch = _answer(engine, job, output, console)
+        batch = _answer(engine, job, output, name, console)
     console.print(summary(batch), markup=False)
     if batch.failed:
         console.print(f"failed lines: {errors_of(output)}", style="yellow", markup=False)
     return int(batch.failed > 0)
 
 
-def _answer(engine: Engine, job: Job, output: Path, console: Console) -> Batch:
+def _check_models(job: Job, name: str) -> None:
+    """BadInput where no line could be answered: that needs no engine."""
+    if not job.models & {name, None}:  # a line that names none takes what there is
+        asked = sorted(filter(None, job.models))
+        raise BadInput(
+            "the lines ask for another model",
+            value=", ".join(asked[:3]) + (", …" if len(asked) > 3 else ""),
+            limit=name,
+            fix=f"--model, or --served-model-name {shlex.quote(asked[0])} to answer them with this",
+        )
+
+
+def _answer(engine: Engine, job: Job, output: Path, name: str, console: Console) -> Batch:
     from ridgeline.serve.app import create_app
     from ridgeline.serve.batches.background import background
     from ridgeline.serve.options import ServerOptions
 
-    app = create_app(background(engine), ServerOptions(served_model_name=job.model))
+    app = create_app(background(engine), ServerOptions(served_model_name=name))
     with bar(console) as progress:
         shown = _Shown(progress, progress.add_task("", total=job.num_lines, rate=""))
         most = 2 * engine.resolved.max_num_seqs  # some behind those that sit, so that no seat waits

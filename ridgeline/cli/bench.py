@@ -8,7 +8,7 @@ knows the ceilings, `diagnose` names the bound. Here they meet.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from rich.progress import Progress
 from ridgeline.cli import distant
 from ridgeline.cli.bench_table import Physics, render
 from ridgeline.cli.beside import Seen, watched
+from ridgeline.cli.outputs import check_file
 from ridgeline.diagnose import Ceilings, StepCost, attribute, facts_of, verdict
 from ridgeline.errors import BadInput, CannotRun, UserError
 from ridgeline.measure import log_parquet
@@ -83,8 +84,10 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     dollars_per_hour: float | None = None
 
     @property
-    def paths(self) -> tuple[Path, ...]:
-        return tuple(p for p in (self.json, self.log, self.html, self.trace) if p is not None)
+    def paths(self) -> dict[str, Path]:
+        """By flag."""
+        files = {"--json": self.json, "--log": self.log, "--html": self.html, "--trace": self.trace}
+        return {flag: path for flag, path in files.items() if path is not None}
 
 
 def command(
@@ -139,17 +142,11 @@ def device_of(on: Settings | Remote, info: EngineInfo | None = None) -> distant.
 
 
 def check_writable(outputs: Outputs) -> None:
-    """Before anything is measured: a wrong folder, or a missing library, must not cost the run."""
-    check_folders(outputs.paths)
+    """Before anything is measured: a wrong place, or a missing library, must not cost the run."""
+    for flag, path in outputs.paths.items():
+        check_file(path, flag)
     if outputs.log is not None and log_parquet.wanted(outputs.log):
         log_parquet.require(outputs.log)
-
-
-def check_folders(paths: Iterable[Path]) -> None:
-    """Of files to be written."""
-    for path in paths:
-        if not path.parent.is_dir():
-            raise BadInput("no such folder to write to", value=str(path), fix="create it first")
 
 
 def write_outputs(

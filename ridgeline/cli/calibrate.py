@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_lib
 import time
 from collections.abc import Sequence
 from datetime import date
@@ -28,10 +27,12 @@ from ridgeline.cli.calibrate_runs import (
     quietest,
     settings_of,
 )
+from ridgeline.cli.json_line import json_line
 from ridgeline.cli.rig import rig
 from ridgeline.engine.resolve import resolve
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
+from ridgeline.measure.log import write_whole
 from ridgeline.measure.server.process import Witness
 from ridgeline.plan.calibrate import Facts, Sample, blank, fit
 from ridgeline.plan.calibration import Calibration, Memory, Reading
@@ -229,8 +230,8 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
         raise BadInput(
             "too many runs", value=len(runs), limit=MOST_RUNS, fix="name fewer with --quantization"
         )
-    if not output.parent.is_dir():
-        raise BadInput("there is no such folder", value=str(output.parent))
+    for run in runs:
+        resolve(settings_of(run))  # the last may not cost the first what was measured
     out, began_s = Console(highlight=False, stderr=True), time.perf_counter()
     found = system.memory()
     memory = Memory(total_bytes=found.total_bytes, available_bytes=found.available_bytes)
@@ -263,7 +264,7 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
     found_fit = calibrated(ran, known, loaded)
     write(found_fit, output)
     if as_json:
-        print(json_lib.dumps(msgspec.to_builtins(found_fit)))
+        print(json_line(found_fit))
     else:
         Console(highlight=False).print(table(found_fit, output))
     return 0
@@ -271,7 +272,7 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
 
 def write(calibration: Calibration, output: Path) -> None:
     """The file, indented: people read it."""
-    output.write_bytes(msgspec.json.format(msgspec.json.encode(calibration), indent=2))
+    write_whole(output, [msgspec.json.format(msgspec.json.encode(calibration), indent=2)])
 
 
 def table(found: Calibration, output: Path) -> Table:

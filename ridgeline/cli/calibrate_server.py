@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json as json_lib
 import random
 import time
 from collections.abc import Sequence
@@ -27,8 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 import ridgeline
-from ridgeline.errors import BadInput, EngineUnavailable
+from ridgeline.cli.json_line import json_line
+from ridgeline.errors import EngineUnavailable
 from ridgeline.measure.http import HttpTarget, first_model
+from ridgeline.measure.log import write_whole
 from ridgeline.measure.metrics import ttft_s
 from ridgeline.measure.target import Recorder, Target
 from ridgeline.measure.workload.base import LoadRequest
@@ -185,12 +186,10 @@ def _ttft_s(trace: RequestTrace) -> float:
 
 def command(remote: Remote, output: Path, budget_s: float, as_json: bool) -> int:
     """Measure, fit, write, and tell how well the fit holds; the exit code."""
-    if not output.parent.is_dir():
-        raise BadInput("there is no such folder", value=str(output.parent))
     found = asyncio.run(calibrate(remote, budget_s))
-    output.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    write_whole(output, [msgspec.json.format(msgspec.json.encode(found), indent=2)])
     if as_json:
-        print(json_lib.dumps(msgspec.to_builtins(found)))
+        print(json_line(found))
     else:
         Console(highlight=False).print(table(found, output))
     return 0

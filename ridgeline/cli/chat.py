@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ridgeline.cli.generate import figures
 from ridgeline.errors import RidgelineError
-from ridgeline.measure.http import authorization, base_url
+from ridgeline.measure.http import authorization, base_url, no_server
 
 Message = dict[str, str]
 
@@ -114,6 +114,8 @@ def _pieces(
                     yield from _text(chunk)
                     if chunk.get("usage"):
                         yield _usage(chunk["usage"])
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise no_server(options.url, error) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise RidgelineError(f"{options.url} does not answer: {error}") from None
 

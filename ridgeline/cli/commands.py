@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from ridgeline.cli import diagnose_command, explain_command, model_commands
+from ridgeline.cli.beforehand import look_first
 from ridgeline.cli.bench_flags import WORKLOADS, takes_load_flags, takes_report_flags
 from ridgeline.cli.elsewhere_flags import server_options, takes_elsewhere_flags
 from ridgeline.cli.flags import EngineFlags, refuse, takes_engine_flags
@@ -149,14 +150,17 @@ def generate(
 def batch(
     file: Annotated[Path, typer.Argument(help="Requests, one per line, as for /v1/batches.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the answers go.")],
-    model: Annotated[str, typer.Option(help=_MODEL)] = "demo",
+    model: Annotated[str | None, typer.Option(help=_MODEL, show_default="demo")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="What the lines call it (default: the model's name).")
+    ] = None,
     *,
     engine: EngineFlags,
 ) -> None:
     """Answer a file of requests without a server; interrupted, the same command goes on."""
     from ridgeline.cli.batch import command
 
-    _end(command(engine.settings(model), file, output))
+    _end(command(engine.settings(model), file, output, served_model_name))
 
 
 @app.command()
@@ -255,7 +259,9 @@ def optimize(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the report and ridgeline.toml.")
     ] = Path("ridgeline-out"),
-    ladder: Annotated[Path | None, typer.Option(help="A ladder.toml of your own rungs.")] = None,
+    ladder: Annotated[
+        Path | None, typer.Option(help="A ladder.toml of your own, in place of ours.")
+    ] = None,
     calibration: Annotated[
         Path | None,
         typer.Option(help="Predict with this file of `ridgeline calibrate`.", metavar="FILE"),
@@ -328,3 +334,4 @@ add_terminal_commands(app)
 model_commands.add_to(app)
 explain_command.add_to(app)
 diagnose_command.add_to(app)
+look_first(app)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.errors import BadInput
 from ridgeline.measure.results.aiperf import REQUESTS_FILE
 from ridgeline.measure.results.base import Result
@@ -37,7 +37,7 @@ def command(
         body = {"refused": refused, "judgements": found, "exit_code": code}
         if effect is not None:
             body |= {"changes": changed, "effect": effect}
-        print(msgspec.json.encode(body).decode())
+        print(json_line(body))
         return code
     out = console or Console(highlight=False, soft_wrap=True)
     for reason in refused:

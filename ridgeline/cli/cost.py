@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_lib
 from datetime import date
 from math import inf
 from pathlib import Path
@@ -11,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.cli.lengths import workload_lengths
 from ridgeline.cli.predict import read_catalogue
 from ridgeline.errors import BadInput
@@ -134,7 +134,7 @@ def command(options: CostOptions, as_json: bool) -> int:
     bill = _bill(options, (fleet, hourly, basis), usage, notes)
     bill = msgspec.structs.replace(bill, terms=_terms(options, device, fleet))
     if as_json:
-        print(json_lib.dumps(msgspec.to_builtins(bill)))
+        print(json_line(bill))
     else:
         _print(bill, usage, Console(highlight=False))
     return 0

@@ -20,6 +20,7 @@ from ridgeline.cli.bench_table import Physics
 from ridgeline.cli.diagnose_page import diagnosis_page, finding_lines, shares_line
 from ridgeline.cli.diagnose_roof import Roof, placed, roof_of
 from ridgeline.cli.distant import Device, device_of
+from ridgeline.cli.json_line import json_line
 from ridgeline.diagnose import (
     Blame,
     Ranked,
@@ -81,7 +82,7 @@ def command(
     out = console or Console(highlight=False, soft_wrap=True)
     found = diagnose(options, on, baseline, out, held)
     if as_json:
-        print(msgspec.json.encode(found).decode())
+        print(json_line(found))
     else:
         _print(found, out)
     if html is not None and found.blame is not None:

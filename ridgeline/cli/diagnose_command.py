@@ -84,12 +84,11 @@ def diagnose(
         from ridgeline.cli.nsight import command as judge_export
 
         raise typer.Exit(judge_export(nsight, json))
-    from ridgeline.cli.bench import Remote, check_folders
+    from ridgeline.cli.bench import Remote
     from ridgeline.cli.diagnose import Held, command
     from ridgeline.measure.bench import BenchOptions
 
     refuse(["--stream"] if "stream" in load else [], "here: latency is judged token by token")
-    check_folders([html] if html else [])
     amount = {"num_prompts": None} if "duration_s" in load else {}
     options = BenchOptions(**{**amount, **load}, seed=engine.seed)
     idle = [flag for flag in engine.given if flag != "--seed"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json as json_lib
-
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.hardware.doctor import Check, diagnose
 
 
@@ -16,7 +15,7 @@ def command(json: bool = False, refresh: bool = False, console: Console | None =
     checks = diagnose(refresh=refresh)
     ready = all(check.ok for check in checks if check.required)
     if json:
-        print(json_lib.dumps({"ready": ready, "checks": msgspec.to_builtins(checks)}))
+        print(json_line({"ready": ready, "checks": msgspec.to_builtins(checks)}))
     else:
         out = console or Console()
         for check in checks:

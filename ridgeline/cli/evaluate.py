@@ -19,6 +19,7 @@ import torch
 
 from ridgeline.cli.evaluate_table import show
 from ridgeline.cli.harness import Harness, ask, compare, find_program, tokenizer_folder
+from ridgeline.cli.json_line import json_line
 from ridgeline.cli.lab import KINDS, Tokenised, heldout_pieces, tasks_for
 from ridgeline.cli.panel import HarnessScore, Panel, Part, part_of, refusal, with_harness
 from ridgeline.engine.engine import Engine
@@ -75,7 +76,7 @@ def command(
 ) -> int:
     """Print the panel; 0 where B passes, 1 where it fails or nothing can be said."""
     panel = evaluate(a, b, extent, lambda text: print(f"{text} …", file=sys.stderr), harness)
-    print(msgspec.json.encode(panel).decode() if as_json else show(panel))
+    print(json_line(panel) if as_json else show(panel))
     return 0 if panel.verdict == "pass" else 1
 
 

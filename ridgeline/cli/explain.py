@@ -8,7 +8,6 @@ Loads no weights.
 
 from __future__ import annotations
 
-import json as json_lib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ridgeline.cli.before import facts_before
+from ridgeline.cli.json_line import json_line
 from ridgeline.cli.lab import Numbers, Tokenised, sample_of
 from ridgeline.cli.recommend import Here, Recommendation, recommendations
 from ridgeline.cli.topics import find, page, unknown
@@ -64,9 +64,7 @@ def command(settings: Settings, asked: Asked, json: bool = False) -> int:
     answers, told = list(walk(facts)), techniques(settings)
     if json:
         more = {"decisions": msgspec.to_builtins(answers), "facts": facts}
-        print(
-            json_lib.dumps({**as_json(resolved), **more, "techniques": msgspec.to_builtins(told)})
-        )
+        print(json_line({**as_json(resolved), **more, "techniques": msgspec.to_builtins(told)}))
         return 0
     out = Console(highlight=False)
     out.print(render(resolved))
@@ -83,7 +81,7 @@ def subject_command(subject: str, settings: Settings, asked: Asked, json: bool =
     out = Console(highlight=False)
     if subject == "topics":
         if json:
-            print(json_lib.dumps(listed()))
+            print(json_line(listed()))
         else:
             out.print(render_list())
         return 0
@@ -93,7 +91,7 @@ def subject_command(subject: str, settings: Settings, asked: Asked, json: bool =
     known = known_of(settings, asked)
     pages = [page(kind, id, known) for kind, id in found]
     if json:
-        print(json_lib.dumps(msgspec.to_builtins(pages)))
+        print(json_line(pages))
         return 0
     for told in pages:
         out.print(f"[bold]{told.title}[/bold] ({told.kind}), for {settings.model} on this machine")

@@ -6,7 +6,6 @@ the texts that ship with Ridgeline (much repetition, little repetition), and put
 
 from __future__ import annotations
 
-import json as json_lib
 from collections.abc import Sequence
 from importlib.resources import files
 
@@ -14,6 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.speculate.choose import Costs
 from ridgeline.engine.speculate.controller import MARGIN, Controller
@@ -50,7 +50,7 @@ def command(settings: Settings, json: bool = False, console: Console | None = No
         )
     told = measured(msgspec.structs.replace(settings, speculative_config=asked))
     if json:
-        print(json_lib.dumps([msgspec.to_builtins(each) for each in told]))
+        print(json_line(told))
         return 0
     out = console or Console(highlight=False)
     for each in told:

@@ -3,7 +3,6 @@ checkpoint also whether its layers are whole."""
 
 from __future__ import annotations
 
-import json as json_lib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import msgspec
 from rich.console import Console, Group
 from rich.table import Table
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.errors import BadInput
 from ridgeline.spec.gguf import is_gguf
 from ridgeline.spec.inspect import LayerGroup, Row, inspect_table, layer_groups
@@ -37,7 +37,7 @@ def command(
     checks = _checked(model, spec, against)
     if json:
         told = as_json(spec) | {"self_check": msgspec.to_builtins(checks)}
-        print(json_lib.dumps(told))
+        print(json_line(told))
     else:
         out = console or Console()
         out.print(render(spec))

@@ -93,7 +93,9 @@ def quantize(
     calibration_windows: Annotated[
         int | None, typer.Option(help="Pieces of it that are read (64; awq: 32).")
     ] = None,
-    calibration_tokens: Annotated[int, typer.Option(help="Tokens of each piece.")] = 256,
+    calibration_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of each piece (256).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Draws the pieces, and --rotate's signs.")] = 0,
     steps: Annotated[int | None, typer.Option(help="qat: steps of training (200).")] = None,
     format: Annotated[
@@ -146,7 +148,9 @@ def train_drafter(
     own_tokens: Annotated[
         int, typer.Option(help="Tokens that the model writes itself, to learn on besides.")
     ] = 65_536,
-    heads: Annotated[int, typer.Option(min=1, max=16, help="medusa: tokens guessed ahead.")] = 4,
+    heads: Annotated[
+        int | None, typer.Option(min=1, max=16, help="medusa: tokens guessed ahead (4).")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of training.")] = 400,
     batch: Annotated[int, typer.Option(min=1, help="Pieces of text per step.")] = 8,
     tokens: Annotated[int, typer.Option(min=16, help="Tokens of each piece.")] = 128,
@@ -156,11 +160,12 @@ def train_drafter(
     """Train a drafter for MODEL. Interrupted, the same command goes on where it was."""
     from ridgeline.cli.train_drafter import Choices, command
 
+    refuse(["--heads"] if heads is not None and kind != "medusa" else [], f"with --kind {kind}")
     choices = Choices(
         kind=kind,
         text=text,
         own_tokens=own_tokens,
-        num_heads=heads,
+        num_heads=4 if heads is None else heads,
         steps=steps,
         batch=batch,
         length=tokens,

@@ -8,6 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.diagnose.nsight import GpuProfile, Kernel, read_profile, sentences
 from ridgeline.errors import BadInput
 
@@ -23,7 +24,7 @@ def command(file: Path, as_json: bool, console: Console | None = None) -> int:
     profile = read_profile(text)
     if as_json:
         told = {**msgspec.to_builtins(profile), "kinds": profile.by_kind()}
-        print(msgspec.json.encode({**told, "findings": sentences(profile)}).decode())
+        print(json_line({**told, "findings": sentences(profile)}))
         return 0
     out = console or Console(highlight=False, soft_wrap=True)
     idle = "" if profile.idle_share is None else f", GPU idle {profile.idle_share:.0%} of the time"

@@ -199,8 +199,10 @@ def _climb(
     from ridgeline.hardware.probe import probe
     from ridgeline.measure.workload import parse_workload
     from ridgeline.optimize.loop import optimize
+    from ridgeline.spec.load import load_spec
 
     workload = parse_workload(job.workload)
+    load_spec(job.settings.model)  # a wrong name must not cost the probe
     observer.note("measuring this machine (a fresh probe is remembered for a day)")
     machine = probe()
     lab = _lab(job, workload, machine, place)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json as json_lib
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
+
+from ridgeline.cli.json_line import json_line
 
 if TYPE_CHECKING:
     from ridgeline.hardware.catalogue import Accelerator
@@ -37,7 +38,7 @@ def pack(
     rows = read_catalogue(catalogue)
     found = place(_tenants(models), stock(device, rows), rows)
     if json:
-        print(json_lib.dumps(msgspec.to_builtins(found)))
+        print(json_line(found))
     else:
         _print(found)
 

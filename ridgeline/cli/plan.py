@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_lib
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
@@ -11,10 +10,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.cli.lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.cli.predict import read_catalogue
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
+from ridgeline.measure.log import write_whole
+from ridgeline.optimize.write import write_all
 from ridgeline.plan.api_prices import check_fresh
 from ridgeline.plan.clusters import DEFAULT_CLUSTER, Asked, pinned, place
 from ridgeline.plan.demand import Demand, demand_of
@@ -85,6 +87,7 @@ def command(options: PlanOptions, as_json: bool) -> int:
         read_catalogue(options.catalogue, options.calibration),
     )
     demand, slo = _demand(options), Slo.parse(options.slo)
+    _check_context(options, demand, outline)
     space = _space(options, catalogue)
     space, stale = _fresh(options, space, catalogue)
     found = search(outline, demand, slo, space, catalogue)
@@ -95,9 +98,9 @@ def command(options: PlanOptions, as_json: bool) -> int:
     if options.html is not None:
         from ridgeline.cli.plan_page import plan_page
 
-        options.html.write_text(plan_page(plan, slo), encoding="utf-8")
+        write_whole(options.html, [plan_page(plan, slo).encode()])
     if as_json:
-        print(json_lib.dumps(msgspec.to_builtins(plan)))
+        print(json_line(plan))
     else:
         _print(plan, slo, Console(highlight=False))
     if options.manifests is not None:
@@ -132,6 +135,25 @@ def _demand(options: PlanOptions) -> Demand:
         isl = ISL if options.isl is None else options.isl
         lengths = [(isl, OSL if options.osl is None else options.osl)]
     return demand_of(lengths, options.rate, options.cached)
+
+
+def _check_context(options: PlanOptions, demand: Demand, outline: Outline) -> None:
+    """BadInput for a --max-model-len with which the commands that are printed would refuse the
+    load, or not start."""
+    asked = options.max_model_len
+    if asked is not None and asked < demand.longest:
+        raise BadInput(
+            "--max-model-len is shorter than the longest request",
+            value=asked,
+            limit=f">= {demand.longest:,} tokens",
+            fix="allow more, or leave it out",
+        )
+    if asked is not None and asked > outline.max_positions:
+        raise BadInput(
+            "--max-model-len is longer than the model's context",
+            value=asked,
+            limit=f"<= {outline.max_positions:,} tokens",
+        )
 
 
 def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> Space:
@@ -290,10 +312,8 @@ def _write(folder: Path, written: Written, out: Console) -> None:
     if not written.files:
         why = "; ".join(dict.fromkeys(written.left_out.values()))
         raise CannotRun("no manifest can be written of this fleet", value=why)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in written.files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-        out.print(f"written: {folder / name}", style="dim", markup=False, soft_wrap=True)
+    for path in write_all(folder, written.files):
+        out.print(f"written: {path}", style="dim", markup=False, soft_wrap=True)
     for name, why in written.left_out.items():
         out.print(f"not written: {name}: {why}", style="yellow", markup=False, soft_wrap=True)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json as json_lib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, load_catalogue
+from ridgeline.measure.log import write_whole
 from ridgeline.plan.calibration import MeasuredDevice, load_calibration
 from ridgeline.plan.outline import known_shapes
 from ridgeline.plan.predict import Point, Prediction, predict, predict_lines
@@ -46,7 +46,7 @@ def answer_one(point: Point, rows: dict[str, Accelerator], as_json: bool) -> Non
     """Print one prediction. Raises UserError where the point cannot be run."""
     found = predict(point, rows)
     if as_json:
-        print(json_lib.dumps(msgspec.to_builtins(found)))
+        print(json_line(found))
         return
     Console(highlight=False).print(_table(point, found))
 
@@ -67,7 +67,7 @@ def answer_served(path: Path, point: Point, other: object, as_json: bool) -> Non
         )
     found = predict_served(served, point.isl, point.osl, point.batch)
     if as_json:
-        print(json_lib.dumps(msgspec.to_builtins(found)))
+        print(json_line(found))
         return
     where = f"{served.model} at {served.server}, calibrated {served.as_of}"
     title = f"{where}: {point.batch} x {point.isl} in, {point.osl} out"
@@ -80,14 +80,18 @@ def answer_served(path: Path, point: Point, other: object, as_json: bool) -> Non
 def answer_file(source: str, output: Path | None, rows: dict[str, Accelerator]) -> int:
     """Answer every line; 2 where any could not be answered."""
     failed = False
-    stream = sys.stdout if output is None else output.open("w", encoding="utf-8")
-    try:
+
+    def lines() -> Iterator[str]:
+        nonlocal failed
         for told in predict_lines(_lines(source), lambda point: predict(point, rows)):
             failed |= "error" in told
-            print(json_lib.dumps(told), file=stream)
-    finally:
-        if output is not None:
-            stream.close()
+            yield json_line(told)
+
+    if output is not None:
+        write_whole(output, (f"{line}\n".encode() for line in lines()))
+    else:
+        for line in lines():
+            print(line)
     return MENDABLE if failed else 0
 
 

@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Console
 
 from ridgeline.cli.diagnose_page import profile_page
+from ridgeline.cli.json_line import json_line
 from ridgeline.cli.profile_table import ceilings_line, heading, table_lines
 from ridgeline.diagnose.chart import roofline_text
 from ridgeline.diagnose.profile import Profile, judge
@@ -41,7 +42,7 @@ def command(
     check(options)
     found = profiled(options, settings)
     if as_json:
-        print(msgspec.json.encode(as_built(found)).decode())
+        print(json_line(as_built(found)))
     else:
         show(found, console or Console(highlight=False, soft_wrap=True))
     if html is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ridgeline.cli.flags import refuse
 from ridgeline.errors import BadInput
 from ridgeline.spec.cost import resident_weight_bytes
 from ridgeline.spec.format import BF16
@@ -53,11 +54,21 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     format: str = "ridgeline"
     calibration: Path | None = None
     num_windows: int | None = None
-    window_tokens: int = 256
+    window_tokens: int | None = None
     seed: int = 0
     steps: int | None = None
     bits_budget: float | None = None
     step_budget_ms: float | None = None
+
+    @property
+    def of_the_text(self) -> list[str]:
+        """The flags that say what is read, of those that were given."""
+        given = {
+            "--calibration": self.calibration,
+            "--calibration-windows": self.num_windows,
+            "--calibration-tokens": self.window_tokens,
+        }
+        return [flag for flag, value in given.items() if value is not None]
 
     @property
     def chooses_widths(self) -> bool:
@@ -79,7 +90,9 @@ def command(model: str, output: Path, choices: Choices) -> int:
 def _made(model: str, output: Path, choices: Choices) -> int:
     from ridgeline.cli.making_bar import telling
     from ridgeline.compress.make import TableBits, describe, make
+    from ridgeline.compress.store import refuse_output
 
+    refuse_output(output)  # before --step-budget measures
     recipe = recipe_for(choices)
     print(f"  {describe(recipe)}")
     with telling() as tell:
@@ -129,8 +142,8 @@ def recipe_for(choices: Choices) -> Recipe:
     from ridgeline.compress.recipe import Recipe, check
 
     reads = choices.method not in ("rtn", "hqq") or choices.chooses_widths
-    if choices.calibration is not None and not reads:
-        raise BadInput(f"--method {choices.method} reads no text", value="--calibration")
+    if not reads:
+        refuse(choices.of_the_text, f"with --method {choices.method}: it reads no text")
     if choices.steps is not None and choices.method != "qat":
         raise BadInput(f"--method {choices.method} does not train", value="--steps")
     if choices.threshold is not None and choices.method != "llm-int8":
@@ -149,7 +162,7 @@ def recipe_for(choices: Choices) -> Recipe:
             numbers=choices.numbers,  # type: ignore[arg-type]
             rotate=choices.rotate,
             num_windows=choices.num_windows,
-            window_tokens=choices.window_tokens,
+            window_tokens=256 if choices.window_tokens is None else choices.window_tokens,
             seed=choices.seed,
             steps=200 if choices.steps is None else choices.steps,
             threshold=6.0 if choices.threshold is None else choices.threshold,
@@ -180,6 +193,9 @@ def _bf16(model: str, output: Path, choices: Choices) -> int:
         )
     if choices.group_size is not None or choices.zeros:
         raise BadInput("groups and zero-points are for 3 and 4 bits", value="--bits 16")
+    trained = {"--steps": choices.steps, "--outlier-threshold": choices.threshold}
+    idle = [flag for flag, value in trained.items() if value is not None]
+    refuse([*choices.of_the_text, *idle], "with --bits 16: nothing is rounded")
     if choices.embedding_bits is not None:
         raise BadInput("--bits 16 keeps the embeddings as they are", value="--embedding-bits")
     return pack_model(model, _as_stored(model), output)

@@ -7,7 +7,6 @@ machine, begins elsewhere in its weather, with a level, moods and misfits of its
 
 from __future__ import annotations
 
-import json as json_lib
 from collections.abc import Sequence
 
 import msgspec
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.cli.simulate import SimulateOptions, run
 from ridgeline.errors import BadInput
 from ridgeline.plan.fleet_result import FleetSummary, Spread, summarise
@@ -44,7 +44,7 @@ def command(options: SimulateOptions, as_json: bool) -> int:
     found = intervals(_summaries(options))
     if as_json:
         told = {name: msgspec.to_builtins(each) for name, each in found.items()}
-        print(json_lib.dumps({"num_seeds": options.num_seeds, "figures": told}))
+        print(json_line({"num_seeds": options.num_seeds, "figures": told}))
         return 0
     Console(highlight=False).print(_table(options, found))
     return 0

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from ridgeline.cli.flags import refuse
+from ridgeline.cli.outputs import check_file
 from ridgeline.hardware.probe import known
 from ridgeline.records import EngineInfo
 from ridgeline.serve.engine_metrics import Peaks
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from ridgeline.engine.engine import Engine
+    from ridgeline.serve.batches.worker import Window
 
 
 def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) -> int:
@@ -31,6 +33,7 @@ def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) ->
     options = options_from(table, flags)
     check_exposed(options)
     load_keys(options.api_key, options.api_keys_file)  # a bad file is refused before a model loads
+    _check_batches(options)
     console = Console(stderr=True, highlight=False)
     with contextlib.ExitStack() as held:
         listener = held.enter_context(listen(options))
@@ -76,24 +79,37 @@ def _listen_for_admin(options: ServerOptions, held: contextlib.ExitStack) -> soc
     return held.enter_context(listen(replace(options, host="127.0.0.1", port=options.admin_port)))
 
 
-def _attach_batches(app: Starlette, engine: Engine, options: ServerOptions) -> None:
-    """The Batch API, where a store was named for it."""
-    limit = options.batch_store_max_bytes
+def _check_batches(options: ServerOptions) -> None:
+    """BadInput where the Batch API's flags are wrong: before a model loads."""
     if options.batch_store is None:
+        limit = options.batch_store_max_bytes
         given = {"--batch-window": options.batch_window, "--batch-store-max-bytes": limit}
         refuse([flag for flag, value in given.items() if value], "without --batch-store")
+        return
+    check_file(Path(options.batch_store), "--batch-store")
+    _window(options)
+
+
+def _window(options: ServerOptions) -> Window | None:
+    from ridgeline.serve.batches.worker import Window
+
+    return None if options.batch_window is None else Window.parse(options.batch_window)
+
+
+def _attach_batches(app: Starlette, engine: Engine, options: ServerOptions) -> None:
+    """The Batch API, where a store was named for it."""
+    if options.batch_store is None:
         return
     from ridgeline.serve.app import create_app
     from ridgeline.serve.batches.attach import BatchOptions, attach
     from ridgeline.serve.batches.background import background
-    from ridgeline.serve.batches.worker import Window
 
     line_app = create_app(background(engine), for_lines(options))
-    window = None if options.batch_window is None else Window.parse(options.batch_window)
+    limit = options.batch_store_max_bytes
     settings = BatchOptions(
         store=Path(options.batch_store),
         most=engine.resolved.max_num_seqs,
-        window=window,
+        window=_window(options),
         **({"max_bytes": limit} if limit is not None else {}),
     )
     attach(app, line_app, settings, app.state.service.metrics.registry)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json as json_lib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.cli.lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.cli.pack import stock
 from ridgeline.cli.predict import chosen_device, read_catalogue
@@ -27,6 +27,7 @@ from ridgeline.engine.core import (
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.measure.client import MOST_REQUESTS
+from ridgeline.measure.log import write_whole
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.synthetic import MOST_TOKENS
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
@@ -139,7 +140,7 @@ def command(options: SimulateOptions, as_json: bool) -> int:
     found = summarise(outcome, slo)
     _write(options, devices_of(machines), outcome, slo)
     if as_json:
-        print(json_lib.dumps(msgspec.to_builtins(found)))
+        print(json_line(found))
         return 0
     out = Console(highlight=False)
     out.print(table_of(options.replicas, machines, outcome, found))
@@ -344,7 +345,7 @@ def _write(options: SimulateOptions, device: str, outcome: Outcome, slo: Slo | N
         from ridgeline.measure.report.perfetto import chrome_trace
 
         shown = msgspec.structs.replace(run, requests=traces(outcome, SHOWN_REQUESTS))
-        options.trace.write_text(json_lib.dumps(chrome_trace(shown)), encoding="utf-8")
+        write_whole(options.trace, [msgspec.json.encode(chrome_trace(shown))])
     if options.html is not None:
         from ridgeline.measure.report.page import bench_page
         from ridgeline.measure.summary import summarise as of_run
@@ -352,7 +353,7 @@ def _write(options: SimulateOptions, device: str, outcome: Outcome, slo: Slo | N
         run = msgspec.structs.replace(run, requests=traces(outcome, len(outcome.lives)))
         # Tokens between the first and the last have no instants: gaps are not known.
         summary = msgspec.structs.replace(of_run(run, slo), itl=None, itl_chunk=None)
-        options.html.write_text(bench_page(run, summary, slo), encoding="utf-8")
+        write_whole(options.html, [bench_page(run, summary, slo).encode()])
 
 
 def _notes(options: SimulateOptions, machines: Sequence[Replica]) -> list[str]:

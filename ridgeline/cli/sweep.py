@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json as json_lib
 import math
 import multiprocessing
 import os
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.cli.simulate import SimulateOptions, run
 from ridgeline.errors import BadInput, UserError
 from ridgeline.plan.fleet_result import FleetSummary, summarise
@@ -112,7 +112,7 @@ def command(
     cases = sweep(options, asked, num_workers)
     if as_json:
         for case in cases:
-            print(json_lib.dumps(msgspec.to_builtins(case)))
+            print(json_line(case))
     else:
         Console(highlight=False).print(_table(cases))
     return 0 if any(case.found for case in cases) else 2

@@ -7,7 +7,6 @@ figure that the server does not tell is absent, never zero.
 
 from __future__ import annotations
 
-import json as json_lib
 import math
 import time
 from collections import deque
@@ -20,9 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.live import Live
 
+from ridgeline.cli.json_line import json_line
 from ridgeline.cli.top_table import NUM_SHOWN, Served, Shown, table
 from ridgeline.errors import BadInput, RidgelineError
-from ridgeline.measure.http import authorization, base_url
+from ridgeline.measure.http import authorization, base_url, no_server
 
 WINDOW_S = 60.0
 Buckets = dict[float, float]
@@ -113,7 +113,7 @@ def tell_once(
     time.sleep(interval_s)
     told = figures(look(), first, None)
     if json:
-        print(json_lib.dumps(told))
+        print(json_line(told))
     else:
         Console().print(table(Shown(told=told, span="since the server's start", served=served)))
 
@@ -172,13 +172,14 @@ def served_at(client: httpx.Client) -> Served:
 
 
 def look_at(client: httpx.Client) -> Reading:
-    """The server's page now; RidgelineError where it does not answer."""
+    """The server's page now; BadInput where there is none at this address."""
+    url = str(client.base_url)
     try:
         reply = client.get("/metrics")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise RidgelineError(f"{client.base_url} does not answer: {error}") from None
+        raise no_server(url, error) from None
     if reply.status_code != 200:
-        raise RidgelineError(f"{client.base_url}metrics says {reply.status_code}")
+        raise no_server(url, f"/metrics says {reply.status_code}")
     return read_page(reply.text, time.monotonic())
 
 

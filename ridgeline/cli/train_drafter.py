@@ -35,11 +35,12 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
 def command(model: str, output: Path, choices: Choices) -> int:
     """Sample, train, write; the exit code. Raises BadInput, BadModel, CannotRun."""
     from ridgeline.compress.calibration import read_text
-    from ridgeline.compress.train_drafter import Recipe, teacher_of, train
+    from ridgeline.compress.train_drafter import Recipe, check_enough, teacher_of, train
     from ridgeline.engine.text import load_tokenizer
 
     if output.exists() and any(output.iterdir()):
         raise BadInput("the output folder is not empty", value=str(output), fix="name another")
+    read = read_text(choices.text)
     recipe = Recipe(
         kind=choices.kind,  # type: ignore[arg-type]
         num_heads=choices.num_heads,
@@ -50,7 +51,9 @@ def command(model: str, output: Path, choices: Choices) -> int:
         seed=choices.seed,
     )
     teacher, begun_s = teacher_of(model), perf_counter()
-    text = load_tokenizer(model).encode(read_text(choices.text))
+    text = load_tokenizer(model).encode(read)
+    own_tokens = _num_texts(choices) * (PROMPT_TOKENS + ANSWER_TOKENS)
+    check_enough(len(text) + own_tokens, recipe.length)  # before any are written
     tokens = text + _own_text(model, text, output, choices)
     told = _Bar(recipe.steps)
     trained = train(teacher, tokens, recipe, output, told.tell)
@@ -82,11 +85,15 @@ def _own_text(model: str, text: list[int], output: Path, choices: Choices) -> li
     return tokens
 
 
+def _num_texts(choices: Choices) -> int:
+    return -(-choices.own_tokens // (PROMPT_TOKENS + ANSWER_TOKENS))
+
+
 def _generated(model: str, text: list[int], choices: Choices) -> list[int]:
     from ridgeline.engine.engine import Engine
     from ridgeline.records import Sampling
 
-    count = -(-choices.own_tokens // (PROMPT_TOKENS + ANSWER_TOKENS))
+    count = _num_texts(choices)
     step = max(1, (len(text) - PROMPT_TOKENS) // count)
     prompts = [text[i * step : i * step + PROMPT_TOKENS] for i in range(count)]
     print(f"  {model} writes {count} texts of its own", file=sys.stderr)

@@ -113,16 +113,21 @@ def train(
     return Trained(nbytes, tuple(found))
 
 
-def windows(tokens: Sequence[int], length: int) -> Tensor:
-    """windows_NL of the text, in an order of their own. Raises BadInput where they are too few."""
-    count = len(tokens) // length
-    if count < 4 * HELD_WINDOWS:
+def check_enough(num_tokens: int, length: int) -> None:
+    """BadInput where they make too few windows to train on, and to keep some apart."""
+    if num_tokens // length < 4 * HELD_WINDOWS:
         raise BadInput(
             "the text is too short to train on",
-            value=f"{len(tokens)} tokens",
+            value=f"{num_tokens} tokens",
             limit=f"at least {4 * HELD_WINDOWS * length}",
             fix="give a longer --text, or more --own-tokens",
         )
+
+
+def windows(tokens: Sequence[int], length: int) -> Tensor:
+    """windows_NL of the text, in an order of their own. Raises BadInput where they are too few."""
+    check_enough(len(tokens), length)
+    count = len(tokens) // length
     found_NL = torch.tensor(tokens[: count * length]).view(count, length)
     return found_NL[torch.randperm(count, generator=torch.Generator().manual_seed(1))]
 

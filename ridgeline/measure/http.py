@@ -107,6 +107,13 @@ def base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
+def no_server(url: str, why: object) -> BadInput:
+    """To raise where nothing answers at the address: it can be mended."""
+    return BadInput(
+        "no server answers", value=url, fix=f"start the server or correct the URL ({why})"
+    )
+
+
 async def first_model(url: str, *, api_key: str | None = None, dial: Dial = dial) -> str:
     """The name of the first model that a server lists; BadInput where no server answers."""
     wire, prefix = wire_to(base_url(url), api_key, dial)

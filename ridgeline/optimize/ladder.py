@@ -69,32 +69,67 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 def shipped() -> Ladder:
     """The ladder of this package."""
-    return read(files("ridgeline.optimize").joinpath("ladder.toml").read_text(encoding="utf-8"))
+    document = tomllib.loads(_shipped_text())
+    return Ladder(_rungs(document), _weights(document["weights"]))
 
 
 def read(text: str) -> Ladder:
-    """A ladder from TOML; an unknown key, or a setting that does not exist, is an error."""
+    """A ladder of the user's own from TOML: its rungs, with the shipped `[weights]` where it has
+    none. BadInput for a key or a setting that does not exist, and for a ladder without rungs.
+    """
     document = tomllib.loads(text)
-    rungs = tuple(_rung(row) for row in document.get("rung", ()))
+    if unknown := sorted(set(document) - {"rung", "weights"}):
+        raise BadInput("a ladder has no such table", value=unknown[0], limit="[[rung]], [weights]")
+    rungs = _rungs(document)
+    if not rungs:
+        raise BadInput("the ladder has no rungs", fix="write at least one [[rung]]")
+    given = document.get("weights")
+    return Ladder(rungs, shipped().weights if given is None else _weights(given))
+
+
+def _shipped_text() -> str:
+    return files("ridgeline.optimize").joinpath("ladder.toml").read_text(encoding="utf-8")
+
+
+def _weights(table: object) -> Weights:
+    try:
+        return msgspec.convert(table, Weights)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"[weights] of the ladder: {error}", fix="risk and complexity") from None
+
+
+def _rungs(document: Mapping[str, Any]) -> tuple[Rung, ...]:
+    try:
+        rows = msgspec.convert(document.get("rung", []), list[dict[str, Any]])
+    except msgspec.ValidationError:
+        raise BadInput("rungs are written as tables", fix="begin each with [[rung]]") from None
+    rungs = tuple(_rung(row) for row in rows)
     ids = [rung.id for rung in rungs]
     if len(set(ids)) < len(ids):
         raise BadInput("two rungs of the ladder have the same id", value=sorted(ids))
-    return Ladder(rungs, msgspec.convert(document["weights"], Weights))
+    return rungs
 
 
 def _rung(row: dict[str, Any]) -> Rung:
     if unknown := sorted(set(row) - set(Rung.__struct_fields__)):
         raise BadInput(f"rung {row.get('id')!r} has an unknown key", value=unknown[0])
-    needs = tuple(parse(text) for text in row.get("needs", ()))
     try:
+        needs = tuple(map(parse, msgspec.convert(row.get("needs", []), list[str])))
         rung = msgspec.convert({**row, "needs": ()}, Rung)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, ValueError) as error:
         raise BadInput(f"rung {row.get('id')!r}: {error}") from None
     known = set(Settings.__struct_fields__)
     for changes in (rung.changes, *rung.variants):
         if unknown := sorted(set(changes) - known - {MAKE}):
             raise BadInput(f"rung {rung.id!r} changes no setting of this name", value=unknown[0])
+        _check_values(rung, changes)
     return msgspec.structs.replace(rung, needs=needs)
+
+
+def _check_values(rung: Rung, changes: Mapping[str, Any]) -> None:
+    """A value that its setting cannot take: it would be refused only when the rung is tried."""
+    plain = {k: v for k, v in changes.items() if k != MAKE and not _is_relative(v)}
+    settings_from(plain, where=f"rung {rung.id!r}")
 
 
 def unmet(rung: Rung, facts: Facts) -> str | None:
@@ -123,8 +158,9 @@ def candidates(
 
 def _value(change: object, current: object) -> object:
     """What a change makes of the current value."""
-    if not isinstance(change, dict) or not {"times", "unset"} & change.keys():
+    if not _is_relative(change):
         return change
+    assert isinstance(change, dict)
     if change.get("unset"):
         return None
     if isinstance(current, bool) or not isinstance(current, int | float):
@@ -132,6 +168,11 @@ def _value(change: object, current: object) -> object:
     value = current * change["times"]
     value = min(max(value, change.get("min", value)), change.get("max", value))
     return round(value) if isinstance(current, int) else value
+
+
+def _is_relative(change: object) -> bool:
+    """Is it made from the current value?"""
+    return isinstance(change, dict) and bool({"times", "unset"} & change.keys())
 
 
 def _label(rung: Rung, variant: dict[str, Any], changes: dict[str, Any]) -> str:

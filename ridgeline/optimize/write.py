@@ -34,7 +34,7 @@ def check_writable(folder: Path) -> None:
             "the disk under the output folder is nearly full",
             value=f"{free / 1e6:.1f} MB free in {folder}",
             limit=f">= {ROOM_BYTES / 1e6:.0f} MB",
-            fix="free some space, or name another folder with --output",
+            fix="free some space, or name another folder",
         )
 
 
@@ -64,5 +64,5 @@ def _cannot_write(folder: Path, error: OSError) -> BadInput:
         "cannot write to the output folder",
         value=str(folder),
         limit=error.strerror or str(error),
-        fix="name a folder that you may write to, with space left, with --output",
+        fix="name a folder that you may write to, with space left",
     )

@@ -68,10 +68,10 @@ def test_a_file_is_not_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        (["--max-tokens", "0"], "max_tokens"),
-        (["--temperature", "nan"], "temperature"),
-        (["--temperature", "-1"], "temperature"),
-        (["--top-p", "2"], "top_p"),
+        (["--max-tokens", "0"], "--max-tokens"),
+        (["--temperature", "nan"], "--temperature"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--top-p", "2"], "--top-p"),
         (["--stop", ""], "stop"),
     ],
 )

@@ -16,7 +16,8 @@ from ridgeline.serve.batches.offline import errors_of, store_of
 from ridgeline.serve.batches.store import Store
 from tests.serve.batches.helpers import jsonl, request
 
-SMALL = ["--kv-cache-memory-bytes", "32MiB", "--max-num-seqs", "4"]
+TINY = ["--kv-cache-memory-bytes", "32MiB", "--max-num-seqs", "4"]
+SMALL = [*TINY, "--served-model-name", "fake"]  # what the lines of the helpers call the model
 
 
 def custom_ids(path: Path) -> Counter[str]:
@@ -35,6 +36,49 @@ def test_a_file_in_a_file_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "in.jsonl", "out.errors.jsonl", "out.jsonl"
     ]  # fmt: skip
+
+
+def test_lines_that_name_another_model_fail_as_on_a_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [request("theirs"), request("ours"), request("anybody's")]
+    lines[0]["body"]["model"], lines[1]["body"]["model"] = "gpt-4o", "demo"
+    del lines[2]["body"]["model"]
+    file.write_bytes(jsonl(*lines))
+    assert main(["batch", str(file), "-o", str(output), *TINY]) == 1
+    assert custom_ids(output) == Counter(["ours", "anybody's"])
+    told = json.loads(errors_of(output).read_text())
+    assert told["custom_id"] == "theirs" and told["response"]["status_code"] == 404
+
+
+def test_the_model_of_a_configuration_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no --model is given."""
+    file, config = tmp_path / "in.jsonl", tmp_path / "ridgeline.toml"
+    file.write_bytes(jsonl(request("a")))
+    config.write_text('[engine]\nmodel = "/nowhere/mine"\n')
+    asked = ["batch", str(file), "-o", str(tmp_path / "out"), "--config", str(config)]
+    assert main(asked) == 2
+    assert "limit: mine" in capsys.readouterr().err
+
+
+def test_where_all_lines_do_nothing_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ridgeline.engine.engine import Engine
+
+    def opened(*args: object) -> None:
+        raise AssertionError("an engine was opened")
+
+    monkeypatch.setattr(Engine, "from_settings", opened)
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(jsonl(request("a"), request("b")))
+    assert main(["batch", str(file), "-o", str(tmp_path / "out.jsonl"), *TINY]) == 2
+    err = capsys.readouterr().err
+    assert "'fake'" in err and "limit: demo" in err and "--served-model-name fake" in err
+    assert [*tmp_path.iterdir()] == [file]
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,8 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ('[engine]\nmax_num_seqs = "four"\n', "max_num_seqs"),
         ("[motor]\n", "motor"),
         ("[engine\n", "TOML"),
+        ("[engine]\nbatch_wait_ms = nan\n", "--batch-wait-ms"),
+        ("[engine]\nprefix_cache_ttl_s = -1.0\n", "--prefix-cache-ttl-s"),
         ("[server]\nprot = 1\n", "prot"),
     ],
 )

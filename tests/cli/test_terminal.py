@@ -42,8 +42,9 @@ def test_chat_says_why_there_is_no_answer(
         assert main(["chat", "--url", served]) == 1
         assert told in capsys.readouterr().err
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
-    assert main(["chat", "--url", "http://127.0.0.1:9"]) == 1
-    assert "does not answer" in capsys.readouterr().err
+    assert main(["chat", "--url", "http://127.0.0.1:9"]) == 2
+    err = capsys.readouterr().err
+    assert "no server answers" in err and "http://127.0.0.1:9" in err and "fix: start" in err
 
 
 def test_top_once(served: str, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
@@ -61,8 +62,15 @@ def test_top_once(served: str, capsys: pytest.CaptureFixture[str]) -> None:  # n
 
 
 def test_top_of_nobody(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "--url", "http://127.0.0.1:9", "--once"]) == 1
-    assert "does not answer" in capsys.readouterr().err
+    for once in (["--once"], []):
+        assert main(["top", "--url", "http://127.0.0.1:9", *once]) == 2
+        err = capsys.readouterr().err
+        assert "no server answers" in err and "fix: start" in err
+
+
+def test_top_of_what_tells_no_figures(served: str, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    assert main(["top", "--url", f"{served}/elsewhere", "--once"]) == 2
+    assert "/metrics says 404" in capsys.readouterr().err
 
 
 def test_quantiles_are_of_what_came_between() -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from textwrap import dedent
+
 import pytest
 
+from ridgeline.cli.optimize import OptimizeOptions, ladder_of
 from ridgeline.errors import BadInput
 from ridgeline.optimize.ladder import Rung, candidates, read, shipped, unmet
 from ridgeline.settings import NAIVE, Settings, settings_from
+from tests.house.code import ROOT
 
 HEAD = "[weights]\nrisk = 0.1\ncomplexity = 0.05\n"
 ROW = """
@@ -80,6 +86,41 @@ def test_risk_and_complexity_must_be_paid_for() -> None:
 def test_a_key_or_setting_that_does_not_exist_is_named(more: str) -> None:
     with pytest.raises(BadInput, match=r"colour|max_num_sequences|speed"):
         rung(more)
+
+
+def test_the_row_in_the_documentation_is_a_ladder(tmp_path: Path) -> None:
+    """As it stands there, in a file given with --ladder."""
+    page = (ROOT / "docs" / "optimize.md").read_text(encoding="utf-8")
+    block = re.search(r"^    \[\[rung\]\]\n(?:    .*\n)+", page, re.MULTILINE)
+    assert block is not None
+    file = tmp_path / "mine.toml"
+    file.write_text(dedent(block[0]))
+    found = ladder_of(OptimizeOptions(ladder=file))
+    assert [r.id for r in found.rungs] == ["small-blocks"]
+    assert found.weights == shipped().weights
+    options = list(candidates(found.rungs[0], naive(), {"block_size": 16}))
+    assert [each.settings.block_size for each in options] == [8]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "no rungs"),
+        (HEAD, "no rungs"),
+        (ROW.replace("[[rung]]", "[[rungs]]"), "rungs"),
+        (ROW.replace("[[rung]]", "[rung]"), r"\[\[rung\]\]"),
+        ("rung = 3\n", r"\[\[rung\]\]"),
+        ("[weights]\nrisk = 'much'\ncomplexity = 0\n" + ROW, "weights"),
+        ("[weights]\nrisk = 0.1\n" + ROW, "complexity"),
+        (ROW + "needs = ['block_size']\n", "block_size"),
+        (ROW + "needs = 'block_size != 8'\n", "needs|array"),
+        (ROW + "changes = { block_size = 0 }\n", "block-size"),
+        (ROW + "variants = [{ batching = 'magic' }]\n", "magic"),
+    ],
+)
+def test_a_ladder_that_says_nothing_or_the_impossible_is_refused(text: str, named: str) -> None:
+    with pytest.raises(BadInput, match=named):
+        read(text)
 
 
 def test_two_rows_with_one_id_are_refused() -> None:

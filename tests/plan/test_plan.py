@@ -212,3 +212,30 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "no effect without --manifests" in capsys.readouterr().err
     assert main([*asked, "--slo", "tpot:0.1"]) == 2
     assert "memory bandwidth" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--max-model-len", "1279"], "1,280"),
+        (["--max-model-len", "128", "--isl", "100", "--osl", "29"], "129"),
+        (["--max-model-len", "131073"], "131,072"),
+        (["--price-per-hour", "-1"], "--price-per-hour"),
+        (["--price-per-hour", "nan"], "--price-per-hour"),
+    ],
+)
+def test_what_the_printed_commands_could_not_serve_is_refused(
+    capsys: pytest.CaptureFixture[str], given: list[str], named: str
+) -> None:
+    """The load is 1,024 tokens in and 256 out; the model's context is 131,072."""
+    assert main(["plan", "llama-3.1-8b", "--device", "h100-sxm", *given]) == 2
+    said = capsys.readouterr()
+    assert named in said.err and not said.out
+
+
+def test_a_context_as_long_as_the_longest_request_will_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["plan", "llama-3.1-8b", "--device", "h100-sxm", "--max-model-len", "1280"]
+    assert main(asked) == 0
+    assert capsys.readouterr().out.count("--max-model-len 1280") == 2

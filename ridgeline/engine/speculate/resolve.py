@@ -85,14 +85,7 @@ def resolve_speculation(
         return None
     _check_own(asked)
     _check_model_named(asked)
-    depth = asked.num_speculative_tokens or min(MOST_TOKENS[asked.method], max_model_len - 2)
-    if depth < 1 or depth + 2 > max_model_len:
-        raise BadInput(
-            "num_speculative_tokens does not fit in a sequence",
-            value=depth,
-            limit=f"{max_model_len - 2}: max_model_len {max_model_len} less a prompt and a token",
-            fix="lower num_speculative_tokens",
-        )
+    depth = _depth(asked, max_model_len)
     if asked.method == "self":
         return _self(asked, depth, target, why)
     if asked.method in ("medusa", "eagle"):
@@ -109,6 +102,29 @@ def resolve_speculation(
         prompt_lookup_min=low,
         prompt_lookup_max=high,
     )
+
+
+def _depth(asked: Speculative, max_model_len: int) -> int:
+    """Drafts per step, as asked or as many as may pay. BadInput where no sequence has the room."""
+    most = max_model_len - 2
+    if most < 1:
+        raise BadInput(
+            "--max-model-len leaves no room for a draft",
+            value=max_model_len,
+            limit=">= 3: a token of a prompt, a draft and a token of output",
+            fix="raise --max-model-len, or leave out --speculative-config",
+        )
+    depth = asked.num_speculative_tokens
+    if depth is None:
+        return min(MOST_TOKENS[asked.method], most)
+    if depth > most:
+        raise BadInput(
+            "num_speculative_tokens does not fit in a sequence",
+            value=depth,
+            limit=f"{most}: max_model_len {max_model_len} less a prompt and a token",
+            fix="lower num_speculative_tokens",
+        )
+    return depth
 
 
 def _check_own(asked: Speculative) -> None:

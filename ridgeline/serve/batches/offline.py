@@ -34,11 +34,11 @@ class Request(msgspec.Struct):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A checked file: what it asks of which endpoint and model, and its digest."""
+    """A checked file: what it asks of which endpoint and models, and its digest."""
 
     path: Path
     endpoint: str
-    model: str | None
+    models: frozenset[str | None]
     num_lines: int
     digest: str
 
@@ -57,7 +57,7 @@ def read_job(path: Path, endpoints: tuple[str, ...]) -> Job:
         raise BadInput(_told(found.errors), value=str(path))
     with path.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    return Job(path, endpoint, found.model, len(found.lines), digest)
+    return Job(path, endpoint, found.models, len(found.lines), digest)
 
 
 async def answer_file(

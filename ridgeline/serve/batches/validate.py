@@ -19,11 +19,13 @@ MAX_ERRORS = 100
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """What a file holds: its lines, or why it is refused. `model`: the first line's."""
+    """What a file holds: its lines, or why it is refused. `model`: the first that is named;
+    `models`: all that are, and None where a line names none."""
 
     lines: list[Line]
     errors: list[LineError]
     model: str | None
+    models: frozenset[str | None] = frozenset()
 
 
 class _Body(msgspec.Struct):
@@ -42,7 +44,7 @@ def check(pieces: Iterable[bytes], endpoint: str) -> Checked:
     lines: list[Line] = []
     errors: list[LineError] = []
     names: set[str] = set()
-    model: str | None = None
+    models: dict[str | None, None] = {}  # in order
     for number, (first_byte, text) in enumerate(_split(pieces), 1):
         if not text.strip():
             continue
@@ -58,11 +60,12 @@ def check(pieces: Iterable[bytes], endpoint: str) -> Checked:
                 break
             continue
         names.add(request.custom_id)
-        model = model or asked.model
+        models.setdefault(asked.model)
         lines.append(Line(custom_id=request.custom_id, first_byte=first_byte, num_bytes=len(text)))
     if not lines and not errors:
         errors.append(LineError(code="empty_file", message="the file has no requests"))
-    return Checked([] if errors else lines, errors, model)
+    first = next(filter(None, models), None)
+    return Checked([] if errors else lines, errors, first, frozenset(models))
 
 
 class _Bad(Exception):

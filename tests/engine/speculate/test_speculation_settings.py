@@ -69,6 +69,21 @@ def test_drafts_beyond_the_context_are_refused() -> None:
         resolved({"method": "ngram", "num_speculative_tokens": 20}, max_model_len=16)
 
 
+@pytest.mark.parametrize("more", [{}, {"num_speculative_tokens": 5}])
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_context_without_room_for_a_draft_is_named_as_it_was_given(
+    length: int, more: dict[str, int]
+) -> None:
+    """No number of drafts would do, and without one asked for nobody gave any."""
+    with pytest.raises(BadInput) as raised:
+        resolved({"method": "ngram", **more}, max_model_len=length)
+    error = raised.value
+    assert error.value == length and "--max-model-len" in error.what
+    assert "3" in str(error.limit) and "num_speculative_tokens" not in str(error)
+    least = resolved({"method": "ngram"}, max_model_len=3)
+    assert least is not None and least.num_speculative_tokens == 1
+
+
 def test_the_flag_reads_json() -> None:
     assert table_of("--x")('{"method": "ngram"}') == {"method": "ngram"}
     for text in ("{", "[1]", "ngram"):
