@@ -62,6 +62,18 @@ async def test_auto_finds_reasoning_text_and_calls(monkeypatch: pytest.MonkeyPat
     assert stream[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+async def test_text_around_a_call_is_the_same_streamed_and_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers(monkeypatch, f"I look. {CALL}\nIt is sunny there.\n")
+    async with client_of(FakeEngine(), **AUTO) as http:
+        body = {**ASK, "tools": TOOLS}
+        whole = (await http.post(CHAT, json=body)).json()["choices"][0]["message"]
+        stream = data_of((await http.post(CHAT, json={**body, "stream": True})).text)
+    said = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in stream)
+    assert said == whole["content"] == "I look. \nIt is sunny there.\n"
+
+
 async def test_without_tools_the_markers_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, CALL)
     async with client_of(FakeEngine(), **AUTO) as http:
