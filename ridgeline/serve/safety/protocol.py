@@ -186,6 +186,11 @@ class Exchange:
         self._protocol, self._cycle = protocol, cycle
 
     @property
+    def has_begun(self) -> bool:
+        """See `Connection`."""
+        return bool(self._cycle.response_started)
+
+    @property
     def has_whole_body(self) -> bool:
         """See `Connection`."""
         return not self._cycle.more_body
