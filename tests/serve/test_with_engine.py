@@ -200,6 +200,22 @@ async def test_one_bad_grammar_fails_alone(url: str) -> None:
     assert bad.status_code == 400 and good.json()["choices"][0]["text"] == alone
 
 
+def test_as_many_choices_as_may_be_sent_are_answered(url: str) -> None:
+    options = [f"option {i}" for i in range(2048)]
+    body = {"prompt": "x", "max_tokens": 30, "guided_choice": options}
+    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
+    assert reply.status_code == 200 and reply.json()["choices"][0]["text"] in options
+
+
+@pytest.mark.parametrize("regex", ["((x){1,100}){100,100}", "((a{1,100}){1,100}){1,100}"])
+def test_a_regex_past_the_limits_is_the_callers(url: str, regex: str) -> None:
+    """Whether it shows at once or behind the first two dozen tokens."""
+    body = {"prompt": "x", "max_tokens": 200, "temperature": 0, "guided_regex": regex}
+    for _ in range(2):
+        reply = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
+        assert reply.status_code == 400 and "regex" in reply.json()["error"]["message"], reply.text
+
+
 def test_metrics_of_the_engine(url: str) -> None:
     httpx.post(f"{url}/v1/completions", json={"prompt": PROMPTS[0] * 20, "max_tokens": 2})
     httpx.post(f"{url}/v1/completions", json={"prompt": PROMPTS[0] * 20, "max_tokens": 2})
