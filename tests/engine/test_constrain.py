@@ -372,3 +372,26 @@ def test_how_far_a_grammar_goes_is_nobody_elses_affair(engine: Engine) -> None:
     kind = Structured("regex", "((a{1,100}){1,100}){1,100}")
     found = [walked(engine, kind, seed) for seed in range(3)]
     assert 5 < found[0] < 200 and len(set(found)) == 1, found
+
+
+@pytest.mark.parametrize("drafter", [None, {"method": "suffix", "num_speculative_tokens": 4}])
+def test_log_probabilities_are_of_logits_before_any_mask(drafter: dict[str, object] | None) -> None:
+    few = tuple(range(200, 260))
+    with Engine.open(
+        "demo",
+        max_num_seqs=8,
+        kv_cache_memory_bytes=32 << 20,
+        dtype="float32",
+        speculative_config=drafter,
+    ) as engine:
+        prompt = engine.tokenizer.encode(PROMPT)
+        for fields in ({"structured": DATE}, {"allowed_token_ids": few}, {}):
+            asked = Sampling(max_tokens=8, temperature=0.0, logprobs=2, **fields)  # type: ignore[arg-type]
+            (answer,) = engine.generate([prompt], asked)[0].answers
+            raw_TV = engine.logprobs_of([*prompt, *answer.tokens])[len(prompt) - 1 :]
+            for token, told, raw_V in zip(answer.tokens, answer.logprobs, raw_TV, strict=False):
+                assert told.logprob == pytest.approx(float(raw_V[token]), abs=1e-3)
+                assert told.rank == int((raw_V > raw_V[token]).sum()) + 1
+                best, value = told.top[0]
+                assert best == int(raw_V.argmax())
+                assert value == pytest.approx(float(raw_V.max()), abs=1e-3)

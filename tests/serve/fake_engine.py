@@ -43,6 +43,9 @@ class CharTokenizer:
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(map(_character, tokens))
 
+    def bytes_of(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
+        return _character(token).encode("utf-8")
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
