@@ -97,7 +97,7 @@ class Asks:
         self, engine: ServedEngine, job: Job, metrics: Metrics, interval: float = 1
     ) -> None:
         self._engine, self._job, self._now = engine, job, metrics.now
-        self._couriers = metrics.couriers
+        self._couriers, self._count_asked = metrics.couriers, metrics.count_asked
         self._interval = interval
         self._errand: Errand | None = None
         self._take_back: TakeBack = _nothing_left
@@ -138,6 +138,7 @@ class Asks:
             except Exception:  # refused, with all after it: no choice of theirs was ever open
                 self._open = {asked: n for asked, n in self._open.items() if asked < index}
                 raise
+            self._count_asked(self._job.sampling)
         await self._ended
 
     @property

@@ -300,3 +300,28 @@ async def test_responses_refuse_what_they_cannot_keep(
 ) -> None:
     reply = await http.post("/v1/responses", json={"input": "hi", **fields})
     assert reply.status_code == 400 and set(reply.json()) == {"error"}
+
+
+async def test_what_was_cut_off_is_an_incomplete_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last item of an incomplete response; a call that was found is whole all the same."""
+    tools = [{"type": "function", **LOOK}]
+    named = {"tools": tools, "tool_choice": {"type": "function", "name": "look"}}
+    async with client_of(FakeEngine(), **AUTO) as http:
+        for text, more, statuses in (
+            ("Hello, world", {}, ["incomplete"]),
+            ("<think>hm hm hm hm", {}, ["incomplete"]),
+            ("<think>hm</think>Hello", {}, ["completed", "incomplete"]),
+            (f"Sure.{CALL} and then", {"tools": tools}, ["completed", "completed", "incomplete"]),
+            (f"Sure.{CALL}x", {"tools": tools}, ["completed", "completed"]),
+            ('{"place": "Rome"}', named, ["incomplete"]),
+        ):
+            answers(monkeypatch, text)
+            body = {"input": "hi", "max_output_tokens": len(text) - 1, **more}
+            whole = (await http.post("/v1/responses", json=body)).json()
+            reply = await http.post("/v1/responses", json={**body, "stream": True})
+            assert whole["status"] == "incomplete"
+            assert [item["status"] for item in whole["output"]] == statuses
+            *events, last = data_of(reply.text)
+            done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+            assert [item["status"] for item in done] == statuses
+            assert [item["status"] for item in last["response"]["output"]] == statuses
