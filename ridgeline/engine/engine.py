@@ -16,6 +16,7 @@ import ridgeline.engine.import_torch  # noqa: F401  # before all that imports to
 import asyncio
 import itertools
 import time
+import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -67,7 +68,8 @@ class Engine:
         self.resolved, self.tokenizer, self.load_s = resolved, parts.tokenizer, load_s
         self._info = _info(resolved, parts, load_s)
         self._runner, self._masks, self._clock = parts.runner, parts.masks, clock
-        self._serials = itertools.count()
+        # no id that a caller makes up is one of these, whichever of both comes first
+        self._ids = map(f"ask-{uuid.uuid4().hex}-{{}}".format, itertools.count())
         self._inboxes: dict[asyncio.AbstractEventLoop, AsyncInboxes] = {}
         self._loop = EngineLoop(
             parts.scheduler,
@@ -161,7 +163,8 @@ class Engine:
 
         Returns how to leave: nothing more is heard, and what has not ended is aborted. `errand`:
         tokens go that way, but those that come with the end (`subscribers.py`).
-        `timeout_s`: from now, after which the answer is of no use. `terms`: `ask_id`, `priority`,
+        `timeout_s`: from now, after which the answer is of no use. `terms`: `ask_id` (any that none
+        being served has; the engine makes one that nobody else has if it is left out), `priority`,
         `tenant`, `slo` (what the caller was promised), `background` (yields its seat and its blocks
         to any other ask, `core/lanes.py`).
         Raises BadInput, CannotRun, DoesNotFit, EngineFull or EngineUnavailable.
@@ -273,7 +276,7 @@ class Engine:
         check_tokens(tokens, vocab_size)
         check_sampling(sampling, vocab_size, self.resolved.spec.eos_token_ids)
         return Ask(
-            id=f"ask-{next(self._serials)}" if ask_id is None else ask_id,
+            id=next(self._ids) if ask_id is None else ask_id,
             prompt=tuple(tokens),
             sampling=sampling,
             arrival_s=self._clock(),

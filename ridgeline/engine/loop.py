@@ -31,8 +31,8 @@ from ridgeline.engine.stats import AskCounts, StepLog, StepTotals
 from ridgeline.engine.text.events import EventTexts
 from ridgeline.engine.text.tokenizer import Tokenizer
 from ridgeline.engine.validate import id_in_use
-from ridgeline.errors import EngineUnavailable, RidgelineError
-from ridgeline.records import Ask, Event, Failed, Finished
+from ridgeline.errors import EngineUnavailable, RidgelineError, UserError
+from ridgeline.records import Ask, Event, Failed, FailureCause, Finished
 
 _LOG = logging.getLogger(__name__)
 _MOST_FAILURES = 3  # failed steps in a row after which the engine no longer calls itself healthy
@@ -236,9 +236,7 @@ class EngineLoop:
         try:
             result = self.runner.run(plan)
         except Exception as error:
-            # A row that leaves no token to choose, a grammar out of fuel: its ask's own, no sign of
-            # ill health. (A division by zero, which is of this kind too, is ours.)
-            if type(error) is ArithmeticError:
+            if _is_asks_own(error):
                 _LOG.warning("step %d failed: %s", plan.index, error)
             else:
                 _LOG.exception("step %d failed", plan.index)
@@ -265,7 +263,10 @@ class EngineLoop:
         """Fail the run's ask. The scheduler ignores what is committed for it."""
         ask_id = self.scheduler.ask_id(run)
         if ask_id is not None:
-            self._tell(self.scheduler.fail(ask_id, f"{type(error).__name__}: {error}"))
+            is_request = isinstance(error, UserError)
+            told = str(error) if is_request else f"{type(error).__name__}: {error}"
+            cause: FailureCause = "request" if is_request else "error"
+            self._tell(self.scheduler.fail(ask_id, told, cause=cause))
         return Sampled()
 
     def _cancel_all(self) -> None:
@@ -285,6 +286,12 @@ class EngineLoop:
             listener.subscriber.deliver([failed])
             with self._wake:
                 self._account(failed)
+
+
+def _is_asks_own(error: Exception) -> bool:
+    """A row that leaves no token to choose, a grammar out of fuel: no sign of ill health. (A
+    division by zero, which is an ArithmeticError too, is ours.)"""
+    return type(error) is ArithmeticError or isinstance(error, UserError)
 
 
 def _resolve(future: Future[T], function: Callable[[], T]) -> Sequence[Event]:

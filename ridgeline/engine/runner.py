@@ -38,7 +38,7 @@ from ridgeline.engine.sampling import token_logprobs
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.likeliest import likeliest_of
 from ridgeline.engine.speculate.states import NoWatch, Watch
-from ridgeline.engine.speculate.verify import Taken, Verifier
+from ridgeline.engine.speculate.verify import Taken, Verifier, told_raw, told_raw_trees
 from ridgeline.engine.tensors import Batch, make_batch
 from ridgeline.engine.threads import StepThreads
 from ridgeline.records import TokenLogprobs
@@ -115,8 +115,12 @@ class TorchRunner:
         attend = self.attention.prepare(runs)
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
         at = list(chain.from_iterable(map(samples_of, runs)))
-        logits_SV = self.masks.apply(self.decoder.logits(x_TC[batch.sampled()]), at)
-        return self._taken(self.verifier.choose_trees(logits_SV, plan.runs, at), every, x_TC)
+        raw_SV = self.decoder.logits(x_TC[batch.sampled()])
+        logits_SV = self.masks.apply(raw_SV, at)
+        taken = self.verifier.choose_trees(logits_SV, plan.runs, at)
+        if logits_SV is not raw_SV:
+            taken = told_raw_trees(taken, raw_SV, every, at)
+        return self._taken(taken, every, x_TC)
 
     def _taken(
         self, taken: Sequence[Taken], every: Sequence[Sequence[Run]], x_TC: Tensor
@@ -167,8 +171,10 @@ class TorchRunner:
         if not at:
             return [[]] * len(runs)
         rows_SC = x_TC if len(at) == len(x_TC) else x_TC.index_select(0, batch.sampled())
-        logits_SV = self.masks.apply(self.decoder.logits(rows_SC), at)
-        return self.verifier.choices(logits_SV, runs, at)
+        raw_SV = self.decoder.logits(rows_SC)
+        logits_SV = self.masks.apply(raw_SV, at)
+        drawn = self.verifier.choices(logits_SV, runs, at)
+        return drawn if logits_SV is raw_SV else told_raw(drawn, raw_SV, runs, at)
 
     def _prompt_logprobs(
         self, runs: Sequence[Run], x_TC: Tensor

@@ -4,6 +4,7 @@ from ridgeline.records.ask import Ask, Sampling, Structured
 from ridgeline.records.events import (
     Event,
     Failed,
+    FailureCause,
     Finished,
     FinishReason,
     Preempted,
@@ -22,6 +23,7 @@ __all__ = [
     "EngineInfo",
     "Event",
     "Failed",
+    "FailureCause",
     "FinishReason",
     "Finished",
     "OperatorTime",

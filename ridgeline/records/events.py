@@ -71,16 +71,20 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     stop_reason: str | int | None = None
 
 
+FailureCause = Literal["error", "deadline", "request"]
+
+
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The engine could not serve the ask; nothing further follows for it.
 
-    `cause` "deadline": it was given up because nobody wants the answer any more.
+    `cause` "deadline": it was given up because nobody wants the answer any more; "request": what it
+    asks for cannot be done, and asking again will not help.
     """
 
     ask_id: str
     at_s: float
     error: str
-    cause: Literal["error", "deadline"] = "error"
+    cause: FailureCause = "error"
 
 
 Event = Started | Token | Preempted | Finished | Failed

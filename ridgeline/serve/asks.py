@@ -97,7 +97,7 @@ class Asks:
         self, engine: ServedEngine, job: Job, metrics: Metrics, interval: float = 1
     ) -> None:
         self._engine, self._job, self._now = engine, job, metrics.now
-        self._couriers = metrics.couriers
+        self._couriers, self._count_asked = metrics.couriers, metrics.count_asked
         self._interval = interval
         self._errand: Errand | None = None
         self._take_back: TakeBack = _nothing_left
@@ -138,6 +138,7 @@ class Asks:
             except Exception:  # refused, with all after it: no choice of theirs was ever open
                 self._open = {asked: n for asked, n in self._open.items() if asked < index}
                 raise
+            self._count_asked(self._job.sampling)
         await self._ended
 
     @property
@@ -161,14 +162,20 @@ class Asks:
         if self._errand is not None:
             self._errand.stop()
 
+    def fail(self, error: Exception) -> None:
+        """Nobody waits for what has not come yet: `run` raises `error`, behind all that has."""
+        self._relieve()
+        if self._gathered:  # nobody is told less for having waited
+            self._tell(self._gathered)
+            self._gathered = []
+        self._fail(error)
+
     def close(self) -> None:
-        """Leave the engine; what has not ended is aborted."""
+        """Leave the engine; what has not ended is aborted. Whoever sends the answer has it back:
+        he has to know whether it has begun."""
         for leave in self._leave:
             leave()
-        self.stop_courier()
-        if self._errand is not None:
-            self._look()
-            self._errand = None
+        self._relieve()
         for index in self._open:
             self.meters[index].left()
         self._open = {}
@@ -257,9 +264,7 @@ class Asks:
                 self.cached[index] = event.cached_tokens
             elif isinstance(event, Failed):
                 self._gathered += updates
-                if self._gathered:  # nobody is told less for having waited
-                    self._tell(self._gathered)
-                self._fail(of_failure(event))
+                self.fail(of_failure(event))
         return updates
 
     def _gather(self, updates: list[Update]) -> None:

@@ -5,6 +5,7 @@ Anthropic's Messages and OpenAI's Responses both tell a stream this way; they di
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Literal, Protocol
 
@@ -20,12 +21,13 @@ Kind = Literal["text", "reasoning"]
 
 
 class Block(msgspec.Struct, kw_only=True):
-    """One stretch of text of a kind, or one call. `id` is unique within the server."""
+    """One stretch of text of a kind, or one call. `is_whole`: it was not cut off."""
 
     index: int
     kind: Kind | Literal["call"]
     text: str = ""
     call: Call | None = None
+    is_whole: bool = True
 
 
 class BlockWords(Protocol):
@@ -68,8 +70,8 @@ class Blocks:
         if update.token is not None:
             self._count()
         if update.finished is not None:
-            told += self._close(words)
             self._end(update.finished.reason, update.finished.stop_reason)
+            told += self._close(words)
         return told
 
     @property
@@ -86,6 +88,9 @@ class Blocks:
 
     def _end(self, reason: str | None, stop_reason: str | int | None) -> None:
         self.ending, self.stop_reason = reason, stop_reason
+        if reason == "length" and self.blocks:
+            last = self.blocks[-1]
+            last.is_whole = last.call is not None and _is_whole(last.call)
 
     def _tell(self, part: Part, words: BlockWords) -> Iterator[bytes]:
         before = len(self.blocks)
@@ -109,6 +114,15 @@ class Blocks:
         if not isinstance(part, Call):
             block.text += part.text
         return block
+
+
+def _is_whole(call: Call) -> bool:
+    """One that was found in a text is; one that is the answer, by its grammar, may be cut off."""
+    try:
+        json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _kind(part: Part) -> Kind | Literal["call"]:

@@ -56,7 +56,7 @@ class ChatVoice:
         self, request: ChatRequest, job: Job, tokenizer: Tokenizer, dialect: Dialect
     ) -> None:
         self._request, self._job = request, job
-        self._tokenizer = IdNames() if request.return_tokens_as_token_ids else tokenizer
+        self._tokenizer = IdNames(tokenizer) if request.return_tokens_as_token_ids else tokenizer
         self._is_only_text = not (request.logprobs or request.return_token_ids)
         self._listeners = [Listener(dialect) for _ in range(job.sampling.n)]
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ridgeline.records import TokenLogprobs
 from ridgeline.serve.asks import Job, Update
 from ridgeline.serve.choices import Choice, Tally
 from ridgeline.serve.contract import Tokenizer
-from ridgeline.serve.logprobs import IdNames, completion_logprobs, prompt_logprobs, trimmed
+from ridgeline.serve.logprobs import (
+    IdNames,
+    Offsets,
+    completion_logprobs,
+    prompt_logprobs,
+    trimmed,
+)
 from ridgeline.serve.requests import CompletionRequest
 
 OBJECT = "text_completion"
@@ -22,10 +29,9 @@ class CompletionVoice:
 
     def __init__(self, request: CompletionRequest, job: Job, tokenizer: Tokenizer) -> None:
         self._request, self._job = request, job
-        self._shows_ids = bool(request.return_tokens_as_token_ids)
-        self._names = IdNames() if self._shows_ids else tokenizer
-        self._decode = tokenizer.decode
-        self._told_chars: dict[int, int] = {}  # by choice that has begun: of the tokens told
+        self._names = IdNames(tokenizer) if request.return_tokens_as_token_ids else tokenizer
+        self._decode, self._bytes_of = tokenizer.decode, tokenizer.bytes_of
+        self._offsets: dict[int, Offsets] = {}  # by choice that has begun: of the tokens told
         self._prompt_logprobs: dict[int, PromptLogprobs] = {}
         more = request.logprobs is not None or request.return_token_ids or job.scores_only
         self._is_only_text = not more
@@ -35,12 +41,12 @@ class CompletionVoice:
         choice = Choice()
         choice.add(update)
         self._learn(update)
-        opens = update.choice not in self._told_chars
+        opens = update.choice not in self._offsets
         return [self._render(update.choice, choice, opens=opens)]
 
     def only_text(self, update: Update) -> str | None:
         """See `Wording`: not where a choice opens or ends, or more than its text is asked for."""
-        if update.finished or not self._is_only_text or update.choice not in self._told_chars:
+        if update.finished or not self._is_only_text or update.choice not in self._offsets:
             return None
         return update.text
 
@@ -50,7 +56,7 @@ class CompletionVoice:
 
     def was_opened(self) -> None:
         """See `Wording`."""
-        self._told_chars[0] = 0
+        self._offsets[0] = Offsets()
 
     def text_entry(self, choice: int, text: str) -> dict[str, Any]:
         """The entry of a chunk that says only this."""
@@ -80,8 +86,8 @@ class CompletionVoice:
     def _render(self, index: int, choice: Choice, *, opens: bool) -> dict[str, Any]:
         echo = self._echo(index) if opens and self._request.echo else ""
         text = echo + ("" if self._job.scores_only else choice.text)
-        logprobs = self._logprobs(index, choice, with_prompt=bool(echo))
-        self._told_chars.setdefault(index, 0)
+        self._offsets.setdefault(index, Offsets())
+        logprobs = self._logprobs(index, choice, echo)
         ending = choice.ending
         if self._job.scores_only and choice.finished:
             ending = {"finish_reason": "length", "stop_reason": None}
@@ -101,33 +107,31 @@ class CompletionVoice:
         prompt = list(self._job.prompts[self._prompt_of(index)].tokens)
         return {"token_ids": tokens} | ({"prompt_token_ids": prompt} if opens else {})
 
-    def _logprobs(self, index: int, choice: Choice, *, with_prompt: bool) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, choice: Choice, echo: str) -> dict[str, Any] | None:
         if self._request.logprobs is None:
             return None
         tokens: list[int] = []
         positions: list[TokenLogprobs | None] = []
+        offsets: list[int] = []  # behind those told before, whatever a stop string holds back
         prompt = self._prompt_of(index)
-        if with_prompt and prompt in self._prompt_logprobs:
+        if echo and prompt in self._prompt_logprobs:
             tokens += self._job.prompts[prompt].tokens
             num_top = self._request.logprobs
             positions += [trimmed(at, num_top) for at in self._prompt_logprobs[prompt]]
+            written = self._written(tokens, skip_special_tokens=False)
+            offsets += self._offsets[index].of_prompt(echo, written)
         if not self._job.scores_only:
-            tokens += [event.token for event in choice.tokens]
+            said = [event.token for event in choice.tokens]
+            tokens += said
             positions += [event.logprobs for event in choice.tokens]
-        texts = [self._decode([token], skip_special_tokens=False) for token in tokens]
-        named = [self._names.decode([t]) for t in tokens] if self._shows_ids else texts
-        offsets = self._offsets(index, texts)
+            skip = self._job.sampling.skip_special_tokens
+            offsets += self._offsets[index].of(self._written(said, skip_special_tokens=skip))
+        named = [self._names.decode([token], skip_special_tokens=False) for token in tokens]
         return completion_logprobs(positions, named, self._names, offsets)
 
-    def _offsets(self, index: int, texts: list[str]) -> list[int]:
-        """Where each token's text begins in the choice's: behind those told before it, streamed or
-        not, whatever of them a stop string holds back."""
-        offsets, at = [], self._told_chars.get(index, 0)
-        for text in texts:
-            offsets.append(at)
-            at += len(text)
-        self._told_chars[index] = at
-        return offsets
+    def _written(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> list[bytes]:
+        """What each token adds to the text."""
+        return [self._bytes_of(each, skip_special_tokens=skip_special_tokens) for each in tokens]
 
     def _learn(self, update: Update) -> None:
         if update.token and update.token.prompt_logprobs:

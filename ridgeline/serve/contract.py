@@ -29,6 +29,10 @@ class Tokenizer(Protocol):
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
+    def bytes_of(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
+        """What one token adds to a text, which may be a part of a character."""
+        ...
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -116,7 +116,7 @@ def of_failure(failed: Failed) -> ApiError:
     """What a client may be told about an ask that ended in `Failed`."""
     if failed.cause == "deadline":
         return ApiError(408, "the answer was not ready by the time given in timeout_ms")
-    return ApiError(500, scrub(failed.error))
+    return ApiError(400 if failed.cause == "request" else 500, scrub(failed.error))
 
 
 def response(error: ApiError, path: str = "") -> JSONResponse:

@@ -4,7 +4,8 @@
                              └──a second signal──▶ stopped at once
 
 While it drains the server still listens: `/ready` says 503 so that a balancer looks elsewhere, new
-requests get 503 with a time to retry (elsewhere), and running answers go on.
+requests get 503 with a time to retry (elsewhere), and running answers go on. What is stopped ends
+with the same 503: as an answer where none has begun, else as the stream's last word.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+
+from ridgeline.serve.errors import ApiError
 
 
 class Drain:
@@ -38,10 +41,12 @@ class Drain:
         if self._until_s is None:
             self._until_s = self._now() + timeout_s
 
-    def headers(self) -> dict[str, str]:
-        """When to come back: once whoever replaces this server may be listening."""
+    def refusal(self) -> ApiError:
+        """What nobody here answers any more, and when to come back: once whoever replaces this
+        server may be listening."""
         left_s = 0.0 if self._until_s is None else self._until_s - self._now()
-        return {"retry-after": str(max(1, math.ceil(left_s))), "connection": "close"}
+        headers = {"retry-after": str(max(1, math.ceil(left_s))), "connection": "close"}
+        return ApiError(503, "the server is stopping", headers=headers)
 
     def __enter__(self) -> None:
         """One request more is under way, until its `with` ends."""

@@ -1,13 +1,14 @@
 """Log-probabilities in the API's three shapes: completions, chat, vLLM's `prompt_logprobs`.
 
-All are the raw log-softmax before temperature and penalties. The chosen token is always among the
-listed ones, even where it is not among the top k. Minus infinity, which JSON cannot say, is sent
-as -9999.
+All are the raw log-softmax before temperature, penalties and masks. The chosen token is always
+among the listed ones, even where it is not among the top k. Minus infinity, which JSON cannot say,
+is sent as -9999.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from ridgeline.records import TokenLogprobs
@@ -21,12 +22,43 @@ class TokenNames(Protocol):
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
+    def bytes_of(self, token: int, *, skip_special_tokens: bool = True) -> bytes: ...
+
 
 class IdNames:
-    """Tokens as `token_id:ID`, so that no two are written alike."""
+    """Tokens as `token_id:ID`, so that no two are written alike; their bytes stay theirs."""
+
+    def __init__(self, tokenizer: TokenNames) -> None:
+        self.bytes_of = tokenizer.bytes_of
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(f"token_id:{token}" for token in tokens)
+
+
+class Offsets:
+    """Where in a text that grows each token's begins, in characters. A token that is a part of a
+    character begins where the character does: characters count once they are whole."""
+
+    def __init__(self) -> None:
+        self._num_chars = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def of(self, pieces: Iterable[bytes]) -> list[int]:
+        """Of the tokens that come next, by their bytes."""
+        offsets: list[int] = []
+        for piece in pieces:
+            offsets.append(self._num_chars)
+            self._num_chars += len(self._decoder.decode(piece))
+        return offsets
+
+    def of_prompt(self, text: str, pieces: Sequence[bytes]) -> list[int]:
+        """Of a prompt's tokens, with which a choice opens: the answer begins behind its `text`.
+        What its tokens have before that (a begin mark, a blank) begins with it."""
+        before = max(0, len(b"".join(pieces).decode("utf-8", "replace")) - len(text))
+        offsets = [max(0, at - before) for at in self.of(pieces)]
+        self._decoder.reset()
+        self._num_chars = len(text)
+        return offsets
 
 
 def completion_logprobs(
@@ -93,8 +125,8 @@ def _as_map(at: TokenLogprobs, tokenizer: TokenNames) -> dict[str, float]:
 
 
 def _entry(token: int, value: float, tokenizer: TokenNames) -> dict[str, Any]:
-    text = _text(token, tokenizer)
-    return {"token": text, "logprob": _number(value), "bytes": list(text.encode("utf-8"))}
+    own = tokenizer.bytes_of(token, skip_special_tokens=False)
+    return {"token": _text(token, tokenizer), "logprob": _number(value), "bytes": list(own)}
 
 
 def _text(token: int, tokenizer: TokenNames) -> str:

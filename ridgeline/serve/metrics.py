@@ -182,10 +182,13 @@ class Metrics:
         scores_only: bool = False,
     ) -> Meter:
         """A meter for one ask that arrives now, promised `slo` as one of `slo_class`."""
+        return Meter(self, num_prompt_tokens, sampling.n, slo_class, slo, scores_only=scores_only)
+
+    def count_asked(self, sampling: Sampling) -> None:
+        """The engine has taken an ask."""
         self.observe("request_params_n", sampling.n)
         if sampling.max_tokens is not None:
             self.observe("request_params_max_tokens", sampling.max_tokens)
-        return Meter(self, num_prompt_tokens, sampling.n, slo_class, slo, scores_only=scores_only)
 
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)

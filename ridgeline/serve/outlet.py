@@ -38,6 +38,11 @@ class Connection(Protocol):
     """What an answer may do to the connection it is on."""
 
     @property
+    def has_begun(self) -> bool:
+        """The head of the answer has been sent."""
+        ...
+
+    @property
     def has_whole_body(self) -> bool:
         """All of the request has come: reading it waits for nobody."""
         ...

@@ -8,6 +8,7 @@ silence). A null is the same as leaving the field out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -19,6 +20,7 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
+from pydantic_core import from_json
 
 from ridgeline.serve.errors import ApiError
 
@@ -249,7 +251,7 @@ def parse(kind: type[Body], raw: bytes) -> Body:
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
-        raise _explain(error) from None
+        raise _explain(error, lambda: from_json(raw)) from None
 
 
 def validated(kind: type[Body], fields: dict[str, Any]) -> Body:
@@ -257,7 +259,7 @@ def validated(kind: type[Body], fields: dict[str, Any]) -> Body:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _explain(error) from None
+        raise _explain(error, lambda: fields) from None
 
 
 Asked = TypeVar("Asked", CompletionRequest, ChatRequest)
@@ -302,19 +304,31 @@ def _check_streaming(request: Sampled) -> None:
         raise ApiError(400, message, param="prompt_logprobs")
 
 
-def _explain(error: ValidationError) -> ApiError:
-    """The first complaint of pydantic as one sentence that names the field."""
+def _explain(error: ValidationError, sent: Callable[[], Any]) -> ApiError:
+    """The first complaint of pydantic as one sentence that names the field. `sent`: the body."""
     first = error.errors(include_url=False, include_input=True, include_context=False)[0]
-    where = ".".join(str(step) for step in _trail(first["loc"]))
-    if not where:
+    if not first["loc"]:
         return ApiError(400, f"the request body is not a JSON object: {first['msg']}")
-    given = "" if first["type"] == "missing" else f"; got {_short(first['input'])}"
+    is_missing = first["type"] == "missing"
+    trail = _trail(first["loc"], sent(), first["input"])
+    where = ".".join(map(str, [*trail, *(first["loc"][-1:] if is_missing else ())][:4]))
+    given = "" if is_missing else f"; got {_short(first['input'])}"
     return ApiError(400, f"{where}: {first['msg']}{given}", param=where)
 
 
-def _trail(location: tuple[int | str, ...]) -> list[int | str]:
-    """The way to the field in the body, without pydantic's names for the branches of a union."""
-    return [step for step in location if isinstance(step, int) or step.isidentifier()][:4]
+def _trail(location: tuple[int | str, ...], body: Any, complained: Any) -> list[int | str]:
+    """The way in the body to the value that is complained of. Steps that are not on it are
+    pydantic's names for the branches of a union."""
+    trail: list[int | str] = []
+    at = body
+    for step in location:
+        if at == complained:
+            break
+        is_index = isinstance(at, list) and isinstance(step, int) and step < len(at)
+        if is_index or (isinstance(at, dict) and step in at):
+            at = at[step]
+            trail.append(step)
+    return trail
 
 
 def _short(value: object) -> str:

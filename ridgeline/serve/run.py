@@ -136,9 +136,14 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or self._service.drain.is_over
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """What still runs ends with an error that tells why, then uvicorn closes all."""
+        self._service.cut_off()
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn would leave the app's own tasks to be torn off
+            await self.lifespan.shutdown()
         if self._beside is not None:
             self._beside[0].should_exit = True
+            self._beside[0].force_exit = self.force_exit
             await self._beside[1]
 
     async def _serve_admin(self, admin: Admin) -> None:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
+from weakref import WeakSet
 
 import msgspec
 from starlette.requests import Request
@@ -68,6 +69,7 @@ class Service:
         self.classes = options.classes
         self.accounts = Accounts(self.ring, options.requests_per_minute, options.tokens_per_minute)
         self.created = int(time.time())
+        self._open: WeakSet[Asks] = WeakSet()  # who is answered is forgotten by itself
 
     async def body(self, request: Request) -> bytes:
         """The request's body, within the limits of size and time."""
@@ -113,7 +115,14 @@ class Service:
     def asks(self, job: Job, *, stream: bool) -> Asks:
         """The asks of a job; of a whole answer nobody hears before a choice ends."""
         interval = self.options.stream_interval if stream else math.inf
-        return Asks(self.engine, job, self.metrics, interval)
+        asks = Asks(self.engine, job, self.metrics, interval)
+        self._open.add(asks)
+        return asks
+
+    def cut_off(self) -> None:
+        """The server stops now: whoever still waits for an answer is told so."""
+        for asks in list(self._open):
+            asks.fail(self.drain.refusal())
 
     def _payer(self, account: Account) -> Callable[[int], None]:
         """Who is told of output tokens; called for every one of them."""

@@ -42,8 +42,8 @@ def completion_sampling(request: CompletionRequest, caps: Caps) -> Sampling:
     given["logprobs"] = request.logprobs
     if request.echo and request.logprobs is not None:
         given["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-    if "max_tokens" in request.model_fields_set or request.max_completion_tokens is not None:
-        limit = _max_tokens(request)
+    limit = _max_tokens(request)
+    if limit is not None:
         given["max_tokens"] = 1 if scores_only(request) else limit
     return Sampling(**given)
 

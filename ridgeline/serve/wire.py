@@ -121,11 +121,12 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         outlet = Outlet(send, connection_of(scope), start)
-        with contextlib.closing(self._source), contextlib.suppress(ClientGone, OSError):
+        with contextlib.suppress(ClientGone, OSError):
             try:
                 async with UntilGone(scope, receive):
                     await outlet.end(await self._all(outlet) + self._source.frames.end)
             finally:
+                self._source.close()  # first: what a courier has sent is the outlet's to know
                 await outlet.close()
 
     async def _all(self, outlet: Outlet) -> bytes:

@@ -321,3 +321,77 @@ def test_prompts_of_one_length_and_end_have_matchers_of_their_own(engine: Engine
     before = set(masks._walks)
     masks.apply(torch.zeros(3, engine.resolved.spec.vocab_size), spots)
     assert len(set(masks._walks) - before) == 3
+
+
+@pytest.mark.parametrize("num", [1000, 2048])
+def test_as_many_choices_as_are_allowed_can_be_answered(engine: Engine, num: int) -> None:
+    options = [f"option {i * 7919 % 10007} of all" for i in range(num)]
+    kind = Structured("choice", json.dumps(options))
+    answers = engine.generate(
+        [PROMPT], Sampling(max_tokens=40, temperature=2.0, seed=1, n=4, structured=kind)
+    )[0].answers
+    assert {answer.text for answer in answers} <= set(options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["a", "ab"], ["", "a"], ['"\\', "\n\t"], ["a.*", "a/b"], ["\x7f", "\x01", "é\u2028"]],
+)
+def test_choices_are_told_as_they_were_written(engine: Engine, options: list[str]) -> None:
+    kind = Structured("choice", json.dumps(options))
+    answers = engine.generate(
+        [PROMPT], Sampling(max_tokens=40, temperature=3.0, seed=1, n=8, structured=kind)
+    )[0].answers
+    assert {answer.text for answer in answers} <= set(options)
+
+
+@pytest.mark.parametrize("text", ["((x){1,100}){100,100}", "((((a){5,10}){1,2}){1,5000}){25,50}"])
+def test_a_regex_that_can_begin_only_once_is_refused(engine: Engine, text: str) -> None:
+    """The lexer that all copies of a matcher share is at its limit behind the first step."""
+    with pytest.raises(BadInput, match="too many"):
+        engine.generate([PROMPT], Sampling(max_tokens=4, structured=Structured("regex", text)))
+
+
+def walked(engine: Engine, kind: Structured, seed: int) -> int:
+    """Tokens of the longest way through a grammar, until it comes to its limits."""
+    masks, output = engine._masks, list[int]()
+    masks.prepare(kind)
+    while len(output) < 200:
+        spot = SampleAt(Sampling(structured=kind), seed, len(output), 1, (9, *output), ())
+        try:
+            allowed = masks.apply(torch.zeros(1, 4096), [spot])[0].isfinite().nonzero().flatten()
+        except BadInput:
+            break
+        texts = {engine.tokenizer.decode([int(token)]): int(token) for token in allowed}
+        output.append(texts[max(texts, key=len)])
+    return len(output)
+
+
+def test_how_far_a_grammar_goes_is_nobody_elses_affair(engine: Engine) -> None:
+    """Who asked for the same one before has used up limits of a lexer that all of them share."""
+    kind = Structured("regex", "((a{1,100}){1,100}){1,100}")
+    found = [walked(engine, kind, seed) for seed in range(3)]
+    assert 5 < found[0] < 200 and len(set(found)) == 1, found
+
+
+@pytest.mark.parametrize("drafter", [None, {"method": "suffix", "num_speculative_tokens": 4}])
+def test_log_probabilities_are_of_logits_before_any_mask(drafter: dict[str, object] | None) -> None:
+    few = tuple(range(200, 260))
+    with Engine.open(
+        "demo",
+        max_num_seqs=8,
+        kv_cache_memory_bytes=32 << 20,
+        dtype="float32",
+        speculative_config=drafter,
+    ) as engine:
+        prompt = engine.tokenizer.encode(PROMPT)
+        for fields in ({"structured": DATE}, {"allowed_token_ids": few}, {}):
+            asked = Sampling(max_tokens=8, temperature=0.0, logprobs=2, **fields)  # type: ignore[arg-type]
+            (answer,) = engine.generate([prompt], asked)[0].answers
+            raw_TV = engine.logprobs_of([*prompt, *answer.tokens])[len(prompt) - 1 :]
+            for token, told, raw_V in zip(answer.tokens, answer.logprobs, raw_TV, strict=False):
+                assert told.logprob == pytest.approx(float(raw_V[token]), abs=1e-3)
+                assert told.rank == int((raw_V > raw_V[token]).sum()) + 1
+                best, value = told.top[0]
+                assert best == int(raw_V.argmax())
+                assert value == pytest.approx(float(raw_V.max()), abs=1e-3)

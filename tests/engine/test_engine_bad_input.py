@@ -103,6 +103,18 @@ async def test_an_id_in_use(engine: Engine) -> None:
     assert [event async for event in engine.stream("b", GREEDY, ask_id="same")]
 
 
+async def test_ids_that_the_engine_makes_are_nobody_elses(engine: Engine) -> None:
+    """However plain the ids are that callers choose, before or after it made its own."""
+    endless = Sampling(max_tokens=100, ignore_eos=True)
+    made = engine.stream("a", endless)
+    chosen = [engine.stream("a", endless, ask_id=f"ask-{i}") for i in range(40)]
+    more = [engine.stream("b", GREEDY) for _ in range(45)]
+    ids = [(await anext(stream)).ask_id for stream in (made, *chosen, *more)]
+    assert len(set(ids)) == len(ids) == 86
+    for stream in (made, *chosen, *more):
+        await stream.aclose()
+
+
 def test_an_unreasonable_priority(engine: Engine) -> None:
     with pytest.raises(BadInput, match="priority"):
         asyncio.run(anext(engine.stream("a", GREEDY, priority=10**9)))

@@ -1,7 +1,7 @@
 """A scripted engine: answers at once or on demand, so that the server is tested and nothing else.
 
 Its tokenizer has one token per character (id = code point). The answer to a prompt is a fixed text;
-a prompt may order misbehaviour: `!slow`, `!fail`, `!crash`, `!stuck`.
+a prompt may order misbehaviour: `!slow`, `!fail`, `!crash`, `!stuck`, `!hang` (after two tokens).
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class CharTokenizer:
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(map(_character, tokens))
+
+    def bytes_of(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
+        return _character(token).encode("utf-8")
 
     def apply_chat_template(
         self,
@@ -120,7 +123,9 @@ class FakeEngine:
     def embed(
         self, tokens: Sequence[int], pooling: Literal["mean", "last"]
     ) -> Future[Sequence[float]]:
-        return pooled(tokens, pooling)
+        stuck: Future[Sequence[float]] = Future()
+        is_stuck = "!stuck" in "".join(map(_character, tokens))
+        return stuck if is_stuck else pooled(tokens, pooling)
 
     def abort(self, ask_id: str) -> None:
         self.aborted.append(ask_id)
@@ -198,6 +203,8 @@ class FakeEngine:
                     ask_id=ask_id, at_s=0.0, error="lost /var/lib/model/x at 0x7fffdeadbeef"
                 )
                 return
+            if "!hang" in order and position == 2:
+                await asyncio.sleep(3600)
             for index in range(sampling.n):
                 yield _token(ask_id, index, position, tokens, sampling)
             await asyncio.sleep(0.02 if "!slow" in order else 0)

@@ -88,6 +88,33 @@ async def test_out_of_range(http: httpx.AsyncClient, fields: dict[str, Any], nam
     assert (error["param"] or "").startswith(named)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {"stop": 5}, "stop"),
+        (COMPLETIONS, {"stop": ["a", 5]}, "stop"),
+        (COMPLETIONS, {"prompt": {"text": "x"}}, "prompt"),
+        (COMPLETIONS, {"guided_json": 5}, "guided_json"),
+        (COMPLETIONS, {"logit_bias": {"x": 1}}, "logit_bias.x"),
+        (COMPLETIONS, {"response_format": {"str": 5}}, "response_format.type"),
+        (COMPLETIONS, {"structured_outputs": {"json": 5}}, "structured_outputs.json"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]},
+         "messages.0.content"),
+        ("/v1/chat/completions", {"messages": [{"content": "x"}]}, "messages.0.role"),
+        ("/v1/chat/completions", {"messages": [], "tools": [{"type": "function"}]}, "messages"),
+        ("/v1/responses", {"input": 5}, "input"),
+        ("/v1/embeddings", {"input": {"str": 5}}, "input"),
+    ],
+)  # fmt: skip
+async def test_param_is_the_way_to_the_field_and_nothing_else(
+    http: httpx.AsyncClient, path: str, fields: dict[str, Any], param: str
+) -> None:
+    """No name of a type that was tried: `stop` may be a text or a list, not a `stop.str`."""
+    body = {"prompt": "x", **fields} if path == COMPLETIONS else fields
+    error = await refused(http, path, body)
+    assert error["param"] == param and error["message"].startswith(f"{param}: ")
+
+
 async def test_json_nan_is_refused(http: httpx.AsyncClient) -> None:
     error = await refused(http, COMPLETIONS, b'{"prompt": "x", "temperature": NaN}')
     assert "temperature" in error["message"]

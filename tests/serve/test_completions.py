@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ridgeline.serve.requests import ChatRequest, CompletionRequest, Sampled
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
 
@@ -169,6 +170,24 @@ async def test_sampling_reaches_the_engine(http: httpx.AsyncClient, engine: Fake
         assert getattr(ask[1], name) == value
     assert (ask[1].stop, ask[1].stop_token_ids, ask[1].logit_bias) == (("x", "y"), (1,), {5: -1.5})
     assert ask[2:] == (7, "tenant-a")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "body"),
+    [
+        ("/v1/completions", CompletionRequest, {"prompt": "ab"}),
+        ("/v1/chat/completions", ChatRequest, {"messages": [{"role": "user", "content": "ab"}]}),
+    ],
+)
+async def test_any_field_that_is_null_is_as_if_left_out(
+    http: httpx.AsyncClient, engine: FakeEngine, path: str, kind: type[Sampled], body: Any
+) -> None:
+    nulls = dict.fromkeys(set(kind.model_fields) - set(body) - {"request_id"})
+    for fields in ({}, nulls, *({name: None} for name in nulls)):
+        reply = await http.post(path, json={**body, **fields})
+        assert reply.status_code == 200, reply.text
+    first, *others = engine.asks.values()
+    assert len(others) == len(nulls) + 1 and all(each[1] == first[1] for each in others)
 
 
 async def test_null_is_the_same_as_absent(http: httpx.AsyncClient, engine: FakeEngine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -25,7 +26,7 @@ from ridgeline.serve.app import create_app
 from ridgeline.serve.options import ServerOptions
 from ridgeline.serve.run import server_config
 from tests.serve.conftest import running
-from tests.serve.fake_engine import FakeEngine
+from tests.serve.fake_engine import ANSWER, FakeEngine
 from tests.serve.test_run import SERVER
 
 QUICK = {"header_timeout_s": 0.3, "body_timeout_s": 0.3, "max_num_connections": 20}
@@ -216,3 +217,23 @@ def test_the_protocol_is_uvicorns_with_limits() -> None:
     config.load()
     assert isinstance(config, uvicorn.Config)
     assert config.http_protocol_class.__name__ == "BoundedProtocol"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_who_speaks_http_1_0_is_sent_no_chunks(url: str, version: str, stream: bool) -> None:
+    """What has no length is then as long as the connection lasts (RFC 9112, 6.3)."""
+    body = json.dumps({"prompt": "!slow", "max_tokens": 12, "stream": stream}).encode()
+    with connect(url) as connection:
+        head = f"POST /v1/completions HTTP/{version}\r\nhost: localhost\r\nconnection: close\r\n"
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        headers, _, said = everything(connection).partition(b"\r\n\r\n")
+    assert headers.startswith(b"HTTP/1.1 200 ") and b"connection: close" in headers
+    is_chunked = b"transfer-encoding: chunked" in headers
+    assert is_chunked == (stream and version == "1.1")
+    if stream and not is_chunked:
+        *events, done, end = said.split(b"\n\n")
+        assert (done, end) == (b"data: [DONE]", b"")
+        texts = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
+        assert "".join(each["text"] for each in texts) == ANSWER[:12]
+        assert len(texts) == 12

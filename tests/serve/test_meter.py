@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from ridgeline.records import Finished, Sampling, Started, Token, Usage
@@ -57,3 +58,12 @@ def test_a_start_before_the_arrival_is_no_negative_queue() -> None:
     metrics = Metrics(FakeEngine(), "m", now=Clock())
     metrics.meter(5, Sampling()).saw([Started(ask_id="a", at_s=0.0, cached_tokens=0)], 100.0)
     assert 'vllm:request_queue_time_seconds_sum{model_name="m"} 0.0' in metrics.render().decode()
+
+
+async def test_parameters_of_refused_requests_are_not_counted(http: httpx.AsyncClient) -> None:
+    for prompt in ("x" * 300, "ab"):  # the first is longer than the context
+        body = {"prompt": prompt, "n": 2, "max_tokens": 3}
+        await http.post("/v1/completions", json=body)
+    page = (await http.get("/metrics")).text
+    for name in ("n", "max_tokens"):
+        assert f'vllm:request_params_{name}_count{{model_name="fake"}} 1.0' in page

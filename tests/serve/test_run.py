@@ -11,15 +11,18 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from ridgeline.errors import BadInput
+from ridgeline.serve.app import create_app
 from ridgeline.serve.options import ServerOptions, options_from
 from ridgeline.serve.run import listen, url_of
-from tests.serve.fake_engine import ANSWER
+from tests.serve.conftest import running
+from tests.serve.fake_engine import ANSWER, FakeEngine
 
 SERVER = """
 import sys
@@ -39,6 +42,7 @@ def start(shutdown_timeout_s: int) -> tuple[subprocess.Popen[str], str]:
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER, str(shutdown_timeout_s)],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.getcwd()},  # noqa: PTH109
     )
@@ -89,16 +93,101 @@ def test_who_comes_while_it_is_busy_waits_in_the_system() -> None:
 def test_what_does_not_end_in_time_is_cut_off() -> None:
     process, url = start(shutdown_timeout_s=1)
 
-    def ask() -> None:
+    def wait() -> None:
         with pytest.raises(httpx.HTTPError):
             httpx.post(f"{url}/v1/completions", json={"prompt": "!stuck"}).raise_for_status()
 
-    asker = threading.Thread(target=ask)
+    asker = threading.Thread(target=wait)
     asker.start()
     time.sleep(0.2)
     code, _, took_s = stop(process, signal.SIGTERM)
     asker.join()
     assert code == 0 and took_s < 10
+
+
+ENDINGS = {
+    "/v1/completions": '{"error":{"message":"the server is stopping',
+    "/v1/chat/completions": '{"error":{"message":"the server is stopping',
+    "/v1/messages": '{"type":"error","error":{"type":"overloaded_error",',
+    "/v1/responses": '{"type":"error","code":"503","message":"the server is stopping',
+}
+
+
+def body_of(path: str, order: str) -> dict[str, Any]:
+    """A request of each endpoint whose prompt orders misbehaviour."""
+    said = {"messages": [{"role": "user", "content": order}]}
+    return {
+        "/v1/completions": {"prompt": order, "max_tokens": 30},
+        "/v1/chat/completions": said,
+        "/v1/messages": {**said, "model": "fake", "max_tokens": 30},
+        "/v1/responses": {"input": order},
+    }[path]
+
+
+def ask(url: str, body: dict[str, Any]) -> socket.socket:
+    """Send a request and leave its answer to be read."""
+    parts, data = urlsplit(url), json.dumps(body).encode()
+    connection = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20)
+    head = f"POST {parts.path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_whoever_is_cut_off_is_told_so(num_signals: int) -> None:
+    """A stream that has begun ends with an error of its dialect, all else is a 503 in JSON; there
+    is never a second head, and nothing is logged."""
+    process, url = start(shutdown_timeout_s=1 if num_signals == 1 else 60)
+    with process, contextlib.ExitStack() as held:
+        held.callback(process.kill)
+        begun, silent, whole = (
+            {
+                path: held.enter_context(ask(f"{url}{path}", {**body_of(path, order), **more}))
+                for path in ENDINGS
+            }
+            for order, more in (("!hang", {"stream": True}), ("!stuck", {"stream": True}),
+                                ("!hang", {}))
+        )  # fmt: skip
+        first = {path: connection.recv(1 << 16) for path, connection in begun.items()}
+        time.sleep(0.5)
+        for _ in range(num_signals):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        for path, connection in begun.items():
+            told = (first[path] + rest_of(connection)).decode()
+            assert told.startswith("HTTP/1.1 200 ") and told.count("HTTP/1.1") == 1
+            assert told.endswith("\r\n0\r\n\r\n"), told
+            assert f"data: {ENDINGS[path]}" in told, told
+        for answers in (silent, whole):
+            for connection in answers.values():
+                head, _, told = rest_of(connection).decode().partition("\r\n\r\n")
+                assert head.startswith("HTTP/1.1 503 ") and "application/json" in head, head
+                assert "the server is stopping" in told and json.loads(told)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (0, "ended\n", "")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+def test_what_is_torn_off_has_one_head(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever did not end when it was told to: a connection that breaks off, or a 503."""
+    app = create_app(FakeEngine())
+    app.state.service.cut_off = lambda: None  # as if it heard of nothing
+    body = {"prompt": "!hang", "stream": True} if path == "/v1/completions" else {"input": "!stuck"}
+    with running(app) as url:
+        connection = ask(f"{url}{path}", body)
+        time.sleep(0.3)
+    with connection:
+        told = rest_of(connection)
+    assert told.count(b"HTTP/1.1") == 1 and b"text/plain" not in told
+    assert told.startswith(b"HTTP/1.1 200 " if path == "/v1/completions" else b"HTTP/1.1 503 ")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
 
 
 def test_a_taken_port_names_the_fix() -> None:

@@ -60,3 +60,12 @@ async def test_pooling_and_length(engine: FakeEngine, http: httpx.AsyncClient) -
     body = {"input": "ab", "pooling": "last", "normalize": False}
     told = (await http.post("/v1/embeddings", json=body)).json()
     assert told["data"][0]["embedding"] == [98.0, 1.0]
+
+
+async def test_every_embedding_has_an_id_of_its_own(http: httpx.AsyncClient) -> None:
+    replies = [await http.post("/v1/embeddings", json={"input": "x"}) for _ in range(3)]
+    ids = {reply.headers["x-request-id"] for reply in replies}
+    assert len(ids) == 3 and all(each.startswith("embd-") for each in ids)
+    sent = {"x-request-id": "mine"}
+    reply = await http.post("/v1/embeddings", json={"input": "x"}, headers=sent)
+    assert reply.headers["x-request-id"] == "mine"

@@ -62,6 +62,18 @@ async def test_auto_finds_reasoning_text_and_calls(monkeypatch: pytest.MonkeyPat
     assert stream[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+async def test_text_around_a_call_is_the_same_streamed_and_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers(monkeypatch, f"I look. {CALL}\nIt is sunny there.\n")
+    async with client_of(FakeEngine(), **AUTO) as http:
+        body = {**ASK, "tools": TOOLS}
+        whole = (await http.post(CHAT, json=body)).json()["choices"][0]["message"]
+        stream = data_of((await http.post(CHAT, json={**body, "stream": True})).text)
+    said = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in stream)
+    assert said == whole["content"] == "I look. \nIt is sunny there.\n"
+
+
 async def test_without_tools_the_markers_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, CALL)
     async with client_of(FakeEngine(), **AUTO) as http:
@@ -288,3 +300,28 @@ async def test_responses_refuse_what_they_cannot_keep(
 ) -> None:
     reply = await http.post("/v1/responses", json={"input": "hi", **fields})
     assert reply.status_code == 400 and set(reply.json()) == {"error"}
+
+
+async def test_what_was_cut_off_is_an_incomplete_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last item of an incomplete response; a call that was found is whole all the same."""
+    tools = [{"type": "function", **LOOK}]
+    named = {"tools": tools, "tool_choice": {"type": "function", "name": "look"}}
+    async with client_of(FakeEngine(), **AUTO) as http:
+        for text, more, statuses in (
+            ("Hello, world", {}, ["incomplete"]),
+            ("<think>hm hm hm hm", {}, ["incomplete"]),
+            ("<think>hm</think>Hello", {}, ["completed", "incomplete"]),
+            (f"Sure.{CALL} and then", {"tools": tools}, ["completed", "completed", "incomplete"]),
+            (f"Sure.{CALL}x", {"tools": tools}, ["completed", "completed"]),
+            ('{"place": "Rome"}', named, ["incomplete"]),
+        ):
+            answers(monkeypatch, text)
+            body = {"input": "hi", "max_output_tokens": len(text) - 1, **more}
+            whole = (await http.post("/v1/responses", json=body)).json()
+            reply = await http.post("/v1/responses", json={**body, "stream": True})
+            assert whole["status"] == "incomplete"
+            assert [item["status"] for item in whole["output"]] == statuses
+            *events, last = data_of(reply.text)
+            done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+            assert [item["status"] for item in done] == statuses
+            assert [item["status"] for item in last["response"]["output"]] == statuses

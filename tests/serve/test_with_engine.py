@@ -200,6 +200,48 @@ async def test_one_bad_grammar_fails_alone(url: str) -> None:
     assert bad.status_code == 400 and good.json()["choices"][0]["text"] == alone
 
 
+def test_as_many_choices_as_may_be_sent_are_answered(url: str) -> None:
+    options = [f"option {i}" for i in range(2048)]
+    body = {"prompt": "x", "max_tokens": 30, "guided_choice": options}
+    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
+    assert reply.status_code == 200 and reply.json()["choices"][0]["text"] in options
+
+
+@pytest.mark.parametrize("regex", ["((x){1,100}){100,100}", "((a{1,100}){1,100}){1,100}"])
+def test_a_regex_past_the_limits_is_the_callers(url: str, regex: str) -> None:
+    """Whether it shows at once or behind the first two dozen tokens."""
+    body = {"prompt": "x", "max_tokens": 200, "temperature": 0, "guided_regex": regex}
+    for _ in range(2):
+        reply = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
+        assert reply.status_code == 400 and "regex" in reply.json()["error"]["message"], reply.text
+
+
+ODD = "naïve 👩‍👩‍👧 你好, ¡ok! x"
+
+
+def test_bytes_of_parts_of_a_character_are_the_tokens_own(url: str) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 1}
+    reply = httpx.post(f"{url}/v1/chat/completions", json={**body, "guided_choice": [ODD]})
+    *said, _end = reply.json()["choices"][0]["logprobs"]["content"]
+    assert any("\ufffd" in entry["token"] for entry in said)
+    assert b"".join(bytes(entry["bytes"]) for entry in said).decode() == ODD
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_point_into_the_text_behind_parts_of_characters(url: str, echo: bool) -> None:
+    body = {"prompt": ODD, "max_tokens": 80, "logprobs": 0, "guided_choice": [ODD], "echo": echo}
+    choice = httpx.post(f"{url}/v1/completions", json=body).json()["choices"][0]
+    told, text = choice["logprobs"], choice["text"]
+    assert text == (ODD * 2 if echo else ODD)
+    assert any("\ufffd" in token for token in told["tokens"])
+    for token, at in list(zip(told["tokens"], told["text_offset"], strict=True))[:-1]:
+        if "\ufffd" not in token:
+            assert text[at : at + len(token)] == token
+        else:
+            assert not text[at].isascii()  # the character that it is a part of
+    assert told["text_offset"][-1] == len(text)
+
+
 def test_metrics_of_the_engine(url: str) -> None:
     httpx.post(f"{url}/v1/completions", json={"prompt": PROMPTS[0] * 20, "max_tokens": 2})
     httpx.post(f"{url}/v1/completions", json={"prompt": PROMPTS[0] * 20, "max_tokens": 2})

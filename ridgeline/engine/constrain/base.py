@@ -6,7 +6,8 @@ rolled back; what an implementation keeps between steps is a cache of that funct
 
 Invariants, in words
 - `prepare` compiles a grammar once and refuses, with the reason, what cannot be compiled within the
-  limits on size and work. After it, `apply` works for every output that `apply` itself allowed.
+  limits on size and work. After it, `apply` works for every output that `apply` itself allowed, or
+  raises BadInput for a grammar that comes to these limits behind it.
 - `apply` sets the logits of every token that may not follow to -inf and changes nothing else; rows
   that ask for nothing keep their bits. At least one token is left, or the row raises
   ArithmeticError: the runner then fails that one ask and goes on with the others.

@@ -9,6 +9,10 @@ derivatives are those of Owens, Reppy and Turon (JFP 2009).
 Work is bounded by fuel, not by a clock: the compiler and every step stop after a fixed number of
 operations and the request fails alone (`_LIMITS`; about 0.1 s of compiling, 10 ms of a step).
 
+Copies of a matcher share its lexer, whose limits (states, expressions) they use up together. An
+answer that comes to their end begins again with a lexer of its own, so that whether it fails is
+its own affair and not that of who asked for the same grammar before.
+
 Matchers are kept by (grammar, seed, length and a sample of the prompt): each remembers which output
 it has consumed. An output that is not a continuation of it (another request with the same seed; a
 draft that was rejected) starts a fresh copy and consumes it all. So a matcher is never wrong, at
@@ -69,15 +73,29 @@ class _Walk:
     """A matcher and the output that it has consumed. The end of an answer, which a draft may hold
     before its last token, is none of the grammar's tokens: behind it only `ends` may come."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, ends: Sequence[int]) -> None:
-        self.matcher, self._ends = matcher, ends
+    def __init__(
+        self,
+        structured: Structured,
+        matcher: llguidance.LLMatcher,
+        ends: Sequence[int],
+        *,
+        is_alone: bool = False,
+    ) -> None:
+        self._structured, self.matcher, self._ends = structured, matcher, ends
+        self.is_alone = is_alone  # no other walk has used up any of its lexer's limits
         self.consumed: list[int] = []
         self.has_ended = False
 
     def follows(self, output: Sequence[int]) -> bool:
         return list(output[: len(self.consumed)]) == self.consumed
 
-    def catch_up(self, output: Sequence[int]) -> None:
+    def forbidden_behind(self, output: Sequence[int], width: int) -> Tensor:
+        """Whether each of `width` tokens may not come behind `output`. bool_V. BadInput where the
+        grammar is past a limit there."""
+        self._catch_up(output)
+        return self._forbidden(width)
+
+    def _catch_up(self, output: Sequence[int]) -> None:
         rest = list(output[len(self.consumed) :])
         first_end = next((i for i, token in enumerate(rest) if token in self._ends), len(rest))
         num_said = 0 if self.has_ended else first_end
@@ -92,17 +110,19 @@ class _Walk:
 
     def _consume(self, tokens: list[int]) -> None:
         if tokens and not self.matcher.consume_tokens(tokens):
-            raise ArithmeticError(f"the grammar stopped: {self.matcher.get_error()[:200]}")
+            why = self.matcher.get_error()
+            if "satisfy the grammar" in why:  # no mask would have let that token come
+                raise ArithmeticError(f"the grammar stopped: {why[:200]}")
+            raise _refused(self._structured, why)
 
-    def forbidden(self, width: int) -> Tensor:
-        """Whether each of `width` tokens may not come next. bool_V."""
+    def _forbidden(self, width: int) -> Tensor:
         if self.has_ended:
             forbidden_V = torch.ones(width, dtype=torch.bool)
             forbidden_V[list(self._ends)] = False
             return forbidden_V
         allowed = self.matcher.compute_logit_bias()  # a byte per token, 0 where forbidden
         if self.matcher.is_error():
-            raise ArithmeticError(f"the grammar failed: {self.matcher.get_error()[:200]}")
+            raise _refused(self._structured, self.matcher.get_error())
         return torch.frombuffer(bytearray(allowed), dtype=torch.uint8)[:width] == 0
 
 
@@ -146,17 +166,27 @@ class GuidanceMasks:
         output = at.history[at.num_prompt :]
         walk = self._walk(key, output)
         try:
-            walk.catch_up(output)
-            return walk.forbidden(width)
-        except ArithmeticError:
-            del self._walks[key]  # a matcher that has failed does not recover
-            raise
+            return walk.forbidden_behind(output, width)
+        except (ArithmeticError, BadInput):
+            self._forget(key)
+            if walk.is_alone:
+                raise
+        walk = _Walk(structured, self._compile(structured), self._eos, is_alone=True)
+        found = walk.forbidden_behind(output, width)
+        self._walks[key] = walk
+        return found
+
+    def _forget(self, key: _Key) -> None:
+        """A matcher that has failed does not recover, and neither do others with its lexer."""
+        del self._walks[key]
+        with self._lock:
+            self._compiled.pop(key[0], None)
 
     def _walk(self, key: _Key, output: Sequence[int]) -> _Walk:
         walk = self._walks.get(key)
         if walk is None or not walk.follows(output):
             fresh = self._matcher_of(key[0]).deep_copy()
-            walk = self._walks[key] = _Walk(fresh, self._eos)
+            walk = self._walks[key] = _Walk(key[0], fresh, self._eos)
         self._walks.move_to_end(key)
         while len(self._walks) > MAX_MATCHERS:
             self._walks.popitem(last=False)
@@ -192,12 +222,19 @@ class GuidanceMasks:
         matcher: llguidance.LLMatcher = library.LLMatcher(
             self._tokenizer, _grammar(library, structured), log_level=0, limits=limits
         )
-        first = matcher.deep_copy()
-        first.compute_bitmask()  # a language without words shows only here
-        for each in (matcher, first):
-            if each.is_error():
-                raise _refused(structured, each.get_error())
+        _check_first_step(structured, matcher)
         return matcher
+
+
+def _check_first_step(structured: Structured, matcher: llguidance.LLMatcher) -> None:
+    """By the very call that steps make. A language without words shows only here, and a lexer that
+    is past its limits, which all copies share, only to the copy behind the one that took it there.
+    """
+    for copy in (matcher.deep_copy(), matcher.deep_copy()):
+        if not matcher.is_error():
+            copy.compute_logit_bias()
+        if copy.is_error():
+            raise _refused(structured, copy.get_error())
 
 
 def _library() -> Any:
@@ -227,11 +264,13 @@ def _grammar(library: Any, structured: Structured) -> str:
 
 
 def _choices(text: str) -> str:
-    """A Lark grammar of alternatives; a JSON string is a Lark string too."""
+    """A Lark grammar of alternatives, which are one terminal: as rules each would be an item of
+    the parser's. A JSON string is a Lark string too, but for the one sign that JSON lets stand."""
     options = dict.fromkeys(json.loads(text))
     if not options or len(options) > MAX_CHOICES:
         raise ValueError(f"{len(options)} choices, where 1 to {MAX_CHOICES} are allowed")
-    return "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+    written = (json.dumps(option, ensure_ascii=False) for option in options)
+    return "start: CHOICE\nCHOICE: " + " | ".join(written).replace("\x7f", r"\u007f")
 
 
 def _refused(structured: Structured, why: str) -> BadInput:

@@ -28,7 +28,6 @@ commit, and the simulator drives these same classes on a virtual clock.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 from ridgeline.engine.core.admission import Limits, check_ask
 from ridgeline.engine.core.batching.base import BatchingPolicy
@@ -50,6 +49,7 @@ from ridgeline.records import (
     Ask,
     Event,
     Failed,
+    FailureCause,
     Finished,
     FinishReason,
     Preempted,
@@ -115,7 +115,7 @@ class Scheduler:
         ask_id: str,
         error: str,
         now_s: float | None = None,
-        cause: Literal["error", "deadline"] = "error",
+        cause: FailureCause = "error",
     ) -> list[Event]:
         """As cancel, for an ask that cannot be served any further: one Failed event."""
         choices = self._roster.asks.get(ask_id)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ridgeline.engine.constrain.base import asks_for_mask
 from ridgeline.engine.core.plan import Run, SampleAt, paths
 from ridgeline.engine.sampling import probabilities, sample, token_logprobs
 from ridgeline.engine.sampling.base import Choice
@@ -188,6 +189,39 @@ class Verifier:
         p_KV = probabilities(logits_KV, at)
         tokens = verified(self._rule, p_KV, q_KV, run.drafts, at[0].seed, at[0].index)
         return _with_logprobs(logits_KV, at[0], tokens)
+
+
+def told_raw(
+    drawn: Sequence[list[Choice]], raw_SV: Tensor, runs: Sequence[Run], at: Sequence[SampleAt]
+) -> list[list[Choice]]:
+    """What the runs gave, with log-probabilities of the logits as they were before any mask. Rows
+    that nobody masked keep theirs to the bit."""
+    firsts = accumulate((run.num_given for run in runs), initial=0)
+    return [_told_raw(own, raw_SV, first, at) for own, first in zip(drawn, firsts, strict=False)]
+
+
+def told_raw_trees(
+    taken: Sequence[Taken],
+    raw_SV: Tensor,
+    every: Sequence[Sequence[Run]],
+    at: Sequence[SampleAt],
+) -> list[Taken]:
+    """As `told_raw`; `every`: the paths of each run, whose rows follow one another."""
+    firsts = list(accumulate((path.num_given for path in chain(*every)), initial=0))
+    starts = accumulate((len(own) for own in every), initial=0)
+    return [
+        Taken(own.path, _told_raw(own.choices, raw_SV, firsts[start + own.path], at))
+        for own, start in zip(taken, starts, strict=False)
+    ]
+
+
+def _told_raw(
+    own: list[Choice], raw_SV: Tensor, first: int, at: Sequence[SampleAt]
+) -> list[Choice]:
+    if not own or not asks_for_mask(at[first : first + 1]):
+        return own
+    raw_KV = raw_SV[first : first + len(own)]
+    return _with_logprobs(raw_KV, at[first], [token for token, _ in own])
 
 
 def follow(rows: Sequence[Sequence[Choice]], every: Sequence[Run]) -> Taken:

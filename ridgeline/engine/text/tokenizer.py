@@ -7,6 +7,7 @@ No code of the model's directory is ever run: its chat template is rendered in a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -43,6 +44,10 @@ class Tokenizer(Protocol):
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
+    def bytes_of(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
+        """What one token adds to a text, which may be a part of a character."""
+        ...
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -63,6 +68,9 @@ class Tokenizer(Protocol):
     ) -> Detokenizer:
         """Decode an answer to `prompt` token by token."""
         ...
+
+
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's, for bytes of characters it has not
 
 
 def load_tokenizer(model: str) -> Tokenizer:
@@ -126,6 +134,19 @@ class HfTokenizer:
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return str(self.inner.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
+    def bytes_of(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
+        if self._table is not None:
+            return self._table.of(token, skip_special_tokens=skip_special_tokens)
+        piece = self.inner.id_to_token(token) or ""
+        byte = _BYTE.fullmatch(piece)
+        if byte is not None:
+            return bytes([int(byte[1], 16)])
+        text = self.decode([token], skip_special_tokens=skip_special_tokens)
+        num_blanks = len(piece) - len(piece.lstrip("▁"))
+        if num_blanks and not text.startswith("▁"):  # alone it is the first, which loses a blank
+            text = " " * num_blanks + text.lstrip(" ")
+        return text.encode("utf-8")
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -169,6 +190,9 @@ class NoTokenizer:
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return ""
+
+    def bytes_of(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
+        return b""
 
     def apply_chat_template(
         self,

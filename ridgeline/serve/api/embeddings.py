@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from ridgeline.serve.answer import answer_headers, request_id_of
 from ridgeline.serve.errors import ApiError
+from ridgeline.serve.ids import fresh_id
 from ridgeline.serve.outlet import UntilGone
 from ridgeline.serve.requests import Count, Priority, Prompts, parse
 from ridgeline.serve.safety.guard import caller_of
@@ -54,7 +55,8 @@ async def embed(service: Service, request: Request) -> Response:
     ]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     ignored = tuple(sorted(asked.model_extra or {}))
-    headers = answer_headers(request_id_of(request.headers, None, "embd"), ignored) | fee
+    request_id = request_id_of(request.headers, None, fresh_id("embd-"))
+    headers = answer_headers(request_id, ignored) | fee
     payload = {"object": "list", "data": data, "model": service.name, "usage": usage}
     return to_json(payload, headers)
 

@@ -23,8 +23,7 @@ async def health(service: Service, _request: Request) -> Response:
 async def ready(service: Service, _request: Request) -> Response:
     """GET /ready: 200 while new requests are welcome."""
     if service.drain.is_draining:
-        headers = service.drain.headers()
-        return errors.response(ApiError(503, "the server is stopping", headers=headers))
+        return errors.response(service.drain.refusal())
     return await health(service, _request)
 
 

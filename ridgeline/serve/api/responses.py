@@ -89,7 +89,7 @@ class ResponsesVoice:
     def _response(self, status: str, tally: Tally | None) -> dict[str, Any]:
         asked, incomplete = self._asked, status == "incomplete"
         done = status != "in_progress"
-        output = [self._words.item(block, "completed") for block in self._blocks.blocks]
+        output = [self._words.item(block, _ended(block)) for block in self._blocks.blocks]
         choice: Any = asked.tool_choice or "auto"
         return {
             "id": self._job.id,
@@ -166,7 +166,7 @@ class _Words:
             extra: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
             told.append(self._at(block, f"{kind}.done", text=block.text, **extra))
             told.append(self._at(block, "response.content_part.done", part=_part(block)))
-        item = self.item(block, "completed")
+        item = self.item(block, _ended(block))
         told.append(self.event("response.output_item.done", output_index=block.index, item=item))
         return told
 
@@ -196,6 +196,11 @@ _KINDS = {
     "reasoning": "response.reasoning_text",
     "call": "response.function_call_arguments",
 }
+
+
+def _ended(block: Block) -> str:
+    """The status of an item that nothing is added to any more."""
+    return "completed" if block.is_whole else "incomplete"
 
 
 def _part(block: Block) -> dict[str, Any]:

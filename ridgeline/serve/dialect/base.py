@@ -3,7 +3,8 @@
 Invariants, in words
 - A reader is fed an answer's text piece by piece, in any pieces, and `end` once. The parts that
   come out are the same however the text was cut, apart from where texts are split.
-- Nothing is lost: what turns out not to be a call comes out as content, as it was written.
+- Nothing is lost: what turns out not to be a call comes out as content, as it was written. (Of
+  blanks next to calls only those between texts: the others are the format's.)
 - A call comes out once it is complete; its arguments are JSON text of an object.
 - A reader never raises, and never runs, fetches or evaluates what it reads.
 """

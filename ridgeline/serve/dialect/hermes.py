@@ -12,13 +12,18 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class TaggedCalls:
-    """Calls between two markers; `_calls` reads one body. White space between calls is dropped."""
+    """Calls between two markers; `_calls` reads one body.
+
+    What stands outside calls is content as it was written. Blanks next to a call may be the
+    format's: they are held, and told only where there is text before and behind them, so that
+    words on both sides of a call do not touch.
+    """
 
     def __init__(self, opening: str = OPEN, closing: str = CLOSE) -> None:
         self._tags = Tagged(opening, closing)
         self._opening, self._closing = opening, closing
         self._body, self._blank = "", ""
-        self._any = False
+        self._has_text = self._is_at_call = False  # some was told; nothing but blanks since a call
 
     def feed(self, text: str) -> list[Part]:
         parts: list[Part] = []
@@ -40,25 +45,31 @@ class TaggedCalls:
             else:
                 self._body += piece
         if self._tags.inside:
-            calls = self._calls(self._body)
-            parts += calls or [Content(self._opening + self._body)]
-        return parts
+            parts += self._read(self._opening + self._body)
+        return parts if self._is_at_call or not self._blank else [*parts, Content(self._blank)]
 
     def _outside(self, text: str) -> list[Part]:
-        """Blanks before a call are held until it is known what follows them."""
+        """Blanks at the end are held until it is known what follows them."""
         text = self._blank + text
         kept = text.rstrip()
         self._blank = text[len(kept) :]
         if not kept:
             return []
-        return [Content(kept.lstrip() if self._any else kept)]
+        if self._is_at_call and not self._has_text:
+            kept = kept.lstrip()
+        self._has_text, self._is_at_call = True, False
+        return [Content(kept)]
 
     def _close(self) -> list[Part]:
-        body, self._body, self._blank = self._body, "", ""
+        return self._read(self._opening + self._body + self._closing)
+
+    def _read(self, written: str) -> list[Part]:
+        """The calls of the body, or what was `written`."""
+        body, self._body = self._body, ""
         calls = self._calls(body)
         if not calls:
-            return [Content(self._opening + body + self._closing)]
-        self._any = True
+            return self._outside(written)
+        self._is_at_call = True
         return calls
 
     def _calls(self, body: str) -> list[Part]:

@@ -14,8 +14,9 @@ from typing import Any
 from ridgeline.serve.dialect.base import Call, Part, Reader, Schemas
 from ridgeline.serve.dialect.hermes import TaggedCalls
 
-_FUNCTION = re.compile(r"\s*<function=([^>\s]{1,128})>(.*?)(?:</function>\s*|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]{1,128})>\n?(.*?)\n?</parameter>", re.DOTALL)
+_OPEN = re.compile(r"\s*<function=([^>\s]{1,128})>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\s]{1,128})>\n?(.*?)\n?</parameter>", re.DOTALL)
+_CLOSE = re.compile(r"\s*</function>\s*")
 
 
 class _QwenReader(TaggedCalls):
@@ -24,15 +25,20 @@ class _QwenReader(TaggedCalls):
         self._tools = tools
 
     def _calls(self, body: str) -> list[Part]:
-        found = _FUNCTION.fullmatch(body)
+        """One call, or none: whole parameters between the function's two marks and nothing else.
+        What max_tokens has cut off lacks the second mark, however many parameters are there."""
+        found = _OPEN.match(body)
         if found is None:
             return []
-        name, inside = found.groups()
+        name, at = found[1], found.end()
         kinds = self._tools.get(name, {}).get("properties", {})
-        arguments = {
-            key: _value(text, kinds.get(key) if isinstance(kinds, Mapping) else None)
-            for key, text in _PARAMETER.findall(inside)
-        }
+        arguments = {}
+        while found := _PARAMETER.match(body, at):
+            key, text = found.groups()
+            arguments[key] = _value(text, kinds.get(key) if isinstance(kinds, Mapping) else None)
+            at = found.end()
+        if not _CLOSE.fullmatch(body, at):
+            return []
         return [Call(name, json.dumps(arguments, ensure_ascii=False))]
 
 

@@ -12,6 +12,7 @@ not in the list is closed, so that a route added tomorrow is closed too.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Callable
 from functools import lru_cache
@@ -26,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ridgeline.serve import errors
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.lifecycle import Drain
-from ridgeline.serve.outlet import ADDED_HEADERS
+from ridgeline.serve.outlet import ADDED_HEADERS, Connection, connection_of
 from ridgeline.serve.safety.keys import NOBODY, Caller, KeyRing
 
 OPEN_PATHS = frozenset(("/", "/health", "/ping", "/ready"))  # "/" is a page without data
@@ -75,7 +76,25 @@ class Guard:
             return
         with self._door.drain:
             scope[ADDED_HEADERS] = [*_SAFE_HEADERS, *(_origin_headers(allowed) if allowed else ())]
-            await self._app(scope, receive, _adding(send, _SAFE_HEADERS))
+            send = _adding(send, _SAFE_HEADERS)
+            try:
+                await self._app(scope, receive, send)
+            except asyncio.CancelledError:  # by a server that stops: nobody else cancels a request
+                connection = connection_of(scope)
+                if connection is None:
+                    raise  # a batch line, whose worker gives it back
+                await self._cut_off(connection, scope, receive, send)
+
+    async def _cut_off(
+        self, connection: Connection, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """The last word to whoever is still here: there is no second one in an answer."""
+        if connection.has_begun:
+            connection.cut()
+            await asyncio.sleep(0)  # uvicorn hears of it, and does not miss the end of the answer
+        else:
+            refusal = self._door.drain.refusal()
+            await errors.response(refusal, scope["path"])(scope, receive, send)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes], origin: str) -> bool:
         """True for a CORS preflight that is welcome; ApiError for whoever is not."""
@@ -90,7 +109,7 @@ class Guard:
         if not is_open:
             scope[CALLER] = self._caller(scope, headers)
             if self._door.drain.is_draining and scope["method"] not in ("GET", "HEAD"):
-                raise ApiError(503, "the server is stopping", headers=self._door.drain.headers())
+                raise self._door.drain.refusal()
         return False
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:

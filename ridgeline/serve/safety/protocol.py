@@ -23,7 +23,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from starlette.types import Message
+from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ridgeline.serve.courier import Lent, chunk
@@ -98,6 +98,8 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle: Any = self.cycle
         if cycle is not None and cycle.scope is self.scope:  # else an upgrade that is not served
             scope: Any = cycle.scope
+            if scope["http_version"] == "1.0":
+                cycle.send = _without_chunks(cycle)
             scope["extensions"] = {CONNECTION: Exchange(self, cycle)}
 
     def on_message_complete(self) -> None:
@@ -186,13 +188,23 @@ class Exchange:
         self._protocol, self._cycle = protocol, cycle
 
     @property
+    def has_begun(self) -> bool:
+        """See `Connection`."""
+        return bool(self._cycle.response_started)
+
+    @property
     def has_whole_body(self) -> bool:
         """See `Connection`."""
         return not self._cycle.more_body
 
+    @property
+    def _has_chunks(self) -> bool:
+        """What is written here has a frame that clients of HTTP/1.0 do not know."""
+        return bool(self._cycle.scope["http_version"] != "1.0")
+
     def begin(self, start: Callable[[], Awaitable[None]], data: bytes) -> bool:
         """uvicorn writes the head by itself; here it is kept back for the first chunk."""
-        if self._protocol.flow.write_paused:
+        if self._protocol.flow.write_paused or not self._has_chunks:
             return False
         head, transport = self._head(start), self._protocol.transport
         if not transport.is_closing():
@@ -207,7 +219,7 @@ class Exchange:
         plain = transport.get_extra_info("ssl_object") is None
         if (
             added is None
-            or not plain
+            or not (plain and self._has_chunks)
             or transport.is_closing()
             or transport.get_write_buffer_size()
         ):
@@ -248,7 +260,7 @@ class Exchange:
     def write_chunk(self, data: bytes) -> bool:
         """See `Connection`."""
         protocol = self._protocol
-        if protocol.flow.write_paused:
+        if protocol.flow.write_paused or not self._has_chunks:
             return False
         protocol.post.add(protocol.transport, chunk(data))
         return True
@@ -263,6 +275,25 @@ class Exchange:
         protocol.gone = gone
         if gone is not None and protocol.transport.is_closing():
             protocol.loop.call_soon(gone)
+
+
+def _without_chunks(cycle: Any) -> Send:
+    """uvicorn's `send` for a client of HTTP/1.0, which must not be sent chunks (RFC 9112, 6.1): an
+    answer without a length is as long as its connection lasts, and uvicorn keeps none of theirs."""
+    send, has_length = cycle.send, True
+
+    async def sending(message: Message) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            names = [name.lower() for name, _ in message.get("headers", ())]
+            has_length = b"content-length" in names
+            if not has_length:
+                cycle.chunked_encoding = False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return sending
 
 
 _BREAK = re.compile(b"[\r\n\0]")

@@ -237,6 +237,26 @@ def test_answers_are_those_of_plain_decoding(
     assert drafted > 100
 
 
+@pytest.mark.parametrize("tree", [{}, {"speculative_token_tree": TREE}])
+def test_masked_rows_tell_raw_log_probabilities(
+    plain: Engine, folders: dict[str, Path], tree: dict[str, str]
+) -> None:
+    """Whichever path of a tree is taken, beside runs that are masked by nothing."""
+    few = tuple(range(100, 400))
+    masked = Sampling(temperature=0.0, max_tokens=30, logprobs=2, allowed_token_ids=few)
+    free = Sampling(temperature=0.0, max_tokens=30, logprobs=2, ignore_eos=True)
+    prompts = ["import os\n" * 9, "for i in", "class A:\n", "def f(x):\n"]
+    settings = asked("medusa", folders["medusa"], **tree)
+    with Engine.from_settings(settings_from(settings)) as engine:
+        found = engine.generate(prompts, [masked, free, masked, masked])
+        assert engine.counters()["spec_decode_num_accepted_tokens"]
+    for each, prompt in zip(found, prompts, strict=True):
+        (answer,), tokens = each.answers, plain.tokenizer.encode(prompt)
+        raw_TV = plain.logprobs_of([*tokens, *answer.tokens])[len(tokens) - 1 :]
+        for token, told, raw_V in zip(answer.tokens, answer.logprobs, raw_TV, strict=False):
+            assert told.logprob == pytest.approx(float(raw_V[token]), abs=0.1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_drawn_drafts_and_automatic_depth(folders: dict[str, Path], kind: str) -> None:
     settings = asked(kind, folders[kind], num_speculative_tokens=None)

@@ -84,6 +84,20 @@ def test_sentencepiece_output_continues_its_prompt(prompt: str, answer: str) -> 
     assert not any("\ufffd" in piece for piece in found)
 
 
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(TEXTS)
+@example(HARD)
+def test_bytes_of_tokens_join_to_those_of_the_text(text: str) -> None:
+    """Each on its own, parts of characters and blanks at the beginning of words among them."""
+    for tokenizer, before in ((DEMO, ""), (PIECES, " ")):
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        joined = b"".join(tokenizer.bytes_of(token) for token in tokens)
+        assert joined == (before + text if tokens else "").encode()
+    begin = PIECES.encode("<s>")[-1]
+    assert PIECES.bytes_of(begin) == b""
+    assert PIECES.bytes_of(begin, skip_special_tokens=False) == b"<s>"
+
+
 def test_a_character_comes_whole_with_its_last_byte() -> None:
     tokens = PIECES.encode("👩")[1:]
     assert len(tokens) == 4

@@ -79,7 +79,32 @@ def test_text_around_calls_is_kept(name: str) -> None:
     write = WRITERS[name]
     text = f"Let me look.\n{write('look', PARIS)}\nDone."
     parts = read(call_format(name).reader(TOOLS), text, random.Random(1))
-    assert parts == [Content("Let me look."), called("look", PARIS), Content("Done.")]
+    assert parts == [Content("Let me look."), called("look", PARIS), Content("\n\nDone.")]
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
+@pytest.mark.parametrize(
+    ("before", "behind", "content"),
+    [
+        ("", "\nIt is sunny, and warm.\n", "It is sunny, and warm.\n"),
+        ("Sure.  ", "", "Sure."),
+        ("Sure. ", " It is  sunny .", "Sure.  It is  sunny ."),
+        ("Sure.", "It is.", "Sure.It is."),
+        (" \n", "\n ", ""),
+        ("See: ", " or <tool_call>{} </tool_call> .", "See:  or <tool_call>{} </tool_call> ."),
+        ("See: ", "\n<tool_call>{ \n", "See: \n<tool_call>{ \n"),
+    ],
+)
+def test_blanks_of_text_around_a_call_are_kept(
+    name: str, before: str, behind: str, content: str, seed: int | None
+) -> None:
+    """All but those that no text follows or precedes: they are the format's."""
+    text = before + WRITERS[name]("look", PARIS) + behind
+    rng = None if seed is None else random.Random(seed)
+    parts = read(call_format(name).reader(TOOLS), text, rng)
+    assert "".join(part.text for part in parts if isinstance(part, Content)) == content
+    assert [part for part in parts if isinstance(part, Call)] == [called("look", PARIS)]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +115,15 @@ def test_text_around_calls_is_kept(name: str) -> None:
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
         ("hermes", "<tool_call>{"),
         ("hermes", "a < b and <tool_cal"),
+        ("hermes", "see: <tool_call>nothing</tool_call> \n"),
+        ("hermes", "see:\n<tool_call>{ "),
+        ("hermes", " said and done. \n"),
         ("qwen3_xml", "<tool_call>nothing</tool_call>"),
+        ("qwen3_xml", "<tool_call><function=look>"),
+        ("qwen3_xml", "<tool_call>\n<function=look>\n<parameter=place>\nParis\n</parameter>\n"),
+        ("qwen3_xml", "<tool_call>\n<function=look>\n<parameter=place>\nPar"),
+        ("qwen3_xml", "<tool_call><function=look><parameter=place>P</parameter></tool_call>"),
+        ("qwen3_xml", "<tool_call><function=look><parameter=place>Paris</function></tool_call>"),
         ("llama3_json", '{"name": "f"'),
         ("llama3_json", '{"other": 1}'),
         ("llama3_json", "plain text { with braces }"),
@@ -104,10 +137,20 @@ def test_what_is_no_call_is_content_as_it_was_written(name: str, text: str) -> N
         assert read(call_format(name).reader(TOOLS), text, rng) == [Content(text)]
 
 
-def test_a_whole_call_whose_end_mark_is_missing_is_a_call() -> None:
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
+def test_a_whole_call_whose_end_mark_is_missing_is_a_call(name: str) -> None:
     """A stop string or an end-of-sequence token may have eaten the mark."""
-    text = hermes("look", PARIS).removesuffix("</tool_call>")
-    assert read(call_format("hermes").reader(TOOLS), text) == [called("look", PARIS)]
+    text = WRITERS[name]("look", PARIS).removesuffix("</tool_call>")
+    assert read(call_format(name).reader(TOOLS), text) == [called("look", PARIS)]
+
+
+@pytest.mark.parametrize("name", CALL_FORMATS)
+def test_no_beginning_of_a_call_is_one(name: str) -> None:
+    """Wherever max_tokens cuts it: either nothing is missing, or it is content."""
+    text = WRITERS[name]("look", PARIS)
+    for size in range(1, len(text)):
+        parts = read(call_format(name).reader(TOOLS), text[:size])
+        assert parts in ([Content(text[:size])], [called("look", PARIS)])
 
 
 def test_values_are_what_the_schema_says() -> None:
@@ -152,7 +195,8 @@ def test_reasoning_then_a_call() -> None:
 
 @given(
     st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", '"',
-                              "<function=f>", "</function>", "x", " ", "\n", ";", "<", "é"])),
+                              "<function=f>", "</function>", "x", " ", "\n", ";", "<", "é",
+                              hermes("noop", {}), qwen("look", {"days": 1})])),
     st.sampled_from(sorted(CALL_FORMATS)),
     st.integers(0, 10),
 )  # fmt: skip
