@@ -30,6 +30,7 @@ ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"
 """Forces a variant: auto, portable, avx2, avxvnni, avx512, avx512vnni, avx512pairs,
 avx512amx."""
 PANEL, BLOCK = 16, 32
+LARGE_PAGE = 2 << 20
 
 Kind = Literal["int4", "int8", "int8_groups", "bf16", "fp32"]
 _PACKED_FROM: Mapping[Kind, torch.dtype] = MappingProxyType(
@@ -87,9 +88,17 @@ def row_group(kind: Kind, num_in: int, group: int) -> int:
 
 
 def empty_lines(kind: Kind, num_out: int, num_in: int, group: int) -> Tensor:
-    """Memory for the lines, in large pages where the system has them."""
+    """Memory for the lines, in large pages where the system has them.
+
+    From where such a page begins: else up to two of them, which may be all of a weight of a few
+    megabytes, would be small ones. What is skipped before it is never touched and takes no memory.
+    """
     num_bytes = _native.packed_bytes(kind, num_out, num_in, group)
-    lines = torch.empty(num_bytes, dtype=torch.uint8)
+    if num_bytes < LARGE_PAGE:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    memory = torch.empty(num_bytes + LARGE_PAGE, dtype=torch.uint8)
+    begin = -memory.data_ptr() % LARGE_PAGE
+    lines = memory[begin : begin + num_bytes]
     _native.advise_huge(lines.data_ptr(), num_bytes)
     return lines
 
