@@ -139,34 +139,27 @@ class Meter:
         metrics.observe("request_prefill_time_seconds", choice.first_s - started_s)
         metrics.observe("request_decode_time_seconds", decode_s)
         metrics.observe("request_inference_time_seconds", choice.last_s - started_s)
-        tpot_s = decode_s / (choice.num_tokens - 1) if choice.num_tokens > 1 else 0.0
-        metrics.observe("request_time_per_output_token_seconds", tpot_s)
+        tpot_s = decode_s / (choice.num_tokens - 1) if choice.num_tokens > 1 else None
+        metrics.observe("request_time_per_output_token_seconds", tpot_s or 0.0)  # 0, as vLLM's
         self._note(choice, started_s, tpot_s)
         self._judge(choice.first_s - self._arrival_s, tpot_s, now - self._arrival_s)
 
-    def _note(self, choice: _Choice, started_s: float, tpot_s: float) -> None:
+    def _note(self, choice: _Choice, started_s: float, tpot_s: float | None) -> None:
         computing_s = choice.last_s - started_s
         rate = choice.num_tokens / computing_s if computing_s > 0 else None
         values = (
             (choice.first_s - started_s) * 1000,
             (choice.last_s - choice.first_s) * 1000,
             (started_s - self._arrival_s) * 1000,
-            tpot_s * 1000 if choice.num_tokens > 1 else None,
+            None if tpot_s is None else tpot_s * 1000,
             rate,
         )
         self._timings = dict(zip(_TIMINGS, values, strict=True))
 
-    def _judge(self, ttft_s: float, tpot_s: float, e2e_s: float) -> None:
+    def _judge(self, ttft_s: float, tpot_s: float | None, e2e_s: float) -> None:
         """Was the promise kept? An ask is judged once, when its last choice ends."""
-        slo = self._slo
-        if slo is None:
+        if self._slo is None:
             return
-        for why, took_s, limit_s in (
-            ("ttft", ttft_s, slo.ttft_s),
-            ("tpot", tpot_s, slo.tpot_s),
-            ("e2e", e2e_s, slo.e2e_s),
-        ):
-            if limit_s is not None and took_s > limit_s:
-                self._missed[why] = None
+        self._missed |= dict.fromkeys(self._slo.misses(ttft_s, tpot_s, e2e_s))
         if not self._choices:
             self._metrics.count_promise(self._slo_class, tuple(self._missed))

@@ -161,6 +161,19 @@ async def test_goodput_is_counted_by_class() -> None:
     assert numbers[missed % "tpot"] == numbers[missed % "failed"] == 1
 
 
+async def test_a_promise_that_was_not_seen_kept_was_not_kept() -> None:
+    """As `bench` and `simulate` judge: one token has no TPOT (docs/metrics.md)."""
+    async with client_of(FakeEngine(), slo_classes="fast=tpot:60000") as http:
+        for max_tokens in (1, 5):
+            body = {"prompt": "x", "slo_class": "fast", "max_tokens": max_tokens}
+            await http.post("/v1/completions", json=body)
+        numbers = await scrape(http)
+    label = '{model_name="fake",slo_class="fast"%s}'
+    assert numbers["ridgeline_slo_requests_total" + label % ""] == 2
+    assert numbers["ridgeline_slo_met_total" + label % ""] == 1
+    assert numbers["ridgeline_slo_missed_total" + label % ',why="unobserved"'] == 1
+
+
 async def test_our_own_numbers() -> None:
     engine = FakeEngine()
     engine.numbers |= {
