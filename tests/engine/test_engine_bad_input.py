@@ -131,7 +131,7 @@ def test_an_unreasonable_priority(engine: Engine) -> None:
         ({"device": "tpu9"}, UserError, "device"),
         ({"attention_backend": "magic"}, BadInput, "attention backend"),
         ({"batching": "none"}, BadInput, "batching"),
-        ({"prefix_cache_ttl_s": -1.0}, BadInput, "time to live"),
+        ({"prefix_cache_ttl_s": -1.0}, BadInput, "prefix-cache-ttl-s is no length of time"),
     ],
 )
 def test_bad_settings(settings: dict, error: type[UserError], words: str) -> None:
