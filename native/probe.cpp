@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "isa.h"
+#include "pace.inc"
 
 #if defined(__x86_64__)
 #include "multiply_loops.inc"
@@ -35,24 +36,39 @@ constexpr size_t kLargePage = 2 << 20;
 
 constexpr size_t kFar = 8 << 20;  // bytes of a thread's share that no cache of its own holds: asking pays from here on
 
-template <bool ASK>
-inline __attribute__((always_inline)) void ask_for(const void* turn) {
-  if (!ASK) return;
-  const char* at = static_cast<const char*>(turn) + kAhead;
-  for (size_t line = 0; line < kStride; line += 64) __builtin_prefetch(at + line, 0, 2);
-}
+// Whether lines are asked for: a turn's at once, or each as it is read and some cycles behind the one before (`later`).
+enum class Asks { kNone, kAtOnce, kPaced };
+
+template <Asks ASKS>
+struct Ahead {
+  int64_t nothing = 0;
+
+  inline __attribute__((always_inline)) void turn(const void* begin) const {
+    if (ASKS != Asks::kAtOnce) return;
+    const char* at = static_cast<const char*>(begin) + kAhead;
+    for (size_t line = 0; line < kStride; line += 64) __builtin_prefetch(at + line, 0, 2);
+  }
+  inline __attribute__((always_inline)) void line(const void* begin) {
+    if (ASKS != Asks::kPaced) return;
+    nothing = later<3>(nothing);
+    __builtin_prefetch(static_cast<const char*>(begin) + kAhead + nothing, 0, 2);
+  }
+};
 
 using Reader = uint64_t (*)(const uint8_t*, size_t);
 using Multiplier = double (*)(uint64_t, double*);  // turns -> operations done
 
-template <bool ASK>
+template <Asks ASKS>
 uint64_t read_portable(const uint8_t* data, size_t bytes) {
   const uint64_t* p = reinterpret_cast<const uint64_t*>(data);
   uint64_t acc[8] = {};
+  Ahead<ASKS> ahead;
   for (size_t i = 0; i < bytes / 8; i += kStride / 8) {
-    ask_for<ASK>(p + i);
-    for (size_t line = i; line < i + kStride / 8; line += 8)
+    ahead.turn(p + i);
+    for (size_t line = i; line < i + kStride / 8; line += 8) {
+      ahead.line(p + line);
       for (int j = 0; j < 8; ++j) acc[j] ^= p[line + j];
+    }
   }
   return acc[0] ^ acc[1] ^ acc[2] ^ acc[3] ^ acc[4] ^ acc[5] ^ acc[6] ^ acc[7];
 }
@@ -71,15 +87,18 @@ double multiply_portable(uint64_t turns, double*) {
 }
 
 #if defined(__x86_64__)
-template <bool ASK>
+template <Asks ASKS>
 __attribute__((target("avx2"))) uint64_t read_avx2(const uint8_t* data, size_t bytes) {
   const __m256i* p = reinterpret_cast<const __m256i*>(data);
   __m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
+  Ahead<ASKS> ahead;
   for (size_t i = 0; i < bytes / 32; i += 16) {
-    ask_for<ASK>(p + i);
+    ahead.turn(p + i);
     for (int j = 0; j < 16; j += 4) {
+      ahead.line(p + i + j);
       a = _mm256_xor_si256(a, _mm256_load_si256(p + i + j));
       b = _mm256_xor_si256(b, _mm256_load_si256(p + i + j + 1));
+      ahead.line(p + i + j + 2);
       c = _mm256_xor_si256(c, _mm256_load_si256(p + i + j + 2));
       d = _mm256_xor_si256(d, _mm256_load_si256(p + i + j + 3));
     }
@@ -89,13 +108,15 @@ __attribute__((target("avx2"))) uint64_t read_avx2(const uint8_t* data, size_t b
          _mm256_extract_epi64(a, 3);
 }
 
-template <bool ASK>
+template <Asks ASKS>
 __attribute__((target("avx512f"))) uint64_t read_avx512(const uint8_t* data, size_t bytes) {
   const __m512i* p = reinterpret_cast<const __m512i*>(data);
   __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
+  Ahead<ASKS> ahead;
   for (size_t i = 0; i < bytes / 64; i += 8) {
-    ask_for<ASK>(p + i);
+    ahead.turn(p + i);
     for (int j = 0; j < 8; j += 4) {
+      for (int line = j; line < j + 4; ++line) ahead.line(p + i + line);
       a = _mm512_xor_si512(a, _mm512_load_si512(p + i + j));
       b = _mm512_xor_si512(b, _mm512_load_si512(p + i + j + 1));
       c = _mm512_xor_si512(c, _mm512_load_si512(p + i + j + 2));
@@ -120,13 +141,22 @@ bool runs_here(const std::string& variant) {
 }
 #endif
 
-template <bool ASK>
+// Whether lines that are asked for at once are lost: measured on Xeons with tiles alone.
+bool asks_at_a_pace() {
+#if defined(__x86_64__)
+  return runs_here("avx512amx");
+#else
+  return false;
+#endif
+}
+
+template <Asks ASKS>
 Reader best_reader() {
 #if defined(__x86_64__)
-  if (best_isa() == Isa::kAvx512) return read_avx512<ASK>;
-  if (best_isa() == Isa::kAvx2) return read_avx2<ASK>;
+  if (best_isa() == Isa::kAvx512) return read_avx512<ASKS>;
+  if (best_isa() == Isa::kAvx2) return read_avx2<ASKS>;
 #endif
-  return read_portable<ASK>;
+  return read_portable<ASKS>;
 }
 
 struct Chosen {
@@ -253,7 +283,9 @@ std::vector<Rate> read_rates(size_t total_bytes, int num_threads, int repetition
   require(num_threads > 0 && repetitions > 0, "num_threads and repetitions must be positive");
   const size_t share = total_bytes / num_threads / kStride * kStride;
   require(share > 0, "the buffer is smaller than one stride per thread");
-  const Reader reader = share > kFar ? best_reader<true>() : best_reader<false>();
+  const Reader reader = share <= kFar     ? best_reader<Asks::kNone>()
+                        : asks_at_a_pace() ? best_reader<Asks::kPaced>()
+                                           : best_reader<Asks::kAtOnce>();
   std::vector<std::unique_ptr<uint8_t, Free>> buffers(num_threads);
   std::vector<uint64_t> sinks(num_threads);
   std::vector<Worker> workers(num_threads);
