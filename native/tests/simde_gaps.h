@@ -47,6 +47,15 @@ inline __m512i gap_madd_epi16(__m512i a, __m512i b) {
   return out;
 }
 
+inline __m512i gap_shuffle_epi32(__m512i a, int order) {
+  int32_t x[16], y[16];
+  memcpy(x, &a, 64);
+  for (int i = 0; i < 16; ++i) y[i] = x[i / 4 * 4 + (order >> 2 * (i % 4) & 3)];
+  __m512i out;
+  memcpy(&out, y, 64);
+  return out;
+}
+
 inline __m512 gap_cvtph_ps(__m256i a) {
   uint16_t x[16];
   float y[16];
@@ -103,6 +112,8 @@ inline __m256i gap_cvtepi32_epi16(__m512i a) {
 #define _mm512_fmadd_ps gap_fmadd_ps
 #define _mm512_cvtepu8_epi32 gap_cvtepu8_epi32
 #define _mm512_cvtepi8_epi32 gap_cvtepi8_epi32
+#define _MM_PERM_ENUM int
+#define _mm512_shuffle_epi32 gap_shuffle_epi32
 #define _mm512_cvtepi32_ps gap_cvtepi32_ps
 #define _mm512_cvtps_epi32 gap_cvtps_epi32
 #define _mm512_cvtepi32_epi8 gap_cvtepi32_epi8
