@@ -120,7 +120,8 @@ def test_the_same_bits_on_every_isa_in_any_batch_and_on_any_threads(
         assert relative(truths[by_tiles[0]], truths[by_tiles[-1]]) < 2e-6
         for tiles, (isa, num_threads, linear) in zip(by_tiles, found, strict=True):
             torch.set_num_threads(num_threads)
-            for rows in (slice(None), slice(0, 1), slice(5, 7), slice(3, 19), slice(130, 131)):
+            for first, end in ((0, 131), (0, 1), (5, 6), (5, 7), (3, 19), (130, 131)):
+                rows = slice(first, end)
                 found_TO = linear(x_TI[rows])
                 assert torch.equal(found_TO, truths[tiles][rows]), (isa, num_threads, rows)
             back_TO = linear(x_TI.flip(0).contiguous()).flip(0)
