@@ -101,8 +101,8 @@ def quantize(
     format: Annotated[
         str,
         typer.Option(
-            help="ridgeline (mapped when opened), compressed-tensors, gptq, awq, gguf, fp8, "
-            "bitsandbytes (nf4; --bits 8: LLM.int8).",
+            help="ridgeline (ready to multiply with), compressed-tensors, gptq, awq, gguf, "
+            "fp8, bitsandbytes (nf4; --bits 8: LLM.int8).",
             parser=one_of("--format", _FORMATS),
         ),
     ] = "ridgeline",

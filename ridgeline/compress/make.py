@@ -150,7 +150,7 @@ def _tables(spec: ModelSpec, bits: TableBits, recipe: Recipe) -> Tables:
 
 
 def _write_ridgeline(job: Job) -> int:
-    """Ridgeline's own packed form: mapped, multiplied with where it lies."""
+    """Ridgeline's own packed form, in the order in which kernels read it."""
     formats: dict[str, Format] = dict.fromkeys(LAYERS, job.recipe.format())
     if job.recipe.widths or job.recipe.method == "llm-int8":
         formats = dict(_by_path(job))

@@ -23,7 +23,8 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from ridgeline.engine.attention.cache import LARGE_PAGE, KvCache
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.kernels.large_pages import LARGE_PAGE
 
 _MADV_POPULATE_WRITE = 23  # <asm-generic/mman-common.h>
 _PAGES_AHEAD = 2  # large pages of each layer: one being filled while the other is supplied

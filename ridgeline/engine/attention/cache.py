@@ -18,18 +18,14 @@ finite.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ridgeline.engine.attention.kv_format import KvFormat, PlainKv
+from ridgeline.engine.kernels.large_pages import own_pages
 from ridgeline.spec.model import ModelSpec
-
-LARGE_PAGE = 2 << 20  # bytes
 
 
 class KvCache:
@@ -99,14 +95,4 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     nbytes = math.prod(shape) * dtype.itemsize
-    return _pages(nbytes).view(dtype).view(shape)
-
-
-def _pages(nbytes: int) -> Tensor:
-    """Zero bytes, each page supplied by the system when it is first written."""
-    if nbytes < LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8))
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without large pages gives small ones
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)
+    return own_pages(nbytes).view(dtype).view(shape)

@@ -1,7 +1,7 @@
 """Linears by Ridgeline's own CPU kernels: packed weights of 4 to 32 bits, on every ISA.
 
 What: the layouts, the kernels and the reduction order stand in native/linear.h. A `Packed` weight
-is a few flat tensors (they may be mapped from a file); a `NativeLinear` multiplies with it. Rows
+is a few flat tensors in large pages; a `NativeLinear` multiplies with it. Rows
 are quantised on the way in, or beforehand by `quantise_rows`, once for all linears that read them.
 
 Invariant: a row's result is bitwise the same in any batch, at any place in it, on any number of
@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 import ridgeline._native as _native
+from ridgeline.engine.kernels import large_pages
 
 ISA_VARIABLE = "RIDGELINE_NATIVE_ISA"
 """Forces a variant: auto, portable, avx2, avxvnni, avx512, avx512vnni, avx512pairs,
 avx512amx."""
 PANEL, BLOCK = 16, 32
-LARGE_PAGE = 2 << 20
 
 Kind = Literal["int4", "int8", "int8_groups", "bf16", "fp32"]
 _PACKED_FROM: Mapping[Kind, torch.dtype] = MappingProxyType(
@@ -88,19 +88,8 @@ def row_group(kind: Kind, num_in: int, group: int) -> int:
 
 
 def empty_lines(kind: Kind, num_out: int, num_in: int, group: int) -> Tensor:
-    """Memory for the lines, in large pages where the system has them.
-
-    From where such a page begins: else up to two of them, which may be all of a weight of a few
-    megabytes, would be small ones. What is skipped before it is never touched and takes no memory.
-    """
-    num_bytes = _native.packed_bytes(kind, num_out, num_in, group)
-    if num_bytes < LARGE_PAGE:
-        return torch.empty(num_bytes, dtype=torch.uint8)
-    memory = torch.empty(num_bytes + LARGE_PAGE, dtype=torch.uint8)
-    begin = -memory.data_ptr() % LARGE_PAGE
-    lines = memory[begin : begin + num_bytes]
-    _native.advise_huge(lines.data_ptr(), num_bytes)
-    return lines
+    """Memory for the lines, in large pages where the system has them."""
+    return large_pages.empty((_native.packed_bytes(kind, num_out, num_in, group),), torch.uint8)
 
 
 def pack_lines(kind: Kind, q_OI: Tensor, group: int) -> Tensor:
@@ -118,10 +107,9 @@ def in_panels(values_OG: Tensor) -> Tensor:
     """Per-output values [O, G] (or [O]) in the kernels' order [panels, G, 16] (or [panels·16])."""
     missing = -len(values_OG) % PANEL
     if values_OG.dim() == 1:
-        return torch.nn.functional.pad(values_OG, (0, missing)).contiguous()
+        return large_pages.moved(torch.nn.functional.pad(values_OG, (0, missing)))
     padded = torch.nn.functional.pad(values_OG, (0, 0, 0, missing)).contiguous()
-    num_groups = values_OG.shape[1]
-    return padded.view(-1, PANEL, num_groups).transpose(1, 2).contiguous()
+    return large_pages.moved(padded.view(-1, PANEL, values_OG.shape[1]).transpose(1, 2))
 
 
 def under_each_other(pieces: Sequence[Packed]) -> Packed:

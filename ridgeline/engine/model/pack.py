@@ -1,4 +1,4 @@
-"""Write a model in the form that the engine multiplies with: packed once, mapped ever after.
+"""Write a model in the form that the engine multiplies with: packed once.
 
 What `ridgeline quantize` does. Each product of the decoder (q, k and v together; gate and up
 together) is rounded and packed exactly as loading with the same formats would, and written part by

@@ -1,8 +1,9 @@
-"""Packed weights on disk: mapped into memory, multiplied with where they lie.
+"""Packed weights on disk, in the order in which kernels read them.
 
 One safetensors file, written so that lines start at multiples of 64 bytes (a pad tensor fills
-each gap: the format allows none). Nothing is repacked or copied when it is opened but the few dense
-tensors; the page cache is shared by every engine on the machine.
+each gap: the format allows none). Nothing is repacked when it is opened: packed weights are copied
+into large pages, which a step streams through faster than through the small ones of a mapped file
+(`kernels.large_pages`); the few dense tensors are mapped.
 
     layers.3.q+k+v.lines   uint8           layers.3.q+k+v.scales   fp16 [panels, groups, 16]
     layers.3.q+k+v.zeros   uint8, or none  layers.3.q+k+v.factors  float32 [panels · 16]
@@ -23,6 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
+from ridgeline.engine.kernels import large_pages
 from ridgeline.engine.kernels.native_linear import PANEL, Kind, Packed
 from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.safetensors_file import check_extents, parse_header
@@ -110,7 +112,7 @@ class _Entry(NamedTuple):
 
 
 class PackedWeights:
-    """The tensors of a packed model directory, mapped; a source of `engine.model.weights`.
+    """The tensors of a packed model directory; a source of `engine.model.weights`.
 
     A context manager like its siblings; what it gave stays valid after it is left. Raises BadModel
     for a malformed file and for tensors that are missing or misshapen.
@@ -134,7 +136,7 @@ class PackedWeights:
 
     def get(self, part: Part) -> Tensor:
         """A dense part. It points into the map: to be read or converted, not written."""
-        return self._tensor(str(part), part.shape)
+        return self._mapped(str(part), part.shape)
 
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
@@ -150,14 +152,14 @@ class PackedWeights:
 
     def _with_outliers(self, name: str, spec: LinearSpec, packed: Packed) -> OutlierPacked:
         count = spec.format.wide
-        columns_W = self._tensor(f"{name}.columns", (count,)).long()
+        columns_W = self._mapped(f"{name}.columns", (count,)).long()
         if (
             not bool((columns_W[1:] > columns_W[:-1]).all())
             or not 0 <= int(columns_W[0]) <= int(columns_W[-1]) < spec.num_in
         ):
             raise BadModel(f"{self._path.name}: {name}.columns are no inputs in order", fix=_AGAIN)
         kind: Kind = "bf16" if spec.format.wide_bits == 16 else "fp32"
-        lines = self._tensor(f"{name}.wide.lines", None)
+        lines = self._copied(f"{name}.wide.lines", None)
         return OutlierPacked(packed, Packed(kind, spec.num_out, count, 0, lines), columns_W)
 
     def _packed(self, name: str, spec: LinearSpec) -> Packed:
@@ -169,13 +171,13 @@ class PackedWeights:
             spec.num_out,
             spec.num_in,
             group,
-            self._tensor(f"{name}.lines", None),  # its size is checked by the kernel's weight
-            self._tensor(f"{name}.scales", table) if group else None,
-            self._tensor(f"{name}.zeros", table) if spec.format.zero_bits else None,
-            None if kind == "bf16" else self._tensor(f"{name}.factors", (panels * PANEL,)),
+            self._copied(f"{name}.lines", None),  # its size is checked by the kernel's weight
+            self._copied(f"{name}.scales", table) if group else None,
+            self._copied(f"{name}.zeros", table) if spec.format.zero_bits else None,
+            None if kind == "bf16" else self._copied(f"{name}.factors", (panels * PANEL,)),
         )
 
-    def _tensor(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+    def _mapped(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         entry = self._entries.get(name)
         if entry is None:
             raise BadModel(f"{self._path.name}: there is no tensor {name}", fix=_AGAIN)
@@ -189,6 +191,17 @@ class PackedWeights:
         count = math.prod(entry.shape)
         flat = torch.frombuffer(self._map, dtype=entry.dtype, count=count, offset=entry.begin)
         return flat.view(entry.shape)
+
+    def _copied(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        """The same in large pages, and none of it in memory twice: what is mapped from a file lies
+        in small ones."""
+        mapped = self._mapped(name, shape)
+        copy = large_pages.moved(mapped)
+        if hasattr(mmap, "MADV_DONTNEED"):
+            begin = self._entries[name].begin // mmap.PAGESIZE * mmap.PAGESIZE
+            length = self._entries[name].begin + mapped.nbytes - begin
+            self._map.madvise(mmap.MADV_DONTNEED, begin, length)
+        return copy
 
     def _read(self) -> dict[str, _Entry]:
         length = int.from_bytes(self._map[:8], "little")

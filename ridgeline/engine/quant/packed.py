@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import ridgeline._native as _native
+from ridgeline.engine.kernels import large_pages
 from ridgeline.engine.kernels.native_linear import PANEL, Kind, NativeLinear, Packed, empty_lines
 from ridgeline.errors import CannotRun
 from ridgeline.spec.model import LinearSpec
@@ -80,8 +81,10 @@ def random_packed(spec: LinearSpec, generator: torch.Generator) -> Packed | None
     panels = -(-num_out // PANEL)
     if kind == "int8":
         lines.clamp_(min=1)  # q = -128 is not among INT8's values
-        factors = torch.full((panels * PANEL,), 0.02 / 74)  # of -127..127
-        return Packed("int8", num_out, num_in, 0, lines, factors=factors)
+        factors = large_pages.empty((panels * PANEL,), torch.float32)
+        return Packed(
+            "int8", num_out, num_in, 0, lines, factors=factors.fill_(0.02 / 74)
+        )  # of -127..127
     table = (panels, -(-num_in // group), PANEL)
     return Packed(
         "int4",
@@ -89,9 +92,9 @@ def random_packed(spec: LinearSpec, generator: torch.Generator) -> Packed | None
         num_in,
         group,
         lines,
-        torch.full(table, 0.02 / 4.6, dtype=torch.float16),  # of -8..7
-        torch.full(table, 8, dtype=torch.uint8) if format.zero_bits else None,
-        torch.ones(panels * PANEL),
+        large_pages.empty(table, torch.float16).fill_(0.02 / 4.6),  # of -8..7
+        large_pages.empty(table, torch.uint8).fill_(8) if format.zero_bits else None,
+        large_pages.empty((panels * PANEL,), torch.float32).fill_(1.0),
     )
 
 

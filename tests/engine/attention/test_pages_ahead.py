@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ridgeline import Engine, Sampling
 from ridgeline.engine.attention.ahead import PagesAhead, supply
-from ridgeline.engine.attention.cache import LARGE_PAGE, KvCache, _pages
+from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import PlainKv
 from ridgeline.engine.core.blocks import BlockPool
+from ridgeline.engine.kernels.large_pages import LARGE_PAGE, own_pages
 
 PER_PAGE = 16  # blocks in a large page of one layer
 NUM_BLOCKS = 10 * PER_PAGE
@@ -85,7 +86,7 @@ def test_writing_meets_no_page_that_is_not_there() -> None:
 
     faults_of_writing(torch.zeros(64, dtype=torch.uint8))  # the code's own pages
     size = 16 * LARGE_PAGE
-    fresh, supplied = _pages(size), _pages(size)
+    fresh, supplied = own_pages(size), own_pages(size)
     if not supply(supplied, 0, size):
         pytest.skip("this system does not supply pages when asked (Linux before 5.14)")
     assert faults_of_writing(supplied) <= 2

@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 import ridgeline._native as _native
 from ridgeline.engine.kernels.native_linear import (
     ISA_VARIABLE,
-    LARGE_PAGE,
-    PANEL,
     NativeLinear,
     Packed,
-    empty_lines,
     pack_lines,
     quantise_rows,
 )
@@ -335,11 +332,3 @@ def test_rows_of_a_variant_that_lays_them_out_otherwise_are_refused(
         return
     with pytest.raises(ValueError, match="another variant"):
         linear.of_quantised(rows)
-
-
-@pytest.mark.parametrize("num_out", [64, 4096, 4104])
-def test_lines_of_a_large_weight_begin_where_a_large_page_does(num_out: int) -> None:
-    lines = empty_lines("int4", num_out, 2048, 128)
-    assert lines.nbytes == -(-num_out // PANEL) * PANEL * 1024
-    if lines.nbytes >= LARGE_PAGE:
-        assert lines.data_ptr() % LARGE_PAGE == 0

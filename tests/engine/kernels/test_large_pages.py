@@ -1,0 +1,97 @@
+"""Tensors in large pages are their own, begin at lines, and give their memory back."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ridgeline.engine.kernels import large_pages
+from ridgeline.engine.kernels.large_pages import LARGE_PAGE, Slabs, own_pages
+from ridgeline.engine.model.pack import pack_model
+from ridgeline.engine.model.packed_file import PackedWeights
+from ridgeline.engine.quant.packed import random_packed
+from ridgeline.spec.format import INT4, INT8, int4
+from ridgeline.spec.load import load_spec
+from ridgeline.spec.model import LinearSpec
+from ridgeline.spec.rewrite import apply_formats
+
+SLAB = 4 * LARGE_PAGE
+
+
+def mapping_of(tensor: torch.Tensor) -> str:
+    """What Linux says about the mapping that a tensor lies in."""
+    address, found = tensor.data_ptr(), list[str]()
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            begin, end = (int(each, 16) for each in first.split("-"))
+            if found:
+                break
+            if not begin <= address < end:
+                continue
+        elif not found:
+            continue
+        found.append(line)
+    return "\n".join(found)
+
+
+def test_tensors_are_their_own_and_begin_at_lines() -> None:
+    slabs, generator = Slabs(SLAB), torch.Generator().manual_seed(torch.seed() % 2**31)
+    sizes = torch.randint(0, LARGE_PAGE, (60,), generator=generator).tolist()
+    sizes += [0, 1, SLAB, SLAB + 1, LARGE_PAGE, 3 * SLAB]
+    taken = [slabs.take(size) for size in sizes]
+    for size, tensor in zip(sizes, taken, strict=True):
+        assert tensor.nbytes == size
+        assert tensor.data_ptr() % 64 == 0
+        assert not tensor.any()  # and nobody else's was written to
+        tensor.fill_(255)
+    for number, tensor in enumerate(taken):
+        tensor.fill_(number)
+    assert all(bool((tensor == number).all()) for number, tensor in enumerate(taken))
+
+
+def test_a_slab_is_given_back_with_its_last_tensor() -> None:
+    slabs = Slabs(SLAB)
+    first, second = slabs.take(100), slabs.take(200)
+    assert second.data_ptr() == first.data_ptr() + 128
+    del first
+    assert slabs.slab() is not None
+    del second
+    assert slabs.slab() is None
+    assert slabs.take(100).data_ptr() % LARGE_PAGE == 0
+
+
+def test_shapes_dtypes_and_copies() -> None:
+    made = large_pages.empty((3, 5), torch.float16)
+    assert made.shape == (3, 5) and made.dtype == torch.float16 and made.is_contiguous()
+    values = torch.randn(7, 11).T
+    copy = large_pages.moved(values)
+    assert torch.equal(copy, values) and copy.is_contiguous()
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, LARGE_PAGE - 1, LARGE_PAGE, 5 * LARGE_PAGE + 3])
+def test_pages_of_ones_own(num_bytes: int) -> None:
+    pages = own_pages(num_bytes)
+    assert pages.nbytes == num_bytes and not pages.any()
+    assert num_bytes < LARGE_PAGE or pages.data_ptr() % LARGE_PAGE == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux where memory lies")
+def test_all_that_a_step_streams_through_lies_in_large_pages(tmp_path: Path) -> None:
+    for format in (int4(128), int4(32, zeros=True), INT8):
+        spec = LinearSpec(num_out=2048, num_in=2048, format=format)
+        packed = random_packed(spec, torch.Generator())
+        assert packed is not None
+        tables = (packed.lines, packed.scales, packed.zeros, packed.factors)
+        assert all("hg" in mapping_of(each).split() for each in tables if each is not None)
+    spec = apply_formats(load_spec("demo"), {"layers.*": INT4}, "test")
+    pack_model("demo", spec, tmp_path / "packed")
+    layer = spec.layers[0].mlp
+    with PackedWeights(tmp_path / "packed") as weights:
+        opened = weights.packed(layer.down, ["down"], 0, None)
+    assert opened is not None
+    assert "hg" in mapping_of(opened.lines).split()
+    assert "hg" in mapping_of(opened.scales).split()
