@@ -183,16 +183,16 @@ def compare(peers: Peers, live: Live, name: str, work: Work, rounds: int) -> dic
         worker.ask(do="prepare", work=work.order)
         worker.ask(do="run", seed=0, **work.slice)
     found: dict[str, list[float]] = {engine: [] for engine in workers}
-    reads = []
+    reads, needed = [], _step_bytes(peers, work)
     for turn in range(rounds):
-        reads.append(_read_rate(peers.threads))
+        reads.append(_read_rate(needed, peers.threads))
         for engine, worker in workers.items():
             answer = worker.ask(do="run", seed=turn + 1, **work.slice)
             found[engine].append(answer["tokens"] / answer["seconds"])
     rss = {engine: worker.ready["rss_bytes"] for engine, worker in workers.items()}
     row = _row(name, work, found) | {"read_bytes_s": statistics.median(reads), "rss_bytes": rss}
     if work.order["kind"] == "decode":
-        row["of_bandwidth_bound"] = _of_bound(peers, work, found, reads)
+        row["of_bandwidth_bound"] = _of_bound(work, needed, found, reads)
     return row
 
 
@@ -207,19 +207,25 @@ def _row(name: str, work: Work, found: dict[str, list[float]]) -> dict[str, Any]
     return {"work": name, "tok_s": rates, "rounds": found, "ratios": ratios, "asked": asked}
 
 
-def _of_bound(peers: Peers, work: Work, found: dict[str, list[float]], reads: list[float]) -> float:
+def _of_bound(work: Work, needed: int, found: dict[str, list[float]], reads: list[float]) -> float:
     """Share of the bandwidth bound that ours reaches: bytes of a step over read rate and time."""
-    ours = work.group.engines[0]
-    flags = ridgeline_flags(ours.split("-")[1:])
+    rounds = zip(found[work.group.engines[0]], reads, strict=True)
+    return statistics.median(
+        needed / read * rate / work.order["sequences"] for rate, read in rounds
+    )
+
+
+def _step_bytes(peers: Peers, work: Work) -> int:
+    """What a decode step of ours reads, or a prompt's weights."""
+    flags = ridgeline_flags(work.group.engines[0].split("-")[1:])
     spec = resolve(settings_from({"model": str(peers.models / "hf"), **flags})).spec
-    sequences, context = work.order["sequences"], work.order["context"]
-    needed = decode_work(spec, sequences, context).bytes
-    rounds = zip(found[ours], reads, strict=True)
-    return statistics.median(needed / read * rate / sequences for rate, read in rounds)
+    order = work.order
+    return int(decode_work(spec, order.get("sequences", 1), order.get("context", 1)).bytes)
 
 
-def _read_rate(threads: int) -> float:
-    return statistics.median(rate for rate, _ in _native.read_rates(256 << 20, threads, 3, 0.1))
+def _read_rate(num_bytes: int, threads: int) -> float:
+    """Bytes per second, of so many over and over: caches keep as much of them as of a model."""
+    return statistics.median(rate for rate, _ in _native.read_rates(num_bytes, threads, 3, 0.1))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
