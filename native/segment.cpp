@@ -49,6 +49,8 @@ namespace {
 
 constexpr int kLineFloats = 16, kMostAside = 128;  // of a line; rows kept aside
 constexpr int64_t kChunkBytes = 128 << 10;       // of a weight: what a thread claims at once
+constexpr int64_t kThinChunkBytes = 64 << 10;    // of so few rows that beginning a chunk costs less than waiting for its end
+constexpr int kThinRows = 2;
 constexpr int64_t kChunksPerThread = 4, kManyRowsPanels = 64;  // of many rows
 constexpr int64_t kMacsPerThread = 1 << 20;      // less than this is not worth waking a thread for
 constexpr int kSpins = 4096;                     // turns of a waiting thread before it offers its core
@@ -56,7 +58,8 @@ constexpr int kSpins = 4096;                     // turns of a waiting thread be
 // Tiles of panels claimed at once: enough bytes to stream, few enough that the threads end together. Where a product of many
 // rows cuts them itself into parts that a core keeps (bfloat16 by tiles), more: every chunk reads all parts once more.
 int64_t tiles_per_chunk(const Frame& frame, const PackedWeight& weight) {
-  const int64_t per_tile = frame.linear->panels_per_tile, few = std::max<int64_t>(1, kChunkBytes / (weight.panel_bytes() * per_tile));
+  const int64_t per_tile = frame.linear->panels_per_tile, bytes = frame.num_rows <= kThinRows ? kThinChunkBytes : kChunkBytes;
+  const int64_t few = std::max<int64_t>(1, bytes / (weight.panel_bytes() * per_tile));
   if (frame.num_rows < kManyRows || !frame.linear->rows_kept || weight.kind != WeightKind::kBf16) return few;
   const int64_t share = weight.num_panels() / (kChunksPerThread * frame.num_threads);
   return std::max<int64_t>(few, std::min<int64_t>(kManyRowsPanels, share) / per_tile);
