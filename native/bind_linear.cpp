@@ -14,10 +14,6 @@
 #include "linear.h"
 #include "linear_isa.h"
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 namespace nb = nanobind;
 
 namespace ridgeline {
@@ -180,14 +176,6 @@ void unpack_rows(const Weight& weight, uintptr_t rows, int num_rows, uintptr_t o
   for (int i = 0; i < num_rows; ++i) unpack_row(weight.w, static_cast<int>(ids[i]), to + static_cast<int64_t>(i) * weight.w.num_in);
 }
 
-// Ask for 2 MB pages before the memory is first touched: fewer page walks while streaming.
-void advise_huge(uintptr_t data, int64_t num_bytes) {
-#if defined(__linux__)
-  const uintptr_t page = 4096, first = (data + page - 1) / page * page, end = (data + num_bytes) / page * page;
-  if (end > first) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
-#endif
-}
-
 }  // namespace
 
 void bind_linear(nb::module_& m) {
@@ -223,7 +211,6 @@ void bind_linear(nb::module_& m) {
   m.def("linear", &linear, nb::arg("weight"), nb::arg("x"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("out"),
         nb::arg("out_stride"), nb::arg("row_scale"), nb::arg("num_threads"), nb::arg("isa"));
   m.def("unpack_rows", &unpack_rows, nb::arg("weight"), nb::arg("rows"), nb::arg("num_rows"), nb::arg("out"));
-  m.def("advise_huge", &advise_huge, nb::arg("data"), nb::arg("num_bytes"));
 }
 
 }  // namespace ridgeline
