@@ -1,8 +1,8 @@
 """Linears by Ridgeline's own CPU kernels: packed weights of 4 to 32 bits, on every ISA.
 
 What: the layouts, the kernels and the reduction order stand in native/linear.h. A `Packed` weight
-is a few flat tensors in large pages; a `NativeLinear` multiplies with it. Rows
-are quantised on the way in, or beforehand by `quantise_rows`, once for all linears that read them.
+is a few flat tensors in large pages; a `NativeLinear` multiplies with it. Rows are quantised on the
+way in, or beforehand by `quantise_rows`, once for all linears that read them.
 
 Invariant: a row's result is bitwise the same in any batch, at any place in it, on any number of
 threads and on every ISA variant (with weights in bfloat16 on every one but avx512amx, whose tiles

@@ -82,9 +82,8 @@ def random_packed(spec: LinearSpec, generator: torch.Generator) -> Packed | None
     if kind == "int8":
         lines.clamp_(min=1)  # q = -128 is not among INT8's values
         factors = large_pages.empty((panels * PANEL,), torch.float32)
-        return Packed(
-            "int8", num_out, num_in, 0, lines, factors=factors.fill_(0.02 / 74)
-        )  # of -127..127
+        factors.fill_(0.02 / 74)  # of -127..127
+        return Packed("int8", num_out, num_in, 0, lines, factors=factors)
     table = (panels, -(-num_in // group), PANEL)
     return Packed(
         "int4",

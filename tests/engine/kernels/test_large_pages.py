@@ -10,6 +10,7 @@ import torch
 
 from ridgeline.engine.kernels import large_pages
 from ridgeline.engine.kernels.large_pages import LARGE_PAGE, Slabs, own_pages
+from ridgeline.engine.kernels.native_linear import PANEL, empty_lines
 from ridgeline.engine.model.pack import pack_model
 from ridgeline.engine.model.packed_file import PackedWeights
 from ridgeline.engine.quant.packed import random_packed
@@ -77,6 +78,12 @@ def test_pages_of_ones_own(num_bytes: int) -> None:
     pages = own_pages(num_bytes)
     assert pages.nbytes == num_bytes and not pages.any()
     assert num_bytes < LARGE_PAGE or pages.data_ptr() % LARGE_PAGE == 0
+
+
+@pytest.mark.parametrize("num_out", [64, 4096, 4104])
+def test_lines_are_whole_panels(num_out: int) -> None:
+    lines = empty_lines("int4", num_out, 2048, 128)
+    assert lines.nbytes == -(-num_out // PANEL) * PANEL * 1024
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux where memory lies")
