@@ -8,16 +8,14 @@
 namespace ridgeline {
 namespace {
 
-constexpr int kFewGatedRows = 12;
 constexpr int kMostGroup = 256;  // inputs of `for_weight`, which are outputs here
 
 // Whether whoever multiplies also gates: where a group of what is prepared is whole panels of both halves. A row alone is not
-// worth the pieces. Tiles (they alone keep rows) gate few and many; between, it was not measured with them.
+// worth the pieces.
 bool gates_at_once(const Frame& frame, const GatedPlan& plan) {
   const PackedWeight& into = *plan.for_weight;
-  const bool between = frame.num_rows > kFewGatedRows && frame.num_rows < kManyRows;
-  return frame.num_rows > 1 && !(between && frame.linear->rows_kept) && has_groups(into.kind) && into.group % kPanel == 0 &&
-         into.group <= kMostGroup && plan.width % into.group == 0;
+  return frame.num_rows > 1 && has_groups(into.kind) && into.group % kPanel == 0 && into.group <= kMostGroup &&
+         plan.width % into.group == 0;
 }
 
 class GatedLinearOp : public Op {
