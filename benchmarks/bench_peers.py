@@ -282,6 +282,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="rows are added to those that it has")
     args = parser.parse_args()
     absent = tuple(name for name in args.without.split(",") if name)
+    unknown = [name for name in args.works.split(",") if name not in WORKS]
+    if unknown:
+        parser.error(f"--works: no work {unknown[0]!r}; there are {', '.join(WORKS)}")
     chosen = {name: _kept(WORKS[name], absent) for name in args.works.split(",")}
     pythons = environments.ensure(args.home, needed(chosen))
     folder = models(pythons["llama_cpp"], args.home, args.shape)
