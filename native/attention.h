@@ -85,7 +85,7 @@ struct AttentionWork {
   float* floats;      // split: the units' partials
   int64_t num_floats;
   int num_items, num_units, num_merges, max_rows, num_slots;
-  bool split, wide;  // wide: int8 is widened once per tile
+  bool split;
   int64_t macs;  // multiplications that it is worth, reading included
 };
 
