@@ -39,6 +39,8 @@ Runs = list[tuple[int, int]]
 CASES: dict[str, Runs] = {
     **{f"decode 1 at {n}": [(n, 1)] for n in (128, 1024, 8192)},
     **{f"decode 16 at {n}": [(n, 1)] * 16 for n in (128, 1024)},
+    "decode 8, one at 8192, seven at 200": [(8192, 1)] + [(200, 1)] * 7,
+    "decode 8 at 1024 beside a prompt of 64": [(1024, 1)] * 8 + [(0, 64)],
     "prefill 512": [(0, 512)],
     "prefill 2048": [(0, 2048)],
     "chunk 256 on 8192": [(8192, 256)],
@@ -138,7 +140,7 @@ def speed(asked: argparse.Namespace) -> None:
         for name in (name for name in CASES if asked.only in name):
             row = case(with_kv_dtype(spec, kv), name, asked.rounds, num_threads, asked.in_order)
             print(
-                f"{row['case']:30} {row['us']:10.0f} us {row['percent']:5.0f} % of {row['bound']}"
+                f"{row['case']:46} {row['us']:10.0f} us {row['percent']:5.0f} % of {row['bound']}"
                 f"   {row['ratio']:6.2f}x torch   {json.dumps(row)}",
                 flush=True,
             )

@@ -76,16 +76,16 @@ struct AttentionItem {
   int all_rows() const { return num_kv * num_rows; }
 };
 
-// A layer's attention cut into units, which threads take one by one in any order. Where `split`, a unit is a chunk
-// of an item and its result a partial in `floats`; when all units are done, each item is merged.
+// A layer's attention cut into units, which threads take one by one in any order: an item, or a chunk of one that is worth so
+// much that whoever had it would be waited for; a chunk's result is a partial in `floats`, and when all units are done such
+// items are merged. Units go from the last item to the first.
 struct AttentionWork {
   AttentionArgs args;
   const AttentionItem* items;
-  const int* offset;  // split: [items + 1], where the units of an item begin
-  float* floats;      // split: the units' partials
+  const int* offset;  // [items + 1]: where the units of the items begin, the last item's first; null: a unit is an item
+  float* floats;      // a partial for every unit
   int64_t num_floats;
-  int num_items, num_units, num_merges, max_rows, num_slots;
-  bool split;
+  int num_items, num_units, num_merges, cut_rows, num_slots;  // cut_rows: the most of an item that is cut
   int64_t macs;  // multiplications that it is worth, reading included
 };
 
