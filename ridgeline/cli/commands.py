@@ -286,6 +286,7 @@ def optimize(
         seed=engine.seed,
         ladder=ladder,
         calibration=calibration,
+        config=engine.config,
     )
     _end(command(engine.settings(model), options, server))
 

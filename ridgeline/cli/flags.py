@@ -70,6 +70,11 @@ class EngineFlags:
         self._given, self._config = given, config
 
     @property
+    def config(self) -> Path | None:
+        """The configuration file, where one was given."""
+        return self._config
+
+    @property
     def seed(self) -> int:
         """The seed as given, for loads as well as for draws."""
         return int(self._given.get("seed", 0))

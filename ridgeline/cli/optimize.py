@@ -41,7 +41,8 @@ DEFAULT_SLO = "ttft:500 tpot:50 error:1%"
 
 
 class OptimizeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The command's own flags. `dollars_per_hour`: what the machine costs; None: a notional $1."""
+    """The command's own flags. `dollars_per_hour`: what the machine costs; None: a notional $1.
+    `config`: where the settings were read."""
 
     workload: str = "chat-and-code"
     slo: str | None = None
@@ -52,6 +53,7 @@ class OptimizeOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     ladder: Path | None = None
     calibration: Path | None = None
+    config: Path | None = None
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +74,7 @@ def command(
     console = Console()
     job = job_of(settings, options)
     rungs = ladder_of(options)
+    check_inputs_stay(options)
     server = None if elsewhere is None else _server(elsewhere)
     place = _Place(server, options.output, _calibrated(options, server))
     check_writable(options.output)
@@ -83,6 +86,22 @@ def command(
         paths = deliver_elsewhere(result, options.output, server, settings)
     show(console, result, paths)
     return INTERRUPTED if result.ended == "interrupted" else 0
+
+
+WRITTEN = ("report.html", "ladder.json", "ridgeline.toml", "vllm.sh", "serve.sh")
+"""What may be written to the output folder, here or for somebody else's server."""
+
+
+def check_inputs_stay(options: OptimizeOptions) -> None:
+    """BadInput where a file that was read would be written over."""
+    written = {(options.output / name).resolve() for name in WRITTEN}
+    for path in (options.config, options.ladder, options.calibration):
+        if path is not None and path.resolve() in written:
+            raise BadInput(
+                "the results would be written over a file that they are made from",
+                value=str(path),
+                fix="give another --output",
+            )
 
 
 def job_of(settings: Settings, options: OptimizeOptions) -> Job:

@@ -35,3 +35,16 @@ def test_an_output_that_is_a_file(capsys: pytest.CaptureFixture[str], tmp_path: 
     file.write_text("mine")
     assert main(["optimize", "demo", "-o", str(file)]) in (1, 2)
     assert "report" in capsys.readouterr().err and file.read_text() == "mine"
+
+
+def test_what_was_read_is_not_written_over(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The settings found last time, given back with the same folder."""
+    config = tmp_path / "ridgeline.toml"
+    text = '[engine]\nmodel = "demo"\n'
+    config.write_text(text)
+    assert main(["optimize", "--config", str(config), "-o", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "ridgeline.toml" in err and "--output" in err, err
+    assert config.read_text() == text and list(tmp_path.iterdir()) == [config]
