@@ -40,12 +40,24 @@ def command(options: ChatOptions) -> int:
         said.append({"role": "system", "content": options.system})
     base, headers = base_url(options.url), authorization(options.api_key)
     with httpx.Client(base_url=base, headers=headers, timeout=600) as client:
+        _reach(client, options.url)
         for text in _input(console):
             said.append({"role": "user", "content": text})
             answer, line = _answer(client, options, said)
             said.append({"role": "assistant", "content": answer})
             console.print(line, style="dim", markup=False)
     return 0
+
+
+def _reach(client: httpx.Client, url: str) -> None:
+    """BadInput where no server answers: known before anybody has written a message. What it answers
+    is no matter; not every server lists its models."""
+    try:
+        client.get("/v1/models", timeout=10)
+    except httpx.TimeoutException:
+        return  # busy, perhaps
+    except httpx.TransportError as error:
+        raise no_server(url, error) from None
 
 
 def _input(console: Console) -> Iterator[str]:
@@ -126,8 +138,10 @@ def _text(chunk: dict[str, object]) -> Iterator[str]:
     choices = chunk.get("choices")
     for choice in choices if isinstance(choices, list) else []:
         delta = choice.get("delta", {})
-        if delta.get("content") is not None and "role" not in delta:
-            yield delta["content"]
+        content = delta.get("content")
+        # Nothing beside a role opens an answer; some servers give the role with every piece.
+        if content or (content is not None and "role" not in delta):
+            yield content
 
 
 def _usage(told: dict[str, Any]) -> Usage:

@@ -7,6 +7,8 @@ import json
 import math
 import re
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import httpx
 import pytest
@@ -41,10 +43,47 @@ def test_chat_says_why_there_is_no_answer(
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         assert main(["chat", "--url", served]) == 1
         assert told in capsys.readouterr().err
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+
+
+def test_chat_without_a_server_ends_before_anything_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unread = io.StringIO("hello\n")
+    monkeypatch.setattr(sys, "stdin", unread)
     assert main(["chat", "--url", "http://127.0.0.1:9"]) == 2
     err = capsys.readouterr().err
     assert "no server answers" in err and "http://127.0.0.1:9" in err and "fix: start" in err
+    assert unread.read() == "hello\n"
+
+
+class Terse(BaseHTTPRequestHandler):
+    """Lists no models, and says whose words they are with every piece."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        for piece in ("", "good ", "day"):
+            delta = {"choices": [{"delta": {"role": "assistant", "content": piece}}]}
+            self.wfile.write(f"data: {json.dumps(delta)}\n\n".encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_chat_with_a_server_that_repeats_the_role(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    with HTTPServer(("127.0.0.1", 0), Terse) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        assert main(["chat", "--url", f"http://127.0.0.1:{server.server_port}"]) == 0
+        server.shutdown()
+    out, err = capsys.readouterr()
+    assert out == "good day\n" and "2 tokens" in err
 
 
 def test_top_once(served: str, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
