@@ -75,6 +75,11 @@ class Blocks:
         return told
 
     @property
+    def cut_off(self) -> bool:
+        """Ended by a limit, or by somebody (`POST /admin/abort`), not by the model."""
+        return self.ending in ("length", "abort")
+
+    @property
     def num_calls(self) -> int:
         return self._listener.num_calls
 
@@ -88,7 +93,7 @@ class Blocks:
 
     def _end(self, reason: str | None, stop_reason: str | int | None) -> None:
         self.ending, self.stop_reason = reason, stop_reason
-        if reason == "length" and self.blocks:
+        if self.cut_off and self.blocks:
             last = self.blocks[-1]
             last.is_whole = last.call is not None and _is_whole(last.call)
 

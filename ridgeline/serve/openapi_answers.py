@@ -222,7 +222,9 @@ _ANTHROPIC: dict[str, Schema] = {
             "role": {"const": "assistant"},
             "model": TEXT,
             "content": list_of(_BLOCK),
-            "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+            "stop_reason": {
+                "enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "abort"]
+            },
             "stop_sequence": ANY_TEXT,
             "usage": _MESSAGE_USAGE,
         }
@@ -256,7 +258,9 @@ _RESPONSES: dict[str, Schema] = {
             "created_at": COUNT,
             "status": {"enum": ["completed", "incomplete"]},
             "error": {"type": "null"},
-            "incomplete_details": nullable(object_of({"reason": {"const": "max_output_tokens"}})),
+            "incomplete_details": nullable(
+                object_of({"reason": {"enum": ["max_output_tokens", "abort"]}})
+            ),
             "model": TEXT,
             "output": list_of(
                 object_of(

@@ -18,6 +18,7 @@ from ridgeline.records import (
     Event,
     Failed,
     Finished,
+    FinishReason,
     Sampling,
     Slo,
     Started,
@@ -208,7 +209,9 @@ class FakeEngine:
             for index in range(sampling.n):
                 yield _token(ask_id, index, position, tokens, sampling)
             await asyncio.sleep(0.02 if "!slow" in order else 0)
-        reason = "stop" if length == len(ANSWER) else "length"
+        reason: FinishReason = "stop" if length == len(ANSWER) else "length"
+        if "!gone" in order:
+            reason = "abort"
         usage = Usage(prompt_tokens=len(tokens), cached_tokens=3, completion_tokens=length)
         for index in range(sampling.n):
             yield Finished(ask_id=ask_id, index=index, reason=reason, at_s=0.0, usage=usage)

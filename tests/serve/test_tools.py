@@ -302,6 +302,19 @@ async def test_responses_refuse_what_they_cannot_keep(
     assert reply.status_code == 400 and set(reply.json()) == {"error"}
 
 
+async def test_what_was_aborted_is_not_told_as_ended(http: httpx.AsyncClient) -> None:
+    """By the administrator: neither API has a word for it; ours is that of chat completions."""
+    body = {"input": "!gone", "max_output_tokens": 3}
+    whole = (await http.post("/v1/responses", json=body)).json()
+    assert whole["status"] == whole["output"][-1]["status"] == "incomplete"
+    assert whole["incomplete_details"] == {"reason": "abort"}
+    stream = await http.post("/v1/responses", json={**body, "stream": True})
+    assert data_of(stream.text)[-1]["type"] == "response.incomplete"
+    message = {"model": "fake", "max_tokens": 3, "messages": [{"role": "user", "content": "!gone"}]}
+    reply = await http.post("/v1/messages", json=message)
+    assert reply.json()["stop_reason"] == "abort"
+
+
 async def test_what_was_cut_off_is_an_incomplete_item(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last item of an incomplete response; a call that was found is whole all the same."""
     tools = [{"type": "function", **LOOK}]

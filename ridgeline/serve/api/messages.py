@@ -106,6 +106,8 @@ class MessagesVoice:
         stop = self._blocks.stop_reason
         if self._blocks.ending == "length":
             reason = "max_tokens"
+        elif self._blocks.ending == "abort":
+            reason = "abort"
         elif self._blocks.num_calls:
             reason = "tool_use"
         else:

@@ -84,7 +84,11 @@ class ResponsesVoice:
         return [self._words.event(f"response.{status}", response=response)]
 
     def _status(self) -> str:
-        return "incomplete" if self._blocks.ending == "length" else "completed"
+        return "incomplete" if self._blocks.cut_off else "completed"
+
+    def _why_cut_off(self) -> str:
+        """OpenAI has no word for what was aborted; ours is that of the chat API."""
+        return "max_output_tokens" if self._blocks.ending == "length" else "abort"
 
     def _response(self, status: str, tally: Tally | None) -> dict[str, Any]:
         asked, incomplete = self._asked, status == "incomplete"
@@ -97,7 +101,7 @@ class ResponsesVoice:
             "created_at": self._created,
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if incomplete else None,
+            "incomplete_details": {"reason": self._why_cut_off()} if incomplete else None,
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
             "model": self._model,
