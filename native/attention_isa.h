@@ -24,9 +24,10 @@ void each_attention_variant(Visit visit) {
   const bool bytes = wide && __builtin_cpu_supports("avx512vnni");
   const bool pairs = bytes && __builtin_cpu_supports("avx512bf16");
   visit(AttentionVariant{"avx512amx", attention_ops_avx512amx, pairs && has_tiles()});
-  if (pairs) visit(AttentionVariant{"avx512pairs", attention_ops_avx512pairs, true});
-  else visit(AttentionVariant{"avx512pairs", attention_ops_avx512vnni, bytes});
+  const AttentionVariant by_pairs = {"avx512pairs", pairs ? attention_ops_avx512pairs : attention_ops_avx512vnni, bytes};
+  if (multiplies_pairs_fast()) visit(by_pairs);
   visit(AttentionVariant{"avx512vnni", attention_ops_avx512vnni, bytes});
+  if (!multiplies_pairs_fast()) visit(by_pairs);
   visit(AttentionVariant{"avx512", attention_ops_avx512, wide});
   visit(AttentionVariant{"avxvnni", attention_ops_avxvnni, narrow && __builtin_cpu_supports("avxvnni")});
   visit(AttentionVariant{"avx2", attention_ops_avx2, narrow});

@@ -45,6 +45,17 @@ inline bool adds_bytes_beside() {
 #endif
 }
 
+// Whether two products of bfloat16 a lane take as long as one of floats: AMD's cores from Zen 4 on. Intel's take four times as
+// long (docs/performance.md), so that float32 is faster there.
+inline bool multiplies_pairs_fast() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 // Whether this process may multiply tiles (AMX): the CPU can, and the system, which has to keep 8 KB more of every
 // thread that does, was asked and agrees (a system without the question, or one that refuses, says no).
 inline bool has_tiles() {

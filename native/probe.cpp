@@ -133,7 +133,7 @@ __attribute__((target("avx512f"))) uint64_t read_avx512(const uint8_t* data, siz
 bool runs_here(const std::string& variant) {
   const bool wide = best_isa() == Isa::kAvx512, narrow = best_isa() != Isa::kPortable;
   if (variant == "avx512amx") return wide && __builtin_cpu_supports("avx512vnni") && has_tiles();
-  if (variant == "avx512bf16") return wide && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+  if (variant == "avx512bf16") return wide && __builtin_cpu_supports("avx512vnni") && multiplies_pairs_fast();
   if (variant == "avx512pairs") return wide && adds_bytes_beside();
   if (variant == "avx512vnni") return wide && __builtin_cpu_supports("avx512vnni");
   if (variant == "avxvnni") return narrow && __builtin_cpu_supports("avxvnni");
