@@ -194,23 +194,24 @@ void fail(const char* isa, const Shape& s, const char* what, double error) {
 
 void compare(const AttentionOps& ops, const Made& m, const std::vector<float>& out) {
   const Shape& s = m.shape;
-  // Weights in bfloat16 err by up to 2^-9 of themselves, and so does their sum; number by number, since few do not average.
+  // Weights in bfloat16 err by up to 2^-9 of themselves, and so does their sum: number by number a result errs by up to 2^-8 of
+  // what it would be if no value took from another. More than two numbers average to half of that.
   const bool rounds = ops.rounds_bfloat16 && s.kind == KvKind::kBfloat16 && !s.equal;
   std::vector<double> want, sizes;
   for (int run = 0; run < m.args.num_runs; ++run)
     for (int row = m.row_start[static_cast<size_t>(run)]; row < m.row_start[static_cast<size_t>(run) + 1]; ++row)
       for (int head = 0; head < s.heads; ++head) {
         m.expect(run, row, head, ops.rounds_bfloat16, want, sizes);
-        double error = 0, size = 0.01 * s.dim, worst = 0;  // values near 1 may cancel
+        double error = 0, size = (rounds ? 0.3 : 0.01) * s.dim;  // values near 1 may cancel
         for (int d = 0; d < s.dim; ++d) {
           const double x = out[static_cast<size_t>((row * s.heads + head) * s.dim + d)] - want[static_cast<size_t>(d)];
           error += x * x;
           size += want[static_cast<size_t>(d)] * want[static_cast<size_t>(d)];
-          worst = std::max(worst, fabs(x) / sizes[static_cast<size_t>(d)]);
+          const double of_size = fabs(x) / sizes[static_cast<size_t>(d)];
+          if (rounds && !(of_size < 1.0 / 256 + 5e-4)) fail(ops.isa, s, "a number's error", of_size);
         }
-        const double found = rounds ? worst : sqrt(error / size);
-        const double limit = rounds ? 1.0 / 256 + 5e-4 : s.kind == KvKind::kInt8 ? 5e-4 : 1e-5;
-        if (!(found < limit)) fail(ops.isa, s, "error", found);
+        const double limit = rounds ? 2e-3 : s.kind == KvKind::kInt8 ? 5e-4 : 1e-5;
+        if (!(rounds && s.dim <= 2) && !(sqrt(error / size) < limit)) fail(ops.isa, s, "error", sqrt(error / size));
       }
 }
 

@@ -54,8 +54,8 @@ def _reach(client: httpx.Client, url: str) -> None:
     is no matter; not every server lists its models."""
     try:
         client.get("/v1/models", timeout=10)
-    except httpx.TimeoutException:
-        return  # busy, perhaps
+    except httpx.ReadTimeout:
+        return  # it is there, and busy
     except httpx.TransportError as error:
         raise no_server(url, error) from None
 

@@ -74,7 +74,7 @@ def command(
     console = Console()
     job = job_of(settings, options)
     rungs = ladder_of(options)
-    check_inputs_stay(options)
+    check_inputs_stay(options, HERE if elsewhere is None else ELSEWHERE)
     server = None if elsewhere is None else _server(elsewhere)
     place = _Place(server, options.output, _calibrated(options, server))
     check_writable(options.output)
@@ -88,13 +88,14 @@ def command(
     return INTERRUPTED if result.ended == "interrupted" else 0
 
 
-WRITTEN = ("report.html", "ladder.json", "ridgeline.toml", "vllm.sh", "serve.sh")
-"""What may be written to the output folder, here or for somebody else's server."""
+HERE = ("report.html", "ladder.json", "ridgeline.toml", "vllm.sh")
+ELSEWHERE = ("report.html", "ladder.json", "serve.sh")
+"""What is written to the output folder, here and for somebody else's server."""
 
 
-def check_inputs_stay(options: OptimizeOptions) -> None:
+def check_inputs_stay(options: OptimizeOptions, names: tuple[str, ...]) -> None:
     """BadInput where a file that was read would be written over."""
-    written = {(options.output / name).resolve() for name in WRITTEN}
+    written = {(options.output / name).resolve() for name in names}
     for path in (options.config, options.ladder, options.calibration):
         if path is not None and path.resolve() in written:
             raise BadInput(
@@ -139,17 +140,10 @@ def deliver(result: LadderResult, folder: Path) -> tuple[Path, ...]:
     config = ridgeline_toml(result)
     vllm = serve_command(final_settings(result), result.provenance.model)
     notes = "".join(f"# {note}\n" for note in vllm.notes)
-    return write_all(
-        folder,
-        {
-            "report.html": report(
-                result, {"ridgeline.toml": Command(config), "The same for vLLM": vllm}
-            ),
-            "ladder.json": ladder_json(result),
-            "ridgeline.toml": config,
-            "vllm.sh": f"#!/bin/sh\n{notes}{vllm.text}\n",
-        },
-    )
+    page = report(result, {"ridgeline.toml": Command(config), "The same for vLLM": vllm})
+    script = f"#!/bin/sh\n{notes}{vllm.text}\n"
+    contents = (page, ladder_json(result), config, script)
+    return write_all(folder, dict(zip(HERE, contents, strict=True)))
 
 
 def deliver_elsewhere(
@@ -161,14 +155,8 @@ def deliver_elsewhere(
 
     start = server.start(asked)
     script = serve_script(server, final_settings(result), start)
-    return write_all(
-        folder,
-        {
-            "report.html": report(result, {"serve.sh": Command(script)}),
-            "ladder.json": ladder_json(result),
-            "serve.sh": script,
-        },
-    )
+    contents = (report(result, {"serve.sh": Command(script)}), ladder_json(result), script)
+    return write_all(folder, dict(zip(ELSEWHERE, contents, strict=True)))
 
 
 def _server(asked: ServerOptions) -> Server:
