@@ -1,8 +1,8 @@
 """Prefill and decode steps of an engine, operator by operator, for several numbers of sequences.
 
     python benchmarks/bench_step.py [--model dummy:llama-1b-32k] [--quantization int4]
-        [--kv-cache-dtype auto] [--sequences 1,8,64] [--context 128] [--prompt N] [--steps 15]
-        [--layer-backend auto] [--json FILE]
+        [--activations int8] [--kv-cache-dtype auto] [--sequences 1,8,64] [--context 128]
+        [--prompt N] [--steps 15] [--layer-backend auto] [--json FILE]
 
 `ridgeline diagnose MODEL --profile` for each number in turn, on one engine; its words are
 explained in docs/performance.md. The ceilings are measured around each.
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--model", default="dummy:llama-1b-32k")
     parser.add_argument("--quantization", default="int4")
     parser.add_argument("--lm-head-quantization", default=None)
+    parser.add_argument("--activations", default="int8")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--sequences", default="1,8,64")
     parser.add_argument("--context", type=int, default=128)
@@ -65,6 +66,7 @@ def main() -> None:
             "model": asked.model,
             "quantization": None if asked.quantization == "none" else asked.quantization,
             "lm_head_quantization": asked.lm_head_quantization,
+            "activations": asked.activations,
             "kv_cache_dtype": asked.kv_cache_dtype,
             "layer_backend": asked.layer_backend,
             "num_threads": asked.threads,

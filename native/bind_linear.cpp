@@ -136,6 +136,7 @@ std::unique_ptr<Rows> quantise(WeightKind kind, uintptr_t x, int64_t x_stride, i
 void multiply(const Weight& weight, const Rows& rows, uintptr_t out, int64_t out_stride, int num_threads,
               const std::string& isa) {
   require(!takes_floats(weight.w.kind), "bf16 and fp32 weights take rows of floats");
+  require(weight.w.digits == 1, "rows of several digits are quantised where they are multiplied");
   require(rows.rows.num_in == weight.w.num_in && rows.rows.group == weight.w.group,
           "rows were quantised for another num_in or group");
   require(rows.rows.most <= most_value(weight.w.kind), "rows were quantised for another kind of weight");
@@ -150,11 +151,11 @@ void multiply(const Weight& weight, const Rows& rows, uintptr_t out, int64_t out
   linear_quantised(ops, weight.w, rows.rows, reinterpret_cast<float*>(out), out_stride, num_threads);
 }
 
-// x as floats: quantised here first, except for bf16 and fp32.
+// x as floats: quantised here first, in as many digits as the weight asks for, except for bf16 and fp32.
 void linear(const Weight& weight, uintptr_t x, int64_t x_stride, int num_rows, uintptr_t out, int64_t out_stride,
             float row_scale, int num_threads, const std::string& isa) {
   const PackedWeight& w = weight.w;
-  if (!takes_floats(w.kind)) {
+  if (!takes_floats(w.kind) && w.digits == 1) {
     const auto rows = quantise(w.kind, x, x_stride, num_rows, w.num_in, w.group, row_scale, num_threads, isa);
     return multiply(weight, *rows, out, out_stride, num_threads, isa);
   }
@@ -163,7 +164,11 @@ void linear(const Weight& weight, uintptr_t x, int64_t x_stride, int num_rows, u
   require(x && (x_stride >= w.num_in || num_rows == 1), "x needs memory, and rows that do not overlap");
   require(out && out_stride >= w.num_out, "out needs memory, and rows that do not overlap");
   const LinearOps& ops = linear_ops(isa);
+  require(row_scale == 0 || takes_floats(w.kind), "a scale that is known before is one digit's");
   nb::gil_scoped_release release;
+  if (w.digits > 1)
+    return linear_digits(ops, w, reinterpret_cast<const float*>(x), x_stride, num_rows, reinterpret_cast<float*>(out),
+                         out_stride, num_threads);
   linear_float(ops, w, reinterpret_cast<const float*>(x), x_stride, num_rows, reinterpret_cast<float*>(out),
                out_stride, num_threads);
 }
@@ -186,6 +191,11 @@ void bind_linear(nb::module_& m) {
            nb::arg("num_bytes"), nb::arg("scales"), nb::arg("num_scales"), nb::arg("zeros"), nb::arg("factors"),
            nb::arg("num_factors"), nb::arg("bias"), nb::arg("num_bias"), nb::arg("mins"), nb::arg("steps"),
            nb::arg("min_steps"), nb::arg("span"))
+      .def_prop_rw("digits", [](const Weight& weight) { return weight.w.digits; }, [](Weight& weight, int digits) {
+        require(digits >= 1 && digits <= kMostDigits, "a row has one to three digits");
+        require(digits == 1 || !takes_floats(weight.w.kind), "bf16 and fp32 weights take rows of floats, which have no digits");
+        weight.w.digits = digits;
+      }, "As how many rows of whole numbers each row of activations is multiplied (linear.h).")
       .def_prop_ro("address", [](const Weight& weight) { return reinterpret_cast<uintptr_t>(&weight.w); },
                    "Of the PackedWeight, for segments (fused.h): valid while this object lives.");
   nb::class_<Rows>(m, "QuantRows")

@@ -120,14 +120,16 @@ class ExpertLinearOp : public Op {
   int64_t num_items(const Frame& frame) const override {
     return static_cast<int64_t>(frame.experts.chosen.size()) * num_chunks(frame, *weights_[0]);
   }
-  int64_t macs() const override { return int64_t{num_chosen_} * weights_[0]->num_out * weights_[0]->num_in; }
+  int64_t macs() const override {
+    return int64_t{num_chosen_} * weights_[0]->num_out * weights_[0]->num_in * weights_[0]->digits;
+  }
   void run(const Frame& frame, int64_t item, float*) const override {
     const int64_t chunks = num_chunks(frame, *weights_[0]);
     const int expert = frame.experts.chosen[item / chunks];
     const PackedWeight& weight = *weights_[expert];
     float* out = frame.at(to_, frame.experts.first[expert], weight.num_out);
     const PreparedRows rows = rows_of(frame, weight, expert);
-    multiply(frame, weight, rows, 0, rows.rows.num_rows, out, item % chunks);
+    multiply(frame, weight, rows, 0, frame.experts.first[expert + 1] - frame.experts.first[expert], out, item % chunks);
   }
 
  private:
@@ -166,6 +168,7 @@ void add_experts(Segment& segment, const ExpertsPlan& plan) {
     const PackedWeight &up = *plan.gate_up[e], &down = *plan.down[e];
     require(up.num_in == plan.width && down.num_out == plan.width && up.num_out == 2 * down.num_in &&
                 up.kind == plan.gate_up[0]->kind && down.kind == plan.down[0]->kind &&
+                up.digits == plan.gate_up[0]->digits && down.digits == plan.down[0]->digits &&
                 up.num_out == plan.gate_up[0]->num_out && up.group == plan.gate_up[0]->group &&
                 down.group == plan.down[0]->group,
             "experts must be alike");

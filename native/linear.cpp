@@ -164,6 +164,69 @@ void linear_float(const LinearOps& ops, const PackedWeight& weight, const float*
   }
 }
 
+namespace {
+
+constexpr int kDigitRows = 64;  // rows whose digits are multiplied at once
+
+// Digits of rows, for weights of a group.
+struct DigitRows {
+  Buffer values, scales, sums, rest;
+  QuantRows rows = {};
+  int64_t rest_stride;
+
+  DigitRows(const PackedWeight& weight, int num_rows) : rest_stride(round_up(weight.num_in, kPanel)) {
+    const int64_t all = int64_t{num_rows} * weight.digits, groups = all * weight.num_groups();
+    values = buffer(all * weight.padded_in());
+    scales = buffer(4 * groups);
+    sums = buffer(4 * groups);
+    rest = buffer(4 * num_rows * rest_stride);
+    rows.values = static_cast<int8_t*>(values.get());
+    rows.scales = static_cast<float*>(scales.get());
+    rows.sums = static_cast<int32_t*>(sums.get());
+    rows.num_in = weight.num_in;
+    rows.group = weight.group;
+    rows.most = most_value(weight.kind);
+  }
+  // Row `row` of those of x.
+  void quantise(const LinearOps& ops, int digits, const float* x, int row) {
+    float* const left = static_cast<float*>(rest.get()) + row * rest_stride;
+    for (int d = 0; d < digits; ++d, x = left) {
+      ops.quantise(x, 0.0f, rows, row * digits + d);
+      if (d + 1 < digits) ops.leave(x, rows, row * digits + d, left);
+    }
+  }
+};
+
+}  // namespace
+
+void linear_digits(const LinearOps& ops, const PackedWeight& weight, const float* x, int64_t x_stride, int num_rows,
+                   float* out, int64_t out_stride, int num_threads) {
+  const int digits = weight.digits, most = std::min(num_rows, kDigitRows), width = weight.num_out;
+  DigitRows held(weight, most);
+  Buffer parts = buffer(int64_t{4} * most * digits * width);
+  PackedWeight plain = weight;
+  plain.digits = 1;
+  plain.bias = nullptr;
+  for (int first = 0; first < num_rows; first += kDigitRows) {
+    const int count = std::min(num_rows - first, kDigitRows);
+    held.rows.num_rows = count * digits;
+    const int threads = worthwhile_threads(static_cast<int64_t>(count) * digits * weight.num_in, num_threads);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int row = 0; row < count; ++row) held.quantise(ops, digits, x + (first + row) * x_stride, row);
+    float* const part = static_cast<float*>(parts.get());
+    linear_quantised(ops, plain, held.rows, part, width, num_threads);
+    for (int row = 0; row < count; ++row) {
+      const float* of = part + int64_t{row} * digits * width;
+      float* const to = out + (first + row) * out_stride;
+      for (int n = 0; n < width; ++n) {
+        float y = of[int64_t{digits - 1} * width + n];
+        for (int d = digits - 2; d >= 0; --d) y += of[int64_t{d} * width + n];
+        to[n] = weight.bias ? y + weight.bias[n] : y;
+      }
+    }
+  }
+}
+
 PackedWeight panels_of(const PackedWeight& weight, int first, int end) {
   PackedWeight part = weight;
   const auto skip = [first](auto*& from, int64_t per_panel) {

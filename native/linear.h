@@ -35,6 +35,12 @@
 //         exactly gives the same bits in both. But bf16 by tiles (AMX): exact products too, added up in the tiles' order
 //         (linear_terms.inc), the same for any rows and threads; other variants' bits are other ones.
 // Integer sums are exact in any order. Rows and outputs are never reduced over.
+//
+// DIGITS. Whole numbers may multiply more of a row than 8 bits of it: weights in whole numbers whose `digits` are D take each
+// row x as D rows of whole numbers, its digits, quantised one after the other: the first as above, each further one
+// what those before leave, x - value * scale (exact in float32). A digit has its own scales; two leave at most 1 / 240^2
+// of a group's largest (int8 1 / 254^2), three 1 / 240^3 = 2^-23.7, which is about what float32 itself rounds off. Row r's digits lie as rows r * D .. r * D + D - 1,
+// and its result is ((y of digit 2 + y of digit 1) + y of digit 0) + bias, each y as above.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -45,6 +51,7 @@ constexpr int kPanel = 16, kBlock = 32, kLineBytes = 64;
 constexpr int kMaxInputs = 1 << 16;  // 65536 * 255 * 127 < 2^31
 constexpr int kMaxZero = 128;       // int4: a weight less its zero is a signed byte
 constexpr int kPairMost = 120;      // see most_value
+constexpr int kMostDigits = 3;
 constexpr float kPairsOffset = 12582912.0f;  // 1.5 * 2^23: what is added to it in whole numbers is exact up to 2^22
 
 enum class WeightKind { kInt4, kInt8, kBf16, kFp32, kInt8Groups };
@@ -74,6 +81,7 @@ struct PackedWeight {
   const int8_t* steps;     // [panels][groups][16], or null: then a span is a group
   const int8_t* min_steps; // where there are steps and mins
   int span;                // inputs: a multiple of the group; 0 where there are no steps
+  int digits = 1;          // of each row: see DIGITS
 
   int padded_in() const { return static_cast<int>(round_up(num_in, group)); }
   int num_panels() const { return static_cast<int>(round_up(num_out, kPanel) / kPanel); }
@@ -132,6 +140,8 @@ struct LinearOps {
   int pairs_from;  // so many rows for int4 and more lie in pairs; 0: never
   // Row `row` of `to`, from num_in floats; row_scale > 0 fixes the scale of every group.
   void (*quantise)(const float* x, float row_scale, const QuantRows& to, int row);
+  // What row `row` as it was quantised leaves of num_in floats: see DIGITS. `rest` may be `x`.
+  void (*leave)(const float* x, const QuantRows& rows, int row, float* rest);
   int (*x_bytes)(WeightKind kind);  // bytes per element of LinearArgs::x: 1, 2 (int8 widened), 4 (floats) or 6 (their terms)
   // Row `row` of QuantRows::values, widened to the two bytes that x_bytes asked for.
   void (*widen)(const QuantRows& from, int row, int16_t* to);
@@ -162,6 +172,9 @@ void quantise_rows(const LinearOps& ops, const float* x, int64_t x_stride, float
                    int num_threads);
 void linear_quantised(const LinearOps& ops, const PackedWeight& weight, const QuantRows& rows, float* out,
                       int64_t out_stride, int num_threads);
+// Of rows in several digits, quantised here.
+void linear_digits(const LinearOps& ops, const PackedWeight& weight, const float* x, int64_t x_stride, int num_rows,
+                   float* out, int64_t out_stride, int num_threads);
 void linear_float(const LinearOps& ops, const PackedWeight& weight, const float* x, int64_t x_stride, int num_rows,
                   float* out, int64_t out_stride, int num_threads);
 

@@ -58,7 +58,8 @@ constexpr int kSpins = 4096;                     // turns of a waiting thread be
 // Tiles of panels claimed at once: enough bytes to stream, few enough that the threads end together. Where a product of many
 // rows cuts them itself into parts that a core keeps (bfloat16 by tiles), more: every chunk reads all parts once more.
 int64_t tiles_per_chunk(const Frame& frame, const PackedWeight& weight) {
-  const int64_t per_tile = frame.linear->panels_per_tile, bytes = frame.num_rows <= kThinRows ? kThinChunkBytes : kChunkBytes;
+  const bool thin = frame.num_rows * weight.digits <= kThinRows;
+  const int64_t per_tile = frame.linear->panels_per_tile, bytes = thin ? kThinChunkBytes : kChunkBytes;
   const int64_t few = std::max<int64_t>(1, bytes / (weight.panel_bytes() * per_tile));
   if (frame.num_rows < kManyRows || !frame.linear->rows_kept || weight.kind != WeightKind::kBf16) return few;
   const int64_t share = weight.num_panels() / (kChunksPerThread * frame.num_threads);
@@ -78,11 +79,14 @@ int64_t row_items(const Frame& frame) { return (frame.num_rows + rows_per_item(f
 
 // Rows that a core keeps while all panels pass by.
 int64_t row_parts(const Frame& frame, const PackedWeight& weight) {
-  const int64_t kept = frame.linear->rows_kept, bytes = int64_t{frame.num_rows} * weight.padded_in();
+  const int64_t kept = frame.linear->rows_kept, bytes = int64_t{frame.num_rows} * weight.digits * weight.padded_in();
   return kept && !takes_floats(weight.kind) ? std::max<int64_t>(1, (bytes + kept - 1) / kept) : 1;
 }
 
-PreparedRows rows_for(const Frame& frame, const Prepared& p, const PackedWeight& weight, int64_t first_row, int num_rows) {
+namespace {
+
+// Rows as they lie, digits counted.
+PreparedRows lying_rows(const Frame& frame, const Prepared& p, const PackedWeight& weight, int64_t first_row, int num_rows) {
   const int bytes = frame.linear->x_bytes(weight.kind);
   const int64_t at = first_row * weight.padded_in(), groups = first_row * weight.num_groups();
   if (takes_floats(weight.kind))
@@ -94,7 +98,7 @@ PreparedRows rows_for(const Frame& frame, const Prepared& p, const PackedWeight&
   return {rows, rows.values, bytes};
 }
 
-void reserve_rows(const Frame& frame, Prepared& p, const PackedWeight& weight, int64_t num_rows) {
+void reserve_lying(const Frame& frame, Prepared& p, const PackedWeight& weight, int64_t num_rows) {
   const int64_t elements = num_rows * weight.padded_in(), groups = num_rows * weight.num_groups();
   const int bytes = frame.linear->x_bytes(weight.kind);
   if (bytes != 1) p.wide.reserve(bytes * elements);
@@ -105,24 +109,36 @@ void reserve_rows(const Frame& frame, Prepared& p, const PackedWeight& weight, i
   if (frame.linear->pairs_from && weight.kind == WeightKind::kInt4) p.pairs.reserve(4 * groups);
 }
 
-namespace {
-
 // As how many rows the frame's lie. The same row's next inputs are so many times 32 bytes away; a power of two, as prompts like to
 // have, would put all of a row, and of those multiplied with it, into the same few places of the caches. Tiles (they alone keep rows)
 // cut rows into parts of their own.
-int rows_apart(const Frame& frame) {
-  const int num = frame.num_rows;
+int rows_apart(const Frame& frame, const PackedWeight& weight) {
+  const int num = frame.num_rows * weight.digits;
   return num <= kManyRows || frame.linear->rows_kept ? num : ((num + kBlock - 1) / kBlock | 1) * kBlock;
+}
+
+// So many floats of the calling thread's own.
+float* own_floats(int64_t num) {
+  thread_local Grown held;
+  return static_cast<float*>(held.reserve(4 * num));
 }
 
 }  // namespace
 
+PreparedRows rows_for(const Frame& frame, const Prepared& from, const PackedWeight& weight, int64_t first_row, int num_rows) {
+  return lying_rows(frame, from, weight, first_row * weight.digits, num_rows * weight.digits);
+}
+
+void reserve_rows(const Frame& frame, Prepared& of, const PackedWeight& weight, int64_t num_rows) {
+  reserve_lying(frame, of, weight, num_rows * weight.digits);
+}
+
 PreparedRows all_rows_for(const Frame& frame, const Prepared& from, const PackedWeight& weight) {
-  return rows_for(frame, from, weight, 0, rows_apart(frame));
+  return lying_rows(frame, from, weight, 0, rows_apart(frame, weight));
 }
 
 void reserve_all_rows(const Frame& frame, Prepared& of, const PackedWeight& weight) {
-  reserve_rows(frame, of, weight, rows_apart(frame));
+  reserve_lying(frame, of, weight, rows_apart(frame, weight));
 }
 
 void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, int row, const float* x, int first,
@@ -138,16 +154,22 @@ void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows&
   part.sums += static_cast<int64_t>(first) * part.num_rows;
   if (part.pairs) part.pairs += static_cast<int64_t>(first) * part.num_rows;
   part.num_in = count;
-  frame.linear->quantise(x, 0.0f, part, row);
-  if (part.pairs) frame.linear->pair(part, row, part.values);
-  if (to.bytes == 2) frame.linear->widen(part, row, static_cast<int16_t*>(to.x) + place);
+  float* const rest = weight.digits > 1 ? own_floats(count) : nullptr;
+  for (int d = 0; d < weight.digits; ++d, x = rest) {
+    const int lying = row * weight.digits + d;
+    frame.linear->quantise(x, 0.0f, part, lying);
+    if (d + 1 < weight.digits) frame.linear->leave(x, part, lying, rest);
+    if (part.pairs) frame.linear->pair(part, lying, part.values);
+    if (to.bytes == 2) frame.linear->widen(part, lying, static_cast<int16_t*>(to.x) + place);
+  }
 }
 
 int RowsAside::floats(const PackedWeight& weight) { return has_groups(weight.kind) ? 3 * kMostAside * weight.num_groups() : 0; }
 
 RowsAside::RowsAside(const Frame& frame, const PackedWeight& weight, const PreparedRows& to, float* memory) : to_(to), aside_(to) {
   const bool shared = frame.num_threads > 1 && frame.num_rows / frame.num_threads < kLineFloats;
-  if (!has_groups(weight.kind) || !shared || frame.num_rows > kMostAside) return;
+  if (!has_groups(weight.kind) || !shared || frame.num_rows * weight.digits > kMostAside) return;
+  digits_ = weight.digits;
   const int64_t each = int64_t{kMostAside} * weight.num_groups();
   aside_.rows.scales = memory;
   aside_.rows.sums = reinterpret_cast<int32_t*>(memory + each);
@@ -157,16 +179,45 @@ RowsAside::RowsAside(const Frame& frame, const PackedWeight& weight, const Prepa
 void RowsAside::put(int first_row, int end_row) const {
   const QuantRows &to = to_.rows, &from = aside_.rows;
   if (to.scales == from.scales) return;
-  const size_t bytes = sizeof(float) * static_cast<size_t>(end_row - first_row);
-  for (int64_t g = 0, at = first_row; g < to.num_groups(); ++g, at += to.num_rows) {
+  const size_t bytes = sizeof(float) * static_cast<size_t>((end_row - first_row) * digits_);
+  for (int64_t g = 0, at = first_row * digits_; g < to.num_groups(); ++g, at += to.num_rows) {
     memcpy(to.scales + at, from.scales + at, bytes);
     memcpy(to.sums + at, from.sums + at, bytes);
     if (to.pairs) memcpy(to.pairs + at, from.pairs + at, bytes);
   }
 }
 
+namespace {
+
+// Digits of rows first .. end - 1 by some panels, a weight of their own, put together: see DIGITS in linear.h.
+void multiply_digits(const Frame& frame, PackedWeight part, const PreparedRows& rows, int first, int end, float* out,
+                     int64_t stride) {
+  const int digits = part.digits, width = static_cast<int>(round_up(part.num_out, kPanel));
+  const float* const bias = part.bias;
+  part.bias = nullptr;
+  float* const held = own_floats(int64_t{kMostBlockRows} * digits * width);
+  for (int row = first; row < end; row += kMostBlockRows) {
+    const int count = std::min(end - row, kMostBlockRows);
+    frame.linear->multiply({part, rows.x, rows.rows.scales, rows.rows.sums, held, width, rows.rows.num_rows, row * digits,
+                             (row + count) * digits, true, rows.rows.pairs}, 0, part.num_panels());
+    for (int i = 0; i < count; ++i, out += stride) {
+      float* const last = held + (int64_t{i} * digits + digits - 1) * width;
+      for (int d = 1; d < digits; ++d) frame.row->add(last, last - d * width, part.num_out);
+      if (bias) frame.row->add(last, bias, part.num_out);
+      memcpy(out, last, sizeof(float) * static_cast<size_t>(part.num_out));
+    }
+  }
+}
+
+}  // namespace
+
 void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, int first_row, int end_row,
               float* out, int64_t chunk) {
+  if (weight.digits > 1) {
+    const int per = static_cast<int>(tiles_per_chunk(frame, weight)) * frame.linear->panels_per_tile;
+    const int first = static_cast<int>(chunk) * per, end = std::min(first + per, weight.num_panels());
+    return multiply_digits(frame, panels_of(weight, first, end), rows, first_row, end_row, out + first * kPanel, weight.num_out);
+  }
   const LinearArgs args = {weight,           rows.x,
                            rows.rows.scales, rows.rows.sums,
                            out,              weight.num_out,
@@ -179,6 +230,7 @@ void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows
 void multiply_block(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, int first, int end, int panel,
                     int end_panel, float* out, int stride) {
   const PackedWeight part = panels_of(weight, panel, end_panel);
+  if (part.digits > 1) return multiply_digits(frame, part, rows, first, end, out, stride);
   frame.linear->multiply({part, rows.x, rows.rows.scales, rows.rows.sums, out, stride, rows.rows.num_rows, first, end, true,
                            rows.rows.pairs}, 0, part.num_panels());
 }
@@ -292,7 +344,7 @@ class LinearOp : public Op {
   }
   // All chunks of panels of the first part of the rows, then of the next.
   int64_t num_items(const Frame& frame) const override { return chunks_for(frame) * row_parts(frame, *weight_); }
-  int64_t macs() const override { return static_cast<int64_t>(weight_->num_out) * weight_->num_in; }
+  int64_t macs() const override { return static_cast<int64_t>(weight_->num_out) * weight_->num_in * weight_->digits; }
   int scratch_floats() const override { return kMostBlockRows * kPanels * kPanel; }
   void run(const Frame& frame, int64_t item, float* scratch) const override {
     const int64_t chunks = chunks_for(frame), parts = row_parts(frame, *weight_), part = item / chunks;

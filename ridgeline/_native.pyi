@@ -55,6 +55,7 @@ class LinearWeight:
         min_steps: int,
         span: int,
     ) -> None: ...
+    digits: int
     @property
     def address(self) -> int: ...
 

@@ -64,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: str = "auto"
     quantization: Literal["int8", "int4", "bf16"] | None = None
     lm_head_quantization: Literal["int8", "int4", "bf16"] | None = None
+    activations: Literal["int8", "int16", "float32"] = "int8"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None

@@ -21,7 +21,13 @@ from ridgeline.records import EngineInfo, RunTrace
 from ridgeline.spec.cost import cost_model, weight_bytes
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import apply_lm_head, apply_quantization, with_dtype, with_kv_dtype
+from ridgeline.spec.rewrite import (
+    apply_lm_head,
+    apply_quantization,
+    with_activations,
+    with_dtype,
+    with_kv_dtype,
+)
 
 HERE = "here"
 
@@ -96,6 +102,8 @@ def _as_served(spec: ModelSpec, info: EngineInfo | None) -> ModelSpec:
         spec = apply_quantization(spec, str(told["quantization"]))
     if isinstance(told.get("lm_head_quantization"), str):
         spec = apply_lm_head(spec, str(told["lm_head_quantization"]))
+    if told.get("activations") not in (None, "int8"):
+        spec = with_activations(spec, str(told["activations"]))
     if told.get("kv_cache_dtype") not in (None, "auto"):
         spec = with_kv_dtype(spec, str(told["kv_cache_dtype"]))
     return spec

@@ -28,6 +28,8 @@ HELP = {
     "quantization": "Store the layers' weights in fewer bits, rounded to nearest (bf16: all, as "
     "the model does); `ridgeline quantize` loses less at 4 bits.",
     "lm_head_quantization": "Store the LM head in fewer bits too.",
+    "activations": "How exactly activations meet weights of 8 and 4 bits: int8 (W4A8, W8A8), or "
+    "int16 or float32 (weight-only), which take two and three times the arithmetic.",
     "max_model_len": "Longest prompt plus answer, in tokens (8k = 8000, 8K = 8192).",
     "max_num_seqs": "Most sequences that run at once.",
     "max_num_batched_tokens": "Token budget of one step.",

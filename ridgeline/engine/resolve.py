@@ -30,12 +30,14 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import system
 from ridgeline.settings import Batching, Settings
 from ridgeline.spec.cost import LARGE_PARAMS, kv_bytes_per_token, num_params, resident_weight_bytes
+from ridgeline.spec.format import DIGITS
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import LinearSpec, ModelSpec
 from ridgeline.spec.rewrite import (
     apply_lm_head,
     apply_quantization,
     linears,
+    with_activations,
     with_blocks_decoded,
     with_dtype,
     with_kv_dtype,
@@ -58,6 +60,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     quantization: str | None
     lm_head_quantization: str | None
+    activations: str
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -153,6 +156,7 @@ _UNCHANGED = (
     "model",
     "quantization",
     "lm_head_quantization",
+    "activations",
     "enable_prefix_caching",
     "prefix_cache_ttl_s",
     "enable_chunked_prefill",
@@ -264,6 +268,16 @@ def _formats(
         spec = apply_quantization(spec, settings.quantization)
         why["quantization"] = f"asked for: {_kernel(spec.layers[-1].mlp.gate, device)}"
     spec, why["lm_head_quantization"] = _lm_head(settings, spec, device)
+    if settings.activations == "int8":
+        return spec
+    if device.type != "cpu":
+        raise CannotRun(
+            "activations of more than 8 bits are multiplied on the CPU only",
+            value=f"--activations {settings.activations} on {device}",
+            fix="use --device cpu, or leave it out",
+        )
+    spec = with_activations(spec, settings.activations)
+    why["activations"] = f"asked for: {DIGITS[settings.activations]} rows of 8 bits for each"
     return spec
 
 

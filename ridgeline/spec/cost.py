@@ -2,7 +2,8 @@
 
 Conventions. One multiply-add is 2 FLOPs. Only matrix products and attention are counted: norms,
 activations and softmax are below 1 % of any shape here. Attention over `n` keys costs
-4·n·heads·head_dim (scores and values). Bytes are the least that must move: each weight read once
+4·n·heads·head_dim (scores and values). Activations in several digits (`Format.digits`) count once:
+FLOPs are the model's. Bytes are the least that must move: each weight read once
 per step, each visible key and value read once per sequence, each new one written once. Routed
 layers read the experts that a step's tokens are expected to touch under even routing, E·(1 - (1 -
 k/E)^B). The LM head runs for sampled positions only.
@@ -265,7 +266,7 @@ def resident_weight_bytes(spec: ModelSpec) -> float:
 def shares_table(spec: ModelSpec) -> bool:
     """Are embedding and LM head one table in memory: both dense, or packed alike?"""
     head = spec.lm_head.format
-    alike = head.kind == "dense" if spec.embed_format is None else head == spec.embed_format
+    alike = head.kind == "dense" if spec.embed_format is None else head.stored == spec.embed_format
     return spec.tied_embeddings and alike
 
 

@@ -6,15 +6,23 @@ and the run move together.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 import msgspec
+from msgspec.structs import replace
 
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
 
 KV_SCALE_BYTES = {"int8": 4}
 """Beside each token's key, and each value, of one head in a quantised KV cache."""
 
+
+WHOLE_KINDS = ("int4", "int8", "blocks")
+"""Kinds whose weights are whole numbers times scales, and so are the rows that they multiply."""
+
+DIGITS: Mapping[str, int] = MappingProxyType({"int8": 1, "int16": 2, "float32": 3})
+"""How exactly rows meet such weights, and as how many rows of 8 bits (native/linear.h, DIGITS)."""
 
 WIDE_BLOCK = 32
 """Inputs of 16 or 32 bits are stored in blocks of so many (native/linear.h)."""
@@ -32,7 +40,8 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     gathered in the order of the weights' groups (GPTQ's act-order). `wide` inputs are kept apart
     in `wide_bits`, beside the rest (LLM.int8's outliers, chosen when the model was made); inputs of
     a row that reach `threshold` in magnitude are multiplied as floats (0: none; LLM.int8's
-    outliers, found as they come).
+    outliers, found as they come). `digits`: a row meets whole numbers as so many rows of 8 bits
+    (`DIGITS`).
     """
 
     kind: str = "dense"
@@ -47,6 +56,12 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     wide: int = 0
     wide_bits: int = 16
     threshold: float = 0.0
+    digits: int = 1
+
+    @property
+    def stored(self) -> Format:
+        """What it says of the weight alone."""
+        return replace(self, digits=1) if self.digits != 1 else self
 
     def nbytes(self, num_out: int, num_in: int) -> int:
         """Bytes of an [num_out, num_in] weight with its scales and zero-points.

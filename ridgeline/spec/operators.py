@@ -45,7 +45,8 @@ PARTS = MappingProxyType(
 
 
 class OperatorWork(msgspec.Struct, frozen=True, kw_only=True):
-    """`memory_bytes`: weights, keys and values. `row_bytes`: activations. `rate`: the key of the
+    """`flops`: as the machine multiplies, every digit of the activations (`Format.digits`).
+    `memory_bytes`: weights, keys and values. `row_bytes`: activations. `rate`: the key of the
     machine's arithmetic peak that bounds it (`ridgeline.hardware.ceilings`), "" where it multiplies
     next to nothing.
     """
@@ -138,7 +139,7 @@ class _Rows:
 
     def linear(self, linear: LinearSpec, num_rows: float) -> OperatorWork:
         return OperatorWork(
-            flops=2.0 * num_rows * linear.num_out * linear.num_in,
+            flops=2.0 * num_rows * linear.num_out * linear.num_in * linear.format.digits,
             memory_bytes=linear.nbytes,
             rate=rate_of(linear),
         )

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.spec.format import BF16, INT4, INT8, Format, dense
+from ridgeline.spec.format import BF16, DIGITS, INT4, INT8, WHOLE_KINDS, Format, dense
 from ridgeline.spec.model import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec
 
 OnLinear = Callable[[str, LinearSpec], LinearSpec]
@@ -35,12 +35,12 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
         "int8": Quantization(
             patterns=("layers.*.attention.*", "layers.*.mlp.*"),
             format=INT8,
-            why="weights at one byte, one scale per row; products of int8 activations",
+            why="weights at one byte, one scale per row, multiplied as whole numbers",
         ),
         "int4": Quantization(
             patterns=("layers.*.attention.*", "layers.*.mlp.*"),
             format=INT4,
-            why="weights at half a byte in groups of 128; products of int8 activations",
+            why="weights at half a byte in groups of 128, multiplied as whole numbers",
         ),
         "bf16": Quantization(
             patterns=("*",),
@@ -117,6 +117,31 @@ def apply_lm_head(spec: ModelSpec, name: str) -> ModelSpec:
             fix="leave out --lm-head-quantization",
         )
     return rewrite_linears(spec, "lm_head", chosen, "the head alone")
+
+
+def with_activations(spec: ModelSpec, name: str) -> ModelSpec:
+    """Multiply weights in whole numbers with activations as exact as `name` (a key of `DIGITS`).
+
+    Raises CannotRun where no weight is in whole numbers: the others take activations as they are.
+    """
+    if name not in DIGITS:
+        raise BadInput("unknown activations", value=name, limit=f"known: {', '.join(DIGITS)}")
+    matched: list[str] = []
+
+    def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
+        if linear.format.kind not in WHOLE_KINDS:
+            return linear
+        matched.append(path)
+        return replace(linear, format=replace(linear.format, digits=DIGITS[name]))
+
+    out = map_linears(spec, on_linear)
+    if not matched:
+        raise CannotRun(
+            "no weight is in whole numbers, so that activations are floats already",
+            value=f"--activations {name}",
+            fix="leave it out, or quantise the weights (--quantization int8, int4)",
+        )
+    return _recorded(out, f"activations -> {name}: asked for")
 
 
 def _check_stored(spec: ModelSpec, format: Format) -> None:

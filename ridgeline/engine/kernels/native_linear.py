@@ -206,7 +206,7 @@ class NativeLinear:
         )
 
     def of_quantised(self, rows: _native.QuantRows) -> Tensor:
-        """y_TO of rows that are quantised already, by this linear's `group`."""
+        """y_TO of rows that are quantised already, by this linear's `group`, in one digit."""
         out_TO = torch.empty((rows.num_rows, self.packed.num_out), dtype=torch.float32)
         _native.linear_quantised(
             self._weight,
@@ -224,6 +224,16 @@ class NativeLinear:
         out_TI = torch.empty((len(ids_T), self.packed.num_in), dtype=torch.float32)
         _native.unpack_rows(self._weight, ids_T.data_ptr(), len(ids_T), out_TI.data_ptr())
         return out_TI
+
+    @property
+    def digits(self) -> int:
+        """As how many rows of 8 bits each row of activations is multiplied: 1, or 2 or 3 where the
+        weight is in whole numbers (native/linear.h, DIGITS)."""
+        return self._weight.digits
+
+    @digits.setter
+    def digits(self, digits: int) -> None:
+        self._weight.digits = digits
 
     @property
     def address(self) -> int:

@@ -36,7 +36,7 @@ from ridgeline.engine.model.table import PackedTable, PlainTable, Table
 from ridgeline.engine.model.weights import CheckpointWeights, DummyWeights, Weights
 from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.base import Linear
-from ridgeline.engine.quant.packed import PackedLinear, needs_cpu
+from ridgeline.engine.quant.packed import PackedLinear, needs_cpu, take_digits
 from ridgeline.engine.quant.ready import linear_of
 from ridgeline.spec.cost import shares_table, table_dtype
 from ridgeline.spec.format import FP32, Format
@@ -151,15 +151,21 @@ class DecoderBuilder:
         spec = self.spec
         if not spec.tied_embeddings:
             return self._linear(["lm_head"], [spec.lm_head], None)
-        if isinstance(table, PackedTable) and shares_table(spec):
+        head = self._tied_head(_stored(spec.lm_head), table)
+        take_digits(head, spec.lm_head.format.digits)
+        return head
+
+    def _tied_head(self, spec: LinearSpec, table: Table) -> Linear:
+        shared = shares_table(self.spec)
+        if isinstance(table, PackedTable) and shared:
             return PackedLinear(table.native.packed, None, self.dtype)
-        ready = self._ready([spec.lm_head], ["lm_head"], [None], None, None)
+        ready = self._ready([spec], ["lm_head"], [None], None, None)
         if ready is not None:
             self.nbytes += ready.nbytes
             return ready
         assert isinstance(table, PlainTable)
-        head = build_linear(spec.lm_head, table.embed_VC, None, self.device, self.dtype)
-        self.nbytes += 0 if shares_table(spec) else head.nbytes
+        head = build_linear(spec, table.embed_VC, None, self.device, self.dtype)
+        self.nbytes += 0 if shared else head.nbytes
         return head
 
     def block(self, layer: LayerSpec, index: int, ropes: list[RopeSpec]) -> Block:
@@ -221,6 +227,7 @@ class DecoderBuilder:
         if len({(spec.num_in, spec.format, spec.bias) for spec in specs}) > 1:
             each = zip(keys, specs, strict=True)
             return Joined([self._linear([key], [spec], layer, expert) for key, spec in each])
+        digits, specs = specs[0].format.digits, [_stored(spec) for spec in specs]
         biases = [
             self._tensor(f"{key}.bias", (spec.num_out,), layer, expert) if spec.bias else None
             for key, spec in zip(keys, specs, strict=True)
@@ -233,6 +240,7 @@ class DecoderBuilder:
             ]
             stored = [replace(s, format=self.forward.stored(s.format)) for s in specs]
             linear = fuse(stored, weights, biases, self.device, self.dtype)
+        take_digits(linear, digits)
         self.nbytes += linear.nbytes
         return linear
 
@@ -259,6 +267,11 @@ class DecoderBuilder:
         self, key: str, shape: tuple[int, ...], layer: int | None = None, expert: int | None = None
     ) -> Tensor:
         return self.weights.get(Part(key, shape, layer, expert)).to(self.device)
+
+
+def _stored(spec: LinearSpec) -> LinearSpec:
+    """What its weight is made from: how activations meet it is no matter of that."""
+    return replace(spec, format=spec.format.stored)
 
 
 def fuse(

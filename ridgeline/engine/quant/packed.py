@@ -51,6 +51,23 @@ class PackedLinear:
         return self.native.nbytes
 
 
+def take_digits(linear: object, digits: int) -> None:
+    """Multiply with activations of so many digits (`Format.digits`); nothing to do for one.
+
+    Raises CannotRun where the product is not computed by our own kernels.
+    """
+    if digits == 1:
+        return
+    inner = getattr(linear, "inner", linear)
+    if not isinstance(inner, PackedLinear):
+        raise CannotRun(
+            "activations of more than 8 bits are multiplied by the native kernels only",
+            value=type(inner).__name__,
+            fix="leave out --activations",
+        )
+    inner.native.digits = digits
+
+
 def needs_cpu(spec: LinearSpec, device: torch.device) -> None:
     """CannotRun where the kernels do not reach."""
     if device.type != "cpu":

@@ -37,7 +37,7 @@ class Int4Linear:
         needs_cpu(spec, device)
         group_size, zeros = layout_of(spec.format)
         kind = "with zero-points" if zeros else "symmetric"
-        return f"native INT4, groups of {group_size}, {kind}, int8 activations"
+        return f"native INT4, groups of {group_size}, {kind}"
 
 
 def layout_of(format: Format) -> tuple[int, bool]:
