@@ -3,15 +3,16 @@
     python benchmarks/bench_quant_quality.py [--model demo] [--bits 4 3] [--seeds 0 1 2] [--fresh]
         [--methods rtn gptq] [--groups 32 128] [--asym] [--rotate] [--numbers nf4 fp8-channel]
         [--format bitsandbytes] [--bits-budget 5] [--calibration FILE] [--steps 200] [--paired]
+        [--activations int8 int16 float32]
 
 Each row is a model written by the very code of `ridgeline quantize`, opened and compared with the
-original in float32 on held-out text: mean KL per token, share of positions with the same most
-likely token, change of perplexity with its standard error over windows. Calibrated methods run once
-per seed. `--numbers` are layouts of their own, written in the format that holds them, and rounded
-to nearest unless one method is named. `--fresh` judges by windows between the usual ones and by
-held-out conversations: text that no method was tuned on. `--paired` sets every row against the
-first one, window by window, with the interval of 95 %: it tells two methods apart where the errors
-of each do not.
+original in float32 on held-out text, once with each kind of `--activations`: mean KL per token,
+share of positions with the same most likely token, change of perplexity with its standard error
+over windows. Calibrated methods run once per seed. `--numbers` are layouts of their own, written in
+the format that holds them, and rounded to nearest unless one method is named. `--fresh` judges by
+windows between the usual ones and by held-out conversations: text that no method was tuned on.
+`--paired` sets every row against the first one, window by window, with the interval of 95 %: it
+tells two methods apart where the errors of each do not.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.runner import TorchRunner
 from ridgeline.engine.text import load_tokenizer
 from ridgeline.optimize.stats import mean_interval
+from ridgeline.spec.format import DIGITS
 from ridgeline.spec.load import load_spec
-from ridgeline.spec.rewrite import with_dtype
+from ridgeline.spec.rewrite import with_activations, with_dtype
 
 
 def held_out(model: str, num_windows: int, window: int, fresh: bool = False) -> list[list[int]]:
@@ -63,8 +65,10 @@ def _text(file: Path) -> str:
     return "\n".join(message["content"] for chat in chats for message in chat)
 
 
-def logprobs(model: str, windows: list[list[int]]) -> list[torch.Tensor]:
+def logprobs(model: str, windows: list[list[int]], activations: str = "int8") -> list[torch.Tensor]:
     spec = with_dtype(load_spec(model), "float32")
+    if activations != "int8":
+        spec = with_activations(spec, activations)
     decoder = load_decoder(model, spec, device="cpu", compute_dtype=torch.float32)
     runner = TorchRunner(decoder, None, None)  # type: ignore[arg-type]
     return [torch.log_softmax(runner.logits(ids), -1)[:-1] for ids in windows]
@@ -115,8 +119,9 @@ def measure(
     windows: list[list[int]],
     before: list[torch.Tensor],
     calibration: Path | None,
-) -> dict[str, Any]:
-    """Of one recipe, written in the format `name`."""
+    activations: list[str],
+) -> list[dict[str, Any]]:
+    """Of one recipe, written in the format `name`, with each kind of activations."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
         make(
@@ -129,7 +134,10 @@ def measure(
             mixed=None if budget is None else Mixed(budget, WIDTHS[name]),
         )
         made = str(target / "model.gguf" if name == "gguf" else target)
-        return compare(before, logprobs(made, windows), windows)
+        return [
+            {"activations": each, **compare(before, logprobs(made, windows, each), windows)}
+            for each in activations
+        ]
 
 
 def recipes(args: argparse.Namespace) -> Iterator[Recipe]:
@@ -152,6 +160,18 @@ def recipes(args: argparse.Namespace) -> Iterator[Recipe]:
                         )
 
 
+def told(recipe: Recipe, found: dict[str, Any]) -> str:
+    """One row of the table."""
+    zeros = ", zero-points" if recipe.zeros else ""
+    layout = f"{recipe.bits} bits, groups {recipe.group_size}{zeros}"
+    return (
+        f"{layout if recipe.numbers == 'int' else recipe.numbers}, {recipe.method}"
+        f"{', rotated' if recipe.rotate else ''}, seed {recipe.seed}, {found['activations']} "
+        f"activations: KL {found['kl']:.2e}, same token {found['same']:.1%}, "
+        f"perplexity {found['perplexity']:+.2%} ± {found['error']:.2%}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="demo")
@@ -166,6 +186,7 @@ def main() -> None:
     parser.add_argument("--bits-budget", type=float, default=None)
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--steps", type=int, default=200, help="of qat")
+    parser.add_argument("--activations", nargs="+", choices=[*DIGITS], default=["int8"])
     parser.add_argument("--paired", action="store_true")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--windows", type=int, default=24)
@@ -174,26 +195,25 @@ def main() -> None:
         args.methods = ["rtn", "hqq", "gptq", "awq"] if args.numbers == ["int"] else ["rtn"]
     windows = held_out(args.model, args.windows, 256, args.fresh)
     before = logprobs(args.model, windows)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for recipe in recipes(args):
         name = args.format if recipe.numbers == "int" else HOLDERS[recipe.numbers]
-        found = measure(
-            args.model, recipe, name, args.bits_budget, windows, before, args.calibration
+        each = measure(
+            args.model,
+            recipe,
+            name,
+            args.bits_budget,
+            windows,
+            before,
+            args.calibration,
+            args.activations,
         )
-        rows.append({"recipe": msgspec.to_builtins(recipe), "format": name, **found})
-        what = f"{recipe.bits} bits, groups {recipe.group_size}" + (
-            ", zero-points" if recipe.zeros else ""
-        )
-        what = what if recipe.numbers == "int" else recipe.numbers
-        print(
-            f"{what}, {recipe.method}{', rotated' if recipe.rotate else ''}, seed {recipe.seed}: "
-            f"KL {found['kl']:.2e}, same token {found['same']:.1%}, "
-            f"perplexity {found['perplexity']:+.2%} ± {found['error']:.2%}",
-            flush=True,
-        )
-        if args.paired and len(rows) > 1:
-            print(beside(rows[-1], rows[0]), flush=True)
-    shown = ("recipe", "format", "kl", "same", "perplexity", "error")
+        for found in each:
+            rows.append({"recipe": msgspec.to_builtins(recipe), "format": name, **found})
+            print(told(recipe, found), flush=True)
+            if args.paired and len(rows) > 1:
+                print(beside(rows[-1], rows[0]), flush=True)
+    shown = ("recipe", "format", "activations", "kl", "same", "perplexity", "error")
     print(json.dumps([{key: row[key] for key in shown} for row in rows]))
 
 

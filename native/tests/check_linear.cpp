@@ -36,6 +36,7 @@ struct Case {
   bool zeros, bias, extreme;
   bool mins = false;
   int per_span = 0;  // groups that share a scale; 0: none do
+  int digits = 1;    // of the rows
 };
 
 struct Made {
@@ -60,6 +61,7 @@ void fill(const Case& c, Made& m) {
   w.num_in = c.num_in;
   w.group = has_groups(c.kind) ? c.group : static_cast<int>(round_up(c.num_in, kBlock));
   w.span = c.per_span * w.group;
+  w.digits = c.digits;
   uint8_t* lines = aligned(m.memory, static_cast<size_t>(w.num_panels() * w.panel_bytes()));
   const size_t each = static_cast<size_t>(w.num_panels()) * w.num_groups() * kPanel;
   m.scales.resize(static_cast<size_t>(w.num_panels()) * w.num_spans() * kPanel);
@@ -145,6 +147,11 @@ std::vector<float> product(const LinearOps& ops, const Made& m, const std::vecto
     rounded->assign(x.begin(), x.end());
     return out;
   }
+  if (w.digits > 1) {
+    linear_digits(ops, w, x.data(), w.num_in, num_rows, out.data(), w.num_out, num_threads);
+    rounded->assign(x.begin(), x.end());
+    return out;
+  }
   QuantRows rows = {nullptr, nullptr, nullptr, num_rows, w.num_in, w.group, most_value(w.kind)};
   std::vector<int8_t> values(static_cast<size_t>(num_rows) * rows.padded_in());
   std::vector<float> scales(static_cast<size_t>(num_rows) * rows.num_groups());
@@ -197,20 +204,24 @@ void check_rows(const LinearOps& ops, const Made& m, const std::vector<float>& x
     printf("%s: rows %d to %d of %d of kind %d alone\n", ops.isa, first, end, num_rows, static_cast<int>(w.kind));
 }
 
-// Sums are those of the products, but for what float32 rounds.
+// Sums are those of the products, but for what float32 rounds, and what several digits leave of a row's largest.
 void check_sums(const LinearOps& ops, const Case& c, const Made& m, const std::vector<double>& rounded,
                 const std::vector<float>& truth, int num_rows) {
   for (int r = 0; r < num_rows; ++r) {
+    double left = 0;
+    for (int k = 0; c.digits > 1 && k < c.num_in; ++k) left = fmax(left, fabs(rounded[static_cast<size_t>(r) * c.num_in + k]));
+    left *= pow(2.0 * most_value(c.kind), -c.digits);
     for (int n = 0; n < c.num_out; ++n) {
-      double y = 0, size = 1e-30;
+      double y = 0, size = 1e-30, weights = 0;
       for (int k = 0; k < c.num_in; ++k) {
         const double term = rounded[static_cast<size_t>(r) * c.num_in + k] * m.dense[static_cast<size_t>(n) * c.num_in + k];
         y += term;
         size += fabs(term);
+        weights += fabs(m.dense[static_cast<size_t>(n) * c.num_in + k]);
       }
       if (m.w.bias) y += m.w.bias[n];
       const float found = truth[static_cast<size_t>(r) * c.num_out + n];
-      if (!(fabs(found - y) <= 2e-6 * size + 1e-6)) {
+      if (!(fabs(found - y) <= 2e-6 * size + 1e-6 + 1.001 * left * weights)) {
         if (++failures < kTold) printf("%s kind %d: row %d output %d: %g, expected %g\n", ops.isa, static_cast<int>(c.kind), r, n, found, y);
       }
     }
@@ -295,6 +306,12 @@ int main() {
             }
         check({WeightKind::kInt4, size[0], size[1], 32, false, true, extreme, true, 8}, variants, num_rows), ++cases;
         check({WeightKind::kInt8, size[0], size[1], 0, false, extreme, extreme}, variants, num_rows), ++cases;
+        for (int digits : {2, 3}) {
+          const int group = digits == 2 ? 32 : 128, small = digits == 2 ? 16 : 64;
+          check({WeightKind::kInt4, size[0], size[1], group, extreme, true, false, false, 0, digits}, variants, num_rows), ++cases;
+          check({WeightKind::kInt8, size[0], size[1], 0, false, extreme, extreme, false, 0, digits}, variants, num_rows), ++cases;
+          check({WeightKind::kInt8Groups, size[0], size[1], small, false, true, false, extreme, 2, digits}, variants, num_rows), ++cases;
+        }
         for (WeightKind kind : {WeightKind::kBf16, WeightKind::kFp32})
           check({kind, size[0], size[1], 0, false, extreme, extreme}, variants, num_rows), ++cases;
       }

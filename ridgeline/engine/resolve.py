@@ -30,7 +30,6 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import system
 from ridgeline.settings import Batching, Settings
 from ridgeline.spec.cost import LARGE_PARAMS, kv_bytes_per_token, num_params, resident_weight_bytes
-from ridgeline.spec.format import DIGITS
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import LinearSpec, ModelSpec
 from ridgeline.spec.rewrite import (
@@ -276,9 +275,7 @@ def _formats(
             value=f"--activations {settings.activations} on {device}",
             fix="use --device cpu, or leave it out",
         )
-    spec = with_activations(spec, settings.activations)
-    why["activations"] = f"asked for: {DIGITS[settings.activations]} rows of 8 bits for each"
-    return spec
+    return with_activations(spec, settings.activations)
 
 
 def _kept_as_stored(spec: ModelSpec, device: torch.device, why: dict[str, str]) -> ModelSpec:

@@ -94,6 +94,10 @@ _NOTES: tuple[tuple[Callable[[Settings], bool], str], ...] = (
         "lm_head_quantization: vLLM keeps the LM head as the checkpoint stores it.",
     ),
     (
+        lambda s: s.activations != "int8",
+        "activations: vLLM's are those of the checkpoint's scheme (weight-only: W4A16, W8A16).",
+    ),
+    (
         lambda s: (
             s.speculative_config is not None and s.speculative_config.num_speculative_tokens is None
         ),

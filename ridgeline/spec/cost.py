@@ -2,11 +2,11 @@
 
 Conventions. One multiply-add is 2 FLOPs. Only matrix products and attention are counted: norms,
 activations and softmax are below 1 % of any shape here. Attention over `n` keys costs
-4·n·heads·head_dim (scores and values). Activations in several digits (`Format.digits`) count once:
-FLOPs are the model's. Bytes are the least that must move: each weight read once
-per step, each visible key and value read once per sequence, each new one written once. Routed
-layers read the experts that a step's tokens are expected to touch under even routing, E·(1 - (1 -
-k/E)^B). The LM head runs for sampled positions only.
+4·n·heads·head_dim (scores and values). A product whose activations are taken in several digits
+(`Format.digits`) counts as often: that many are computed. Bytes are the least that must move: each
+weight read once per step, each visible key and value read once per sequence, each new one written
+once. Routed layers read the experts that a step's tokens are expected to touch under even routing,
+E·(1 - (1 - k/E)^B). The LM head runs for sampled positions only.
 
 `CostModel` holds what is constant for a spec, so that one step costs microseconds to price; the
 functions below take a spec or a ready CostModel.
@@ -142,7 +142,7 @@ def cost_model(spec: ModelSpec) -> CostModel:
         fixed_weight_bytes=fixed + norms,
         head_weight_bytes=spec.lm_head.nbytes,
         linear_flops_per_token=sum(n * _layer_flops(layer) for layer, n in layers.items()),
-        head_flops=2 * spec.lm_head.num_out * spec.lm_head.num_in,
+        head_flops=2 * _products(spec.lm_head),
     )
 
 
@@ -195,12 +195,16 @@ def _dense_bytes(layer: LayerSpec) -> int:
     return attention + _one_mlp_bytes(layer.mlp)
 
 
+def _products(linear: LinearSpec) -> int:
+    return linear.num_out * linear.num_in * linear.format.digits
+
+
 def _layer_flops(layer: LayerSpec) -> int:
     """FLOPs per token of a layer's linears."""
     mlp = layer.mlp
     times = mlp.experts_per_token if mlp.num_experts else 1
-    weights = sum(li.num_out * li.num_in for li in attention_linears(layer.attention))
-    weights += times * sum(li.num_out * li.num_in for li in _one_mlp(mlp))
+    weights = sum(map(_products, attention_linears(layer.attention)))
+    weights += times * sum(map(_products, _one_mlp(mlp)))
     weights += mlp.router.num_out * mlp.router.num_in if mlp.router else 0
     return 2 * weights
 

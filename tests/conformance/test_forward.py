@@ -22,7 +22,12 @@ from ridgeline.engine.model.load import load_decoder
 from ridgeline.errors import CannotRun
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import apply_quantization, with_dtype, with_kv_dtype
+from ridgeline.spec.rewrite import (
+    apply_quantization,
+    with_activations,
+    with_dtype,
+    with_kv_dtype,
+)
 from tests.conformance.tiny_models import FAMILIES, make_model
 
 CPU = torch.device("cpu")
@@ -31,6 +36,8 @@ TOLERANCE = {
     "bf16": 2e-5,
     "int8": 0.03,
     "int4": 0.05,
+    "int8, int16": 5e-4,
+    "int4, float32": 2e-5,
 }  # a last bit may move an activation's rounding
 
 
@@ -48,8 +55,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 def spec_of(directory: Path, quantization: str) -> ModelSpec:
+    """As `quantization` has it; behind a comma, how exactly activations meet the weights."""
+    weights, _, activations = quantization.partition(", ")
     spec = load_spec(str(directory))
-    return spec if quantization == "none" else apply_quantization(spec, quantization)
+    spec = spec if weights == "none" else apply_quantization(spec, weights)
+    return with_activations(spec, activations) if activations else spec
 
 
 def decoder_of(directory: Path, quantization: str, backend: str) -> Decoder:
@@ -114,19 +124,24 @@ def test_a_row_is_the_same_bits_in_any_batch_and_on_any_number_of_threads(
 
 @pytest.mark.parametrize("isa", _native.linear_isas().split(","))
 @pytest.mark.parametrize("name", ["llama-bias", "gemma2", "mixtral"])
+@pytest.mark.parametrize("quantization", ["int4", "int4, float32"])
 def test_every_isa_gives_the_same_bits(
-    name: str, isa: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    quantization: str,
+    name: str,
+    isa: str,
+    checkpoint: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     several = [random_rows(count) for count in (1, 9, 45)]
-    best = decoder_of(checkpoint(name), "int4", "native")
+    best = decoder_of(checkpoint(name), quantization, "native")
     expected = [hidden(best, *rows) for rows in several]
     monkeypatch.setenv(ISA_VARIABLE, isa)
-    decoder = decoder_of(checkpoint(name), "int4", "native")
+    decoder = decoder_of(checkpoint(name), quantization, "native")
     for rows, each in zip(several, expected, strict=True):
         assert torch.equal(hidden(decoder, *rows), each), len(rows[0])
 
 
-@pytest.mark.parametrize("quantization", ["int4", "int8"])
+@pytest.mark.parametrize("quantization", ["int4", "int8", "int4, int16"])
 def test_rows_too_many_for_a_cache_are_the_same_bits(quantization: str, tmp_path: Path) -> None:
     """Variants that cut rows among the threads too (native/segment.cpp) compute what one does."""
     make_model("llama", tmp_path, intermediate_size=7000, num_hidden_layers=1)
@@ -148,13 +163,18 @@ LARGE = {"intermediate_size": 128, "hidden_size": 4096}  # 301 of its rows do no
         ("auto", LARGE),
     ],
 )
+@pytest.mark.parametrize("quantization", ["int4", "int4, float32"])
 def test_many_rows_gated_by_whoever_multiplied_them_are_the_same_bits(
-    isa: str, sizes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantization: str,
+    isa: str,
+    sizes: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """native/gated.cpp: of several rows no halves lie in memory."""
     make_model("llama", tmp_path, num_hidden_layers=1, **sizes)
     monkeypatch.setenv(ISA_VARIABLE, isa)
-    decoder = decoder_of(tmp_path, "int4", "native")
+    decoder = decoder_of(tmp_path, quantization, "native")
     tokens, positions = random_rows(301)
     together = hidden(decoder, tokens, positions)
     assert isinstance(decoder.forward, NativeForward)

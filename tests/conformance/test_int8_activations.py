@@ -23,7 +23,7 @@ from ridgeline.engine.text import load_tokenizer
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.locate import model_path
 from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import apply_quantization, with_dtype
+from ridgeline.spec.rewrite import apply_quantization, with_activations, with_dtype
 
 GROUP_SIZE = 128  # of INT4, the format that --quantization int4 chooses
 QUANTISED = {"q", "k", "v", "o", "gate", "up", "down"}
@@ -78,6 +78,25 @@ def windows() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def plain(windows: list[list[int]]) -> float:
     return nats_per_token(with_dtype(load_spec("demo"), "float32"), windows)
+
+
+@pytest.mark.parametrize("quantization", sorted(ROUNDED))
+@pytest.mark.parametrize(("activations", "most"), [("int16", 2e-5), ("float32", 2e-6)])
+def test_more_digits_cost_nothing_at_all(
+    activations: str,
+    most: float,
+    quantization: str,
+    windows: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is left differs from float32 by no more than its own roundings do."""
+    some, dense = windows[::8], with_dtype(load_spec("demo"), "float32")
+    quantised = apply_quantization(dense, quantization)
+    exact = nats_per_token(with_activations(quantised, activations), some)
+    in_bytes = nats_per_token(quantised, some)
+    monkeypatch.setattr(load, "open_weights", lambda model, spec, seed: Rounded(spec, quantization))
+    rounded = nats_per_token(dense, some)
+    assert abs(exact - rounded) < most and abs(in_bytes - rounded) > 2 * most
 
 
 @pytest.mark.parametrize("quantization", sorted(ROUNDED))

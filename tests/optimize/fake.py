@@ -20,7 +20,7 @@ from ridgeline.diagnose import Ceilings, StepCost
 from ridgeline.measure.client import OnFinish
 from ridgeline.optimize.subject import Lab, Load, Subject, dues_s, margin_of
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
-from ridgeline.settings import Settings
+from ridgeline.settings import Settings, changed
 
 VOCAB = 16
 
@@ -134,7 +134,8 @@ class FakeSubject:
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
         if self._quirks.run_error is not None:
             raise self._quirks.run_error
-        rng = random.Random(f"{load.seed}/{self._settings}")
+        # By what differs from the defaults: a setting that is new to the engine draws nothing anew.
+        rng = random.Random(f"{load.seed}/{changed(self._settings)}")
         speed = self._quirks.speed * math.exp(rng.gauss(0, self._quirks.noise))
         run = simulate(self._fake.physics, self._settings, load, speed)
         self._fake.clock.now_s += run.duration_s

@@ -158,18 +158,22 @@ async def test_equals_are_never_beaten_in_the_approach() -> None:
 
 
 async def test_what_earlier_duels_scattered_narrows_the_next_ones_honestly() -> None:
-    """A climb of many duels on one ground: intervals from shared scatter still cover the truth."""
-    fake, covered, rounds = Fake(), 0, []
-    place = ground(fake, 7)
-    for seed in range(14):
-        settings = [Settings(batching="continuous", max_num_seqs=16, seed=s) for s in (0, 1 + seed)]
-        a, b = (FakeSubject(fake, each, Quirks(noise=0.03)) for each in settings)
-        found = await duel(place, Side("a", a, 30.0), Side("b", b, 30.0), max_rounds=6)
-        assert found.ratio is not None
-        covered += found.ratio.low <= 1.0 <= found.ratio.high
-        rounds.append(len(found.log_ratios))
-    assert covered >= 12
-    assert place.spread.prior.freedom == place.spread.MOST
+    """Climbs of many duels, each on its ground: intervals from shared scatter still cover the
+    truth, nine in ten of them at least (of a single climb's fourteen 79 % do now and then)."""
+    covered, rounds, num_climbs, num_duels = 0, [], 5, 14
+    for climb in range(num_climbs):
+        fake = Fake()
+        place = ground(fake, 7 + climb)
+        for seed in range(num_duels):
+            seeds = (0, 1 + seed)
+            settings = [Settings(batching="continuous", max_num_seqs=16, seed=s) for s in seeds]
+            a, b = (FakeSubject(fake, each, Quirks(noise=0.03)) for each in settings)
+            found = await duel(place, Side("a", a, 30.0), Side("b", b, 30.0), max_rounds=6)
+            assert found.ratio is not None
+            covered += found.ratio.low <= 1.0 <= found.ratio.high
+            rounds.append(len(found.log_ratios))
+        assert place.spread.prior.freedom == place.spread.MOST
+    assert covered >= 0.9 * num_climbs * num_duels, covered
     assert statistics.fmean(rounds) < 6, "none ended before its last round"
 
 
