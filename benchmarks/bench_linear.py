@@ -8,8 +8,9 @@ each of which all kinds take their turn; few rows rotate through more weights th
 holds), bytes of weights, GB/s against the measured
 read bandwidth, GOPS against the measured peak of the best exact sequence of instructions for that
 kind ("int4": bytes; "int8": bytes with VNNI, else words; "bf16", "fp32": fused multiply-adds).
-fbgemm and torch's fp32 are there for comparison. `bound` is the larger of bytes / bandwidth and
-operations / peak: what a perfect kernel would take.
+Behind a kind may stand how exactly activations meet it ("int4 int16", "int8 float32"); GOPS are
+then of all digits. fbgemm and torch's fp32 are there for comparison. `bound` is the larger of bytes
+/ bandwidth and operations / peak: what a perfect kernel would take.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import NamedTuple
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 import ridgeline._native as _native
@@ -37,7 +39,7 @@ from ridgeline.engine.kernels.native_linear import (
 )
 from ridgeline.engine.quant.int8.fbgemm import FbgemmGemm
 from ridgeline.engine.quant.packed import random_packed
-from ridgeline.spec.format import BF16, FP32, INT4, INT8, Format, dense
+from ridgeline.spec.format import BF16, DIGITS, FP32, INT4, INT8, Format, dense
 from ridgeline.spec.model import LinearSpec
 
 Product = Callable[[Tensor], Tensor]
@@ -48,14 +50,20 @@ FORMATS: dict[str, Format] = {
     "fp32": FP32,
     "torch fp32": dense("float32"),
     "fbgemm": INT8,
+    **{
+        f"{kind} {activations}": replace(stored, digits=DIGITS[activations])
+        for kind, stored in (("int4", INT4), ("int8", INT8))
+        for activations in ("int16", "float32")
+    },
 }
+WHOLE = {"int4": "int4", "int8": "int16"}
 PEAK = {
-    "int4": "int4",
-    "int8": "int16",
+    **WHOLE,
     "bf16": "bf16",
     "fp32": "float32",
     "torch fp32": "float32",
     "fbgemm": "int8",
+    **{f"{kind} {more}": of for kind, of in WHOLE.items() for more in ("int16", "float32")},
 }
 TORCH = ("torch fp32", "fbgemm")
 COLD_BYTES = 160e6  # weights that few rows rotate through: several times the largest cache
@@ -75,10 +83,13 @@ def make(kind: str, num_out: int, num_in: int) -> Product:
     if kind == "fp32":
         lines = pack_lines("fp32", torch.randn(num_out, num_in), 0)
         return NativeLinear(Packed("fp32", num_out, num_in, 0, lines))
-    spec = LinearSpec(num_out=num_out, num_in=num_in, format=FORMATS[kind])
+    format = FORMATS[kind]
+    spec = LinearSpec(num_out=num_out, num_in=num_in, format=format.stored)
     packed = random_packed(spec, torch.Generator().manual_seed(0))
     assert packed is not None
-    return NativeLinear(packed)
+    linear = NativeLinear(packed)
+    linear.digits = format.digits
+    return linear
 
 
 class Contender(NamedTuple):
@@ -135,7 +146,7 @@ def measure(
             "us": spent * 1e6,
             "bytes": num_bytes,
             "gb_s": num_bytes / spent * 1e-9,
-            "gops": 2e-9 * num_rows * num_out * num_in / spent,
+            "gops": 2e-9 * num_rows * num_out * num_in * FORMATS[kind].digits / spent,
         }
 
 
@@ -155,7 +166,7 @@ def with_bounds(
 
 def show(found: dict[str, object]) -> str:
     return (
-        f"{found['kind']:10} {found['isa']:11} {found['rows']:5} rows {found['us']:10.0f} us "
+        f"{found['kind']:12} {found['isa']:11} {found['rows']:5} rows {found['us']:10.0f} us "
         f"{found['gb_s']:6.1f} GB/s {found['of_bandwidth']:5.0%}   "
         f"{found['gops']:6.0f} GOPS {found['of_peak']:5.0%}   of bound {found['of_bound']:5.0%}"
     )

@@ -116,34 +116,120 @@ void quantise_rows(const LinearOps& ops, const float* x, int64_t x_stride, float
   for (int row = 0; row < to.num_rows; ++row) ops.quantise(x + row * x_stride, row_scale, to, row);
 }
 
+namespace {
+
+// Rows as they were quantised, in the form in which the ops multiply them by a weight.
+struct LyingRows {
+  Buffer wide, values, pairs;
+  LinearArgs args;
+
+  LyingRows(const LinearOps& ops, const PackedWeight& weight, const QuantRows& rows, int num_threads)
+      : args{weight, rows.values, rows.scales, rows.sums, nullptr, 0, rows.num_rows, 0, rows.num_rows} {
+    const int64_t elements = static_cast<int64_t>(rows.num_rows) * rows.padded_in();
+    const int threads = worthwhile_threads(elements, num_threads);
+    if (in_pairs(ops, weight, rows.num_rows)) {
+      values = buffer(elements);  // whoever handed the rows over may meet other weights with them
+      pairs = buffer(4 * static_cast<int64_t>(rows.num_rows) * rows.num_groups());
+      QuantRows from = rows;
+      from.pairs = static_cast<float*>(pairs.get());
+      int8_t* to = static_cast<int8_t*>(values.get());
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+      for (int row = 0; row < rows.num_rows; ++row) ops.pair(from, row, to);
+      args.x = to;
+      args.pairs = from.pairs;
+    }
+    if (ops.x_bytes(weight.kind) == 2) {
+      wide = buffer(2 * elements);
+      int16_t* to = static_cast<int16_t*>(wide.get());
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+      for (int row = 0; row < rows.num_rows; ++row) ops.widen(rows, row, to);
+      args.x = to;
+    }
+  }
+};
+
+constexpr int kDigitPanels = 8;  // multiplied at once
+
+// Digits of all rows.
+struct DigitRows {
+  Buffer values, scales, sums, rest;
+  QuantRows rows = {};
+  int64_t rest_stride;
+
+  DigitRows(const PackedWeight& weight, int num_rows) : rest_stride(round_up(weight.num_in, kPanel)) {
+    const int64_t all = int64_t{num_rows} * weight.digits, groups = all * weight.num_groups();
+    values = buffer(all * weight.padded_in());
+    scales = buffer(4 * groups);
+    sums = buffer(4 * groups);
+    rest = buffer(4 * num_rows * rest_stride);
+    rows.values = static_cast<int8_t*>(values.get());
+    rows.scales = static_cast<float*>(scales.get());
+    rows.sums = static_cast<int32_t*>(sums.get());
+    rows.num_rows = num_rows * weight.digits;
+    rows.num_in = weight.num_in;
+    rows.group = weight.group;
+    rows.most = most_value(weight.kind);
+  }
+  void quantise(const LinearOps& ops, int digits, const float* x, int row) {
+    float* const left = static_cast<float*>(rest.get()) + row * rest_stride;
+    for (int d = 0; d < digits; ++d, x = left) {
+      ops.quantise(x, 0.0f, rows, row * digits + d);
+      if (d + 1 < digits) ops.leave(x, rows, row * digits + d, left);
+    }
+  }
+};
+
+}  // namespace
+
 void linear_quantised(const LinearOps& ops, const PackedWeight& weight, const QuantRows& rows, float* out,
                       int64_t out_stride, int num_threads) {
-  LinearArgs args = {weight, rows.values,   rows.scales, rows.sums,    out,
-                     out_stride, rows.num_rows, 0, rows.num_rows};
-  Buffer wide, values, pairs;
-  if (in_pairs(ops, weight, rows.num_rows)) {
-    const int64_t elements = static_cast<int64_t>(rows.num_rows) * rows.padded_in();
-    values = buffer(elements);  // whoever handed the rows over may meet other weights with them
-    pairs = buffer(4 * static_cast<int64_t>(rows.num_rows) * rows.num_groups());
-    QuantRows from = rows;
-    from.pairs = static_cast<float*>(pairs.get());
-    int8_t* to = static_cast<int8_t*>(values.get());
-    const int threads = worthwhile_threads(elements, num_threads);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int row = 0; row < rows.num_rows; ++row) ops.pair(from, row, to);
-    args.x = to;
-    args.pairs = from.pairs;
+  LyingRows lying(ops, weight, rows, num_threads);
+  lying.args.out = out;
+  lying.args.out_stride = out_stride;
+  multiply_all(ops, lying.args, num_threads);
+}
+
+void multiply_digits(const LinearOps& ops, const LinearArgs& args, int first_panel, int end_panel, float* scratch) {
+  LinearArgs part = args;
+  part.weight = panels_of(args.weight, first_panel, end_panel);
+  const int digits = part.weight.digits, count = part.weight.num_out, panels = part.weight.num_panels();
+  const float* const bias = part.weight.bias;
+  part.weight.bias = nullptr;
+  part.out = scratch;
+  part.out_stride = int64_t{panels} * kPanel;
+  part.read_soon = true;
+  float* out = args.out + int64_t{first_panel} * kPanel;
+  for (int row = args.first_row; row < args.end_row; row += kDigitRows) {
+    const int end = std::min(args.end_row, row + kDigitRows);
+    part.first_row = row * digits;
+    part.end_row = end * digits;
+    ops.multiply(part, 0, panels);
+    for (int r = row; r < end; ++r, out += args.out_stride)
+      ops.join(scratch + (r - row) * digits * part.out_stride, digits, part.out_stride, bias, count, out);
   }
-  if (ops.x_bytes(weight.kind) == 2) {
-    const int64_t elements = static_cast<int64_t>(rows.num_rows) * rows.padded_in();
-    wide = buffer(2 * elements);
-    int16_t* to = static_cast<int16_t*>(wide.get());
-    const int threads = worthwhile_threads(elements, num_threads);
+}
+
+void linear_digits(const LinearOps& ops, const PackedWeight& weight, const float* x, int64_t x_stride, int num_rows,
+                   float* out, int64_t out_stride, int num_threads) {
+  DigitRows digits(weight, num_rows);
+  const int quantising = worthwhile_threads(static_cast<int64_t>(digits.rows.num_rows) * weight.num_in, num_threads);
+#pragma omp parallel for num_threads(quantising) schedule(static) if (quantising > 1)
+  for (int row = 0; row < num_rows; ++row) digits.quantise(ops, weight.digits, x + row * x_stride, row);
+  LyingRows lying(ops, weight, digits.rows, num_threads);
+  LinearArgs args = lying.args;
+  args.out = out;
+  args.out_stride = out_stride;
+  args.end_row = num_rows;
+  const int panels = weight.num_panels(), units = (panels + kDigitPanels - 1) / kDigitPanels;
+  const int threads = std::min(worthwhile_threads(weight, digits.rows.num_rows, num_threads), units);
+  const int64_t each = digit_floats(weight, num_rows, kDigitPanels);
+  Buffer scratch = buffer(4 * each * threads);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int row = 0; row < rows.num_rows; ++row) ops.widen(rows, row, to);
-    args.x = to;
-  }
-  multiply_all(ops, args, num_threads);
+  for (int t = 0; t < threads; ++t)
+    for (int unit = static_cast<int>(int64_t{units} * t / threads); unit < int64_t{units} * (t + 1) / threads; ++unit) {
+      const int first = unit * kDigitPanels;
+      multiply_digits(ops, args, first, std::min(first + kDigitPanels, panels), static_cast<float*>(scratch.get()) + each * t);
+    }
 }
 
 void linear_float(const LinearOps& ops, const PackedWeight& weight, const float* x, int64_t x_stride, int num_rows,
@@ -161,69 +247,6 @@ void linear_float(const LinearOps& ops, const PackedWeight& weight, const float*
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int row = 0; row < count; ++row) ops.arrange(weight.kind, from + row * x_stride, weight.num_in, row, count, to);
     multiply_all(ops, {weight, to, nullptr, nullptr, out + first * out_stride, out_stride, count, 0, count}, num_threads);
-  }
-}
-
-namespace {
-
-constexpr int kDigitRows = 64;  // rows whose digits are multiplied at once
-
-// Digits of rows, for weights of a group.
-struct DigitRows {
-  Buffer values, scales, sums, rest;
-  QuantRows rows = {};
-  int64_t rest_stride;
-
-  DigitRows(const PackedWeight& weight, int num_rows) : rest_stride(round_up(weight.num_in, kPanel)) {
-    const int64_t all = int64_t{num_rows} * weight.digits, groups = all * weight.num_groups();
-    values = buffer(all * weight.padded_in());
-    scales = buffer(4 * groups);
-    sums = buffer(4 * groups);
-    rest = buffer(4 * num_rows * rest_stride);
-    rows.values = static_cast<int8_t*>(values.get());
-    rows.scales = static_cast<float*>(scales.get());
-    rows.sums = static_cast<int32_t*>(sums.get());
-    rows.num_in = weight.num_in;
-    rows.group = weight.group;
-    rows.most = most_value(weight.kind);
-  }
-  // Row `row` of those of x.
-  void quantise(const LinearOps& ops, int digits, const float* x, int row) {
-    float* const left = static_cast<float*>(rest.get()) + row * rest_stride;
-    for (int d = 0; d < digits; ++d, x = left) {
-      ops.quantise(x, 0.0f, rows, row * digits + d);
-      if (d + 1 < digits) ops.leave(x, rows, row * digits + d, left);
-    }
-  }
-};
-
-}  // namespace
-
-void linear_digits(const LinearOps& ops, const PackedWeight& weight, const float* x, int64_t x_stride, int num_rows,
-                   float* out, int64_t out_stride, int num_threads) {
-  const int digits = weight.digits, most = std::min(num_rows, kDigitRows), width = weight.num_out;
-  DigitRows held(weight, most);
-  Buffer parts = buffer(int64_t{4} * most * digits * width);
-  PackedWeight plain = weight;
-  plain.digits = 1;
-  plain.bias = nullptr;
-  for (int first = 0; first < num_rows; first += kDigitRows) {
-    const int count = std::min(num_rows - first, kDigitRows);
-    held.rows.num_rows = count * digits;
-    const int threads = worthwhile_threads(static_cast<int64_t>(count) * digits * weight.num_in, num_threads);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int row = 0; row < count; ++row) held.quantise(ops, digits, x + (first + row) * x_stride, row);
-    float* const part = static_cast<float*>(parts.get());
-    linear_quantised(ops, plain, held.rows, part, width, num_threads);
-    for (int row = 0; row < count; ++row) {
-      const float* of = part + int64_t{row} * digits * width;
-      float* const to = out + (first + row) * out_stride;
-      for (int n = 0; n < width; ++n) {
-        float y = of[int64_t{digits - 1} * width + n];
-        for (int d = digits - 2; d >= 0; --d) y += of[int64_t{d} * width + n];
-        to[n] = weight.bias ? y + weight.bias[n] : y;
-      }
-    }
   }
 }
 

@@ -142,6 +142,8 @@ struct LinearOps {
   void (*quantise)(const float* x, float row_scale, const QuantRows& to, int row);
   // What row `row` as it was quantised leaves of num_in floats: see DIGITS. `rest` may be `x`.
   void (*leave)(const float* x, const QuantRows& rows, int row, float* rest);
+  // `count` results of a row whose digits', the first one's first, lie `stride` apart; bias or null.
+  void (*join)(const float* digits, int num_digits, int64_t stride, const float* bias, int count, float* out);
   int (*x_bytes)(WeightKind kind);  // bytes per element of LinearArgs::x: 1, 2 (int8 widened), 4 (floats) or 6 (their terms)
   // Row `row` of QuantRows::values, widened to the two bytes that x_bytes asked for.
   void (*widen)(const QuantRows& from, int row, int16_t* to);
@@ -172,6 +174,13 @@ void quantise_rows(const LinearOps& ops, const float* x, int64_t x_stride, float
                    int num_threads);
 void linear_quantised(const LinearOps& ops, const PackedWeight& weight, const QuantRows& rows, float* out,
                       int64_t out_stride, int num_threads);
+// Panels first .. end - 1 by rows of several digits: `args` counts rows without them, but for num_rows, which is how many lie there.
+// `scratch`: digit_floats of so many rows and panels.
+void multiply_digits(const LinearOps& ops, const LinearArgs& args, int first_panel, int end_panel, float* scratch);
+constexpr int kDigitRows = 128;  // multiplied at once
+inline int64_t digit_floats(const PackedWeight& weight, int num_rows, int num_panels) {
+  return int64_t{num_rows < kDigitRows ? num_rows : kDigitRows} * weight.digits * num_panels * kPanel;
+}
 // Of rows in several digits, quantised here.
 void linear_digits(const LinearOps& ops, const PackedWeight& weight, const float* x, int64_t x_stride, int num_rows,
                    float* out, int64_t out_stride, int num_threads);

@@ -187,52 +187,25 @@ void RowsAside::put(int first_row, int end_row) const {
   }
 }
 
-namespace {
-
-// Digits of rows first .. end - 1 by some panels, a weight of their own, put together: see DIGITS in linear.h.
-void multiply_digits(const Frame& frame, PackedWeight part, const PreparedRows& rows, int first, int end, float* out,
-                     int64_t stride) {
-  const int digits = part.digits, width = static_cast<int>(round_up(part.num_out, kPanel));
-  const float* const bias = part.bias;
-  part.bias = nullptr;
-  float* const held = own_floats(int64_t{kMostBlockRows} * digits * width);
-  for (int row = first; row < end; row += kMostBlockRows) {
-    const int count = std::min(end - row, kMostBlockRows);
-    frame.linear->multiply({part, rows.x, rows.rows.scales, rows.rows.sums, held, width, rows.rows.num_rows, row * digits,
-                             (row + count) * digits, true, rows.rows.pairs}, 0, part.num_panels());
-    for (int i = 0; i < count; ++i, out += stride) {
-      float* const last = held + (int64_t{i} * digits + digits - 1) * width;
-      for (int d = 1; d < digits; ++d) frame.row->add(last, last - d * width, part.num_out);
-      if (bias) frame.row->add(last, bias, part.num_out);
-      memcpy(out, last, sizeof(float) * static_cast<size_t>(part.num_out));
-    }
-  }
-}
-
-}  // namespace
-
 void multiply(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, int first_row, int end_row,
               float* out, int64_t chunk) {
-  if (weight.digits > 1) {
-    const int per = static_cast<int>(tiles_per_chunk(frame, weight)) * frame.linear->panels_per_tile;
-    const int first = static_cast<int>(chunk) * per, end = std::min(first + per, weight.num_panels());
-    return multiply_digits(frame, panels_of(weight, first, end), rows, first_row, end_row, out + first * kPanel, weight.num_out);
-  }
   const LinearArgs args = {weight,           rows.x,
                            rows.rows.scales, rows.rows.sums,
                            out,              weight.num_out,
                            rows.rows.num_rows, first_row, end_row, false, rows.rows.pairs};
   const int per = static_cast<int>(tiles_per_chunk(frame, weight)) * frame.linear->panels_per_tile;
-  const int first = static_cast<int>(chunk) * per;
-  frame.linear->multiply(args, first, std::min(first + per, weight.num_panels()));
+  const int first = static_cast<int>(chunk) * per, end = std::min(first + per, weight.num_panels());
+  if (weight.digits == 1) return frame.linear->multiply(args, first, end);
+  multiply_digits(*frame.linear, args, first, end, own_floats(digit_floats(weight, end_row - first_row, end - first)));
 }
 
 void multiply_block(const Frame& frame, const PackedWeight& weight, const PreparedRows& rows, int first, int end, int panel,
                     int end_panel, float* out, int stride) {
   const PackedWeight part = panels_of(weight, panel, end_panel);
-  if (part.digits > 1) return multiply_digits(frame, part, rows, first, end, out, stride);
-  frame.linear->multiply({part, rows.x, rows.rows.scales, rows.rows.sums, out, stride, rows.rows.num_rows, first, end, true,
-                           rows.rows.pairs}, 0, part.num_panels());
+  const LinearArgs args = {part, rows.x, rows.rows.scales, rows.rows.sums, out, stride, rows.rows.num_rows, first, end, true,
+                           rows.rows.pairs};
+  if (part.digits == 1) return frame.linear->multiply(args, 0, part.num_panels());
+  multiply_digits(*frame.linear, args, 0, part.num_panels(), own_floats(digit_floats(part, end - first, part.num_panels())));
 }
 
 int64_t num_chunks(const Frame& frame, const PackedWeight& weight) {
