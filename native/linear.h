@@ -39,8 +39,9 @@
 // DIGITS. Whole numbers may multiply more of a row than 8 bits of it: weights in whole numbers whose `digits` are D take each
 // row x as D rows of whole numbers, its digits, quantised one after the other: the first as above, each further one
 // what those before leave, x - value * scale (exact in float32). A digit has its own scales; two leave at most 1 / 240^2
-// of a group's largest (int8 1 / 254^2), three 1 / 240^3 = 2^-23.7, which is about what float32 itself rounds off. Row r's digits lie as rows r * D .. r * D + D - 1,
-// and its result is ((y of digit 2 + y of digit 1) + y of digit 0) + bias, each y as above.
+// of a group's largest (int8 1 / 254^2), three 1 / 240^3 = 2^-23.7, which is about what float32 itself rounds off. Row r's
+// digits lie as rows r * D .. r * D + D - 1, and its result is ((y of digit 2 + y of digit 1) + y of digit 0) + bias, each y
+// as above.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -174,7 +175,8 @@ void quantise_rows(const LinearOps& ops, const float* x, int64_t x_stride, float
                    int num_threads);
 void linear_quantised(const LinearOps& ops, const PackedWeight& weight, const QuantRows& rows, float* out,
                       int64_t out_stride, int num_threads);
-// Panels first .. end - 1 by rows of several digits: `args` counts rows without them, but for num_rows, which is how many lie there.
+// Panels first .. end - 1 by rows of several digits: `args` counts rows without them, but for num_rows, which is how many
+// lie there.
 // `scratch`: digit_floats of so many rows and panels.
 void multiply_digits(const LinearOps& ops, const LinearArgs& args, int first_panel, int end_panel, float* scratch);
 constexpr int kDigitRows = 128;  // multiplied at once

@@ -77,8 +77,8 @@ struct Frame {
   int64_t bytes() const;
 };
 
-// Rows as a weight takes them: whole numbers, of as many digits as it asks for (rows are counted without them wherever a weight is
-// handed over beside, and with them in `rows`), also widened where the ISA multiplies words; or, for weights of
+// Rows as a weight takes them: whole numbers, of as many digits as it asks for (rows are counted without them wherever a
+// weight is handed over beside, and with them in `rows`), also widened where the ISA multiplies words; or, for weights of
 // 16 or 32 bits, floats in blocks. Rows first_row .. are a piece of their own: see QuantRows for how they lie.
 struct PreparedRows {
   QuantRows rows;
