@@ -2,10 +2,11 @@
 
     python benchmarks/bench_step.py [--model dummy:llama-1b-32k] [--quantization int4]
         [--activations int8] [--kv-cache-dtype auto] [--sequences 1,8,64] [--context 128]
-        [--prompt N] [--steps 15] [--layer-backend auto] [--json FILE]
+        [--prompt N] [--steps 15] [--layer-backend auto] [--json FILE] [--html FOLDER]
 
 `ridgeline diagnose MODEL --profile` for each number in turn, on one engine; its words are
-explained in docs/performance.md. The ceilings are measured around each.
+explained in docs/performance.md. The ceilings are measured around each. `--html` draws a page for
+each number: the roofline with every operator on it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 from rich.console import Console
 
+from ridgeline.cli.diagnose_page import profile_page
 from ridgeline.cli.profile import as_built, show
 from ridgeline.diagnose.profile import Profile, judge
 from ridgeline.engine.assemble import Parts, assemble
 from ridgeline.engine.profile import ProfileOptions, profile
-from ridgeline.engine.resolve import MAX_NUM_BATCHED_TOKENS, Resolved, resolve
+from ridgeline.engine.resolve import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, Resolved, resolve
 from ridgeline.hardware.ceilings import measure_rates
 from ridgeline.settings import settings_from
 
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--layer-backend", default="auto")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--html", type=Path, default=None)
     asked = parser.parse_args()
     runs = [
         ProfileOptions(
@@ -70,7 +73,8 @@ def main() -> None:
             "kv_cache_dtype": asked.kv_cache_dtype,
             "layer_backend": asked.layer_backend,
             "num_threads": asked.threads,
-            "max_model_len": max(
+            "max_model_len": BLOCK_SIZE  # a block each to grow into while others join
+            + max(
                 max(run.prompt + 1, run.decode_tokens(MAX_NUM_BATCHED_TOKENS["cpu"]))
                 for run in runs
             ),
@@ -83,6 +87,10 @@ def main() -> None:
     for options in runs:
         found.append(measured(resolved, parts, options))
         show(found[-1], Console(highlight=False, soft_wrap=True))
+        if asked.html:
+            asked.html.mkdir(parents=True, exist_ok=True)
+            page = asked.html / f"{options.batch}-sequences.html"
+            page.write_text(profile_page(found[-1]), encoding="utf-8")
     told = [as_built(each) for each in found]
     print(json.dumps(told))
     if asked.json:

@@ -88,7 +88,12 @@ class Driver:
             runs = self.step().runs
             if len(runs) == batch and all(len(run.tokens) == 1 for run in runs):
                 return ids
-        raise CannotRun("the scheduler never ran the sequences at once", value=batch)
+        raise CannotRun(
+            "the scheduler never ran the sequences at once",
+            value=batch,
+            limit="blocks for each, and for each that runs one to grow into when another joins",
+            fix="raise --kv-cache-memory-bytes, or profile fewer or shorter sequences",
+        )
 
 
 def profile(

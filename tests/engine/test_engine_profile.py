@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.engine.assemble import Parts, assemble
 from ridgeline.engine.core.plan import Run, SampleAt, StepPlan
-from ridgeline.engine.profile import ProfileOptions, check, profile
+from ridgeline.engine.profile import Driver, ProfileOptions, check, profile
 from ridgeline.engine.resolve import Resolved, resolve
 from ridgeline.engine.stopwatch import Stopwatch, operators_timed
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
@@ -127,6 +127,16 @@ def test_the_first_still_decodes_when_the_last_prompt_is_computed() -> None:
     resolved, parts = opened(max_num_batched_tokens=16, max_model_len=longest, num_threads=1)
     _, decode = profile(parts, resolved, options)
     assert len(decode.passes[0][0].shapes) == options.batch
+
+
+def test_blocks_that_leave_nobody_room_to_grow_are_told_of() -> None:
+    """Enough for all sequences at their longest, but the last one cannot join."""
+    options = ProfileOptions(prompt=4, batch=4, context=32, passes=1)
+    longest = options.decode_tokens(512)
+    resolved, parts = opened(max_num_batched_tokens=40, max_model_len=48, num_threads=1)
+    assert resolved.num_blocks == 4 * 3 and longest <= 48
+    with pytest.raises(CannotRun, match=r"never ran the sequences at once.*one to grow into"):
+        Driver(parts, resolved.spec.vocab_size).decoding(4, 32)
 
 
 def test_what_does_not_fit_is_refused_before_the_first_step() -> None:
