@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from ridgeline.engine.core.kv_budget import GIB, BudgetAsked, kv_budget, size
 from ridgeline.engine.model import dtype
-from ridgeline.engine.resolve import resolve
-from ridgeline.errors import BadInput, DoesNotFit
+from ridgeline.engine.resolve import _formats, resolve
+from ridgeline.errors import BadInput, CannotRun, DoesNotFit
 from ridgeline.settings import Settings, settings_from
+from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import LinearSpec, ModelSpec
 from ridgeline.spec.rewrite import linears
 
@@ -65,6 +67,18 @@ def test_quantisation_rewrites_the_spec() -> None:
     assert int8.spec.layers[0].mlp.gate.format.kind == "int8"
     assert int8.spec.lm_head.format.kind == "bf16"  # as the demo's checkpoint stores it
     assert "weights" in int8.derivations["quantization"]  # which kernel, and why
+
+
+def test_activations_are_taken_as_exactly_as_is_asked_for() -> None:
+    resolved = resolve(Settings(quantization="int8", activations="int16"))
+    assert resolved.spec.layers[0].mlp.gate.format.digits == 2
+    assert resolved.spec.lm_head.format.digits == 1  # in bfloat16, which takes floats
+    assert resolved.layer_backend == "native" and resolved.values()["activations"] == "int16"
+    with pytest.raises(CannotRun, match="no weight is in whole numbers"):
+        resolve(Settings(activations="float32"))
+    with pytest.raises(CannotRun, match="on the CPU only"):
+        cuda, why = torch.device("cuda"), dict[str, str]()
+        _formats(Settings(activations="int16"), load_spec("demo"), cuda, torch.float32, why)
 
 
 def test_the_context_may_be_cut_but_not_stretched() -> None:

@@ -14,6 +14,7 @@ from ridgeline.errors import UserError
 from ridgeline.measure.distant import use_of
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.measure.steps import Peaks, utilisation
+from ridgeline.records import EngineInfo
 from tests.diagnose.faults import LOADS, Engine, run
 
 PEAKS = Peaks(flop_s=1e12, bytes_s=1e10)
@@ -61,6 +62,27 @@ def test_the_servers_warm_up_is_not_the_runs() -> None:
     text = console.export_text()
     for words in ("vllm", "50%", "100.0  ms per request", "MFU, MBU", "1 x h100-sxm"):
         assert words in text
+
+
+def test_a_server_of_ours_says_how_often_it_multiplies() -> None:
+    """Activations in two digits are two products (Format.digits); the head's stay one."""
+
+    def flops(**told: str) -> float:
+        info = EngineInfo(
+            model="demo",
+            settings={"quantization": "int8", **told},
+            derivations={},
+            max_model_len=64,
+            num_blocks=4,
+            block_size=16,
+            weight_bytes=1,
+            kv_bytes_per_token=1,
+            device="cpu",
+            compute_dtype="float32",
+        )
+        return device_of("demo", "t4", info).work([(1, 0)], 0)[0]
+
+    assert 1.9 < flops(activations="int16") / flops() < 2.0  # attention is not twice
 
 
 def test_a_device_that_nobody_knows_is_refused() -> None:

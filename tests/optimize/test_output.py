@@ -135,6 +135,7 @@ def test_the_vllm_command_has_vllms_names_and_says_what_is_missing() -> None:
         enable_prefix_caching=False,
         num_threads=2,
         kv_cache_dtype="int8",
+        activations="int16",
     )
     command = serve_command(settings)
     assert command.text == (
@@ -142,7 +143,7 @@ def test_the_vllm_command_has_vllms_names_and_says_what_is_missing() -> None:
         "--no-enable-prefix-caching --enable-chunked-prefill"
     )
     notes = " ".join(command.notes)
-    assert "quantization=int8" in notes and "kv_cache_dtype" in notes
+    assert "quantization=int8" in notes and "kv_cache_dtype" in notes and "W8A16" in notes
     narrow = serve_command(Settings(kv_cache_dtype="bfloat16"))
     assert "--kv-cache-dtype bfloat16" in narrow.text
     assert not any("kv_cache_dtype" in note for note in narrow.notes)
