@@ -50,21 +50,20 @@ FORMATS: dict[str, Format] = {
     "fp32": FP32,
     "torch fp32": dense("float32"),
     "fbgemm": INT8,
-    **{
-        f"{kind} {activations}": replace(stored, digits=DIGITS[activations])
-        for kind, stored in (("int4", INT4), ("int8", INT8))
-        for activations in ("int16", "float32")
-    },
 }
-WHOLE = {"int4": "int4", "int8": "int16"}
 PEAK = {
-    **WHOLE,
+    "int4": "int4",
+    "int8": "int16",
     "bf16": "bf16",
     "fp32": "float32",
     "torch fp32": "float32",
     "fbgemm": "int8",
-    **{f"{kind} {more}": of for kind, of in WHOLE.items() for more in ("int16", "float32")},
 }
+for _kind in ("int4", "int8"):
+    for _activations in ("int16", "float32"):
+        _name = f"{_kind} {_activations}"
+        FORMATS[_name] = replace(FORMATS[_kind], digits=DIGITS[_activations])
+        PEAK[_name] = PEAK[_kind]
 TORCH = ("torch fp32", "fbgemm")
 COLD_BYTES = 160e6  # weights that few rows rotate through: several times the largest cache
 

@@ -17,7 +17,7 @@ from typing import Any
 from ridgeline.measure.report.svg import Scale, element
 
 WIDTH, HEIGHT, MARGIN = 820, 420, 60
-COLOURS = ("#357", "#b33", "#283", "#b70", "#637", "#066", "#555")
+COLOURS = ("#357", "#b33", "#283", "#b70", "#637", "#066", "#555", "#8a5", "#39c", "#c6a")
 STYLE = "text{font:12px sans-serif;fill:#444}polyline{fill:none;stroke-width:2}"
 
 

@@ -170,13 +170,7 @@ struct DigitRows {
     rows.group = weight.group;
     rows.most = most_value(weight.kind);
   }
-  void quantise(const LinearOps& ops, int digits, const float* x, int row) {
-    float* const left = static_cast<float*>(rest.get()) + row * rest_stride;
-    for (int d = 0; d < digits; ++d, x = left) {
-      ops.quantise(x, 0.0f, rows, row * digits + d);
-      if (d + 1 < digits) ops.leave(x, rows, row * digits + d, left);
-    }
-  }
+  float* rest_of(int row) const { return static_cast<float*>(rest.get()) + row * rest_stride; }
 };
 
 }  // namespace
@@ -209,12 +203,20 @@ void multiply_digits(const LinearOps& ops, const LinearArgs& args, int first_pan
   }
 }
 
+void quantise_digits(const LinearOps& ops, const QuantRows& to, int digits, const float* x, int row, float* rest) {
+  for (int d = 0; d < digits; ++d, x = rest) {
+    ops.quantise(x, 0.0f, to, row * digits + d);
+    if (d + 1 < digits) ops.leave(x, to, row * digits + d, rest);
+  }
+}
+
 void linear_digits(const LinearOps& ops, const PackedWeight& weight, const float* x, int64_t x_stride, int num_rows,
                    float* out, int64_t out_stride, int num_threads) {
   DigitRows digits(weight, num_rows);
   const int quantising = worthwhile_threads(static_cast<int64_t>(digits.rows.num_rows) * weight.num_in, num_threads);
 #pragma omp parallel for num_threads(quantising) schedule(static) if (quantising > 1)
-  for (int row = 0; row < num_rows; ++row) digits.quantise(ops, weight.digits, x + row * x_stride, row);
+  for (int row = 0; row < num_rows; ++row)
+    quantise_digits(ops, digits.rows, weight.digits, x + row * x_stride, row, digits.rest_of(row));
   LyingRows lying(ops, weight, digits.rows, num_threads);
   LinearArgs args = lying.args;
   args.out = out;

@@ -183,6 +183,8 @@ constexpr int kDigitRows = 128;  // multiplied at once
 inline int64_t digit_floats(const PackedWeight& weight, int num_rows, int num_panels) {
   return int64_t{num_rows < kDigitRows ? num_rows : kDigitRows} * weight.digits * num_panels * kPanel;
 }
+// The digits of row `row`, each as LinearOps::quantise leaves it; `rest`: num_in floats of the caller's, unless there is one digit.
+void quantise_digits(const LinearOps& ops, const QuantRows& to, int digits, const float* x, int row, float* rest);
 // Of rows in several digits, quantised here.
 void linear_digits(const LinearOps& ops, const PackedWeight& weight, const float* x, int64_t x_stride, int num_rows,
                    float* out, int64_t out_stride, int num_threads);

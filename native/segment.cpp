@@ -154,11 +154,8 @@ void prepare(const Frame& frame, const PackedWeight& weight, const PreparedRows&
   part.sums += static_cast<int64_t>(first) * part.num_rows;
   if (part.pairs) part.pairs += static_cast<int64_t>(first) * part.num_rows;
   part.num_in = count;
-  float* const rest = weight.digits > 1 ? own_floats(count) : nullptr;
-  for (int d = 0; d < weight.digits; ++d, x = rest) {
-    const int lying = row * weight.digits + d;
-    frame.linear->quantise(x, 0.0f, part, lying);
-    if (d + 1 < weight.digits) frame.linear->leave(x, part, lying, rest);
+  quantise_digits(*frame.linear, part, weight.digits, x, row, weight.digits > 1 ? own_floats(count) : nullptr);
+  for (int lying = row * weight.digits; lying < (row + 1) * weight.digits; ++lying) {
     if (part.pairs) frame.linear->pair(part, lying, part.values);
     if (to.bytes == 2) frame.linear->widen(part, lying, static_cast<int16_t*>(to.x) + place);
   }

@@ -45,6 +45,16 @@ def test_the_shipped_ladder_starts_from_the_naive_deployment() -> None:
     assert "chunked-prefill" not in possible
 
 
+def test_activations_of_16_bits_can_be_given_up_again() -> None:
+    rungs = {row.id: row for row in shipped().rungs}
+    facts = {"quantization": "int8", "activations": "int16", "device": "cpu"}
+    assert unmet(rungs["int8-weights"], facts) and unmet(rungs["int8"], facts)
+    assert unmet(rungs["int8-activations"], facts) is None
+    [back] = candidates(rungs["int8-activations"], naive(), facts)
+    assert back.changes == {"activations": "int8"}
+    assert unmet(rungs["int8-activations"], {**facts, "activations": "int8"})
+
+
 def test_a_value_a_multiple_and_back_to_the_default() -> None:
     row = rung(
         "changes = { batching = 'continuous', max_model_len = { unset = true } }\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ from ridgeline.engine.quant.int4.quantise import quantise as quantise_int4
 from ridgeline.engine.quant.int8.quantise import quantise as quantise_int8
 from ridgeline.engine.quant.packed import take_digits
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.spec.format import DIGITS, FP32, INT4, blocks
+from ridgeline.settings import Settings
+from ridgeline.spec.format import DIGITS, INT4, blocks, dense
 from ridgeline.spec.load import load_spec
 from ridgeline.spec.model import LinearSpec
 from ridgeline.spec.operators import operator_work
@@ -161,11 +163,11 @@ def test_what_has_no_digits_is_refused() -> None:
     fixed = taking(made("int8", 32, 64), 2, "auto")
     with pytest.raises(ValueError, match="one digit's"):
         fixed(torch.randn(3, 64), row_scale=0.1)
-    spec = LinearSpec(num_out=8, num_in=40, format=FP32)
-    dense = build_linear(spec, torch.randn(8, 40), None, torch.device("cpu"), torch.float32)
-    take_digits(dense, 1)
-    with pytest.raises((CannotRun, ValueError)):
-        take_digits(dense, 2)
+    spec = LinearSpec(num_out=8, num_in=40, format=dense("float32"))
+    plain = build_linear(spec, torch.randn(8, 40), None, torch.device("cpu"), torch.float32)
+    take_digits(plain, 1)
+    with pytest.raises(CannotRun, match="by the native kernels only"):
+        take_digits(plain, 2)
 
 
 def test_a_spec_says_how_activations_are_taken_and_counts_what_is_multiplied() -> None:
@@ -185,3 +187,4 @@ def test_a_spec_says_how_activations_are_taken_and_counts_what_is_multiplied() -
     with pytest.raises(BadInput, match="unknown activations"):
         with_activations(plain, "int4")
     assert INT4.stored is INT4
+    assert set(DIGITS) == set(get_args(get_type_hints(Settings)["activations"]))
