@@ -29,11 +29,11 @@ from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.attention.native import KV_FORMATS
-from ridgeline.engine.core.plan import Run
-from ridgeline.spec.cost import kv_bytes_per_token
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import with_dtype, with_kv_dtype
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.modelspec.cost import kv_bytes_per_token
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import with_dtype, with_kv_dtype
 
 Runs = list[tuple[int, int]]
 CASES: dict[str, Runs] = {

@@ -30,9 +30,7 @@ import msgspec
 from faults import BLOCK, FAULTS, HEALTHY, Fault, Pace, Wrapped, visitor
 from raw_runs import NOT_DONE, append, read
 
-from ridgeline.cli.bench import beside_of, chat_of
-from ridgeline.cli.beside import Seen, watched
-from ridgeline.cli.diagnose import Diagnosis, judged
+from ridgeline.config.settings import settings_from
 from ridgeline.diagnose.baseline import learn
 from ridgeline.diagnose.blame import Expected
 from ridgeline.diagnose.facts import READING_GAP_S
@@ -41,7 +39,9 @@ from ridgeline.measure.bench import BenchOptions, run_bench
 from ridgeline.measure.client import OnStart
 from ridgeline.measure.inprocess import InProcessTarget
 from ridgeline.records import RunTrace, Sampling, Slo, StepStat
-from ridgeline.settings import settings_from
+from ridgeline.workflows.bench.monitors import Seen, watched
+from ridgeline.workflows.bench.run import beside_of, chat_of
+from ridgeline.workflows.diagnose.run import Diagnosis, judged
 
 LOADS = {
     "chat": "chat",

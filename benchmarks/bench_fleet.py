@@ -21,13 +21,13 @@ import time
 
 import numpy as np
 
-from ridgeline.engine.core import Limits, NoPrefixCache, Scheduler, make_policy
+from ridgeline.engine.scheduler import Limits, NoPrefixCache, Scheduler, make_policy
 from ridgeline.hardware.catalogue import find_accelerator
-from ridgeline.plan.counted_pool import CountedPool
-from ridgeline.plan.fleet import Build, FleetPlan, Request, simulate_fleet
-from ridgeline.plan.machine import replica
-from ridgeline.plan.outline import load_outline
-from ridgeline.plan.pace import Modelled
+from ridgeline.plan.model.outline import load_outline
+from ridgeline.plan.simulate.block_counter import CountedPool
+from ridgeline.plan.simulate.fleet import Build, FleetPlan, Request, simulate_fleet
+from ridgeline.plan.step_time.replica import replica
+from ridgeline.plan.step_time.simulated import Modelled
 
 ROUNDS = 5
 

@@ -33,16 +33,16 @@ import torch
 from safetensors.torch import save_file
 
 import ridgeline._native as _native
-from ridgeline.cli.quantize import Choices, command
-from ridgeline.engine.assemble import assemble
-from ridgeline.engine.model.names import LAYOUTS, locate, parts, row_sizes
-from ridgeline.engine.profile import Driver
-from ridgeline.engine.resolve import resolve
-from ridgeline.settings import settings_from
-from ridgeline.spec.cost import weight_bytes
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import linears
+from ridgeline.cli.commands.quantize import Choices, command
+from ridgeline.config.settings import settings_from
+from ridgeline.engine.build import assemble
+from ridgeline.engine.checkpoints.tensor_names import LAYOUTS, locate, parts, row_sizes
+from ridgeline.engine.config import resolve
+from ridgeline.engine.profiling.profile import Driver
+from ridgeline.modelspec.cost import weight_bytes
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import linears
 
 REFERENCE, CONTEXT, PROMPT = "int4-g128", 128, 512
 PLAIN = {"float32": None, "bf16": "bf16"}

@@ -29,22 +29,22 @@ import numpy as np
 import torch
 
 import ridgeline._native as _native
-from ridgeline.engine.assemble import assemble
-from ridgeline.engine.core.drafting import Drafts, NoDrafts, Open, Room, Verdict
-from ridgeline.engine.core.plan import Run
-from ridgeline.engine.greedy import NoGreedy
-from ridgeline.engine.profile import Driver
-from ridgeline.engine.resolve import resolve
-from ridgeline.engine.subscribers import AsyncInboxes
+from ridgeline.config.settings import settings_from
+from ridgeline.engine.build import assemble
+from ridgeline.engine.config import resolve
+from ridgeline.engine.event_delivery import AsyncInboxes
+from ridgeline.engine.execution.greedy_fast_path import NoGreedy
+from ridgeline.engine.profiling.profile import Driver
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.speculation import Drafts, NoDrafts, Open, Room, Verdict
 from ridgeline.records import Event, Sampling, Token
-from ridgeline.serve.answer import OpenAiVoice, Telling, UsageWanted
-from ridgeline.serve.asks import Asks, Job
-from ridgeline.serve.choices import Tally
-from ridgeline.serve.completions import CompletionVoice
-from ridgeline.serve.metrics import Metrics
-from ridgeline.serve.requests import CompletionRequest, read
-from ridgeline.serve.translate import Prompt
-from ridgeline.settings import settings_from
+from ridgeline.serve.generation.collect import Tally
+from ridgeline.serve.generation.request_group import Asks, Job
+from ridgeline.serve.generation.respond import OpenAiVoice, Telling, UsageWanted
+from ridgeline.serve.metrics.registry import Metrics
+from ridgeline.serve.openai.completion_stream import CompletionVoice
+from ridgeline.serve.openai.sampling_params import Prompt
+from ridgeline.serve.openai.schemas import CompletionRequest, read
 
 Row = dict[str, tuple[float, float]]
 

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.core.plan import Run
 from ridgeline.engine.kernels.native_int8 import NativeInt8
-from ridgeline.spec.load import load_spec
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.modelspec.load import load_spec
 
 Timed = Callable[[], object]
 LINEARS = ((768, 256), (2048, 2048), (8192, 2048))

@@ -39,8 +39,8 @@ from ridgeline.engine.kernels.native_linear import (
 )
 from ridgeline.engine.quant.int8.fbgemm import FbgemmGemm
 from ridgeline.engine.quant.packed import random_packed
-from ridgeline.spec.format import BF16, DIGITS, FP32, INT4, INT8, Format, dense
-from ridgeline.spec.model import LinearSpec
+from ridgeline.modelspec.format import BF16, DIGITS, FP32, INT4, INT8, Format, dense
+from ridgeline.modelspec.model import LinearSpec
 
 Product = Callable[[Tensor], Tensor]
 FORMATS: dict[str, Format] = {

@@ -25,13 +25,13 @@ from msgspec.structs import replace
 from torch import Tensor
 
 import ridgeline._native as _native
-from ridgeline.engine.forward import forward_kind
-from ridgeline.engine.forward.base import Forward
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.execution.layers import forward_kind
+from ridgeline.engine.execution.layers.base import Forward
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.model.load import load_decoder
 from ridgeline.engine.model.moe import MoeMlp
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.rewrite import apply_lm_head, apply_quantization
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.rewrite import apply_lm_head, apply_quantization
 
 BACKENDS = ("native", "torch")
 

@@ -34,9 +34,9 @@ from typing import Any, NamedTuple
 from peers import chat, environments
 
 import ridgeline._native as _native
-from ridgeline.engine.resolve import resolve
-from ridgeline.settings import settings_from
-from ridgeline.spec.cost import decode_work
+from ridgeline.config.settings import settings_from
+from ridgeline.engine.config import resolve
+from ridgeline.modelspec.cost import decode_work
 
 HERE = Path(__file__).parent
 
@@ -263,7 +263,7 @@ def needed(works: dict[str, Work]) -> list[str]:
 
 def models(python: Path, home: Path, shape: str) -> Path:
     """The folder of the weights, written where they are not yet."""
-    shapes = tomllib.loads((HERE.parent / "ridgeline/spec/shapes.toml").read_text())
+    shapes = tomllib.loads((HERE.parent / "ridgeline/modelspec/shapes.toml").read_text())
     config = {key: value for key, value in shapes[shape].items() if key != "source"}
     (home / f"{shape}.json").write_text(json.dumps(config))
     script = HERE / "peers/make_models.py"

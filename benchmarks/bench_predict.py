@@ -33,7 +33,16 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 import msgspec
 from raw_runs import NOT_DONE, append, flags, read, say
 
-from ridgeline.cli.calibrate import (
+from ridgeline.config.settings import settings_from
+from ridgeline.engine.config import resolve
+from ridgeline.hardware import system
+from ridgeline.measure.server.process import Witness
+from ridgeline.plan.model.memory import MemoryAsked, memory
+from ridgeline.plan.model.outline import load_outline
+from ridgeline.plan.step_time.calibration import Calibration, Memory
+from ridgeline.plan.step_time.fit import Facts
+from ridgeline.plan.step_time.predict import Point, predict_on
+from ridgeline.workflows.calibrate.run import (
     calibrated,
     facts,
     machine_for,
@@ -41,8 +50,8 @@ from ridgeline.cli.calibrate import (
     waiting,
     write,
 )
-from ridgeline.cli.calibrate_load import Loaded, windows
-from ridgeline.cli.calibrate_runs import (
+from ridgeline.workflows.calibrate.step_bench import Measured, Rig, rig
+from ridgeline.workflows.calibrate.step_passes import (
     Clock,
     Ran,
     Run,
@@ -52,16 +61,7 @@ from ridgeline.cli.calibrate_runs import (
     runs_of,
     settings_of,
 )
-from ridgeline.cli.rig import Measured, Rig, rig
-from ridgeline.engine.resolve import resolve
-from ridgeline.hardware import system
-from ridgeline.measure.server.process import Witness
-from ridgeline.plan.calibrate import Facts
-from ridgeline.plan.calibration import Calibration, Memory
-from ridgeline.plan.memory import MemoryAsked, memory
-from ridgeline.plan.outline import load_outline
-from ridgeline.plan.predict import Point, predict_on
-from ridgeline.settings import settings_from
+from ridgeline.workflows.calibrate.under_load import Loaded, windows
 
 CALIBRATED_WITH = runs_of(
     "dummy:qwen2.5-0.5b", "dense,int8", also=("dummy:llama-1b-32k=int4", "demo=int8")

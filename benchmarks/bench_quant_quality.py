@@ -31,17 +31,17 @@ from typing import Any
 import msgspec
 import torch
 
-from ridgeline.cli.quantize import FORMATS, WIDTHS
+from ridgeline.cli.commands.quantize import FORMATS, WIDTHS
 from ridgeline.compress.make import HOLDERS, Writer, make
 from ridgeline.compress.mixed import Mixed
 from ridgeline.compress.recipe import METHODS, NUMBERS, Recipe
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.runner import TorchRunner
-from ridgeline.engine.text import load_tokenizer
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.engine.tokenization import load_tokenizer
+from ridgeline.modelspec.format import DIGITS
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.rewrite import with_activations, with_dtype
 from ridgeline.optimize.stats import mean_interval
-from ridgeline.spec.format import DIGITS
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.rewrite import with_activations, with_dtype
 
 
 def held_out(model: str, num_windows: int, window: int, fresh: bool = False) -> list[list[int]]:

@@ -31,11 +31,11 @@ from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.repair import repair
 from ridgeline.compress.rounding import Product, round_product
 from ridgeline.compress.walk import Walk, Walks, watch_both
-from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.weights import DummyWeights, PlainWeights, Weights
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import with_dtype
+from ridgeline.engine.checkpoints.sources import DummyWeights, PlainWeights, Weights
+from ridgeline.engine.checkpoints.tensor_names import Part
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import with_dtype
 
 THREADS = 2
 

@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from ridgeline.engine.core import (
+from ridgeline.engine.scheduler import (
     BlockPool,
     Limits,
     NoPrefixCache,
@@ -23,7 +23,7 @@ from ridgeline.engine.core import (
     Scheduler,
     make_policy,
 )
-from ridgeline.engine.core.plan import Sampled, StepPlan, StepResult
+from ridgeline.engine.scheduler.plan import Sampled, StepPlan, StepResult
 from ridgeline.records import Ask, Sampling
 
 ENDLESS = 1_000_000

@@ -36,13 +36,11 @@ import numpy as np
 from raw_runs import NOT_DONE, append, flags, read, say
 from server import serving
 
-from ridgeline.cli.calibrate import machine_for
-from ridgeline.cli.calibrate_load import busy_of
-from ridgeline.cli.lab import EngineSubject, Tokenised
-from ridgeline.engine.assemble import make_scheduler
+from ridgeline.config.settings import Settings, settings_from
+from ridgeline.engine.build import make_scheduler
+from ridgeline.engine.config import resolve
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.resolve import resolve
-from ridgeline.engine.text import load_tokenizer
+from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.measure.arrivals import Closed
 from ridgeline.measure.client import LoadOptions, run_load
 from ridgeline.measure.http import HttpTarget, first_model
@@ -50,14 +48,16 @@ from ridgeline.measure.server.process import Witness
 from ridgeline.measure.summary import summarise
 from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.subject import Load, dues_s
-from ridgeline.plan.calibration import Calibration, load_calibration
-from ridgeline.plan.fleet import Build, FleetPlan, Outcome, Request, simulate_fleet
-from ridgeline.plan.fleet_result import keeps, tpot_of
-from ridgeline.plan.machine import Replica
-from ridgeline.plan.pace import Modelled, reading_s
-from ridgeline.plan.weather import Busy, Sky, is_fresh
+from ridgeline.plan.simulate.fleet import Build, FleetPlan, Outcome, Request, simulate_fleet
+from ridgeline.plan.simulate.summary import keeps, tpot_of
+from ridgeline.plan.step_time.calibration import Calibration, load_calibration
+from ridgeline.plan.step_time.interference import Busy, Sky, is_fresh
+from ridgeline.plan.step_time.replica import Replica
+from ridgeline.plan.step_time.simulated import Modelled, reading_s
 from ridgeline.records import RunTrace, Slo
-from ridgeline.settings import Settings, settings_from
+from ridgeline.workflows.calibrate.run import machine_for
+from ridgeline.workflows.calibrate.under_load import busy_of
+from ridgeline.workflows.optimize.local_lab import EngineSubject, Tokenised
 
 PLACES = 40
 CALM = 0.3  # of the CPU time asked for, that others may have had: the client, who shares it, too

@@ -40,11 +40,11 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from ridgeline import Engine, Sampling
-from ridgeline.engine.core.drafting import Drafts, Open, Room, Verdict
-from ridgeline.engine.core.plan import Run
-from ridgeline.engine.speculate.assemble import measure_drafts, measure_steps
-from ridgeline.engine.speculate.controller import Controller
-from ridgeline.engine.speculate.cost import DraftCost, StepCost
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.speculation import Drafts, Open, Room, Verdict
+from ridgeline.engine.speculate.build import measure_drafts, measure_steps
+from ridgeline.engine.speculate.depth_control.controller import Controller
+from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost
 
 Clock = Callable[[], float]
 

@@ -33,12 +33,12 @@ from bench_speculation import HEAD, Switching, compare, show
 from safetensors.torch import save_file
 
 from ridgeline import Engine, Sampling
-from ridgeline.engine.core.drafting import NoDrafts, Open
-from ridgeline.engine.speculate.acceptance import Acceptance
-from ridgeline.engine.speculate.account import Account
-from ridgeline.engine.speculate.base import Drafter, Guess, kind_of
-from ridgeline.engine.speculate.controller import Controller
-from ridgeline.engine.speculate.shadows import Shadows
+from ridgeline.engine.scheduler.speculation import NoDrafts, Open
+from ridgeline.engine.speculate.depth_control.acceptance_rate import Acceptance
+from ridgeline.engine.speculate.depth_control.controller import Controller
+from ridgeline.engine.speculate.depth_control.lookup_accuracy import Shadows
+from ridgeline.engine.speculate.depth_control.time_credit import Account
+from ridgeline.engine.speculate.drafters.base import Drafter, Guess, kind_of
 
 KIND = kind_of(8)
 
@@ -114,7 +114,7 @@ def prompts_of(batch: int, length: int, vocab: int) -> list[tuple[int, ...]]:
 
 def small_draft(shape: str, folder: Path) -> None:
     """A draft model for a dummy: a quarter of its width, four layers, weights of no meaning."""
-    shapes = Path(__file__).parent.parent / "ridgeline/spec/shapes.toml"
+    shapes = Path(__file__).parent.parent / "ridgeline/modelspec/shapes.toml"
     given = tomllib.loads(shapes.read_text())[shape.removeprefix("dummy:")]
     hidden, head = given["hidden_size"] // 4, 64
     heads, kv_heads, ffn = hidden // head, max(1, hidden // head // 4), 3 * hidden

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 from bench_speculation import CONFIGS, prompts_of, sampling_of, switched
 
 from ridgeline import Engine
-from ridgeline.engine.speculate.choose import plain_plan
-from ridgeline.engine.speculate.controller import Controller
+from ridgeline.engine.speculate.depth_control.controller import Controller
+from ridgeline.engine.speculate.depth_control.plan import plain_plan
 
 TURN = 7
 PHASES = ("plan", "run", "commit", "tell")

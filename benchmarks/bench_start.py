@@ -33,13 +33,13 @@ def write_checkpoint(shape: str, quantization: str, directory: Path) -> None:
     """A packed checkpoint of random weights, layer by layer."""
     import torch
 
-    from ridgeline.engine.model.names import Part
-    from ridgeline.engine.model.pack import write_packed
-    from ridgeline.engine.model.weights import DummyWeights
-    from ridgeline.engine.resolve import resolve
-    from ridgeline.settings import settings_from
-    from ridgeline.spec.locate import model_path
-    from ridgeline.spec.shapes import shape_config
+    from ridgeline.config.settings import settings_from
+    from ridgeline.engine.checkpoints.sources import DummyWeights
+    from ridgeline.engine.checkpoints.tensor_names import Part
+    from ridgeline.engine.checkpoints.write_packed import write_packed
+    from ridgeline.engine.config import resolve
+    from ridgeline.modelspec.locate import model_path
+    from ridgeline.modelspec.shapes import shape_config
 
     class Stored(DummyWeights):
         def get(self, part: Part) -> torch.Tensor:

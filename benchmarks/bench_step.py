@@ -20,14 +20,14 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 from rich.console import Console
 
-from ridgeline.cli.diagnose_page import profile_page
-from ridgeline.cli.profile import as_built, show
+from ridgeline.cli.render.diagnose_html import profile_page
+from ridgeline.config.settings import settings_from
 from ridgeline.diagnose.profile import Profile, judge
-from ridgeline.engine.assemble import Parts, assemble
-from ridgeline.engine.profile import ProfileOptions, profile
-from ridgeline.engine.resolve import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, Resolved, resolve
+from ridgeline.engine.build import Parts, assemble
+from ridgeline.engine.config import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, Resolved, resolve
+from ridgeline.engine.profiling.profile import ProfileOptions, profile
 from ridgeline.hardware.ceilings import measure_rates
-from ridgeline.settings import settings_from
+from ridgeline.workflows.diagnose.profile import as_built, show
 
 
 def measured(resolved: Resolved, parts: Parts, options: ProfileOptions) -> Profile:

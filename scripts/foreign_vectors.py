@@ -4,7 +4,7 @@ Runs in an environment of its own, where compressed-tensors and bitsandbytes are
 nothing of Ridgeline. Each case is `NAME/raw/SUFFIX` tensors and `NAME/truth`, what the library
 itself decodes them to.
 
-    python scripts/foreign_vectors.py tests/engine/foreign/vectors.safetensors
+    python scripts/foreign_vectors.py tests/engine/checkpoints/vectors.safetensors
 """
 
 from __future__ import annotations

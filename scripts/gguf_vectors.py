@@ -1,9 +1,9 @@
-"""Writes the frozen vectors of tests/engine/foreign/test_gguf.py: random blocks of every type that
+"""Writes the frozen vectors of tests/engine/checkpoints/test_gguf.py: random blocks of every type that
 we decode, and what gguf-py makes of them.
 
 Runs in an environment of its own, where gguf is installed.
 
-    python scripts/gguf_vectors.py tests/engine/foreign/gguf_vectors.safetensors
+    python scripts/gguf_vectors.py tests/engine/checkpoints/gguf_vectors.safetensors
 """
 
 from __future__ import annotations

@@ -89,9 +89,9 @@ def random_experts(folder: Path, family: str) -> str:
     import torch
     from safetensors.torch import save_file
 
-    from ridgeline.engine.model.names import LAYOUTS, locate, parts, row_sizes
-    from ridgeline.spec.load import load_spec
-    from ridgeline.spec.locate import model_path
+    from ridgeline.engine.checkpoints.tensor_names import LAYOUTS, locate, parts, row_sizes
+    from ridgeline.modelspec.load import load_spec
+    from ridgeline.modelspec.locate import model_path
 
     config = {
         "model_type": family,
@@ -121,7 +121,7 @@ def random_experts(folder: Path, family: str) -> str:
 
 def make(folder: Path) -> int:
     """Write every format and `expected.json`."""
-    from ridgeline.cli.quantize import Choices, command
+    from ridgeline.cli.commands.quantize import Choices, command
 
     models = {"demo": "demo"} | {
         family: random_experts(folder / f"random-{family}", family) for family in (*MOE, *WHOLE)
@@ -146,13 +146,13 @@ def _path(folder: Path, name: str) -> str:
 def _expected(model: str) -> list[dict[str, Any]]:
     import torch
 
-    from ridgeline.engine.model.load import load_decoder
-    from ridgeline.engine.runner import TorchRunner
-    from ridgeline.engine.text import load_tokenizer
-    from ridgeline.spec.format import dense
-    from ridgeline.spec.load import load_spec
-    from ridgeline.spec.model import LinearSpec
-    from ridgeline.spec.rewrite import map_linears, with_dtype
+    from ridgeline.engine.checkpoints.load import load_decoder
+    from ridgeline.engine.execution.runner import TorchRunner
+    from ridgeline.engine.tokenization import load_tokenizer
+    from ridgeline.modelspec.format import dense
+    from ridgeline.modelspec.load import load_spec
+    from ridgeline.modelspec.model import LinearSpec
+    from ridgeline.modelspec.rewrite import map_linears, with_dtype
 
     def plain(path: str, linear: LinearSpec) -> LinearSpec:
         return LinearSpec(

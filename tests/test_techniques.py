@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ridgeline.compress.recipe import METHODS
-from ridgeline.engine.core.batching import POLICIES
+from ridgeline.engine.scheduler.batching import POLICIES
+from ridgeline.modelspec.rewrite import QUANTIZATIONS
 from ridgeline.optimize.ladder import shipped
-from ridgeline.spec.rewrite import QUANTIZATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = tomllib.loads((ROOT / "ridgeline" / "techniques.toml").read_text(encoding="utf-8"))[

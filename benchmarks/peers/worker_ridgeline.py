@@ -13,11 +13,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 import talk
 import torch
 
-from ridgeline.engine.assemble import assemble
-from ridgeline.engine.resolve import resolve
-from ridgeline.engine.text.events import EventTexts
+from ridgeline.config.settings import settings_from
+from ridgeline.engine.build import assemble
+from ridgeline.engine.config import resolve
+from ridgeline.engine.tokenization.events import EventTexts
 from ridgeline.records import Ask, Sampling
-from ridgeline.settings import settings_from
 
 FOREVER = None
 

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: list[str]) -> int:
-    from ridgeline.cli.commands import app
+    from ridgeline.cli.app import app
 
     try:
         app(args, prog_name="ridgeline")

@@ -33,10 +33,10 @@ from torch import Tensor
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rtn import lattice
 from ridgeline.compress.statistics import BLOCK, Stats
+from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
+from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels.native_linear import NativeLinear
-from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.weights import PlainWeights, Weights
-from ridgeline.spec.model import AttentionSpec, LayerSpec, ModelSpec
+from ridgeline.modelspec.model import AttentionSpec, LayerSpec, ModelSpec
 
 STEPS = 10  # of AWQ's search
 COARSE = (1.0, 0.85, 0.7)  # ranges of a group that the search tries

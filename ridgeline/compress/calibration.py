@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ridgeline.compress.recipe import Recipe
-from ridgeline.engine.text import load_tokenizer
+from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput
 
 MOST_CHARACTERS = 20_000_000

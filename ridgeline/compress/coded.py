@@ -1,7 +1,7 @@
 """Weights in a layout that is no grid of whole numbers and zero-points: K-quants, NF4, FP8.
 
 `Coded` holds the very tensors that a file will hold; what they mean is what the reader of that
-layout (`ridgeline.engine.foreign`) decodes from them, so that calibration goes on with the numbers
+layout (`ridgeline.engine.checkpoints`) decodes from them, so that calibration goes on with the numbers
 that will be loaded.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.engine.foreign.base import codec_for
-from ridgeline.engine.foreign.gguf_blocks import decode_blocks
-from ridgeline.spec.foreign import Foreign
+from ridgeline.engine.checkpoints.base import codec_for
+from ridgeline.engine.checkpoints.gguf_blocks import decode_blocks
+from ridgeline.modelspec.foreign import Foreign
 
 BLOCKS = ".blocks"
 """Suffix of a GGUF tensor's blocks, uint8 [O, bytes of a row]."""

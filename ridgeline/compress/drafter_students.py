@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.quant.dense import DenseLinear
-from ridgeline.engine.speculate.eagle import EagleShape, normed
-from ridgeline.engine.speculate.target import states
+from ridgeline.engine.speculate.drafters.eagle import EagleShape, normed
+from ridgeline.engine.speculate.drafters.target_model import states
 from ridgeline.errors import CannotRun
 
 FADE = 0.8  # weight of each place against the one before

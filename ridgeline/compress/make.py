@@ -19,16 +19,16 @@ from ridgeline.compress.qat import tune
 from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.rounding import refuse_nonsense
 from ridgeline.compress.store import Store, open_folder, refuse_output
-from ridgeline.engine.model.names import Part, parts
-from ridgeline.engine.model.pack import write_packed
-from ridgeline.engine.model.weights import Weights
+from ridgeline.engine.checkpoints.sources import Weights
+from ridgeline.engine.checkpoints.tensor_names import Part, parts
+from ridgeline.engine.checkpoints.write_packed import write_packed
 from ridgeline.engine.quant.outliers import Split
 from ridgeline.errors import CannotRun
-from ridgeline.spec.format import BF16, INT8, Format, int4
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.locate import is_dummy, model_path
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import apply_formats, linears, with_dtype
+from ridgeline.modelspec.format import BF16, INT8, Format, int4
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.locate import is_dummy, model_path
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import apply_formats, linears, with_dtype
 
 HOLDERS = {
     "int": "compressed-tensors, or gguf",

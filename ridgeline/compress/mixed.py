@@ -30,12 +30,12 @@ from ridgeline.compress.progress import Progress, Tell
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rtn import round_rtn
 from ridgeline.compress.walk import Walk
+from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
+from ridgeline.engine.checkpoints.tensor_names import Part
+from ridgeline.engine.checkpoints.write_packed import layer_products
 from ridgeline.engine.model.layers import make_norm
-from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.pack import layer_products
-from ridgeline.engine.model.weights import PlainWeights, Weights
 from ridgeline.errors import BadInput
-from ridgeline.spec.model import ModelSpec
+from ridgeline.modelspec.model import ModelSpec
 
 SCALE_BITS, ZERO_BITS = 16, 8
 MOST_WINDOWS = 8

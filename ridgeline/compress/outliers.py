@@ -26,8 +26,8 @@ from ridgeline.compress.lattice import Rounded
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rtn import round_rtn
 from ridgeline.compress.statistics import ProductKey, Stats
+from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.model.dtype import is_exact
-from ridgeline.engine.model.names import Part
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.engine.quant.outliers import Split
 

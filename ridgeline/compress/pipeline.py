@@ -40,14 +40,14 @@ from ridgeline.compress.rounding import Product, round_product
 from ridgeline.compress.statistics import ProductKey, Stats
 from ridgeline.compress.store import Store
 from ridgeline.compress.walk import ATTENTION, Walk, Walks, watch_both
-from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.pack import layer_products
-from ridgeline.engine.model.safetensors_file import open_tensors
-from ridgeline.engine.model.weights import CheckpointWeights, PlainWeights, Weights
+from ridgeline.engine.checkpoints.safetensors import open_tensors
+from ridgeline.engine.checkpoints.sources import CheckpointWeights, PlainWeights, Weights
+from ridgeline.engine.checkpoints.tensor_names import Part
+from ridgeline.engine.checkpoints.write_packed import layer_products
 from ridgeline.errors import CannotRun
-from ridgeline.spec.locate import is_dummy, model_path
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import linears
+from ridgeline.modelspec.locate import is_dummy, model_path
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import linears
 
 _CHOOSERS = {"awq": choose_awq, "smoothquant": choose_smooth}
 

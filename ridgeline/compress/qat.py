@@ -42,15 +42,15 @@ from ridgeline.compress.progress import Progress, Tell
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.store import Store
 from ridgeline.engine.attention.full import FullAttention
+from ridgeline.engine.checkpoints.load import DecoderBuilder
+from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
+from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.model.layers import Joined, make_norm
-from ridgeline.engine.model.load import DecoderBuilder
-from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.rope import RopeTables
-from ridgeline.engine.model.weights import PlainWeights, Weights
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel, CannotRun
-from ridgeline.spec.model import LinearSpec, ModelSpec
+from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
 GRID_RATE, SCALE_RATE = 0.015, 3e-3  # of Adam: in steps of the grid; in logarithms of a scale
 WARM_UP = 10

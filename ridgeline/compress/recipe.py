@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ridgeline.errors import BadInput
-from ridgeline.spec.format import INT8, Format, int4
+from ridgeline.modelspec.format import INT8, Format, int4
 
 Method = Literal["rtn", "hqq", "gptq", "awq", "smoothquant", "llm-int8", "qat"]
 METHODS: tuple[Method, ...] = ("rtn", "hqq", "gptq", "awq", "smoothquant", "llm-int8", "qat")

@@ -33,8 +33,8 @@ from torch import Tensor
 
 from ridgeline.compress.statistics import Pair, ProductKey, Stats
 from ridgeline.compress.walk import Watched
-from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.weights import Weights
+from ridgeline.engine.checkpoints.sources import Weights
+from ridgeline.engine.checkpoints.tensor_names import Part
 
 Half = Sequence[tuple[Part, ProductKey]]
 """Weights of a layer's attention or of its feed-forward, each with its product."""

@@ -21,10 +21,10 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.weights import PlainWeights, Weights
+from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
+from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.errors import CannotRun
-from ridgeline.spec.model import ModelSpec
+from ridgeline.modelspec.model import ModelSpec
 
 _NORM_BEFORE = {
     "q": "attention_norm",

@@ -20,7 +20,7 @@ from ridgeline.compress.outliers import outlying, round_split
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rtn import round_clipped, round_rtn
 from ridgeline.compress.statistics import ProductKey, Stats
-from ridgeline.engine.model.names import Part
+from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.errors import BadModel
 
 

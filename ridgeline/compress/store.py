@@ -28,13 +28,13 @@ from torch import Tensor
 from ridgeline.compress.coded import Coded
 from ridgeline.compress.lattice import Rounded
 from ridgeline.compress.recipe import Recipe
+from ridgeline.engine.checkpoints.sources import Weights
+from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels.native_linear import Packed
-from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.weights import Weights
 from ridgeline.engine.quant.grid import Grid, pack, side_by_side
 from ridgeline.engine.quant.outliers import OutlierPacked, Split, pack_split
 from ridgeline.errors import BadInput
-from ridgeline.spec.model import LinearSpec, ModelSpec
+from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
 _RUN = "run.json"
 

@@ -26,13 +26,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ridgeline.compress.drafter_students import EagleStudent, MedusaStudent, Teacher
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.speculate.drafter_file import DrafterConfig, fingerprint, write_drafter
-from ridgeline.engine.speculate.eagle import EagleShape
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, fingerprint, write_drafter
+from ridgeline.engine.speculate.drafters.eagle import EagleShape
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.locate import is_dummy
-from ridgeline.spec.rewrite import with_dtype
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.locate import is_dummy
+from ridgeline.modelspec.rewrite import with_dtype
 
 Kind = Literal["medusa", "eagle"]
 WARM_UP, LEAST = 0.05, 0.02  # share of the steps; of the rate

@@ -20,16 +20,16 @@ from torch import Tensor
 
 from ridgeline.compress.statistics import Pair, ProductKey, Stats, Tap
 from ridgeline.engine.attention.full import FullAttention
-from ridgeline.engine.forward import forward_kind
+from ridgeline.engine.checkpoints.load import DecoderBuilder
+from ridgeline.engine.checkpoints.sources import Weights
+from ridgeline.engine.checkpoints.tensor_names import Part
+from ridgeline.engine.execution.layers import forward_kind
 from ridgeline.engine.model.layers import Block
-from ridgeline.engine.model.load import DecoderBuilder
-from ridgeline.engine.model.names import Part
 from ridgeline.engine.model.rope import RopeTables
-from ridgeline.engine.model.weights import Weights
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.errors import BadModel
-from ridgeline.spec.model import LinearSpec, ModelSpec
+from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
 ATTENTION = ("q", "k", "v", "o")
 LAST = (("o",), None), (("down",), None)

@@ -15,7 +15,7 @@ from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.write_safetensors import holding, refuse, write_shards
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import CannotRun
-from ridgeline.spec.model import ModelSpec
+from ridgeline.modelspec.model import ModelSpec
 
 _FOUR = {
     "load_in_4bit": True,

@@ -24,13 +24,13 @@ from torch import Tensor
 from ridgeline.compress.coded import BLOCKS
 from ridgeline.compress.make import Job, Tables, Writer
 from ridgeline.compress.recipe import Recipe
-from ridgeline.engine.foreign.gguf import name_of
-from ridgeline.engine.model.names import Part, parts
+from ridgeline.engine.checkpoints.gguf import name_of
+from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import CannotRun
-from ridgeline.spec.gguf import ARCHITECTURES, TYPES
-from ridgeline.spec.load import read_json
-from ridgeline.spec.model import MlpSpec, ModelSpec
+from ridgeline.modelspec.gguf import ARCHITECTURES, TYPES
+from ridgeline.modelspec.load import read_json
+from ridgeline.modelspec.model import MlpSpec, ModelSpec
 
 NAME = "model.gguf"
 _NUMBERS = {name: number for number, (name, _, _) in TYPES.items()}

@@ -18,16 +18,16 @@ from ridgeline.compress.coded import Coded
 from ridgeline.compress.floats import FP8_BLOCK
 from ridgeline.compress.make import HOLDERS, Job, Tables, Writer
 from ridgeline.compress.recipe import GROUPS, Recipe
-from ridgeline.engine.foreign.awq import ORDER
-from ridgeline.engine.foreign.words import pack_words
+from ridgeline.engine.checkpoints.awq import ORDER
+from ridgeline.engine.checkpoints.bit_packing import pack_words
+from ridgeline.engine.checkpoints.safetensors import INDEX, entries_of
+from ridgeline.engine.checkpoints.tensor_names import LAYOUTS, Part, locate, parts, row_sizes
+from ridgeline.engine.checkpoints.write_packed import copy_config
 from ridgeline.engine.model.dtype import DTYPES
-from ridgeline.engine.model.names import LAYOUTS, Part, locate, parts, row_sizes
-from ridgeline.engine.model.pack import copy_config
-from ridgeline.engine.model.safetensors_file import INDEX, entries_of
 from ridgeline.engine.quant.grid import Grid, side_by_side
 from ridgeline.errors import CannotRun
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import linears
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import linears
 
 Encode = Callable[[Grid], dict[str, Tensor]]
 Refuse = Callable[[ModelSpec, Recipe, Tables], None]

@@ -22,9 +22,16 @@ import msgspec
 
 from ridgeline.diagnose.roofline import Ceilings, Point
 from ridgeline.hardware.ceilings import Rates
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.operators import (
+    OperatorWork,
+    add,
+    in_words,
+    operator_work,
+    rate_of,
+    work_of,
+)
 from ridgeline.records import PhaseProfile, ProfiledPhase, StepProfile
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.operators import OperatorWork, add, in_words, operator_work, rate_of, work_of
 
 Limit = Literal["memory", "cache", "arithmetic", ""]
 HOST = "host"

@@ -27,14 +27,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ridgeline.engine.assemble import Parts, assemble
+from ridgeline.config.settings import Settings, settings_from
+from ridgeline.engine.build import Parts, assemble
 from ridgeline.engine.completion import Completion, CompletionBuilder
-from ridgeline.engine.core.gate import Gate, GateLimits
-from ridgeline.engine.loop import EngineLoop
-from ridgeline.engine.resolve import Resolved, resolve
-from ridgeline.engine.stats import StepTotals
-from ridgeline.engine.subscribers import AsyncInboxes, BlockingInbox, Errand, Inbox, Sink
+from ridgeline.engine.config import Resolved, resolve
+from ridgeline.engine.engine_thread import EngineLoop
+from ridgeline.engine.event_delivery import AsyncInboxes, BlockingInbox, Errand, Inbox, Sink
+from ridgeline.engine.profiling.step_stats import StepTotals
+from ridgeline.engine.scheduler.queue_limits import Gate, GateLimits
 from ridgeline.engine.validate import check_sampling, check_tokens
+from ridgeline.modelspec.cost import cost_model, kv_bytes_per_token
 from ridgeline.records import (
     Ask,
     EngineInfo,
@@ -45,8 +47,6 @@ from ridgeline.records import (
     Slo,
     StepStat,
 )
-from ridgeline.settings import Settings, settings_from
-from ridgeline.spec.cost import cost_model, kv_bytes_per_token
 
 STALL_S = 120.0
 """Work that has been due for so long without one step done: the engine hangs."""
@@ -83,7 +83,7 @@ class Engine:
 
     @staticmethod
     def open(model: str = "demo", **settings: Any) -> Engine:
-        """Load `model` with settings by name (`ridgeline.settings.Settings`)."""
+        """Load `model` with settings by name (`ridgeline.config.settings.Settings`)."""
         return Engine.from_settings(settings_from({"model": model, **settings}))
 
     @staticmethod

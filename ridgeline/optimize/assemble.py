@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 import ridgeline
+from ridgeline.config.settings import Settings, changed
 from ridgeline.diagnose import (
     Finding,
     Point,
@@ -43,7 +44,6 @@ from ridgeline.optimize.result import (
 from ridgeline.optimize.stats import WORTHWHILE, Interval, judge
 from ridgeline.optimize.subject import Lab, NextSteps
 from ridgeline.records import EngineInfo, RunTrace, Slo, StepStat
-from ridgeline.settings import Settings, changed
 
 
 class Evidence:

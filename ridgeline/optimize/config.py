@@ -10,9 +10,9 @@ import json
 
 import msgspec
 
+from ridgeline.config.settings import NAIVE, Settings, changed, settings_from
 from ridgeline.optimize import words
 from ridgeline.optimize.result import LadderResult
-from ridgeline.settings import NAIVE, Settings, changed, settings_from
 
 
 def final_settings(result: LadderResult) -> Settings:

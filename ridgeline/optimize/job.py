@@ -6,11 +6,11 @@ from contextlib import ExitStack
 
 import msgspec
 
+from ridgeline.config.settings import Settings
 from ridgeline.optimize.cost import Price
 from ridgeline.optimize.objective import Objective, Reading
 from ridgeline.optimize.subject import Subject
 from ridgeline.records import Slo
-from ridgeline.settings import Settings
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from ridgeline.config.settings import Settings, settings_from
 from ridgeline.diagnose.conditions import Condition, Facts, parse
 from ridgeline.errors import BadInput
-from ridgeline.settings import Settings, settings_from
 
 MAKE = "make"  # beside settings: how the weights are made
 Honesty = Literal["exact", "lossy"]

@@ -21,6 +21,7 @@ from contextlib import ExitStack
 
 import msgspec
 
+from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput, RidgelineError
 from ridgeline.measure.search import GoodputResult
 from ridgeline.optimize.assemble import (
@@ -43,7 +44,6 @@ from ridgeline.optimize.ranking import Ranking
 from ridgeline.optimize.result import Ended, LadderResult, Trial
 from ridgeline.optimize.subject import Lab, Subject
 from ridgeline.records import StepStat
-from ridgeline.settings import Settings, settings_from
 
 SEARCH_PROBES = 8
 LOWER_STARTS = 3

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ridgeline.config.settings import Settings
 from ridgeline.errors import UserError
 from ridgeline.optimize.ladder import Candidate, Rung, Weights
 from ridgeline.optimize.objective import Objective, Reading, read
@@ -25,7 +26,6 @@ from ridgeline.optimize.result import Prediction
 from ridgeline.optimize.stats import LEAST_GAIN
 from ridgeline.optimize.subject import Load, Oracle
 from ridgeline.records import Slo, StepStat
-from ridgeline.settings import Settings
 
 FIRST_ERROR = 0.20  # standard error of log(measured / predicted) before anything is known
 LEAST_ERROR = 0.05

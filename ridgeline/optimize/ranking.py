@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
+from ridgeline.config.settings import Settings
 from ridgeline.optimize.assemble import facts_for
 from ridgeline.optimize.budget import Budget
 from ridgeline.optimize.job import Contender, Job
@@ -17,7 +18,6 @@ from ridgeline.optimize.ladder import Candidate, Ladder, Rung, candidates, unmet
 from ridgeline.optimize.predict import Forecast, Predictor
 from ridgeline.optimize.result import NotTried, Trial
 from ridgeline.optimize.subject import Lab
-from ridgeline.settings import Settings
 
 RANKING_SHARE = 0.03  # of the budget, for one ranking; a trial must still fit behind it
 Tried = Set[tuple[Settings, str | None]]

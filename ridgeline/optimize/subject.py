@@ -2,7 +2,7 @@
 
 The loop knows no engine. `Subject` is one configuration being served; `Lab` opens them and holds
 what the spec, the probe and the simulator know. The command line builds a Lab around the real
-engine (`ridgeline.cli.optimize`); a test builds one on a virtual clock.
+engine (`ridgeline.cli.commands.optimize`); a test builds one on a virtual clock.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from ridgeline.config.settings import NAIVE, Settings
 from ridgeline.diagnose import Ceilings, WorkOf
 from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import CannotRun
@@ -23,7 +24,6 @@ from ridgeline.measure.client import LoadOptions, OnFinish
 from ridgeline.optimize.quality.tasks import Task
 from ridgeline.optimize.quality.text import Array
 from ridgeline.records import EngineInfo, RunTrace, StepStat
-from ridgeline.settings import NAIVE, Settings
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """The same settings as a `vllm serve` command line, and what has no equivalent there.
 
-The names agree by construction (`ridgeline.settings` follows vLLM). What differs is said, not
+The names agree by construction (`ridgeline.config.settings` follows vLLM). What differs is said, not
 dropped: a flag that would be silently ignored is worse than a note.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ridgeline.settings import Settings
+from ridgeline.config.settings import Settings
 
 _VALUE_FLAGS = (
     "max_model_len",

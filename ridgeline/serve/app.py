@@ -11,12 +11,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.serve import errors
-from ridgeline.serve.api import embeddings, messages, openai, operations, responses, text
-from ridgeline.serve.contract import ServedEngine
-from ridgeline.serve.direct import EXPECTED, Direct, Handlers
-from ridgeline.serve.engine_metrics import Peaks
-from ridgeline.serve.options import ServerOptions, names_of
-from ridgeline.serve.safety.guard import OPEN_PATHS, Door, Guard
+from ridgeline.serve.anthropic import messages
+from ridgeline.serve.auth.middleware import OPEN_PATHS, Door, Guard
+from ridgeline.serve.config import ServerOptions, names_of
+from ridgeline.serve.engine_protocol import ServedEngine
+from ridgeline.serve.http.fast_router import EXPECTED, Direct, Handlers
+from ridgeline.serve.metrics.engine_collector import Peaks
+from ridgeline.serve.openai import embeddings, responses
+from ridgeline.serve.openai import routes as openai
+from ridgeline.serve.routes import operations, tokenize
 from ridgeline.serve.service import Service, name_of
 from ridgeline.serve.web.page import add_page
 
@@ -29,8 +32,8 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/responses", responses.create),
     ("POST", "/v1/messages", messages.create),
     ("POST", "/v1/messages/count_tokens", messages.count),
-    ("POST", "/tokenize", text.tokenize),
-    ("POST", "/detokenize", text.detokenize),
+    ("POST", "/tokenize", tokenize.tokenize),
+    ("POST", "/detokenize", tokenize.detokenize),
     ("GET", "/v1/models", openai.models),
     ("GET", "/v1/models/{name:path}", openai.model),
     ("GET", "/health", operations.health),

@@ -13,20 +13,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.records import Sampling, Slo
-from ridgeline.serve.answer import answer_headers, request_id_of
-from ridgeline.serve.asks import Asks, Job, Terms, free
-from ridgeline.serve.contract import ServedEngine
-from ridgeline.serve.engine_metrics import Peaks
+from ridgeline.serve.auth.keys import load_keys
+from ridgeline.serve.auth.middleware import caller_of
+from ridgeline.serve.auth.rate_limit import Account, Accounts
+from ridgeline.serve.config import Caps, ServerOptions
+from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.errors import ApiError
+from ridgeline.serve.generation.request_group import Asks, Job, Terms, free
+from ridgeline.serve.generation.respond import answer_headers, request_id_of
+from ridgeline.serve.http.drain import Drain
+from ridgeline.serve.http.sse import encode, read_body
 from ridgeline.serve.ids import fresh_id
-from ridgeline.serve.lifecycle import Drain
-from ridgeline.serve.metrics import Metrics
-from ridgeline.serve.options import Caps, ServerOptions
-from ridgeline.serve.safety.buckets import Account, Accounts
-from ridgeline.serve.safety.guard import caller_of
-from ridgeline.serve.safety.keys import load_keys
-from ridgeline.serve.translate import Prompt, check_cap
-from ridgeline.serve.wire import encode, read_body
+from ridgeline.serve.metrics.engine_collector import Peaks
+from ridgeline.serve.metrics.registry import Metrics
+from ridgeline.serve.openai.sampling_params import Prompt, check_cap
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):

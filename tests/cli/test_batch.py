@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.serve.batches.offline import errors_of, store_of
-from ridgeline.serve.batches.store import Store
-from tests.serve.batches.helpers import jsonl, request
+from ridgeline.serve.batch.offline_runner import errors_of, store_of
+from ridgeline.serve.batch.store import Store
+from tests.serve.batch.helpers import jsonl, request
 
 TINY = ["--kv-cache-memory-bytes", "32MiB", "--max-num-seqs", "4"]
 SMALL = [*TINY, "--served-model-name", "fake"]  # what the lines of the helpers call the model
@@ -158,7 +158,7 @@ def test_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_another_inputs_store_is_not_taken_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.serve.batches.helpers import created
+    from tests.serve.batch.helpers import created
 
     file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     file.write_bytes(jsonl(request("a")))

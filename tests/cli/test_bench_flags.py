@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ridgeline.cli.bench_flags import ROWS
 from ridgeline.cli.main import _with_whole_promises, main
+from ridgeline.cli.params.load import ROWS
 from ridgeline.measure.bench import BenchOptions
 
 

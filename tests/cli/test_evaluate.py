@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ridgeline.cli.evaluate import Extent, evaluate
-from ridgeline.cli.evaluate_table import show
-from ridgeline.cli.panel import Panel, refusal
+from ridgeline.cli.render.evaluate import show
+from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
-from ridgeline.settings import Settings
+from ridgeline.workflows.evaluate.run import Extent, evaluate
+from ridgeline.workflows.evaluate.verdict import Panel, refusal
 
 
 @pytest.fixture(scope="module")

@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 
 import ridgeline
-from ridgeline.cli import topics
-from ridgeline.cli.before import Bounds, facts_before
-from ridgeline.cli.explain import Asked, facts_of, known_of
 from ridgeline.cli.main import main
-from ridgeline.cli.topics import metric, technique
+from ridgeline.config.settings import Settings
 from ridgeline.diagnose import Ceilings
 from ridgeline.diagnose.blame import LOSSES
 from ridgeline.diagnose.conditions import parse
 from ridgeline.diagnose.decisions import shipped_decisions, walk
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import LoadRequest
+from ridgeline.modelspec.cost import cost_model
+from ridgeline.modelspec.load import load_spec
 from ridgeline.records import Slo
-from ridgeline.settings import Settings
-from ridgeline.spec.cost import cost_model
-from ridgeline.spec.load import load_spec
+from ridgeline.workflows.explain import topics
+from ridgeline.workflows.explain.run import Asked, facts_of, known_of
+from ridgeline.workflows.explain.static_bounds import Bounds, facts_before
+from ridgeline.workflows.explain.topics import metric, technique
 
 SUBJECTS = [
     (kind, id)

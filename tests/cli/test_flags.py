@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ridgeline.cli import commands
-from ridgeline.cli.flags import HELP, EngineFlags, takes_engine_flags
+from ridgeline.cli import app as commands
 from ridgeline.cli.main import main
-from ridgeline.cli.quantities import count_of, duration_of, size_of
+from ridgeline.cli.params.engine import HELP, EngineFlags, takes_engine_flags
+from ridgeline.cli.params.units import count_of, duration_of, size_of
+from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
-from ridgeline.settings import Settings
 
 
 def test_every_setting_has_a_flag_with_help() -> None:

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.evaluate_table import show
-from ridgeline.cli.harness import (
+from ridgeline.cli.render.evaluate import show
+from ridgeline.config.settings import Settings
+from ridgeline.engine.engine import Engine
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.optimize.quality import Quality
+from ridgeline.optimize.quality.thresholds import check_max
+from ridgeline.optimize.stats import Interval
+from ridgeline.workflows.evaluate.lm_eval import (
     Harness,
     ask,
     compare,
@@ -17,13 +23,7 @@ from ridgeline.cli.harness import (
     read_samples,
     tokenizer_folder,
 )
-from ridgeline.cli.panel import Panel, with_harness
-from ridgeline.engine.engine import Engine
-from ridgeline.errors import BadInput, CannotRun
-from ridgeline.optimize.quality import Quality
-from ridgeline.optimize.quality.thresholds import check_max
-from ridgeline.optimize.stats import Interval
-from ridgeline.settings import Settings
+from ridgeline.workflows.evaluate.verdict import Panel, with_harness
 
 STAND_IN = """
 import json, sys, urllib.request

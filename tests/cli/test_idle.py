@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.cli.idle import IDLE_BESIDE, NEEDS
 from ridgeline.cli.main import main
+from ridgeline.cli.validate.unused_options import IDLE_BESIDE, NEEDS
 from tests.cli.whole import NEEDED, SHAPE, options, refused
 
 VALUES = {"workload": "chat", "weight_dtype": "int8", "kv_dtype": "int8", "input": "points.jsonl",

@@ -9,8 +9,8 @@ import re
 import numpy as np
 import pytest
 
-from ridgeline.cli.json_line import json_line
 from ridgeline.cli.main import main
+from ridgeline.cli.render.json_line import json_line
 from tests.cli.whole import SHAPE
 from tests.house.code import ROOT
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import typer
 
-from ridgeline.cli import commands
+from ridgeline.cli import app as commands
 from ridgeline.cli.main import main
 from ridgeline.errors import BadInput, EngineUnavailable
 

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
-from ridgeline.cli.lab import Tokenised
-from ridgeline.cli.making import maker
 from ridgeline.compress import pipeline
-from ridgeline.engine.text import load_tokenizer
+from ridgeline.config.settings import Settings
+from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.workload import parse_workload
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.locate import model_path
 from ridgeline.optimize.subject import Make
-from ridgeline.settings import Settings
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.locate import model_path
+from ridgeline.workflows.optimize.local_lab import Tokenised
+from ridgeline.workflows.optimize.quantized_candidates import maker
 
 INT4 = Settings(model="demo", quantization="int4", max_num_seqs=4)
 

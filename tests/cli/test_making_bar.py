@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.making_bar import Drawn, bar_on, telling
+from ridgeline.cli.render.quantize_progress import Drawn, bar_on, telling
 from ridgeline.compress.progress import Progress
 
 

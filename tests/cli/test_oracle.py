@@ -9,22 +9,22 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from ridgeline.cli.oracle import PRIOR_PER_RUN, Costs, SimulatedEngine
-from ridgeline.engine.core.admission import Limits
-from ridgeline.engine.core.batching import make_policy
-from ridgeline.engine.core.blocks import BlockPool
-from ridgeline.engine.core.prefix import NoPrefixCache
-from ridgeline.engine.core.scheduler import Scheduler
+from ridgeline.config.settings import Settings, Speculative
+from ridgeline.engine.scheduler.admission import Limits
+from ridgeline.engine.scheduler.batching import make_policy
+from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.prefix_cache import NoPrefixCache
+from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import CannotRun
 from ridgeline.measure.metrics import tpot_s
 from ridgeline.measure.workload import LoadRequest
+from ridgeline.modelspec.cost import cost_model
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.rewrite import apply_quantization
 from ridgeline.optimize.subject import Load
-from ridgeline.plan.step_time import Roof
+from ridgeline.plan.step_time.fitted import Roof
 from ridgeline.records import StepStat
-from ridgeline.settings import Settings, Speculative
-from ridgeline.spec.cost import cost_model
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.rewrite import apply_quantization
+from ridgeline.workflows.optimize.simulator import PRIOR_PER_RUN, Costs, SimulatedEngine
 
 SPEC = load_spec("demo")
 ROOF = Roof(bandwidth_bytes_s=20e9, peak_flop_s=100e9)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.cli.outputs import FILES, FOLDERS
+from ridgeline.cli.validate.output_paths import FILES, FOLDERS
 from tests.cli.whole import NEEDED, SHAPE, options, refused
 
 READ = {

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.cli.oracle import SimulatedEngine
-from ridgeline.cli.priced import Prices, require_known
+from ridgeline.config.settings import Settings
 from ridgeline.errors import CannotRun
-from ridgeline.plan.calibrate import Facts, blank
-from ridgeline.plan.calibration import Calibration, Linear, Memory
+from ridgeline.plan.step_time.calibration import Calibration, Linear, Memory
+from ridgeline.plan.step_time.fit import Facts, blank
 from ridgeline.records import StepStat
-from ridgeline.settings import Settings
+from ridgeline.workflows.optimize.calibrated_step_times import Prices, require_known
+from ridgeline.workflows.optimize.simulator import SimulatedEngine
 
 PLAIN = Settings(model="demo")
 INT8 = Settings(model="demo", quantization="int8")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ridgeline.cli.commands import app
+from ridgeline.cli.app import app
 from ridgeline.hardware.ceilings import Rates
 
 RATES = Rates(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.quantize import Choices, command, recipe_for
-from ridgeline.engine.resolve import resolve
+from ridgeline.cli.commands.quantize import Choices, command, recipe_for
+from ridgeline.config.settings import Settings
+from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.settings import Settings
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.rewrite import linears
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.rewrite import linears
 
 
 def test_the_demo_is_written_and_opens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

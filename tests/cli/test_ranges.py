@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ridgeline.cli.flags import HELP
-from ridgeline.cli.ranges import RANGES, Range, range_of
+from ridgeline.cli.params.engine import HELP
+from ridgeline.cli.validate.ranges import RANGES, Range, range_of
 from tests.cli.whole import NEEDED, NOBODY, SHAPE, options, refused
 
 

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from rich.console import Console
 
+from ridgeline.cli.commands.top import Trends, figures, quantile, read_page
 from ridgeline.cli.main import main
-from ridgeline.cli.top import Trends, figures, quantile, read_page
-from ridgeline.cli.top_table import NUM_SHOWN, Served, Shown, spark, table
+from ridgeline.cli.render.top import NUM_SHOWN, Served, Shown, spark, table
 from tests.serve.conftest import engine, served  # noqa: F401  # fixtures
 from tests.serve.fake_engine import ANSWER
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 import typer
 
-from ridgeline.cli.commands import app
-from ridgeline.cli.flags import bare
+from ridgeline.cli.app import app
 from ridgeline.cli.main import main
+from ridgeline.cli.params.engine import bare
 
 SHAPE = ["llama-3.1-8b", "--device", "h100-sxm"]
 NOBODY = ["--url", "http://127.0.0.1:9"]

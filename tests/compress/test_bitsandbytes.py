@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ridgeline.cli.quantize import Choices, command
-from ridgeline.engine.model.load import load_decoder
+from ridgeline.cli.commands.quantize import Choices, command
+from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.quant.outlier_rows import OutlierRowsLinear
 from ridgeline.errors import BadModel, CannotRun
-from ridgeline.spec.foreign import foreign_of
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.rewrite import linears
+from ridgeline.modelspec.foreign import foreign_of
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.rewrite import linears
 from tests.compress.test_make import dense, kl, logits, logprobs, with_outliers
 from tests.compress.test_make import windows as windows
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.cli.quantize import Choices, command
+from ridgeline.cli.commands.quantize import Choices, command
 from ridgeline.compress.coded import BLOCKS, Coded
 from ridgeline.compress.floats import code_fp8, code_nf4
 from ridgeline.compress.gptq import Factor, factor_of, round_gptq
@@ -15,15 +15,15 @@ from ridgeline.compress.k_quants import k_lattice
 from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.rtn import round_rtn
 from ridgeline.compress.statistics import Stats
-from ridgeline.engine.foreign import ForeignWeights, foreign_in
-from ridgeline.engine.foreign.gguf import GgufWeights
-from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.weights import CheckpointWeights
+from ridgeline.engine.checkpoints import ForeignWeights, foreign_in
+from ridgeline.engine.checkpoints.gguf import GgufWeights
+from ridgeline.engine.checkpoints.sources import CheckpointWeights
+from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.spec.gguf import read_gguf
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.locate import model_path
-from ridgeline.spec.rewrite import with_dtype
+from ridgeline.modelspec.gguf import read_gguf
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.rewrite import with_dtype
 
 SIZES = {"q": (256, 256), "v": (128, 256), "down": (256, 704), "gate": (704, 256)}
 

@@ -17,17 +17,17 @@ from ridgeline.compress.pipeline import quantise_layers, source_of
 from ridgeline.compress.progress import Progress
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rotate import Rotated, rotated_spec
-from ridgeline.engine.model import load
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.weights import CheckpointWeights, DummyWeights, Weights
-from ridgeline.engine.runner import TorchRunner
-from ridgeline.engine.text import load_tokenizer
+from ridgeline.engine.checkpoints import load
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights, Weights
+from ridgeline.engine.checkpoints.tensor_names import Part
+from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, BadModel, CannotRun
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.locate import model_path
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import apply_quantization, with_dtype
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import apply_quantization, with_dtype
 
 SMALL = {"num_windows": 10, "window_tokens": 128}
 

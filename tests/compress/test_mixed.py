@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.cli.quantize import Choices, command
-from ridgeline.cli.step_budget import READ_SHARE, step_budget
+from ridgeline.cli.commands.quantize import Choices, command
 from ridgeline.compress.mixed import Mixed, Variant, cost, measure, num_weights, spend
 from ridgeline.compress.recipe import Recipe
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.model.weights import CheckpointWeights
-from ridgeline.engine.runner import TorchRunner
-from ridgeline.engine.text import load_tokenizer
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.checkpoints.sources import CheckpointWeights
+from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, BadModel, CannotRun
 from ridgeline.hardware.measure import Measured
-from ridgeline.spec.foreign import foreign_of
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.locate import model_path
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import apply_quantization, linears, with_dtype
+from ridgeline.modelspec.foreign import foreign_of
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import apply_quantization, linears, with_dtype
+from ridgeline.workflows.planning.step_budget import READ_SHARE, step_budget
 
 SITES = {(0, ("o",)): 1000, (0, ("down",)): 3000, (1, ("o",)): 1000}
 

@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.cli.quantize import Choices, recipe_for
+from ridgeline.cli.commands.quantize import Choices, recipe_for
 from ridgeline.compress.make import RIDGELINE, Tables, make
 from ridgeline.compress.outliers import outlying, round_split
 from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.statistics import Stats
 from ridgeline.compress.write_gguf import GGUF
 from ridgeline.compress.write_safetensors import COMPRESSED
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.model.self_check import check_layers
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.checkpoints.self_check import check_layers
 from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.int8.reference import ReferenceGemm
 from ridgeline.engine.quant.outliers import OutlierLinear, Split, pack_split
 from ridgeline.engine.quant.ready import linear_of
 from ridgeline.errors import BadInput, BadModel, CannotRun
-from ridgeline.spec.cost import resident_weight_bytes
-from ridgeline.spec.format import Format
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.model import LinearSpec
-from ridgeline.spec.rewrite import apply_quantization, linears
+from ridgeline.modelspec.cost import resident_weight_bytes
+from ridgeline.modelspec.format import Format
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.model import LinearSpec
+from ridgeline.modelspec.rewrite import apply_quantization, linears
 from tests.compress.test_make import SMALL, dense, kl, logprobs, with_outliers
 from tests.compress.test_make import windows as windows
 

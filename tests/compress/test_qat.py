@@ -16,14 +16,14 @@ from ridgeline.compress.progress import Progress
 from ridgeline.compress.qat import Latent, Model, tune
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rtn import round_rtn
-from ridgeline.engine.model.load import DecoderBuilder
-from ridgeline.engine.model.names import Part
+from ridgeline.engine.checkpoints.load import DecoderBuilder
+from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.quant.grid import Grid
-from ridgeline.engine.text import load_tokenizer
+from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.locate import model_path
-from ridgeline.spec.rewrite import with_dtype
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.rewrite import with_dtype
 
 QUICK = Recipe(method="qat", bits=3, num_windows=6, window_tokens=64, steps=50)
 

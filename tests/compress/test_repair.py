@@ -13,8 +13,8 @@ from ridgeline.compress.repair import best_share, repair, steps_to
 from ridgeline.compress.rtn import lattice
 from ridgeline.compress.statistics import Pair, Stats
 from ridgeline.compress.walk import Watched
+from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels.ranges import choose_ranges
-from ridgeline.engine.model.names import Part
 from ridgeline.engine.quant.dense import DenseLinear
 
 

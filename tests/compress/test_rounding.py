@@ -13,7 +13,7 @@ from ridgeline.compress.statistics import Stats
 from ridgeline.engine.kernels.native_linear import NativeLinear
 from ridgeline.engine.quant.grid import Grid, in_order, pack, refusal
 from ridgeline.errors import BadInput
-from ridgeline.spec.format import blocks, format_for
+from ridgeline.modelspec.format import blocks, format_for
 
 
 def by_gptq(weight_OI: torch.Tensor, stats: Stats, recipe: Recipe) -> Grid:

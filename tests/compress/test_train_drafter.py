@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from ridgeline.compress.drafter_students import Teacher, accepted, seen
 from ridgeline.compress.train_drafter import Progress, Recipe, teacher_of, train, windows
-from ridgeline.engine.speculate.drafter_file import CONFIG
+from ridgeline.engine.speculate.drafters.checkpoint import CONFIG
 from ridgeline.errors import BadInput, CannotRun
 
 TEXT = [(i * 7 + (i // 5) % 11) % 50 + 40 for i in range(32 * 40)]

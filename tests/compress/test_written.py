@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ridgeline.cli.quantize import Choices, command
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.runner import TorchRunner
+from ridgeline.cli.commands.quantize import Choices, command
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.errors import BadModel, CannotRun
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import linears, with_dtype
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import linears, with_dtype
 
 IDS = [(37 * i) % 4000 for i in range(48)]
 

@@ -21,9 +21,9 @@ from ridgeline.engine.attention import BACKENDS, attention_kind, build_attention
 from ridgeline.engine.attention.base import Site
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
-from ridgeline.engine.core.plan import Run
-from ridgeline.spec.format import dense
-from ridgeline.spec.model import (
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.modelspec.format import dense
+from ridgeline.modelspec.model import (
     AttentionSpec,
     LayerSpec,
     LinearSpec,

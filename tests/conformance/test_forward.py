@@ -13,16 +13,16 @@ import ridgeline._native as _native
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
-from ridgeline.engine.core.plan import Run
-from ridgeline.engine.forward import choose
-from ridgeline.engine.forward.native import NativeForward
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.execution.layers import choose
+from ridgeline.engine.execution.layers.native import NativeForward
 from ridgeline.engine.kernels.native_linear import ISA_VARIABLE
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.model.load import load_decoder
+from ridgeline.engine.scheduler.plan import Run
 from ridgeline.errors import CannotRun
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import (
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import (
     apply_quantization,
     with_activations,
     with_dtype,

@@ -12,18 +12,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ridgeline.engine.model import load
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.weights import CheckpointWeights
+from ridgeline.engine.checkpoints import load
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.checkpoints.sources import CheckpointWeights
+from ridgeline.engine.checkpoints.tensor_names import Part
+from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.quant.int4.quantise import quantise as quantise_int4
 from ridgeline.engine.quant.int8.quantise import quantise as quantise_int8
-from ridgeline.engine.runner import TorchRunner
-from ridgeline.engine.text import load_tokenizer
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.locate import model_path
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import apply_quantization, with_activations, with_dtype
+from ridgeline.engine.tokenization import load_tokenizer
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import apply_quantization, with_activations, with_dtype
 
 GROUP_SIZE = 128  # of INT4, the format that --quantization int4 chooses
 QUANTISED = {"q", "k", "v", "o", "gate", "up", "down"}

@@ -10,8 +10,8 @@ import torch
 from ridgeline.engine.quant import KINDS, build_linear
 from ridgeline.engine.quant.base import Linear
 from ridgeline.errors import CannotRun
-from ridgeline.spec.format import BF16, FP32, INT4, INT8, Format, blocks, dense, int4
-from ridgeline.spec.model import LinearSpec
+from ridgeline.modelspec.format import BF16, FP32, INT4, INT8, Format, blocks, dense, int4
+from ridgeline.modelspec.model import LinearSpec
 
 CPU = torch.device("cpu")
 SIZES = [(1, 1), (5, 7), (64, 48), (130, 257)]

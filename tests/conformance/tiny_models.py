@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.core.plan import Run, SampleAt, StepPlan
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.runner import TorchRunner
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.engine.scheduler.plan import Run, SampleAt, StepPlan
+from ridgeline.modelspec.load import load_spec
 from ridgeline.records import Sampling, TokenLogprobs
-from ridgeline.spec.load import load_spec
 
 VOCAB = 67
 BASE: dict[str, Any] = {

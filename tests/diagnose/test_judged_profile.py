@@ -8,10 +8,10 @@ from ridgeline.diagnose import Ceilings, Point
 from ridgeline.diagnose.chart import MARGIN, WIDTH, roofline_text
 from ridgeline.diagnose.profile import judge, middle, table
 from ridgeline.hardware.ceilings import Rates
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.operators import operator_work
+from ridgeline.modelspec.rewrite import apply_quantization
 from ridgeline.records import OperatorTime, PhaseProfile, StepProfile
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.operators import operator_work
-from ridgeline.spec.rewrite import apply_quantization
 
 SPEC = apply_quantization(load_spec("dummy:llama-1b-32k"), "int4")
 RATES = Rates(

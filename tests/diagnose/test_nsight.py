@@ -7,8 +7,8 @@ import json
 import pytest
 from rich.console import Console
 
+from ridgeline.cli.commands.nsight import command
 from ridgeline.cli.main import main
-from ridgeline.cli.nsight import command
 from ridgeline.diagnose.nsight import kind_of, read_profile, sentences
 from ridgeline.errors import BadInput
 

@@ -8,16 +8,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.bench import Remote
-from ridgeline.cli.diagnose import Held, command, diagnose
-from ridgeline.cli.diagnose_roof import began_from, roof_of
-from ridgeline.cli.distant import device_of
 from ridgeline.diagnose.roofline import phase_of
 from ridgeline.diagnose.seen_steps import seen_steps
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.log import Beside, write_run
 from ridgeline.measure.server.scrape import ServerReport
+from ridgeline.workflows.bench.remote_utilization import device_of
+from ridgeline.workflows.bench.run import Remote
+from ridgeline.workflows.diagnose.roofline import began_from, roof_of
+from ridgeline.workflows.diagnose.run import Held, command, diagnose
 from tests.diagnose.faults import LOADS, Engine, run
 
 DEVICE = device_of("dummy:tinyllama-1.1b", "h100-sxm")

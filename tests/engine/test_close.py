@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from ridgeline.config.settings import settings_from
 from ridgeline.engine.engine import Engine
 from ridgeline.records import Sampling
-from ridgeline.settings import settings_from
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ridgeline.engine.constrain import make_masks
-from ridgeline.engine.constrain.guidance import GuidanceMasks
-from ridgeline.engine.core.plan import SampleAt
 from ridgeline.engine.engine import Engine
+from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.structured_output import make_masks
+from ridgeline.engine.structured_output.guidance import GuidanceMasks
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.records import Sampling, Structured
 

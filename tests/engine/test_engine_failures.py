@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 
 from ridgeline import Engine, Sampling
-from ridgeline.engine.assemble import assemble
-from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.core.plan import StepPlan, StepResult
-from ridgeline.engine.resolve import resolve
+from ridgeline.config.settings import Settings
+from ridgeline.engine.build import assemble
+from ridgeline.engine.config import resolve
+from ridgeline.engine.scheduler.plan import StepPlan, StepResult
+from ridgeline.engine.scheduler.speculation import Open
 from ridgeline.errors import EngineUnavailable
 from ridgeline.records import Event, Failed, Finished
-from ridgeline.settings import Settings
 
 GREEDY = Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
 POISON = 77

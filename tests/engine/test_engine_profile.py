@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from ridgeline.engine.assemble import Parts, assemble
-from ridgeline.engine.core.plan import Run, SampleAt, StepPlan
-from ridgeline.engine.profile import Driver, ProfileOptions, check, profile
-from ridgeline.engine.resolve import Resolved, resolve
-from ridgeline.engine.stopwatch import Stopwatch, operators_timed
+from ridgeline.config.settings import settings_from
+from ridgeline.engine.build import Parts, assemble
+from ridgeline.engine.config import Resolved, resolve
+from ridgeline.engine.profiling.operator_timer import Stopwatch, operators_timed
+from ridgeline.engine.profiling.profile import Driver, ProfileOptions, check, profile
+from ridgeline.engine.scheduler.plan import Run, SampleAt, StepPlan
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
+from ridgeline.modelspec.operators import operator_work, work_of
 from ridgeline.records import OperatorTime
-from ridgeline.settings import settings_from
-from ridgeline.spec.operators import operator_work, work_of
 from tests.conformance.tiny_models import GREEDY, VOCAB, load_ours, make_model
 
 SMALL: dict[str, Any] = {"model": "demo", "max_model_len": 128, "max_num_seqs": 4}

@@ -10,16 +10,16 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from ridgeline.engine.assemble import Parts, assemble
-from ridgeline.engine.core.plan import Run, SampleAt, StepPlan
-from ridgeline.engine.greedy import NativeGreedy, NoGreedy
-from ridgeline.engine.resolve import resolve
-from ridgeline.engine.runner import TorchRunner
+from ridgeline.config.settings import settings_from
+from ridgeline.engine.build import Parts, assemble
+from ridgeline.engine.config import resolve
+from ridgeline.engine.execution.greedy_fast_path import NativeGreedy, NoGreedy
+from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.sampling.base import Choice
-from ridgeline.engine.speculate.target import last_hidden, last_tokens_of
-from ridgeline.engine.speculate.verify import Verifier
+from ridgeline.engine.scheduler.plan import Run, SampleAt, StepPlan
+from ridgeline.engine.speculate.drafters.target_model import last_hidden, last_tokens_of
+from ridgeline.engine.speculate.verify.verifier import Verifier
 from ridgeline.records import Sampling
-from ridgeline.settings import settings_from
 
 AT = SampleAt(Sampling(temperature=0.0), 0, 0, 1, is_argmax=True)
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from ridgeline.engine.core.kv_budget import GIB, BudgetAsked, kv_budget, size
+from ridgeline.config.settings import Settings, settings_from
+from ridgeline.engine.config import _formats, resolve
 from ridgeline.engine.model import dtype
-from ridgeline.engine.resolve import _formats, resolve
+from ridgeline.engine.scheduler.kv_budget import GIB, BudgetAsked, kv_budget, size
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
-from ridgeline.settings import Settings, settings_from
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.model import LinearSpec, ModelSpec
-from ridgeline.spec.rewrite import linears
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.model import LinearSpec, ModelSpec
+from ridgeline.modelspec.rewrite import linears
 
 ASKED = BudgetAsked(
     weight_bytes=1 * GIB,

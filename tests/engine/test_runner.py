@@ -11,17 +11,17 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from ridgeline import _native
-from ridgeline.engine import runner as runner_module
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
-from ridgeline.engine.core.plan import Run, SampleAt, StepPlan
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.runner import TorchRunner
-from ridgeline.engine.tensors import make_batch
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.execution import runner as runner_module
+from ridgeline.engine.execution.batch import make_batch
+from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.engine.scheduler.plan import Run, SampleAt, StepPlan
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.rewrite import with_dtype, with_kv_dtype
 from ridgeline.records import Sampling
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.rewrite import with_dtype, with_kv_dtype
 from tests.conformance.tiny_models import GREEDY, VOCAB, Loaded, load_ours, make_model
 
 PROMPT = tuple((7 * i + 3) % VOCAB for i in range(23))

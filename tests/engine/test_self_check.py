@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ridgeline.cli.inspect import command as inspect
-from ridgeline.cli.quantize import Choices, command
-from ridgeline.engine.model.self_check import check_layers
+from ridgeline.cli.commands.inspect import command as inspect
+from ridgeline.cli.commands.quantize import Choices, command
+from ridgeline.engine.checkpoints.self_check import check_layers
 from ridgeline.errors import BadInput
 
 

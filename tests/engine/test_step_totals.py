@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.engine.core.plan import Branch, Run, SampleAt, StepPlan
-from ridgeline.engine.core.step import StepView
-from ridgeline.engine.stats import StepLog, StepTotals
+from ridgeline.engine.profiling.step_stats import StepLog, StepTotals
+from ridgeline.engine.scheduler.plan import Branch, Run, SampleAt, StepPlan
+from ridgeline.engine.scheduler.step_builder import StepView
+from ridgeline.modelspec.cost import cost_model
+from ridgeline.modelspec.load import load_spec
 from ridgeline.records import Sampling, StepStat
-from ridgeline.spec.cost import cost_model
-from ridgeline.spec.load import load_spec
 
 
 def _step(num_tokens: int, *, running: int, waiting: int) -> StepStat:

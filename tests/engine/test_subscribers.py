@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from ridgeline.engine.subscribers import AsyncInboxes
+from ridgeline.engine.event_delivery import AsyncInboxes
 from ridgeline.records import Event, Finished, Started, Token, Usage
 
 USAGE = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=1)

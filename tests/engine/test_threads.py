@@ -10,13 +10,13 @@ from threading import Thread
 import pytest
 import torch
 
+from ridgeline.config.settings import Settings
+from ridgeline.engine.config import resolve
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.resolve import resolve
-from ridgeline.engine.threads import FEW_ROWS, Rates, StepThreads, plan_threads
+from ridgeline.engine.execution.threads import FEW_ROWS, Rates, StepThreads, plan_threads
 from ridgeline.hardware.measure import enough_threads
 from ridgeline.hardware.system import Cores
 from ridgeline.records import Sampling
-from ridgeline.settings import Settings
 
 MACHINE = Rates({1: 12e9, 2: 20e9, 4: 29.5e9, 8: 30e9}, {1: 50e9, 2: 100e9, 4: 200e9, 8: 390e9})
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli import doctor as doctor_cli
-from ridgeline.cli import inspect as inspect_cli
+from ridgeline.cli.commands import doctor as doctor_cli
+from ridgeline.cli.commands import inspect as inspect_cli
 from ridgeline.hardware.doctor import Check, Surroundings, run_checks
 from ridgeline.hardware.machine import Gpu, Machine
 from ridgeline.hardware.system import Cores

@@ -33,7 +33,7 @@ def name_of(path: Path) -> str:
 
 
 def module_of(path: Path) -> str:
-    """`ridgeline/engine/core/plan.py` → `ridgeline.engine.core.plan`."""
+    """`ridgeline/engine/scheduler/plan.py` → `ridgeline.engine.scheduler.plan`."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -87,8 +87,8 @@ def test_python_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_server_page_lists_every_field() -> None:
-    from ridgeline.serve.engine_metrics import ENGINE_COUNTERS, ENGINE_GAUGES
-    from ridgeline.serve.requests import REFUSED, ChatRequest, CompletionRequest
+    from ridgeline.serve.metrics.engine_collector import ENGINE_COUNTERS, ENGINE_GAUGES
+    from ridgeline.serve.openai.schemas import REFUSED, ChatRequest, CompletionRequest
 
     text = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
     fields = {*REFUSED, *CompletionRequest.model_fields, *ChatRequest.model_fields}

@@ -8,33 +8,45 @@ import pytest
 
 from tests.house.code import ROOT, files, imports, module_of, name_of
 
-FLOOR = {"errors", "records", "settings", "spec", "hardware"}
+FLOOR = {"errors", "records", "config", "modelspec", "hardware", "roofline", "stats", "report"}
+PARTS = {
+    "engine.scheduler",
+    "engine",
+    "serve",
+    "measure",
+    "diagnose",
+    "plan",
+    "optimize",
+    "compress",
+}
 LAW: dict[str, set[str]] = {
     "errors": set(),
     "records": {"errors"},
-    "settings": {"errors", "records"},
-    "spec": {"errors", "records"},
+    "config": {"errors", "records"},
+    "modelspec": {"errors", "records"},
     "hardware": {"errors", "records", "_native"},
-    "engine.core": FLOOR,
-    "engine": FLOOR | {"engine.core", "_native"},
-    "compress": {"errors", "spec", "engine", "engine.core"},
-    "serve": {"errors", "records", "settings", "engine.engine", "_native"},
-    "measure": {"errors", "records"},
-    "diagnose": {"errors", "records", "spec", "hardware"},
-    "plan": FLOOR | {"engine.core"},
+    "roofline": {"errors", "records"},
+    "stats": {"errors"},
+    "report": {"errors", "records"},
+    "engine.scheduler": FLOOR,
+    "engine": FLOOR | {"engine.scheduler", "_native"},
+    "compress": FLOOR | {"engine", "engine.scheduler"},
+    "serve": FLOOR | {"engine.engine", "_native"},
+    "measure": FLOOR,
+    "diagnose": FLOOR | {"measure"},
+    "plan": FLOOR | {"engine.scheduler"},
     "optimize": FLOOR | {"measure", "diagnose", "plan"},
-    "cli": FLOOR
-    | {"engine.core", "engine", "serve", "measure", "diagnose", "plan", "optimize"}
-    | {"compress"},
+    "workflows": FLOOR | PARTS,
+    "cli": FLOOR | PARTS | {"workflows"},
 }
 """Part → the other parts of ridgeline that it may import."""
 
 FORBIDDEN: dict[str, set[str]] = {
     "errors": {"torch", "numpy"},
     "records": {"torch", "numpy"},
-    "settings": {"torch", "numpy"},
-    "spec": {"torch", "transformers"},
-    "engine.core": {
+    "config": {"torch", "numpy"},
+    "modelspec": {"torch", "transformers"},
+    "engine.scheduler": {
         "torch",
         "numpy",
         "time",
@@ -49,6 +61,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "diagnose": {"torch"},
     "plan": {"torch", "time", "random"},
     "optimize": {"torch"},
+    "workflows": {"transformers"},
     "cli": {"transformers"},
 }
 """Part → outside modules that it must not import, not even inside a function."""
@@ -59,7 +72,7 @@ TOP = [ROOT / "ridgeline" / name for name in ("__init__.py", "__main__.py")]
 
 
 def part_of(module: str, parts: set[str]) -> str | None:
-    """The longest part that holds the module: ridgeline.engine.core.plan → engine.core."""
+    """The longest part that holds the module: ridgeline.engine.scheduler.plan → engine.scheduler."""
     inner = module.removeprefix("ridgeline.")
     fitting = [part for part in parts if inner == part or inner.startswith(part + ".")]
     return max(fitting, key=len, default=None)
@@ -91,14 +104,14 @@ def test_the_law() -> None:
 
 def test_the_law_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.house.code.ROOT", tmp_path)
-    bad = tmp_path / "ridgeline" / "engine" / "core" / "bad.py"
+    bad = tmp_path / "ridgeline" / "engine" / "scheduler" / "bad.py"
     bad.parent.mkdir(parents=True)
     bad.write_text(
-        '"""x"""\nimport torch\n\ndef f():\n    from ridgeline.engine import runner\n'
+        '"""x"""\nimport torch\n\ndef f():\n    from ridgeline.engine.execution import runner\n'
         "    from ..quant import x\n    from ridgeline.records import Ask\n"
     )
     assert violations(bad) == [
-        "ridgeline/engine/core/bad.py:2: engine.core must not import torch",
-        "ridgeline/engine/core/bad.py:5: engine.core must not import ridgeline.engine.runner",
-        "ridgeline/engine/core/bad.py:6: engine.core must not import ridgeline.engine.quant.x",
+        "ridgeline/engine/scheduler/bad.py:2: engine.scheduler must not import torch",
+        "ridgeline/engine/scheduler/bad.py:5: engine.scheduler must not import ridgeline.engine.execution.runner",
+        "ridgeline/engine/scheduler/bad.py:6: engine.scheduler must not import ridgeline.engine.quant.x",
     ]

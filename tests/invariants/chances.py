@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ridgeline.engine.core.sequence import Sequence
+from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.records import Sampling
 from tests.invariants.world import World
 

@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ridgeline.engine.core.plan import StepPlan, paths
-from ridgeline.engine.core.prefix import PrefixCache, block_digest, root_digest
-from ridgeline.engine.core.sequence import State
+from ridgeline.engine.scheduler.plan import StepPlan, paths
+from ridgeline.engine.scheduler.prefix_cache import PrefixCache, block_digest, root_digest
+from ridgeline.engine.scheduler.sequence import State
 
 if TYPE_CHECKING:
     from tests.invariants.world import World

@@ -21,7 +21,14 @@ import torch
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
-from ridgeline.engine.core import (
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.execution.batch import make_batch
+from ridgeline.engine.execution.layers import choose as choose_forward
+from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.sampling.reference import distribution
+from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.engine.scheduler import (
     BlockPool,
     Limits,
     NoPrefixCache,
@@ -29,33 +36,26 @@ from ridgeline.engine.core import (
     Scheduler,
     make_policy,
 )
-from ridgeline.engine.core.drafting import Drafts, NoDrafts, Open
-from ridgeline.engine.core.plan import Run, SampleAt
-from ridgeline.engine.core.stopping import derive_seed
-from ridgeline.engine.forward import choose as choose_forward
-from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.runner import TorchRunner
-from ridgeline.engine.sampling.reference import distribution
-from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.speculate.base import Lookup
-from ridgeline.engine.speculate.combined import Combined, Lookups
-from ridgeline.engine.speculate.eagle import EagleDrafter, EagleLayer, EagleShape
-from ridgeline.engine.speculate.layer_skip import SelfDrafter
-from ridgeline.engine.speculate.lookahead import LookaheadDrafter
-from ridgeline.engine.speculate.medusa import Heads, MedusaDrafter
-from ridgeline.engine.speculate.ngram import NgramDrafter
-from ridgeline.engine.speculate.speculator import FixedDepth
-from ridgeline.engine.speculate.states import States
-from ridgeline.engine.speculate.suffix import SuffixDrafter
-from ridgeline.engine.speculate.target import Target
-from ridgeline.engine.speculate.tree import FixedTree, TokenTree, parse_tree
-from ridgeline.engine.speculate.verify import Drawn, Verifier, Witness
-from ridgeline.engine.tensors import make_batch
+from ridgeline.engine.scheduler.plan import Run, SampleAt
+from ridgeline.engine.scheduler.speculation import Drafts, NoDrafts, Open
+from ridgeline.engine.scheduler.stopping import derive_seed
+from ridgeline.engine.speculate.depth_control.fixed_depth import FixedDepth
+from ridgeline.engine.speculate.drafters.base import Lookup
+from ridgeline.engine.speculate.drafters.combined import Combined, Lookups
+from ridgeline.engine.speculate.drafters.eagle import EagleDrafter, EagleLayer, EagleShape
+from ridgeline.engine.speculate.drafters.hidden_states import States
+from ridgeline.engine.speculate.drafters.layer_skip import SelfDrafter
+from ridgeline.engine.speculate.drafters.lookahead import LookaheadDrafter
+from ridgeline.engine.speculate.drafters.medusa import Heads, MedusaDrafter
+from ridgeline.engine.speculate.drafters.ngram import NgramDrafter
+from ridgeline.engine.speculate.drafters.suffix import SuffixDrafter
+from ridgeline.engine.speculate.drafters.target_model import Target
+from ridgeline.engine.speculate.verify.tree import FixedTree, TokenTree, parse_tree
+from ridgeline.engine.speculate.verify.verifier import Drawn, Verifier, Witness
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import apply_quantization, with_dtype, with_kv_dtype
 from ridgeline.records import Ask, Event, Failed, Token
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import apply_quantization, with_dtype, with_kv_dtype
 
 TREE = parse_tree("[(0,), (0, 0), (0, 0, 0), (0, 1), (1,), (1, 0), (2,)]")
 SLACK = 1e-4
@@ -334,7 +334,8 @@ def alone(model: Model, ask: Ask, index: int = 0) -> list[int]:
 def _alone(model: Model, ask: Ask, index: int) -> list[int]:
     single = msgspec.structs.replace(ask.sampling, n=1)
     with mock.patch(
-        "ridgeline.engine.core.roster.derive_seed", lambda base, _: derive_seed(base, index)
+        "ridgeline.engine.scheduler.sequence_registry.derive_seed",
+        lambda base, _: derive_seed(base, index),
     ):
         [served] = serve(model, [msgspec.structs.replace(ask, sampling=single)], Schedule())
     return served.answers[ask.id, 0]

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from ridgeline.engine.core import joining
-from ridgeline.engine.core.budget import ChunkedBudget, WholeBudget
-from ridgeline.engine.core.joining import Joining
-from ridgeline.engine.core.plan import StepPlan
-from ridgeline.engine.core.scheduler import Scheduler
+from ridgeline.engine.scheduler import admit_waiting
+from ridgeline.engine.scheduler.admit_waiting import Joining
+from ridgeline.engine.scheduler.plan import StepPlan
+from ridgeline.engine.scheduler.scheduler import Scheduler
+from ridgeline.engine.scheduler.token_budget import ChunkedBudget, WholeBudget
 from ridgeline.records import Ask
-from tests.engine.core.helpers import ask, scheduler, scripted
+from tests.engine.scheduler.helpers import ask, scheduler, scripted
 
 Runs = list[tuple[str, int, int, int]]
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -138,7 +138,7 @@ def count_everybody(patch: pytest.MonkeyPatch) -> None:
         return original(self, self._roster.lanes[-1], step, num_tokens)
 
     original = Joining._view
-    patch.setattr(joining.Joining, "_view", view)
+    patch.setattr(admit_waiting.Joining, "_view", view)
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,18 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from ridgeline.engine.core import plan, prefix, roster
-from ridgeline.engine.core.batching.static import StaticBatching
-from ridgeline.engine.core.blocks import BlockPool
-from ridgeline.engine.core.budget import ChunkedBudget, WholeBudget
-from ridgeline.engine.core.plan import Run, Sampled
-from ridgeline.engine.core.prefix import PrefixCache
-from ridgeline.engine.core.queue import WaitingQueue
-from ridgeline.engine.core.roster import Roster
-from ridgeline.engine.core.scheduler import Scheduler
-from ridgeline.engine.core.sequence import Choices, Sequence
-from ridgeline.engine.core.step import Step
-from ridgeline.engine.core.tables import BlockTables
+from ridgeline.engine.scheduler import plan, prefix_cache, sequence_registry
+from ridgeline.engine.scheduler.batching.static import StaticBatching
+from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.block_tables import BlockTables
+from ridgeline.engine.scheduler.plan import Run, Sampled
+from ridgeline.engine.scheduler.prefix_cache import PrefixCache
+from ridgeline.engine.scheduler.priority_queue import WaitingQueue
+from ridgeline.engine.scheduler.scheduler import Scheduler
+from ridgeline.engine.scheduler.sequence import Choices, Sequence
+from ridgeline.engine.scheduler.sequence_registry import Roster
+from ridgeline.engine.scheduler.step_builder import Step
+from ridgeline.engine.scheduler.token_budget import ChunkedBudget, WholeBudget
 from ridgeline.records import Event
 from tests.invariants.chances import add_random, end_random, fork_random
 from tests.invariants.world import Setup, World
@@ -90,7 +90,7 @@ def keep_a_reference(patch: pytest.MonkeyPatch) -> None:
 
 
 def tenants_share(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(prefix, "root_digest", lambda tenant: b"everybody")
+    patch.setattr(prefix_cache, "root_digest", lambda tenant: b"everybody")
 
 
 def hit_the_whole_prompt(patch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def cancel_keeps_the_blocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def forks_draw_the_same(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(roster, "derive_seed", lambda base, index: base)
+    patch.setattr(sequence_registry, "derive_seed", lambda base, index: base)
 
 
 def a_chunk_too_many(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from hashlib import blake2b
 
 from msgspec.structs import replace
 
-from ridgeline.engine.core import (
+from ridgeline.engine.scheduler import (
     BlockPool,
     Limits,
     NoPrefixCache,
@@ -25,10 +25,10 @@ from ridgeline.engine.core import (
     Scheduler,
     make_policy,
 )
-from ridgeline.engine.core.drafting import Drafts, Open, Room, Verdict
-from ridgeline.engine.core.plan import Run, Sampled, StepPlan, StepResult, paths, samples_of
-from ridgeline.engine.core.sequence import Sequence
-from ridgeline.engine.core.stopping import derive_seed
+from ridgeline.engine.scheduler.plan import Run, Sampled, StepPlan, StepResult, paths, samples_of
+from ridgeline.engine.scheduler.sequence import Sequence
+from ridgeline.engine.scheduler.speculation import Drafts, Open, Room, Verdict
+from ridgeline.engine.scheduler.stopping import derive_seed
 from ridgeline.records import (
     Ask,
     Event,

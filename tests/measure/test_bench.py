@@ -10,8 +10,7 @@ import math
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.bench import Outputs, Remote, command, diagnosis
-from ridgeline.cli.bench_table import Physics, render
+from ridgeline.cli.render.bench import Physics, render
 from ridgeline.diagnose import Ceilings
 from ridgeline.errors import BadInput, EngineUnavailable
 from ridgeline.measure.bench import (
@@ -26,6 +25,7 @@ from ridgeline.measure.log import Beside, read_run
 from ridgeline.measure.steps import Peaks
 from ridgeline.measure.summary import summarise
 from ridgeline.measure.vllm_result import vllm_result
+from ridgeline.workflows.bench.run import Outputs, Remote, command, diagnosis
 from tests.measure.sse_server import SseServer
 
 VLLM_KEYS = {

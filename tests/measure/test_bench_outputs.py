@@ -9,9 +9,6 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.bench import Outputs, Remote, command
-from ridgeline.cli.bench_many import Many, figures, interval, parse_range, parse_rates
-from ridgeline.cli.bench_many import command as many_command
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.cost import prefill_share
@@ -20,6 +17,9 @@ from ridgeline.measure.report.perfetto import chrome_trace
 from ridgeline.measure.report.pictures import Point
 from ridgeline.measure.summary import summarise
 from ridgeline.records import Slo
+from ridgeline.workflows.bench.run import Outputs, Remote, command
+from ridgeline.workflows.bench.series import Many, figures, interval, parse_range, parse_rates
+from ridgeline.workflows.bench.series import command as many_command
 from tests.diagnose.mock_thread import mock_server
 
 LOAD = "synthetic:input=8,output=4"
@@ -130,7 +130,7 @@ def test_a_page_has_no_powers_of_ten() -> None:
 
 def test_every_run_of_several_keeps_what_the_server_said(tmp_path):
     """One log per run, each judged later as a single one is; server and use beside each rate."""
-    from ridgeline.cli.diagnose import diagnose, recorded
+    from ridgeline.workflows.diagnose.run import diagnose, recorded
 
     options = BenchOptions(workload=LOAD, num_prompts=30, num_warmups=0, request_rate=200.0)
     console = Console(record=True, width=120)
@@ -174,7 +174,7 @@ def test_trimming_counts_in_a_sweep_and_is_refused_where_it_would_not(tmp_path):
 
 
 def test_a_log_and_a_result_of_one_run_are_one_run(tmp_path):
-    from ridgeline.cli.compare import results
+    from ridgeline.cli.commands.compare import results
 
     options = BenchOptions(workload=LOAD, num_prompts=5, num_warmups=0)
     with mock_server(ttft_s=0.002, itl_s=0.001) as url:

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.bench import Remote
-from ridgeline.cli.bench_flags import REPORTS
-from ridgeline.cli.beside import Seen
-from ridgeline.cli.distant import device_of, on_console, tables, used
+from ridgeline.cli.params.load import REPORTS
 from ridgeline.errors import UserError
 from ridgeline.measure.distant import use_of
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.measure.steps import Peaks, utilisation
 from ridgeline.records import EngineInfo
+from ridgeline.workflows.bench.monitors import Seen
+from ridgeline.workflows.bench.remote_utilization import device_of, on_console, tables, used
+from ridgeline.workflows.bench.run import Remote
 from tests.diagnose.faults import LOADS, Engine, run
 
 PEAKS = Peaks(flop_s=1e12, bytes_s=1e10)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ridgeline.cli.compare import effect_line
+from ridgeline.cli.commands.compare import effect_line
 from ridgeline.measure.results.base import Result
 from ridgeline.measure.results.effect import ONE_RUN, Effect, effect_of
 from ridgeline.measure.results.judge import judge

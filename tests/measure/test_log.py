@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.cli.bench import Outputs, check_writable
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure import log
 from ridgeline.measure.log import (
@@ -27,6 +26,7 @@ from ridgeline.measure.results.readers import read_result
 from ridgeline.measure.server.machine import MachineReport
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
+from ridgeline.workflows.bench.run import Outputs, check_writable
 
 INFO = EngineInfo(
     model="tiny",

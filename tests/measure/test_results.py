@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ridgeline.cli.compare import command, results
+from ridgeline.cli.commands.compare import command, results
 from ridgeline.errors import BadInput
 from ridgeline.measure.log import write_run
 from ridgeline.measure.metrics import percentile

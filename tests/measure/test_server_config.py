@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.compare import command
+from ridgeline.cli.commands.compare import command
 from ridgeline.diagnose import facts_of
 from ridgeline.measure.log import write_run
 from ridgeline.measure.server.config import ELSEWHERE, info_of

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
+from ridgeline.config.settings import Settings, changed
 from ridgeline.diagnose import Ceilings, StepCost
 from ridgeline.measure.client import OnFinish
 from ridgeline.optimize.subject import Lab, Load, Subject, dues_s, margin_of
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
-from ridgeline.settings import Settings, changed
 
 VOCAB = 16
 

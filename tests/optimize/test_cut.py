@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from ridgeline.config.settings import Settings
 from ridgeline.measure.goodput import meets
 from ridgeline.optimize.cut import decided_after_s, projected
 from ridgeline.optimize.objective import read
 from ridgeline.optimize.subject import Load
 from ridgeline.records import RequestTrace, RunTrace, Slo
-from ridgeline.settings import Settings
 from tests.optimize.fake import Physics, simulate
 
 SLO = Slo.parse("ttft:500 tpot:50")

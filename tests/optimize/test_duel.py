@@ -7,6 +7,7 @@ import statistics
 import msgspec
 import pytest
 
+from ridgeline.config.settings import Settings
 from ridgeline.optimize.assemble import _without_gain
 from ridgeline.optimize.budget import Budget
 from ridgeline.optimize.duel import Duel, Side, Staircase, duel
@@ -16,7 +17,6 @@ from ridgeline.optimize.observe import Silent
 from ridgeline.optimize.stats import Interval
 from ridgeline.optimize.subject import Load
 from ridgeline.records import Slo
-from ridgeline.settings import Settings
 from tests.optimize.fake import Fake, FakeSubject, Physics, Quirks, simulate
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.server.scrape import parse_page
 from ridgeline.measure.workload import parse_workload
@@ -33,7 +34,6 @@ from ridgeline.optimize.external.subject import (
 from ridgeline.optimize.ladder import candidates, shipped
 from ridgeline.optimize.subject import Load, dues_s
 from ridgeline.records import RequestTrace, RunTrace, StepStat
-from ridgeline.settings import Settings, settings_from
 from tests.diagnose.mock_thread import mock_server
 
 # ---- flags -------------------------------------------------------------------------------------

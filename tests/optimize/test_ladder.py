@@ -8,10 +8,10 @@ from textwrap import dedent
 
 import pytest
 
-from ridgeline.cli.optimize import OptimizeOptions, ladder_of
+from ridgeline.cli.commands.optimize import OptimizeOptions, ladder_of
+from ridgeline.config.settings import NAIVE, Settings, settings_from
 from ridgeline.errors import BadInput
 from ridgeline.optimize.ladder import Rung, candidates, read, shipped, unmet
-from ridgeline.settings import NAIVE, Settings, settings_from
 from tests.house.code import ROOT
 
 HEAD = "[weights]\nrisk = 0.1\ncomplexity = 0.05\n"

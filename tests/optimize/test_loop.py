@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize import ladder
 from ridgeline.optimize.cost import Price
@@ -14,7 +15,6 @@ from ridgeline.optimize.observe import PlainLines
 from ridgeline.optimize.result import LadderResult, Trial
 from ridgeline.optimize.subject import Load
 from ridgeline.records import RunTrace, Slo
-from ridgeline.settings import Settings, settings_from
 from tests.optimize.fake import Fake, FakeSubject, Physics, Quirks
 
 INT8 = ("quantization", "int8")

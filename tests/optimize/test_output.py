@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ridgeline.config.settings import Settings, load_settings, settings_from
 from ridgeline.errors import BadInput
 from ridgeline.measure.report.svg import Scale, log_ticks, nice_ticks
 from ridgeline.optimize import words
@@ -23,7 +24,6 @@ from ridgeline.optimize.report.page import headline, report
 from ridgeline.optimize.result import LadderResult
 from ridgeline.optimize.vllm import Command, serve_command
 from ridgeline.optimize.write import check_writable, write_all
-from ridgeline.settings import Settings, load_settings, settings_from
 from tests.optimize.fake import Fake, Physics, Quirks
 from tests.optimize.test_loop import INT8, climb, only
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ridgeline.cli.recommend import Here, recommendations
+from ridgeline.config.settings import Settings
 from ridgeline.diagnose import Ceilings
-from ridgeline.settings import Settings
-from ridgeline.spec.cost import decode_work
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.rewrite import apply_quantization
+from ridgeline.modelspec.cost import decode_work
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.rewrite import apply_quantization
+from ridgeline.workflows.explain.recommendations import Here, recommendations
 
 CEILINGS = Ceilings(bandwidth_bytes_s=1e10, compute_flop_s={"float32": 1e15}, dtype="float32")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.plan.pace import Glide
-from ridgeline.spec.cost import Shape
+from ridgeline.modelspec.cost import Shape
+from ridgeline.plan.step_time.simulated import Glide
 
 
 class Steady:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ridgeline.engine.core import Limits, NoPrefixCache, Scheduler, make_policy
+from ridgeline.engine.scheduler import Limits, NoPrefixCache, Scheduler, make_policy
 from ridgeline.hardware.catalogue import load_catalogue
-from ridgeline.plan.counted_pool import CountedPool
-from ridgeline.plan.demand import Demand
-from ridgeline.plan.fleet import Build, FleetPlan, Request, simulate_fleet
-from ridgeline.plan.fleet_result import summarise
-from ridgeline.plan.layout import Layout
-from ridgeline.plan.machine import replica
-from ridgeline.plan.memory import BLOCK_SIZE
-from ridgeline.plan.outline import load_outline
-from ridgeline.plan.pace import Modelled
-from ridgeline.plan.search import Candidate, Space, search
+from ridgeline.plan.fleet.demand import Demand
+from ridgeline.plan.fleet.search import Candidate, Space, search
+from ridgeline.plan.model.memory import BLOCK_SIZE
+from ridgeline.plan.model.outline import load_outline
+from ridgeline.plan.model.parallel_layout import Layout
+from ridgeline.plan.simulate.block_counter import CountedPool
+from ridgeline.plan.simulate.fleet import Build, FleetPlan, Request, simulate_fleet
+from ridgeline.plan.simulate.summary import summarise
+from ridgeline.plan.step_time.replica import replica
+from ridgeline.plan.step_time.simulated import Modelled
 from ridgeline.records import Slo
 
 CATALOGUE = load_catalogue()

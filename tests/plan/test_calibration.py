@@ -12,8 +12,30 @@ import msgspec
 import numpy as np
 import pytest
 
-from ridgeline.cli.calibrate import waiting
-from ridgeline.cli.calibrate_runs import (
+from ridgeline.cli.main import main
+from ridgeline.config.settings import settings_from
+from ridgeline.engine.config import resolve
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.modelspec.cost import cost_model, resident_weight_bytes
+from ridgeline.plan.model.memory import MemoryAsked, memory
+from ridgeline.plan.model.outline import load_outline
+from ridgeline.plan.model.parallel_layout import Layout
+from ridgeline.plan.step_time import fit as calibrate
+from ridgeline.plan.step_time.calibration import (
+    Calibration,
+    Linear,
+    Memory,
+    Reading,
+    joined,
+    load_calibration,
+)
+from ridgeline.plan.step_time.fit import Facts, Sample, blank, fit, seconds
+from ridgeline.plan.step_time.interference import Weather
+from ridgeline.plan.step_time.predict import Point, predict
+from ridgeline.plan.step_time.replica import Replica, replica
+from ridgeline.plan.step_time.simulated import Modelled
+from ridgeline.workflows.calibrate.run import waiting
+from ridgeline.workflows.calibrate.step_passes import (
     DECODES,
     Ran,
     Run,
@@ -23,28 +45,6 @@ from ridgeline.cli.calibrate_runs import (
     runs_of,
     settings_of,
 )
-from ridgeline.cli.main import main
-from ridgeline.engine.resolve import resolve
-from ridgeline.errors import BadInput, CannotRun
-from ridgeline.plan import calibrate
-from ridgeline.plan.calibrate import Facts, Sample, blank, fit, seconds
-from ridgeline.plan.calibration import (
-    Calibration,
-    Linear,
-    Memory,
-    Reading,
-    joined,
-    load_calibration,
-)
-from ridgeline.plan.layout import Layout
-from ridgeline.plan.machine import Replica, replica
-from ridgeline.plan.memory import MemoryAsked, memory
-from ridgeline.plan.outline import load_outline
-from ridgeline.plan.pace import Modelled
-from ridgeline.plan.predict import Point, predict
-from ridgeline.plan.weather import Weather
-from ridgeline.settings import settings_from
-from ridgeline.spec.cost import cost_model, resident_weight_bytes
 
 MIB = 1 << 20
 RATES = {1: 120e9, 16: 90e9, 32: 40e9, 64: 30e9, 512: 25e9}

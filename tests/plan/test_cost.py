@@ -11,7 +11,7 @@ import pytest
 from ridgeline.cli.main import main
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import load_catalogue
-from ridgeline.plan.api_prices import (
+from ridgeline.plan.cost.api_prices import (
     ApiPrice,
     Usage,
     check_fresh,
@@ -20,10 +20,10 @@ from ridgeline.plan.api_prices import (
     request_cost,
     reuses_to_pay,
 )
-from ridgeline.plan.demand import Demand
-from ridgeline.plan.outline import load_outline
-from ridgeline.plan.owning import Owned, Spot, break_even, kwh_per_million
-from ridgeline.plan.search import Space, search
+from ridgeline.plan.cost.ownership import Owned, Spot, break_even, kwh_per_million
+from ridgeline.plan.fleet.demand import Demand
+from ridgeline.plan.fleet.search import Space, search
+from ridgeline.plan.model.outline import load_outline
 from ridgeline.records import Slo
 
 PRICES = load_prices()

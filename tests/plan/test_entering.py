@@ -7,9 +7,9 @@ import math
 import msgspec
 import numpy as np
 
-from ridgeline.engine.core.scheduler import Scheduler
-from ridgeline.plan.fleet import Request, simulate_fleet
-from ridgeline.plan.station import Station
+from ridgeline.engine.scheduler.scheduler import Scheduler
+from ridgeline.plan.simulate.fleet import Request, simulate_fleet
+from ridgeline.plan.simulate.replica import Station
 from ridgeline.records import Ask, Sampling
 from tests.plan.steady import Steady
 from tests.plan.test_fleet import fleet, instants, make, told

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.engine.core.admission import Limits
-from ridgeline.engine.core.batching import make_policy
-from ridgeline.engine.core.blocks import BlockPool
-from ridgeline.engine.core.prefix import NoPrefixCache, PrefixCache
-from ridgeline.engine.core.scheduler import Scheduler
+from ridgeline.engine.scheduler.admission import Limits
+from ridgeline.engine.scheduler.batching import make_policy
+from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.prefix_cache import NoPrefixCache, PrefixCache
+from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import find_accelerator
-from ridgeline.plan.fleet import (
+from ridgeline.plan.model.outline import load_outline
+from ridgeline.plan.simulate.fleet import (
     Build,
     Faults,
     FleetPlan,
@@ -27,11 +28,10 @@ from ridgeline.plan.fleet import (
     Scaling,
     simulate_fleet,
 )
-from ridgeline.plan.machine import replica
-from ridgeline.plan.outline import load_outline
-from ridgeline.plan.pace import Glide, Modelled, Pace
-from ridgeline.plan.routing import make_router
-from ridgeline.plan.station import Station
+from ridgeline.plan.simulate.replica import Station
+from ridgeline.plan.simulate.routing import make_router
+from ridgeline.plan.step_time.replica import replica
+from ridgeline.plan.step_time.simulated import Glide, Modelled, Pace
 from ridgeline.records import Ask, Sampling
 from tests.plan.steady import Steady
 

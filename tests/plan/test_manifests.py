@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.plan.clusters import Asked, cluster_names, pinned, place
-from ridgeline.plan.launch import Start, commands
-from ridgeline.plan.layout import Layout
-from ridgeline.plan.manifests import Written, manifests
+from ridgeline.plan.deploy.clusters import Asked, cluster_names, pinned, place
+from ridgeline.plan.deploy.launch import Start, commands
+from ridgeline.plan.deploy.manifests import Written, manifests
+from ridgeline.plan.model.parallel_layout import Layout
 from tests.plan.test_launch import BEST, CATALOGUE
 
 DIGEST = "repo/engine@sha256:" + "0" * 64
@@ -140,7 +140,7 @@ def test_what_is_not_known_is_not_guessed() -> None:
 
 def test_every_label_is_of_a_known_device() -> None:
     assert cluster_names()[0] == Asked().cluster
-    from ridgeline.plan.clusters import _known
+    from ridgeline.plan.deploy.clusters import _known
 
     for row in (*_known().cluster, *_known().image):
         assert row.source and row.as_of.startswith("20")

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ridgeline.hardware.catalogue import find_accelerator
-from ridgeline.plan.layout import Layout
-from ridgeline.plan.machine import replica
-from ridgeline.plan.mixing import Mixing
-from ridgeline.plan.outline import load_outline
-from ridgeline.plan.predict import Point, decoding_s, mixing, predict, timing
+from ridgeline.plan.model.outline import load_outline
+from ridgeline.plan.model.parallel_layout import Layout
+from ridgeline.plan.step_time.mixed_steps import Mixing
+from ridgeline.plan.step_time.predict import Point, decoding_s, mixing, predict, timing
+from ridgeline.plan.step_time.replica import replica
 
 DEVICE = find_accelerator("h100-sxm")
 

@@ -9,11 +9,16 @@ import pytest
 
 from ridgeline.errors import BadModel
 from ridgeline.hardware.catalogue import find_accelerator
-from ridgeline.plan.machine import replica
-from ridgeline.plan.outline import known_shapes, load_outline, more_shapes
-from ridgeline.plan.weights import checkpoint_bytes
-from ridgeline.spec.cost import cost_model, kv_bytes_per_token, num_params, resident_weight_bytes
-from ridgeline.spec.load import load_spec
+from ridgeline.modelspec.cost import (
+    cost_model,
+    kv_bytes_per_token,
+    num_params,
+    resident_weight_bytes,
+)
+from ridgeline.modelspec.load import load_spec
+from ridgeline.plan.model.outline import known_shapes, load_outline, more_shapes
+from ridgeline.plan.model.weight_bytes import checkpoint_bytes
+from ridgeline.plan.step_time.replica import replica
 
 
 def kv_per_token(model: str, dtype: str | None = None) -> float:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ridgeline.cli.main import main
 from ridgeline.errors import DoesNotFit
 from ridgeline.hardware.catalogue import load_catalogue
-from ridgeline.plan.packing import BUSY, Tenant, pack, pieces_of, usable
+from ridgeline.plan.fleet.packing import BUSY, Tenant, pack, pieces_of, usable
 
 ROWS = load_catalogue()
 MODELS = ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-7b", "llama-3.1-8b", "phi-4")

@@ -13,14 +13,14 @@ from msgspec.structs import replace as with_
 from ridgeline.cli.main import main
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import load_catalogue
-from ridgeline.plan.demand import Demand, demand_of, wait_quantile
-from ridgeline.plan.disaggregate import pools, transfer_seconds, verdict
-from ridgeline.plan.floor import impossible
-from ridgeline.plan.front_picture import draw_front
-from ridgeline.plan.layout import Layout
-from ridgeline.plan.machine import replica
-from ridgeline.plan.outline import load_outline
-from ridgeline.plan.search import Found, Space, front, search
+from ridgeline.plan.fleet.demand import Demand, demand_of, wait_quantile
+from ridgeline.plan.fleet.disaggregate import pools, transfer_seconds, verdict
+from ridgeline.plan.fleet.infeasible import impossible
+from ridgeline.plan.fleet.pareto_plot import draw_front
+from ridgeline.plan.fleet.search import Found, Space, front, search
+from ridgeline.plan.model.outline import load_outline
+from ridgeline.plan.model.parallel_layout import Layout
+from ridgeline.plan.step_time.replica import replica
 from ridgeline.records import Slo
 
 CATALOGUE = load_catalogue()

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from ridgeline.cli.main import main
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
 from ridgeline.hardware.catalogue import find_accelerator
-from ridgeline.plan.efficiency import Efficiency, interval
-from ridgeline.plan.layout import Layout
-from ridgeline.plan.machine import replica
-from ridgeline.plan.memory import MemoryAsked, memory
-from ridgeline.plan.outline import load_outline
-from ridgeline.plan.predict import Point, predict, predict_lines, predict_on, timing
-from ridgeline.plan.speculation import Speculation
+from ridgeline.plan.model.memory import MemoryAsked, memory
+from ridgeline.plan.model.outline import load_outline
+from ridgeline.plan.model.parallel_layout import Layout
+from ridgeline.plan.step_time.predict import Point, predict, predict_lines, predict_on, timing
+from ridgeline.plan.step_time.published_efficiency import Efficiency, interval
+from ridgeline.plan.step_time.replica import replica
+from ridgeline.plan.step_time.speculation import Speculation
 
 IDEAL = Efficiency(
     bandwidth=1.0,

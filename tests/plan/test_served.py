@@ -9,12 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli import calibrate_server
-from ridgeline.cli.calibrate_server import Remote, calibrate
 from ridgeline.cli.main import main
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.plan.calibration import load_calibration
-from ridgeline.plan.served import About, Decoded, Prompted, Served, fit_served, predict_served
+from ridgeline.plan.step_time.calibration import load_calibration
+from ridgeline.plan.step_time.remote_server import (
+    About,
+    Decoded,
+    Prompted,
+    Served,
+    fit_served,
+    predict_served,
+)
+from ridgeline.workflows.calibrate import remote
+from ridgeline.workflows.calibrate.remote import Remote, calibrate
 from tests.diagnose.mock_thread import mock_server
 
 ABOUT = About(
@@ -80,10 +87,10 @@ def test_what_cannot_be_identified_is_named_or_refused() -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same five runs, made smaller."""
-    monkeypatch.setattr(calibrate_server, "LENGTHS", (16, 64, 256))
-    monkeypatch.setattr(calibrate_server, "WAVES", (2, 6))
-    monkeypatch.setattr(calibrate_server, "ANSWER", 12)
-    monkeypatch.setattr(calibrate_server, "REPEATS", 1)
+    monkeypatch.setattr(remote, "LENGTHS", (16, 64, 256))
+    monkeypatch.setattr(remote, "WAVES", (2, 6))
+    monkeypatch.setattr(remote, "ANSWER", 12)
+    monkeypatch.setattr(remote, "REPEATS", 1)
 
 
 def test_a_server_of_known_pace_is_measured(short: None) -> None:

@@ -7,14 +7,14 @@ import random
 import msgspec
 import pytest
 
-from ridgeline.engine.core.admission import Limits
-from ridgeline.engine.core.batching import make_policy
-from ridgeline.engine.core.blocks import BlockPool
-from ridgeline.engine.core.prefix import NoPrefixCache, PrefixCache
-from ridgeline.engine.core.scheduler import Scheduler
+from ridgeline.engine.scheduler.admission import Limits
+from ridgeline.engine.scheduler.batching import make_policy
+from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.prefix_cache import NoPrefixCache, PrefixCache
+from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput
-from ridgeline.plan.simulate import Arrival, simulate
-from ridgeline.plan.step_time import StepSample, fit_step_time
+from ridgeline.plan.simulate.single import Arrival, simulate
+from ridgeline.plan.step_time.fitted import StepSample, fit_step_time
 
 STEP_S = 0.01
 

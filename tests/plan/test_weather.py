@@ -9,11 +9,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ridgeline.engine.core import Limits, NoPrefixCache, Scheduler, make_policy
-from ridgeline.plan.counted_pool import CountedPool
-from ridgeline.plan.fleet import Build, FleetPlan, Outcome, Request, simulate_fleet
-from ridgeline.plan.pace import Glide
-from ridgeline.plan.weather import BIN_S, MIDDLE, Busy, Sky, Weather, recorded
+from ridgeline.engine.scheduler import Limits, NoPrefixCache, Scheduler, make_policy
+from ridgeline.plan.simulate.block_counter import CountedPool
+from ridgeline.plan.simulate.fleet import Build, FleetPlan, Outcome, Request, simulate_fleet
+from ridgeline.plan.step_time.interference import BIN_S, MIDDLE, Busy, Sky, Weather, recorded
+from ridgeline.plan.step_time.simulated import Glide
 
 Shapes = Sequence[tuple[int, int]]
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.engine.core import BlockPool, Limits, NoPrefixCache, Scheduler, make_policy
+from ridgeline.engine.scheduler import BlockPool, Limits, NoPrefixCache, Scheduler, make_policy
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import find_accelerator
-from ridgeline.plan.counted_pool import CountedPool
-from ridgeline.plan.demand import demand_of
-from ridgeline.plan.fleet import Build, FleetPlan, Request, simulate_fleet
-from ridgeline.plan.machine import Replica, replica
-from ridgeline.plan.off_peak import OffPeak
-from ridgeline.plan.outline import load_outline
-from ridgeline.plan.pace import Modelled
-from ridgeline.plan.predict import Point, predict_on
-from ridgeline.plan.speculation import Speculation
+from ridgeline.plan.fleet.demand import demand_of
+from ridgeline.plan.model.outline import load_outline
+from ridgeline.plan.simulate.block_counter import CountedPool
+from ridgeline.plan.simulate.fleet import Build, FleetPlan, Request, simulate_fleet
+from ridgeline.plan.simulate.off_peak import OffPeak
+from ridgeline.plan.step_time.predict import Point, predict_on
+from ridgeline.plan.step_time.replica import Replica, replica
+from ridgeline.plan.step_time.simulated import Modelled
+from ridgeline.plan.step_time.speculation import Speculation
 from tests.plan.steady import Steady
 
 WORDS = ["simulate", "llama-3.1-8b", "--device", "h100-sxm", "--num-prompts", "40", "--rate", "8"]

@@ -12,8 +12,8 @@ import pytest
 from starlette.applications import Starlette
 
 from ridgeline.serve.app import create_app
-from ridgeline.serve.options import ServerOptions
-from ridgeline.serve.run import Server, listen, server_config, url_of
+from ridgeline.serve.config import ServerOptions
+from ridgeline.serve.http.server import Server, listen, server_config, url_of
 from tests.serve.fake_engine import FakeEngine
 
 

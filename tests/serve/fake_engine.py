@@ -90,7 +90,7 @@ def sent_off(
 
 
 class FakeEngine:
-    """Keeps the contract of `ridgeline.serve.contract.ServedEngine`."""
+    """Keeps the contract of `ridgeline.serve.engine_protocol.ServedEngine`."""
 
     def __init__(self, *, has_template: bool = True) -> None:
         self.tokenizer = CharTokenizer(has_template=has_template)

@@ -9,7 +9,7 @@ import anthropic
 import pytest
 
 from ridgeline.serve.app import create_app
-from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.config import ServerOptions
 from tests.serve import fake_engine
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine

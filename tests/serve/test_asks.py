@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from ridgeline.records import Event, Failed, Finished, Sampling, Token, Usage
-from ridgeline.serve.asks import Asks, Brief, Job, Update
 from ridgeline.serve.errors import ApiError
-from ridgeline.serve.metrics import Metrics
-from ridgeline.serve.translate import Prompt
+from ridgeline.serve.generation.request_group import Asks, Brief, Job, Update
+from ridgeline.serve.metrics.registry import Metrics
+from ridgeline.serve.openai.sampling_params import Prompt
 from tests.serve.fake_engine import FakeEngine
 
 USAGE = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=1)

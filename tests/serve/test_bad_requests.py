@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline.serve.answer import IGNORED_HEADER
+from ridgeline.serve.generation.respond import IGNORED_HEADER
 from tests.serve.fake_engine import MAX_MODEL_LEN, FakeEngine
 
 COMPLETIONS = "/v1/completions"

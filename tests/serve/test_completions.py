@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline.serve.requests import ChatRequest, CompletionRequest, Sampled
+from ridgeline.serve.openai.schemas import ChatRequest, CompletionRequest, Sampled
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
 

@@ -23,8 +23,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from ridgeline.serve.app import create_app
-from ridgeline.serve.options import ServerOptions
-from ridgeline.serve.run import server_config
+from ridgeline.serve.config import ServerOptions
+from ridgeline.serve.http.server import server_config
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine
 from tests.serve.test_run import SERVER

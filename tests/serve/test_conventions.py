@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.records import Slo, Structured
 from ridgeline.serve.app import create_app
-from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.config import ServerOptions
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -23,10 +23,10 @@ from ridgeline.engine.engine import Engine
 from ridgeline.errors import RidgelineError
 from ridgeline.records import Event, Finished, Started, Token
 from ridgeline.serve.app import create_app
-from ridgeline.serve.batches.attach import BatchOptions, attach
-from ridgeline.serve.batches.background import background
-from ridgeline.serve.options import ServerOptions
-from tests.serve.batches.helpers import jsonl
+from ridgeline.serve.batch.background_engine import background
+from ridgeline.serve.batch.mount import BatchOptions, attach
+from ridgeline.serve.config import ServerOptions
+from tests.serve.batch.helpers import jsonl
 from tests.serve.conftest import running
 
 KEY = {"authorization": "Bearer secret"}

@@ -21,11 +21,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ridgeline._native import Courier
 from ridgeline.engine.engine import Engine
-from ridgeline.serve import courier as short_way
 from ridgeline.serve.app import create_app
-from ridgeline.serve.courier import chunk
-from ridgeline.serve.histograms import Buckets
-from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.config import ServerOptions
+from ridgeline.serve.http import native_writer as short_way
+from ridgeline.serve.http.native_writer import chunk
+from ridgeline.serve.metrics.histogram import Buckets
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine
 

@@ -13,7 +13,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from ridgeline.serve import app as made
-from ridgeline.serve.requests import Count, Prompts
+from ridgeline.serve.openai.schemas import Count, Prompts
 from tests.serve.fake_engine import FakeEngine
 
 CRASH = {"prompt": "!crash"}

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from ridgeline.records import Finished, Sampling, Started, Token, Usage
-from ridgeline.serve.metrics import Metrics
+from ridgeline.serve.metrics.registry import Metrics
 from tests.serve.fake_engine import FakeEngine
 
 

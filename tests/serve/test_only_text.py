@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.records import Finished, Sampling, Token, Usage
-from ridgeline.serve.answer import OpenAiVoice, UsageWanted, Wording
-from ridgeline.serve.asks import Job, Update
-from ridgeline.serve.chat import ChatVoice
-from ridgeline.serve.choices import Tally
-from ridgeline.serve.completions import CompletionVoice
-from ridgeline.serve.dialect.choose import dialect_of
-from ridgeline.serve.options import Caps, ServerOptions
-from ridgeline.serve.requests import ChatRequest, CompletionRequest, read
-from ridgeline.serve.translate import Prompt
+from ridgeline.serve.config import Caps, ServerOptions
+from ridgeline.serve.generation.collect import Tally
+from ridgeline.serve.generation.request_group import Job, Update
+from ridgeline.serve.generation.respond import OpenAiVoice, UsageWanted, Wording
+from ridgeline.serve.openai.chat_stream import ChatVoice
+from ridgeline.serve.openai.completion_stream import CompletionVoice
+from ridgeline.serve.openai.sampling_params import Prompt
+from ridgeline.serve.openai.schemas import ChatRequest, CompletionRequest, read
+from ridgeline.serve.output_parsers.select import dialect_of
 from tests.serve.fake_engine import CharTokenizer
 
 JOB = Job(

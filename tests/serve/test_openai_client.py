@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from ridgeline.serve.app import create_app
-from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.config import ServerOptions
 from tests.serve.fake_engine import ANSWER, MAX_MODEL_LEN, FakeEngine
 
 

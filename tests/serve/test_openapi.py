@@ -28,10 +28,10 @@ from schemathesis.specs.openapi.checks import (
 from starlette.applications import Starlette
 
 from ridgeline.serve.app import ADMIN_ROUTES, create_admin_app, create_app
-from ridgeline.serve.openapi import admin_document, document
-from ridgeline.serve.openapi_answers import EVENTS
-from ridgeline.serve.options import ServerOptions
-from tests.serve.batches.conftest import with_batches
+from ridgeline.serve.config import ServerOptions
+from ridgeline.serve.openapi.document import admin_document, document
+from ridgeline.serve.openapi.response_schemas import EVENTS
+from tests.serve.batch.conftest import with_batches
 from tests.serve.fake_engine import FakeEngine
 
 EXAMPLES = int(os.environ.get("RIDGELINE_SCHEMATHESIS_EXAMPLES", "3"))

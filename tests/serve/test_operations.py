@@ -12,8 +12,8 @@ import pytest
 
 import ridgeline
 from ridgeline.serve.app import create_app
-from ridgeline.serve.engine_metrics import ENGINE_COUNTERS, Peaks
-from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.config import ServerOptions
+from ridgeline.serve.metrics.engine_collector import ENGINE_COUNTERS, Peaks
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
 Numbers = dict[str, float]

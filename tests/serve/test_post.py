@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from ridgeline._native import send_each
-from ridgeline.serve.post import Pieces, Post
+from ridgeline.serve.http.batched_writes import Pieces, Post
 
 
 class Pair:

@@ -11,11 +11,11 @@ import pytest
 
 from ridgeline.errors import BadInput
 from ridgeline.serve.app import ROUTES, create_admin_app, create_app
-from ridgeline.serve.options import ServerOptions, options_from
-from ridgeline.serve.run import check_exposed
-from ridgeline.serve.safety.buckets import Bucket
-from ridgeline.serve.safety.guard import OPEN_PATHS
-from ridgeline.serve.safety.keys import Key, KeyRing, load_keys, new_key
+from ridgeline.serve.auth.keys import Key, KeyRing, load_keys, new_key
+from ridgeline.serve.auth.middleware import OPEN_PATHS
+from ridgeline.serve.auth.rate_limit import Bucket
+from ridgeline.serve.config import ServerOptions, options_from
+from ridgeline.serve.http.server import check_exposed
 from tests.serve.fake_engine import FakeEngine
 
 COMPLETIONS = "/v1/completions"

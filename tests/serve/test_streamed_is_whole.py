@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from ridgeline.engine.engine import Engine
 from ridgeline.serve.app import create_app
-from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.config import ServerOptions
 
 NUM_REQUESTS = 40
 TEXT = (

@@ -15,11 +15,11 @@ import httpx
 import pytest
 
 from ridgeline.records import Event, Finished, Sampling, Token, Usage
-from ridgeline.serve import outlet
 from ridgeline.serve.app import create_app
-from ridgeline.serve.courier import Lent
+from ridgeline.serve.config import ServerOptions
 from ridgeline.serve.errors import ClientGone
-from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.http import stream_writer
+from ridgeline.serve.http.native_writer import Lent
 from tests.serve.conftest import running
 from tests.serve.fake_engine import FakeEngine, sent_off
 
@@ -160,7 +160,7 @@ async def test_what_is_put_while_the_client_is_slow_keeps_its_order() -> None:
         await gate.wait()
         line.sent.append(message["body"])
 
-    body = outlet.Outlet(send, line, START)
+    body = stream_writer.Outlet(send, line, START)
     body.put(b"1")
     line.room = False
     body.put(b"2")
@@ -181,7 +181,7 @@ async def test_the_first_piece_takes_the_head_along_or_waits_with_it(room: bool)
     async def send(message: Any) -> None:
         sent.append(message)
 
-    body = outlet.Outlet(send, line, START)
+    body = stream_writer.Outlet(send, line, START)
     assert not body.has_begun
     body.put(b"")
     body.put(b"1")
@@ -196,7 +196,7 @@ async def test_an_outlet_that_is_closed_sends_no_more() -> None:
     async def send(message: Any) -> None:
         await asyncio.Event().wait()
 
-    body = outlet.Outlet(send, None, START)
+    body = stream_writer.Outlet(send, None, START)
     body.put(b"1")
     await asyncio.sleep(0)
     await body.close()
@@ -204,18 +204,18 @@ async def test_an_outlet_that_is_closed_sends_no_more() -> None:
 
 
 async def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlet, "MAX_HELD_BYTES", 10)
+    monkeypatch.setattr(stream_writer, "MAX_HELD_BYTES", 10)
 
     async def send(message: Any) -> None:
         await asyncio.Event().wait()
 
     line = Line(room=False)
-    body = outlet.Outlet(send, line, START)
+    body = stream_writer.Outlet(send, line, START)
     for _ in range(9):
         body.put(b"four")
     assert line.num_cuts == 1
     await body.close()
-    nobody = outlet.Outlet(send, None, START)
+    nobody = stream_writer.Outlet(send, None, START)
     with pytest.raises(ClientGone):
         for _ in range(9):
             nobody.put(b"four")
@@ -232,9 +232,9 @@ async def test_whoever_waits_is_told_that_the_client_has_gone() -> None:
     async def receive() -> Any:
         raise AssertionError("nobody listens where the connection tells")
 
-    scope: Any = {"extensions": {outlet.CONNECTION: Watched(room=True)}}
+    scope: Any = {"extensions": {stream_writer.CONNECTION: Watched(room=True)}}
     with pytest.raises(ClientGone):
-        async with outlet.UntilGone(scope, receive):
+        async with stream_writer.UntilGone(scope, receive):
             (call,) = gone
             assert call is not None
             asyncio.get_running_loop().call_soon(call)
@@ -253,7 +253,7 @@ async def test_without_a_connection_somebody_listens(gone: bool) -> None:
 
     told = pytest.raises(ClientGone) if gone else contextlib.nullcontext()
     with told:
-        async with outlet.UntilGone({}, receive):
+        async with stream_writer.UntilGone({}, receive):
             await asyncio.sleep(0.01)
     await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == 1
@@ -261,7 +261,7 @@ async def test_without_a_connection_somebody_listens(gone: bool) -> None:
 
 async def test_whoever_cancels_from_outside_is_not_told_of_the_client() -> None:
     async def wait() -> None:
-        async with outlet.UntilGone({}, asyncio.Event().wait):  # type: ignore[arg-type]
+        async with stream_writer.UntilGone({}, asyncio.Event().wait):  # type: ignore[arg-type]
             await asyncio.Event().wait()
 
     task = asyncio.create_task(wait())

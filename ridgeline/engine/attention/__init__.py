@@ -15,7 +15,7 @@ from ridgeline.errors import BadInput, CannotRun
 if TYPE_CHECKING:
     from ridgeline.engine.attention.base import Attention, AttentionKind, Site
     from ridgeline.engine.attention.cache import KvCache
-    from ridgeline.spec.model import ModelSpec
+    from ridgeline.modelspec.model import ModelSpec
 
 BACKENDS = MappingProxyType(
     {

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.core.plan import Run
-from ridgeline.spec.model import ModelSpec
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.modelspec.model import ModelSpec
 
 
 class Attend(Protocol):

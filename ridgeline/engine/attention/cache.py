@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.kv_format import KvFormat, PlainKv
 from ridgeline.engine.kernels.large_pages import own_pages
-from ridgeline.spec.model import ModelSpec
+from ridgeline.modelspec.model import ModelSpec
 
 
 class KvCache:

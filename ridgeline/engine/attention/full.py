@@ -15,8 +15,8 @@ from ridgeline.engine.attention.base import Attend, Attention, AttentionKind
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import attend_prefill, causal_mask
 from ridgeline.engine.attention.kv_format import kv_format
-from ridgeline.engine.core.plan import Run
-from ridgeline.spec.model import ModelSpec
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.modelspec.model import ModelSpec
 
 
 class FullAttention:

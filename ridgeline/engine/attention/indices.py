@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.attention.dense import causal_mask
-from ridgeline.engine.core.plan import Run
+from ridgeline.engine.scheduler.plan import Run
 
 QUERIES_PER_SPAN = (
     256  # bounds a mask's size; later spans of a prompt skip the keys that none of them sees

@@ -29,8 +29,8 @@ from torch import Tensor
 import ridgeline._native as _native
 from ridgeline.engine.attention.base import Site
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.core.plan import Run
-from ridgeline.spec.model import ModelSpec
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.modelspec.model import ModelSpec
 
 MAX_HEAD_DIM = 256
 KV_FORMATS = ("float32", "bfloat16", "float16", "int8")

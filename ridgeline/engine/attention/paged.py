@@ -34,8 +34,8 @@ from ridgeline.engine.attention.base import Site
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.dense import attend_decode, attend_prefill
 from ridgeline.engine.attention.indices import Group, IndexMaker, StepIndices, Stretch
-from ridgeline.engine.core.plan import Run
-from ridgeline.spec.model import AttentionSpec, ModelSpec
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Site
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.core.plan import Run
-from ridgeline.spec.model import AttentionSpec, ModelSpec
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.modelspec.model import AttentionSpec, ModelSpec
 
 
 class ReferenceAttention:

@@ -3,7 +3,7 @@
 Input is a flattened batch: the step's tokens of all sequences one after another, each with its
 position. Nothing here knows which token belongs to whom; only the attention of the step does.
 
-What surrounds attention is one of `ridgeline.engine.forward`.
+What surrounds attention is one of `ridgeline.engine.execution.layers`.
 
 Shape legend: T tokens of the step, S rows to be sampled, C hidden_size, V vocabulary.
 """
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
-from ridgeline.engine.forward.base import Body, Forward
+from ridgeline.engine.execution.layers.base import Body, Forward
 from ridgeline.engine.quant.base import Linear
 
 
 class Decoder:
-    """A model with its weights. Built by `ridgeline.engine.model.load.load_decoder`.
+    """A model with its weights. Built by `ridgeline.engine.checkpoints.load.load_decoder`.
 
     `nbytes` is what the weights occupy in memory. Rows of `table` may be narrower than
     `compute_dtype`.

@@ -18,7 +18,7 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.model.rope import rotate_
 from ridgeline.engine.quant.base import Linear
-from ridgeline.spec.model import AttentionSpec
+from ridgeline.modelspec.model import AttentionSpec
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ridgeline.engine.model.layers import GatedMlp
 from ridgeline.engine.quant.base import Linear
-from ridgeline.spec.model import MlpSpec
+from ridgeline.modelspec.model import MlpSpec
 
 
 class MoeMlp:

@@ -1,6 +1,6 @@
 """Cosines and sines of the rotary embedding, tabulated once and looked up once per step.
 
-`ridgeline.spec.rope` is the definition; this makes its tables. Two kinds depend on a length, and
+`ridgeline.modelspec.rope` is the definition; this makes its tables. Two kinds depend on a length, and
 the length is chosen so that a token's key is a function of its own position alone (a key that
 depended on the prompt's length could be shared by no prefix cache and would change with the
 chunking):
@@ -25,8 +25,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.spec.model import RopeSpec
-from ridgeline.spec.rope import attention_factor, inv_freq
+from ridgeline.modelspec.model import RopeSpec
+from ridgeline.modelspec.rope import attention_factor, inv_freq
 
 SMALLEST_TABLE = 1024
 

@@ -1,6 +1,6 @@
 """Registry of linear kinds: `Format.kind` -> "module:Class". Nothing is imported until chosen.
 
-A new kind is one file here, one line in `KINDS`, and a rewrite in `ridgeline.spec.rewrite`.
+A new kind is one file here, one line in `KINDS`, and a rewrite in `ridgeline.modelspec.rewrite`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ridgeline.engine.quant.base import Linear, LinearKind
-    from ridgeline.spec.model import LinearSpec
+    from ridgeline.modelspec.model import LinearSpec
 
 KINDS = MappingProxyType(
     {

@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ridgeline.spec.model import LinearSpec
+from ridgeline.modelspec.model import LinearSpec
 
 
 class Linear(Protocol):

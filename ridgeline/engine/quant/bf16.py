@@ -19,7 +19,7 @@ from torch import Tensor
 from ridgeline.engine.kernels.native_linear import Packed, pack_lines
 from ridgeline.engine.quant.packed import PackedLinear, needs_cpu
 from ridgeline.errors import CannotRun
-from ridgeline.spec.model import LinearSpec
+from ridgeline.modelspec.model import LinearSpec
 
 _ROWS = 1024  # compared at once: a large head must not be in memory twice more
 

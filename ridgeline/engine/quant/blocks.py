@@ -26,8 +26,8 @@ from torch import Tensor
 
 from ridgeline.engine.kernels.native_linear import Kind, Packed, in_panels, pack_lines
 from ridgeline.engine.quant.packed import PackedLinear, needs_cpu
-from ridgeline.spec.format import Format, blocks, blocks_of_all
-from ridgeline.spec.model import LinearSpec
+from ridgeline.modelspec.format import Format, blocks, blocks_of_all
+from ridgeline.modelspec.model import LinearSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ridgeline.spec.model import LinearSpec
+from ridgeline.modelspec.model import LinearSpec
 
 
 class DenseLinear:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ridgeline.engine.kernels.native_linear import Packed, pack_lines
 from ridgeline.engine.quant.packed import PackedLinear, needs_cpu
-from ridgeline.spec.model import LinearSpec
+from ridgeline.modelspec.model import LinearSpec
 
 
 class Fp32Linear:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.kernels.native_linear import Kind, Packed, in_panels, pack_lines
-from ridgeline.spec.format import Format, format_for
+from ridgeline.modelspec.format import Format, format_for
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import ridgeline._native as _native
 from ridgeline.engine.kernels import large_pages
 from ridgeline.engine.kernels.native_linear import PANEL, Kind, NativeLinear, Packed, empty_lines
 from ridgeline.errors import CannotRun
-from ridgeline.spec.model import LinearSpec
+from ridgeline.modelspec.model import LinearSpec
 
 _BLOCK = 1_048_573  # random numbers that random weights repeat: prime, so that no row recurs
 

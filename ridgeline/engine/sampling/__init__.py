@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ridgeline.engine.core.plan import SampleAt
     from ridgeline.engine.sampling.base import Choice, Sampler
+    from ridgeline.engine.scheduler.plan import SampleAt
     from ridgeline.records import TokenLogprobs
 
 SAMPLERS = {

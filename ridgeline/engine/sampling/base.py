@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ridgeline.engine.core.plan import SampleAt
+from ridgeline.engine.scheduler.plan import SampleAt
 from ridgeline.records import TokenLogprobs
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.engine.core.plan import SampleAt
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.edits import edited, is_plain
 from ridgeline.engine.sampling.logprobs import token_logprobs
 from ridgeline.engine.sampling.restrict import restricted
 from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.engine.scheduler.plan import SampleAt
 from ridgeline.records import TokenLogprobs
 
 COLDEST = 1e-30  # what float32 can still divide by; anything colder is greedy long before

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.engine.core.plan import SampleAt
+from ridgeline.engine.scheduler.plan import SampleAt
 
 
 def is_plain(at: SampleAt) -> bool:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 import ridgeline._native as _native
-from ridgeline.engine.core.plan import SampleAt
 from ridgeline.engine.kernels.rows import first_largest
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.batched import COLDEST, Ways, no_choice, sample_by
 from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.engine.scheduler.plan import SampleAt
 
 
 def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ridgeline.engine.core.plan import SampleAt
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.engine.scheduler.plan import SampleAt
 from ridgeline.records import Sampling, TokenLogprobs
 
 if TYPE_CHECKING:

@@ -1,18 +1,18 @@
 """Speculative decoding: guess several tokens cheaply, verify them in one step.
 
 The registry names the drafters; none is imported until it is chosen (`assemble.py`). What the
-scheduler knows of it is in `ridgeline.engine.core.drafting`.
+scheduler knows of it is in `ridgeline.engine.scheduler.speculation`.
 """
 
 from __future__ import annotations
 
 DRAFTERS = {
-    "ngram": "ridgeline.engine.speculate.ngram:NgramDrafter",
-    "suffix": "ridgeline.engine.speculate.suffix:SuffixDrafter",
-    "lookahead": "ridgeline.engine.speculate.lookahead:LookaheadDrafter",
-    "auto": "ridgeline.engine.speculate.combined:Combined",
-    "draft_model": "ridgeline.engine.speculate.draft_model:DraftModelDrafter",
-    "self": "ridgeline.engine.speculate.layer_skip:SelfDrafter",
-    "medusa": "ridgeline.engine.speculate.medusa:MedusaDrafter",
-    "eagle": "ridgeline.engine.speculate.eagle:EagleDrafter",
+    "ngram": "ridgeline.engine.speculate.drafters.ngram:NgramDrafter",
+    "suffix": "ridgeline.engine.speculate.drafters.suffix:SuffixDrafter",
+    "lookahead": "ridgeline.engine.speculate.drafters.lookahead:LookaheadDrafter",
+    "auto": "ridgeline.engine.speculate.drafters.combined:Combined",
+    "draft_model": "ridgeline.engine.speculate.drafters.draft_model:DraftModelDrafter",
+    "self": "ridgeline.engine.speculate.drafters.layer_skip:SelfDrafter",
+    "medusa": "ridgeline.engine.speculate.drafters.medusa:MedusaDrafter",
+    "eagle": "ridgeline.engine.speculate.drafters.eagle:EagleDrafter",
 }

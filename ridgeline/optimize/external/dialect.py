@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from ridgeline.config.settings import Settings, Speculative
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.settings import Settings, Speculative
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,9 +8,9 @@ from outside, and what cannot: diagnose/seen_steps.py.
 
 from __future__ import annotations
 
+from ridgeline.config.settings import Settings
 from ridgeline.diagnose.seen_steps import seen_steps
 from ridgeline.records import RunTrace, StepStat
-from ridgeline.settings import Settings
 
 
 def infer_steps(

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ridgeline.config.settings import Settings
 from ridgeline.errors import CannotRun
 from ridgeline.measure.arrivals import Closed
 from ridgeline.measure.client import LoadOptions, OnFinish, run_load
@@ -28,7 +29,6 @@ from ridgeline.measure.workload import Workload
 from ridgeline.optimize.quality.text import Array
 from ridgeline.optimize.subject import Load
 from ridgeline.records import EngineInfo, RunTrace
-from ridgeline.settings import Settings
 
 Names = dict[str, int]
 

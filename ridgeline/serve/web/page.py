@@ -19,8 +19,8 @@ from starlette.responses import Response
 
 import ridgeline
 from ridgeline.records import Slo
-from ridgeline.serve.contract import ServedEngine
-from ridgeline.serve.wire import encode
+from ridgeline.serve.engine_protocol import ServedEngine
+from ridgeline.serve.http.sse import encode
 
 _HERE = Path(__file__).parent
 

@@ -15,8 +15,8 @@ from ridgeline import Engine, Sampling
 from ridgeline.engine.attention.ahead import PagesAhead, supply
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import PlainKv
-from ridgeline.engine.core.blocks import BlockPool
 from ridgeline.engine.kernels.large_pages import LARGE_PAGE, own_pages
+from ridgeline.engine.scheduler.block_pool import BlockPool
 
 PER_PAGE = 16  # blocks in a large page of one layer
 NUM_BLOCKS = 10 * PER_PAGE

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from ridgeline.engine.checkpoints.packed import PackedWeights
+from ridgeline.engine.checkpoints.write_packed import pack_model
 from ridgeline.engine.kernels import large_pages
 from ridgeline.engine.kernels.large_pages import LARGE_PAGE, Slabs, own_pages
 from ridgeline.engine.kernels.native_linear import PANEL, empty_lines
-from ridgeline.engine.model.pack import pack_model
-from ridgeline.engine.model.packed_file import PackedWeights
 from ridgeline.engine.quant.packed import random_packed
-from ridgeline.spec.format import INT4, INT8, int4
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.model import LinearSpec
-from ridgeline.spec.rewrite import apply_formats
+from ridgeline.modelspec.format import INT4, INT8, int4
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.model import LinearSpec
+from ridgeline.modelspec.rewrite import apply_formats
 
 SLAB = 4 * LARGE_PAGE
 

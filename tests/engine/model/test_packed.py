@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.model.pack import pack_model
-from ridgeline.engine.model.packed_file import PackedWeights
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.checkpoints.packed import PackedWeights
+from ridgeline.engine.checkpoints.write_packed import pack_model
+from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.quant.int8 import choose
-from ridgeline.engine.runner import TorchRunner
 from ridgeline.errors import BadInput, BadModel, CannotRun
-from ridgeline.spec.format import BF16, INT8, Format, int4
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.packed import PACKED_FILE
-from ridgeline.spec.rewrite import apply_formats, apply_quantization, linears, with_dtype
+from ridgeline.modelspec.format import BF16, INT8, Format, int4
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.packed import PACKED_FILE
+from ridgeline.modelspec.rewrite import apply_formats, apply_quantization, linears, with_dtype
 from tests.conformance.tiny_models import make_model
 
 TOKENS = [(7 * i * i + 3) % 60 + 3 for i in range(40)]

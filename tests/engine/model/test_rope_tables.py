@@ -1,4 +1,4 @@
-"""Tables of cosines and sines: equal to `ridgeline.spec.rope`, position by position."""
+"""Tables of cosines and sines: equal to `ridgeline.modelspec.rope`, position by position."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ridgeline.engine.model.rope import RopeTables, angles, rotate_
-from ridgeline.spec.model import RopeSpec
-from ridgeline.spec.rope import attention_factor, inv_freq
+from ridgeline.modelspec.model import RopeSpec
+from ridgeline.modelspec.rope import attention_factor, inv_freq
 
 KINDS = [
     RopeSpec(dim=8, theta=500.0),

@@ -10,23 +10,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ridgeline.cli.quantize import Choices, command
+from ridgeline.cli.commands.quantize import Choices, command
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.checkpoints.packed import PackedWeights
+from ridgeline.engine.checkpoints.tensor_names import Part
+from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.kernels.native_int8 import pack as pack_int8
 from ridgeline.engine.kernels.native_linear import PANEL, NativeLinear, under_each_other
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.model.names import Part
-from ridgeline.engine.model.packed_file import PackedWeights
 from ridgeline.engine.model.table import PackedTable, PlainTable
 from ridgeline.engine.quant.int4.linear import pack as pack_int4
 from ridgeline.engine.quant.int4.quantise import quantise as quantise_int4
 from ridgeline.engine.quant.int8.quantise import quantise as quantise_int8
-from ridgeline.engine.runner import TorchRunner
 from ridgeline.errors import CannotRun
-from ridgeline.spec.cost import resident_weight_bytes
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.locate import model_path
-from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.rewrite import with_dtype
+from ridgeline.modelspec.cost import resident_weight_bytes
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import with_dtype
 
 IDS = [(37 * i) % 4000 for i in range(48)]
 
@@ -95,7 +95,7 @@ def test_a_tied_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int, head: int | None, shared: bool
 ) -> None:
     model = write("demo", tmp_path / "m", embedding_bits=bits, lm_head_bits=head)
-    monkeypatch.setattr("ridgeline.engine.model.load.PackedWeights", Without)
+    monkeypatch.setattr("ridgeline.engine.checkpoints.load.PackedWeights", Without)
     spec, runner, nbytes = opened(model)
     assert nbytes == pytest.approx(resident_weight_bytes(spec), rel=5e-3)
     decoder = runner.decoder

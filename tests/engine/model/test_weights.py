@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ridgeline.engine.model.load import load_decoder
-from ridgeline.engine.model.names import Part, parts
-from ridgeline.engine.model.safetensors_file import INDEX, SINGLE, entries_of, open_tensors
-from ridgeline.engine.model.weights import DummyWeights
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.checkpoints.safetensors import INDEX, SINGLE, entries_of, open_tensors
+from ridgeline.engine.checkpoints.sources import DummyWeights
+from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.errors import BadModel
-from ridgeline.spec.cost import resident_weight_bytes
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.rewrite import with_dtype
+from ridgeline.modelspec.cost import resident_weight_bytes
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.rewrite import with_dtype
 from tests.conformance.tiny_models import load_ours, make_model
 
 TOKENS = list(range(3, 30))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import ridgeline._native as _native
+from ridgeline.config.settings import Settings
 from ridgeline.engine.kernels.native_int8 import pack as pack_int8
 from ridgeline.engine.kernels.native_linear import (
     ISA_VARIABLE,
@@ -26,12 +27,11 @@ from ridgeline.engine.quant.int4.quantise import quantise as quantise_int4
 from ridgeline.engine.quant.int8.quantise import quantise as quantise_int8
 from ridgeline.engine.quant.packed import take_digits
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.settings import Settings
-from ridgeline.spec.format import DIGITS, INT4, blocks, dense
-from ridgeline.spec.load import load_spec
-from ridgeline.spec.model import LinearSpec
-from ridgeline.spec.operators import operator_work
-from ridgeline.spec.rewrite import apply_quantization, linears, with_activations
+from ridgeline.modelspec.format import DIGITS, INT4, blocks, dense
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.model import LinearSpec
+from ridgeline.modelspec.operators import operator_work
+from ridgeline.modelspec.rewrite import apply_quantization, linears, with_activations
 
 ISAS = _native.linear_isas().split(",")
 KINDS = ["int4", "int4, zeros", "int8", "groups of 16", "minima", "steps, minima"]

@@ -21,8 +21,8 @@ from ridgeline.engine.quant.int4.quantise import Int4Weights, quantise
 from ridgeline.engine.quant.int4.reference import MOST, multiply
 from ridgeline.engine.quant.packed import random_packed
 from ridgeline.errors import CannotRun
-from ridgeline.spec.format import BF16, INT4, INT8, Format, int4
-from ridgeline.spec.model import LinearSpec
+from ridgeline.modelspec.format import BF16, INT4, INT8, Format, int4
+from ridgeline.modelspec.model import LinearSpec
 
 CPU = torch.device("cpu")
 ISAS = _native.linear_isas().split(",")

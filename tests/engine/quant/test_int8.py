@@ -15,8 +15,8 @@ from ridgeline.engine.quant.int8.base import Gemm
 from ridgeline.engine.quant.int8.quantise import quantise
 from ridgeline.engine.quant.int8.reference import ReferenceGemm
 from ridgeline.errors import CannotRun
-from ridgeline.spec.format import INT8
-from ridgeline.spec.model import LinearSpec
+from ridgeline.modelspec.format import INT8
+from ridgeline.modelspec.model import LinearSpec
 
 CPU = torch.device("cpu")
 SIZES = [(7, 33), (1, 1), (64, 256), (65, 1023), (257, 64)]

@@ -16,8 +16,8 @@ from ridgeline.engine.quant.outlier_rows import OutlierRowsLinear, columns
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.engine.quant.ready import linear_of
 from ridgeline.errors import CannotRun
-from ridgeline.spec.format import Format
-from ridgeline.spec.model import LinearSpec
+from ridgeline.modelspec.format import Format
+from ridgeline.modelspec.model import LinearSpec
 
 THRESHOLD = 6.0
 
@@ -71,7 +71,7 @@ def test_against_the_plain_reading(num_rows: int) -> None:
 def test_against_bitsandbytes_itself() -> None:
     """Its own product of single rows (scripts/foreign_vectors.py), which it rounds to float16
     first."""
-    found = load_file(Path(__file__).parents[1] / "foreign" / "vectors.safetensors")
+    found = load_file(Path(__file__).parents[1] / "checkpoints" / "vectors.safetensors")
     q_OI, scale_O, x_TI, y_TO = (
         found[f"bnb_int8_rows/{name}"] for name in ("weight", "SCB", "x", "y")
     )

@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-from ridgeline.engine.core.plan import Run, SampleAt
 from ridgeline.engine.kernels.native_linear import Packed, pack_lines
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.quant.packed import PackedLinear
@@ -19,6 +18,7 @@ from ridgeline.engine.sampling.likeliest import (
     ThroughLogits,
     likeliest_of,
 )
+from ridgeline.engine.scheduler.plan import Run, SampleAt
 from ridgeline.records import Sampling, Structured
 
 PLAIN = SampleAt(Sampling(temperature=0.0), 0, 0, 1)

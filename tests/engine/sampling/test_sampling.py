@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from ridgeline.engine.core.plan import SampleAt
 from ridgeline.engine.sampling import SAMPLERS, load_sampler, sample, token_logprobs
 from ridgeline.engine.sampling.reference import distribution, logprobs_of
 from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.engine.scheduler.plan import SampleAt
 from ridgeline.records import Sampling
 
 GREEDY = Sampling(temperature=0.0)

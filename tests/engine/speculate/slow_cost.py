@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from ridgeline.engine.speculate.cost import KNOTS
+from ridgeline.engine.speculate.depth_control.step_cost import KNOTS
 
 Points = Sequence[tuple[int, float]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.engine.speculate.base import AGAIN, AGREES, ALONE, DIFFERS, Guess, kind_of
-from ridgeline.engine.speculate.choose import LEAST_CHANCE
-from ridgeline.engine.speculate.shadows import prior
+from ridgeline.engine.speculate.depth_control.lookup_accuracy import prior
+from ridgeline.engine.speculate.depth_control.plan import LEAST_CHANCE
+from ridgeline.engine.speculate.drafters.base import AGAIN, AGREES, ALONE, DIFFERS, Guess, kind_of
 
 MOST_AGREEING = 32
 

@@ -11,14 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from ridgeline import Engine
-from ridgeline.engine.core.drafting import Open, Room, Verdict
-from ridgeline.engine.core.plan import Run
-from ridgeline.engine.speculate.acceptance import Acceptance
-from ridgeline.engine.speculate.account import Account
-from ridgeline.engine.speculate.base import NO_GUESS, Guess, kind_of
-from ridgeline.engine.speculate.controller import Controller
-from ridgeline.engine.speculate.cost import DraftCost, StepCost
-from ridgeline.engine.speculate.pace import Pace
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.speculation import Open, Room, Verdict
+from ridgeline.engine.speculate.depth_control.acceptance_rate import Acceptance
+from ridgeline.engine.speculate.depth_control.controller import Controller
+from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost
+from ridgeline.engine.speculate.depth_control.step_timer import Pace
+from ridgeline.engine.speculate.depth_control.time_credit import Account
+from ridgeline.engine.speculate.drafters.base import NO_GUESS, Guess, kind_of
 from ridgeline.records import Sampling
 
 SAMPLING = Sampling()

@@ -11,11 +11,11 @@ from typing import cast
 
 import pytest
 
-from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.core.plan import StepPlan, StepResult
-from ridgeline.engine.resolve import Resolved
-from ridgeline.engine.speculate.assemble import measure_drafts
-from ridgeline.engine.speculate.cost import CONTEXT, DEPTHS, StepCost, measure
+from ridgeline.engine.config import Resolved
+from ridgeline.engine.scheduler.plan import StepPlan, StepResult
+from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.speculate.build import measure_drafts
+from ridgeline.engine.speculate.depth_control.step_cost import CONTEXT, DEPTHS, StepCost, measure
 from tests.engine.speculate.slow_cost import SlowStepCost
 
 

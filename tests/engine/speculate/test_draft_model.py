@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from ridgeline import Engine, Sampling
-from ridgeline.engine.assemble import assemble
-from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.resolve import resolve
-from ridgeline.engine.speculate.draft_model import DraftModelDrafter
-from ridgeline.engine.text import load_tokenizer
+from ridgeline.config.settings import Settings, settings_from
+from ridgeline.engine.build import assemble
+from ridgeline.engine.config import resolve
+from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.speculate.drafters.draft_model import DraftModelDrafter
+from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, BadModel, CannotRun
-from ridgeline.settings import Settings, settings_from
-from ridgeline.spec.locate import model_path
+from ridgeline.modelspec.locate import model_path
 
 GREEDY = Sampling(temperature=0.0, max_tokens=64, ignore_eos=True)
 TEXT = "def add(a, b):\n    return a + b\n\nclass Point:\n    def __init__(self, x, y):\n"

@@ -12,21 +12,21 @@ import pytest
 import torch
 
 from ridgeline import Engine, Sampling
-from ridgeline.engine.assemble import Parts, assemble
-from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.core.plan import Run, StepPlan
-from ridgeline.engine.resolve import resolve
-from ridgeline.engine.speculate.layer_skip import (
+from ridgeline.config.settings import settings_from
+from ridgeline.engine.build import Parts, assemble
+from ridgeline.engine.config import resolve
+from ridgeline.engine.scheduler.plan import Run, StepPlan
+from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.speculate.config import resolve_speculation
+from ridgeline.engine.speculate.drafters.layer_skip import (
     SelfDrafter,
     best_depth,
     choose_layers,
     influences,
 )
-from ridgeline.engine.speculate.resolve import resolve_speculation
-from ridgeline.engine.speculate.target import Target
-from ridgeline.engine.speculate.verify import Drawn
+from ridgeline.engine.speculate.drafters.target_model import Target
+from ridgeline.engine.speculate.verify.verifier import Drawn
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.settings import settings_from
 
 GREEDY = Sampling(temperature=0.0, max_tokens=64, ignore_eos=True)
 TEXT = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n"

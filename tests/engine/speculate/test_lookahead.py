@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.core.plan import Run, SampleAt
-from ridgeline.engine.speculate.lookahead import MOST_GRAMS, LookaheadDrafter
-from ridgeline.engine.speculate.walk import confirmed
+from ridgeline.engine.scheduler.plan import Run, SampleAt
+from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.speculate.drafters.lookahead import MOST_GRAMS, LookaheadDrafter
+from ridgeline.engine.speculate.verify.exact_match import confirmed
 from ridgeline.records import Sampling
 
 AT = SampleAt(Sampling(), 0, 0, 1)

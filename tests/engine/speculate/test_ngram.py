@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.speculate.base import (
+from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.speculate.drafters.base import (
     AGAIN,
     AGREES,
     ALONE,
@@ -22,7 +22,7 @@ from ridgeline.engine.speculate.base import (
     kind_of,
     parts_of,
 )
-from ridgeline.engine.speculate.ngram import NgramDrafter
+from ridgeline.engine.speculate.drafters.ngram import NgramDrafter
 from ridgeline.records import Sampling
 from tests.engine.speculate.slow_lookup import MOST_AGREEING, num_agreeing, slow_guess
 

@@ -20,9 +20,16 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.speculate import rejection
-from ridgeline.engine.speculate.rejection import RULES, Rule, draw, numbers, residual, verified
-from ridgeline.engine.speculate.walk import confirmed
+from ridgeline.engine.speculate.verify import rejection_sampling
+from ridgeline.engine.speculate.verify.exact_match import confirmed
+from ridgeline.engine.speculate.verify.rejection_sampling import (
+    RULES,
+    Rule,
+    draw,
+    numbers,
+    residual,
+    verified,
+)
 
 LENGTH = 3
 
@@ -163,7 +170,7 @@ def play(toy: Toy, rule: Rule, seed: int, depth: int) -> tuple[int, ...]:
     text: tuple[int, ...] = ()
     while len(text) < LENGTH:
         drafts: list[int] = []
-        for number in numbers(seed, len(text), depth, rejection.DRAFT):
+        for number in numbers(seed, len(text), depth, rejection_sampling.DRAFT):
             drafts.append(draw(toy.q((*text, *drafts)), number))
         p_KV, q_KV = toy.rows(text, drafts)
         text += tuple(verified(rule, p_KV, q_KV, drafts, seed, len(text)))
@@ -327,7 +334,7 @@ def test_planted_bugs_are_caught(name: str, bug: str) -> None:
 def test_numbers_are_not_used_twice() -> None:
     """Another step of the same request, and the drafter's own draws, have numbers of their own."""
     found = [n for index in range(40) for n in numbers(5, index, 4)]
-    found += [n for index in range(40) for n in numbers(5, index, 4, rejection.DRAFT)]
+    found += [n for index in range(40) for n in numbers(5, index, 4, rejection_sampling.DRAFT)]
     found += [uniform(5, index) for index in range(40)]
     assert len(set(found)) == len(found)
 

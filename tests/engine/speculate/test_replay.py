@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from ridgeline.engine.speculate.cost import StepCost
-from ridgeline.engine.speculate.ngram import NgramDrafter
-from ridgeline.engine.speculate.replay import replay
+from ridgeline.engine.speculate.depth_control.replay import replay
+from ridgeline.engine.speculate.depth_control.step_cost import StepCost
+from ridgeline.engine.speculate.drafters.ngram import NgramDrafter
 
 
 def flat() -> StepCost:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.engine.speculate.choose import Costs
-from ridgeline.engine.speculate.cost import DraftCost, StepCost
-from ridgeline.engine.speculate.report import break_even, rows, survivals, verdict
+from ridgeline.engine.speculate.depth_control.plan import Costs
+from ridgeline.engine.speculate.depth_control.report import break_even, rows, survivals, verdict
+from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost
 
 
 @pytest.mark.parametrize(("alpha", "depth"), [(0.1, 1), (0.5, 3), (0.9, 8)])

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 import ridgeline._native as _native
-from ridgeline.engine.core.drafting import Open, Room
-from ridgeline.engine.speculate.base import (
+from ridgeline.engine.scheduler.speculation import Open, Room
+from ridgeline.engine.speculate.depth_control.lookup_accuracy import Shadows, prior
+from ridgeline.engine.speculate.depth_control.plan import LEAST_CHANCE, Costs, best_plan
+from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost
+from ridgeline.engine.speculate.drafters.base import (
     AGREES,
     DIFFERS,
     KINDS,
@@ -17,10 +20,7 @@ from ridgeline.engine.speculate.base import (
     Guess,
     kind_of,
 )
-from ridgeline.engine.speculate.choose import LEAST_CHANCE, Costs, best_plan
-from ridgeline.engine.speculate.combined import Combined, Lookups
-from ridgeline.engine.speculate.cost import DraftCost, StepCost
-from ridgeline.engine.speculate.shadows import Shadows, prior
+from ridgeline.engine.speculate.drafters.combined import Combined, Lookups
 from ridgeline.records import Sampling
 from tests.engine.speculate.slow_lookup import SlowShadows, slow_depths
 

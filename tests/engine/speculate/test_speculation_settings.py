@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ridgeline.cli.quantities import table_of
-from ridgeline.engine.resolve import resolve
-from ridgeline.engine.speculate.resolve import Speculation
+from ridgeline.cli.params.units import table_of
+from ridgeline.config.settings import changed, settings_from
+from ridgeline.engine.config import resolve
+from ridgeline.engine.speculate.config import Speculation
 from ridgeline.errors import BadInput, UserError
-from ridgeline.settings import changed, settings_from
 
 
 def resolved(config: dict[str, Any] | None, **settings: Any) -> Speculation | None:

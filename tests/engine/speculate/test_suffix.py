@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ridgeline._native import Automaton, Seat
-from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.speculate.base import NO_GUESS
-from ridgeline.engine.speculate.suffix import SuffixDrafter
+from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.speculate.drafters.base import NO_GUESS
+from ridgeline.engine.speculate.drafters.suffix import SuffixDrafter
 from ridgeline.records import Sampling
 
 TOKENS = st.lists(st.integers(0, 2), max_size=30)

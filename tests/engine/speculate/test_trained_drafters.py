@@ -17,21 +17,21 @@ import torch.nn.functional as F
 from ridgeline import Engine, Sampling
 from ridgeline.compress.drafter_students import EagleStudent, MedusaStudent, Teacher
 from ridgeline.compress.train_drafter import Recipe, make_student, teacher_of
-from ridgeline.engine.assemble import assemble
+from ridgeline.config.settings import settings_from
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
-from ridgeline.engine.core.blocks import BlockPool
-from ridgeline.engine.core.drafting import Open
-from ridgeline.engine.core.plan import Run, SampleAt
-from ridgeline.engine.resolve import resolve
-from ridgeline.engine.speculate.drafter_file import CONFIG, write_drafter
-from ridgeline.engine.speculate.eagle import EagleDrafter, EagleLayer
-from ridgeline.engine.speculate.medusa import Heads, MedusaDrafter
-from ridgeline.engine.speculate.states import States
-from ridgeline.engine.speculate.verify import Drawn
+from ridgeline.engine.build import assemble
+from ridgeline.engine.config import resolve
+from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.plan import Run, SampleAt
+from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.speculate.drafters.checkpoint import CONFIG, write_drafter
+from ridgeline.engine.speculate.drafters.eagle import EagleDrafter, EagleLayer
+from ridgeline.engine.speculate.drafters.hidden_states import States
+from ridgeline.engine.speculate.drafters.medusa import Heads, MedusaDrafter
+from ridgeline.engine.speculate.verify.verifier import Drawn
 from ridgeline.errors import BadInput, BadModel, UserError
 from ridgeline.records import Ask
-from ridgeline.settings import settings_from
 
 GREEDY = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
 KINDS = ("medusa", "eagle")

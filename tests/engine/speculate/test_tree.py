@@ -12,13 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.engine.core.plan import Branch, Run, SampleAt, paths, samples_of
 from ridgeline.engine.sampling import sample
 from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.speculate import rejection
-from ridgeline.engine.speculate.rejection import Path, Places, draw, drawn_apart, numbers, tree
-from ridgeline.engine.speculate.tree import TokenTree, parse_tree
-from ridgeline.engine.speculate.verify import Drawn, Verifier
+from ridgeline.engine.scheduler.plan import Branch, Run, SampleAt, paths, samples_of
+from ridgeline.engine.speculate.verify import rejection_sampling
+from ridgeline.engine.speculate.verify.rejection_sampling import (
+    Path,
+    Places,
+    draw,
+    drawn_apart,
+    numbers,
+    tree,
+)
+from ridgeline.engine.speculate.verify.tree import TokenTree, parse_tree
+from ridgeline.engine.speculate.verify.verifier import Drawn, Verifier
 from ridgeline.errors import BadInput
 from ridgeline.records import Sampling
 from tests.engine.speculate.test_rejection import (
@@ -164,7 +171,7 @@ def test_by_enumeration(name: str, seed: int, likeness: float) -> None:
 
 def test_a_bug_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The residual forgotten: the second child is judged, and the last token drawn, by p itself."""
-    monkeypatch.setattr(rejection, "residual", lambda p_V, q_V, weight=1.0: p_V)
+    monkeypatch.setattr(rejection_sampling, "residual", lambda p_V, q_V, weight=1.0: p_V)
     assert off_by(Toy(0, 3, 0.0), parse_tree(TREES["two beside each other"])) > 1e-2
 
 
@@ -176,7 +183,7 @@ def play(toy: Toy, shape: TokenTree, seed: int) -> tuple[int, ...]:
     text: tuple[int, ...] = ()
     while len(text) < LENGTH:
         q_KV, drawn = q_rows(toy, text, shape.depth), Drawn()
-        left = iter(numbers(seed, len(text), shape.size, rejection.DRAFT))
+        left = iter(numbers(seed, len(text), shape.size, rejection_sampling.DRAFT))
         draws = [
             drawn_apart(q_V, list(itertools.islice(left, width)))
             for q_V, width in zip(q_KV, shape.widths, strict=True)
@@ -369,7 +376,7 @@ def at_index(run: Run, i: int) -> SampleAt:
 
 
 def test_numbers_of_a_step_are_its_own() -> None:
-    found = numbers(5, 7, 12) + numbers(5, 7, 12, rejection.DRAFT) + [uniform(5, 7)]
+    found = numbers(5, 7, 12) + numbers(5, 7, 12, rejection_sampling.DRAFT) + [uniform(5, 7)]
     assert len(set(found)) == len(found)
     assert drawn_apart(torch.tensor([0.5, 0.0, 0.5]), [0.1, 0.1, 0.1]) == [0, 2]
     assert draw(torch.tensor([0.0, 1.0]), 0.999) == 1

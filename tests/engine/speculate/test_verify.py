@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from ridgeline.engine.core.plan import Run, SampleAt, samples_of
 from ridgeline.engine.sampling import probabilities, sample
-from ridgeline.engine.speculate.rejection import DRAFT, draw, numbers
-from ridgeline.engine.speculate.verify import Drawn, Verifier
+from ridgeline.engine.scheduler.plan import Run, SampleAt, samples_of
+from ridgeline.engine.speculate.verify.rejection_sampling import DRAFT, draw, numbers
+from ridgeline.engine.speculate.verify.verifier import Drawn, Verifier
 from ridgeline.records import Sampling
 
 V = 5

@@ -12,7 +12,7 @@ import pytest
 from ridgeline import Engine, Sampling
 from ridgeline.engine.completion import Completion
 from ridgeline.engine.sampling import sample
-from ridgeline.engine.speculate import guess
+from ridgeline.engine.speculate.drafters import sampling as guess
 
 PROMPTS = [
     "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef mul(a, b):\n",

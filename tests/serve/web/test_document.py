@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 
 from ridgeline.serve.app import create_app
-from ridgeline.serve.options import ServerOptions
+from ridgeline.serve.config import ServerOptions
 from ridgeline.serve.web.page import build
 from tests.serve.fake_engine import FakeEngine
 

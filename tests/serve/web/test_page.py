@@ -15,10 +15,10 @@ import uvicorn
 from starlette.applications import Starlette
 
 from ridgeline.serve.app import create_app
-from ridgeline.serve.options import ServerOptions
-from ridgeline.serve.run import listen, url_of
-from tests.serve.batches.conftest import with_batches
-from tests.serve.batches.helpers import jsonl, request
+from ridgeline.serve.config import ServerOptions
+from ridgeline.serve.http.server import listen, url_of
+from tests.serve.batch.conftest import with_batches
+from tests.serve.batch.helpers import jsonl, request
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from ridgeline.engine.kernels.native_linear import Packed, in_panels, pack_lines
 from ridgeline.engine.quant.int4.quantise import Int4Weights, quantise
 from ridgeline.engine.quant.packed import PackedLinear, needs_cpu
 from ridgeline.errors import CannotRun
-from ridgeline.spec.format import Format
-from ridgeline.spec.model import LinearSpec
+from ridgeline.modelspec.format import Format
+from ridgeline.modelspec.model import LinearSpec
 
 GROUP_SIZES = (32, 64, 128)
 

@@ -19,7 +19,7 @@ products in 16 bits and saturates. `choose.py` therefore proves each kernel exac
 before it may be used, first with scales over the full range, then with pair-safe ones
 (`quantise.py`), and takes the fastest that passed.
 
-The LM head stays in the compute dtype (`ridgeline.spec.rewrite`). Measured on the demo model and
+The LM head stays in the compute dtype (`ridgeline.modelspec.rewrite`). Measured on the demo model and
 its held-out text: INT8 layers differ from fp32 by KL 1.1e-3 and agree with its greedy choice at
 97.7 % of the positions; an INT8 head alone cost 1.2e-4 on the first demo model, and a model whose
 head is tied to its embeddings would keep both.

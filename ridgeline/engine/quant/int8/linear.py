@@ -15,7 +15,7 @@ from ridgeline.engine.quant.int8.choose import Chosen, choose
 from ridgeline.engine.quant.int8.quantise import quantise
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.errors import CannotRun
-from ridgeline.spec.model import LinearSpec
+from ridgeline.modelspec.model import LinearSpec
 
 
 class Int8Linear:

@@ -1,0 +1,130 @@
+"""`ridgeline serve`: an engine behind the OpenAI API until a signal comes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+from rich.console import Console
+
+from ridgeline.cli.params.engine import refuse
+from ridgeline.cli.validate.output_paths import check_file
+from ridgeline.config.settings import Settings
+from ridgeline.hardware.probe import known
+from ridgeline.records import EngineInfo
+from ridgeline.serve.auth.keys import load_keys
+from ridgeline.serve.auth.keys import new_key as make_key
+from ridgeline.serve.config import ServerOptions, for_lines, options_from
+from ridgeline.serve.http.server import Admin, check_exposed, listen, run, url_of
+from ridgeline.serve.metrics.engine_collector import Peaks
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from ridgeline.engine.engine import Engine
+    from ridgeline.serve.batch.worker import Window
+
+
+def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) -> int:
+    """Serve until SIGINT or SIGTERM; `flags` override the file's `[server]` table."""
+    options = options_from(table, flags)
+    check_exposed(options)
+    load_keys(options.api_key, options.api_keys_file)  # a bad file is refused before a model loads
+    _check_batches(options)
+    console = Console(stderr=True, highlight=False)
+    with contextlib.ExitStack() as held:
+        listener = held.enter_context(listen(options))
+        admin_listener = _listen_for_admin(options, held)
+        from ridgeline.engine.engine import Engine  # slow to import: after what may be refused
+        from ridgeline.serve.app import create_admin_app, create_app
+
+        console.print(f"loading {settings.model} …", style="dim", markup=False)
+        engine = Engine.from_settings(settings)
+        held.callback(engine.close)
+        app = create_app(engine, options, peaks=_peaks(settings))
+        _attach_batches(app, engine, options)
+        service = app.state.service
+        lines = [*summary(engine.info), f"{service.name} is served at {url_of(listener)}/v1"]
+        admin = None
+        if admin_listener is not None:
+            admin = Admin(create_admin_app(service), admin_listener)
+            lines.append(f"operators: {url_of(admin_listener)}/admin/state")
+        run(app, listener, options, ready=lambda: _print(console, lines), admin=admin)
+    return 0
+
+
+def _peaks(settings: Settings) -> Peaks | None:
+    """What `ridgeline doctor` last measured here; a server does not wait to measure."""
+    machine = known()
+    if machine is None:
+        return None
+    from ridgeline.workflows.optimize.local_lab import Numbers
+
+    ceilings = Numbers(machine).ceilings(settings)
+    return Peaks(flops_s=ceilings.peak_flop_s, bytes_s=ceilings.bandwidth_bytes_s)
+
+
+def new_key(name: str) -> None:
+    """Print a fresh key and the entry that lets it in."""
+    key, entry = make_key(name)
+    print(f"{key}\n\n{entry}")
+
+
+def _listen_for_admin(options: ServerOptions, held: contextlib.ExitStack) -> socket.socket | None:
+    if options.admin_port is None:
+        return None
+    return held.enter_context(listen(replace(options, host="127.0.0.1", port=options.admin_port)))
+
+
+def _check_batches(options: ServerOptions) -> None:
+    """BadInput where the Batch API's flags are wrong: before a model loads."""
+    if options.batch_store is None:
+        limit = options.batch_store_max_bytes
+        given = {"--batch-window": options.batch_window, "--batch-store-max-bytes": limit}
+        refuse([flag for flag, value in given.items() if value], "without --batch-store")
+        return
+    check_file(Path(options.batch_store), "--batch-store")
+    _window(options)
+
+
+def _window(options: ServerOptions) -> Window | None:
+    from ridgeline.serve.batch.worker import Window
+
+    return None if options.batch_window is None else Window.parse(options.batch_window)
+
+
+def _attach_batches(app: Starlette, engine: Engine, options: ServerOptions) -> None:
+    """The Batch API, where a store was named for it."""
+    if options.batch_store is None:
+        return
+    from ridgeline.serve.app import create_app
+    from ridgeline.serve.batch.background_engine import background
+    from ridgeline.serve.batch.mount import BatchOptions, attach
+
+    line_app = create_app(background(engine), for_lines(options))
+    limit = options.batch_store_max_bytes
+    settings = BatchOptions(
+        store=Path(options.batch_store),
+        most=engine.resolved.max_num_seqs,
+        window=_window(options),
+        **({"max_bytes": limit} if limit is not None else {}),
+    )
+    attach(app, line_app, settings, app.state.service.metrics.registry)
+
+
+def summary(info: EngineInfo) -> list[str]:
+    """What was resolved, in two lines."""
+    capacity = info.num_blocks * info.block_size
+    kv_mib = capacity * info.kv_bytes_per_token / 2**20
+    return [
+        f"{info.device} · {info.compute_dtype} · weights {info.weight_bytes / 2**20:,.1f} MiB",
+        f"KV cache {kv_mib:,.1f} MiB = {capacity:,} tokens · context {info.max_model_len:,}",
+    ]
+
+
+def _print(console: Console, lines: list[str]) -> None:
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)

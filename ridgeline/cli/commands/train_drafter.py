@@ -1,0 +1,135 @@
+"""`ridgeline train-drafter MODEL`: medusa heads or an eagle layer, from text of the model's own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ridgeline.errors import BadInput
+
+if TYPE_CHECKING:
+    from ridgeline.compress.train_drafter import Progress
+
+PROMPT_TOKENS, ANSWER_TOKENS = 32, 224
+
+
+class Choices(msgspec.Struct, frozen=True, kw_only=True):
+    """The flags."""
+
+    kind: str = "medusa"
+    text: Path | None = None
+    own_tokens: int = 65_536
+    num_heads: int = 4
+    steps: int = 400
+    batch: int = 8
+    length: int = 128
+    rate: float = 2e-3
+    seed: int = 0
+
+
+def command(model: str, output: Path, choices: Choices) -> int:
+    """Sample, train, write; the exit code. Raises BadInput, BadModel, CannotRun."""
+    from ridgeline.compress.calibration import read_text
+    from ridgeline.compress.train_drafter import Recipe, check_enough, teacher_of, train
+    from ridgeline.engine.tokenization import load_tokenizer
+
+    if output.exists() and any(output.iterdir()):
+        raise BadInput("the output folder is not empty", value=str(output), fix="name another")
+    read = read_text(choices.text)
+    recipe = Recipe(
+        kind=choices.kind,  # type: ignore[arg-type]
+        num_heads=choices.num_heads,
+        steps=choices.steps,
+        batch=choices.batch,
+        length=choices.length,
+        rate=choices.rate,
+        seed=choices.seed,
+    )
+    teacher, begun_s = teacher_of(model), perf_counter()
+    text = load_tokenizer(model).encode(read)
+    own_tokens = _num_texts(choices) * (PROMPT_TOKENS + ANSWER_TOKENS)
+    check_enough(len(text) + own_tokens, recipe.length)  # before any are written
+    tokens = text + _own_text(model, text, output, choices)
+    told = _Bar(recipe.steps)
+    trained = train(teacher, tokens, recipe, output, told.tell)
+    told.end()
+    (output.with_name(output.name + ".own.json")).unlink(missing_ok=True)
+    rates = ", ".join(f"{chance:.2f}" for chance in trained.acceptance)
+    took_s = perf_counter() - begun_s
+    print(f"{output}: {trained.nbytes / 1e6:.1f} MB, {len(tokens):,} tokens, {took_s:.0f} s")
+    print(f"  a drawn draft is accepted with {rates} at place 1, 2, … (text kept apart)")
+    config = json.dumps({"method": choices.kind, "model": str(output)})
+    print(f"Use it: ridgeline serve {model} --speculative-config '{config}'")
+    return 0
+
+
+def _own_text(model: str, text: list[int], output: Path, choices: Choices) -> list[int]:
+    """What the model goes on to say after pieces of the text, at temperature 1; kept beside the
+    output until it is done, so that a run that goes on has the same."""
+    if not choices.own_tokens:
+        return []
+    kept = output.with_name(output.name + ".own.json")
+    asked = {"model": model, "own_tokens": choices.own_tokens, "seed": choices.seed}
+    if kept.is_file():
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        if found["asked"] == asked:
+            return list(found["tokens"])
+    tokens = _generated(model, text, choices)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps({"asked": asked, "tokens": tokens}), encoding="utf-8")
+    return tokens
+
+
+def _num_texts(choices: Choices) -> int:
+    return -(-choices.own_tokens // (PROMPT_TOKENS + ANSWER_TOKENS))
+
+
+def _generated(model: str, text: list[int], choices: Choices) -> list[int]:
+    from ridgeline.engine.engine import Engine
+    from ridgeline.records import Sampling
+
+    count = _num_texts(choices)
+    step = max(1, (len(text) - PROMPT_TOKENS) // count)
+    prompts = [text[i * step : i * step + PROMPT_TOKENS] for i in range(count)]
+    print(f"  {model} writes {count} texts of its own", file=sys.stderr)
+    warm = [
+        Sampling(temperature=1.0, seed=choices.seed + i, max_tokens=ANSWER_TOKENS, ignore_eos=True)
+        for i in range(count)
+    ]
+    with Engine.open(model, max_num_seqs=32) as engine:
+        answers = engine.generate(prompts, warm)
+    return [token for p, a in zip(prompts, answers, strict=True) for token in (*p, *a.tokens)]
+
+
+class _Bar:
+    """A bar for people who watch, a line now and then for logs; both on stderr."""
+
+    def __init__(self, steps: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        self._console = Console(stderr=True, highlight=False)
+        self._bar = Progress(
+            BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=self._console
+        )
+        self._task = self._bar.add_task("training", total=steps)
+        if self._console.is_terminal:
+            self._bar.start()
+
+    def tell(self, progress: Progress) -> None:
+        self._bar.update(self._task, completed=progress.step)
+        if progress.acceptance:
+            rates = " ".join(f"{chance:.3f}" for chance in progress.acceptance)
+            self._console.print(
+                f"  step {progress.step}: loss {progress.loss:.3f}, acceptance {rates}, "
+                f"{progress.took_s:.1f} s"
+            )
+
+    def end(self) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()

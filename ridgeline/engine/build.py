@@ -1,0 +1,118 @@
+"""From resolved settings to the parts of an engine. The only place that knows how they fit
+together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from ridgeline.engine.attention.ahead import PagesAhead
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.kv_format import kv_format
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.config import Resolved
+from ridgeline.engine.execution.runner import TorchRunner
+from ridgeline.engine.execution.threads import StepThreads
+from ridgeline.engine.model.dtype import DTYPES
+from ridgeline.engine.scheduler.admission import Limits
+from ridgeline.engine.scheduler.batching import make_policy
+from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.prefix_cache import Cache, NoPrefixCache, PrefixCache
+from ridgeline.engine.scheduler.scheduler import Scheduler
+from ridgeline.engine.scheduler.speculation import Drafts
+from ridgeline.engine.speculate.build import speculate
+from ridgeline.engine.speculate.drafters.target_model import Target
+from ridgeline.engine.structured_output import make_masks
+from ridgeline.engine.structured_output.base import TokenMasks
+from ridgeline.engine.tokenization import HfTokenizer, Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A working engine, in pieces. `weight_bytes` is what the decoder really keeps."""
+
+    tokenizer: Tokenizer
+    scheduler: Scheduler
+    runner: TorchRunner
+    masks: TokenMasks
+    weight_bytes: int
+
+
+def assemble(resolved: Resolved, clock: Callable[[], float] = time.perf_counter) -> Parts:
+    """Load weights and tokenizer and build the parts. Raises BadModel, BadInput, CannotRun.
+
+    What can be refused cheaply comes before the weights.
+    """
+    tokenizer = load_tokenizer(resolved.model)
+    target = cache(lambda: _target(resolved))
+    speculation = speculate(resolved.speculative_config, tokenizer, resolved, clock, target)
+    scheduler = make_scheduler(resolved, speculation.drafts)
+    decoder, kv = target().decoder, target().cache
+    scheduler.pool.tell_reach(PagesAhead(kv).reached)
+    masks = _masks(tokenizer, resolved)
+    attention, verifier = target().attention(), speculation.verifier
+    threads = StepThreads(resolved.num_threads, resolved.num_threads_decode)
+    runner = TorchRunner(decoder, kv, attention, masks, verifier, speculation.watch, threads)
+    speculation.calibrate(runner)
+    num_bytes = decoder.nbytes + speculation.weight_bytes
+    return Parts(tokenizer, scheduler, runner, masks, num_bytes)
+
+
+def _target(resolved: Resolved) -> Target:
+    """Weights and cache of the model that answers."""
+    device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
+    decoder = load_decoder(
+        resolved.model,
+        resolved.spec,
+        device=device,
+        compute_dtype=dtype,
+        seed=resolved.seed,
+        max_model_len=resolved.max_model_len,
+        layer_backend=resolved.layer_backend,
+    )
+    kv = KvCache.allocate(
+        resolved.spec,
+        resolved.num_blocks,
+        resolved.block_size,
+        dtype,
+        device,
+        kv_format(resolved.kv_cache_dtype),
+    )
+    return Target(decoder, kv, resolved.attention_backend, resolved.layer_backend)
+
+
+def _masks(tokenizer: Tokenizer, resolved: Resolved) -> TokenMasks:
+    text = tokenizer.inner.to_str if isinstance(tokenizer, HfTokenizer) else None
+    return make_masks(text, resolved.spec.vocab_size, resolved.spec.eos_token_ids)
+
+
+def make_scheduler(resolved: Resolved, drafts: Drafts | None = None) -> Scheduler:
+    """The scheduler with its policy, pool and prefix cache; it speculates where `drafts` do."""
+    pool = BlockPool(resolved.num_blocks, resolved.block_size)
+    limits = Limits(
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=resolved.max_model_len,
+        chunked_prefill=resolved.enable_chunked_prefill,
+        background_tokens=resolved.background_tokens,
+    )
+    return Scheduler(
+        limits,
+        make_policy(resolved.batching, wait_s=resolved.batch_wait_ms / 1000),
+        pool,
+        _prefix_cache(resolved, pool),
+        eos_token_ids=resolved.spec.eos_token_ids,
+        seed=resolved.seed,
+        drafts=drafts,
+    )
+
+
+def _prefix_cache(resolved: Resolved, pool: BlockPool) -> Cache:
+    if not resolved.enable_prefix_caching:
+        return NoPrefixCache()
+    return PrefixCache(pool, resolved.prefix_cache_ttl_s)

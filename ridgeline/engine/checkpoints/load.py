@@ -1,0 +1,307 @@
+"""From a model's name and spec to a decoder with its weights in place."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from ridgeline.engine.checkpoints import ForeignWeights, foreign_in
+from ridgeline.engine.checkpoints.gguf import GgufWeights
+from ridgeline.engine.checkpoints.packed import PackedWeights
+from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights, Weights
+from ridgeline.engine.checkpoints.tensor_names import Part
+from ridgeline.engine.execution.layers import choose as choose_forward
+from ridgeline.engine.execution.layers import forward_kind
+from ridgeline.engine.execution.layers.base import Body, ForwardKind
+from ridgeline.engine.execution.layers.torch_ops import TorchForward
+from ridgeline.engine.kernels.native_linear import Packed, pack_lines
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.model.dtype import DTYPES, is_exact
+from ridgeline.engine.model.layers import (
+    AttentionLayer,
+    Block,
+    GatedMlp,
+    Joined,
+    QkNorm,
+    RmsNorm,
+    make_norm,
+    no_norm,
+    no_qk_norm,
+)
+from ridgeline.engine.model.moe import MoeMlp
+from ridgeline.engine.model.rope import RopeTables
+from ridgeline.engine.model.table import PackedTable, PlainTable, Table
+from ridgeline.engine.quant import build_linear
+from ridgeline.engine.quant.base import Linear
+from ridgeline.engine.quant.packed import PackedLinear, needs_cpu, take_digits
+from ridgeline.engine.quant.ready import linear_of
+from ridgeline.modelspec.cost import shares_table, table_dtype
+from ridgeline.modelspec.format import FP32, Format
+from ridgeline.modelspec.gguf import is_gguf
+from ridgeline.modelspec.locate import is_dummy, model_path
+from ridgeline.modelspec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec, RopeSpec
+from ridgeline.modelspec.packed import PACKED_FILE
+
+
+def load_decoder(
+    model: str,
+    spec: ModelSpec,
+    *,
+    device: torch.device | str,
+    compute_dtype: torch.dtype,
+    seed: int = 0,
+    max_model_len: int | None = None,
+    layer_backend: str = "auto",
+) -> Decoder:
+    """The decoder of `spec` with the weights of `model` (a directory, "demo", or "dummy:NAME").
+
+    `seed` is for dummy weights. `max_model_len` (default: the model's own limit) is the longest
+    sequence that will be run; it decides which factors a longrope model uses. `layer_backend`:
+    a name of `ridgeline.engine.execution.layers`. Raises BadModel, CannotRun.
+    """
+    device = torch.device(device)
+    backend, _ = choose_forward(layer_backend, spec, device, compute_dtype)
+    with torch.inference_mode(), open_weights(model, spec, seed) as weights:
+        forward = forward_kind(backend)
+        builder = DecoderBuilder(spec, weights, device, compute_dtype, forward)
+        return builder.decoder(max_model_len or spec.max_positions)
+
+
+def open_weights(model: str, spec: ModelSpec, seed: int) -> AbstractContextManager[Weights]:
+    """The source of a model's weights, by what lies in its folder. Raises BadModel."""
+    if is_dummy(model):
+        return nullcontext(DummyWeights(spec, seed))
+    if is_gguf(model):
+        return GgufWeights(model, spec)
+    path = model_path(model)
+    if (path / PACKED_FILE).is_file():
+        return PackedWeights(path)
+    foreign = foreign_in(path)
+    return CheckpointWeights(path, spec) if foreign is None else ForeignWeights(path, spec, foreign)
+
+
+class DecoderBuilder:
+    """Reads parts in order and makes the pieces; counts the bytes kept."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        device: torch.device,
+        dtype: torch.dtype,
+        forward: ForwardKind = TorchForward,
+    ) -> None:
+        self.spec, self.weights, self.device, self.dtype = spec, weights, device, dtype
+        self.forward = forward
+        self.nbytes = 0
+
+    def decoder(self, context: int) -> Decoder:
+        spec = self.spec
+        table = self._table()
+        self.nbytes += table.nbytes
+        ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
+        blocks = [self.block(layer, i, ropes) for i, layer in enumerate(spec.layers)]
+        norm = self._norm("norm", spec.hidden_size, None)
+        lm_head = self._lm_head(table)
+        tables = RopeTables(ropes, context, self.dtype, self.device)
+        body = Body(
+            spec=spec,
+            table=table,
+            # Gemma rounds its scale to the dtype of the weights before multiplying.
+            embed_scale=torch.tensor(spec.embed_scale, dtype=self.dtype).item(),
+            blocks=tuple(blocks),
+            norm=norm,
+            ropes=tables,
+            dtype=self.dtype,
+        )
+        return Decoder(body, self.forward(body), lm_head, self.nbytes)
+
+    def _table(self) -> Table:
+        """The embedding; packed, or as narrow as nothing is lost: a rewrite (a rotation) may have
+        left the dtype that the checkpoint names."""
+        spec = self.spec
+        if spec.embed_format is not None:
+            return self._packed_table(spec.embed_format)
+        embed_VC = self._tensor("embed", (spec.vocab_size, spec.hidden_size))
+        if shares_table(spec) and self.forward.stored(spec.lm_head.format) == FP32:
+            return self._ordered_table(embed_VC)
+        kept = DTYPES[table_dtype(spec)]
+        return PlainTable(
+            embed_VC.to(kept if is_exact(embed_VC, kept) else self.dtype).contiguous()
+        )
+
+    def _packed_table(self, format: Format) -> PackedTable:
+        size = self.spec.vocab_size, self.spec.hidden_size
+        linear = LinearSpec(num_out=size[0], num_in=size[1], format=format)
+        needs_cpu(linear, self.device)
+        packed = self.weights.packed(linear, ["embed"], None, None)
+        assert isinstance(packed, Packed), "a spec with a packed table, and no such weights"
+        return PackedTable(packed)
+
+    def _ordered_table(self, embed_VC: Tensor) -> PackedTable:
+        """The same numbers in the kernels' order, for the LM head that shares them."""
+        lines = pack_lines("fp32", embed_VC.to(torch.float32), 0)
+        num_tokens, width = embed_VC.shape
+        return PackedTable(Packed("fp32", num_tokens, width, 0, lines))
+
+    def _lm_head(self, table: Table) -> Linear:
+        spec = self.spec
+        if not spec.tied_embeddings:
+            return self._linear(["lm_head"], [spec.lm_head], None)
+        head = self._tied_head(_stored(spec.lm_head), table)
+        take_digits(head, spec.lm_head.format.digits)
+        return head
+
+    def _tied_head(self, spec: LinearSpec, table: Table) -> Linear:
+        shared = shares_table(self.spec)
+        if isinstance(table, PackedTable) and shared:
+            return PackedLinear(table.native.packed, None, self.dtype)
+        ready = self._ready([spec], ["lm_head"], [None], None, None)
+        if ready is not None:
+            self.nbytes += ready.nbytes
+            return ready
+        assert isinstance(table, PlainTable)
+        head = build_linear(spec, table.embed_VC, None, self.device, self.dtype)
+        self.nbytes += 0 if shared else head.nbytes
+        return head
+
+    def block(self, layer: LayerSpec, index: int, ropes: list[RopeSpec]) -> Block:
+        size = self.spec.hidden_size
+        after = (
+            (
+                self._norm("after_attention_norm", size, index),
+                self._norm("after_mlp_norm", size, index),
+            )
+            if layer.sandwich_norms
+            else (no_norm, no_norm)
+        )
+        return Block(
+            self._attention(layer, index),
+            self._mlp(layer.mlp, index)
+            if layer.mlp.router is None
+            else self._moe(layer.mlp, index),
+            (self._norm("attention_norm", size, index), self._norm("mlp_norm", size, index)),
+            after,
+            ropes.index(layer.attention.rope),
+        )
+
+    def _attention(self, layer: LayerSpec, index: int) -> AttentionLayer:
+        spec = layer.attention
+        qkv = self._linear(["q", "k", "v"], [spec.q, spec.k, spec.v], index)
+        o = self._linear(["o"], [spec.o], index)
+        if not spec.qk_norm:
+            return AttentionLayer(spec, qkv, o, no_qk_norm)
+        q_norm = self._norm("q_norm", spec.head_dim, index)
+        k_norm = self._norm("k_norm", spec.head_dim, index)
+        norm_qk = QkNorm(spec, q_norm.gain_C, k_norm.gain_C, self.spec.norm_eps)
+        return AttentionLayer(spec, qkv, o, norm_qk)
+
+    def _mlp(
+        self, spec: MlpSpec, index: int, prefix: str = "", expert: int | None = None
+    ) -> GatedMlp:
+        gate_up = self._linear(
+            [f"{prefix}gate", f"{prefix}up"], [spec.gate, spec.up], index, expert
+        )
+        down = self._linear([f"{prefix}down"], [spec.down], index, expert)
+        return GatedMlp(spec.activation, gate_up, down)
+
+    def _moe(self, spec: MlpSpec, index: int) -> MoeMlp:
+        assert spec.router is not None
+        router = self._linear(["router"], [spec.router], index)
+        experts = [self._mlp(spec, index, "expert_", e) for e in range(spec.num_experts)]
+        return MoeMlp(spec, router, experts)
+
+    def _norm(self, key: str, size: int, layer: int | None) -> RmsNorm:
+        weight_C = self._tensor(key, (size,), layer)
+        norm = make_norm(weight_C, self.spec.norm_eps, self.spec.norm_plus_one, self.dtype)
+        self.nbytes += norm.gain_C.nbytes
+        return norm
+
+    def _linear(
+        self, keys: list[str], specs: list[LinearSpec], layer: int | None, expert: int | None = None
+    ) -> Linear:
+        """One product for all `keys` where their formats agree, else one each, joined."""
+        if len({(spec.num_in, spec.format, spec.bias) for spec in specs}) > 1:
+            each = zip(keys, specs, strict=True)
+            return Joined([self._linear([key], [spec], layer, expert) for key, spec in each])
+        digits, specs = specs[0].format.digits, [_stored(spec) for spec in specs]
+        biases = [
+            self._tensor(f"{key}.bias", (spec.num_out,), layer, expert) if spec.bias else None
+            for key, spec in zip(keys, specs, strict=True)
+        ]
+        linear = self._ready(specs, keys, biases, layer, expert)
+        if linear is None:
+            weights = [
+                self._tensor(key, (spec.num_out, spec.num_in), layer, expert)
+                for key, spec in zip(keys, specs, strict=True)
+            ]
+            stored = [replace(s, format=self.forward.stored(s.format)) for s in specs]
+            linear = fuse(stored, weights, biases, self.device, self.dtype)
+        take_digits(linear, digits)
+        self.nbytes += linear.nbytes
+        return linear
+
+    def _ready(
+        self,
+        specs: list[LinearSpec],
+        keys: list[str],
+        biases: list[Tensor | None],
+        layer: int | None,
+        expert: int | None,
+    ) -> Linear | None:
+        """The product as its source has packed it; None where it holds plain weights."""
+        if len({(spec.num_in, spec.format, spec.bias) for spec in specs}) > 1:
+            return None
+        if self.device.type != "cpu":
+            return None
+        whole = whole_of(specs)
+        packed = self.weights.packed(whole, keys, layer, expert)
+        if packed is None:
+            return None
+        return linear_of(packed, joined(biases), self.dtype, whole.format.threshold)
+
+    def _tensor(
+        self, key: str, shape: tuple[int, ...], layer: int | None = None, expert: int | None = None
+    ) -> Tensor:
+        return self.weights.get(Part(key, shape, layer, expert)).to(self.device)
+
+
+def _stored(spec: LinearSpec) -> LinearSpec:
+    """What its weight is made from: how activations meet it is no matter of that."""
+    return replace(spec, format=spec.format.stored)
+
+
+def fuse(
+    specs: list[LinearSpec],
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Linear:
+    """One linear for weights of the same input, side by side; `Joined` where formats differ."""
+    alike = {(spec.num_in, spec.format, spec.bias) for spec in specs}
+    if len(alike) > 1:
+        each = zip(specs, weights, biases, strict=True)
+        return Joined([build_linear(s, w, b, device, dtype) for s, w, b in each])
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    return build_linear(whole_of(specs), weight, joined(biases), device, dtype)
+
+
+def whole_of(specs: list[LinearSpec]) -> LinearSpec:
+    """Linears of one input as one, outputs side by side."""
+    first = specs[0]
+    return LinearSpec(
+        num_out=sum(spec.num_out for spec in specs),
+        num_in=first.num_in,
+        format=first.format,
+        bias=first.bias,
+    )
+
+
+def joined(biases: list[Tensor | None]) -> Tensor | None:
+    """The biases side by side; None where there are none."""
+    kept = [bias for bias in biases if bias is not None]
+    return torch.cat(kept) if kept else None

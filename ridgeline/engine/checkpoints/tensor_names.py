@@ -1,0 +1,214 @@
+"""Where each family keeps its tensors: checkpoint names as data.
+
+A `Part` is one tensor as the decoder wants it (the q weight of layer 3); a `Place` says in which
+checkpoint tensor it lies: by itself, as rows of a fused one (Phi-3's qkv_proj), or in a stack of
+all experts. A family may have several layouts (its original one, the one transformers 5 writes);
+the checkpoint shows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
+
+Shape = tuple[int, ...]
+
+
+class Part(NamedTuple):
+    """One tensor of the decoder. `key` names its role; `layer` and `expert` where it has them."""
+
+    key: str
+    shape: Shape
+    layer: int | None = None
+    expert: int | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.layer is None else f" of layer {self.layer}"
+        return f"{self.key}{where}" + ("" if self.expert is None else f", expert {self.expert}")
+
+
+class Place(NamedTuple):
+    """`template` formatted with layer and expert; `fused` lists the keys stacked along the rows, in
+    order.
+
+    `stacked`: the tensor holds all experts along a leading axis.
+    """
+
+    template: str
+    fused: tuple[str, ...] = ()
+    stacked: bool = False
+
+
+Layout = Mapping[str, Place]
+
+
+def parts(spec: ModelSpec) -> Iterator[Part]:
+    """Every tensor that the decoder needs, with its shape."""
+    yield Part("embed", (spec.vocab_size, spec.hidden_size))
+    for index, layer in enumerate(spec.layers):
+        yield from _layer_parts(spec, layer, index)
+    yield Part("norm", (spec.hidden_size,))
+    if not spec.tied_embeddings:
+        yield from _linear_parts("lm_head", spec.lm_head, None)
+
+
+def _layer_parts(spec: ModelSpec, layer: LayerSpec, index: int) -> Iterator[Part]:
+    attention, mlp = layer.attention, layer.mlp
+    names = ["attention_norm", "mlp_norm"]
+    names += ["after_attention_norm", "after_mlp_norm"] if layer.sandwich_norms else []
+    yield from (Part(name, (spec.hidden_size,), index) for name in names)
+    for name in ("q", "k", "v", "o"):
+        yield from _linear_parts(name, getattr(attention, name), index)
+    if attention.qk_norm:
+        yield from (Part(name, (attention.head_dim,), index) for name in ("q_norm", "k_norm"))
+    if mlp.router is None:
+        for name in ("gate", "up", "down"):
+            yield from _linear_parts(name, getattr(mlp, name), index)
+        return
+    yield from _linear_parts("router", mlp.router, index)
+    for expert in range(mlp.num_experts):
+        for name in ("gate", "up", "down"):
+            yield from _linear_parts(f"expert_{name}", getattr(mlp, name), index, expert)
+
+
+def _linear_parts(
+    key: str, linear: LinearSpec, layer: int | None, expert: int | None = None
+) -> Iterator[Part]:
+    yield Part(key, (linear.num_out, linear.num_in), layer, expert)
+    if linear.bias:
+        yield Part(f"{key}.bias", (linear.num_out,), layer, expert)
+
+
+def _singles(prefix: str, **names: str) -> dict[str, Place]:
+    return {
+        key + bias: Place(f"{prefix}{name}.{bias.removeprefix('.') or 'weight'}")
+        for key, name in names.items()
+        for bias in ("", ".bias")
+    }
+
+
+def _llama(model: str = "model.", head: str = "lm_head") -> dict[str, Place]:
+    layer = model + "layers.{layer}."
+    return {
+        "embed": Place(f"{model}embed_tokens.weight"),
+        "norm": Place(f"{model}norm.weight"),
+        "lm_head": Place(f"{head}.weight"),
+        "attention_norm": Place(f"{layer}input_layernorm.weight"),
+        "mlp_norm": Place(f"{layer}post_attention_layernorm.weight"),
+        "q_norm": Place(f"{layer}self_attn.q_norm.weight"),
+        "k_norm": Place(f"{layer}self_attn.k_norm.weight"),
+        **_singles(f"{layer}self_attn.", q="q_proj", k="k_proj", v="v_proj", o="o_proj"),
+        **_singles(f"{layer}mlp.", gate="gate_proj", up="up_proj", down="down_proj"),
+    }
+
+
+def _sandwiched(model: str = "model.", head: str = "lm_head") -> dict[str, Place]:
+    layer = model + "layers.{layer}."
+    return {
+        **_llama(model, head),
+        "after_attention_norm": Place(f"{layer}post_attention_layernorm.weight"),
+        "mlp_norm": Place(f"{layer}pre_feedforward_layernorm.weight"),
+        "after_mlp_norm": Place(f"{layer}post_feedforward_layernorm.weight"),
+    }
+
+
+def _phi3() -> dict[str, Place]:
+    layer = "model.layers.{layer}."
+    qkv = Place(f"{layer}self_attn.qkv_proj.weight", fused=("q", "k", "v"))
+    gate_up = Place(f"{layer}mlp.gate_up_proj.weight", fused=("gate", "up"))
+    return {**_llama(), "q": qkv, "k": qkv, "v": qkv, "gate": gate_up, "up": gate_up}
+
+
+def _experts(router: str, experts: str, gate: str, up: str, down: str) -> dict[str, Place]:
+    layer = "model.layers.{layer}."
+    at = f"{layer}{experts}." + "{expert}."
+    return {
+        **_llama(),
+        **_singles(layer, router=router),
+        **_singles(at, expert_gate=gate, expert_up=up, expert_down=down),
+    }
+
+
+def _stacked_experts(module: str) -> dict[str, Place]:
+    """As transformers 5 holds them: [experts, 2·inner, hidden] and [experts, hidden, inner]."""
+    layer = "model.layers.{layer}."
+    gate_up = Place(
+        f"{layer}{module}.experts.gate_up_proj", ("expert_gate", "expert_up"), stacked=True
+    )
+    down = Place(f"{layer}{module}.experts.down_proj", stacked=True)
+    return {
+        **_llama(),
+        **_singles(layer, router=f"{module}.gate"),
+        "expert_gate": gate_up,
+        "expert_up": gate_up,
+        "expert_down": down,
+    }
+
+
+LAYOUTS: Mapping[str, tuple[Layout, ...]] = {
+    "llama": (_llama(),),
+    "mistral": (_llama(),),
+    "qwen2": (_llama(),),
+    "qwen3": (_llama(),),
+    "gemma": (_llama(),),
+    "gemma2": (_sandwiched(),),
+    "gemma3_text": (
+        _sandwiched(),
+        _sandwiched("language_model.model.", "language_model.lm_head"),
+        _sandwiched("model.language_model."),
+    ),
+    "phi3": (_phi3(),),
+    "mixtral": (
+        _experts("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"),
+        _stacked_experts("mlp"),
+        _stacked_experts("block_sparse_moe"),
+    ),
+    "qwen3_moe": (
+        _experts("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"),
+        _stacked_experts("mlp"),
+    ),
+}
+
+IGNORED = (
+    # Old Llama checkpoints store the rotary frequencies, which follow from the config.
+    "rotary_emb.inv_freq",
+    # The image half of Gemma 3; this engine reads text.
+    "vision_tower.",
+    "multi_modal_projector.",
+)
+
+
+class Located(NamedTuple):
+    """A part within the checkpoint: tensor `name` of shape `whole`, of which `rows` of `expert`."""
+
+    name: str
+    whole: Shape
+    rows: slice | None
+    expert: int | None
+
+
+def locate(part: Part, layout: Layout, sizes: Mapping[str, int]) -> Located:
+    """Where `part` lies; `sizes` gives the rows of each key of the same layer, for fused
+    tensors."""
+    place = layout[part.key]
+    name = place.template.format(layer=part.layer, expert=part.expert)
+    whole, rows = part.shape, None
+    if place.fused:
+        before = place.fused.index(part.key)
+        start = sum(sizes[key] for key in place.fused[:before])
+        rows = slice(start, start + part.shape[0])
+        whole = (sum(sizes[key] for key in place.fused), *part.shape[1:])
+    if not place.stacked:
+        return Located(name, whole, rows, None)
+    return Located(name, (sizes["num_experts"], *whole), rows, part.expert)
+
+
+def row_sizes(layer: LayerSpec) -> dict[str, int]:
+    """Rows of every linear of a layer by key, and its number of experts."""
+    attention, mlp = layer.attention, layer.mlp
+    sizes = {name: getattr(attention, name).num_out for name in ("q", "k", "v", "o")}
+    for name in ("gate", "up", "down"):
+        sizes[name] = sizes[f"expert_{name}"] = getattr(mlp, name).num_out
+    return {**sizes, "num_experts": mlp.num_experts}

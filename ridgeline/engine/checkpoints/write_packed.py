@@ -1,0 +1,189 @@
+"""Write a model in the form that the engine multiplies with: packed once.
+
+What `ridgeline quantize` does. Each product of the decoder (q, k and v together; gate and up
+together) is rounded and packed exactly as loading with the same formats would, and written part by
+part, so that one layer is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.engine.checkpoints.load import fuse, whole_of
+from ridgeline.engine.checkpoints.packed import PackedWriter, packed_name
+from ridgeline.engine.checkpoints.sources import CheckpointWeights, Weights
+from ridgeline.engine.checkpoints.tensor_names import Part, parts
+from ridgeline.engine.kernels.native_int8 import pack as pack_int8
+from ridgeline.engine.kernels.native_linear import Packed, under_each_other
+from ridgeline.engine.quant.int4.linear import layout_of
+from ridgeline.engine.quant.int4.linear import pack as pack_int4
+from ridgeline.engine.quant.int4.quantise import quantise as quantise_int4
+from ridgeline.engine.quant.int8.quantise import quantise as quantise_int8
+from ridgeline.engine.quant.outliers import OutlierPacked
+from ridgeline.engine.quant.packed import PackedLinear
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.modelspec.cost import shares_table
+from ridgeline.modelspec.format import INT8, Format
+from ridgeline.modelspec.load import read_json
+from ridgeline.modelspec.locate import is_dummy, model_path
+from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
+from ridgeline.modelspec.packed import KEY, PACKED_FILE, config_of
+
+_ROWS = 4096  # of a table, rounded at once: a multiple of a panel
+_KEPT = ("generation_config.json", "chat_template.jinja")
+
+
+class Product(NamedTuple):
+    """Linears of one input that are computed as one."""
+
+    keys: list[str]
+    specs: list[LinearSpec]
+    layer: int | None = None
+    expert: int | None = None
+
+
+def products(spec: ModelSpec) -> Iterator[Product]:
+    """Every product of the decoder, as `load_decoder` joins them."""
+    for index, layer in enumerate(spec.layers):
+        yield from layer_products(layer, index)
+    yield Product(["lm_head"], [spec.lm_head])
+
+
+def layer_products(layer: LayerSpec, index: int) -> Iterator[Product]:
+    """Every product of one layer."""
+    attention, mlp = layer.attention, layer.mlp
+    yield Product(["q", "k", "v"], [attention.q, attention.k, attention.v], index)
+    yield Product(["o"], [attention.o], index)
+    if mlp.router is None:
+        yield Product(["gate", "up"], [mlp.gate, mlp.up], index)
+        yield Product(["down"], [mlp.down], index)
+        return
+    yield Product(["router"], [mlp.router], index)
+    for expert in range(mlp.num_experts):
+        yield Product(["expert_gate", "expert_up"], [mlp.gate, mlp.up], index, expert)
+        yield Product(["expert_down"], [mlp.down], index, expert)
+
+
+def pack_model(model: str, spec: ModelSpec, directory: Path) -> int:
+    """Write `model`, in the formats of `spec`, to `directory`; the bytes of its weights.
+
+    Raises BadInput where the directory is not empty, CannotRun where there is nothing to pack.
+    """
+    if is_dummy(model):
+        raise CannotRun("a dummy model has no weights to pack", value=model)
+    source = model_path(model)
+    if (source / PACKED_FILE).is_file():
+        raise CannotRun("the model is packed already", value=model, fix="name the original")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise BadInput(
+            "the output is there and is not an empty directory",
+            value=str(directory),
+            fix="name another --output; nothing is overwritten",
+        )
+    partial = directory.with_name(directory.name + ".partial")
+    if (partial / "run.json").exists():
+        raise BadInput(
+            "a half-made model of another run is in the way",
+            value=str(partial),
+            fix="run that command again to finish it, or remove it",
+        )
+    shutil.rmtree(partial, ignore_errors=True)
+    with torch.inference_mode(), CheckpointWeights(source, spec) as weights:
+        written = write_packed(source, spec, weights, partial, {})
+    if directory.exists():
+        directory.rmdir()  # it was empty
+    partial.rename(directory)
+    return written
+
+
+def write_packed(
+    source: Path, spec: ModelSpec, weights: Weights, directory: Path, made: dict[str, Any]
+) -> int:
+    """Write `weights` in the formats of `spec`; the bytes. `made` says how they came about."""
+    directory.mkdir(parents=True, exist_ok=True)
+    copy_config(source, directory, spec, config_of(spec) | made)
+    target = directory / PACKED_FILE
+    _write_weights(spec, weights, target)
+    return target.stat().st_size
+
+
+def copy_config(source: Path, directory: Path, spec: ModelSpec, quantised: Any) -> None:
+    """config.json with `quantised` as its quantization_config, and the tokenizer's files."""
+    config = {**read_json(source / "config.json"), KEY: quantised}
+    config["tie_word_embeddings"] = spec.tied_embeddings
+    if config.get("torch_dtype") is None:
+        config.setdefault("dtype", spec.stored_dtype)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for file in source.iterdir():
+        if file.name in _KEPT or file.name.startswith(("tokenizer", "special_tokens")):
+            shutil.copy(file, directory / file.name)
+
+
+def _write_weights(spec: ModelSpec, weights: Weights, target: Path) -> None:
+    packed_keys = set[tuple[str, int | None, int | None]]()
+    shared = spec.embed_format is not None and shares_table(spec)
+    partial = target.with_suffix(".partial")
+    writer = PackedWriter(partial, most_tensors=9 * len(list(parts(spec))) + 9)
+    if spec.embed_format is not None:
+        writer.add_ready("embed", _packed_table(spec, spec.embed_format, weights))
+        packed_keys.add(("embed", None, None))
+    for product in products(spec):
+        if product.specs[0].format.kind == "dense" or (shared and product.keys == ["lm_head"]):
+            continue
+        writer.add_ready(
+            packed_name(product.keys, product.layer, product.expert),
+            _packed(spec, product, weights),
+        )
+        packed_keys |= {(key, product.layer, product.expert) for key in product.keys}
+    for part in parts(spec):
+        if (part.key, part.layer, part.expert) not in packed_keys:
+            writer.add(str(part), weights.get(part))
+    writer.close()
+    partial.rename(target)  # a file of this name is always whole
+
+
+def _packed_table(spec: ModelSpec, format: Format, weights: Weights) -> Packed:
+    """The embedding table, rounded and packed a piece of the vocabulary at a time."""
+    table_VC = weights.get(Part("embed", (spec.vocab_size, spec.hidden_size)))
+    return under_each_other([_packed_rows(piece, format) for piece in torch.split(table_VC, _ROWS)])
+
+
+def _packed_rows(weight_OI: Tensor, format: Format) -> Packed:
+    if format.kind == "int8":
+        return pack_int8(*quantise_int8(weight_OI, "full"))
+    group_size, zeros = layout_of(format)
+    return pack_int4(quantise_int4(weight_OI, group_size, zeros=zeros), group_size)
+
+
+def _packed(spec: ModelSpec, product: Product, weights: Weights) -> Packed | OutlierPacked:
+    if len({linear.format for linear in product.specs}) == 1:
+        whole = whole_of(product.specs)
+        ready = weights.packed(whole, product.keys, product.layer, product.expert)
+        if isinstance(ready, Packed | OutlierPacked):
+            return ready
+    tied = product.keys == ["lm_head"] and spec.tied_embeddings
+    keys = ["embed"] if tied else product.keys
+    dense = [
+        weights.get(Part(key, (linear.num_out, linear.num_in), product.layer, product.expert))
+        for key, linear in zip(keys, product.specs, strict=True)
+    ]
+    if {linear.format for linear in product.specs} == {INT8}:
+        # Not by `fuse`: it makes the linear of the fastest kernel here, which may be torch's.
+        return _packed_rows(torch.cat(dense), INT8)
+    bare = [LinearSpec(num_out=s.num_out, num_in=s.num_in, format=s.format) for s in product.specs]
+    linear = fuse(bare, dense, [None] * len(bare), torch.device("cpu"), torch.float32)
+    if not isinstance(linear, PackedLinear):
+        raise CannotRun(
+            "these weights are computed together and must share one packed format",
+            value=" + ".join(
+                f"{k}: {s.format.kind}" for k, s in zip(product.keys, product.specs, strict=True)
+            ),
+        )
+    return linear.native.packed

@@ -1,0 +1,404 @@
+"""From settings as asked to settings as used: every default made explicit, each with its
+derivation.
+
+    Settings (asked: little) ──resolve──▶ Resolved (every value, why) ──assemble──▶ parts (plain
+    values)
+
+`ridgeline explain` prints what is here. Nothing is loaded: the weights' bytes are those of the
+spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from ridgeline.config.settings import Batching, Settings
+from ridgeline.engine.attention import choose as choose_attention
+from ridgeline.engine.attention.base import Site
+from ridgeline.engine.execution.layers import choose as choose_forward
+from ridgeline.engine.execution.layers import forward_kind
+from ridgeline.engine.execution.threads import measured_rates, plan_threads
+from ridgeline.engine.model.dtype import resolve_dtype
+from ridgeline.engine.quant import linear_kind
+from ridgeline.engine.scheduler.background_budget import PROMISED, UNPROMISED
+from ridgeline.engine.scheduler.kv_budget import BudgetAsked, KvBudget, kv_budget
+from ridgeline.engine.speculate.config import Speculation, resolve_speculation
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.hardware import system
+from ridgeline.modelspec.cost import (
+    LARGE_PARAMS,
+    kv_bytes_per_token,
+    num_params,
+    resident_weight_bytes,
+)
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.model import LinearSpec, ModelSpec
+from ridgeline.modelspec.rewrite import (
+    apply_lm_head,
+    apply_quantization,
+    linears,
+    with_activations,
+    with_blocks_decoded,
+    with_dtype,
+    with_kv_dtype,
+)
+
+BLOCK_SIZE = 16
+MAX_NUM_SEQS = 64
+MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings as used; names and units are those of `Settings`. `dtype` is the one computed in.
+
+    `spec` has every technique applied. `derivations` says of each setting where its value comes
+    from.
+    """
+
+    model: str
+    dtype: str
+    device: str
+    quantization: str | None
+    lm_head_quantization: str | None
+    activations: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_dtype: str
+    kv_cache_memory_bytes: int
+    num_blocks: int
+    block_size: int
+    enable_prefix_caching: bool
+    prefix_cache_ttl_s: float | None
+    enable_chunked_prefill: bool
+    batching: Batching
+    batch_wait_ms: float
+    background_tokens: int | None
+    attention_backend: str
+    layer_backend: str
+    num_threads: int
+    num_threads_decode: int
+    thread_plan: str
+    speculative_config: Speculation | None
+    max_num_queued_reqs: int | None
+    max_num_queued_tokens: int | None
+    slo_throttle: bool
+    seed: int
+    spec: ModelSpec
+    derivations: dict[str, str]
+
+    def values(self) -> dict[str, Any]:
+        """The settings alone, for EngineInfo and `explain`."""
+        skipped = ("spec", "derivations")
+        names = (field.name for field in msgspec.structs.fields(self))
+        values = {name: getattr(self, name) for name in names if name not in skipped}
+        if self.background_tokens is None:
+            values["background_tokens"] = "derived"
+        if self.speculative_config is not None:
+            values["speculative_config"] = msgspec.to_builtins(self.speculative_config)
+        return values
+
+
+class Models(msgspec.Struct, frozen=True):
+    """What the model, and one that drafts for it, keep in memory together."""
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+    @staticmethod
+    def of(spec: ModelSpec, speculation: Speculation | None) -> Models:
+        extra = (
+            (speculation.weight_bytes, speculation.kv_bytes_per_token) if speculation else (0, 0)
+        )
+        return Models(
+            int(resident_weight_bytes(spec)) + extra[0], kv_bytes_per_token(spec) + extra[1]
+        )
+
+
+def resolve(settings: Settings) -> Resolved:
+    """Derive every value. Raises BadModel, BadInput, CannotRun, DoesNotFit."""
+    why: dict[str, str] = {}
+    device = _device(settings.device, why)
+    spec, dtype = _spec(settings, device, why)
+    max_model_len = _max_model_len(settings, spec, why)
+    max_num_seqs = _asked_or(settings, "max_num_seqs", MAX_NUM_SEQS, why)
+    block_size = _asked_or(settings, "block_size", BLOCK_SIZE, why)
+    speculation = resolve_speculation(settings, spec, max_model_len, why)
+    models = Models.of(spec, speculation)
+    budget = _kv_budget(settings, models, device, max_model_len, max_num_seqs, block_size)
+    _background(settings, why)
+    why |= {"kv_cache_memory_bytes": budget.why, "num_blocks": budget.num_blocks_why}
+    backend, reasons = choose_attention(
+        settings.attention_backend, Site.of(spec, device, dtype, block_size)
+    )
+    why["attention_backend"] = "; ".join(reasons)
+    return Resolved(
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=_max_num_batched_tokens(settings, device, why),
+        kv_cache_dtype=spec.kv_dtype,
+        kv_cache_memory_bytes=budget.nbytes,
+        num_blocks=budget.num_blocks,
+        block_size=block_size,
+        attention_backend=backend,
+        layer_backend=_layer_backend(settings, spec, device, dtype, why),
+        **_threads(settings, why),
+        speculative_config=speculation,
+        spec=spec,
+        derivations=why | _as_asked(settings, why),
+        **_unchanged(settings),
+    )
+
+
+_UNCHANGED = (
+    "model",
+    "quantization",
+    "lm_head_quantization",
+    "activations",
+    "enable_prefix_caching",
+    "prefix_cache_ttl_s",
+    "enable_chunked_prefill",
+    "batching",
+    "batch_wait_ms",
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
+    "slo_throttle",
+    "background_tokens",
+    "seed",
+    "thread_plan",
+)
+
+
+def _unchanged(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in _UNCHANGED}
+
+
+def _background(settings: Settings, why: dict[str, str]) -> None:
+    """Why so many tokens of batch lines go beside people's: what that does to them."""
+    tokens = settings.background_tokens
+    if tokens is None:
+        promised, alone = f"{PROMISED:g} of the promised tpot", f"{UNPROMISED:g} times their own"
+        limit = f"a step of people takes at most {promised} (without one: {alone})"
+        why["background_tokens"] = f"derived while serving, from what steps take: {limit}"
+        return
+    effect = f"a step that serves people computes {tokens} tokens of batch lines at most"
+    if tokens == 0:
+        effect = "batch lines stand still while people are served"
+    why["background_tokens"] = f"asked for: {effect}"
+
+
+def _as_asked(settings: Settings, why: Mapping[str, str]) -> dict[str, str]:
+    """Derivations of the settings that need none: the user's choice, or the documented default."""
+    default = Settings()
+    return {
+        name: "default" if getattr(settings, name) == getattr(default, name) else "asked for"
+        for name in _UNCHANGED
+        if name not in why
+    }
+
+
+def _asked_or(settings: Settings, name: str, default: int, why: dict[str, str]) -> int:
+    asked = getattr(settings, name)
+    why[name] = "default" if asked is None else "asked for"
+    return int(default if asked is None else asked)
+
+
+def _device(asked: str, why: dict[str, str]) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if asked == "auto":
+        why["device"] = "auto: a CUDA device is there" if has_cuda else "auto: no CUDA device here"
+        return torch.device("cuda" if has_cuda else "cpu")
+    why["device"] = "asked for"
+    try:
+        device = torch.device(asked)
+    except RuntimeError:
+        raise BadInput("unknown device", value=asked, limit="auto, cpu, cuda, cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise CannotRun("the device is not supported", value=asked, limit="cpu, cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise CannotRun(
+            "no such CUDA device", value=asked, limit=_visible(), fix="use --device cpu"
+        )
+    return device
+
+
+def _visible() -> str:
+    return f"{torch.cuda.device_count()} CUDA devices are visible to this PyTorch"
+
+
+def _spec(
+    settings: Settings, device: torch.device, why: dict[str, str]
+) -> tuple[ModelSpec, torch.dtype]:
+    """The spec as it will run, and the dtype to compute in."""
+    stored = load_spec(settings.model)
+    stored = stored if device.type == "cpu" else with_blocks_decoded(stored)
+    dtype, why["dtype"] = resolve_dtype(settings.dtype, stored.stored_dtype, device)
+    spec = _formats(settings, stored, device, dtype, why)
+    if settings.dtype == "auto" and dtype != torch.float32:
+        exact = _formats(settings, stored, device, torch.float32, exact_why := dict(why))
+        if _runs_native(exact, device):
+            why |= exact_why
+            why["dtype"] = (
+                f"stored as {stored.stored_dtype}, computed in float32, as the native layers do;"
+                f" --dtype {stored.stored_dtype} would take torch's"
+            )
+            spec, dtype = exact, torch.float32
+    if settings.dtype == "auto":
+        spec = _kept_as_stored(spec, device, why)
+    if settings.kv_cache_dtype == "auto":
+        why["kv_cache_dtype"] = "the dtype of the computation"
+    else:
+        spec = with_kv_dtype(spec, settings.kv_cache_dtype)
+        why["kv_cache_dtype"] = "asked for"
+    return spec, dtype
+
+
+def _formats(
+    settings: Settings,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    why: dict[str, str],
+) -> ModelSpec:
+    """The spec computed in `dtype`, its linears in the formats asked for."""
+    spec = with_dtype(spec, str(dtype).removeprefix("torch."))
+    if settings.quantization is not None:
+        spec = apply_quantization(spec, settings.quantization)
+        why["quantization"] = f"asked for: {_kernel(spec.layers[-1].mlp.gate, device)}"
+    spec, why["lm_head_quantization"] = _lm_head(settings, spec, device)
+    if settings.activations == "int8":
+        return spec
+    if device.type != "cpu":
+        raise CannotRun(
+            "activations of more than 8 bits are multiplied on the CPU only",
+            value=f"--activations {settings.activations} on {device}",
+            fix="use --device cpu, or leave it out",
+        )
+    return with_activations(spec, settings.activations)
+
+
+def _kept_as_stored(spec: ModelSpec, device: torch.device, why: dict[str, str]) -> ModelSpec:
+    """A large bfloat16 model stays so in memory, whatever it is computed in: half the bytes to
+    read, and the same bits (quant/bf16.py)."""
+    dense = all(linear.format.kind == "dense" for linear in linears(spec).values())
+    widened = (spec.stored_dtype, spec.dtype, device.type) == ("bfloat16", "float32", "cpu")
+    if not dense or not widened or num_params(spec) < LARGE_PARAMS:
+        return spec
+    kept = apply_quantization(spec, "bf16")
+    if not _runs_native(kept, device):
+        return spec
+    why["quantization"] = (
+        "none asked for: weights in memory in bfloat16, as they are stored; nothing lost"
+        " (--dtype float32 widens them)"
+    )
+    return kept
+
+
+def _is_dense(spec: ModelSpec) -> bool:
+    return spec.layers[-1].mlp.gate.format.kind == "dense"
+
+
+def _runs_native(spec: ModelSpec, device: torch.device) -> bool:
+    return not forward_kind("native").why_not(spec, device, torch.float32)
+
+
+def _lm_head(settings: Settings, spec: ModelSpec, device: torch.device) -> tuple[ModelSpec, str]:
+    """The head in the format asked for; beside quantised layers, in the checkpoint's own bits."""
+    asked, dense = settings.lm_head_quantization, spec.lm_head.format.kind == "dense"
+    if asked is not None:
+        spec = apply_lm_head(spec, asked)
+        return spec, f"asked for: {_kernel(spec.lm_head, device)}"
+    if not dense or _is_dense(spec):
+        return spec, "as it is stored" if dense else _kernel(spec.lm_head, device)
+    if (spec.stored_dtype, spec.dtype, device.type) == ("bfloat16", "float32", "cpu"):
+        return apply_lm_head(spec, "bf16"), "bfloat16 as the checkpoint stores it: nothing lost"
+    return spec, "as it is stored"
+
+
+def _kernel(linear: LinearSpec, device: torch.device) -> str:
+    """How a linear of this kind will be computed, where its kind has a choice. Raises CannotRun."""
+    describe = getattr(linear_kind(linear.format.kind), "describe", None)
+    return linear.format.kind if describe is None else str(describe(linear, device))
+
+
+def _layer_backend(
+    settings: Settings,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    why: dict[str, str],
+) -> str:
+    backend, reasons = choose_forward(settings.layer_backend, spec, device, dtype)
+    why["layer_backend"] = "; ".join(reasons)
+    return backend
+
+
+def _max_model_len(settings: Settings, spec: ModelSpec, why: dict[str, str]) -> int:
+    asked = settings.max_model_len
+    if asked is None:
+        why["max_model_len"] = "the model's own limit"
+        return spec.max_positions
+    if asked > spec.max_positions:
+        raise BadInput(
+            "--max-model-len exceeds what the model was trained for",
+            value=asked,
+            limit=spec.max_positions,
+            fix=f"use --max-model-len {spec.max_positions} or less",
+        )
+    why["max_model_len"] = "asked for"
+    return asked
+
+
+def _max_num_batched_tokens(settings: Settings, device: torch.device, why: dict[str, str]) -> int:
+    default = MAX_NUM_BATCHED_TOKENS[device.type]
+    tokens = _asked_or(settings, "max_num_batched_tokens", default, why)
+    if settings.max_num_batched_tokens is None:
+        why["max_num_batched_tokens"] = (
+            f"default on {device.type}: a prefill chunk delays running answers by one such step"
+        )
+    return tokens
+
+
+def _threads(settings: Settings, why: dict[str, str]) -> dict[str, Any]:
+    plan = plan_threads(settings, system.cores(), measured_rates)
+    why |= {"num_threads": plan.why, "num_threads_decode": plan.why_decode}
+    return {"num_threads": plan.num_threads, "num_threads_decode": plan.num_threads_decode}
+
+
+def _kv_budget(
+    settings: Settings,
+    models: Models,
+    device: torch.device,
+    max_model_len: int,
+    max_num_seqs: int,
+    block_size: int,
+) -> KvBudget:
+    total, available = _memory(device)
+    return kv_budget(
+        BudgetAsked(
+            weight_bytes=models.weight_bytes,
+            kv_bytes_per_token=models.kv_bytes_per_token,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            block_size=block_size,
+            memory_bytes=total,
+            available_bytes=available,
+            device=device.type,
+            asked_bytes=settings.kv_cache_memory_bytes,
+        )
+    )
+
+
+def _memory(device: torch.device) -> tuple[int, int]:
+    """(bytes in all, bytes available now) where weights and cache will live."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total, free
+    found = system.memory()
+    return found.total_bytes, found.available_bytes

@@ -1,0 +1,58 @@
+"""Registry of the code around attention: name -> "module:Class". Nothing is imported until chosen.
+
+A new one is one file here and one line in `FORWARDS`, and, where it should win by default, its name
+in `AUTO` (best first). `torch` is the oracle, and what every device and dtype can run.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ridgeline.errors import BadInput, CannotRun
+
+if TYPE_CHECKING:
+    import torch
+
+    from ridgeline.engine.execution.layers.base import ForwardKind
+    from ridgeline.modelspec.model import ModelSpec
+
+FORWARDS = MappingProxyType(
+    {
+        "native": "ridgeline.engine.execution.layers.native:NativeForward",
+        "torch": "ridgeline.engine.execution.layers.torch_ops:TorchForward",
+    }
+)
+AUTO = ("native", "torch")
+
+
+def forward_kind(name: str) -> ForwardKind:
+    """The class behind `name`; BadInput names the known ones."""
+    if name not in FORWARDS:
+        raise BadInput("unknown layer backend", value=name, limit=", ".join(("auto", *FORWARDS)))
+    module, _, cls = FORWARDS[name].partition(":")
+    kind: ForwardKind = getattr(import_module(module), cls)
+    return kind
+
+
+def choose(
+    asked: str, spec: ModelSpec, device: torch.device, dtype: torch.dtype
+) -> tuple[str, tuple[str, ...]]:
+    """The one to use and why. One asked for by name that cannot run raises CannotRun."""
+    if asked != "auto":
+        why_not = forward_kind(asked).why_not(spec, device, dtype)
+        if why_not:
+            raise CannotRun(
+                f"layer backend {asked!r} cannot run here: {'; '.join(why_not)}",
+                value=asked,
+                fix="use --layer-backend auto",
+            )
+        return asked, ("asked for",)
+    rejected: list[str] = []
+    for name in AUTO:
+        why_not = forward_kind(name).why_not(spec, device, dtype)
+        if not why_not:
+            return name, (*rejected, f"{name}: the fastest that runs on {device.type}")
+        rejected.append(f"not {name}: {'; '.join(why_not)}")
+    raise CannotRun(f"no layer backend runs here: {' | '.join(rejected)}")

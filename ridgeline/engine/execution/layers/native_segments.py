@@ -1,0 +1,220 @@
+"""The operators between a decoder's attentions, written into native segments.
+
+    stage 0       embed · norm+quantise · qkv · turn
+    stage 1 … N-1 quantise · o · norm+quantise · gate_up · gate+quantise · down · norm+quantise ·
+                  qkv · turn
+    stage N       … · down · norm
+
+Where attention is native as well, keys and values are stored as they are turned, attention follows
+as one more operator, and all stages are one segment.
+
+A segment borrows the memory of weights and gains: the body keeps it alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+import ridgeline._native as _native
+from ridgeline.engine.attention.native import NativeAttention
+from ridgeline.engine.execution.layers.base import Body
+from ridgeline.engine.model.layers import (
+    AttentionLayer,
+    Block,
+    GatedMlp,
+    Norm,
+    QkNorm,
+    RmsNorm,
+    no_norm,
+    no_qk_norm,
+)
+from ridgeline.engine.model.moe import MoeMlp
+from ridgeline.engine.model.table import PackedTable, PlainTable
+from ridgeline.engine.quant.base import Linear
+from ridgeline.engine.quant.dense import DenseLinear
+from ridgeline.engine.quant.packed import PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator: what a profile calls it, and how it is added to a segment."""
+
+    name: str
+    write: Callable[[_native.FusedSegment], None]
+    kept: object = None  # what the segment borrows and nobody else keeps alive
+
+
+def segment_of(*ops: Op) -> _native.FusedSegment:
+    """The operators as one segment."""
+    segment = _native.FusedSegment()
+    for op in ops:
+        op.write(segment)
+        segment.mark(op.name)
+    return segment
+
+
+def heads_of(layer: AttentionLayer) -> tuple[int, int, int]:
+    """(query heads, key heads, head_dim)."""
+    return layer.num_heads, layer.num_kv_heads, layer.head_dim
+
+
+def stages(body: Body, attention: NativeAttention | None = None) -> list[list[Op]]:
+    """What runs before each attention, and behind the last one. With `attention`, each stage but
+    the last ends with it."""
+    writer = _Writer(body, attention)
+    found, ops = [], [writer.embed()]
+    branch: Norm | None = None
+    for layer, block in enumerate(body.blocks):
+        found.append([*ops, *writer.head(layer, block, branch)])
+        ops = list(writer.tail(block))
+        branch = block.branch_norms[1]
+    return [*found, [*ops, writer.rows("norm", body.norm, branch, None)]]
+
+
+class _Writer:
+    def __init__(self, body: Body, attention: NativeAttention | None) -> None:
+        self.body, self.eps, self.size = body, body.spec.norm_eps, body.spec.hidden_size
+        self.attention = attention
+
+    def embed(self) -> Op:
+        table, scale = self.body.table, self.body.embed_scale
+        if isinstance(table, PackedTable):
+            packed_at = table.native.address
+            return Op("embed", lambda s: s.embed_packed(packed_at, scale))
+        assert isinstance(table, PlainTable)
+        table_VC = table.embed_VC
+        assert table_VC.is_contiguous() and table_VC.dtype in (torch.bfloat16, torch.float32)
+        num_tokens, width = table_VC.shape
+        is_bf16, at = table_VC.dtype == torch.bfloat16, table_VC.data_ptr()
+        return Op("embed", lambda s: s.embed(at, is_bf16, num_tokens, width, scale))
+
+    def head(self, layer_index: int, block: Block, branch: Norm | None) -> Iterator[Op]:
+        """Up to the block's attention. `branch`: of the block before, None at the first."""
+        layer = block.attention
+        qkv = _packed(layer.qkv)
+        num_heads, num_keys, head_dim = heads_of(layer)
+        assert qkv.native.packed.num_out == (num_heads + 2 * num_keys) * head_dim
+        yield self.rows("norm+quantise", block.attention_norm, branch, qkv)
+        yield _linear("qkv", qkv, "heads")
+        q_gain, k_gain = _head_gains(layer)
+        shape = (num_heads, num_keys, num_heads + 2 * num_keys, head_dim)
+        turned = (*shape, block.rope, q_gain, k_gain, self.eps)
+        if self.attention is None:
+            yield Op("turn", lambda s: s.turn(*turned, None, "auto"))
+            return
+        owner, place = self.attention, self.attention.places[layer_index]
+        yield Op("turn, store", lambda s: s.turn(*turned, place, owner.isa))
+        site = owner.attentions[layer_index]
+        assert heads_of(layer) == (site.num_heads, site.num_kv_heads, site.head_dim)
+        window, softcap = site.window or 0, site.softcap or 0.0
+        yield Op(
+            "attend",
+            lambda s: s.attend(place, num_heads, site.scale, window, softcap, owner.isa),
+        )
+
+    def tail(self, block: Block) -> Iterator[Op]:
+        """From the block's attention: output projection, residual, feed-forward."""
+        o, mlp = _packed(block.attention.o), block.mlp
+        assert o.native.packed.num_out == self.size
+        yield self.attended(o)
+        yield _linear("o", o, "branch")
+        if type(mlp) is MoeMlp:
+            yield self.rows("norm", block.mlp_norm, block.branch_norms[0], None, "normed")
+            yield _experts(mlp, self.size)
+            return
+        assert type(mlp) is GatedMlp
+        gate_up, down = _packed(mlp.gate_up), _packed(mlp.down)
+        assert down.native.packed.num_out == self.size
+        yield self.rows("norm+quantise", block.mlp_norm, block.branch_norms[0], gate_up)
+        gated = (_address(gate_up), mlp.activation, _address(down))
+        yield Op("gate_up", lambda s: s.gated_linear(*gated))
+        yield Op("gate+quantise", lambda s: s.gate(*gated))
+        yield _linear("down", down, "branch", gated=True)
+
+    def attended(self, o: PackedLinear) -> Op:
+        """What attention gave, in the form of its output projection."""
+        width, into = o.native.packed.num_in, _address(o)
+        return Op(
+            "quantise",
+            lambda s: s.rows("attended", width, False, 0, False, 0, 0.0, into, "normed"),
+        )
+
+    def rows(
+        self,
+        name: str,
+        norm: Norm,
+        branch: Norm | None,
+        into: PackedLinear | None,
+        to: str = "out",
+    ) -> Op:
+        """residual += branch where there is one; its norm, as `into` takes it (None: floats)."""
+        add, branch_gain = branch is not None, 0 if branch is None else _gain(branch)
+        gain, weight = _gain(norm), 0 if into is None else _address(into)
+        size, eps = self.size, self.eps
+        return Op(
+            name,
+            lambda s: s.rows("residual", size, add, branch_gain, True, gain, eps, weight, to),
+        )
+
+
+def _linear(name: str, linear: PackedLinear, to: str, gated: bool = False) -> Op:
+    """`gated`: of the rows that a gate prepared."""
+    weight = _address(linear)
+    return Op(name, lambda s: s.linear(weight, to, gated))
+
+
+def _experts(mlp: MoeMlp, size: int) -> Op:
+    """The routed experts; the router is small and multiplied in float32."""
+    pairs = [(_packed(expert.gate_up), _packed(expert.down)) for expert in mlp.experts]
+    gate_up, down = ([_address(each) for each in side] for side in zip(*pairs, strict=True))
+    router_EC = _router_weight(mlp.router)
+    assert router_EC.shape == (len(pairs), size)
+    at, num_chosen, norm_topk = router_EC.data_ptr(), mlp.num_chosen, mlp.norm_topk
+    activation = mlp.experts[0].activation
+    return Op(
+        "experts",
+        lambda s: s.experts(at, gate_up, down, size, num_chosen, norm_topk, activation),
+        router_EC,
+    )
+
+
+def _router_weight(router: Linear) -> torch.Tensor:
+    """Its weight as contiguous float32 [E, C]."""
+    if type(router) is PackedLinear:
+        assert router.native.packed.kind in ("bf16", "fp32") and router.native.bias_O is None
+        return router.native.rows(torch.arange(router.native.packed.num_out))
+    assert type(router) is DenseLinear and router.bias_O is None
+    assert router.weight_OI.dtype == torch.float32
+    return router.weight_OI.contiguous()
+
+
+def _packed(linear: object) -> PackedLinear:
+    assert type(linear) is PackedLinear, linear
+    return linear
+
+
+def _address(linear: PackedLinear) -> int:
+    return linear.native.address
+
+
+def _gain(norm: Norm) -> int:
+    """Where the gain lies; 0 where there is no norm."""
+    if norm is no_norm:
+        return 0
+    assert type(norm) is RmsNorm
+    gain_C = norm.gain_C
+    assert gain_C.dtype == torch.float32 and gain_C.is_contiguous()
+    return gain_C.data_ptr()
+
+
+def _head_gains(layer: AttentionLayer) -> tuple[int, int]:
+    """Gains of one q head and one k head: all heads of a kind share theirs."""
+    if layer.norm_qk is no_qk_norm:
+        return 0, 0
+    assert type(layer.norm_qk) is QkNorm
+    gain_XD = layer.norm_qk.gain_XD
+    assert gain_XD.dtype == torch.float32 and gain_XD.is_contiguous()
+    return gain_XD.data_ptr(), gain_XD[layer.num_heads].data_ptr()

@@ -1,0 +1,133 @@
+"""What the engine counts: a StepStat per step in a bounded ring, and totals since its opening."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from itertools import accumulate
+from operator import add
+
+from ridgeline.engine.scheduler.plan import StepPlan, paths
+from ridgeline.engine.scheduler.step_builder import StepView
+from ridgeline.modelspec.cost import CostModel
+from ridgeline.records import Ask, Event, Failed, Finished, StepStat
+
+MAX_STEPS = 100_000
+"""Steps kept for `drain`; the oldest are forgotten first. At 10 ms a step: 17 minutes."""
+
+
+RECENT = 128
+"""Steps over which the present utilisation is taken."""
+
+NEARLY_ALL = 0.9
+"""Of its token budget: a step that computes so much has none left for another prompt."""
+
+TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Tokens per step, as vLLM's iteration_tokens_total has them."""
+
+
+class StepTotals:
+    """Running sums over steps, and the same over the latest `RECENT`. `token_budget`: of a step."""
+
+    def __init__(self, model: CostModel, token_budget: int) -> None:
+        self._model, self._spent = model, NEARLY_ALL * token_budget
+        self._sums = (0.0,) * len(_SUMS)
+        self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT)
+        self._by_tokens = [0] * (len(TOKEN_BUCKETS) + 1)
+
+    def add(self, stat: StepStat) -> None:
+        work = self._model.step(stat.shapes, stat.num_sampled)
+        num_tokens = sum([new for new, _ in stat.shapes])
+        busy_s = stat.plan_s + stat.run_s
+        waiting_s = stat.num_waiting * busy_s
+        full = stat.num_running >= stat.max_num_seqs
+        spent = not full and num_tokens >= self._spent
+        num_seqs = min(len(stat.shapes), stat.num_running)  # paths of a tree are one sequence's
+        row = (
+            *(num_tokens, num_seqs, stat.max_num_seqs, busy_s, work.flops, work.bytes),
+            *(stat.plan_s, waiting_s, waiting_s * full, waiting_s * spent),
+        )
+        self._sums = tuple(map(add, self._sums, row))
+        self._recent.append(row)
+        self._by_tokens[bisect_left(TOKEN_BUCKETS, num_tokens)] += 1
+
+    def as_dict(self) -> dict[str, float]:
+        """`step_*` since the opening, `recent_*` of the latest steps, `step_tokens_le_*`: steps of
+        at most so many tokens."""
+        rows = [(0.0,) * len(_SUMS), *self._recent]
+        recent = map(sum, zip(*rows, strict=True))
+        below = accumulate(self._by_tokens)
+        named = zip((*map(str, TOKEN_BUCKETS), "inf"), below, strict=True)
+        return (
+            {f"step_{name}": float(v) for name, v in zip(_SUMS, self._sums, strict=True)}
+            | {f"recent_{name}": float(v) for name, v in zip(_SUMS, recent, strict=True)}
+            | {f"step_tokens_le_{name}": float(number) for name, number in named}
+        )
+
+
+_SUMS = (
+    *("tokens", "seqs", "seats", "busy_s", "flops", "bytes"),
+    # sequences that waited, times seconds: all; with every seat taken; with the tokens spent
+    *("plan_s", "waiting_s", "full_waiting_s", "spent_waiting_s"),
+)
+
+
+def shapes_of(plan: StepPlan) -> tuple[tuple[int, int], ...]:
+    """(new tokens, tokens in the cache) of every path that a step feeds."""
+    return tuple([(len(each.tokens), each.start) for run in plan.runs for each in paths(run)])
+
+
+class StepLog:
+    """Written by the engine thread, drained by any other."""
+
+    def __init__(self, totals: StepTotals, max_steps: int = MAX_STEPS) -> None:
+        self.totals = totals
+        self._ring: deque[StepStat] = deque(maxlen=max_steps)
+
+    def note(
+        self, plan: StepPlan, view: StepView, began_s: float, planned_s: float, done_s: float
+    ) -> None:
+        """One step with runs. `view` is the scheduler's, taken between plan and commit."""
+        stat = StepStat(
+            index=plan.index,
+            at_s=began_s,
+            plan_s=planned_s - began_s,
+            run_s=done_s - planned_s,
+            shapes=shapes_of(plan),
+            num_sampled=sum([run.sample is not None for run in plan.runs]),
+            num_running=view.num_running,
+            num_waiting=view.num_waiting,
+            used_blocks=view.used_blocks,
+            num_blocks=view.num_blocks,
+            max_num_seqs=view.max_num_seqs,
+            num_preempted=view.num_preempted,
+            queried_tokens=view.queried_tokens,
+            hit_tokens=view.hit_tokens,
+        )
+        self._ring.append(stat)
+        self.totals.add(stat)
+
+    def drain(self) -> list[StepStat]:
+        """The steps since the last call, oldest first."""
+        return [self._ring.popleft() for _ in range(len(self._ring))]
+
+
+class AskCounts:
+    """Totals over asks. Written by the engine thread, read by any other."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(
+            ("prompt_tokens", "request_success_stop", "request_success_length"), 0
+        ) | dict.fromkeys(("request_success_abort", "request_failed"), 0)
+
+    def asked(self, ask: Ask) -> None:
+        self._counts["prompt_tokens"] += len(ask.prompt)
+
+    def told(self, event: Event) -> None:
+        if isinstance(event, Finished):
+            self._counts[f"request_success_{event.reason}"] += 1
+        elif isinstance(event, Failed):
+            self._counts["request_failed"] += 1
+
+    def as_dict(self) -> dict[str, float]:
+        return {name: float(count) for name, count in self._counts.items()}

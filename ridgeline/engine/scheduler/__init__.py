@@ -1,0 +1,18 @@
+"""The torch-free control plane: scheduler, blocks, prefix cache, batching policies.
+
+    plan = scheduler.plan(now_s)                     what to compute, frozen
+    result = runner.run(plan)                        torch, a cost model, or a test's script
+    events = scheduler.commit(plan, result, now_s)   what happened
+
+Reading order: sequence, plan, scheduler; then roster (who sits where), queue (who goes first),
+budget (how many tokens), tables and blocks (where they live), prefix (what need not be computed),
+batching.
+"""
+
+from ridgeline.engine.scheduler.admission import Limits
+from ridgeline.engine.scheduler.batching import make_policy
+from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.prefix_cache import NoPrefixCache, PrefixCache
+from ridgeline.engine.scheduler.scheduler import Scheduler
+
+__all__ = ["BlockPool", "Limits", "NoPrefixCache", "PrefixCache", "Scheduler", "make_policy"]

@@ -1,0 +1,31 @@
+"""Batching policies by name; nothing is imported until one is chosen."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ridgeline.engine.scheduler.batching.base import BatchingPolicy, PolicyOptions, QueueView
+from ridgeline.errors import BadInput
+
+POLICIES = {
+    "static": "ridgeline.engine.scheduler.batching.static:StaticBatching",
+    "dynamic": "ridgeline.engine.scheduler.batching.dynamic:DynamicBatching",
+    "continuous": "ridgeline.engine.scheduler.batching.continuous:ContinuousBatching",
+}
+
+__all__ = ["POLICIES", "BatchingPolicy", "PolicyOptions", "QueueView", "make_policy"]
+
+
+def make_policy(
+    name: str, *, wait_s: float = 0.0, num_to_start: int | None = None
+) -> BatchingPolicy:
+    """The policy called `name`. `wait_s` and `num_to_start` are for those that wait for a batch."""
+    if name not in POLICIES:
+        raise BadInput("unknown batching policy", value=name, limit=", ".join(POLICIES))
+    if not wait_s >= 0:
+        raise BadInput("the batching wait must not be negative", value=wait_s, limit=">= 0 s")
+    if num_to_start is not None and num_to_start < 1:
+        raise BadInput("a batch starts with at least one ask", value=num_to_start, limit=">= 1")
+    module, _, cls = POLICIES[name].partition(":")
+    policy: type[BatchingPolicy] = getattr(import_module(module), cls)
+    return policy(PolicyOptions(wait_s=wait_s, num_to_start=num_to_start))

@@ -1,0 +1,50 @@
+"""The events of a sequence: what is told of it, and nothing that changes it but one delivery."""
+
+from __future__ import annotations
+
+from ridgeline.engine.scheduler.plan import Sampled
+from ridgeline.engine.scheduler.sequence import Choices, Sequence
+from ridgeline.records import Event, Finished, FinishReason, Token
+
+
+def token_event(seq: Sequence, sampled: Sampled, i: int, at_s: float) -> Token:
+    """The i-th sampled token; the first of choice 0 delivers the prompt's log-probabilities."""
+    return Token(
+        ask_id=seq.ask.id,
+        index=seq.index,
+        token=sampled.tokens[i],
+        text="",
+        at_s=at_s,
+        logprobs=sampled.logprobs[i] if sampled.logprobs else None,
+        prompt_logprobs=None if seq.num_prompt_logprobs is None else seq.take_prompt_logprobs(),
+    )
+
+
+def finished_event(
+    seq: Sequence, reason: FinishReason, stop_reason: str | int | None, at_s: float
+) -> Finished:
+    """The end of one choice."""
+    return Finished(
+        ask_id=seq.ask.id,
+        index=seq.index,
+        reason=reason,
+        at_s=at_s,
+        usage=seq.choices.usage(seq.num_output),
+        stop_reason=stop_reason,
+    )
+
+
+def aborted_events(choices: Choices, at_s: float) -> list[Event]:
+    """The end of every unfinished choice, those that never became sequences too, in order."""
+    lengths = dict.fromkeys(choices.unforked, 0)
+    lengths |= {index: seq.num_output for index, seq in choices.live.items()}
+    return [
+        Finished(
+            ask_id=choices.ask.id,
+            index=index,
+            reason="abort",
+            at_s=at_s,
+            usage=choices.usage(num_output),
+        )
+        for index, num_output in sorted(lengths.items())
+    ]

@@ -1,0 +1,384 @@
+"""The scheduler: which tokens of which sequences are computed in the next step.
+
+One rule (the insight of vLLM V1): a sequence has *known* tokens and *computed* tokens, and every
+step lets the second catch up with the first under a token budget. Prefill, chunked prefill, decode,
+a prefix hit, the recomputation of a preempted sequence and a forked choice differ only in how far
+behind the computed tokens are. Nowhere is there a phase.
+
+    plan    running sequences first, in order (`queue.py`), then waiting ones as the batching
+            policy, the budget and the block pool allow. When blocks run out, the last in order is
+            preempted: it gives all its blocks back and is recomputed later; its tokens stay known.
+    commit  what the runner computed becomes computed; what it sampled becomes known, and events.
+
+Why nothing starves: the order is static, so the first in order stays first until it is finished; it
+is never preempted while another one owns blocks; alone it always fits (checked by `add`). So it
+finishes, and then the next one is first. At the head of the queue nobody is overtaken for lack of
+blocks.
+
+Who may join, and what room it needs: `joining.py`. All of this holds within a lane; asks in the
+background get what the others leave: `lanes.py`.
+
+Drafts come last (`drafting.py`): what budget and blocks are left may carry guesses behind the last
+known token of a run; `commit` takes in those that the runner confirmed.
+
+No torch, no clock, no randomness: `now_s` and the seed come in, the runner stands between plan and
+commit, and the simulator drives these same classes on a virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ridgeline.engine.scheduler.admission import Limits, check_ask
+from ridgeline.engine.scheduler.admit_waiting import Joining
+from ridgeline.engine.scheduler.background_budget import Share, make_filling
+from ridgeline.engine.scheduler.batching.base import BatchingPolicy
+from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.block_tables import BlockTables
+from ridgeline.engine.scheduler.deadlines import Deadlines
+from ridgeline.engine.scheduler.events import aborted_events, finished_event, token_event
+from ridgeline.engine.scheduler.lanes import Lane
+from ridgeline.engine.scheduler.plan import Run, Sampled, StepPlan, StepResult
+from ridgeline.engine.scheduler.prefix_cache import Cache
+from ridgeline.engine.scheduler.sequence import Choices, Sequence, State
+from ridgeline.engine.scheduler.sequence_registry import Roster
+from ridgeline.engine.scheduler.speculation import Drafting, Drafts
+from ridgeline.engine.scheduler.step_builder import (
+    Step,
+    StepView,
+    Totals,
+    make_run,
+    num_prompt_positions,
+)
+from ridgeline.engine.scheduler.stopping import StopRule
+from ridgeline.records import (
+    Ask,
+    Event,
+    Failed,
+    FailureCause,
+    Finished,
+    FinishReason,
+    Preempted,
+    Started,
+)
+
+
+class Scheduler:
+    """Owns every sequence; see the head of this file.
+
+    `eos_token_ids` end a sequence unless its sampling ignores them. `seed` is what asks without a
+    seed of their own derive theirs from, together with their place in the order of `add`.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        policy: BatchingPolicy,
+        pool: BlockPool,
+        cache: Cache,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        seed: int = 0,
+        drafts: Drafts | None = None,
+    ) -> None:
+        self.limits, self.pool, self.cache, self.totals = limits, pool, cache, Totals()
+        self._rule = StopRule(eos_token_ids, limits.max_model_len)
+        self._tables = BlockTables(pool, cache)
+        self._roster = Roster(limits.aging_s, seed)
+        self.drafting = Drafting(drafts, self._rule, self._tables, self._roster, pool)
+        self._joining = Joining(
+            limits, policy, self._roster, self._tables, cache, pool, self._preempt
+        )
+        self.share = Share(make_filling(limits.background_tokens), self._roster)
+        self._deadlines = Deadlines()
+        self._events: list[Event] = []  # what plan has to tell; handed out by commit
+        self._now_s = 0.0
+        self._last = Step(limits, 0.0)
+
+    # -- asks: from any moment between a commit and the next plan, or between plan and commit
+
+    def add(self, ask: Ask) -> None:
+        """Queue an ask. BadInput or DoesNotFit if it could not be served even alone."""
+        check_ask(ask, self.limits, self.pool)
+        self._deadlines.add(self._roster.add(ask))
+        self.share.add(ask)
+
+    def cancel(self, ask_id: str, now_s: float | None = None) -> list[Event]:
+        """End every unfinished choice of an ask (unknown ids: none); its blocks are free at once.
+
+        `now_s` None, here and below, stands for the instant of the latest plan or commit.
+        """
+        choices = self._roster.asks.get(ask_id)
+        if choices is None:
+            return []
+        at_s = self._at(now_s)
+        events = aborted_events(choices, at_s)
+        self._drop(choices, at_s)
+        return events
+
+    def fail(
+        self,
+        ask_id: str,
+        error: str,
+        now_s: float | None = None,
+        cause: FailureCause = "error",
+    ) -> list[Event]:
+        """As cancel, for an ask that cannot be served any further: one Failed event."""
+        choices = self._roster.asks.get(ask_id)
+        if choices is None:
+            return []
+        at_s = self._at(now_s)
+        self._drop(choices, at_s)
+        return [Failed(ask_id=ask_id, at_s=at_s, error=error, cause=cause)]
+
+    def finish(
+        self,
+        ask_id: str,
+        index: int,
+        reason: FinishReason = "stop",
+        *,
+        stop_reason: str | int | None = None,
+        now_s: float | None = None,
+    ) -> list[Event]:
+        """End one choice from outside, e.g. at a stop string. No events if it has ended already:
+        then its Finished is among those of the same commit, for the caller to amend."""
+        seq = self._roster.live(ask_id, index)
+        return [] if seq is None else [self._finish(seq, reason, stop_reason, self._at(now_s))]
+
+    def fork(self, ask_id: str, index: int) -> int:
+        """Split a running choice in two that share all known tokens; the index of the new one.
+
+        To be called between commit and plan, on a choice whose only pending token is its last one.
+        """
+        source = self._roster.live(ask_id, index)
+        assert source is not None and source.state is State.RUNNING and source.pending == 1
+        new_index = self._roster.another(source.choices)
+        self._fork(source, new_index, source.known)
+        return new_index
+
+    # -- the step
+
+    def plan(self, now_s: float) -> StepPlan:
+        """Decide the next step. It may hold no runs; hand it to `commit` all the same."""
+        self._now_s = now_s
+        self.share.begin(now_s)
+        self._expire(now_s)
+        step = self._last = Step(self.limits, now_s)
+        for lane in self._roster.lanes:
+            self._plan_lane(lane, step)
+        self.drafting.plan(step)
+        self.share.planned(step)
+        plan = StepPlan(self.totals.num_steps, tuple(step.runs), self._tables.take_copies())
+        self.totals.num_steps += bool(step.runs)
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
+        """Take in what the runner made of a plan. Runs of asks that ended meanwhile are ignored."""
+        self._now_s = now_s
+        events, self._events = self._events, []
+        for run, sampled in zip(plan.runs, result.sampled, strict=True):
+            seq = self._roster.running_by_id(run.seq_id)
+            run = self.drafting.settle(seq, run, sampled)
+            if seq is not None:
+                self.drafting.judge(run, sampled)
+                events += self._advance(seq, run, sampled)
+        self.drafting.learn()
+        return events
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._roster.asks) or bool(self._events)
+
+    def next_wake_s(self, now_s: float) -> float | None:
+        """When to plan again if no ask comes or goes: `now_s` if there is something to do now, a
+        later instant if a policy or a deadline waits for it, None if nothing will happen by
+        itself."""
+        roster = self._roster
+        if roster.running or self._events or any(len(lane.returning) for lane in roster.lanes):
+            return now_s
+        if not any(len(lane.fresh) for lane in roster.lanes):
+            return None
+        wakes = (self._joining.wake_s(now_s), self._deadlines.next_s)
+        return min((max(now_s, at_s) for at_s in wakes if at_s is not None), default=None)
+
+    def ask_id(self, run: Run) -> str | None:
+        """Whose run it is; None once its sequence has ended or lost its seat."""
+        return self._roster.ask_id(run.seq_id)
+
+    def num_in_background(self) -> tuple[int, int]:
+        """Of the running and of the waiting sequences, those of background asks."""
+        lane = self._roster.lanes[1]
+        return lane.num_running, len(lane.fresh) + len(lane.returning)
+
+    def view(self) -> StepView:
+        """The scheduler's share of a StepStat; call it after `plan`."""
+        return StepView(
+            num_running=len(self._roster.running),
+            num_waiting=self._roster.num_waiting,
+            used_blocks=self.pool.num_owned,
+            num_blocks=self.pool.num_blocks,
+            max_num_seqs=self.limits.max_num_seqs,
+            num_preempted=self._last.num_preempted,
+            queried_tokens=self._last.queried_tokens,
+            hit_tokens=self._last.hit_tokens,
+        )
+
+    # -- plan: those who run
+
+    def _plan_lane(self, lane: Lane, step: Step) -> None:
+        """Who runs, then who waits, unless somebody better waits or somebody lost blocks."""
+        if not (lane.num_running or lane.waits):
+            return
+        better = self._roster.lanes[: lane.rank]
+        if any(each.num_running for each in better):
+            self.share.narrow(step)
+        elif better and self.limits.chunked_prefill:
+            self.share.alone(step)
+        self._plan_running(lane, step)
+        if step.best_preempted > lane.rank and not any(each.waits for each in better):
+            self._plan_waiting(lane, step)
+
+    def _plan_running(self, lane: Lane, step: Step) -> None:
+        """Every running sequence of the lane in order; the end of the list may be preempted on the
+        way."""
+        running, reserve = self._roster.running, self._tables.reserve
+        i = self._roster.num_running_up_to(lane) - lane.num_running
+        while i < (end := self._roster.num_running_up_to(lane)):
+            seq, later = running[i], end - i - 1
+            num_tokens = step.budget.offer(seq.pending, later)
+            if num_tokens and (reserve(seq, num_tokens) or self._make_room(seq, num_tokens, step)):
+                self._run(seq, num_tokens, step, later)
+            i += 1
+
+    def _make_room(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
+        """Reserve blocks, preempting the last in order while they are short; `seq` itself last."""
+        while not self._tables.reserve(seq, num_tokens):
+            victim = self._roster.running[-1]
+            assert len(self._roster.running) > 1, "alone, a sequence always fits"
+            self._preempt(victim, step)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, seq: Sequence, step: Step) -> None:
+        self.drafting.forget(seq)
+        self._tables.release(seq, step.now_s)
+        seq.forget_computed()
+        self._roster.stand(seq)
+        step.num_preempted += 1
+        step.best_preempted = min(step.best_preempted, self._roster.lane(seq.ask).rank)
+        self.totals.num_preempted += 1
+        self._events.append(Preempted(ask_id=seq.ask.id, index=seq.index, at_s=step.now_s))
+
+    # -- plan: those who wait
+
+    def _plan_waiting(self, lane: Lane, step: Step) -> None:
+        while (joined := self._joining.next(lane, step)) is not None:
+            self._start(joined.seq, step)
+            if joined.num_tokens:
+                self._run(joined.seq, joined.num_tokens, step)
+
+    def _start(self, seq: Sequence, step: Step) -> None:
+        """If this is the ask's first seat: the end of its queue time."""
+        choices = seq.choices
+        if choices.started:
+            return
+        choices.cached_tokens = seq.computed
+        step.num_joined += self._roster.start(choices)
+        self._events.append(Started(ask_id=seq.ask.id, at_s=step.now_s, cached_tokens=seq.computed))
+        if seq.num_prompt_logprobs is None:
+            self.cache.count(seq.num_prompt, seq.computed)
+            step.queried_tokens += seq.num_prompt
+            step.hit_tokens += seq.computed
+
+    def _run(self, seq: Sequence, num_tokens: int, step: Step, later: int = 0) -> None:
+        step.budget.take(num_tokens, later)
+        sample = self._rule.sample_at(seq) if num_tokens == seq.pending else None
+        step.runs.append(make_run(seq, num_tokens, self.pool.block_size, sample))
+
+    # -- commit
+
+    def _advance(self, seq: Sequence, run: Run, sampled: Sampled) -> list[Event]:
+        assert seq.computed == run.start and bool(sampled.tokens) == (run.sample is not None)
+        num_fed = len(run.tokens)
+        end = run.start + num_fed - run.num_drafts
+        if seq.num_prompt_logprobs is not None or sampled.prompt_logprobs:
+            wanted = num_prompt_positions(seq, run.start, end)
+            assert len(sampled.prompt_logprobs) == wanted, "one per position that was asked for"
+            seq.prompt_logprobs += sampled.prompt_logprobs
+        seq.computed = end
+        self.totals.num_tokens += num_fed
+        self.cache.publish(seq, self._now_s)
+        if not sampled.tokens:
+            return []
+        if seq.choices.unforked:
+            self._fork_unforked(seq)
+        if run.num_drafts:
+            return self._extend(seq, sampled)
+        event = token_event(seq, sampled, 0, self._now_s)
+        seq.tokens.append(sampled.tokens[0])
+        self.totals.num_sampled += 1
+        stop = self._rule.stop(seq)
+        return [event] if stop is None else [event, self._finish(seq, *stop, self._now_s)]
+
+    def _extend(self, seq: Sequence, sampled: Sampled) -> list[Event]:
+        """Sampled tokens become known, up to the one that ends the sequence; all but the last of
+        them were drafts, so that the step has computed them too."""
+        events: list[Event] = []
+        for i, token in enumerate(sampled.tokens):
+            seq.computed += i > 0
+            events.append(token_event(seq, sampled, i, self._now_s))
+            seq.tokens.append(token)
+            self.totals.num_sampled += 1
+            stop = self._rule.stop(seq)
+            if stop is not None:
+                self.cache.publish(seq, self._now_s)
+                return [*events, self._finish(seq, *stop, self._now_s)]
+        self.cache.publish(seq, self._now_s)
+        self._tables.trim(seq)
+        return events
+
+    def _fork_unforked(self, leader: Sequence) -> None:
+        """The prompt is computed: the other choices begin from it."""
+        unforked, leader.choices.unforked = leader.choices.unforked, []
+        for index in unforked:
+            self._fork(leader, index, leader.num_prompt)
+
+    def _fork(self, source: Sequence, index: int, num_known: int) -> None:
+        """A choice that shares the blocks of `source`; without a free seat it waits for one."""
+        seq = self._roster.branch(source, index, num_known)
+        if not self._joining.free_seat(self._roster.lane(seq.ask), self._last):
+            self._roster.wait(seq)
+            return
+        blocks = source.blocks[: self.pool.blocks_for(num_known)]
+        self._tables.adopt(seq, blocks, num_known - 1, self._now_s)
+        self._roster.sit(seq)
+        self.totals.num_forked += 1
+
+    # -- endings
+
+    def _finish(
+        self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None, at_s: float
+    ) -> Finished:
+        self.drafting.forget(seq)
+        self._tables.release(seq, at_s)
+        self._roster.leave(seq)
+        self.totals.num_finished += 1
+        return finished_event(seq, reason, stop_reason, at_s)
+
+    def _drop(self, choices: Choices, at_s: float) -> None:
+        for seq in choices.live.values():
+            self.drafting.forget(seq)
+            self._tables.release(seq, at_s)
+        self._roster.leave_all(choices)
+
+    def _expire(self, now_s: float) -> None:
+        """Deadlines that have passed, and cached blocks whose time is over."""
+        self.cache.expire(now_s)
+        for choices in self._deadlines.passed(now_s):
+            if self._roster.asks.get(choices.ask.id) is choices:
+                error = "its deadline has passed"
+                self._events += self.fail(choices.ask.id, error, now_s, "deadline")
+
+    def _at(self, now_s: float | None) -> float:
+        return self._now_s if now_s is None else now_s

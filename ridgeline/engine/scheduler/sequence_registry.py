@@ -1,0 +1,175 @@
+"""Who exists and who sits where: asks, their sequences, the running list and the two queues.
+
+                 add            sit                    leave
+    ask ──▶ fresh queue ──▶ running (sorted) ──▶ finished
+                              │      ▲ sit
+                        stand ▼      │
+                            returning queue  ◀── choices forked without a free seat
+
+Every lane (`lanes.py`) has queues of its own; those who run are one list, lane by lane. The roster
+keeps places and counts; blocks are the tables' business, and when anyone moves is the
+scheduler's. A seat is one of `max_num_seqs`; only seated sequences own blocks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from operator import attrgetter
+
+from ridgeline.engine.scheduler.lanes import Lane
+from ridgeline.engine.scheduler.priority_queue import order_key
+from ridgeline.engine.scheduler.sequence import Choices, Sequence, State
+from ridgeline.engine.scheduler.stopping import derive_seed
+from ridgeline.errors import BadInput
+from ridgeline.records import Ask
+
+_KEY = attrgetter("key")
+
+
+class Roster:
+    """See the head of this file. `seed` is what asks without a seed derive theirs from."""
+
+    def __init__(self, aging_s: float, seed: int) -> None:
+        self._aging_s, self._seed = aging_s, seed
+        self.asks: dict[str, Choices] = {}
+        self.running: list[Sequence] = []  # in order: lowest key first, lane by lane
+        self.lanes = (Lane(0), Lane(1))  # online, background
+        self.num_unfinished = 0  # unfinished choices of all asks
+        self._by_id: dict[int, Sequence] = {}
+        self._num_added = self._num_sequences = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Unfinished choices without a seat."""
+        return self.num_unfinished - len(self.running)
+
+    def lane(self, ask: Ask) -> Lane:
+        return self.lanes[ask.background]
+
+    def up_to(self, lane: Lane) -> tuple[Lane, ...]:
+        """The lane and the better ones."""
+        return self.lanes[: lane.rank + 1]
+
+    def num_running_up_to(self, lane: Lane) -> int:
+        if not lane.rank:
+            return lane.num_running
+        return sum([each.num_running for each in self.up_to(lane)])
+
+    def running_by_id(self, seq_id: int) -> Sequence | None:
+        return self._by_id.get(seq_id)
+
+    def ask_id(self, seq_id: int) -> str | None:
+        """Whose running sequence it is."""
+        seq = self._by_id.get(seq_id)
+        return None if seq is None else seq.ask.id
+
+    def live(self, ask_id: str, index: int) -> Sequence | None:
+        """An unfinished choice that has a sequence."""
+        choices = self.asks.get(ask_id)
+        return None if choices is None else choices.live.get(index)
+
+    def add(self, ask: Ask) -> Choices:
+        if ask.id in self.asks:
+            raise BadInput("an ask with this id is being served", value=ask.id, fix="use a new id")
+        serial, own = self._num_added, ask.sampling.seed
+        self._num_added += 1
+        seed = derive_seed(self._seed, serial) if own is None else own
+        choices = Choices(ask, serial, seed, unforked=list(range(1, ask.sampling.n)))
+        choices.next_index = ask.sampling.n
+        self.asks[ask.id] = choices
+        self.num_unfinished += ask.sampling.n
+        self.lane(ask).fresh.push(self._new(choices, 0, list(ask.prompt)))
+        return choices
+
+    def start(self, choices: Choices) -> int:
+        """The ask leaves the fresh queue for good; the number of seats that it will want."""
+        choices.started = True
+        self.lane(choices.ask).num_started += choices.num_unfinished
+        return choices.num_unfinished
+
+    def branch(self, source: Sequence, index: int, num_known: int) -> Sequence:
+        """Choice `index`, not seated yet, knowing the first `num_known` tokens of `source`."""
+        seq = self._new(source.choices, index, source.tokens[:num_known])
+        seq.digests = list(source.digests)
+        return seq
+
+    def another(self, choices: Choices) -> int:
+        """Make place for one choice more than was asked for; its index."""
+        choices.next_index += 1
+        self.num_unfinished += 1
+        self.lane(choices.ask).num_started += 1
+        return choices.next_index - 1
+
+    def sit(self, seq: Sequence) -> None:
+        seq.state = State.RUNNING
+        self._by_id[seq.id] = seq
+        self.lane(seq.ask).num_running += 1
+        insort(self.running, seq, key=_KEY)
+
+    def stand(self, seq: Sequence) -> None:
+        """Give the seat back and wait to return."""
+        self._unseat(seq)
+        self.wait(seq)
+
+    def wait(self, seq: Sequence) -> None:
+        """Wait for a seat as a sequence of an ask that has started."""
+        seq.state = State.WAITING
+        self.lane(seq.ask).returning.push(seq)
+
+    def leave(self, seq: Sequence) -> None:
+        """The sequence is finished; with its last choice, the ask is gone."""
+        if seq.state is State.RUNNING:
+            self._unseat(seq)
+        lane = self.lane(seq.ask)
+        lane.fresh.discard(seq)
+        lane.returning.discard(seq)
+        seq.state = State.FINISHED
+        choices = seq.choices
+        del choices.live[seq.index]
+        self._forget(choices, 1)
+        if choices.unforked and not choices.live:
+            self._succeed(choices)
+
+    def leave_all(self, choices: Choices) -> None:
+        """The ask is gone, with choices that never became sequences too."""
+        num, choices.unforked = len(choices.unforked), []
+        self._forget(choices, num)
+        for seq in list(choices.live.values()):
+            self.leave(seq)
+
+    def _succeed(self, choices: Choices) -> None:
+        """The choice that was to compute the prompt is gone: the next one does."""
+        seq = self._new(choices, choices.unforked.pop(0), list(choices.ask.prompt))
+        lane = self.lane(choices.ask)
+        (lane.returning if choices.started else lane.fresh).push(seq)
+
+    def _forget(self, choices: Choices, num: int) -> None:
+        self.num_unfinished -= num
+        self.lane(choices.ask).num_started -= num if choices.started else 0
+        if not choices.num_unfinished:
+            self.asks.pop(choices.ask.id, None)
+
+    def _unseat(self, seq: Sequence) -> None:
+        place = bisect_left(self.running, seq.key, key=_KEY)
+        assert self.running[place] is seq
+        del self.running[place]
+        self.lane(seq.ask).num_running -= 1
+        del self._by_id[seq.id]
+
+    def _new(self, choices: Choices, index: int, tokens: list[int]) -> Sequence:
+        seq = Sequence(
+            id=self._num_sequences,
+            choices=choices,
+            index=index,
+            seed=derive_seed(choices.seed, index),
+            key=(
+                self.lane(choices.ask).rank,
+                order_key(choices.ask, self._aging_s, choices.serial, index),
+            ),
+            tokens=tokens,
+            num_prompt=len(choices.ask.prompt),
+            num_prompt_logprobs=None if index else choices.ask.sampling.prompt_logprobs,
+        )
+        self._num_sequences += 1
+        choices.live[index] = seq
+        return seq

@@ -1,0 +1,64 @@
+"""What a sampled token means for its sequence, and what the sampler is told in advance.
+
+Stop *strings* are not here: they can only be seen in text, by the engine, which then calls
+`Scheduler.finish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.scheduler.sequence import Sequence
+from ridgeline.records import FinishReason
+
+Stop = tuple[FinishReason, int | None]
+
+
+def derive_seed(base: int, index: int) -> int:
+    """A 63-bit seed that depends on both numbers: choice `index` of an ask, or ask `index` of an
+    engine."""
+    digest = blake2b(f"{base}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class StopRule:
+    """End-of-sequence tokens of the model, and the longest sequence it may hold."""
+
+    def __init__(self, eos_token_ids: Iterable[int], max_model_len: int) -> None:
+        self._eos, self._max_model_len = tuple(eos_token_ids), max_model_len
+
+    def stop(self, seq: Sequence) -> Stop | None:
+        """(finish reason, stop reason) if the sequence ends with its last token, else None."""
+        sampling, num_known = seq.sampling, len(seq.tokens)
+        num_output = num_known - seq.num_prompt
+        if num_output > sampling.min_tokens:
+            token = seq.tokens[-1]
+            if token in self._eos and not sampling.ignore_eos:
+                return "stop", None
+            if token in sampling.stop_token_ids:
+                return "stop", token
+        if num_output == sampling.max_tokens or num_known >= self._max_model_len:
+            return "length", None
+        return None
+
+    def most_drafts(self, seq: Sequence) -> int:
+        """Drafts that could all be accepted, with a token after them, before the sequence ends."""
+        wanted = seq.sampling.max_tokens
+        room = self._max_model_len - seq.known
+        return (room if wanted is None else min(wanted - seq.num_output, room)) - 1
+
+    def sample_at(self, seq: Sequence) -> SampleAt:
+        """How to sample the sequence's next token."""
+        sampling, num_prompt = seq.sampling, seq.num_prompt
+        num_output = len(seq.tokens) - num_prompt
+        history = tuple(seq.tokens) if seq.has_history else ()
+        banned = self._banned(seq) if num_output < sampling.min_tokens else ()
+        is_argmax = seq.is_argmax and not banned
+        return SampleAt(sampling, seq.seed, num_output, num_prompt, history, banned, is_argmax)
+
+    def _banned(self, seq: Sequence) -> tuple[int, ...]:
+        sampling = seq.sampling
+        eos = () if sampling.ignore_eos else self._eos
+        return tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))

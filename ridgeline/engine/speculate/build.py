@@ -1,0 +1,285 @@
+"""From a resolved speculative config to what scheduler and runner need of it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+import torch
+
+from ridgeline.engine.attention import build_attention
+from ridgeline.engine.attention import choose as choose_attention
+from ridgeline.engine.attention.base import Site
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.model.dtype import DTYPES
+from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.plan import Runner
+from ridgeline.engine.scheduler.speculation import Drafts, NoDrafts, Open
+from ridgeline.engine.speculate.config import LOOKUP_MAX, LOOKUP_MIN, Speculation, draft_spec
+from ridgeline.engine.speculate.depth_control.controller import Controller
+from ridgeline.engine.speculate.depth_control.fixed_depth import FixedDepth
+from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost, measure
+from ridgeline.engine.speculate.drafters.base import Drafter, Lookup
+from ridgeline.engine.speculate.drafters.checkpoint import read_config
+from ridgeline.engine.speculate.drafters.combined import Combined, Lookups
+from ridgeline.engine.speculate.drafters.draft_model import DraftModelDrafter
+from ridgeline.engine.speculate.drafters.eagle import WINDOW, EagleDrafter, load_layer
+from ridgeline.engine.speculate.drafters.hidden_states import NoWatch, States, Watch
+from ridgeline.engine.speculate.drafters.layer_skip import SelfDrafter, choose_layers
+from ridgeline.engine.speculate.drafters.lookahead import LookaheadDrafter
+from ridgeline.engine.speculate.drafters.medusa import MedusaDrafter, load_heads
+from ridgeline.engine.speculate.drafters.ngram import NgramDrafter
+from ridgeline.engine.speculate.drafters.suffix import SuffixDrafter
+from ridgeline.engine.speculate.drafters.target_model import Target
+from ridgeline.engine.speculate.drafters.tokenizer_check import check_same_tokens
+from ridgeline.engine.speculate.verify.tree import FixedTree, parse_tree
+from ridgeline.engine.speculate.verify.verifier import Drawn, Verifier, Witness
+from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
+from ridgeline.records import Sampling
+
+if TYPE_CHECKING:
+    from ridgeline.engine.config import Resolved
+
+_GREEDY = Sampling(temperature=0.0)
+_LOG = logging.getLogger(__name__)
+NUM_SAMPLED = 192  # tokens of text on which layers are chosen
+CHOOSING_S = 3.0
+MEASURED, DRAFTED = 72, (1, 4)  # tokens of a text that drafting is timed on; depths
+
+
+def _nothing(_runner: Runner) -> None:
+    """What a fixed depth measures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculating:
+    """The scheduler's side of it, the runner's, and the bytes of a draft model's weights."""
+
+    drafts: Drafts
+    verifier: Verifier
+    weight_bytes: int = 0
+    calibrate: Callable[[Runner], None] = _nothing
+    watch: Watch = field(default_factory=NoWatch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A drafter (None: lookups only), the bytes of its weights, and what it wants to see of every
+    step."""
+
+    drafter: Drafter | None
+    nbytes: int = 0
+    states: States | None = None
+
+
+def speculate(
+    used: Speculation | None,
+    tokenizer: Tokenizer,
+    resolved: Resolved,
+    clock: Callable[[], float],
+    target: Callable[[], Target],
+) -> Speculating:
+    """The parts for `used`. Raises CannotRun where a draft model speaks other tokens.
+
+    `target` loads the model that is drafted for, once; it is called by what needs it.
+
+    Where the depth is chosen by measured cost, `calibrate` measures: once, before anybody is
+    served.
+    """
+    if used is None:
+        return Speculating(NoDrafts(), Verifier())
+    drawn = Drawn()
+    lookup, witness = _lookup(used)
+    verifier = Verifier(used.rejection_sample_method or "block", drawn, witness)
+    made = _drafter(used, tokenizer, resolved, drawn, target, clock)
+    watch, most = made.states or NoWatch(), used.num_speculative_tokens
+    if used.speculative_token_tree is not None:
+        assert isinstance(made.drafter, MedusaDrafter)
+        tree = FixedTree(made.drafter, parse_tree(used.speculative_token_tree))
+        return Speculating(tree, verifier, made.nbytes, watch=watch)
+    if not used.automatic:
+        alone = made.drafter if lookup is None else None
+        fixed = FixedDepth(alone or Combined(lookup, made.drafter), most)
+        return Speculating(fixed, verifier, made.nbytes, watch=watch)
+    controller = Controller(made.drafter, most, clock, lookup, drawn.clear)
+
+    def calibrate(runner: Runner) -> None:
+        steps = StepCost(measure_steps(runner, resolved, clock))
+        if made.drafter is None:
+            controller.calibrate(steps)
+        elif drafts := measure_drafts(made.drafter, resolved, clock, made.states):
+            controller.calibrate(steps, DraftCost(drafts))
+
+    return Speculating(controller, verifier, made.nbytes, calibrate, watch)
+
+
+def measure_steps(
+    runner: Runner, resolved: Resolved, clock: Callable[[], float]
+) -> dict[tuple[int, int], float]:
+    """Seconds of decode steps by (runs, rows)."""
+    return measure(
+        runner,
+        clock,
+        num_blocks=resolved.num_blocks,
+        block_size=resolved.block_size,
+        max_num_seqs=resolved.max_num_seqs,
+        max_model_len=resolved.max_model_len,
+    )
+
+
+def measure_drafts(
+    drafter: Drafter,
+    resolved: Resolved,
+    clock: Callable[[], float],
+    states: States | None = None,
+) -> list[tuple[int, int, float]]:
+    """(sequences, depth, seconds) of drafts on text that repeats itself. `states`: where the
+    drafter looks for those of the target. Nothing where contexts are too short for one of them:
+    then nothing is drafted either."""
+    like_C = torch.zeros(resolved.spec.hidden_size, dtype=DTYPES[resolved.dtype])
+    like_C = like_C.to(resolved.device)
+    most, turns, found = min(8, resolved.max_num_seqs), 4, []
+    places = resolved.num_blocks // most * resolved.block_size
+    length = max(1, min(MEASURED, places, resolved.max_model_len) - turns - max(DRAFTED))
+    if states is not None and length < 2:
+        return []
+    for sequences, depth in itertools.product((1, most), DRAFTED):
+        texts = [[5 + (i + j) % 7 for j in range(length)] for i in range(sequences)]
+        times = []
+        for turn in range(turns):
+            opens = [_open(i, text, resolved) for i, text in enumerate(texts)]
+            if states is not None:
+                for each in opens:
+                    states.pretend(each.seq_id, len(each.tokens), like_C)
+            begun_s = clock()
+            drafter.draft(opens, [depth] * sequences)
+            times.append(clock() - begun_s)
+            for i, text in enumerate(texts):
+                text.append(5 + (i + turn + length) % 7)
+        found.append((sequences, depth, sorted(times[1:])[1]))
+        for each in opens:
+            drafter.forget(each.seq_id, (), "")
+    return found
+
+
+def _open(i: int, text: list[int], resolved: Resolved) -> Open:
+    """The `i`-th of some sequences that stand on blocks which nobody uses yet, if there are any."""
+    num_blocks = -(-MEASURED // resolved.block_size)
+    blocks = tuple(range(i * num_blocks, (i + 1) * num_blocks))
+    known = blocks if blocks[-1] < resolved.num_blocks else ()
+    return Open(-1 - i, text, 1, "", _GREEDY, 0, 99, len(text) - 1, known)
+
+
+def _drafter(
+    used: Speculation,
+    tokenizer: Tokenizer,
+    resolved: Resolved,
+    drawn: Drawn,
+    target: Callable[[], Target],
+    clock: Callable[[], float],
+) -> _Made:
+    if used.method == "self":
+        return _Made(_self(used, tokenizer, target(), drawn, clock))
+    if used.method == "medusa":
+        return _medusa(used, target().decoder, drawn)
+    if used.method == "eagle":
+        return _eagle(used, target().decoder, resolved, drawn)
+    if used.model is None:
+        return _Made(None)
+    return _Made(*_draft_model(used, tokenizer, resolved, drawn))
+
+
+def _medusa(used: Speculation, decoder: Decoder, drawn: Drawn) -> _Made:
+    assert used.model is not None
+    states = States(window=1)
+    heads = load_heads(used.model, read_config(used.model, "medusa"), decoder)
+    draws = used.draft_sample_method == "probabilistic"
+    drafter = MedusaDrafter(heads, decoder, states, drawn=drawn, draws=draws)
+    return _Made(drafter, heads.nbytes, states)
+
+
+def _eagle(used: Speculation, decoder: Decoder, resolved: Resolved, drawn: Drawn) -> _Made:
+    assert used.model is not None
+    config = read_config(used.model, "eagle")
+    layer = load_layer(used.model, config, decoder, resolved.max_model_len)
+    num_blocks, block_size = resolved.num_blocks, resolved.block_size
+    dtype = decoder.compute_dtype
+    cache = KvCache.allocate(layer.spec, num_blocks, block_size, dtype, decoder.device)
+    site = Site.of(layer.spec, decoder.device, dtype, block_size)
+    backend, _ = choose_attention("auto", site)
+    states = States(window=WINDOW)
+    drafter = EagleDrafter(
+        layer,
+        build_attention(backend, layer.spec, cache),
+        BlockPool(num_blocks, block_size),
+        states,
+        drawn=drawn,
+        draws=used.draft_sample_method == "probabilistic",
+    )
+    return _Made(drafter, layer.nbytes, states)
+
+
+def _self(
+    used: Speculation,
+    tokenizer: Tokenizer,
+    target: Target,
+    drawn: Drawn,
+    clock: Callable[[], float],
+) -> SelfDrafter:
+    tokens = sample_tokens(tokenizer, target.decoder.spec.vocab_size)
+    kept = choose_layers(target, tokens, used.num_speculative_tokens, clock, CHOOSING_S)
+    _LOG.info("self-speculation keeps %s", kept)
+    draws = used.draft_sample_method == "probabilistic"
+    return SelfDrafter(target, kept.layers, drawn=drawn, draws=draws)
+
+
+def sample_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[int]:
+    """A piece of text to measure on: shipped source code, or anything where there is no
+    tokenizer."""
+    if isinstance(tokenizer, NoTokenizer):
+        rng = random.Random(0)
+        return [rng.randrange(vocab_size) for _ in range(NUM_SAMPLED)]
+    text = (files("ridgeline") / "assets" / "calibration" / "code.txt").read_text(encoding="utf-8")
+    return tokenizer.encode(text[: 16 * NUM_SAMPLED])[:NUM_SAMPLED]
+
+
+def _lookup(used: Speculation) -> tuple[Lookup | None, Witness | None]:
+    """Who looks up, and who wants to see what the model says at drafted rows."""
+    if used.method == "ngram":
+        assert used.prompt_lookup_min is not None and used.prompt_lookup_max is not None
+        return NgramDrafter(used.prompt_lookup_min, used.prompt_lookup_max), None
+    if used.method in ("suffix", "auto"):
+        return Lookups([NgramDrafter(LOOKUP_MIN, LOOKUP_MAX), SuffixDrafter()]), None
+    if used.method == "lookahead":
+        found = LookaheadDrafter()
+        return found, found.watch
+    return None, None
+
+
+def _draft_model(
+    used: Speculation, tokenizer: Tokenizer, resolved: Resolved, drawn: Drawn
+) -> tuple[DraftModelDrafter, int]:
+    assert used.model is not None
+    check_same_tokens(tokenizer, load_tokenizer(used.model), used.model)
+    spec = draft_spec(used, resolved.spec.dtype)
+    device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
+    decoder = load_decoder(
+        used.model, spec, device=device, compute_dtype=dtype, max_model_len=resolved.max_model_len
+    )
+    cache = KvCache.allocate(spec, resolved.num_blocks, resolved.block_size, dtype, device)
+    drafter = DraftModelDrafter(
+        decoder,
+        build_attention(resolved.attention_backend, spec, cache),
+        BlockPool(resolved.num_blocks, resolved.block_size),
+        drawn=drawn,
+        draws=used.draft_sample_method == "probabilistic",
+        vocab_size=resolved.spec.vocab_size,
+    )
+    return drafter, decoder.nbytes

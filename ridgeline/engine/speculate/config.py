@@ -1,0 +1,296 @@
+"""From a speculative config as asked to one as used, with its derivation."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ridgeline.config.settings import Settings, Speculative
+from ridgeline.engine.speculate.drafters.checkpoint import (
+    DrafterConfig,
+    check_sizes,
+    read_config,
+    weight_bytes,
+)
+from ridgeline.engine.speculate.verify.tree import TokenTree, parse_tree
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.modelspec.cost import kv_bytes_per_token, num_params, resident_weight_bytes
+from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.rewrite import apply_quantization, with_dtype
+
+MOST_TOKENS = {
+    "ngram": 24,
+    "suffix": 24,
+    "lookahead": 8,
+    "draft_model": 6,
+    "self": 4,
+    "medusa": 4,
+    "eagle": 4,
+    "auto": 24,
+}
+LOOKUP_MIN, LOOKUP_MAX = 2, 4
+_OWN = {
+    "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
+    "suffix": (),
+    "lookahead": (),
+    "auto": ("model", "quantization", "draft_sample_method", "rejection_sample_method"),
+    "draft_model": (
+        "model",
+        "quantization",
+        "draft_sample_method",
+        "rejection_sample_method",
+    ),
+    "self": ("draft_sample_method", "rejection_sample_method"),
+    "medusa": (
+        "model",
+        "draft_sample_method",
+        "rejection_sample_method",
+        "speculative_token_tree",
+    ),
+    "eagle": ("model", "draft_sample_method", "rejection_sample_method"),
+}
+_DEPTH = {True: "depth chosen in every step by measured cost", False: "a fixed depth"}
+_COMMON = ("method", "num_speculative_tokens")
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Speculation as used; the names are those of `ridgeline.config.settings.Speculative`.
+
+    What does not belong to the method is None. `weight_bytes` and `kv_bytes_per_token`: what a
+    draft model adds to those of the target. `automatic`: the controller chooses depths up to
+    `num_speculative_tokens`; otherwise that many are drafted always.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    automatic: bool
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    model: str | None = None
+    quantization: str | None = None
+    draft_sample_method: str | None = None
+    rejection_sample_method: str | None = None
+    speculative_token_tree: str | None = None
+    weight_bytes: int = 0
+    kv_bytes_per_token: int = 0
+
+
+def resolve_speculation(
+    settings: Settings, target: ModelSpec, max_model_len: int, why: dict[str, str]
+) -> Speculation | None:
+    """Every value of the config. Raises BadInput, BadModel or CannotRun where it cannot be."""
+    asked = settings.speculative_config
+    if asked is None:
+        why["speculative_config"] = "default: one token per sequence and step"
+        return None
+    _check_own(asked)
+    _check_model_named(asked)
+    depth = _depth(asked, max_model_len)
+    if asked.method == "self":
+        return _self(asked, depth, target, why)
+    if asked.method in ("medusa", "eagle"):
+        return _trained(asked, depth, target, why)
+    if asked.method == "draft_model" or asked.model is not None:
+        return _draft_model(asked, depth, target, max_model_len, why)
+    told = _DEPTH[asked.num_speculative_tokens is None]
+    why["speculative_config"] = f"asked for: {asked.method}, {told}; tokens stay as without it"
+    low, high = _lengths(asked) if asked.method == "ngram" else (None, None)
+    return Speculation(
+        method=asked.method,
+        num_speculative_tokens=depth,
+        automatic=asked.num_speculative_tokens is None,
+        prompt_lookup_min=low,
+        prompt_lookup_max=high,
+    )
+
+
+def _depth(asked: Speculative, max_model_len: int) -> int:
+    """Drafts per step, as asked or as many as may pay. BadInput where no sequence has the room."""
+    most = max_model_len - 2
+    if most < 1:
+        raise BadInput(
+            "--max-model-len leaves no room for a draft",
+            value=max_model_len,
+            limit=">= 3: a token of a prompt, a draft and a token of output",
+            fix="raise --max-model-len, or leave out --speculative-config",
+        )
+    depth = asked.num_speculative_tokens
+    if depth is None:
+        return min(MOST_TOKENS[asked.method], most)
+    if depth > most:
+        raise BadInput(
+            "num_speculative_tokens does not fit in a sequence",
+            value=depth,
+            limit=f"{most}: max_model_len {max_model_len} less a prompt and a token",
+            fix="lower num_speculative_tokens",
+        )
+    return depth
+
+
+def _check_own(asked: Speculative) -> None:
+    """A key that the method would not look at is refused."""
+    known = {*_COMMON, *_OWN[asked.method]}
+    for name, value in msgspec.structs.asdict(asked).items():
+        if value is not None and name not in known:
+            raise BadInput(
+                f"{name} means nothing to speculation by {asked.method}",
+                value=value,
+                limit=", ".join(sorted(known)),
+                fix=f"leave {name} out",
+            )
+
+
+def _check_model_named(asked: Speculative) -> None:
+    """What only a draft model would look at needs one."""
+    alone = ("quantization", "draft_sample_method", "rejection_sample_method")
+    idle = [name for name in alone if getattr(asked, name) is not None]
+    if asked.model is None and (idle or asked.method == "draft_model"):
+        raise BadInput(
+            f"speculation by {asked.method} needs a model" + (f" for {idle[0]}" if idle else ""),
+            fix=f'name it: {{"method": "{asked.method}", "model": "DIR"}}',
+        )
+
+
+def draft_spec(used: Speculation | Speculative, dtype: str) -> ModelSpec:
+    """The draft model as it will run: its dtype is the target's, its quantisation its own."""
+    assert used.model is not None
+    spec = with_dtype(load_spec(used.model), dtype)
+    return apply_quantization(spec, used.quantization) if used.quantization else spec
+
+
+def _draft_model(
+    asked: Speculative, depth: int, target: ModelSpec, max_model_len: int, why: dict[str, str]
+) -> Speculation:
+    assert asked.model is not None
+    spec = draft_spec(asked, target.dtype)
+    _check_size(spec, target)
+    if spec.max_positions < max_model_len:
+        raise CannotRun(
+            "the draft model's context is shorter than the target's",
+            value=spec.max_positions,
+            limit=max_model_len,
+            fix=f"use --max-model-len {spec.max_positions}, or another draft model",
+        )
+    sampling = asked.draft_sample_method or "probabilistic"
+    why["speculative_config"] = (
+        f"asked for: {num_params(spec):,} parameters draft for {num_params(target):,}, "
+        f"{_DEPTH[asked.num_speculative_tokens is None]}; greedy and seeded answers stay as "
+        "without it, the others keep their distribution"
+    )
+    return Speculation(
+        method=asked.method,
+        num_speculative_tokens=depth,
+        automatic=asked.num_speculative_tokens is None,
+        model=asked.model,
+        quantization=asked.quantization,
+        draft_sample_method=sampling,
+        rejection_sample_method=asked.rejection_sample_method or "block",
+        weight_bytes=int(resident_weight_bytes(spec)),
+        kv_bytes_per_token=kv_bytes_per_token(spec),
+    )
+
+
+def _self(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, str]) -> Speculation:
+    if len(target.layers) < 2:
+        raise CannotRun(
+            "a model of one layer has none to leave out",
+            value=len(target.layers),
+            fix='choose another method, such as {"method": "ngram"}',
+        )
+    why["speculative_config"] = (
+        f"asked for: the model's own layers, some left out by a measurement at the start, "
+        f"{_DEPTH[asked.num_speculative_tokens is None]}; greedy and seeded answers stay as "
+        "without it, the others keep their distribution"
+    )
+    return Speculation(
+        method="self",
+        num_speculative_tokens=depth,
+        automatic=asked.num_speculative_tokens is None,
+        draft_sample_method=asked.draft_sample_method or "probabilistic",
+        rejection_sample_method=asked.rejection_sample_method or "block",
+    )
+
+
+def _trained(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, str]) -> Speculation:
+    """A drafter that was trained for this model."""
+    if asked.model is None:
+        raise BadInput(
+            f"speculation by {asked.method} needs a trained drafter",
+            fix=f'name its folder: {{"method": "{asked.method}", "model": "DIR"}}',
+        )
+    config = read_config(asked.model, asked.method)
+    check_sizes(config, target, asked.model)
+    num = asked.num_speculative_tokens
+    if config.num_heads and num is not None and num > config.num_heads:
+        raise BadInput(
+            "the drafter has fewer heads than tokens are asked for",
+            value=num,
+            limit=config.num_heads,
+            fix=f"use num_speculative_tokens of {config.num_heads} or less",
+        )
+    tree = None if asked.speculative_token_tree is None else _tree(asked, config, depth)
+    how = _DEPTH[num is None] if tree is None else f"a tree of {len(tree.leaves)} leaves"
+    why["speculative_config"] = (
+        f"asked for: {asked.method} {asked.model}, {how}; greedy and seeded "
+        "answers stay as without it, the others keep their distribution"
+    )
+    return Speculation(
+        method=asked.method,
+        num_speculative_tokens=tree.depth if tree else min(depth, config.num_heads or depth),
+        automatic=num is None and tree is None,
+        speculative_token_tree=asked.speculative_token_tree,
+        model=asked.model,
+        draft_sample_method=asked.draft_sample_method or "probabilistic",
+        rejection_sample_method=asked.rejection_sample_method or "block",
+        weight_bytes=weight_bytes(asked.model, asked.method, target.dtype),
+        kv_bytes_per_token=_layer_kv_bytes(config, target, asked.model),
+    )
+
+
+def _tree(asked: Speculative, config: DrafterConfig, most: int) -> TokenTree:
+    """The tree, no deeper than there are heads; it says itself how deep it is."""
+    assert asked.speculative_token_tree is not None
+    tree, num = parse_tree(asked.speculative_token_tree), asked.num_speculative_tokens
+    limit = min(config.num_heads, most)
+    if tree.depth > limit or num not in (None, tree.depth):
+        raise BadInput(
+            "the depth of speculative_token_tree does not fit",
+            value=tree.depth,
+            limit=f"{config.num_heads} heads, num_speculative_tokens {num or limit}",
+            fix="leave num_speculative_tokens out, or cut the tree",
+        )
+    return tree
+
+
+def _layer_kv_bytes(config: DrafterConfig, target: ModelSpec, name: str) -> int:
+    """Of the drafter's own layer, where it has one."""
+    if not config.layer:
+        return 0
+    from ridgeline.engine.speculate.drafters.eagle import shape_of
+
+    return kv_bytes_per_token(shape_of(config, name).spec(target))
+
+
+def _check_size(spec: ModelSpec, target: ModelSpec) -> None:
+    if num_params(spec) >= num_params(target):
+        raise CannotRun(
+            "the draft model is not smaller than its target: it cannot win",
+            value=f"{num_params(spec):,} parameters",
+            limit=f"< {num_params(target):,}",
+            fix="name a smaller model of the same family",
+        )
+
+
+def _lengths(asked: Speculative) -> tuple[int, int]:
+    """Shortest and longest n-gram: one that was named alone bounds the other's default."""
+    low, high = asked.prompt_lookup_min, asked.prompt_lookup_max
+    low = min(LOOKUP_MIN, high or LOOKUP_MIN) if low is None else low
+    high = max(LOOKUP_MAX, low) if high is None else high
+    if low > high:
+        raise BadInput(
+            "prompt_lookup_min exceeds prompt_lookup_max",
+            value=low,
+            limit=high,
+            fix="name a prompt_lookup_max that is not smaller",
+        )
+    return low, high

@@ -1,0 +1,397 @@
+"""How deep to draft, for whom, in this step: as deep as pays, from measured costs.
+
+What. What can be looked up is looked up first: that costs microseconds. Every token that could ride
+in the step, looked up or yet to be computed by a drafter, has a chance (`shadows.py`,
+`acceptance.py`) and makes the step longer by what the measured curve says (`cost.py`); the tokens
+are taken at which the whole batch gets most tokens per second (`choose.py`). If that is not clearly
+more than the step gives without drafts, nothing is drafted.
+
+Never lose. The predicted gain must exceed a margin (half of it, while drafting: hysteresis), and
+there is an account in seconds. Every step pays in a small share of its time; every draft pays in
+what plain decoding would have taken for the same tokens, less what was taken (beside prompts, by
+the curve: nothing else can be told apart there). Drafting, and probing while drafting does not pay,
+are only done on credit: a probe must be covered by it. Without credit, what promises a gain may try
+to earn some, once in `PROBE_STEPS` steps, and half as often after every try that lost; what is
+looked up and what is computed have credits of their own (`account.py`). So whatever the predictions
+are worth, what is lost is about that share, and what the account may hold (a few steps). A plain
+step after at most `PLAIN_STEPS` with drafts keeps what they are compared with up to date. How good
+lookups are needs no probes: a guess that is not verified is compared with what plain decoding
+gives; but what their rows cost is tried now and then where they are likely right. While nothing is
+drafted, the question itself is asked so seldom that it takes less than `ASK_SHARE` of the time,
+reading new prompts and remembering answers included (what cannot be afforded is not remembered);
+where drafts have saved time lately, a part of that is spent on asking more often, for what can be
+copied begins and ends within a few steps.
+
+Source. SmartSpec / TurboSpec (Liu et al. 2024, arXiv 2406.14066): goodput as the objective; the
+curve instead of a roofline, because kernels are staircases.
+
+Invariant. Depth changes no token of requests that are greedy or have a seed (`walk.py`), and no
+distribution (`rejection.py`).
+When it loses. Deciding takes 0.05 ms of a step with one sequence whose weights push it out of the
+caches, 0.1 with eight, and more where somebody drafts by a model: it is asked seldom while it is of
+no use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.speculation import Open, Room, Verdict
+from ridgeline.engine.speculate.depth_control.acceptance_rate import Acceptance
+from ridgeline.engine.speculate.depth_control.lookup_accuracy import Shadows
+from ridgeline.engine.speculate.depth_control.plan import Costs, Plan, best_plan, plain_plan
+from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost
+from ridgeline.engine.speculate.depth_control.step_timer import Pace, is_decode
+from ridgeline.engine.speculate.depth_control.time_credit import Account, Purse
+from ridgeline.engine.speculate.drafters.base import NO_GUESS, Drafter, Guess, Lookup
+from ridgeline.engine.speculate.drafters.combined import Combined
+
+MARGIN = 0.03
+PLAIN_STEPS = 40
+FIRST_PLAIN = 3  # steps with drafts before the first plain one; twice as many before each next
+ASK_SHARE, MOST_REST = 0.005, 256
+FIRST_LEISURE, MOST_LEISURE = 4.0, 8.0  # plain steps' worth of what may be spent beside drafts
+ASK_OF_GAIN = 0.2  # of what drafts save lately that may be spent on asking
+PROBE_DEPTH = 2
+LIKELY = 0.7  # chance of what is looked up and drafted only to learn what it costs
+MOST_SLOWER = 4.0  # times what was expected, or a plain step: a step that took longer met others
+NEW_TO_READ = 16  # tokens that a drafter has not read and that its cost per draft does not hold
+
+
+class Step:
+    """What was decided for the step under way, and when."""
+
+    __slots__ = (
+        "computed_s",
+        "deepest",
+        "drafted_s",
+        "is_try",
+        "looked_up",
+        "must_read",
+        "num_computed",
+        "plan",
+        "room",
+    )
+
+    def __init__(self, room: Room, plan: Plan) -> None:
+        self.room, self.plan = room, plan
+        self.looked_up = set[int]()  # sequences whose draft was looked up
+        self.num_computed = self.deepest = 0
+        self.computed_s = self.drafted_s = 0.0
+        self.is_try = False  # a probe, or drafted without credit
+        self.must_read = False  # the drafter had much to read first
+
+
+def _nothing() -> None:
+    pass
+
+
+class Controller:
+    """See the head of this file. `drafter`: who computes drafts, if anybody does; `most`: drafts
+    per sequence and step at the very most. `lookup`: who is asked first. `renew` is called before
+    every step that may draft without asking the drafter."""
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        most: int,
+        clock: Callable[[], float],
+        lookup: Lookup | None = None,
+        renew: Callable[[], None] = _nothing,
+    ) -> None:
+        assert drafter is not None or lookup is not None
+        self.acceptance, self.shadows = Acceptance(), Shadows()
+        self.account = Account(both=drafter is not None and lookup is not None)
+        self._drafter, self._lookup = drafter, lookup
+        self.most, self._clock, self._renew = most, clock, renew
+        self._costs: Costs | None = None
+        self._under_way: Step | None = None
+        self._drafting, self._since_plain, self._until_plain = False, 0, FIRST_PLAIN
+        self._since_asked, self._rest = 0, 1
+        self._leisure = FIRST_LEISURE  # plain steps that may be spent on asking and remembering
+        self._plain_s = 0.0  # what a plain step took by the latest plan
+        self._pace = Pace(clock)
+        self._drafted: Purse | None = (
+            None  # whose drafts were in the latest step that was asked for
+        )
+        self._read: dict[int, int] = {}  # by sequence: known tokens when it was drafted for
+
+    def calibrate(self, step_cost: StepCost, draft_cost: DraftCost | None = None) -> None:
+        """Before it nothing is drafted. `draft_cost`: of the drafter, if there is one."""
+        self._costs = Costs(step_cost, draft_cost)
+
+    @property
+    def costs(self) -> Costs:
+        """What steps and drafts cost by now; to be asked after `calibrate`."""
+        assert self._costs is not None
+        return self._costs
+
+    @property
+    def drafter(self) -> Drafter:
+        """Lookup and drafter as one, for whoever decides on depths without this."""
+        if self._lookup is None and self._drafter is not None:
+            return self._drafter
+        return Combined(self._lookup, self._drafter)
+
+    # -- the scheduler's side
+
+    def wants(self, runs: Sequence[Run]) -> bool:
+        """While nothing is drafted, the question is asked every few steps only."""
+        self._since_asked += 1
+        if self._costs is None:
+            return False
+        self._pace.begin(runs)
+        if not (self._drafting or self._since_asked >= self._rest):
+            return False
+        if not self._shows_plain(runs, self._costs.step):
+            return True
+        self._pace.must_learn()
+        return False
+
+    def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
+        if self._costs is None or not opens:
+            return [()] * len(opens)
+        self._pace.asked()
+        self.account.begun(self._since_asked)
+        self._leisure += self._since_asked * self._ask_share()
+        self._leisure = min(MOST_LEISURE, self._leisure)
+        self._since_asked = 0
+        guesses = [self._look(each) for each in opens]
+        plan, computed = self._decide(opens, guesses, room)
+        step = self._under_way = Step(room, plan)
+        step.is_try = not self._drafting
+        drafts = self._drafts(opens, guesses, computed, step)
+        step.drafted_s = self._clock()
+        if not step.looked_up and not step.deepest:
+            self._idle(opens, step)
+        return drafts
+
+    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+        return ()
+
+    def learn(self, verdicts: Sequence[Verdict]) -> None:
+        step, self._under_way = self._under_way, None
+        if step is None:
+            self._passed()
+            return
+        for verdict in verdicts:
+            if verdict.seq_id not in step.looked_up:
+                told = verdict.seq_id, verdict.num_drafted, verdict.num_accepted
+                self.acceptance.learn(*told)
+        if self._costs is not None:
+            self._settle(step, verdicts, self._costs)
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        self.acceptance.forget(seq_id)
+        self.shadows.forget(seq_id)
+        self._read.pop(seq_id, None)
+        begun_s = self._clock()
+        if self._lookup is not None:
+            remembered = tokens if self._leisure > 0 else ()
+            self._lookup.forget(seq_id, remembered, tenant)
+        if self._drafter is not None:
+            self._drafter.forget(seq_id, tokens, tenant)
+        self._spend(self._clock() - begun_s)
+
+    def numbers(self) -> dict[str, float]:
+        return self.account.as_dict()
+
+    # -- deciding
+
+    def _look(self, each: Open) -> Guess:
+        """What can be looked up; what was looked up before is judged on the way."""
+        if self._lookup is None:
+            return NO_GUESS
+        self.shadows.compare(each.seq_id, each.tokens)
+        guess = self._lookup.look(each, min(each.most, self.most))
+        self.shadows.keep(each, guess)
+        return guess
+
+    def _decide(
+        self, opens: Sequence[Open], guesses: Sequence[Guess], room: Room
+    ) -> tuple[Plan, list[bool]]:
+        """The plan, and whose drafts are to be computed. All depths are 0 where none is clearly
+        worth it."""
+        assert self._costs is not None
+        costs = self._costs
+        none, plain = [False] * len(opens), plain_plan(len(opens), room, costs)
+        looked = [
+            self.shadows.survivals(each.seq_id, guess) if guess.tokens else []
+            for each, guess in zip(opens, guesses, strict=True)
+        ]
+        if self._drafter is None and not any(looked):
+            self._drafting = False
+            return plain, none
+        best, computed, chances = best_plan(looked, none, room, costs), none, looked
+        enough = plain.rate * (1 + (MARGIN / 2 if self._drafting else MARGIN))
+        if self._drafter is not None and (best.rate <= enough or self.account.computed.credit > 0):
+            mixed, which = self._with_computed(opens, looked)
+            other = best_plan(mixed, which, room, costs)
+            if other.rate > best.rate:
+                best, computed, chances = other, which, mixed
+        purse, pays = self.account.purse(any(computed)), best.rate > enough
+        self._drafting = pays and purse.credit > 0
+        if self._drafting or (pays and purse.may_try()):
+            return self._read_one(opens, best, computed, chances, room), computed
+        if self._drafter is not None and self.account.computed.may_probe():
+            return self._probe(opens, plain), [True] * len(opens)
+        return self._probe_curve(looked, plain), none
+
+    def _with_computed(
+        self, opens: Sequence[Open], looked: Sequence[list[float]]
+    ) -> tuple[list[list[float]], list[bool]]:
+        """Chances where a drafter speaks for every sequence of which it expects more."""
+        rates = self.acceptance.rates(self.most)
+        mixed, which = [], []
+        for each, own in zip(opens, looked, strict=True):
+            computed = self.acceptance.survivals(each.seq_id, rates[: each.most])
+            which.append(sum(computed) > sum(own))
+            mixed.append(computed if which[-1] else own)
+        return mixed, which
+
+    def _num_new(self, each: Open) -> int:
+        return len(each.tokens) - self._read.get(each.seq_id, 0)
+
+    def _read_one(
+        self,
+        opens: Sequence[Open],
+        plan: Plan,
+        computed: Sequence[bool],
+        chances: Sequence[Sequence[float]],
+        room: Room,
+    ) -> Plan:
+        """`plan`, with one sequence at most that the drafter has to read first: a whole batch's
+        prompts for one try cost more steps than many tries save."""
+        new = [
+            i
+            for i, (each, own) in enumerate(zip(opens, computed, strict=True))
+            if own and plan.depths[i] and self._num_new(each) > NEW_TO_READ
+        ]
+        if len(new) < 2:
+            return plan
+        depths = [0 if i in new[1:] else depth for i, depth in enumerate(plan.depths)]
+        drafted = [depth for own, depth in zip(computed, depths, strict=True) if own and depth]
+        costs = self.costs
+        seconds = costs.step.seconds(room.num_runs, room.num_rows + sum(depths))
+        if costs.draft is not None:
+            seconds += costs.draft.seconds(len(drafted), max(drafted))
+        more = sum(sum(own[:depth]) for own, depth in zip(chances, depths, strict=True))
+        return Plan(depths, room.num_runs + more, seconds)
+
+    def _shows_plain(self, runs: Sequence[Run], cost: StepCost) -> bool:
+        """Plain steps after so many that were asked for, and at the start of every batch, until one
+        was behind another: what is cold behind drafts is not what plain decoding costs."""
+        is_due = self._since_plain >= self._until_plain
+        return (is_due or not cost.has_seen(len(runs))) and is_decode(runs)
+
+    def _probe(self, opens: Sequence[Open], plain: Plan) -> Plan:
+        """For the first in order: it stays the first until it is finished, so that a draft model
+        reads few prompts for this."""
+        depths = [min(PROBE_DEPTH, opens[0].most), *plain.depths[1:]]
+        return Plan(depths, plain.tokens, plain.seconds)
+
+    def _probe_curve(self, looked: Sequence[list[float]], plain: Plan) -> Plan:
+        """What was looked up and is likely right, although it does not seem to pay: that may be an
+        error of what was measured at the start. As seldom as tries without credit, but on it."""
+        depths = [sum(chance >= LIKELY for chance in own) for own in looked]
+        purse = self.account.looked
+        if not any(depths) or not purse.affords_try or not purse.may_try():
+            return plain
+        return Plan(depths, plain.tokens, plain.seconds)
+
+    def _drafts(
+        self,
+        opens: Sequence[Open],
+        guesses: Sequence[Guess],
+        computed: Sequence[bool],
+        step: Step,
+    ) -> list[tuple[int, ...]]:
+        """The drafts of a plan, and in `step` who made them."""
+        depths = step.plan.depths
+        found = [
+            () if own else guess.tokens[:depth]
+            for own, guess, depth in zip(computed, guesses, depths, strict=True)
+        ]
+        step.looked_up = {each.seq_id for each, draft in zip(opens, found, strict=True) if draft}
+        asked = [depth if own else 0 for depth, own in zip(depths, computed, strict=True)]
+        if self._drafter is None or not any(asked):
+            self._renew()
+            return found
+        for each, depth in zip(opens, asked, strict=True):
+            if depth:
+                step.must_read |= self._num_new(each) > NEW_TO_READ
+                self._read[each.seq_id] = len(each.tokens)
+        begun_s = self._clock()
+        drafted = self._drafter.draft(opens, asked)
+        step.computed_s = self._clock() - begun_s
+        step.deepest, step.num_computed = max(asked), sum(depth > 0 for depth in asked)
+        return [own or other for own, other in zip(found, drafted, strict=True)]
+
+    def _idle(self, opens: Sequence[Open], step: Step) -> None:
+        """Nothing is drafted: the next question is put off."""
+        for each in opens:
+            self.acceptance.idle(each.seq_id)
+        self._plain_s = step.plan.seconds
+        self._spend(max(self._pace.took_s(), self._pace.asking_s))
+        self._rest = 1 + min(MOST_REST - 1, max(0, int(-self._leisure / self._ask_share())))
+
+    def _ask_share(self) -> float:
+        """Of every step, what may be spent beside drafts."""
+        return ASK_SHARE + ASK_OF_GAIN * self.account.gain_lately
+
+    def _spend(self, took_s: float) -> None:
+        """On asking or on remembering, while nothing is drafted."""
+        self.account.asked(took_s)
+        if self._plain_s:
+            self._leisure -= took_s / self._plain_s
+
+    # -- accounting
+
+    def _passed(self) -> None:
+        """Nobody was asked in the step that ends."""
+        if self._costs is None:
+            return
+        has_learnt, over_s, plain_s = self._pace.passed(self._costs.step)
+        if has_learnt:
+            if self._since_plain >= self._until_plain:
+                self._until_plain = min(PLAIN_STEPS, 2 * self._until_plain)
+            self._since_plain = 0
+        elif over_s and self._drafted is None:
+            self._pace.after_in_vain(over_s)
+        elif over_s and self._drafted is not None:
+            self._drafted.pay(-over_s / plain_s)
+
+    def _settle(self, step: Step, verdicts: Sequence[Verdict], costs: Costs) -> None:
+        """Correct the curves by this step, and the balance by what it saved."""
+        room, cost, now_s = step.room, costs.step, self._clock()
+        if step.deepest and costs.draft is not None and not step.must_read:
+            costs.draft.learn(step.num_computed, step.deepest, step.computed_s)
+        num_drafted = sum(verdict.num_drafted for verdict in verdicts)
+        took_s, plain_s = self._pace.took_s(), cost.seconds(room.num_runs, room.num_runs)
+        beside_prompts = room.num_rows != room.num_runs
+        if beside_prompts:
+            more_s = cost.seconds(room.num_runs, room.num_runs + num_drafted)
+            took_s += more_s + step.drafted_s - now_s
+        self._since_plain += 1
+        self._drafted = None
+        if verdicts or step.deepest:
+            self._drafted = self.account.purse(step.deepest > 0)
+            self._book(step, verdicts, plain_s, took_s)
+            if not beside_prompts:
+                cost.learn(room.num_runs, room.num_rows + num_drafted, now_s - step.drafted_s)
+        elif not beside_prompts:
+            self._pace.asked_in_vain(took_s - plain_s, step.drafted_s - now_s + took_s)
+        self.account.asked(self._clock() - now_s)
+
+    def _book(self, step: Step, verdicts: Sequence[Verdict], plain_s: float, took_s: float) -> None:
+        """A step with drafts, that took `took_s` where a plain one takes `plain_s`."""
+        num_runs = step.room.num_runs
+        per_token_s = plain_s / num_runs
+        tokens = num_runs + sum(verdict.num_accepted for verdict in verdicts)
+        promised_s = per_token_s * step.plan.tokens - step.plan.seconds
+        took_s = min(took_s, MOST_SLOWER * max(step.plan.seconds, plain_s))
+        saved_s = per_token_s * tokens - took_s
+        purse = self.account.purse(step.deepest > 0)
+        self.account.drafted(purse, saved_s, promised_s, took_s, plain_s)
+        purse.judge(-saved_s / plain_s, was_try=step.is_try)

@@ -1,0 +1,116 @@
+"""What lookups would have gained on known text: the controller's own decisions on a virtual clock.
+
+Nothing is computed: the text says which guesses were right, the given curve what the steps would
+have taken. It serves as a quick estimate before anything is served: of prompts alone, say, as far
+as answers repeat themselves and their prompts like prompts do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.speculation import Open, Room, Verdict
+from ridgeline.engine.speculate.depth_control.controller import Controller
+from ridgeline.engine.speculate.depth_control.step_cost import StepCost
+from ridgeline.engine.speculate.drafters.base import Lookup
+from ridgeline.records import Sampling
+
+_GREEDY = Sampling(temperature=0.0)
+_RUN = Run(0, 0, (1,), (), None)
+Text = tuple[Sequence[int], int]
+"""Tokens, and how many of them are the prompt."""
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """Virtual seconds with drafts and without, for the same tokens."""
+
+    num_tokens: int
+    num_steps: int
+    seconds: float
+    plain_s: float
+
+    @property
+    def gain(self) -> float:
+        return self.plain_s / self.seconds if self.seconds else 1.0
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class _Sequence:
+    """One text on its way."""
+
+    def __init__(self, seq_id: int, text: Text) -> None:
+        self.seq_id, (self.whole, self.num_prompt) = seq_id, text
+        self.known = list(self.whole[: self.num_prompt])
+
+    @property
+    def left(self) -> int:
+        return len(self.whole) - len(self.known)
+
+    def open(self) -> Open:
+        return Open(self.seq_id, self.known, self.num_prompt, "", _GREEDY, 0, self.left - 1)
+
+    def take(self, draft: Sequence[int]) -> int:
+        """The head of the draft that the text confirms, and one token more; how long that head
+        is."""
+        future = self.whole[len(self.known) :]
+        num = next((i for i, t in enumerate(draft) if t != future[i]), len(draft))
+        self.known += future[: num + 1]
+        return num
+
+
+def replay(
+    texts: Sequence[Text], lookup: Lookup, curve: StepCost, batch: int, most: int
+) -> Replayed:
+    """`batch` texts at a time, those that end replaced by the next. `curve` is corrected on the
+    way, as in service, by itself: it is not to be used elsewhere meanwhile."""
+    clock = _Clock()
+    controller = Controller(None, most, clock, lookup)
+    controller.calibrate(curve)
+    waiting = [_Sequence(i, text) for i, text in enumerate(texts) if len(text[0]) > text[1]]
+    waiting.reverse()
+    running: list[_Sequence] = []
+    num_tokens = num_steps = 0
+    plain_s = 0.0
+    while waiting or running:
+        while waiting and len(running) < batch:
+            running.append(waiting.pop())
+        gave = _step(running, controller, curve, clock)
+        plain_s += curve.seconds(len(running), len(running)) * gave / len(running)
+        num_tokens, num_steps = num_tokens + gave, num_steps + 1
+        for each in [each for each in running if not each.left]:
+            running.remove(each)
+            controller.forget(each.seq_id, each.known, "")
+    return Replayed(
+        num_tokens=num_tokens, num_steps=num_steps, seconds=clock.now_s, plain_s=plain_s
+    )
+
+
+def _step(
+    running: Sequence[_Sequence], controller: Controller, curve: StepCost, clock: _Clock
+) -> int:
+    """One step of everybody; how many tokens it gave."""
+    num = len(running)
+    wants = controller.wants([_RUN] * num)
+    able = [each for each in running if each.left > 1] if wants else []
+    drafts = controller.propose([each.open() for each in able], Room(num, num, 1 << 16))
+    of = {each.seq_id: draft for each, draft in zip(able, drafts, strict=True)}
+    clock.now_s += curve.seconds(num, num + sum(map(len, drafts)))
+    verdicts, gave = [], num
+    for each in running:
+        draft = of.get(each.seq_id, ())
+        num_kept = each.take(draft)
+        gave += num_kept
+        if draft:
+            verdicts.append(Verdict(each.seq_id, len(draft), num_kept))
+    controller.learn(verdicts)
+    return gave

@@ -1,0 +1,167 @@
+"""What a decode step costs: T(runs, rows), measured on this model and this machine.
+
+At the start the runner is timed on a grid of batches and depths; between the grid's points the
+curve is interpolated (kernels are staircases, so the points lie where drafts put them). While the
+engine serves, every decode step that carries no prompt corrects it: contexts grow, and other work
+shares the machine. What plain steps show is taken to hold for steps with drafts too, but not the
+other way round: drafts that are dearer than predicted would make plain decoding look dear, and
+themselves worth while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+
+import ridgeline._native as _native
+from ridgeline.engine.scheduler.plan import Run, Runner, SampleAt, StepPlan
+from ridgeline.records import Sampling
+
+Grid = Mapping[tuple[int, int], float]
+"""(runs, rows) → seconds of a step."""
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24)
+MOST_ROWS = 64  # of a measured step that is deeper than DEEP
+DEEP = 8
+CONTEXT = 128  # tokens before each run of a measured step, where so many fit
+REPEATS = ((0.02, 5), (0.1, 3))  # times a step is timed that takes up to so many seconds; else 2
+BUDGET_S = 3.0
+_NEW = 0.15  # weight of the latest draft in what drafting is taken to cost
+KNOTS = (1, 2, 3, 5, 9, 17, 25)  # rows per run
+_GREEDY = Sampling(temperature=0.0)
+
+
+class StepCost:
+    """T(runs, rows) in seconds; `learn` corrects it (`native/drafts.h`).
+
+    What was measured at the start is multiplied by the machine's factor; a plain step's by that of
+    its batch; one with drafts by that of all such steps, and by one that depends on rows per run:
+    learnt at `KNOTS` and interpolated, so that neighbours tell of depths that were never tried. A
+    knot that nothing is told of drifts to what others are: a depth that once looked dear, because
+    something else ran, would never be tried again.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        points: dict[int, list[tuple[int, float]]] = {}
+        for (runs, rows), seconds in sorted(grid.items()):
+            points.setdefault(runs, []).append((rows, seconds))
+        self._curve = _native.StepCurve({runs: _rising(p) for runs, p in points.items()}, KNOTS)
+
+    def seconds(self, runs: int, rows: int) -> float:
+        """Of a step with `runs` sequences that feed `rows` rows together."""
+        return self._curve.seconds(runs, rows)
+
+    def line(self, runs: int, first: int, count: int) -> list[float]:
+        """Seconds for `first`, `first` + 1, … rows (more than `runs`): `count` values. None is
+        larger than one with more rows behind it: a step takes no longer than one with more rows."""
+        return self._curve.line(runs, first, count)
+
+    def learn(self, runs: int, rows: int, seconds: float) -> None:
+        """A step that was measured. One that took ten times too long says nothing (a page fault,
+        another process), and none says more than that it takes twice as long. A first that was
+        slower is half believed, one that was faster wholly: nothing is fast by accident."""
+        self._curve.learn(runs, rows, seconds)
+
+    def has_seen(self, runs: int) -> bool:
+        """Whether a plain step of this batch corrected what was measured at the start."""
+        return self._curve.has_seen(runs)
+
+
+def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """A step takes no longer than one with more rows: where it was timed longer, something else
+    ran, and a plain step that looks slow would make every draft look free."""
+    least = accumulate((seconds for _, seconds in reversed(points)), min)
+    return [(rows, s) for (rows, _), s in zip(points, reversed(list(least)), strict=True)]
+
+
+def measure(
+    runner: Runner,
+    clock: Callable[[], float],
+    *,
+    num_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    budget_s: float = BUDGET_S,
+) -> dict[tuple[int, int], float]:
+    """Time decode steps on scratch blocks of a cache that nobody uses yet: medians, in seconds.
+
+    Ends early, with the smaller batches measured, when `budget_s` is spent.
+    """
+    longest = min(max_model_len, num_blocks * block_size, CONTEXT + max(DEPTHS) + 1)
+    depths = [depth for depth in DEPTHS if depth + 2 <= longest]
+    context = max(1, longest - max(depths) - 1)
+    blocks_each = -(-longest // block_size)
+    most = max(1, min(max_num_seqs, num_blocks // blocks_each))
+    begun_s = clock()
+    found: dict[tuple[int, int], float] = {}
+    for runs in sorted({*(b for b in BATCHES if b < most), most}):
+        for depth in depths:
+            late = clock() - begun_s > budget_s
+            if late and depth == 0 and runs > 1:
+                return found
+            if depth > DEEP and (late or runs * (depth + 1) > MOST_ROWS):
+                break
+            plan = _plan(runs, depth, context, blocks_each)
+            found[runs, runs * (depth + 1)] = _median_s(runner, plan, clock)
+    return found
+
+
+def _median_s(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> float:
+    first_s = _timed(runner, plan, clock)
+    repeats = next((num for limit_s, num in REPEATS if first_s < limit_s), 2)
+    times = sorted(_timed(runner, plan, clock) for _ in range(repeats))
+    return times[(repeats - 1) // 2]
+
+
+def _plan(runs: int, depth: int, context: int, blocks_each: int) -> StepPlan:
+    at = SampleAt(_GREEDY, 0, 0, 0, is_argmax=True)
+    return StepPlan(
+        0,
+        tuple(
+            Run(
+                seq_id=i,
+                start=context,
+                tokens=(1,) * (depth + 1),
+                blocks=tuple(range(i * blocks_each, (i + 1) * blocks_each)),
+                sample=at,
+                num_drafts=depth,
+            )
+            for i in range(runs)
+        ),
+    )
+
+
+def _timed(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> float:
+    begun_s = clock()
+    runner.run(plan)
+    return clock() - begun_s
+
+
+class DraftCost:
+    """Seconds that a drafter takes for `sequences` drafts of `depth` tokens: a + b·k + c·n + d·n·k,
+    from four measurements, corrected as it is used."""
+
+    def __init__(self, samples: Iterable[tuple[int, int, float]]) -> None:
+        import numpy as np
+
+        rows = list(samples)
+        terms = [[1.0, k, n, n * k] for n, k, _ in rows]
+        found = np.linalg.lstsq(np.array(terms), np.array([s for *_, s in rows]), rcond=None)[0]
+        self._terms = [float(x) for x in found]
+        self._least = min(s for *_, s in rows)
+        self._scale = 1.0
+
+    def seconds(self, sequences: int, depth: int) -> float:
+        if not sequences or not depth:
+            return 0.0
+        return self._scale * self._at_start(sequences, depth)
+
+    def learn(self, sequences: int, depth: int, seconds: float) -> None:
+        ratio = min(5.0, seconds / self._at_start(sequences, depth))
+        self._scale += _NEW * (ratio - self._scale)
+
+    def _at_start(self, sequences: int, depth: int) -> float:
+        a, b, c, d = self._terms
+        return max(1e-9, self._least / 2, a + b * depth + c * sequences + d * sequences * depth)

@@ -1,0 +1,281 @@
+"""One layer that goes on from the target's last hidden state, token by token.
+
+What. At each place the layer takes the embedding of the token there and the state of the place
+before it, and gives what the target's last hidden state will be; the target's own LM head turns it
+into a distribution over the next token. The first draft starts from a true state, the further ones
+from the layer's own: unlike Medusa's heads, each sees the tokens that were drafted before it.
+
+    place        t-1            t              n-1          n
+    token               x_t         …      x_n-1 ──┐     draft 1 ──┐
+    state       h_t-1 ───┴─▶ (h_t)  …  h_n-2 ──────┴▶ f_n-1 ───────┴▶ f_n ─▶ LM head ─▶ draft 2
+
+Its keys and values are its own (one layer's worth), of true states; drafts write behind them, and
+are written over. It reads as many of the latest states as the runner has kept (`WINDOW`): where a
+sequence begins in the prefix cache, its context begins behind the hit.
+
+Source. EAGLE (Li et al. 2024, arXiv 2401.15077); trained on its own output for the further places
+as in EAGLE-3 (Li et al. 2025, arXiv 2503.01840) by `ridgeline train-drafter --kind eagle`.
+
+Invariants. Those of `base`; drawn drafts are judged by rejection.
+When it loses. A pass per draft, each with the whole LM head: on a model of few layers that is a
+third of the model's own pass.
+
+Shapes: T rows of a pass, S sequences, R rows of one sequence, C hidden_size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ridgeline.engine.attention.base import Attention
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.model.layers import AttentionLayer, Block, GatedMlp, RmsNorm, no_norm
+from ridgeline.engine.model.layers import no_qk_norm as plain
+from ridgeline.engine.model.rope import RopeTables
+from ridgeline.engine.quant.dense import DenseLinear
+from ridgeline.engine.sampling.likeliest import likeliest_of
+from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, check_target, read_tensors
+from ridgeline.engine.speculate.drafters.hidden_states import States
+from ridgeline.engine.speculate.drafters.sampling import (
+    Guess,
+    all_argmax,
+    given,
+    numbers_for,
+    take,
+    take_named,
+)
+from ridgeline.engine.speculate.verify.verifier import Drawn
+from ridgeline.errors import BadModel
+from ridgeline.modelspec.format import dense
+from ridgeline.modelspec.model import (
+    AttentionSpec,
+    LayerSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    RopeSpec,
+)
+
+WINDOW = 256  # states of a sequence that wait to be read
+
+
+class EagleShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The layer: plain attention and a gated feed-forward (silu), without biases."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rope_theta: float
+    norm_eps: float
+
+    def shapes(self, size: int) -> dict[str, tuple[int, ...]]:
+        """Of its tensors, for a target of hidden size `size`."""
+        wide, narrow = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        inner = self.intermediate_size
+        return {
+            "fc.weight": (size, 2 * size),
+            "q.weight": (wide, size),
+            "k.weight": (narrow, size),
+            "v.weight": (narrow, size),
+            "o.weight": (size, wide),
+            "gate.weight": (inner, size),
+            "up.weight": (inner, size),
+            "down.weight": (size, inner),
+            "attention_norm.weight": (size,),
+            "mlp_norm.weight": (size,),
+            "norm.weight": (size,),
+        }
+
+    def spec(self, target: ModelSpec) -> ModelSpec:
+        """The target with this layer alone: what its cache and its attention are made for."""
+        shapes = self.shapes(target.hidden_size)
+
+        def linear(name: str) -> LinearSpec:
+            num_out, num_in = shapes[f"{name}.weight"]
+            return LinearSpec(num_out=num_out, num_in=num_in, format=dense(target.dtype))
+
+        q, k, v, o, gate, up, down = map(linear, ("q", "k", "v", "o", "gate", "up", "down"))
+        attention = AttentionSpec(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.head_dim**-0.5,
+            rope=RopeSpec(dim=self.head_dim, theta=self.rope_theta),
+            q=q,
+            k=k,
+            v=v,
+            o=o,
+        )
+        mlp = MlpSpec(activation="silu", gate=gate, up=up, down=down)
+        layers = (LayerSpec(attention=attention, mlp=mlp),)
+        return msgspec.structs.replace(target, layers=layers, kv_dtype=target.dtype)
+
+
+def shape_of(config: DrafterConfig, name: str) -> EagleShape:
+    """The layer's shape from the drafter's config. Raises BadModel."""
+    try:
+        return msgspec.convert(config.layer, EagleShape)
+    except msgspec.ValidationError as error:
+        raise BadModel(f"the drafter's layer is malformed: {error}", value=name) from None
+
+
+class EagleLayer:
+    """The layer with its weights, the target's embedding and head. `spec` is the layer's."""
+
+    def __init__(
+        self, shape: EagleShape, tensors: Mapping[str, Tensor], decoder: Decoder, context: int
+    ) -> None:
+        self.decoder, self.spec = decoder, shape.spec(decoder.spec)
+        device, dtype = decoder.device, decoder.compute_dtype
+        own = {name.removesuffix(".weight"): t.to(device, dtype) for name, t in tensors.items()}
+        self.nbytes = sum(tensor.nbytes for tensor in own.values())
+        attention, eps = self.spec.layers[0].attention, shape.norm_eps
+        qkv = DenseLinear(torch.cat([own["q"], own["k"], own["v"]]), None)
+        gate_up = DenseLinear(torch.cat([own["gate"], own["up"]]), None)
+        self.fc_CD = own["fc"]
+        self.block = Block(
+            AttentionLayer(attention, qkv, DenseLinear(own["o"], None), plain),
+            GatedMlp("silu", gate_up, DenseLinear(own["down"], None)),
+            (RmsNorm(own["attention_norm"], eps), RmsNorm(own["mlp_norm"], eps)),
+            (no_norm, no_norm),
+            0,
+        )
+        self.norm = RmsNorm(own["norm"], eps)
+        self.ropes = RopeTables([attention.rope], context, dtype, device)
+
+    def __call__(self, runs: Sequence[Run], h_TC: Tensor, attention: Attention) -> Tensor:
+        """f_TC of the runs' tokens; `h_TC`: the state before each."""
+        device = self.decoder.device
+        tokens_T = torch.tensor([t for run in runs for t in run.tokens], device=device)
+        places = [p for run in runs for p in range(run.start, run.start + len(run.tokens))]
+        turns = self.ropes.at(torch.tensor(places, device=device), max(places) + 1)
+        e_TC = self.decoder.table.rows(tokens_T).to(h_TC.dtype)
+        x_TC = F.linear(torch.cat((normed(e_TC), h_TC), -1), self.fc_CD)
+        return self.norm(self.block(x_TC, turns, attention.prepare(runs), 0))
+
+
+def normed(e_TC: Tensor) -> Tensor:
+    """Embeddings at the scale of states."""
+    return F.rms_norm(e_TC, e_TC.shape[-1:], None, 1e-6)
+
+
+def load_layer(name: str, config: DrafterConfig, decoder: Decoder, context: int) -> EagleLayer:
+    """The layer of a drafter trained for this decoder. Raises BadModel, CannotRun."""
+    check_target(config, decoder, name)
+    shape = shape_of(config, name)
+    shapes = shape.shapes(config.hidden_size)
+    tensors = read_tensors(name, "eagle", shapes, decoder.compute_dtype)
+    return EagleLayer(shape, tensors, decoder, context)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """What was read of one sequence: places from `base` on, `num` of them, in `blocks`."""
+
+    base: int
+    num: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Guess(Guess):
+    reader: _Reader
+    h_RC: Tensor
+    """The states that the next pass starts from."""
+
+
+class EagleDrafter:
+    """See the head of this file. `draws`: draw for requests without a seed. `states` is filled by
+    the runner; `pool` numbers the blocks of the layer's own cache, which `attention` reads."""
+
+    name = "eagle"
+
+    def __init__(
+        self,
+        layer: EagleLayer,
+        attention: Attention,
+        pool: BlockPool,
+        states: States,
+        *,
+        drawn: Drawn,
+        draws: bool,
+    ) -> None:
+        self._layer, self._attention, self._pool = layer, attention, pool
+        self._states, self._drawn, self._draws = states, drawn, draws
+        self._likeliest = likeliest_of(layer.decoder)
+        self._readers: dict[int, _Reader] = {}
+
+    @torch.inference_mode()
+    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+        self._drawn.clear()
+        begun = [self._begin(o, d) for o, d in zip(opens, depths, strict=True) if d > 0]
+        guesses = [guess for guess in begun if guess is not None]
+        going = guesses
+        while going:
+            self._go_on(going)
+            going = [guess for guess in going if not guess.is_done]
+        return given(opens, guesses, self._drawn)
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        self._states.forget(seq_id)
+        reader = self._readers.pop(seq_id, None)
+        if reader is not None:
+            self._pool.release_all(reader.blocks)
+
+    def _begin(self, each: Open, depth: int) -> _Guess | None:
+        """Take the states that are new, and find blocks; None without states or without blocks."""
+        known = self._states.of(each.seq_id, len(each.tokens))
+        if known is None:
+            return None
+        start, h_RC = known
+        reader = self._reader(each.seq_id, start)
+        num_places = reader.num + len(h_RC) + depth
+        num_missing = self._pool.blocks_for(num_places) - len(reader.blocks)
+        if num_missing > self._pool.num_idle:
+            return None
+        reader.blocks += [self._pool.alloc() for _ in range(num_missing)]
+        self._states.use_up(each.seq_id)
+        own = numbers_for(each, depth, self._draws)
+        return _Guess(each, depth, own, reader=reader, h_RC=h_RC)
+
+    def _reader(self, seq_id: int, start: int) -> _Reader:
+        """Where reading goes on; anew where states are missing in between."""
+        reader = self._readers.setdefault(seq_id, _Reader(start))
+        if reader.base + reader.num != start:
+            reader.base, reader.num = start, 0
+        return reader
+
+    def _go_on(self, guesses: Sequence[_Guess]) -> None:
+        """One pass: everybody's next token."""
+        runs = [_run(guess) for guess in guesses]
+        h_TC = torch.cat([guess.h_RC for guess in guesses])
+        f_TC = self._layer(runs, h_TC, self._attention)
+        lasts = torch.tensor([len(run.tokens) for run in runs]).cumsum(0) - 1
+        f_SC = f_TC[lasts.to(f_TC.device)]
+        for guess, f_C in zip(guesses, f_SC, strict=True):
+            if not guess.drafts:
+                guess.reader.num += len(guess.h_RC)
+            guess.h_RC = f_C[None]
+        if all_argmax(guesses):
+            take_named(guesses, self._likeliest(f_SC))
+        else:
+            take(guesses, self._layer.decoder.logits(f_SC))
+
+
+def _run(guess: _Guess) -> Run:
+    """The tokens behind the states, at the reader's own places."""
+    each, reader = guess.each, guess.reader
+    start, tokens = reader.num, tuple(each.tokens[len(each.tokens) - len(guess.h_RC) :])
+    if guess.drafts:
+        start, tokens = reader.num + len(guess.drafts) - 1, tuple(guess.drafts[-1:])
+    return Run(each.seq_id, start, tokens, tuple(reader.blocks), None)

@@ -1,0 +1,199 @@
+"""The model drafts for itself, with some of its layers left out.
+
+What. A draft pass goes through the embedding, the layers that are kept, and the head. It reads what
+the target has computed of the sequence (each kept layer its own KV cache) and writes the drafted
+places of those layers behind it; the step that verifies goes through all layers and writes these
+places anew, with the right numbers. No weights and no cache of its own.
+
+Which layers are left out is measured once, before anybody is served, on text that ships with
+Ridgeline (or its own vocabulary at random, without a tokenizer): how little a layer turns the
+stream that runs through it says in which order layers go; for each number of them, how often the
+rest says the same as the whole, and what a pass costs, give the expected gain; the best is taken.
+Leaving out the last ones is early exit, and one of the possibilities.
+
+Source. Draft & Verify (Zhang et al. 2024, arXiv 2309.08168) skips layers chosen by search;
+LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710) exits early with a shared cache; the order is
+ShortGPT's block influence (Men et al. 2024, arXiv 2403.03853), which needs one pass instead of a
+search.
+
+Invariants. Those of `base`. A draft writes only behind the tokens that the target has computed, in
+blocks that the step's plan has made the sequence's own, and never beyond the last of them: where
+the block ends, the draft ends.
+When it loses. Every kept layer is paid for again, and so is the head, which on small models is a
+third of it all. A model that was not trained to exit early agrees with its own half too seldom.
+
+Shapes: T rows of a pass, C hidden_size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ridgeline.engine.attention.full import FullAttention
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.speculate.drafters.sampling import (
+    Guess,
+    all_argmax,
+    given,
+    numbers_for,
+    take,
+    take_named,
+)
+from ridgeline.engine.speculate.drafters.target_model import (
+    Target,
+    last_hidden,
+    last_tokens_of,
+    states,
+)
+from ridgeline.engine.speculate.verify.verifier import Drawn
+
+CHUNK = 64  # pending tokens beyond which a sequence is not drafted for
+REPEATS = 5
+
+
+class SelfDrafter:
+    """See the head of this file. `draws`: draw for requests without a seed."""
+
+    name = "self"
+
+    def __init__(self, target: Target, kept: Sequence[int], *, drawn: Drawn, draws: bool) -> None:
+        own = target.only(kept)
+        self.kept = tuple(kept)
+        self._decoder, self._attention = own.decoder, own.attention()
+        self._last_tokens = last_tokens_of(self._decoder, self._attention)
+        self._block_size, self._drawn, self._draws = own.cache.block_size, drawn, draws
+
+    @torch.inference_mode()
+    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+        self._drawn.clear()
+        begun = (self._begin(each, depth) for each, depth in zip(opens, depths, strict=True))
+        guesses = [guess for guess in begun if guess.depth > 0]
+        going = guesses
+        while going:
+            self._go_on(going)
+            going = [guess for guess in going if not guess.is_done]
+        return given(opens, guesses, self._drawn)
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        """Nothing is kept."""
+
+    def _go_on(self, guesses: Sequence[Guess]) -> None:
+        """One pass: everybody's next token."""
+        runs = [_run(guess) for guess in guesses]
+        if all_argmax(guesses):
+            take_named(guesses, self._last_tokens(runs))
+        else:
+            x_SC = last_hidden(self._decoder, self._attention, runs)
+            take(guesses, self._decoder.logits(x_SC))
+
+    def _begin(self, each: Open, depth: int) -> Guess:
+        """As deep as there are places: the last draft needs none, nobody feeds it."""
+        places = len(each.blocks) * self._block_size - len(each.tokens)
+        fits = len(each.tokens) - each.num_computed <= CHUNK and places >= 0
+        depth = min(depth, places + 1) if fits else 0
+        return Guess(each, depth, numbers_for(each, depth, self._draws))
+
+
+def _run(guess: Guess) -> Run:
+    """What is pending for the first token, and then the latest one."""
+    each, num_known = guess.each, len(guess.each.tokens)
+    if not guess.drafts:
+        start, tokens = each.num_computed, tuple(each.tokens[each.num_computed :])
+    else:
+        start, tokens = num_known + len(guess.drafts) - 1, (guess.drafts[-1],)
+    return Run(each.seq_id, start, tokens, each.blocks, None)
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A choice of layers, and what was measured: `agreement` of its likeliest token with the whole
+    model's, `cost` of a pass in passes of the whole model, the `gain` in speed that they promise at
+    `depth` drafts."""
+
+    layers: tuple[int, ...]
+    agreement: float
+    cost: float
+    depth: int
+    gain: float
+
+
+@torch.inference_mode()
+def choose_layers(
+    target: Target, tokens: Sequence[int], most: int, clock: Callable[[], float], budget_s: float
+) -> Kept:
+    """The layers to keep, by a measurement on `tokens` (see the head of this file).
+
+    `most`: the deepest draft. Ends early, with the sets measured by then, after `budget_s`.
+    """
+    begun_s = clock()
+    decoder = target.decoder
+    whole_T = decoder.logits(states(decoder, tokens)).argmax(-1)
+    rows_s = [_pass_s(decoder, num, clock) for num in range(1, most + 2)]
+    order = sorted(enumerate(influences(decoder, tokens)), key=lambda entry: entry[1])
+    found: list[Kept] = []
+    for num in range(1, len(order)):
+        skipped = {layer for layer, _ in order[:num]}
+        layers = tuple(i for i in range(len(order)) if i not in skipped)
+        found.append(_measured(target.only(layers).decoder, layers, tokens, whole_T, rows_s, clock))
+        if clock() - begun_s > budget_s:
+            break
+    return max(found, key=lambda kept: kept.gain)
+
+
+def _measured(
+    part: Decoder,
+    layers: tuple[int, ...],
+    tokens: Sequence[int],
+    whole_T: Tensor,
+    rows_s: Sequence[float],
+    clock: Callable[[], float],
+) -> Kept:
+    said_T = part.logits(states(part, tokens)).argmax(-1)
+    agreement = float((said_T == whole_T).float().mean())
+    cost = _pass_s(part, 1, clock) / rows_s[0]
+    depth, gain = best_depth(agreement, cost, [each / rows_s[0] for each in rows_s])
+    return Kept(layers, agreement, cost, depth, gain)
+
+
+def best_depth(agreement: float, cost: float, rows: Sequence[float]) -> tuple[int, float]:
+    """(depth, gain): expected tokens of a step over what it takes, at the depth where that is most.
+
+    `rows[i]`: cost of a step with i drafts, in plain steps.
+    """
+    expected, best = 1.0, (1, 0.0)
+    for depth in range(1, len(rows)):
+        expected += agreement**depth
+        best = max(best, (depth, expected / (rows[depth] + depth * cost)), key=lambda at: at[1])
+    return best
+
+
+def influences(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
+    """How much each layer turns the stream: 1 - the mean cosine between what enters and leaves."""
+    body = decoder.body
+    tokens_T = torch.tensor(tokens, device=decoder.device)
+    like = torch.empty(0, dtype=decoder.compute_dtype, device=decoder.device)
+    attend = FullAttention(decoder.spec, len(tokens), like)
+    turns = body.ropes.at(torch.arange(len(tokens), device=decoder.device), len(tokens))
+    x_TC = body.table.rows(tokens_T).to(body.dtype) * body.embed_scale
+    found = []
+    for layer, block in enumerate(body.blocks):
+        y_TC = block(x_TC, turns, attend, layer)
+        found.append(1.0 - float(F.cosine_similarity(x_TC.float(), y_TC.float(), dim=-1).mean()))
+        x_TC = y_TC
+    return found
+
+
+def _pass_s(decoder: Decoder, num_rows: int, clock: Callable[[], float]) -> float:
+    """Seconds of a pass with `num_rows` rows, head included: the median of a few."""
+    times = []
+    for _ in range(REPEATS + 1):
+        begun_s = clock()
+        decoder.logits(states(decoder, [1] * num_rows))
+        times.append(clock() - begun_s)
+    return sorted(times[1:])[REPEATS // 2]

@@ -1,0 +1,144 @@
+"""Heads that guess the next few tokens from one hidden state, all at once.
+
+What. The state from which the model chose its latest token also knows something of what comes
+after. Head i takes it through one residual layer, z_i = x + silu(W_i x + b_i), and the model's own
+LM head turns z_i into a distribution over the token i places further on. There is no pass per
+token: all heads are one product, and all their rows one pass of the LM head.
+
+Source. Medusa (Cai et al. 2024, arXiv 2401.10774), heads trained with the model frozen (Medusa-1);
+here they share the LM head, which holds a third of a small model. Drafts are chains (the first
+token of head 1, the first of head 2, …) or trees (`tree.py`). Trained by
+`ridgeline train-drafter --kind medusa`.
+
+Invariants. Those of `base`; the verifier is told what drawn tokens were drawn from, so that nothing
+but rejection sampling judges them (no "typical acceptance": that is lossy).
+When it loses. Heads do not see each other's tokens: the further, the vaguer. The LM head is paid
+for once per row, which on a small model with a large vocabulary is most of a step.
+
+Shapes: S sequences, K heads, C hidden_size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.sampling.likeliest import likeliest_of
+from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, check_target, read_tensors
+from ridgeline.engine.speculate.drafters.hidden_states import States
+from ridgeline.engine.speculate.drafters.sampling import (
+    Guess,
+    all_argmax,
+    given,
+    numbers_for,
+    places_of,
+    take,
+)
+from ridgeline.engine.speculate.verify.rejection_sampling import Places
+from ridgeline.engine.speculate.verify.tree import TokenTree
+from ridgeline.engine.speculate.verify.verifier import Drawn
+
+
+class Heads:
+    """The residual layers of all heads side by side. `weight_KCC[k]` is head k's W [out, in]."""
+
+    def __init__(self, weight_KCC: Tensor, bias_KC: Tensor) -> None:
+        self.num_heads, self.size, _ = weight_KCC.shape
+        self.weight_NC, self.bias_N = weight_KCC.flatten(0, 1), bias_KC.flatten()
+
+    def __call__(self, x_SC: Tensor, depth: int) -> Tensor:
+        """z_SKC of the first `depth` heads."""
+        num = depth * self.size
+        y_SN = F.linear(x_SC, self.weight_NC[:num], self.bias_N[:num])
+        return x_SC[:, None] + F.silu(y_SN).view(len(x_SC), depth, self.size)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight_NC.nbytes + self.bias_N.nbytes
+
+
+def shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Of the tensors of a medusa drafter's file."""
+    heads, size = config.num_heads, config.hidden_size
+    return {"heads.weight": (heads, size, size), "heads.bias": (heads, size)}
+
+
+def load_heads(name: str, config: DrafterConfig, decoder: Decoder) -> Heads:
+    """The heads of a drafter trained for this decoder. Raises BadModel, CannotRun."""
+    check_target(config, decoder, name)
+    tensors = read_tensors(name, "medusa", shapes(config), decoder.compute_dtype)
+    device = decoder.device
+    return Heads(tensors["heads.weight"].to(device), tensors["heads.bias"].to(device))
+
+
+class MedusaDrafter:
+    """See the head of this file. `draws`: draw for requests without a seed. `states` is filled by
+    the runner."""
+
+    name = "medusa"
+
+    def __init__(
+        self, heads: Heads, decoder: Decoder, states: States, *, drawn: Drawn, draws: bool
+    ) -> None:
+        self._heads, self._decoder, self._states = heads, decoder, states
+        self._drawn, self._draws = drawn, draws
+        self._likeliest = likeliest_of(decoder)
+
+    @torch.inference_mode()
+    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+        self._drawn.clear()
+        guesses, rows = [], []
+        for each, depth in zip(opens, depths, strict=True):
+            known = self._states.of(each.seq_id, len(each.tokens))
+            depth = min(depth, self._heads.num_heads)
+            if known is not None and depth > 0:
+                guesses.append(Guess(each, depth, numbers_for(each, depth, self._draws)))
+                rows.append(known[1][-1])
+        if guesses:
+            self._fill(guesses, torch.stack(rows))
+        return given(opens, guesses, self._drawn)
+
+    @torch.inference_mode()
+    def trees(self, opens: Sequence[Open], tree: TokenTree) -> list[list[tuple[int, ...]]]:
+        """The leaves of each entry's tree: every place has as many guesses as the tree is wide
+        there, whatever they follow."""
+        self._drawn.clear()
+        known = [self._states.of(each.seq_id, len(each.tokens)) for each in opens]
+        at = [i for i, own in enumerate(known) if own is not None]
+        found: list[list[tuple[int, ...]]] = [[] for _ in opens]
+        if not at:
+            return found
+        x_SC = torch.stack([own[1][-1] for own in known if own is not None])
+        z_SKC = self._heads(x_SC, tree.depth)
+        logits_SKV = self._decoder.logits(z_SKC.flatten(0, 1)).view(len(at), tree.depth, -1)
+        for i, logits_KV in zip(at, logits_SKV, strict=True):
+            guess = Guess(opens[i], tree.depth, numbers_for(opens[i], tree.size, self._draws))
+            draws, q_KV = places_of(guess, logits_KV, tree.widths)
+            places = Places(draws, q_KV)
+            leaves = tree.within(opens[i].most, [len(own) for own in draws])
+            found[i] = [places.along(leaf) for leaf in leaves]
+            if guess.numbers and leaves:
+                self._drawn.note_tree(opens[i].seq_id, places)
+                self._drawn.note(opens[i].seq_id, found[i][0], q_KV[: len(leaves[0])])
+        return found
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        self._states.forget(seq_id)
+
+    def _fill(self, guesses: Sequence[Guess], x_SC: Tensor) -> None:
+        deepest = max(guess.depth for guess in guesses)
+        z_SKC = self._heads(x_SC, deepest)
+        if all_argmax(guesses):
+            tokens = self._likeliest(z_SKC.flatten(0, 1))
+            for i, guess in enumerate(guesses):
+                guess.drafts += tokens[i * deepest : i * deepest + guess.depth]
+            return
+        logits_SKV = self._decoder.logits(z_SKC.flatten(0, 1)).view(len(guesses), deepest, -1)
+        for place in range(deepest):
+            at = [i for i, guess in enumerate(guesses) if guess.depth > place]
+            take([guesses[i] for i in at], logits_SKV[at, place])

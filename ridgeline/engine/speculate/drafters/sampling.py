@@ -1,0 +1,115 @@
+"""A draft in the making: how the next of its tokens is chosen from a drafter's logits.
+
+Requests that are greedy or have a seed get the likeliest tokens (they are walked, so nothing else
+could be accepted more often). The others' tokens are *drawn*, after the request's own temperature,
+penalties and restrictions, from numbers that belong to this step, and what they were drawn from is
+kept for the verifier (`rejection.py`).
+
+Shapes: S guesses, V the target's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from ridgeline.engine.sampling import probabilities, sample
+from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.speculate.verify.rejection_sampling import DRAFT, draw, drawn_apart, numbers
+from ridgeline.engine.speculate.verify.verifier import Drawn
+
+
+@dataclass(slots=True)
+class Guess:
+    """One sequence's draft. `numbers`: one per token where they are drawn, else none. `rows`: what
+    each token was drawn from. `is_argmax`: its tokens are the first largest logits."""
+
+    each: Open
+    depth: int
+    numbers: Sequence[float]
+    drafts: list[int] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+    is_argmax: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        sampling = self.each.sampling
+        if sampling.temperature or sampling.logprobs is not None:
+            sampling = replace(sampling, temperature=0.0, logprobs=None)
+        self.is_argmax = not self.numbers and sampling.takes_first_largest
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.drafts) >= self.depth
+
+    @property
+    def at(self) -> SampleAt:
+        """How the next token is to be sampled."""
+        each, text = self.each, (*self.each.tokens, *self.drafts)
+        history = text if each.sampling.has_penalties else ()
+        sampling = each.sampling if self.numbers else replace(each.sampling, temperature=0.0)
+        index = len(text) - each.num_prompt
+        return SampleAt(replace(sampling, logprobs=None), 0, index, each.num_prompt, history)
+
+
+def numbers_for(each: Open, depth: int, draws: bool) -> list[float]:
+    """The numbers that a draft of `depth` tokens spends; none where its tokens are named."""
+    if not draws or each.sampling.greedy or each.sampling.seed is not None:
+        return []
+    return numbers(each.seed, len(each.tokens) - each.num_prompt, depth, DRAFT)
+
+
+def all_argmax(guesses: Sequence[Guess]) -> bool:
+    """Nothing is asked of their logits but the first largest: `take_named` can be used."""
+    return all(guess.is_argmax for guess in guesses)
+
+
+def take_named(guesses: Sequence[Guess], tokens: Sequence[int]) -> None:
+    """The next token of every guess, if it is the first largest of its logits."""
+    for guess, token in zip(guesses, tokens, strict=True):
+        guess.drafts.append(token)
+
+
+def take(guesses: Sequence[Guess], logits_SV: Tensor) -> None:
+    """The next token of every guess, from its row."""
+    certain = [i for i, guess in enumerate(guesses) if not guess.numbers]
+    drawing = [i for i, guess in enumerate(guesses) if guess.numbers]
+    if certain:
+        at = [guesses[i].at for i in certain]
+        for i, (token, _) in zip(certain, sample(logits_SV[certain], at), strict=True):
+            guesses[i].drafts.append(token)
+    if drawing:
+        rows = probabilities(logits_SV[drawing], [guesses[i].at for i in drawing])
+        for i, q_V in zip(drawing, rows, strict=True):
+            guess = guesses[i]
+            guess.drafts.append(draw(q_V, guess.numbers[len(guess.drafts)]))
+            guess.rows.append(q_V)
+
+
+def places_of(
+    guess: Guess, logits_KV: Tensor, widths: Sequence[int]
+) -> tuple[list[list[int]], Tensor]:
+    """Different tokens for every place of a tree, `widths[i]` of them at place i, and what they
+    were drawn from (where they are not drawn: the logits, of which they are the largest)."""
+    if not guess.numbers:
+        best = logits_KV.topk(min(max(widths), logits_KV.shape[1])).indices.tolist()
+        return [own[:width] for own, width in zip(best, widths, strict=True)], logits_KV
+    q_KV, left = probabilities(logits_KV, [guess.at] * len(logits_KV)), iter(guess.numbers)
+    draws = [
+        drawn_apart(q_V, list(islice(left, width))) for q_V, width in zip(q_KV, widths, strict=True)
+    ]
+    return draws, q_KV
+
+
+def given(opens: Sequence[Open], guesses: Sequence[Guess], drawn: Drawn) -> list[tuple[int, ...]]:
+    """One draft per entry of `opens`; the verifier is told what they were drawn from."""
+    for guess in guesses:
+        if guess.rows:
+            drawn.note(guess.each.seq_id, tuple(guess.drafts), torch.stack(guess.rows))
+    found = {guess.each.seq_id: tuple(guess.drafts) for guess in guesses}
+    return [found.get(each.seq_id, ()) for each in opens]

@@ -1,0 +1,92 @@
+"""The model that is drafted for, as drafters see it that use its own layers, cache or head.
+
+Shapes: T rows of a pass, S runs, C hidden_size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ridgeline.engine.attention import build_attention
+from ridgeline.engine.attention.base import Attention
+from ridgeline.engine.attention.cache import KvCache
+from ridgeline.engine.attention.full import FullAttention
+from ridgeline.engine.execution.batch import make_batch
+from ridgeline.engine.execution.greedy_fast_path import KeptRoom, native_greedy
+from ridgeline.engine.execution.layers import forward_kind
+from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.sampling.likeliest import likeliest_of
+from ridgeline.engine.scheduler.plan import Run
+
+
+@dataclass(frozen=True)
+class Target:
+    """Weights and KV cache of the model that answers. The backends are those that it runs on."""
+
+    decoder: Decoder
+    cache: KvCache
+    attention_backend: str
+    layer_backend: str
+
+    def only(self, kept: Sequence[int]) -> Target:
+        """The same model with the layers `kept` alone: nothing is copied, neither weights nor
+        cache."""
+        body, cache = self.decoder.body, self.cache
+        spec = msgspec.structs.replace(body.spec, layers=tuple(body.spec.layers[i] for i in kept))
+        blocks = tuple(body.blocks[i] for i in kept)
+        body = dataclasses.replace(body, spec=spec, blocks=blocks)
+        forward = forward_kind(self.layer_backend)(body)
+        return Target(
+            Decoder(body, forward, self.decoder.lm_head, 0),
+            KvCache([cache.layers[i] for i in kept], cache.format, cache.dtype),
+            self.attention_backend,
+            self.layer_backend,
+        )
+
+    def attention(self) -> Attention:
+        """Attention over the cache of the layers that are here."""
+        return build_attention(self.attention_backend, self.decoder.spec, self.cache)
+
+
+def last_hidden(decoder: Decoder, attention: Attention, runs: Sequence[Run]) -> Tensor:
+    """Feed the runs; hidden states x_SC of the last row of each."""
+    batch = make_batch(runs, decoder.device)
+    x_TC = decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attention.prepare(runs))
+    if len(x_TC) == len(runs):
+        return x_TC
+    lasts = torch.tensor([len(run.tokens) for run in runs]).cumsum(0) - 1
+    return x_TC[lasts.to(x_TC.device)]
+
+
+class LastTokens(Protocol):
+    """Feed the runs, whatever they ask for; the likeliest token after the last row of each."""
+
+    def __call__(self, runs: Sequence[Run]) -> list[int]: ...
+
+
+def last_tokens_of(
+    decoder: Decoder, attention: Attention, most_tokens: int | None = None
+) -> LastTokens:
+    """Without torch where layers, attention and head are native. `most_tokens`: only the first of
+    the vocabulary are named."""
+    likeliest = likeliest_of(decoder, most_tokens)
+    short = native_greedy(decoder.forward, attention, likeliest, KeptRoom())
+    if short is not None:
+        return short.last
+    return lambda runs: likeliest(last_hidden(decoder, attention, runs))
+
+
+def states(decoder: Decoder, tokens: Sequence[int]) -> Tensor:
+    """Last hidden states x_TC of a whole text, without a cache."""
+    tokens_T = torch.tensor(tokens, device=decoder.device)
+    positions_T = torch.arange(len(tokens), device=decoder.device)
+    like = torch.empty(0, dtype=decoder.compute_dtype, device=decoder.device)
+    attend = FullAttention(decoder.spec, len(tokens), like)
+    return decoder.hidden(tokens_T, positions_T, len(tokens), attend)

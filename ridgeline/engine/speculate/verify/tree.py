@@ -1,0 +1,138 @@
+"""Trees of drafts: several guesses per place, verified in one step.
+
+    [(0,), (0, 0), (0, 1), (1,), (1, 0)]      a node is the ranks on the way to it: (1, 0) is the
+                                              likeliest token behind the second likeliest one
+      root ── 0 ── 0        leaves (0, 0), (0, 1), (1, 0): three chains of two tokens;
+           │    └─ 1        the first is the trunk
+           └─ 1 ── 0
+
+What. Where the first guess of a place is wrong, the second often is right: a tree holds both, and
+what follows each. It is verified by walking down (greedy and seeded requests: `walk`), or, where
+the guesses were drawn, by rejection at each node, child after child (`rejection.tree`).
+
+Source. SpecInfer (Miao et al. 2023, arXiv 2305.09781), Medusa (Cai et al. 2024, arXiv 2401.10774);
+the notation is that of vLLM's `speculative_token_tree`.
+
+Invariants. Those of `walk` and `rejection`: greedy and seeded tokens are those of plain decoding,
+the others keep their distribution.
+When it loses. Every leaf is a chain of its own in the step (`core/branches.py`): what two have in
+common is computed for each. A tree pays where rows are nearly free, on memory's time: one sequence,
+large weights. Nothing decides on its size: as a fixed depth, it is always drafted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ridgeline.engine.scheduler.plan import Run
+from ridgeline.engine.scheduler.speculation import Open, Room, Verdict
+from ridgeline.engine.speculate.verify.rejection_sampling import Path
+from ridgeline.errors import BadInput
+
+MOST_LEAVES, MOST_WIDE = 32, 10
+_NODE = r"\(\s*\d+\s*(?:,\s*\d+\s*)*,?\s*\)"
+_TREE = re.compile(rf"\s*\[\s*{_NODE}\s*(?:,\s*{_NODE}\s*)*,?\s*\]\s*")
+
+
+class TokenTree(NamedTuple):
+    """The leaves, the trunk first: chains of ranks."""
+
+    leaves: tuple[Path, ...]
+
+    @property
+    def depth(self) -> int:
+        return max(len(leaf) for leaf in self.leaves)
+
+    @property
+    def widths(self) -> list[int]:
+        """Guesses wanted by place."""
+        places = range(self.depth)
+        return [1 + max(leaf[i] for leaf in self.leaves if len(leaf) > i) for i in places]
+
+    @property
+    def size(self) -> int:
+        """Guesses of all places."""
+        return sum(self.widths)
+
+    def within(self, most: int, found: Sequence[int]) -> tuple[Path, ...]:
+        """Its leaves where no more than `most` tokens may be drafted, and place i has `found[i]`
+        guesses."""
+        cut: dict[Path, None] = {}
+        for leaf in self.leaves:
+            there = [rank < num for rank, num in zip(leaf, found, strict=False)]
+            num = there.index(False) if False in there else len(there)
+            cut[leaf[: min(num, most)]] = None
+        return tuple(leaf for leaf in cut if leaf and not _goes_on(leaf, cut))
+
+
+def parse_tree(text: str) -> TokenTree:
+    """Raises BadInput where it is no tree, or a node's elder sibling or its parent is missing."""
+    if not _TREE.fullmatch(text):
+        raise BadInput(
+            "speculative_token_tree is not a list of nodes",
+            value=text[:80],
+            limit='such as "[(0,), (0, 0), (1,)]"',
+        )
+    nodes = {
+        tuple(int(rank) for rank in re.findall(r"\d+", node)) for node in re.findall(_NODE, text)
+    }
+    for node in sorted(nodes):
+        head, rank = node[:-1], node[-1]
+        for before in (head, (*head, rank - 1)) if rank else (head,):
+            if before and before not in nodes:
+                raise BadInput(
+                    "a node of speculative_token_tree hangs in the air",
+                    value=str(node),
+                    fix=f"add {before}",
+                )
+        if rank >= MOST_WIDE:
+            raise BadInput("too wide a tree", value=str(node), limit=f"ranks below {MOST_WIDE}")
+    leaves = tuple(sorted(node for node in nodes if not _goes_on(node, nodes)))
+    if len(leaves) > MOST_LEAVES:
+        raise BadInput("too many leaves", value=len(leaves), limit=MOST_LEAVES)
+    return TokenTree(leaves)
+
+
+def _goes_on(node: Path, nodes: Mapping[Path, None] | set[Path]) -> bool:
+    return any(len(other) > len(node) and other[: len(node)] == node for other in nodes)
+
+
+class TreeDrafter(Protocol):
+    """Guesses trees."""
+
+    def trees(self, opens: Sequence[Open], tree: TokenTree) -> list[list[tuple[int, ...]]]:
+        """Per entry the chains of its leaves, the trunk first, each of at most `most` tokens; none
+        where it has nothing to say."""
+        ...
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None: ...
+
+
+class FixedTree:
+    """Every sequence drafts the same tree in every step, as far as there is room."""
+
+    def __init__(self, drafter: TreeDrafter, tree: TokenTree) -> None:
+        self._drafter, self._tree = drafter, tree
+        self._others: dict[int, list[tuple[int, ...]]] = {}
+
+    def wants(self, runs: Sequence[Run]) -> bool:
+        return True
+
+    def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
+        found = self._drafter.trees(opens, self._tree)
+        self._others = {each.seq_id: own[1:] for each, own in zip(opens, found, strict=True)}
+        return [own[0] if own else () for own in found]
+
+    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+        return self._others.get(seq_id, ())
+
+    def learn(self, verdicts: Sequence[Verdict]) -> None:
+        self._others = {}
+
+    def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
+        self._drafter.forget(seq_id, tokens, tenant)
+
+    def numbers(self) -> dict[str, float]:
+        return {}

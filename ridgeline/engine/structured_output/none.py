@@ -1,0 +1,35 @@
+"""For a model without a tokenizer or an end: lists of allowed tokens work, grammars cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.structured_output.base import asks_for_mask, restrict_to
+from ridgeline.errors import CannotRun
+from ridgeline.records import Structured
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class NoGrammars:
+    """See `ridgeline.engine.structured_output.base.TokenMasks`."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def prepare(self, structured: Structured) -> None:
+        raise CannotRun(
+            f"structured output cannot run here: {self._why}",
+            value=structured.kind,
+            fix="serve a model with a tokenizer and an end-of-sequence token",
+        )
+
+    def apply(self, logits_SV: Tensor, at: Sequence[SampleAt]) -> Tensor:
+        if not asks_for_mask(at):
+            return logits_SV
+        logits_SV = logits_SV.clone()
+        restrict_to(logits_SV, at)
+        return logits_SV

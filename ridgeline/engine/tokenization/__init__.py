@@ -1,0 +1,12 @@
+"""Text in and out: tokenizer, chat template, incremental detokenising, stop strings. No torch."""
+
+from __future__ import annotations
+
+from ridgeline.engine.tokenization.tokenizer import (
+    HfTokenizer,
+    NoTokenizer,
+    Tokenizer,
+    load_tokenizer,
+)
+
+__all__ = ["HfTokenizer", "NoTokenizer", "Tokenizer", "load_tokenizer"]

@@ -1,0 +1,171 @@
+"""From the fields of a config and the row of its family to a ModelSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
+
+from ridgeline.modelspec import layouts
+from ridgeline.modelspec.format import Format, dense
+from ridgeline.modelspec.model import (
+    Activation,
+    AttentionSpec,
+    LayerSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    RopeSpec,
+)
+from ridgeline.modelspec.reading import Values
+from ridgeline.modelspec.rope_config import rope_by_layer_kind
+
+if TYPE_CHECKING:
+    from ridgeline.modelspec.families import Family
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+MAX_EXPERTS = 4096  # of a layer: each has tensors of its own (DeepSeek-V3 has 256)
+DTYPES = {name: name for name in ("float32", "bfloat16", "float16")} | {
+    f"torch.{name}": name for name in ("float32", "bfloat16", "float16")
+}
+
+
+def build(values: Values, row: Family, *, name: str, family: str) -> ModelSpec:
+    """The frozen spec; every weight dense in the checkpoint's dtype."""
+    dtype = stored_dtype(values)
+    hidden_size = values.count("hidden_size")
+    vocab_size = values.count("vocab_size")
+    bos = values.token_ids("bos_token_id")
+    return ModelSpec(
+        name=name,
+        family=family,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        layers=_layers(values, row, dense(dtype)),
+        max_positions=values.count("max_position_embeddings"),
+        norm_eps=values.number("rms_norm_eps"),
+        lm_head=LinearSpec(num_out=vocab_size, num_in=hidden_size, format=dense(dtype)),
+        tied_embeddings=values.flag("tie_word_embeddings"),
+        stored_dtype=dtype,
+        dtype=dtype,
+        kv_dtype=dtype,
+        norm_plus_one=row.gemma_norms,
+        embed_scale=hidden_size**0.5 if row.gemma_norms else 1.0,
+        final_softcap=values.opt_number("final_logit_softcapping"),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=drawable(values.token_ids("eos_token_id"), vocab_size),
+    )
+
+
+def drawable(eos_token_ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
+    """Each once, without those beyond the vocabulary: no logit is theirs, so they end nothing."""
+    return tuple(token for token in dict.fromkeys(eos_token_ids) if token < vocab_size)
+
+
+def stored_dtype(values: Values) -> str:
+    """`dtype` or, as older configs call it, `torch_dtype`; float32 where neither is given."""
+    key = "dtype" if values.raw("dtype") is not None else "torch_dtype"
+    return "float32" if values.raw(key) is None else values.choice(key, DTYPES)
+
+
+def _layers(values: Values, row: Family, fmt: Format) -> tuple[LayerSpec, ...]:
+    """Layers that are alike are the same object, which keeps later arithmetic cheap."""
+    kinds = row.layer_kinds(values)
+    routed = _routed_layers(values, row, len(kinds))
+    made: dict[tuple[str, bool], LayerSpec] = {}
+    ropes = rope_by_layer_kind(values, row.rope, _heads(values)[2])
+    for key in dict.fromkeys(zip(kinds, routed, strict=True)):
+        kind, is_routed = key
+        made[key] = LayerSpec(
+            attention=_attention(values, row, fmt, ropes[kind], layouts.window_of(values, kind)),
+            mlp=_experts(values, row, fmt) if is_routed else _mlp(values, row, fmt),
+            sandwich_norms=row.sandwich_norms,
+        )
+    return tuple(made[key] for key in zip(kinds, routed, strict=True))
+
+
+def _routed_layers(values: Values, row: Family, num: int) -> list[bool]:
+    if row.moe is None:
+        return [False] * num
+    return layouts.sparse_layers(values) if row.moe.choose_layers else [True] * num
+
+
+def _heads(values: Values) -> tuple[int, int, int]:
+    """(query heads, KV heads, size of a head)."""
+    num_heads = values.count("num_attention_heads")
+    num_kv_heads = values.opt_count("num_key_value_heads") or num_heads
+    if num_heads % num_kv_heads:
+        raise values.bad("num_key_value_heads", f"a divisor of num_attention_heads {num_heads}")
+    hidden_size = values.count("hidden_size")
+    head_dim = values.opt_count("head_dim")
+    if head_dim is None and hidden_size % num_heads:
+        raise values.bad("num_attention_heads", f"a divisor of hidden_size {hidden_size}")
+    return num_heads, num_kv_heads, head_dim or hidden_size // num_heads
+
+
+def _attention(
+    values: Values, row: Family, fmt: Format, rope: RopeSpec, window: int | None
+) -> AttentionSpec:
+    num_heads, num_kv_heads, head_dim = _heads(values)
+    hidden_size = values.count("hidden_size")
+    by_field = row.biases == "attention_bias" and values.flag("attention_bias")
+    qkv_bias, o_bias = by_field or row.biases == "qkv", by_field
+
+    def linear(num_out: int, num_in: int, bias: bool) -> LinearSpec:
+        return LinearSpec(num_out=num_out, num_in=num_in, format=fmt, bias=bias)
+
+    return AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        scale=(values.opt_number("query_pre_attn_scalar") or head_dim) ** -0.5,
+        rope=rope,
+        q=linear(num_heads * head_dim, hidden_size, qkv_bias),
+        k=linear(num_kv_heads * head_dim, hidden_size, qkv_bias),
+        v=linear(num_kv_heads * head_dim, hidden_size, qkv_bias),
+        o=linear(hidden_size, num_heads * head_dim, o_bias),
+        window=window,
+        softcap=values.opt_number("attn_logit_softcapping"),
+        qk_norm=row.qk_norm,
+    )
+
+
+def _activation(values: Values, row: Family) -> Activation:
+    meaning = values.choice(row.activation_key, ACTIVATIONS)
+    if row.gelu_is_tanh and meaning == "gelu":
+        meaning = "gelu_tanh"  # Gemma 1 says "gelu" and means the tanh form
+    return cast(Activation, meaning)
+
+
+def _mlp(values: Values, row: Family, fmt: Format) -> MlpSpec:
+    bias = values.flag("mlp_bias") if "mlp_bias" in values else False
+    hidden_size, inner = values.count("hidden_size"), values.count("intermediate_size")
+    up = LinearSpec(num_out=inner, num_in=hidden_size, format=fmt, bias=bias)
+    down = LinearSpec(num_out=hidden_size, num_in=inner, format=fmt, bias=bias)
+    return MlpSpec(activation=_activation(values, row), gate=up, up=up, down=down)
+
+
+def _experts(values: Values, row: Family, fmt: Format) -> MlpSpec:
+    moe = row.moe
+    assert moe is not None
+    hidden_size, inner = values.count("hidden_size"), values.count(moe.expert_size_key)
+    num_experts = values.count(moe.num_experts_key, at_most=MAX_EXPERTS)
+    top_k = values.count("num_experts_per_tok")
+    if top_k > num_experts:
+        raise values.bad("num_experts_per_tok", f"at most {moe.num_experts_key} {num_experts}")
+    up = LinearSpec(num_out=inner, num_in=hidden_size, format=fmt)
+    return MlpSpec(
+        activation=_activation(values, row),
+        gate=up,
+        up=up,
+        down=LinearSpec(num_out=hidden_size, num_in=inner, format=fmt),
+        num_experts=num_experts,
+        experts_per_token=top_k,
+        norm_topk=values.flag(moe.norm_topk_key) if moe.norm_topk_key else True,
+        router=LinearSpec(num_out=num_experts, num_in=hidden_size, format=fmt),
+    )

@@ -1,0 +1,370 @@
+"""One row per model family: transformers' defaults, and in which points the family is special.
+
+`spec_from_config` is the only way in. The rows are data; `ridgeline.modelspec.build` turns a row and a
+config.json into a ModelSpec without ever asking for a family's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ridgeline.errors import BadModel
+from ridgeline.modelspec import layouts
+from ridgeline.modelspec.build import build
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.reading import Values, check_names
+from ridgeline.modelspec.rope_config import TOP_LEVEL, RopeFields
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeFields:
+    """Where a family writes its experts. `norm_topk_key` None: always renormalised."""
+
+    num_experts_key: str
+    expert_size_key: str
+    norm_topk_key: str | None = None
+    choose_layers: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A row. `defaults` are transformers' own and also name what is understood; null means
+    "derive".
+
+    `biases`: which attention projections have one ("none", "qkv", or the field that says so).
+    `fixed`: fields that must have one of the listed values. `aliases`: other names of a field.
+    """
+
+    architecture: str
+    defaults: Mapping[str, Any]
+    layer_kinds: layouts.LayerKinds = layouts.all_full
+    biases: Literal["none", "qkv", "attention_bias"] = "none"
+    activation_key: str = "hidden_act"
+    rope: RopeFields = field(default_factory=RopeFields)
+    moe: MoeFields | None = None
+    qk_norm: bool = False
+    gemma_norms: bool = False
+    sandwich_norms: bool = False
+    gelu_is_tanh: bool = False
+    fixed: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def understood(self) -> frozenset[str]:
+        """Every field of a config.json that this family gives a meaning to."""
+        return frozenset(self.defaults) | frozenset(TOP_LEVEL) | self.aliases.keys()
+
+
+_COMMON: dict[str, Any] = {
+    "head_dim": None,
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": False,
+}
+_LLAMA_LIKE = {**_COMMON, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": 32000}
+_MISTRAL_LIKE = {
+    **_LLAMA_LIKE,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+}
+_QWEN_LIKE = {
+    **_COMMON,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 32_768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+}
+_QWEN_DENSE = {
+    **_QWEN_LIKE,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+_GEMMA_LIKE = {
+    **_COMMON,
+    "head_dim": 256,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+}
+_GEMMA_23 = {
+    **{key: value for key, value in _GEMMA_LIKE.items() if key != "hidden_act"},
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "layer_types": None,
+}
+_UNREAD_ACT = {"hidden_act": ("gelu_pytorch_tanh", "gelu", None)}
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(
+        architecture="LlamaForCausalLM",
+        defaults={
+            **_LLAMA_LIKE,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 2048,
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
+        biases="attention_bias",
+    ),
+    "mistral": Family(
+        architecture="MistralForCausalLM",
+        defaults={**_MISTRAL_LIKE, "sliding_window": 4096},
+        layer_kinds=layouts.all_sliding_if_window,
+    ),
+    "mixtral": Family(
+        architecture="MixtralForCausalLM",
+        defaults={
+            **_MISTRAL_LIKE,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        aliases={"num_experts": "num_local_experts"},
+        layer_kinds=layouts.all_sliding_if_window,
+        rope=RopeFields(default_theta=1_000_000.0),
+        moe=MoeFields(num_experts_key="num_local_experts", expert_size_key="intermediate_size"),
+    ),
+    "qwen2": Family(
+        architecture="Qwen2ForCausalLM",
+        defaults=_QWEN_DENSE,
+        layer_kinds=layouts.sliding_from_layer,
+        biases="qkv",
+    ),
+    "qwen3": Family(
+        architecture="Qwen3ForCausalLM",
+        defaults={**_QWEN_DENSE, "head_dim": 128, "attention_bias": False},
+        layer_kinds=layouts.sliding_from_layer,
+        biases="attention_bias",
+        qk_norm=True,
+    ),
+    "qwen3_moe": Family(
+        architecture="Qwen3MoeForCausalLM",
+        defaults={
+            **_QWEN_LIKE,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "attention_bias": False,
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "num_experts": 128,
+            "norm_topk_prob": False,
+            "mlp_only_layers": None,
+            "max_window_layers": None,
+        },
+        aliases={"num_local_experts": "num_experts"},
+        layer_kinds=layouts.all_sliding_if_used,
+        biases="attention_bias",
+        qk_norm=True,
+        moe=MoeFields(
+            num_experts_key="num_experts",
+            expert_size_key="moe_intermediate_size",
+            norm_topk_key="norm_topk_prob",
+            choose_layers=True,
+        ),
+    ),
+    "gemma": Family(
+        architecture="GemmaForCausalLM",
+        defaults={
+            **_GEMMA_LIKE,
+            "vocab_size": 256_000,
+            "hidden_size": 3072,
+            "intermediate_size": 24576,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 8192,
+        },
+        biases="attention_bias",
+        gemma_norms=True,
+        gelu_is_tanh=True,
+        fixed={"hidden_activation": (None, "gelu_pytorch_tanh")},
+    ),
+    "gemma2": Family(
+        architecture="Gemma2ForCausalLM",
+        defaults={
+            **_GEMMA_23,
+            "vocab_size": 256_000,
+            "max_position_embeddings": 8192,
+            "final_logit_softcapping": 30.0,
+            "attn_logit_softcapping": 50.0,
+        },
+        aliases={"sliding_window_size": "sliding_window"},
+        layer_kinds=layouts.alternating,
+        biases="attention_bias",
+        activation_key="hidden_activation",
+        gemma_norms=True,
+        sandwich_norms=True,
+        fixed=_UNREAD_ACT,
+    ),
+    "gemma3_text": Family(
+        architecture="Gemma3ForCausalLM",
+        defaults={
+            **_GEMMA_23,
+            "vocab_size": 262_208,
+            "max_position_embeddings": 131_072,
+            "final_logit_softcapping": None,
+            "_sliding_window_pattern": 6,
+            "sliding_window_pattern": None,
+        },
+        layer_kinds=layouts.every_nth_full,
+        biases="attention_bias",
+        activation_key="hidden_activation",
+        rope=RopeFields(default_theta=1_000_000.0, local_theta=10_000.0),
+        qk_norm=True,
+        gemma_norms=True,
+        sandwich_norms=True,
+        # transformers reads Gemma 3's attn_logit_softcapping and then does not apply it
+        fixed={**_UNREAD_ACT, "attn_logit_softcapping": (None,)},
+    ),
+    "phi3": Family(
+        architecture="Phi3ForCausalLM",
+        defaults={
+            **_COMMON,
+            "vocab_size": 32064,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "bos_token_id": 1,
+            "eos_token_id": 32000,
+            "sliding_window": None,
+        },
+        layer_kinds=layouts.all_sliding_if_window,
+        rope=RopeFields(partial=True, yarn_means_longrope=True),
+        fixed={
+            "attention_bias": (False,),
+            "full_attn_mod": (1,),
+            "interpolate_factor": (1,),
+            "lm_head_bias": (False,),
+            "mlp_bias": (False,),
+        },
+    ),
+}
+
+
+def spec_from_config(config: Mapping[str, Any], *, name: str) -> ModelSpec:
+    """Read a Hugging Face config.json.
+
+    Raises BadModel that names the field for anything not understood: an unknown architecture,
+    rope type or activation, remote code (auto_map), a quantised checkpoint, a field of unknown
+    effect.
+    """
+    where = f"config.json of {name}"
+    config = _text_part(config, where)
+    model_type = _family_name(config, where)
+    row = FAMILIES[model_type]
+    check_names(config, row.understood, row.fixed, where=where)
+    values = Values(_with_aliases(config, row, where), row.defaults, where=where)
+    return build(values, row, name=name, family=model_type)
+
+
+def _text_part(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The language model of the `gemma3` wrapper, which also describes an image encoder."""
+    if config.get("model_type") != "gemma3":
+        return config
+    _refuse_early(config, where)
+    _check_architecture(config, "Gemma3ForConditionalGeneration", "gemma3", where)
+    check_names(config, _WRAPPER_FIELDS, {}, where=where)
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise BadModel(f"{where}: a gemma3 config needs a text_config")
+    outer = {key: config[key] for key in _OUTER_WINS if config.get(key) is not None}
+    if outer.keys() & {"dtype", "torch_dtype"}:
+        text = {key: text[key] for key in text.keys() - {"dtype", "torch_dtype"}}
+    inner_type = text.get("model_type", "gemma3_text")
+    return {**text, **outer, "model_type": inner_type, "architectures": None}
+
+
+_OUTER_WINS = ("tie_word_embeddings", "torch_dtype", "dtype", "eos_token_id", "bos_token_id")
+_WRAPPER_FIELDS = frozenset(
+    """
+    text_config vision_config mm_tokens_per_image boi_token_index boi_token_id eoi_token_index
+    eoi_token_id image_token_index image_token_id eos_token_id bos_token_id
+    """.split()  # noqa: SIM905
+)
+
+
+def _refuse_early(config: Mapping[str, Any], where: str) -> None:
+    refused = {key: config[key] for key in ("auto_map", "quantization_config") if key in config}
+    check_names(refused, frozenset(), {}, where=where)
+
+
+def _family_name(config: Mapping[str, Any], where: str) -> str:
+    known = ", ".join(FAMILIES)
+    model_type: Any = config.get("model_type")
+    architectures = _architectures(config, where)
+    _refuse_early(config, where)
+    if model_type is None:
+        by_architecture = {row.architecture: key for key, row in FAMILIES.items()}
+        model_type = next((by_architecture.get(a) for a in architectures), None)
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        asked = config.get("model_type") or architectures or None
+        raise BadModel(
+            f"{where}: the architecture is not supported", value=asked, limit=f"supported: {known}"
+        )
+    _check_architecture(config, FAMILIES[model_type].architecture, model_type, where)
+    return model_type
+
+
+def _architectures(config: Mapping[str, Any], where: str) -> list[str]:
+    found: Any = config.get("architectures") or []
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise BadModel(f"{where}: architectures is not a list of names", value=str(found))
+    return found
+
+
+def _check_architecture(
+    config: Mapping[str, Any], expected: str, model_type: str, where: str
+) -> None:
+    architectures = _architectures(config, where)
+    if architectures and expected not in architectures:
+        raise BadModel(
+            f"{where}: {architectures[0]} is not a text-generating {model_type} model",
+            limit=f"supported: {expected}",
+        )
+
+
+def _with_aliases(config: Mapping[str, Any], row: Family, where: str) -> dict[str, Any]:
+    merged = dict(config)
+    for alias, key in row.aliases.items():
+        if alias == key or alias not in merged:
+            continue
+        value = merged.pop(alias)
+        if merged.setdefault(key, value) != value:
+            raise BadModel(
+                f"{where}: {alias} and {key} contradict each other", value=value, limit=merged[key]
+            )
+    return merged

@@ -1,0 +1,339 @@
+"""Other people's quantised checkpoints: what their `quantization_config` says, in one record.
+
+A config that is unknown, or that contradicts itself, is refused here with the reason; what the
+tensors themselves say is checked when they are read (`ridgeline.engine.checkpoints`).
+
+| `quant_method` | what is understood |
+|---|---|
+| gptq | 2, 3, 4, 8 bits, v1 and v2 zero-points, act-order |
+| awq | the GEMM layout, 4 bits |
+| compressed-tensors | pack-quantized, int-quantized, naive-quantized, float-quantized |
+| fp8 | e4m3 in blocks (`weight_scale_inv`) or with one scale per tensor |
+| bitsandbytes | nf4 and fp4 (double quantisation too), LLM.int8 |
+| torchao | nothing: refused with the reason |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from math import inf
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from ridgeline.errors import BadModel
+from ridgeline.modelspec.format import Format, dense, format_for
+from ridgeline.modelspec.model import LinearSpec, ModelSpec
+from ridgeline.modelspec.rewrite import linears, map_linears
+
+_FIX = "use the unquantised checkpoint, or one in a format that docs/quantisation.md lists"
+
+
+class Foreign(msgspec.Struct, frozen=True, kw_only=True):
+    """How a checkpoint is quantised.
+
+    `codec` names the reader; `name` is for people. `group_size` None: one scale per output (or
+    per tensor). `integers`: the weights are whole numbers times scales, else floats or tables.
+    `block`: outputs and inputs that share a scale, where scales are per block. `ordered`: groups
+    may be scattered over the inputs. `scopes`: where modules differ, targets (module names, "re:"
+    patterns, "Linear" for all others) and how those are quantised; the record's own fields are
+    then the first scope's. `threshold`: inputs that reach it are multiplied as floats (LLM.int8).
+    """
+
+    codec: str
+    name: str
+    bits: int
+    group_size: int | None = None
+    zeros: bool = False
+    integers: bool = True
+    version: int = 1
+    block: tuple[int, int] = (128, 128)
+    ordered: bool = False
+    threshold: float = 0.0
+    scopes: tuple[tuple[tuple[str, ...], Foreign], ...] = ()
+
+    def at(self, module: str) -> Foreign:
+        """How one module is quantised. Raises BadModel where no scope names it."""
+        if not self.scopes:
+            return self
+        for wanted in (lambda t: _names_module(t, module), lambda t: t == "Linear"):
+            for targets, foreign in self.scopes:
+                if any(wanted(target) for target in targets):
+                    return foreign
+        raise BadModel("no group of the quantization_config names a module", value=module, fix=_FIX)
+
+    def format(self, num_in: int, wide_scales: bool = False) -> Format:
+        """In which format a linear of this checkpoint is computed."""
+        if not self.integers:
+            return dense("float32")
+        format = format_for(self.bits, self.group_size or num_in, num_in, self.zeros)
+        if wide_scales and format.group_size:
+            return dense("float32")
+        threshold = self.threshold if format.kind == "int8" else 0.0
+        ordered = self.ordered and format.group_size is not None
+        return replace(format, ordered=ordered, threshold=threshold)
+
+
+def _names_module(target: str, module: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), module) is not None
+    return target == module
+
+
+def foreign_of(told: Any, where: str) -> Foreign:
+    """The record of a `quantization_config`. Raises BadModel."""
+    if not isinstance(told, Mapping):
+        raise BadModel(f"{where}: quantization_config is not an object", fix=_FIX)
+    method = told.get("quant_method")
+    if method is None and (told.get("load_in_4bit") or told.get("load_in_8bit")):
+        method = "bitsandbytes"
+    if not isinstance(method, str) or method not in _READERS:
+        raise _refused(where, f"unknown quant_method {method!r}", ", ".join(_READERS))
+    return _READERS[method](told, where)
+
+
+def _refused(where: str, what: str, limit: object = None) -> BadModel:
+    return BadModel(f"{where}: {what} (quantization_config)", limit=limit, fix=_FIX)
+
+
+def _bits(told: Mapping[str, Any], where: str, known: tuple[int, ...]) -> int:
+    bits = told.get("bits", told.get("w_bit", told.get("num_bits")))
+    if not isinstance(bits, int) or bits not in known:
+        raise _refused(where, f"cannot read {bits!r} bits", ", ".join(map(str, known)))
+    return bits
+
+
+def _group(told: Mapping[str, Any], where: str) -> int | None:
+    group = told.get("group_size", told.get("q_group_size", -1))
+    if group in (None, -1):
+        return None
+    if not isinstance(group, int) or group < 1:
+        raise _refused(where, f"cannot read groups of {group!r}")
+    return group
+
+
+def _gptq(told: Mapping[str, Any], where: str) -> Foreign:
+    bits = _bits(told, where, (2, 3, 4, 8))
+    layout = told.get("checkpoint_format") or "gptq"
+    if layout not in ("gptq", "gptq_v2"):
+        raise _refused(where, f"unknown checkpoint_format {layout!r}", "gptq, gptq_v2")
+    if told.get("dynamic"):
+        raise _refused(where, "GPTQ with different settings per module (dynamic)")
+    symmetric = told.get("sym", True)
+    return Foreign(
+        codec="gptq",
+        name=f"GPTQ {'v2' if layout == 'gptq_v2' else 'v1'}"
+        + (", act-order" if told.get("desc_act") else ""),
+        bits=bits,
+        group_size=_group(told, where),
+        zeros=not symmetric,
+        version=2 if layout == "gptq_v2" else 1,
+        ordered=bool(told.get("desc_act")),
+    )
+
+
+def _awq(told: Mapping[str, Any], where: str) -> Foreign:
+    version = str(told.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise _refused(where, f"AWQ in the layout {version!r}", "gemm")
+    zeros = told.get("zero_point", True)
+    bits = _bits(told, where, (4,))
+    return Foreign(
+        codec="awq", name="AWQ gemm", bits=bits, group_size=_group(told, where), zeros=bool(zeros)
+    )
+
+
+_COMPRESSED = {
+    "pack-quantized": "int",
+    "int-quantized": "int",
+    "naive-quantized": None,
+    "float-quantized": "float",
+}
+
+
+def _compressed(told: Mapping[str, Any], where: str) -> Foreign:
+    groups = told.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise _refused(where, "compressed-tensors without config_groups")
+    if told.get("sparsity_config"):
+        raise _refused(where, "compressed-tensors with sparsity")
+    scopes = tuple(_scope(group, told.get("format"), where) for group in groups.values())
+    first = scopes[0][1]
+    if all(foreign == first for _, foreign in scopes):
+        return first
+    return replace(first, scopes=scopes)
+
+
+def _scope(group: Any, layout: Any, where: str) -> tuple[tuple[str, ...], Foreign]:
+    """A config group: its targets, and how they are quantised."""
+    targets = group.get("targets") if isinstance(group, Mapping) else None
+    if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
+        raise _refused(where, f"a config group with targets {targets!r}")
+    layout = group.get("format") or layout
+    if layout not in _COMPRESSED:
+        raise _refused(
+            where, f"compressed-tensors in the format {layout!r}", ", ".join(_COMPRESSED)
+        )
+    return tuple(targets), _compressed_weights(group.get("weights"), layout, where)
+
+
+def _compressed_weights(weights: Any, layout: str, where: str) -> Foreign:
+    if not isinstance(weights, Mapping):
+        raise _refused(where, "compressed-tensors whose weights are not quantised")
+    kind = weights.get("type", "int")
+    if _COMPRESSED[layout] not in (None, kind):
+        raise _refused(where, f"{layout} says it holds {kind} weights")
+    strategy, group = weights.get("strategy"), _group(weights, where)
+    if strategy not in ("tensor", "channel", "group", "block"):
+        raise _refused(where, f"scales per {strategy!r}", "tensor, channel, group, block")
+    if strategy == "group" and group is None:
+        raise _refused(where, "scales per group without a group_size")
+    integers, block = kind == "int", _block(weights.get("block_structure"), where)
+    known = (2, 3, 4, 5, 6, 7, 8) if layout == "pack-quantized" else (8,)
+    return Foreign(
+        codec="compressed_packed" if layout == "pack-quantized" else "scaled",
+        name=f"compressed-tensors {layout}",
+        bits=_bits(weights, where, known),
+        group_size=group if strategy == "group" else None,
+        zeros=not weights.get("symmetric", True),
+        integers=integers,
+        block=block,
+        ordered=weights.get("actorder") in ("group", True),
+    )
+
+
+def _fp8(told: Mapping[str, Any], where: str) -> Foreign:
+    form = told.get("fmt", "e4m3")
+    if form not in ("e4m3", "float8_e4m3fn"):
+        raise _refused(where, f"FP8 in the format {form!r}", "e4m3")
+    block = _block(told.get("weight_block_size"), where)
+    return Foreign(codec="scaled", name="FP8 e4m3", bits=8, integers=False, block=block)
+
+
+def _block(told: Any, where: str) -> tuple[int, int]:
+    if told is None:
+        return (128, 128)
+    if not isinstance(told, list) or not all(isinstance(n, int) and n > 0 for n in told):
+        raise _refused(where, f"cannot read blocks of {told!r}")
+    if len(told) != 2:
+        raise _refused(where, f"cannot read blocks of {told!r}")
+    return (told[0], told[1])
+
+
+def _bitsandbytes(told: Mapping[str, Any], where: str) -> Foreign:
+    if told.get("load_in_8bit"):
+        threshold = told.get("llm_int8_threshold", 6.0)
+        if not isinstance(threshold, int | float) or not 0 <= threshold < inf:
+            raise _refused(where, f"cannot read the threshold {threshold!r}", "0 or more")
+        name = "bitsandbytes LLM.int8"
+        return Foreign(codec="bnb8", name=name, bits=8, threshold=float(threshold))
+    kind = told.get("bnb_4bit_quant_type", "fp4")
+    if not told.get("load_in_4bit") or kind not in ("nf4", "fp4"):
+        raise _refused(where, f"bitsandbytes {kind!r}", "nf4, fp4, int8")
+    return Foreign(codec="bnb4", name=f"bitsandbytes {kind}", bits=4, integers=False)
+
+
+def _torchao(told: Mapping[str, Any], where: str) -> Foreign:
+    raise _refused(
+        where,
+        "torchao's tensors are classes of that package, whose layout on disk is not a stable one",
+        "a checkpoint of another method",
+    )
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any], str], Foreign]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed,
+    "fp8": _fp8,
+    "bitsandbytes": _bitsandbytes,
+    "torchao": _torchao,
+}
+
+MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".SCB")
+"""Ends of tensor names that show that a module is quantised (bitsandbytes 4 bits: `_STATE`)."""
+_STATE = ".weight.quant_state.bitsandbytes__"
+_MODULES = {
+    "attention.q": ("self_attn.q_proj", "self_attn.qkv_proj"),
+    "attention.k": ("self_attn.k_proj", "self_attn.qkv_proj"),
+    "attention.v": ("self_attn.v_proj", "self_attn.qkv_proj"),
+    "attention.o": ("self_attn.o_proj",),
+    "mlp.gate": ("mlp.gate_proj", "mlp.gate_up_proj", "*.experts.*.gate_proj", "*.experts.*.w1"),
+    "mlp.up": ("mlp.up_proj", "mlp.gate_up_proj", "*.experts.*.up_proj", "*.experts.*.w3"),
+    "mlp.down": ("mlp.down_proj", "*.experts.*.down_proj", "*.experts.*.w2"),
+    "router": ("mlp.gate", "block_sparse_moe.gate"),
+}
+
+
+def module_of(tensor: str) -> str | None:
+    """The module that a tensor shows to be quantised; None where it shows nothing."""
+    for mark in MARKS:
+        if tensor.endswith(mark):
+            return tensor.removesuffix(mark)
+    at = tensor.find(_STATE)
+    return None if at < 0 else tensor[:at]
+
+
+def with_foreign(
+    spec: ModelSpec, foreign: Foreign, tensors: Mapping[str, str], where: str
+) -> ModelSpec:
+    """`spec` with the formats in which the checkpoint's quantised weights are computed.
+
+    `tensors` gives the dtype of every tensor by name. Raises BadModel where none is quantised.
+    """
+    modules = {found for name in tensors if (found := module_of(name)) is not None}
+    if not modules:
+        raise BadModel(
+            f"{where}: its config says {foreign.name}, and no tensor is quantised",
+            fix="check that config.json belongs to these weights",
+        )
+    wide = any(
+        dtype == "F32" and name.endswith((".scales", ".weight_scale"))
+        for name, dtype in tensors.items()
+    )
+    chosen = {
+        path: foreign.at(module).format(linear.num_in, wide)
+        for path, linear in linears(spec).items()
+        for module in _near(modules, path)
+        if _is(module, path)
+    }
+
+    def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
+        return replace(linear, format=chosen.get(path, linear.format))
+
+    line = f"{len(chosen)} linears: {rule(foreign, chosen.values())}"
+    return replace(map_linears(spec, on_linear), rewrites=(*spec.rewrites, line))
+
+
+def _near(modules: Iterable[str], path: str) -> list[str]:
+    if not path.startswith("layers."):
+        return [module for module in modules if module.endswith("lm_head")]
+    layer = f"layers.{path.split('.')[1]}."
+    return [module for module in modules if layer in module]
+
+
+def _is(module: str, path: str) -> bool:
+    if path == "lm_head":
+        return module == "lm_head" or module.endswith(".lm_head")
+    wanted = _MODULES[path.split(".", 2)[2]]
+    inner = module.split(f"layers.{path.split('.')[1]}.", 1)[1]
+    return any(inner == name or fnmatchcase(inner, name) for name in wanted)
+
+
+def rule(foreign: Foreign, formats: Iterable[Format]) -> str:
+    """In words: the format, its grid, and what is done with it."""
+    if foreign.scopes:
+        kinds = sorted({each.kind for each in formats})
+        told = ", ".join(f"{each.bits} bits ({each.name})" for _, each in foreign.scopes)
+        return f"several widths: {told}; run as {', '.join(kinds)}"
+    group = "row" if foreign.group_size is None else f"group of {foreign.group_size}"
+    zeros = ", zero-points" if foreign.zeros else ""
+    grid = f"{foreign.bits} bits, a scale per {group}{zeros}" if foreign.integers else "table"
+    kinds = sorted({each.kind for each in formats})
+    done = "decoded to float32" if kinds == ["dense"] else f"run as {', '.join(kinds)}, exactly"
+    if foreign.threshold:
+        done += f"; inputs of a row that reach {foreign.threshold:g} multiplied as floats"
+    return f"{foreign.name} ({grid if foreign.integers else f'{foreign.bits} bits'}), {done}"

@@ -1,0 +1,152 @@
+"""How the numbers of one tensor are stored: a format knows its own bytes.
+
+A technique is a rewrite of formats in the spec (`ridgeline.modelspec.rewrite`), so that the prediction
+and the run move together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+
+import msgspec
+from msgspec.structs import replace
+
+BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
+
+KV_SCALE_BYTES = {"int8": 4}
+"""Beside each token's key, and each value, of one head in a quantised KV cache."""
+
+
+WHOLE_KINDS = ("int4", "int8", "blocks")
+"""Kinds whose weights are whole numbers times scales, and so are the rows that they multiply."""
+
+DIGITS: Mapping[str, int] = MappingProxyType({"int8": 1, "int16": 2, "float32": 3})
+"""How exactly rows meet such weights, and as how many rows of 8 bits (native/linear.h, DIGITS)."""
+
+WIDE_BLOCK = 32
+"""Inputs of 16 or 32 bits are stored in blocks of so many (native/linear.h)."""
+
+
+class Format(msgspec.Struct, frozen=True, kw_only=True):
+    """Storage of a linear's weight.
+
+    `kind` is the key of the linear registry (`ridgeline.engine.quant`): "dense", "int8", … `bits`
+    per weight; `group_size` weights along the input axis share one scale (None: one scale per
+    output row); `scale_bytes` per scale (0: no scales); `zero_bits` per zero-point. `mins`: each
+    group has a minimum as well, stored as its scale is. `span` inputs share a scale where each
+    group multiplies it by a step of 8 bits (0: they do not); so their minima. `activations`
+    is the dtype in which the product is computed. `ordered`: each row of inputs is first
+    gathered in the order of the weights' groups (GPTQ's act-order). `wide` inputs are kept apart
+    in `wide_bits`, beside the rest (LLM.int8's outliers, chosen when the model was made); inputs of
+    a row that reach `threshold` in magnitude are multiplied as floats (0: none; LLM.int8's
+    outliers, found as they come). `digits`: a row meets whole numbers as so many rows of 8 bits
+    (`DIGITS`).
+    """
+
+    kind: str = "dense"
+    bits: float = 32
+    group_size: int | None = None
+    scale_bytes: int = 0
+    zero_bits: float = 0
+    mins: bool = False
+    span: int = 0
+    activations: str = "float32"
+    ordered: bool = False
+    wide: int = 0
+    wide_bits: int = 16
+    threshold: float = 0.0
+    digits: int = 1
+
+    @property
+    def stored(self) -> Format:
+        """What it says of the weight alone."""
+        return replace(self, digits=1) if self.digits != 1 else self
+
+    def nbytes(self, num_out: int, num_in: int) -> int:
+        """Bytes of an [num_out, num_in] weight with its scales and zero-points.
+
+        The last group of a row is stored whole, and so is the last block of wide inputs.
+        """
+        groups = -(-num_in // self.group_size) if self.group_size else 1
+        num_in = groups * self.group_size if self.group_size else num_in
+        spans, steps = (-(-num_in // self.span), groups) if self.span else (groups, 0)
+        both = 2 if self.mins else 1
+        zeros = groups * self.zero_bits / 8 if self.scale_bytes else 0
+        scales = num_out * (both * (spans * self.scale_bytes + steps) + zeros)
+        wide = num_out * -(-self.wide // WIDE_BLOCK) * WIDE_BLOCK * self.wide_bits / 8
+        return int(num_out * num_in * self.bits / 8 + scales + wide)
+
+
+def dense(dtype: str) -> Format:
+    """Unquantised storage in `dtype`."""
+    return Format(kind="dense", bits=BYTES_OF_DTYPE[dtype] * 8, activations=dtype)
+
+
+INT8 = Format(kind="int8", bits=8, scale_bytes=4, activations="int8")
+BF16 = Format(kind="bf16", bits=16, activations="float32")
+FP32 = Format(kind="fp32", bits=32, activations="float32")
+
+
+def int4(group_size: int = 128, *, zeros: bool = False) -> Format:
+    """4-bit weights with an fp16 scale (and, with `zeros`, a zero-point) per group of inputs."""
+    return Format(
+        kind="int4",
+        bits=4,
+        group_size=group_size,
+        scale_bytes=2,
+        zero_bits=8 if zeros else 0,
+        activations="int8",
+    )
+
+
+INT4 = int4()
+
+
+def blocks(bits: int, group_size: int, *, mins: bool = False, span: int = 0) -> Format:
+    """4 or 8 bits with an fp16 scale, and with `mins` a minimum, per group, or per `span` and an
+    8-bit step per group: the layouts of GGUF's blocks, and 5 to 8 bits in groups."""
+    return Format(
+        kind="blocks",
+        bits=bits,
+        group_size=group_size,
+        scale_bytes=2,
+        mins=mins,
+        span=span,
+        activations="int8",
+    )
+
+
+def blocks_of_all(formats: Collection[Format]) -> Format:
+    """The blocks that hold weights of all these (blocks, or int4 without zero-points) exactly."""
+    group = min(format.group_size or 0 for format in formats)
+    span = min(format.span or format.group_size or 0 for format in formats)
+    mins = {format.mins for format in formats}
+    narrow = len(mins) == 1 and all(format.bits == 4 for format in formats)
+    stepped = any(format.span for format in formats)
+    return blocks(4 if narrow else 8, group, mins=any(mins), span=span if stepped else 0)
+
+
+KERNEL_GROUPS = (128, 64, 32)
+
+
+def kernel_group(bits: int, group_size: int, num_in: int) -> int | None:
+    """The group of the kernels that holds such groups exactly; None where there is none. More than
+    4 bits may have groups of 16 as well."""
+    if group_size >= num_in:
+        return KERNEL_GROUPS[0]
+    known = KERNEL_GROUPS if bits <= 4 else (*KERNEL_GROUPS, 16)
+    return next((group for group in known if group_size % group == 0), None)
+
+
+def format_for(bits: int, group_size: int, num_in: int, zeros: bool) -> Format:
+    """The format in which whole numbers on such a grid are computed.
+
+    A packed one where it holds them exactly, else dense float32.
+    """
+    if bits == 8 and group_size >= num_in and not zeros:
+        return INT8
+    group = kernel_group(bits, group_size, num_in)
+    if group is None or (bits > 4 and zeros):
+        return dense("float32")
+    return int4(group, zeros=zeros) if bits <= 4 else blocks(8, group)

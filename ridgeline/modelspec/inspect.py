@@ -1,0 +1,214 @@
+"""The arithmetic of a model as plain data: what `ridgeline inspect` prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import msgspec
+
+from ridgeline.modelspec import cost
+from ridgeline.modelspec.format import Format
+from ridgeline.modelspec.model import LayerSpec, ModelSpec
+from ridgeline.modelspec.rewrite import linears
+
+CONTEXTS = (1024, 8192)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One line: a quantity, its exact value in `unit` (B, FLOP, params, tokens, FLOP/B), a note."""
+
+    section: str
+    name: str
+    value: float | int | str
+    unit: str = ""
+    note: str = ""
+
+
+class LayerGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that are alike: how many, and what each costs."""
+
+    num_layers: int
+    numbers: str
+    attention: str
+    mlp: str
+    params: int
+    weight_bytes: int
+    linear_flops_per_token: int
+    attention_flops_per_key: int
+    kv_bytes_per_token: int
+
+
+def inspect_table(spec: ModelSpec) -> list[Row]:
+    """Parameters, FLOPs per token, weight and KV bytes, and arithmetic intensity."""
+    return [
+        *_shape(spec),
+        *_params(spec),
+        *_weights(spec),
+        *_flops(spec),
+        *_kv(spec),
+        *_intensity(spec),
+    ]
+
+
+def layer_groups(spec: ModelSpec) -> list[LayerGroup]:
+    """One row per kind of layer."""
+    numbers: dict[LayerSpec, list[int]] = {}
+    for i, layer in enumerate(spec.layers):
+        numbers.setdefault(layer, []).append(i)
+    return [_group(spec, layer, found) for layer, found in numbers.items()]
+
+
+def _group(spec: ModelSpec, layer: LayerSpec, numbers: list[int]) -> LayerGroup:
+    one = cost.cost_model(msgspec.structs.replace(spec, layers=(layer,)))
+    none = cost.cost_model(msgspec.structs.replace(spec, layers=()))
+    experts = sum(group.num_experts * group.expert_bytes for group in one.experts)
+    return LayerGroup(
+        num_layers=len(numbers),
+        numbers=_ranges(numbers),
+        attention=_attention_words(layer),
+        mlp=_mlp_words(layer),
+        params=cost.layer_params(layer),
+        weight_bytes=int(one.fixed_weight_bytes - none.fixed_weight_bytes + experts),
+        linear_flops_per_token=one.linear_flops_per_token,
+        attention_flops_per_key=one.windows[0].flops_per_pair,
+        kv_bytes_per_token=one.windows[0].kv_bytes_per_token,
+    )
+
+
+def _attention_words(layer: LayerSpec) -> str:
+    a = layer.attention
+    parts = [f"{a.num_heads} heads of {a.head_dim}, {a.num_kv_heads} KV"]
+    parts += [f"window {a.window}"] if a.window else []
+    parts += ["qk-norm"] if a.qk_norm else []
+    parts += [f"softcap {a.softcap:g}"] if a.softcap else []
+    parts += [f"rope {a.rope.kind}"] if a.rope.kind != "default" else []
+    return ", ".join(parts)
+
+
+def _mlp_words(layer: LayerSpec) -> str:
+    m = layer.mlp
+    size = f"{m.up.num_out} {m.activation}"
+    return f"{m.experts_per_token} of {m.num_experts} experts of {size}" if m.num_experts else size
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Layer numbers in short: "0-3, 5", and "0-24 by 2" for a regular stride."""
+    steps = {b - a for a, b in pairwise(numbers)}
+    if len(numbers) == 1:
+        return str(numbers[0])
+    if len(steps) == 1:
+        step = steps.pop()
+        return f"{numbers[0]}-{numbers[-1]}" + (f" by {step}" if step > 1 else "")
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and parts[-1][-1] == n - 1:
+            parts[-1].append(n)
+        else:
+            parts.append([n])
+    words = [str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts]
+    return ", ".join(words[:4]) + (", …" if len(words) > 4 else "")
+
+
+def _shape(spec: ModelSpec) -> list[Row]:
+    tied = "one table for both" if spec.tied_embeddings else "two tables"
+    rows = [
+        Row("shape", "family", spec.family),
+        Row("shape", "layers", len(spec.layers)),
+        Row("shape", "hidden size", spec.hidden_size),
+        Row("shape", "vocabulary", spec.vocab_size, "tokens", f"embedding and LM head: {tied}"),
+        Row("shape", "context", spec.max_positions, "tokens"),
+        Row("shape", "stored as", spec.stored_dtype),
+        Row("shape", "run as", spec.dtype, "", f"KV cache {spec.kv_dtype}"),
+    ]
+    return rows + [Row("shape", "rewrite", line) for line in spec.rewrites]
+
+
+def _params(spec: ModelSpec) -> list[Row]:
+    total, active = cost.num_params(spec), cost.num_active_params(spec)
+    rows = [Row("parameters", "all", total, "params")]
+    if active != total:
+        rows.append(Row("parameters", "used by one token", active, "params", "chosen experts only"))
+    return rows
+
+
+def _weights(spec: ModelSpec) -> list[Row]:
+    by_format: Counter[str] = Counter()
+    found = linears(spec)
+    for path, linear in found.items():
+        times = _num_experts(spec, path) if ".mlp." in path else 1
+        by_format[_format_name(linear.format)] += times * linear.nbytes
+    rows = [Row("weights", f"linears as {name}", size, "B") for name, size in by_format.items()]
+    read = cost.weight_bytes(spec, 1)
+    return [
+        *rows,
+        Row("weights", "kept in memory", cost.resident_weight_bytes(spec), "B"),
+        Row("weights", "read per decode step", read, "B", "one sequence"),
+    ]
+
+
+def _num_experts(spec: ModelSpec, path: str) -> int:
+    return max(1, spec.layers[int(path.split(".")[1])].mlp.num_experts)
+
+
+def _format_name(format: Format) -> str:
+    if format.kind == "blocks":
+        return f"int{format.bits:g} g{format.group_size}"
+    return format.activations if format.kind == "dense" else format.kind
+
+
+def _flops(spec: ModelSpec) -> list[Row]:
+    model = cost.cost_model(spec)
+    pair = sum(group.flops_per_pair for group in model.windows)
+    return [
+        Row("work per token", "linears", model.linear_flops_per_token, "FLOP", "every token"),
+        Row("work per token", "LM head", model.head_flops, "FLOP", "sampled tokens only"),
+        Row("work per token", "attention", pair, "FLOP", "per visible key"),
+        *[_prefill_row(spec, model, n) for n in _contexts(spec)],
+        *[_decode_row(spec, model, n) for n in _contexts(spec)],
+    ]
+
+
+def _prefill_row(spec: ModelSpec, model: cost.CostModel, length: int) -> Row:
+    work = cost.prefill_work(model, length)
+    share = work.attention_flops / work.flops
+    name = f"prefill of {length:,}"
+    return Row("work per token", name, work.flops / length, "FLOP", f"attention {share:.0%}")
+
+
+def _decode_row(spec: ModelSpec, model: cost.CostModel, length: int) -> Row:
+    work = cost.decode_work(model, 1, length - 1)
+    share = work.attention_flops / work.flops
+    return Row(
+        "work per token", f"decode at {length:,}", work.flops, "FLOP", f"attention {share:.0%}"
+    )
+
+
+def _contexts(spec: ModelSpec) -> list[int]:
+    return [*[n for n in CONTEXTS if n < spec.max_positions], spec.max_positions]
+
+
+def _kv(spec: ModelSpec) -> list[Row]:
+    rows = [Row("KV cache", "per token", cost.kv_bytes_per_token(spec), "B", spec.kv_dtype)]
+    for n in _contexts(spec):
+        rows.append(
+            Row("KV cache", f"at {n:,} tokens", cost.kv_bytes(spec, n), "B", "one sequence")
+        )
+    return rows
+
+
+def _intensity(spec: ModelSpec) -> list[Row]:
+    model = cost.cost_model(spec)
+    length = min(1024, spec.max_positions)
+    rows = [
+        Row(
+            "intensity",
+            f"prefill of {length:,}",
+            cost.prefill_work(model, length).intensity,
+            "FLOP/B",
+        )
+    ]
+    for batch in (1, 8, 64):
+        work = cost.decode_work(model, batch, length - 1)
+        rows.append(Row("intensity", f"decode, {batch} at {length:,}", work.intensity, "FLOP/B"))
+    return rows

@@ -1,0 +1,114 @@
+"""Which layers look at everything and which through a sliding window, and which have experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ridgeline.errors import BadModel
+from ridgeline.modelspec.reading import Values
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+_LEGACY_KINDS = {"attention": FULL}
+# Every layer becomes an object or more: a number from a broken file must not fill the memory.
+# The deepest published models have 1,000 (DeepNet).
+MAX_LAYERS = 4096
+
+LayerKinds = Callable[[Values], list[str]]
+
+
+def num_layers(values: Values) -> int:
+    """How many layers there are, at most MAX_LAYERS."""
+    return values.count("num_hidden_layers", at_most=MAX_LAYERS)
+
+
+def all_full(values: Values) -> list[str]:
+    """No windows at all."""
+    return [FULL] * num_layers(values)
+
+
+def all_sliding_if_window(values: Values) -> list[str]:
+    """Mistral, Phi-3, Mixtral: a window, if there is one, holds for every layer."""
+    kind = FULL if values.raw("sliding_window") is None else SLIDING
+    return [kind] * num_layers(values)
+
+
+def all_sliding_if_used(values: Values) -> list[str]:
+    """Qwen3-MoE in transformers: `use_sliding_window` turns the window on in every layer."""
+    if not values.flag("use_sliding_window"):
+        return all_full(values)
+    if values.raw("max_window_layers") is not None:
+        raise values.bad("max_window_layers", "absent where use_sliding_window is true")
+    return all_sliding_if_window(values)
+
+
+def sliding_from_layer(values: Values) -> list[str]:
+    """Qwen2, Qwen3: with `use_sliding_window`, layers from `max_window_layers` on are windowed."""
+    if values.raw("layer_types") is not None:
+        return explicit(values)
+    num = num_layers(values)
+    first = num
+    if values.flag("use_sliding_window") and values.raw("sliding_window") is not None:
+        first = _whole(values, "max_window_layers")
+    return [SLIDING if i >= first else FULL for i in range(num)]
+
+
+def alternating(values: Values) -> list[str]:
+    """Gemma 2: even layers are windowed, odd ones are not."""
+    return explicit(values) if values.raw("layer_types") is not None else _every(values, 2)
+
+
+def every_nth_full(values: Values) -> list[str]:
+    """Gemma 3: one global layer after each `sliding_window_pattern` - 1 local ones."""
+    if values.raw("layer_types") is not None:
+        return explicit(values)
+    key = "sliding_window_pattern"
+    return _every(values, values.count(key if values.raw(key) is not None else f"_{key}"))
+
+
+def explicit(values: Values) -> list[str]:
+    """`layer_types`, one name per layer."""
+    names: Any = values.raw("layer_types")
+    num = num_layers(values)
+    if not isinstance(names, list) or len(names) != num:
+        raise values.bad("layer_types", f"a list of {num} names, one per layer")
+    kinds = [_LEGACY_KINDS.get(str(name), str(name)) for name in names]
+    for kind in kinds:
+        if kind not in (FULL, SLIDING):
+            raise BadModel(
+                f"{values.where}: layer_types has an unknown kind of layer",
+                value=kind,
+                limit=f"{FULL}, {SLIDING}",
+            )
+    return kinds
+
+
+def window_of(values: Values, kind: str) -> int | None:
+    """The window W of a kind of layer: a query sees W keys, itself among them."""
+    if kind == FULL:
+        return None
+    if values.raw("sliding_window") is None:
+        raise values.bad("sliding_window", "a positive integer, because some layers slide")
+    return values.count("sliding_window")
+
+
+def sparse_layers(values: Values) -> list[bool]:
+    """Qwen3-MoE: which layers are routed, by `decoder_sparse_step` and `mlp_only_layers`."""
+    step = values.count("decoder_sparse_step")
+    dense = values.raw("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
+        raise values.bad("mlp_only_layers", "a list of layer numbers")
+    num = num_layers(values)
+    return [i not in dense and (i + 1) % step == 0 for i in range(num)]
+
+
+def _every(values: Values, n: int) -> list[str]:
+    num = num_layers(values)
+    return [SLIDING if (i + 1) % n else FULL for i in range(num)]
+
+
+def _whole(values: Values, key: str) -> int:
+    value = values.raw(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise values.bad(key, "an integer >= 0")
+    return value

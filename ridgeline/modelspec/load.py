@@ -1,0 +1,112 @@
+"""From what a user calls a model to its spec."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ridgeline.errors import BadModel
+from ridgeline.modelspec.build import drawable
+from ridgeline.modelspec.families import spec_from_config
+from ridgeline.modelspec.foreign import foreign_of, with_foreign
+from ridgeline.modelspec.gguf import gguf_spec, is_gguf
+from ridgeline.modelspec.locate import dummy_shape, is_dummy, model_path
+from ridgeline.modelspec.model import ModelSpec
+from ridgeline.modelspec.packed import KEY, formats_of, with_formats
+from ridgeline.modelspec.shapes import shape_config
+
+_MAX_JSON_BYTES = 50_000_000
+_SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def load_spec(model: str) -> ModelSpec:
+    """The spec of a model directory, a GGUF file, "demo", or `dummy:NAME`. Raises BadModel.
+
+    The end-of-sequence tokens are those of config.json and of generation_config.json together.
+    Where the config does not tell its dtype, the first weight file does.
+    """
+    if is_dummy(model):
+        return spec_from_config(shape_config(dummy_shape(model)), name=model)
+    if is_gguf(model):
+        return gguf_spec(model)
+    path = model_path(model)
+    config = read_json(path / "config.json")
+    if config.get("dtype") is None and config.get("torch_dtype") is None:
+        config["dtype"] = _dtype_of_weights(path)
+    formats = formats_of(config, model)
+    told = config.pop(KEY, None)
+    spec = spec_from_config(config, name=model)
+    spec = msgspec.structs.replace(spec, eos_token_ids=_all_eos(spec, path))
+    if formats is not None:
+        return with_formats(spec, formats, model)
+    if told is None:
+        return spec
+    return with_foreign(spec, foreign_of(told, model), _dtypes(path), model)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; BadModel where it is missing, too large, or not one."""
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise BadModel(
+                "the file is too large", value=str(path), limit=f"{_MAX_JSON_BYTES} bytes"
+            )
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadModel("cannot read the file", value=str(path), fix=str(error)) from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise BadModel("the file is not valid JSON", value=str(path), fix=str(error)) from None
+    if not isinstance(document, dict):
+        raise BadModel("the file is not a JSON object", value=str(path))
+    return document
+
+
+def _all_eos(spec: ModelSpec, path: Path) -> tuple[int, ...]:
+    """A chat model often ends its turns with tokens that only generation_config.json knows."""
+    generation = path / "generation_config.json"
+    if not generation.is_file():
+        return spec.eos_token_ids
+    more = read_json(generation).get("eos_token_id")
+    ids = more if isinstance(more, list) else [] if more is None else [more]
+    if not all(isinstance(token, int) and token >= 0 for token in ids):
+        raise BadModel("eos_token_id is not a token id", value=more, limit=str(generation))
+    return drawable((*spec.eos_token_ids, *ids), spec.vocab_size)
+
+
+def _dtype_of_weights(path: Path) -> str | None:
+    """The dtype of the first floating-point tensor, from a safetensors header alone."""
+    for file in sorted(path.glob("*.safetensors")):
+        for entry in _header(file).values():
+            dtype = entry.get("dtype") if isinstance(entry, dict) else None
+            if dtype in _SAFETENSORS_DTYPES:
+                return _SAFETENSORS_DTYPES[dtype]
+    return None
+
+
+def _dtypes(path: Path) -> dict[str, str]:
+    """The dtype of every tensor of a directory, from the headers alone."""
+    return {
+        name: str(entry.get("dtype"))
+        for file in sorted(path.glob("*.safetensors"))
+        for name, entry in _header(file).items()
+        if isinstance(entry, dict) and name != "__metadata__"
+    }
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """Header of a safetensors file: 8 bytes of little-endian length, then JSON. {} where malformed.
+
+    A malformed file is the weight loader's error to raise, with its own words.
+    """
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 0 < length <= _MAX_JSON_BYTES:
+            return {}
+        try:
+            header = json.loads(stream.read(length))
+        except ValueError:
+            return {}
+    return header if isinstance(header, dict) else {}

@@ -1,0 +1,209 @@
+"""A step's work by operator: FLOPs and bytes of each, from the model's spec alone.
+
+The conventions are those of `cost.py`, and the parts add up to its step: matrix products and
+attention have FLOPs (a multiply-add is 2); weights are read once per step, visible keys and values
+once per sequence. Operators on rows (norms, activation, rotation) multiply next to nothing; they
+read and write rows that the operator before has just made. `row_bytes` are those, each row once in
+and once out: they live in cache wherever a step is small enough, and are no part of `cost.py`.
+
+A profile names an operator by its parts, joined by "+": kernels do several of them at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from types import MappingProxyType
+
+import msgspec
+
+from ridgeline.modelspec.cost import Shape, layer_kv_bytes, norm_params, visible
+from ridgeline.modelspec.format import BYTES_OF_DTYPE
+from ridgeline.modelspec.model import AttentionSpec, LinearSpec, MlpSpec, ModelSpec
+
+PARTS = MappingProxyType(
+    {
+        "embed": "embedding",
+        "norm": "norms",
+        "residual": "residual adds",
+        "quantise": "quantising of rows",
+        "qkv": "q, k, v linears",
+        "rope": "RoPE",
+        "kv_write": "KV write",
+        "attention": "attention",
+        "o": "output linear",
+        "gate_up": "gate and up linears",
+        "activation": "activation",
+        "down": "down linear",
+        "router": "router",
+        "experts": "experts",
+        "lm_head": "LM head",
+        "sampling": "sampling",
+    }
+)
+"""Every part of a step, in words."""
+
+
+class OperatorWork(msgspec.Struct, frozen=True, kw_only=True):
+    """`flops`: as the machine multiplies, every digit of the activations (`Format.digits`).
+    `memory_bytes`: weights, keys and values. `row_bytes`: activations. `rate`: the key of the
+    machine's arithmetic peak that bounds it (`ridgeline.hardware.ceilings`), "" where it multiplies
+    next to nothing.
+    """
+
+    flops: float = 0.0
+    memory_bytes: float = 0.0
+    row_bytes: float = 0.0
+    rate: str = ""
+
+    def __add__(self, other: OperatorWork) -> OperatorWork:
+        return OperatorWork(
+            flops=self.flops + other.flops,
+            memory_bytes=self.memory_bytes + other.memory_bytes,
+            row_bytes=self.row_bytes + other.row_bytes,
+            rate=self.rate if self.flops >= other.flops else other.rate,
+        )
+
+    def scaled(self, factor: float) -> OperatorWork:
+        return OperatorWork(
+            flops=factor * self.flops,
+            memory_bytes=factor * self.memory_bytes,
+            row_bytes=factor * self.row_bytes,
+            rate=self.rate,
+        )
+
+
+NO_WORK = OperatorWork()
+
+
+def in_words(name: str) -> str:
+    """A profile's operator as people call it."""
+    return ", ".join(PARTS.get(part, part) for part in name.split("+"))
+
+
+def work_of(name: str, parts: dict[str, OperatorWork]) -> OperatorWork:
+    """What an operator of a profile does: all its parts; those that the model lacks do nothing."""
+    return add(parts.get(part, NO_WORK) for part in name.split("+"))
+
+
+def add(works: Iterable[OperatorWork]) -> OperatorWork:
+    total = NO_WORK
+    for each in works:
+        total = total + each
+    return total
+
+
+def operator_work(
+    spec: ModelSpec, shapes: Sequence[Shape], num_sampled: int
+) -> dict[str, OperatorWork]:
+    """Every part's work in one step of runs `shapes`; `num_sampled` positions are sampled."""
+    num_tokens = sum(new for new, _ in shapes)
+    found: dict[str, OperatorWork] = _ends(spec, num_tokens, num_sampled)
+    for layer, count in Counter(spec.layers).items():
+        rows = _Rows(spec, num_tokens)
+        parts = {**_attention(rows, layer.attention, shapes), **_mlp(rows, layer.mlp)}
+        parts["norm"] = rows.through(spec.hidden_size, 4 if layer.sandwich_norms else 2)
+        parts["residual"] = rows.moved(3 * 2 * spec.hidden_size)
+        for name, work in parts.items():
+            found[name] = found.get(name, NO_WORK) + work.scaled(count)
+    gains = norm_params(spec) * BYTES_OF_DTYPE[spec.dtype]
+    found["norm"] += OperatorWork(memory_bytes=gains)
+    return {name: work for name, work in found.items() if work != NO_WORK}
+
+
+def _ends(spec: ModelSpec, num_tokens: int, num_sampled: int) -> dict[str, OperatorWork]:
+    """Before the first layer and behind the last one."""
+    head, rows = spec.lm_head, _Rows(spec, num_tokens)
+    return {
+        "embed": rows.moved(2 * spec.hidden_size),
+        "norm": rows.through(spec.hidden_size, 1),
+        "lm_head": rows.linear(head, num_sampled) if num_sampled else NO_WORK,
+        "sampling": OperatorWork(row_bytes=4.0 * num_sampled * spec.vocab_size),
+    }
+
+
+class _Rows:
+    """Work on a step's rows."""
+
+    def __init__(self, spec: ModelSpec, num_tokens: int) -> None:
+        self.spec, self.num_tokens = spec, num_tokens
+        self.width = BYTES_OF_DTYPE[spec.dtype]
+
+    def moved(self, numbers: float) -> OperatorWork:
+        """So many numbers of each row read or written."""
+        return OperatorWork(row_bytes=self.num_tokens * numbers * self.width)
+
+    def through(self, size: int, times: int) -> OperatorWork:
+        """A row of `size` in and out again, so many times."""
+        return self.moved(2 * times * size)
+
+    def linear(self, linear: LinearSpec, num_rows: float) -> OperatorWork:
+        return OperatorWork(
+            flops=2.0 * num_rows * linear.num_out * linear.num_in * linear.format.digits,
+            memory_bytes=linear.nbytes,
+            rate=rate_of(linear),
+        )
+
+    def linears(self, *linears: LinearSpec) -> OperatorWork:
+        return add(self.linear(each, self.num_tokens) for each in linears)
+
+
+def rate_of(linear: LinearSpec) -> str:
+    """Which of the machine's multiply rates bounds a product. Four-bit weights have instructions of
+    their own; eight-bit products are wider where the CPU has no dot product of bytes."""
+    kind, dtype = linear.format.kind, linear.format.activations
+    if kind == "bf16" and dtype == "float32":
+        return "bf16"
+    if kind == "int4" or (kind == "blocks" and linear.format.bits == 4):
+        return "int4"
+    return "int16" if dtype == "int8" else dtype
+
+
+def _attention(
+    rows: _Rows, attention: AttentionSpec, shapes: Sequence[Shape]
+) -> dict[str, OperatorWork]:
+    pairs, span = visible(shapes, attention.window)
+    per_token = layer_kv_bytes(attention, rows.spec.kv_dtype)
+    turned = attention.num_heads + attention.num_kv_heads
+    return {
+        "qkv": rows.linears(attention.q, attention.k, attention.v),
+        "rope": rows.moved(2 * turned * attention.head_dim),
+        "kv_write": OperatorWork(memory_bytes=per_token * rows.num_tokens),
+        "attention": OperatorWork(
+            flops=4.0 * pairs * attention.num_heads * attention.head_dim,
+            memory_bytes=per_token * span,
+            rate=_attention_rate(rows.spec),
+        ),
+        "quantise": rows.through(attention.num_heads * attention.head_dim, 1),
+        "o": rows.linears(attention.o),
+    }
+
+
+def _attention_rate(spec: ModelSpec) -> str:
+    """As `rate_of` has it: codes stay whole numbers, and floats multiply what is stored."""
+    if spec.kv_dtype == "int8":
+        return "int16"
+    return "bf16_kv" if (spec.dtype, spec.kv_dtype) == ("float32", "bfloat16") else spec.dtype
+
+
+def _mlp(rows: _Rows, mlp: MlpSpec) -> dict[str, OperatorWork]:
+    if mlp.num_experts:
+        return _routed(rows, mlp)
+    return {
+        "gate_up": rows.linears(mlp.gate, mlp.up),
+        "activation": rows.moved(3 * mlp.gate.num_out),
+        "down": rows.linears(mlp.down),
+    }
+
+
+def _routed(rows: _Rows, mlp: MlpSpec) -> dict[str, OperatorWork]:
+    """Bytes of the experts that are expected to be touched, as `cost.py` has them."""
+    one = rows.linears(mlp.gate, mlp.up, mlp.down)
+    missed = (1 - mlp.experts_per_token / mlp.num_experts) ** rows.num_tokens
+    experts = OperatorWork(
+        flops=mlp.experts_per_token * one.flops,
+        memory_bytes=one.memory_bytes * mlp.num_experts * (1 - missed),
+        rate=one.rate,
+    )
+    router = NO_WORK if mlp.router is None else rows.linears(mlp.router)
+    return {"router": router, "experts": experts}

@@ -1,0 +1,249 @@
+"""Techniques as rewrites of the spec: the prediction and the run then move together.
+
+Paths of linears: `layers.N.attention.q|k|v|o`, `layers.N.mlp.gate|up|down` (of every expert),
+`layers.N.router`, `lm_head`. The router has a path of its own because its rounding decides *which*
+experts run: a pattern for the MLP must not catch it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+
+import msgspec
+from msgspec.structs import replace
+
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.modelspec.format import BF16, DIGITS, INT4, INT8, WHOLE_KINDS, Format, dense
+from ridgeline.modelspec.model import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec
+
+OnLinear = Callable[[str, LinearSpec], LinearSpec]
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+class Quantization(msgspec.Struct, frozen=True, kw_only=True):
+    """A named way to store weights: which linears (globs), in which format, and what for."""
+
+    patterns: tuple[str, ...]
+    format: Format
+    why: str
+
+
+QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
+    {
+        "int8": Quantization(
+            patterns=("layers.*.attention.*", "layers.*.mlp.*"),
+            format=INT8,
+            why="weights at one byte, one scale per row, multiplied as whole numbers",
+        ),
+        "int4": Quantization(
+            patterns=("layers.*.attention.*", "layers.*.mlp.*"),
+            format=INT4,
+            why="weights at half a byte in groups of 128, multiplied as whole numbers",
+        ),
+        "bf16": Quantization(
+            patterns=("*",),
+            format=BF16,
+            why="weights as the checkpoint stores them; float32 arithmetic, nothing lost",
+        ),
+    }
+)
+
+
+def rewrite_linears(spec: ModelSpec, pattern: str, format: Format, why: str) -> ModelSpec:
+    """Store every linear whose path matches the glob `pattern` in `format`.
+
+    Raises CannotRun where no linear matches: a rewrite that changes nothing is a mistake.
+    """
+    matched: list[str] = []
+
+    def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
+        if not fnmatchcase(path, pattern):
+            return linear
+        matched.append(path)
+        return replace(linear, format=format)
+
+    out = map_linears(spec, on_linear)
+    if not matched:
+        raise CannotRun(
+            f"no weight of {spec.name} matches the pattern",
+            value=pattern,
+            limit="layers.N.attention.q|k|v|o, layers.N.mlp.gate|up|down, layers.N.router, lm_head",
+        )
+    return _recorded(out, f"{pattern} -> {format.kind}: {why}")
+
+
+def apply_formats(spec: ModelSpec, formats: Mapping[str, Format], why: str) -> ModelSpec:
+    """`rewrite_linears` for several patterns. Raises CannotRun where weights are packed already."""
+    packed = [path for path, linear in linears(spec).items() if linear.format.kind != "dense"]
+    if packed:
+        raise CannotRun(
+            f"{spec.name} is quantised already",
+            value=packed[0],
+            fix="name the checkpoint that it was made from, or ask for no other format",
+        )
+    for pattern, format in formats.items():
+        spec = rewrite_linears(spec, pattern, format, why)
+    return spec
+
+
+def apply_quantization(spec: ModelSpec, name: str) -> ModelSpec:
+    """Apply a named quantisation (`QUANTIZATIONS`). The LM head and embeddings stay as they are."""
+    if name not in QUANTIZATIONS:
+        raise BadInput(
+            "unknown quantisation", value=name, limit=f"known: {', '.join(QUANTIZATIONS)}"
+        )
+    chosen = QUANTIZATIONS[name]
+    _check_stored(spec, chosen.format)
+    return apply_formats(spec, dict.fromkeys(chosen.patterns, chosen.format), chosen.why)
+
+
+def apply_lm_head(spec: ModelSpec, name: str) -> ModelSpec:
+    """Store the LM head in the format of a named quantisation; tied embeddings stay as they are.
+
+    Raises CannotRun where the head is packed already.
+    """
+    if name not in QUANTIZATIONS:
+        raise BadInput(
+            "unknown quantisation", value=name, limit=f"known: {', '.join(QUANTIZATIONS)}"
+        )
+    chosen = QUANTIZATIONS[name].format
+    _check_stored(spec, chosen)
+    if spec.lm_head.format.kind not in ("dense", chosen.kind):
+        raise CannotRun(
+            "the LM head is quantised already",
+            value=spec.lm_head.format.kind,
+            fix="leave out --lm-head-quantization",
+        )
+    return rewrite_linears(spec, "lm_head", chosen, "the head alone")
+
+
+def with_activations(spec: ModelSpec, name: str) -> ModelSpec:
+    """Multiply weights in whole numbers with activations as exact as `name` (a key of `DIGITS`).
+
+    Raises CannotRun where no weight is in whole numbers: the others take activations as they are.
+    """
+    if name not in DIGITS:
+        raise BadInput("unknown activations", value=name, limit=f"known: {', '.join(DIGITS)}")
+    matched: list[str] = []
+
+    def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
+        if linear.format.kind not in WHOLE_KINDS:
+            return linear
+        matched.append(path)
+        return replace(linear, format=replace(linear.format, digits=DIGITS[name]))
+
+    out = map_linears(spec, on_linear)
+    if not matched:
+        raise CannotRun(
+            "no weight is in whole numbers, so that activations are floats already",
+            value=f"--activations {name}",
+            fix="leave it out, or quantise the weights (--quantization int8, int4)",
+        )
+    return _recorded(out, f"activations -> {name}: asked for")
+
+
+def _check_stored(spec: ModelSpec, format: Format) -> None:
+    if format.kind == "bf16" and spec.stored_dtype != "bfloat16":
+        raise CannotRun(
+            "bf16 keeps what a bfloat16 checkpoint stores, and this one stores more",
+            value=spec.stored_dtype,
+            fix="leave bf16 out",
+        )
+
+
+def with_blocks_decoded(spec: ModelSpec) -> ModelSpec:
+    """Weights in blocks as float32: where no kernel multiplies them."""
+    fmt = dense("float32")
+
+    def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
+        return replace(linear, format=fmt) if linear.format.kind == "blocks" else linear
+
+    table = spec.embed_format
+    kept = None if table is not None and table.kind == "blocks" else table
+    return replace(map_linears(spec, on_linear), embed_format=kept)
+
+
+def with_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
+    """Run in `dtype`: embeddings, norms, activations, dense weights, and the KV cache with them.
+
+    Quantised weights keep their format. A KV cache that already differs from the spec's dtype was
+    chosen by someone and stays.
+    """
+    _check_dtype(dtype, "dtype")
+    fmt = dense(dtype)
+
+    def on_linear(path: str, linear: LinearSpec) -> LinearSpec:
+        return replace(linear, format=fmt) if linear.format.kind == "dense" else linear
+
+    kv_dtype = dtype if spec.kv_dtype == spec.dtype else spec.kv_dtype
+    out = replace(map_linears(spec, on_linear), dtype=dtype, kv_dtype=kv_dtype)
+    changed = dtype != spec.dtype
+    return _recorded(out, f"* -> {dtype}: stored as {spec.stored_dtype}") if changed else out
+
+
+def with_kv_dtype(spec: ModelSpec, dtype: str) -> ModelSpec:
+    """Keep keys and values in `dtype`: a float dtype, or "int8" with a scale per token and head."""
+    if dtype != "int8":
+        _check_dtype(dtype, "KV cache dtype")
+    return _recorded(replace(spec, kv_dtype=dtype), f"kv -> {dtype}: asked for")
+
+
+def _check_dtype(dtype: str, what: str) -> None:
+    if dtype not in _DTYPES:
+        raise BadInput(f"unknown {what}", value=dtype, limit=", ".join(_DTYPES))
+
+
+def _recorded(spec: ModelSpec, line: str) -> ModelSpec:
+    return replace(spec, rewrites=(*spec.rewrites, line))
+
+
+def linears(spec: ModelSpec) -> dict[str, LinearSpec]:
+    """Every linear by its path (one expert stands for all of its layer)."""
+    found: dict[str, LinearSpec] = {}
+
+    def note(path: str, linear: LinearSpec) -> LinearSpec:
+        found[path] = linear
+        return linear
+
+    map_linears(spec, note)
+    return found
+
+
+def map_linears(spec: ModelSpec, on_linear: OnLinear) -> ModelSpec:
+    """The spec with each linear replaced by `on_linear(path, linear)`; equal layers stay shared."""
+    same: dict[LayerSpec, LayerSpec] = {}
+    layers = []
+    for i, layer in enumerate(spec.layers):
+        new = _map_layer(layer, f"layers.{i}", on_linear)
+        layers.append(same.setdefault(new, new))
+    return replace(spec, layers=tuple(layers), lm_head=on_linear("lm_head", spec.lm_head))
+
+
+def _map_layer(layer: LayerSpec, path: str, on_linear: OnLinear) -> LayerSpec:
+    return replace(
+        layer,
+        attention=_map_attention(layer.attention, f"{path}.attention", on_linear),
+        mlp=_map_mlp(layer.mlp, path, on_linear),
+    )
+
+
+def _map_attention(attention: AttentionSpec, path: str, on_linear: OnLinear) -> AttentionSpec:
+    return replace(
+        attention,
+        q=on_linear(f"{path}.q", attention.q),
+        k=on_linear(f"{path}.k", attention.k),
+        v=on_linear(f"{path}.v", attention.v),
+        o=on_linear(f"{path}.o", attention.o),
+    )
+
+
+def _map_mlp(mlp: MlpSpec, path: str, on_linear: OnLinear) -> MlpSpec:
+    return replace(
+        mlp,
+        gate=on_linear(f"{path}.mlp.gate", mlp.gate),
+        up=on_linear(f"{path}.mlp.up", mlp.up),
+        down=on_linear(f"{path}.mlp.down", mlp.down),
+        router=on_linear(f"{path}.router", mlp.router) if mlp.router else None,
+    )

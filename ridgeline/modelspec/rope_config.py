@@ -1,0 +1,235 @@
+"""From the rotary fields of a config.json to a RopeSpec.
+
+Old configs write `rope_theta` beside a `rope_scaling` of some type; transformers 5 writes one
+`rope_parameters`, nested per kind of layer for Gemma 3. Both are read with transformers'
+precedence: a value inside the dictionary, then one beside it, then the family's default. Each
+kind has a row of the keys it understands; any other key is an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+
+from ridgeline.errors import BadModel
+from ridgeline.modelspec.model import RopeKind, RopeSpec
+from ridgeline.modelspec.reading import Values
+
+TOP_LEVEL = (
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "rope_local_base_freq",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+)
+_ALWAYS = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor"})
+_ALIASES = {"su": "longrope"}  # the first Phi-3 checkpoints
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    required: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
+
+
+_ORIGINAL = "original_max_position_embeddings"
+KINDS: dict[str, _Kind] = {
+    "default": _Kind(),
+    "linear": _Kind(frozenset({"factor"})),
+    "dynamic": _Kind(frozenset({"factor"})),
+    "llama3": _Kind(
+        frozenset({"factor", "low_freq_factor", "high_freq_factor"}), frozenset({_ORIGINAL})
+    ),
+    "yarn": _Kind(
+        frozenset({"factor"}),
+        frozenset({_ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale"})
+        | {"mscale_all_dim", "truncate"},
+    ),
+    "longrope": _Kind(
+        frozenset({"short_factor", "long_factor"}),
+        frozenset({_ORIGINAL, "factor", "attention_factor"}),
+    ),
+}
+
+
+class RopeFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What a family's row says about its rotary fields."""
+
+    default_theta: float = 10_000.0
+    local_theta: float | None = None
+    partial: bool = False
+    yarn_means_longrope: bool = False
+
+
+def rope_by_layer_kind(values: Values, fields: RopeFields, head_dim: int) -> dict[str, RopeSpec]:
+    """The rotary embedding of each kind of layer ("full_attention", "sliding_attention")."""
+    given = _given(values)
+    if fields.local_theta is None:
+        rope = _rope(values, fields, head_dim, given, _theta(values, fields.default_theta))
+        return {"full_attention": rope, "sliding_attention": rope}
+    full, local = _nested(values, given)
+    local_theta = values.opt_number("rope_local_base_freq") or fields.local_theta
+    full_theta = _theta(values, fields.default_theta)
+    return {
+        "full_attention": _rope(values, fields, head_dim, full, full_theta),
+        "sliding_attention": _rope(values, fields, head_dim, local, local_theta),
+    }
+
+
+def _given(values: Values) -> dict[str, Any]:
+    old, new = values.raw("rope_scaling"), values.raw("rope_parameters")
+    for key, value in (("rope_scaling", old), ("rope_parameters", new)):
+        if value is not None and not isinstance(value, dict):
+            raise values.bad(key, "an object, or null")
+    if old and new and old != new:
+        raise BadModel(
+            f"{values.where}: rope_scaling and rope_parameters contradict each other",
+            value=old,
+            limit=new,
+            fix="keep the one that the model was trained with",
+        )
+    return dict(old or new or {})
+
+
+def _nested(values: Values, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    kinds = ("full_attention", "sliding_attention")
+    if not any(kind in given for kind in kinds):
+        return given, {}
+    unknown = sorted(set(given) - set(kinds))
+    if unknown:
+        raise BadModel(f"{values.where}: rope_parameters has the unknown part {unknown[0]}")
+    parts = [given.get(kind) or {} for kind in kinds]
+    if not all(isinstance(part, dict) for part in parts):
+        raise values.bad("rope_parameters", "one object per kind of layer")
+    return dict(parts[0]), dict(parts[1])
+
+
+def _theta(values: Values, default: float) -> float:
+    return values.opt_number("rope_theta") or default
+
+
+def _rope(
+    values: Values, fields: RopeFields, head_dim: int, given: Mapping[str, Any], theta: float
+) -> RopeSpec:
+    kind = _kind(values, fields, given)
+    _check_keys(values, kind, given)
+    inner = Values(
+        {key: value for key, value in given.items() if value is not None},
+        {"rope_theta": theta, "partial_rotary_factor": values.raw("partial_rotary_factor")},
+        where=f"{values.where}: rope",
+    )
+    partial = inner.opt_number("partial_rotary_factor") or 1.0
+    if partial != 1.0 and (not fields.partial or partial > 1.0):
+        raise inner.bad("partial_rotary_factor", "(0, 1]" if fields.partial else "1.0")
+    dim = int(head_dim * partial)
+    if dim < 2 or dim % 2:
+        raise BadModel(f"{values.where}: the rotated part of a head must be even", value=dim)
+    rope = RopeSpec(dim=dim, theta=inner.number("rope_theta"), kind=kind)
+    return _FILL[kind](rope, inner, values)
+
+
+def _kind(values: Values, fields: RopeFields, given: Mapping[str, Any]) -> RopeKind:
+    name = given.get("rope_type", given.get("type", "default"))
+    name = _ALIASES.get(name, name) if isinstance(name, str) else name
+    if name == "yarn" and fields.yarn_means_longrope:
+        name = "longrope"
+    if name not in KINDS:
+        raise BadModel(
+            f"{values.where}: the rope type is not supported", value=name, limit=", ".join(KINDS)
+        )
+    return cast(RopeKind, name)
+
+
+def _check_keys(values: Values, kind: str, given: Mapping[str, Any]) -> None:
+    row = KINDS[kind]
+    missing = sorted(row.required - given.keys())
+    if missing:
+        raise BadModel(f"{values.where}: rope type {kind} needs the field {missing[0]}")
+    unknown = sorted(given.keys() - row.required - row.optional - _ALWAYS)
+    if unknown:
+        raise BadModel(
+            f"{values.where}: rope type {kind} does not understand the field {unknown[0]}",
+            value=given[unknown[0]],
+        )
+
+
+def _original(inner: Values, values: Values) -> int:
+    """transformers prefers the field beside the dictionary (Phi-3 writes it there)."""
+    outside = values.opt_count(_ORIGINAL)
+    inside = inner.opt_count(_ORIGINAL)
+    return outside or inside or values.count("max_position_embeddings")
+
+
+def _default(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
+    return rope
+
+
+def _linear(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
+    return msgspec.structs.replace(rope, factor=inner.number("factor"))
+
+
+def _dynamic(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
+    return msgspec.structs.replace(
+        rope,
+        factor=inner.number("factor"),
+        original_max_positions=values.count("max_position_embeddings"),
+    )
+
+
+def _llama3(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
+    return msgspec.structs.replace(
+        rope,
+        factor=inner.number("factor"),
+        low_freq_factor=inner.number("low_freq_factor"),
+        high_freq_factor=inner.number("high_freq_factor"),
+        original_max_positions=_original(inner, values),
+    )
+
+
+def _yarn(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
+    original = _original(inner, values)
+    factor = inner.opt_number("factor") or values.count("max_position_embeddings") / original
+    return msgspec.structs.replace(
+        rope,
+        factor=factor,
+        original_max_positions=original,
+        beta_fast=inner.opt_number("beta_fast") or 32.0,
+        beta_slow=inner.opt_number("beta_slow") or 1.0,
+        attention_factor=inner.opt_number("attention_factor"),
+        mscale=inner.opt_number("mscale"),
+        mscale_all_dim=inner.opt_number("mscale_all_dim"),
+        truncate=inner.flag("truncate") if "truncate" in inner else True,
+    )
+
+
+def _longrope(rope: RopeSpec, inner: Values, values: Values) -> RopeSpec:
+    original = _original(inner, values)
+    factor = inner.opt_number("factor") or values.count("max_position_embeddings") / original
+    return msgspec.structs.replace(
+        rope,
+        factor=factor,
+        original_max_positions=original,
+        attention_factor=inner.opt_number("attention_factor"),
+        short_factor=_factors(inner, "short_factor", rope.dim // 2),
+        long_factor=_factors(inner, "long_factor", rope.dim // 2),
+    )
+
+
+def _factors(inner: Values, key: str, num: int) -> tuple[float, ...]:
+    value = inner.raw(key)
+    good = isinstance(value, list) and all(isinstance(f, int | float) and f > 0 for f in value)
+    if not good or len(value) != num:
+        raise inner.bad(key, f"{num} positive numbers, half of the rotated part of a head")
+    return tuple(float(factor) for factor in value)
+
+
+_FILL = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}

@@ -1,0 +1,376 @@
+"""A plan as manifests: a Kubernetes Deployment, a Ray Serve configuration, a KubeRay RayService.
+
+What a plan says of a fleet is in them: how many replicas, on which device (a node selector and
+the device plugin's resource), with which flags of vLLM. What else a cluster needs is there too:
+an image that does not move, probes whose patience follows the size of the weights, room in
+/dev/shm for tensor parallel ranks, disk for the weights, tolerations of the taints that such
+nodes have, a budget for disruptions. Sizes of the host (cores, memory) are no part of a plan:
+a start, to be measured.
+
+Manifests are text, not a tree: people read and edit them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from textwrap import indent
+from types import MappingProxyType
+
+import msgspec
+
+from ridgeline.plan.deploy.clusters import Place
+from ridgeline.plan.deploy.launch import Command, NoCommand, Start, vllm_command
+from ridgeline.plan.model.parallel_layout import NODE_DEVICES
+
+GIB = 1 << 30
+DOWNLOAD_BYTES_S = 100e6  # a hub at a modest rate; slower ones wait for less than they may
+CPUS, CPUS_PER_DEVICE = 4, 2
+HOST_GIB, HOST_GIB_PER_DEVICE = 16, 16
+SHM_GIB_PER_DEVICE = 1
+DRAIN_S = 15  # until load balancers have heard that a pod goes
+GRACE_S = 120
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """`files`: name → text. `left_out`: name → why there is none."""
+
+    files: dict[str, str]
+    left_out: dict[str, str]
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written down. `weight_bytes`: of the whole model, as it is downloaded."""
+
+    start: Start
+    place: Place
+    command: Command
+    weight_bytes: float
+    promise: str
+
+    @property
+    def name(self) -> str:
+        """A DNS label after the model."""
+        words = re.sub(r"[^a-z0-9]+", "-", self.start.folder.lower()).strip("-")
+        return words[:50].strip("-") or "llm"
+
+    @property
+    def devices(self) -> int:
+        """Of one pod: all of a replica, or those of one of its nodes."""
+        return min(self.start.each.layout.num_devices, NODE_DEVICES)
+
+    @property
+    def cache_gib(self) -> int:
+        """Disk for the weights, with a fifth to spare."""
+        return max(1, math.ceil(1.2 * self.weight_bytes / GIB))
+
+    @property
+    def shm_gib(self) -> int:
+        return SHM_GIB_PER_DEVICE * self.devices
+
+    @property
+    def startup_s(self) -> int:
+        """Ten minutes for the engine, and the weights over the network."""
+        return 600 + math.ceil(self.weight_bytes / DOWNLOAD_BYTES_S / 60) * 60
+
+
+def manifests(start: Start, place: Place, weight_bytes: float, promise: str) -> Written:
+    """All that can be written of the winner."""
+    files, left_out = {}, {}
+    for name, write in _WRITERS.items():
+        try:
+            command = vllm_command(start)
+            files[name] = write(
+                Fleet(
+                    start=start,
+                    place=place,
+                    command=command,
+                    weight_bytes=weight_bytes,
+                    promise=promise,
+                )
+            )
+        except NoCommand as reason:
+            left_out[name] = str(reason)
+    return Written(files=files, left_out=left_out)
+
+
+# ---- Kubernetes --------------------------------------------------------------------------------
+
+
+def kubernetes(fleet: Fleet) -> str:
+    """A Deployment, the Service before it, and a disruption budget."""
+    each = fleet.start.each
+    if each.layout.num_devices > NODE_DEVICES:
+        raise NoCommand(
+            f"a replica takes {each.layout.num_devices} devices on several nodes, a Deployment's "
+            "pod lies on one: use the RayService, or a LeaderWorkerSet"
+        )
+    return f"""{_head(fleet)}apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {fleet.name}
+  labels: {{{_labels(fleet)}}}
+spec:
+  replicas: {each.num_replicas}
+{_strategy(each.num_replicas)}  selector:
+    matchLabels: {{app.kubernetes.io/name: {fleet.name}}}
+  template:
+    metadata:
+      labels: {{{_labels(fleet)}}}
+      annotations: {{prometheus.io/scrape: "true", prometheus.io/port: "8000"}}
+    spec:
+      automountServiceAccountToken: false
+      enableServiceLinks: false  # or VLLM_* of a Service's name would be read as settings
+      terminationGracePeriodSeconds: {GRACE_S}
+{indent(_where(fleet), "      ")}      topologySpreadConstraints:
+        - maxSkew: 1
+          topologyKey: topology.kubernetes.io/zone
+          whenUnsatisfiable: ScheduleAnyway
+          labelSelector:
+            matchLabels: {{app.kubernetes.io/name: {fleet.name}}}
+      containers:
+{indent(_container(fleet), "        ")}{indent(_volumes(fleet), "      ")}---
+{_service(fleet)}---
+{_budget(fleet)}"""
+
+
+def _head(fleet: Fleet) -> str:
+    """What this is of, and what is done first: the pods must then see the result."""
+    each = fleet.start.each
+    lines = [
+        f"# {each.num_replicas} x {each.device} {each.layout}, {each.weight_dtype} weights, "
+        f"{each.kv_dtype} KV: {fleet.promise}"
+    ]
+    lines += [f"# first: {line.removeprefix('# ')}" for line in fleet.command.first]
+    if fleet.command.first or not fleet.start.on_hub:
+        lines.append(
+            f"# and mount {fleet.command.words[2]} into the pods: the hub does not have it"
+        )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _labels(fleet: Fleet) -> str:
+    return f"app.kubernetes.io/name: {fleet.name}, app.kubernetes.io/component: engine"
+
+
+def _strategy(num_replicas: int) -> str:
+    """Devices are seldom to spare: a rollout replaces; one replica alone must be doubled."""
+    surge, unavailable = (1, 0) if num_replicas == 1 else (0, 1)
+    why = "needs spare devices meanwhile" if surge else "in place, without spare devices"
+    return (
+        "  strategy:\n    type: RollingUpdate\n"
+        f"    rollingUpdate: {{maxSurge: {surge}, maxUnavailable: {unavailable}}}  # {why}\n"
+    )
+
+
+def _where(fleet: Fleet) -> str:
+    place = fleet.place
+    return (
+        f"nodeSelector:\n  {place.label}: {place.value}\n"
+        "tolerations:\n"
+        f"  - {{key: {place.resource}, operator: Exists, effect: NoSchedule}}\n"
+    )
+
+
+def _container(fleet: Fleet) -> str:
+    words = "".join(f'    - "{word}"\n' for word in fleet.command.words[2:])
+    each = fleet.start.each
+    return f"""- name: engine  # one replica on {each.layout.num_devices} x {each.device}
+  image: {fleet.place.image}
+  args:
+{words}{indent(_environment(), "  ")}  ports:
+    - {{name: http, containerPort: 8000}}
+  startupProbe:  # the weights are fetched and loaded: up to {fleet.startup_s // 60} minutes
+    httpGet: {{path: /health, port: http}}
+    periodSeconds: 10
+    failureThreshold: {fleet.startup_s // 10}
+  readinessProbe:
+    httpGet: {{path: /health, port: http}}
+    periodSeconds: 5
+  livenessProbe:
+    httpGet: {{path: /health, port: http}}
+    periodSeconds: 15
+    timeoutSeconds: 5
+    failureThreshold: 4
+  lifecycle:
+    preStop:  # requests come until everybody knows that this pod goes
+      exec: {{command: ["sleep", "{DRAIN_S}"]}}
+{indent(_resources(fleet), "  ")}  securityContext:
+    allowPrivilegeEscalation: false
+    capabilities: {{drop: [ALL]}}
+    seccompProfile: {{type: RuntimeDefault}}
+{indent(_mounts(), "  ")}"""
+
+
+def _environment() -> str:
+    return """env:
+  - name: HF_TOKEN  # gated models: kubectl create secret generic hf-token --from-literal=token=…
+    valueFrom:
+      secretKeyRef: {name: hf-token, key: token, optional: true}
+  - {name: HF_HOME, value: /cache}
+"""
+
+
+def _resources(fleet: Fleet) -> str:
+    """Cores and memory of the host: a start, measure and set them."""
+    cpus = CPUS + CPUS_PER_DEVICE * fleet.devices
+    host = HOST_GIB + HOST_GIB_PER_DEVICE * fleet.devices + fleet.shm_gib
+    devices = f"{fleet.place.resource}: {fleet.devices}"
+    return f"""resources:  # cores and memory of the host are a start: measure them
+  requests:
+    cpu: {cpus}
+    memory: {host}Gi
+    ephemeral-storage: {fleet.cache_gib + 10}Gi
+    {devices}
+  limits:
+    memory: {host}Gi
+    {devices}
+"""
+
+
+def _mounts() -> str:
+    return """volumeMounts:
+  - {name: cache, mountPath: /cache}
+  - {name: shm, mountPath: /dev/shm}
+"""
+
+
+def _volumes(fleet: Fleet) -> str:
+    return f"""volumes:
+  - name: cache  # weights; a volume claim in its place keeps them over restarts
+    emptyDir: {{sizeLimit: {fleet.cache_gib}Gi}}
+  - name: shm  # tensor parallel ranks talk through it
+    emptyDir: {{medium: Memory, sizeLimit: {fleet.shm_gib}Gi}}
+"""
+
+
+def _service(fleet: Fleet) -> str:
+    return f"""apiVersion: v1
+kind: Service
+metadata:
+  name: {fleet.name}
+  labels: {{{_labels(fleet)}}}
+spec:
+  selector: {{app.kubernetes.io/name: {fleet.name}}}
+  ports:
+    - {{name: http, port: 80, targetPort: http}}
+"""
+
+
+def _budget(fleet: Fleet) -> str:
+    """One at a time: with a single replica too, or its node could never be drained."""
+    return f"""apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {fleet.name}
+spec:
+  maxUnavailable: 1
+  selector:
+    matchLabels: {{app.kubernetes.io/name: {fleet.name}}}
+"""
+
+
+# ---- Ray ---------------------------------------------------------------------------------------
+
+
+def ray_serve(fleet: Fleet) -> str:
+    """A Ray Serve LLM configuration for `serve run`, on a cluster that is there."""
+    return _head(fleet) + _application(fleet)
+
+
+def _application(fleet: Fleet) -> str:
+    start = fleet.start
+    layout = start.each.layout
+    if layout.num_attention > 1:
+        raise NoCommand("Ray Serve: attention data parallelism has its own builder")
+    arguments = "".join(f"            {k}: {v}\n" for k, v in _engine_arguments(fleet).items())
+    return f"""applications:
+  - name: llm
+    route_prefix: /
+    import_path: ray.serve.llm:build_openai_app
+    args:
+      llm_configs:
+        - model_loading_config:
+            model_id: {fleet.name}
+            model_source: {fleet.command.words[2]}
+          deployment_config:
+            num_replicas: {start.each.num_replicas}
+            max_ongoing_requests: {2 * start.each.seats}
+          engine_kwargs:
+{arguments}"""
+
+
+def _engine_arguments(fleet: Fleet) -> dict[str, object]:
+    start, words = fleet.start, fleet.command.words
+    layout = start.each.layout
+    told: dict[str, object] = {
+        "tensor_parallel_size": layout.tp,
+        "pipeline_parallel_size": layout.pp,
+        "max_model_len": start.max_model_len,
+        "max_num_seqs": start.each.seats,
+        "max_num_batched_tokens": start.each.max_num_batched_tokens,
+        "gpu_memory_utilization": 0.9,
+        **({"enable_expert_parallel": "true"} if layout.ep > 1 else {}),
+    }
+    for flag in ("--quantization", "--dtype", "--kv-cache-dtype"):
+        if flag in words:
+            told[flag.removeprefix("--").replace("-", "_")] = words[words.index(flag) + 1]
+    return told
+
+
+def ray_service(fleet: Fleet) -> str:
+    """KubeRay: a Ray cluster on the planned devices, and the application on it."""
+    image = fleet.place.ray_image
+    if image is None:
+        vendor = fleet.start.device.vendor
+        raise NoCommand(f"no image of Ray for devices of {vendor} is known: --ray-image")
+    each = fleet.start.each
+    nodes = each.num_replicas * math.ceil(each.layout.num_devices / NODE_DEVICES)
+    application = indent(_application(fleet), "    ")
+    return f"""{_head(fleet)}apiVersion: ray.io/v1
+kind: RayService
+metadata:
+  name: {fleet.name}
+  labels: {{{_labels(fleet)}}}
+spec:
+  serveConfigV2: |
+{application}  rayClusterConfig:
+{_ray_version(image)}    headGroupSpec:
+      rayStartParams: {{num-cpus: "0", num-gpus: "0"}}
+      template:
+        spec:
+          containers:
+            - name: ray-head
+              image: {image}
+              ports:
+                - {{name: gcs, containerPort: 6379}}
+                - {{name: dashboard, containerPort: 8265}}
+                - {{name: serve, containerPort: 8000}}
+              resources:
+                requests: {{cpu: 4, memory: 16Gi}}
+                limits: {{memory: 16Gi}}
+    workerGroupSpecs:
+      - groupName: engines  # {nodes} x {fleet.devices} devices
+        replicas: {nodes}
+        minReplicas: {nodes}
+        maxReplicas: {nodes}
+        rayStartParams: {{num-gpus: "{fleet.devices}"}}
+        template:
+          spec:
+{indent(_where(fleet), "            ")}            containers:
+              - name: ray-worker
+                image: {image}
+{indent(_environment() + _resources(fleet) + _mounts(), "                ")}\
+{indent(_volumes(fleet), "            ")}"""
+
+
+def _ray_version(image: str) -> str:
+    """KubeRay wants to be told; an image named by its digest does not say."""
+    found = re.search(r":(\d+\.\d+\.\d+)", image)
+    return f'    rayVersion: "{found[1]}"\n' if found else ""
+
+
+_WRITERS: Mapping[str, Callable[[Fleet], str]] = MappingProxyType(
+    {"kubernetes.yaml": kubernetes, "ray-serve.yaml": ray_serve, "ray-service.yaml": ray_service}
+)

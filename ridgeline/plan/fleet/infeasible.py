@@ -1,0 +1,143 @@
+"""Why a promise cannot be kept: the least time that physics allows, device by device.
+
+The floor of a layout is its step with every share of the peaks at 1 and no overhead: a single
+request, alone. If even the best floor of all layouts exceeds the promise, a physical bound forbids
+it and is named with its arithmetic. If floors would do and the predictions would not, the reason is
+named too: overhead, communication, memory, queues or money.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ridgeline.errors import CannotRun
+from ridgeline.hardware.catalogue import Accelerator
+from ridgeline.plan.fleet.demand import Demand
+from ridgeline.plan.fleet.search import HOURS_PER_MONTH, Candidate, Found, Space, machines
+from ridgeline.plan.model.outline import Outline
+from ridgeline.plan.step_time.replica import Replica, StepCost
+from ridgeline.records import Slo
+
+
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    """The least seconds of one layout, and what they are spent on."""
+
+    where: str
+    seconds: float
+    why: str
+
+
+def _ideal(cost: StepCost, machine: Replica) -> tuple[float, float]:
+    """Seconds for the memory and for the arithmetic of a step at full peaks."""
+    memory_s = cost.bytes / machine.device.bandwidth_bytes_s
+    return memory_s, cost.flops / machine.peak_flop_s
+
+
+def _floor(machine: Replica, cost: StepCost, what: str) -> Floor:
+    memory_s, compute_s = _ideal(cost, machine)
+    device, n = machine.device, machine.layout.num_devices
+    if memory_s >= compute_s:
+        bound = (
+            f"{cost.bytes / 1e9:.3g} GB per device at {device.bandwidth_bytes_s / 1e12:.3g} TB/s"
+        )
+        bound += " (memory bandwidth)"
+    else:
+        bound = (
+            f"{cost.flops / 1e12:.3g} TFLOP per device at {machine.peak_flop_s / 1e12:.4g} TFLOP/s"
+        )
+        bound += f" dense {machine.compute_dtype} (arithmetic)"
+    where = f"{n} x {device.name} ({machine.layout}, {machine.weight_dtype})"
+    return Floor(where=where, seconds=max(memory_s, compute_s), why=f"{what} takes {bound}")
+
+
+def tpot_floor(machine: Replica, demand: Demand) -> Floor:
+    """One token of one request."""
+    cost = machine.uniform(1, 1, demand.isl + demand.osl // 2, sampled=1)
+    return _floor(machine, cost, "one token")
+
+
+def ttft_floor(machine: Replica, demand: Demand) -> Floor:
+    """One mean prompt in one step."""
+    cost = machine.uniform(1, demand.isl - demand.cached, demand.cached, sampled=1)
+    return _floor(machine, cost, f"a prompt of {demand.isl} tokens")
+
+
+def impossible(
+    outline: Outline,
+    demand: Demand,
+    slo: Slo,
+    space: Space,
+    catalogue: Mapping[str, Accelerator],
+    found: Found,
+) -> CannotRun:
+    """The error to raise where `search` found no fleet."""
+    known = list(machines(outline, space, catalogue, {}))
+    if not known or not found.num_candidates:
+        return _no_memory(outline, known, found)
+    tpot = min((tpot_floor(m, demand) for m in known), key=lambda f: f.seconds)
+    ttft = min((ttft_floor(m, demand) for m in known), key=lambda f: f.seconds)
+    for name, floor, limit in (("TPOT", tpot, slo.tpot_s), ("TTFT", ttft, slo.ttft_s)):
+        if limit is not None and floor.seconds > limit:
+            return _physics(name, floor, limit)
+    e2e = ttft.seconds + (demand.osl - 1) * tpot.seconds
+    if slo.e2e_s is not None and e2e > slo.e2e_s:
+        return _physics(
+            f"e2e of {demand.osl} tokens", msgspec.structs.replace(tpot, seconds=e2e), slo.e2e_s
+        )
+    return _not_physics(slo, space, found)
+
+
+def _physics(name: str, floor: Floor, limit_s: float) -> CannotRun:
+    return CannotRun(
+        f"no device of this plan can keep the promise: {floor.why}",
+        value=f"{name} {limit_s * 1000:g} ms",
+        limit=f"at least {floor.seconds * 1000:.3g} ms even on {floor.where}",
+        fix="allow more time, a smaller model, fewer bits (--weight-dtype), or more devices",
+    )
+
+
+def _no_memory(outline: Outline, known: Sequence[Replica], found: Found) -> CannotRun:
+    reason = next(iter(found.left_out.values()), "")
+    least = min((m.resident_bytes for m in known), default=0.0)
+    value = f"{least / 1e9:.1f} GB of weights per device at least" if known else reason
+    return CannotRun(
+        f"no layout of {outline.name} fits the memory of these devices (memory capacity)",
+        value=value,
+        fix="allow more devices per replica (--max-devices), fewer bits, or larger devices",
+    )
+
+
+def _not_physics(slo: Slo, space: Space, found: Found) -> CannotRun:
+    """Nothing in the peaks forbids it, but no candidate is predicted to keep it."""
+    fastest = max(found.front, key=lambda c: c.tok_s_user)
+    if found.too_dear is not None:
+        return _over_budget(found.too_dear, space)
+    return CannotRun(
+        "no candidate is predicted to keep the promise, although the peaks alone would allow it: "
+        "overhead per step, communication and queues take the rest",
+        value=str(slo),
+        limit=_told(fastest),
+        fix="allow more time, or fewer bits",
+    )
+
+
+def _told(each: Candidate) -> str:
+    return (
+        f"the fastest is {each.layout} on {each.device}: TPOT {each.tpot_s * 1000:.3g} ms, "
+        f"TTFT {each.ttft_s * 1000:.3g} ms"
+    )
+
+
+def _over_budget(cheapest: Candidate, space: Space) -> CannotRun:
+    """The promise can be kept, for more: how much more."""
+    dollars = cheapest.dollars_per_hour
+    costs = "no price is known" if dollars is None else f"${dollars * HOURS_PER_MONTH:,.0f} a month"
+    kind = f"{cheapest.num_replicas} x {cheapest.device} {cheapest.layout}"
+    return CannotRun(
+        "every fleet that keeps the promise exceeds the budget",
+        value=f"the cheapest, {kind}: {costs}",
+        limit=f"${space.dollars_per_month or 0:,.0f} a month",
+        fix="raise --budget, allow more time (--slo), or name cheaper devices (--price-per-hour)",
+    )

@@ -1,0 +1,49 @@
+"""Blocks as a count: for simulations without a prefix cache, where nobody asks which ones they are.
+
+The same answers as `BlockPool` gives about how many blocks there are; every block is number 0. It
+cannot publish or share a block, and says so; nor is it for asks in the background lane, whose
+blocks are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.errors import CannotRun
+
+
+class CountedPool(BlockPool):
+    """See the head of this file."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(1, block_size)
+        self.num_blocks = self._num_idle = num_blocks
+
+    def is_private(self, block: int) -> bool:
+        return True
+
+    def alloc(self) -> int:
+        assert self._num_idle, "alloc from an exhausted pool: reserve first"
+        self._num_idle -= 1
+        return 0
+
+    def alloc_many(self, count: int) -> list[int]:
+        assert count <= self._num_idle, "alloc from an exhausted pool: reserve first"
+        self._num_idle -= count
+        return [0] * count
+
+    def release(self, block: int) -> None:
+        self._num_idle += 1
+
+    def release_all(self, blocks: Sequence[int]) -> None:
+        self._num_idle += len(blocks)
+
+    def refs(self, block: int) -> int:
+        return 1
+
+    def retain(self, block: int) -> None:
+        raise CannotRun("blocks that are only counted cannot be shared")
+
+    def publish(self, block: int) -> None:
+        raise CannotRun("blocks that are only counted cannot be published")

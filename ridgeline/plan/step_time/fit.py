@@ -1,0 +1,369 @@
+"""Fitting a `Calibration` to measured steps: non-linear least squares on relative errors.
+
+Every unknown is positive, so its logarithm is fitted. Three pulls keep what the steps leave open in
+bounds of reason: overheads towards an order of magnitude, each curve towards a straight line on
+logarithmic scales, and its slope between 0 (a weight costs the same for more rows) and 1 (each row
+costs the same). The loss is a soft one: a step that met a page fault or a neighbour's burst does
+not bend the model. p, how far memory and arithmetic overlap, is tried at a few values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+from scipy.optimize import least_squares  # type: ignore[import-untyped, unused-ignore]
+
+from ridgeline.errors import BadInput
+from ridgeline.plan.step_time.calibration import (
+    FORMAT,
+    Attending,
+    Calibration,
+    Linear,
+    Memory,
+    Overheads,
+    Reading,
+    Residual,
+    Work,
+)
+
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+LEAST_SAMPLES = 12
+LEAST_DECODE, LEAST_PROMPT = 0.08, 0.12  # median errors at unseen points (docs/plan.md): what was
+# fitted closer than that is not evidence of being right elsewhere
+OVERLAPS = (2.0, 4.0)
+_TERMS = {
+    "step_s": (2e-4, 0.02),
+    "run_s": (1e-5, 0.02),
+    "run_layer_s": (3e-7, 0.05),
+    "logit_s": (5e-11, 0.2),
+    "begun_s": (1e-4, 0.02),
+    "decode_flop_s": (1e-11, 0.05),
+    "decode_byte_s": (5e-11, 0.05),
+    "fresh_flop_s": (2e-11, 0.02),
+    "layer_s plain": (1e-4, 0.02),
+    "layer_s packed": (1e-5, 0.02),
+    "output_s plain": (3e-10, 0.05),
+    "output_s int8": (1e-9, 0.3),  # 0.5 to 2 ns where operators are timed one by one
+    "output_s int4": (1e-9, 0.3),
+    "output_s bfloat16": (1e-9, 0.3),
+}  # seconds per unit of work on a server's core, roughly; how hard to pull there, against an error
+_NUM_OVERHEADS, _NUM_ATTENDING = 5, 3
+_DECODE = slice(_NUM_OVERHEADS, _NUM_OVERHEADS + 2)  # of the terms: attention of decodes
+_PEAK_SHARE = 0.95  # of the peak no product exceeds; it may have been measured a little low
+_KINDS = ("plain", "packed")
+_PACKED = (
+    "int8",
+    "int4",
+    "bfloat16",
+)  # kernels of our own, whole layers at once; the rest: torch's
+_BEND, _SLOPE, _SHARE = 0.05, 1.0, 1.0
+_SHARE_S = 0.95  # one row, operator by operator, reads at 0.9 to 1.04 (docs/performance.md)
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured kind of step: its work, the median of its seconds. `prompt`: no decode in it."""
+
+    what: str
+    work: Work
+    seconds: float
+    prompt: bool
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a calibration tells beside the fit. `kernel_ops_s`: by weight format, the peak of the
+    very instructions that its kernel multiplies with (2 operations per weight and row)."""
+
+    device: str
+    as_of: str
+    source: str
+    took_s: float
+    runs: tuple[str, ...]
+    peak_flops: dict[str, float]
+    bandwidth_bytes_s: dict[str, float]
+    memory: Memory
+    dense_dtype: str
+    first_s: float
+    reading: Reading = Reading(token_s=0.0, first_s=0.0)
+    kernel_ops_s: dict[str, float] = {}
+
+
+def blank(facts: Facts, formats: Sequence[str]) -> Calibration:
+    """A calibration that knows no times yet: for counting work."""
+    unknown = Linear(
+        rows=(1,), weight_s=(1.0,), row_s=0.0, bandwidth=1.0, layer_s=0.0, output_s=0.0
+    )
+    return _calibration(facts, [1.0] * len(_TERMS), dict.fromkeys(formats, unknown), 2.0)
+
+
+def fit(samples: Sequence[Sample], facts: Facts) -> Calibration:
+    """The calibration that explains the samples best. BadInput where they are too few."""
+    if len(samples) < LEAST_SAMPLES:
+        raise BadInput("too few steps to calibrate with", value=len(samples), limit=LEAST_SAMPLES)
+    found = min((_Fit(samples, facts, p) for p in OVERLAPS), key=lambda each: each.cost)
+    fitted = found.calibration()
+    residuals = tuple(
+        Residual(what=s.what, measured_s=s.seconds, fitted_s=seconds(fitted, s.work))
+        for s in samples
+    )
+    return msgspec.structs.replace(
+        fitted,
+        residuals=residuals,
+        tpot_error=_median_error(residuals, samples, prompt=False),
+        ttft_error=_median_error(residuals, samples, prompt=True),
+    )
+
+
+def seconds(calibration: Calibration, work: Work) -> float:
+    """What a step takes by a calibration."""
+    priced = calibration.priced(work)
+    return priced.busy_s + priced.overhead_s
+
+
+def _median_error(
+    residuals: Sequence[Residual], samples: Sequence[Sample], *, prompt: bool
+) -> float:
+    errors = [
+        abs(r.fitted_s / r.measured_s - 1)
+        for r, s in zip(residuals, samples, strict=True)
+        if s.prompt == prompt
+    ]
+    least = LEAST_PROMPT if prompt else LEAST_DECODE
+    return max(least, median(errors)) if errors else 0.25
+
+
+class _Fit:
+    """One search, at one overlap. Unknowns x: the terms, then a bandwidth share and a curve for
+    each format; all logarithms. `Calibration.priced` is the same arithmetic, one step at a time.
+    """
+
+    def __init__(self, samples: Sequence[Sample], facts: Facts, overlap: float) -> None:
+        self._facts, self._overlap = facts, overlap
+        self._log_seconds = np.log([sample.seconds for sample in samples])
+        self._terms = np.array([_terms_of(s.work) for s in samples])
+        self.knots = _knots_of(samples)
+        self._first: dict[str, int] = {}
+        at = len(_TERMS)
+        for name, rows in self.knots.items():
+            self._first[name] = at
+            at += 1 + len(rows)
+        self._parts(samples, at)
+        self._pulled = np.log([term for term, _ in _TERMS.values()])
+        self._pull = np.array([pull for _, pull in _TERMS.values()])
+        start = self._start(samples, at)
+        found = least_squares(
+            self._misses, start, jac=self._slopes, loss="soft_l1", f_scale=0.1, max_nfev=150
+        )
+        self.x, self.cost = found.x, float(found.cost)
+
+    def _parts(self, samples: Sequence[Sample], num: int) -> None:
+        """Every matrix product of every sample: log seconds are `_mix` @ x + `_extra`."""
+        rows: list[tuple[int, int, float, float, float]] = []
+        mixes, extras = [], []
+        counting = blank(self._facts, ())
+        for i, sample in enumerate(samples):
+            rate = counting.bandwidth(sample.work.weight_set_bytes)
+            for part in sample.work.parts:
+                first = self._first[part.format]
+                at_peak_s = part.weights * part.rows * self._row_s(part.format)
+                rows.append((i, first, part.weights, part.nbytes / rate, at_peak_s))
+                mix = np.zeros(num)
+                low, high, share, extra = _between(self.knots[part.format], part.rows)
+                mix[first + 1 + low] += 1 - share
+                mix[first + 1 + high] += share
+                mixes.append(mix)
+                extras.append(extra)
+        self._of, self._share = (np.array([row[k] for row in rows]) for k in (0, 1))
+        self._weights, self._memory_s, self._least_s = (
+            np.array([row[k] for row in rows]) for k in (2, 3, 4)
+        )
+        self._mix, self._extra = np.array(mixes), np.array(extras)
+
+    def _row_s(self, name: str) -> float:
+        """A floor: the seconds at the arithmetic's peak; 0 where none is known."""
+        peak = self._facts.kernel_ops_s.get(name)
+        return 0.0 if peak is None else _PEAK_SHARE * 2 / peak
+
+    def _start(self, samples: Sequence[Sample], num: int) -> Any:
+        """Curves begin at the fullest steps' own time per weight and row."""
+        x = np.zeros(num)
+        x[: len(_TERMS)] = np.log([term for term, _ in _TERMS.values()])
+        for name, rows in self.knots.items():
+            first = self._first[name]
+            x[first] = math.log(_SHARE_S)
+            per_row = _per_row(samples, name)
+            x[first + 1 : first + 1 + len(rows)] = [math.log(per_row * row) for row in rows]
+        return x
+
+    def _misses(self, x: Any) -> Any:
+        """Relative errors as logarithms, and the pulls."""
+        total_s, _, _, _ = self._times(x)
+        pulls = [self._pull * (x[: len(_TERMS)] - self._pulled)]
+        for name, rows in self.knots.items():
+            first = self._first[name]
+            pulls.append(_SHARE * (x[first : first + 1] - math.log(_SHARE_S)))
+            slopes = np.diff(x[first + 1 : first + 1 + len(rows)]) / np.diff(np.log(rows))
+            pulls.append(_SLOPE * (np.minimum(slopes, 0) + np.maximum(slopes - 1, 0)))
+            pulls.append(_BEND * np.diff(slopes))
+        return np.concatenate([np.log(total_s) - self._log_seconds, *pulls])
+
+    def _times(self, x: Any) -> tuple[Any, Any, Any, Any]:
+        """Seconds of the samples, and of each product: by memory, beyond the peak, joined."""
+        p = self._overlap
+        memory_s = self._memory_s / np.exp(x[self._share])
+        above_s = self._weights * np.exp(self._mix @ x + self._extra)
+        products_s = (memory_s**p + (self._least_s + above_s) ** p) ** (1 / p)
+        attends = self._attends(x)
+        total_s = self._terms @ np.exp(x[: len(_TERMS)]) - attends.sum(axis=1)
+        total_s += self._joined(attends)
+        np.add.at(total_s, self._of, products_s)
+        return total_s, memory_s, above_s, products_s
+
+    def _attends(self, x: Any) -> Any:
+        """[samples, 2] seconds of decodes' attention: by its arithmetic, and by its bytes."""
+        return self._terms[:, _DECODE] * np.exp(x[_DECODE])
+
+    def _joined(self, parts_s: Any) -> Any:
+        """Both as they overlap."""
+        return (parts_s**self._overlap).sum(axis=1) ** (1 / self._overlap)
+
+    def _slopes(self, x: Any) -> Any:
+        """Derivatives of `_misses`."""
+        total_s, memory_s, above_s, products_s = self._times(x)
+        p, num = self._overlap, len(_TERMS)
+        by_memory = products_s ** (1 - p) * memory_s**p
+        by_compute = products_s ** (1 - p) * (self._least_s + above_s) ** (p - 1) * above_s
+        steps = np.zeros((len(total_s), len(x)))
+        steps[:, :num] = self._terms * np.exp(x[:num])
+        attends = self._attends(x)
+        whole = np.maximum(self._joined(attends), 1e-30)[:, None]
+        steps[:, _DECODE] = attends**p * whole ** (1 - p)
+        np.add.at(steps, self._of, by_compute[:, None] * self._mix)
+        np.add.at(steps, (self._of, self._share), -by_memory)
+        pulls = [np.pad(np.diag(self._pull), ((0, 0), (0, len(x) - num)))]
+        for name, rows in self.knots.items():
+            first, many = self._first[name], len(rows)
+            share = np.zeros((1, len(x)))
+            share[0, first] = _SHARE
+            curve = np.zeros((many, len(x)))
+            curve[np.arange(many), first + 1 + np.arange(many)] = 1.0
+            each = np.diff(curve, axis=0) / np.diff(np.log(rows))[:, None]
+            slopes = each @ x
+            outside = ((slopes < 0) | (slopes > 1)).astype(float)
+            pulls += [share, _SLOPE * outside[:, None] * each, _BEND * np.diff(each, axis=0)]
+        return np.concatenate([steps / total_s[:, None], *pulls])
+
+    def calibration(self) -> Calibration:
+        values = np.exp(self.x).tolist()
+        linears = {
+            name: Linear(
+                rows=rows,
+                weight_s=tuple(values[self._first[name] + 1 : self._first[name] + 1 + len(rows)]),
+                row_s=self._row_s(name),
+                bandwidth=values[self._first[name]],
+                layer_s=0.0,
+                output_s=0.0,
+            )
+            for name, rows in self.knots.items()
+        }
+        return _calibration(self._facts, values[: len(_TERMS)], linears, self._overlap)
+
+
+def _terms_of(work: Work) -> tuple[float, ...]:
+    """Units of work of `_TERMS`."""
+    plain, packed = (float(_kind(work.layer_format) == kind) for kind in _KINDS)
+    return (
+        1.0,
+        work.num_runs,
+        work.num_runs * work.num_layers,
+        work.num_logits,
+        work.num_begun,
+        work.decode_flops,
+        work.decode_kv_bytes,
+        work.fresh_flops,
+        work.num_layers * plain,
+        work.num_layers * packed,
+        work.num_outputs * plain,
+        *[work.num_outputs * (work.layer_format == name) for name in _PACKED],
+    )
+
+
+def _kind(name: str) -> str:
+    """Formats with kernels alike share what a layer costs besides its weights."""
+    return _KINDS[name in _PACKED]
+
+
+def _between(knots: tuple[int, ...], rows: float) -> tuple[int, int, float, float]:
+    """(knot below, knot above, share of the one above, log of what is beyond the last)."""
+    last = len(knots) - 1
+    if rows >= knots[-1]:
+        return last, last, 0.0, math.log(rows / knots[-1])
+    if rows <= knots[0]:
+        return 0, 0, 0.0, 0.0
+    above = next(i for i, knot in enumerate(knots) if knot > rows)
+    low, high = knots[above - 1], knots[above]
+    return above - 1, above, math.log(rows / low) / math.log(high / low), 0.0
+
+
+def _knots_of(samples: Sequence[Sample]) -> dict[str, tuple[int, ...]]:
+    """Per format: the knots near which something was measured."""
+    met: dict[str, set[int]] = {}
+    for sample in samples:
+        for part in sample.work.parts:
+            near = min(KNOTS, key=lambda knot: abs(math.log(knot / max(part.rows, 1.0))))
+            met.setdefault(part.format, set()).add(near)
+    return {name: tuple(sorted(rows)) for name, rows in sorted(met.items())}
+
+
+def _per_row(samples: Sequence[Sample], name: str) -> float:
+    """Seconds per weight and row of a format's best steps, all of the step charged to it."""
+    return min(
+        s.seconds / (sum(part.weights for part in s.work.parts) * part.rows)
+        for s in samples
+        for part in s.work.parts
+        if part.format == name
+    )
+
+
+def _calibration(
+    facts: Facts, terms: Sequence[float], linears: dict[str, Linear], overlap: float
+) -> Calibration:
+    named = dict(zip(_TERMS, terms, strict=True))
+    names, end = list(_TERMS), _NUM_OVERHEADS + _NUM_ATTENDING
+    overheads = {name: named[name] for name in names[:_NUM_OVERHEADS]}
+    attending = {name: named[name] for name in names[_NUM_OVERHEADS:end]}
+    linears = {
+        name: msgspec.structs.replace(
+            linear,
+            layer_s=named[f"layer_s {_kind(name)}"],
+            output_s=named[f"output_s {name if name in _PACKED else 'plain'}"],
+        )
+        for name, linear in linears.items()
+    }
+    return Calibration(
+        version=FORMAT,
+        device=facts.device,
+        as_of=facts.as_of,
+        source=facts.source,
+        took_s=facts.took_s,
+        runs=facts.runs,
+        peak_flops=facts.peak_flops,
+        bandwidth_bytes_s=facts.bandwidth_bytes_s,
+        overlap=overlap,
+        linears=linears,
+        attention=Attending(**attending),
+        overheads=Overheads(
+            **overheads,
+            first_s=facts.first_s,
+            reader_s=facts.reading.token_s,
+            reader_first_s=facts.reading.first_s,
+        ),
+        memory=facts.memory,
+        tpot_error=0.0,
+        ttft_error=0.0,
+        dense_dtype=facts.dense_dtype,
+    )

@@ -1,0 +1,313 @@
+"""`predict`: one operating point, from arithmetic alone.
+
+The point is a closed loop: `batch` clients, each of which sends a prompt of `isl` tokens, gets
+`osl` tokens, and sends the next. What is told:
+
+    ttft_ms         a prompt that waits for nobody: its steps, with the other clients' decodes in
+                    them (batch 1: an idle engine)
+    decode_ms       one decode step of the batch in the middle of the answers
+    tpot_ms         a step as a client that decodes meets it: decode_ms, and the other clients'
+                    prompts in it. A client is there for K = osl - 1 + (steps of its prompt) steps,
+                    or as many as the token budget needs for everybody's prompts; in these every
+                    other client sends one prompt. Where a step holds one at most, that is
+                    decode + (batch - 1) / K · (what a prompt adds to its steps)
+    output_tok_s    batch · osl / (K steps, with all clients' prompts in them), by Little's law.
+                    What K steps take beyond ttft + (osl - 1) · tpot is the wait for others' prompts
+    kv_tokens_max   tokens of KV cache that the replica can hold
+    bound           what the decode step's time is mostly made of
+    mbu, mfu        bytes and FLOPs of the decode step against the device's peaks (dense)
+    interval        80 % intervals of the three, from the errors in efficiency.toml
+
+With pp > 1 the batch goes round in pp micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from ridgeline.errors import BadInput, UserError
+from ridgeline.hardware.catalogue import Accelerator, find_accelerator, load_catalogue
+from ridgeline.plan.model.formats import kv_dtype, weight_dtype
+from ridgeline.plan.model.memory import MemoryAsked, memory, require_fit
+from ridgeline.plan.model.outline import load_outline
+from ridgeline.plan.model.parallel_layout import Layout
+from ridgeline.plan.step_time.mixed_steps import Mixing, most_chunks, num_chunks
+from ridgeline.plan.step_time.published_efficiency import interval
+from ridgeline.plan.step_time.replica import Replica, replica
+from ridgeline.plan.step_time.speculation import Speculation
+
+MAX_NUM_BATCHED_TOKENS = 8192
+MAX_NUM_SEQS = 256
+ENGINE_TOKENS, ENGINE_SEATS = 512, 64  # what Ridgeline's own engine has by default on a CPU
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One question; dtypes None: as the checkpoint stores them. `cached`: prompt tokens hit.
+
+    With `num_speculative_tokens` drafts per step, of which each is accepted with the probability
+    `acceptance`, drafted by `draft_model` on the same devices (None: by lookup, for nothing).
+    """
+
+    model: str
+    device: str
+    isl: int
+    osl: int
+    batch: int = 1
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    weight_dtype: str | None = None
+    kv_dtype: str | None = None
+    cached: int = 0
+    max_num_batched_tokens: int | None = None
+    num_speculative_tokens: int = 0
+    acceptance: float | None = None
+    draft_model: str | None = None
+
+    def tokens_per_step(self, machine: Replica) -> int:
+        """As asked, or the default of the engine that the device was calibrated with."""
+        return limits_of(machine, None, self.max_num_batched_tokens)[1]
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer; see the head of this file."""
+
+    ttft_ms: float
+    tpot_ms: float
+    output_tok_s: float
+    kv_tokens_max: int
+    bound: str
+    mbu: float
+    mfu: float
+    interval: dict[str, tuple[float, float]]
+    decode_ms: float
+    prefill_bound: str
+    compute_dtype: str
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds at one operating point. `request_s`: from a prompt to its answer's end, waits for
+    others' prompts included; `device_s`: of it, what each request takes of the replica."""
+
+    ttft_s: float
+    decode_s: float
+    tpot_s: float
+    request_s: float
+    device_s: float
+    output_tok_s: float
+
+
+def predict(
+    point: Point,
+    catalogue: Mapping[str, Accelerator] | None = None,
+) -> Prediction:
+    """Raises BadInput, BadModel, CannotRun, or DoesNotFit where the point cannot be run.
+
+    `catalogue` replaces the accelerators that come with Ridgeline.
+    """
+    check_point(point)
+    rows = _catalogue() if catalogue is None else dict(catalogue)
+    machine = replica(
+        _outline(point.model),
+        find_accelerator(point.device, rows),
+        Layout(tp=point.tp, pp=point.pp, ep=point.ep),
+        weight_dtype=None if point.weight_dtype is None else weight_dtype(point.weight_dtype),
+        kv_dtype=None if point.kv_dtype is None else kv_dtype(point.kv_dtype),
+    )
+    return predict_on(machine, point)
+
+
+_catalogue = lru_cache(maxsize=1)(load_catalogue)
+_outline = lru_cache(maxsize=64)(load_outline)
+
+
+def predict_on(machine: Replica, point: Point, asked: MemoryAsked | None = None) -> Prediction:
+    """As `predict`, for a replica at hand; model, device and layout of the point are not read."""
+    context = point.isl + point.osl
+    if context > machine.outline.max_positions:
+        raise BadInput(
+            "the workload is longer than the model's context",
+            value=f"{point.isl} + {point.osl} tokens",
+            limit=machine.outline.max_positions,
+        )
+    tokens = point.tokens_per_step(machine)
+    asked = asked or _memory_asked(machine, point)
+    fits = memory(machine, asked)
+    require_fit(machine, fits, context, point.batch)
+    drafts = speculation_of(machine, point)
+    at = timing(machine, point, drafts)
+    batch = _decoding(machine, point)
+    if drafts is None:
+        decode = machine.uniform(batch, 1, _middle(point), sampled=batch)
+    else:
+        decode = drafts.verify(machine, batch, _middle(point))
+    first = machine.uniform(1, min(point.isl - point.cached, tokens), point.cached, sampled=1)
+    eff, device = machine.efficiency, machine.device
+    return Prediction(
+        ttft_ms=at.ttft_s * 1000,
+        tpot_ms=at.tpot_s * 1000,
+        output_tok_s=at.output_tok_s,
+        kv_tokens_max=fits.kv_tokens,
+        bound=decode.bound,
+        mbu=decode.bytes / (decode.seconds * device.bandwidth_bytes_s),
+        mfu=decode.flops / (decode.seconds * machine.peak_flop_s),
+        interval={
+            "ttft_ms": interval(at.ttft_s * 1000, eff.ttft_error),
+            "tpot_ms": interval(at.tpot_s * 1000, eff.tpot_error),
+            "output_tok_s": interval(at.output_tok_s, eff.tpot_error),
+        },
+        decode_ms=at.decode_s * 1000,
+        prefill_bound=first.bound,
+        compute_dtype=machine.compute_dtype,
+    )
+
+
+def _memory_asked(machine: Replica, point: Point) -> MemoryAsked:
+    """The seats that the point needs, and no fewer than servers have by default."""
+    seats, tokens = limits_of(machine, None, point.max_num_batched_tokens)
+    return MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=max(seats, point.batch))
+
+
+def limits_of(machine: Replica, seats: int | None, tokens: int | None) -> tuple[int, int]:
+    """Seats and tokens per step: as asked, or what the engine there has by default."""
+    own = machine.calibration is not None
+    return (
+        seats or (ENGINE_SEATS if own else MAX_NUM_SEQS),
+        tokens or (ENGINE_TOKENS if own else MAX_NUM_BATCHED_TOKENS),
+    )
+
+
+def check_point(point: Point) -> None:
+    """BadInput for a number out of range."""
+    for name in ("isl", "osl", "batch", "max_num_batched_tokens"):
+        asked = getattr(point, name)
+        if asked is not None and asked < 1:
+            raise BadInput(f"{name} must be positive", value=asked, limit=">= 1")
+    if not 0 <= point.cached < point.isl:
+        raise BadInput("cached must be below isl", value=point.cached, limit=f"0..{point.isl - 1}")
+
+
+def _decoding(machine: Replica, point: Point) -> int:
+    """Sequences of one attention group in one micro-batch."""
+    return math.ceil(point.batch / machine.layout.pp / machine.layout.num_attention)
+
+
+def _middle(point: Point) -> int:
+    """Tokens computed before a decode step in the middle of the answer."""
+    return point.isl + point.osl // 2
+
+
+def speculation_of(machine: Replica, point: Point) -> Speculation | None:
+    """What the point says of drafts; BadInput where it says half of it."""
+    if not point.num_speculative_tokens:
+        if point.acceptance is not None or point.draft_model is not None:
+            raise BadInput(
+                "acceptance and draft_model have no effect without drafts",
+                value=point.acceptance if point.draft_model is None else point.draft_model,
+                fix="give num_speculative_tokens",
+            )
+        return None
+    if point.acceptance is None:
+        raise BadInput(
+            "speculation needs the acceptance of drafts",
+            value=point.num_speculative_tokens,
+            fix="measure it: ridgeline bench prints drafted and accepted tokens",
+        )
+    draft = None
+    if point.draft_model is not None:
+        outline = _outline(point.draft_model)
+        draft = replica(outline, machine.device, machine.layout, kv_dtype=machine.kv_dtype)
+    return Speculation(
+        num_tokens=point.num_speculative_tokens, acceptance=point.acceptance, draft=draft
+    )
+
+
+def timing(machine: Replica, point: Point, drafts: Speculation | None = None) -> Timing:
+    """The seconds of a point, whether it fits or not."""
+    decode_s = decoding_s(machine, point, drafts)
+    mixed = mixing(machine, point, drafts)
+    clients = point.batch / machine.layout.num_attention / mixed.num_rounds
+    steps = _steps(point, clients, mixed.num_chunks, mixed.most)
+    chunks = clients * mixed.num_chunks / steps
+    request_s = steps * mixed.seconds(chunks)
+    first_s = asking_s(machine)
+    return Timing(
+        ttft_s=mixed.prompt_s + first_s,
+        decode_s=decode_s,
+        tpot_s=mixed.seconds(chunks * (point.batch - 1) / point.batch),
+        request_s=request_s + first_s,
+        device_s=request_s / point.batch,
+        output_tok_s=point.batch * point.osl / (request_s + first_s),
+    )
+
+
+def _steps(point: Point, clients: float, num_chunks: int, most: float) -> float:
+    """That a client of the loop is there for: those of its prompt and its answer, or as many as it
+    takes to compute the prompts of all `clients` of its micro-batch, `most` chunks in each."""
+    return max(point.osl - 1 + num_chunks, clients * num_chunks / most)
+
+
+def mixing(machine: Replica, point: Point, drafts: Speculation | None = None) -> Mixing:
+    """The steps of one micro-batch of one attention group at this point."""
+    seated, new = _decoding(machine, point), point.isl - point.cached
+    groups = machine.layout.num_attention
+    num_rounds = min(machine.layout.pp, math.ceil(point.batch / groups))
+    room = max(1, point.tokens_per_step(machine) - (seated - 1))
+    clients = point.batch / groups / num_rounds
+    steps = _steps(point, clients, num_chunks(new, room), most_chunks(new, room))
+    # Beside a prompt everybody else decodes, unless prompts are most of what there is.
+    others = min(seated - 1, math.ceil(clients * (point.osl - 1) / steps))
+    return Mixing(
+        machine,
+        prompt=(point.cached, point.isl),
+        decoding=(others, _middle(point)),
+        room=room,
+        resting_s=_decode_s(machine, point, drafts, seated if others == seated - 1 else others),
+        num_rounds=num_rounds,
+    )
+
+
+def asking_s(machine: Replica) -> float:
+    """What a request takes on its way in and out besides its steps, where that was measured."""
+    return 0.0 if machine.calibration is None else machine.calibration.overheads.first_s
+
+
+def decoding_s(machine: Replica, point: Point, drafts: Speculation | None = None) -> float:
+    """Seconds of a decode step with everybody in it, in the middle of the answers."""
+    return _decode_s(machine, point, drafts, _decoding(machine, point))
+
+
+def _decode_s(machine: Replica, point: Point, drafts: Speculation | None, batch: int) -> float:
+    """Seconds of a decode step; with drafts, per token of each sequence."""
+    batch = max(1, batch)
+    if drafts is None:
+        return machine.uniform(batch, 1, _middle(point), sampled=batch).seconds
+    return drafts.decode_s(machine, batch, _middle(point))
+
+
+def predict_lines(
+    lines: Iterable[str | bytes], answer: Callable[[Point], Prediction] = predict
+) -> Iterator[dict[str, Any]]:
+    """JSONL in, one object out per line: the answer, or `error` where the point cannot be run.
+
+    An `id` on a line is given back. Empty lines are skipped.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        told: dict[str, Any] = {}
+        try:
+            fields = msgspec.json.decode(line, type=dict[str, Any])
+            if "id" in fields:
+                told["id"] = fields.pop("id")
+            told |= msgspec.to_builtins(answer(msgspec.convert(fields, Point)))
+        except msgspec.MsgspecError as error:
+            told["error"] = f"line {number}: {error}"
+        except UserError as error:
+            told["error"] = f"line {number}: {error}"
+        yield told

@@ -1,0 +1,58 @@
+"""Speculative decoding as predictions see it: what a step costs more, and how many tokens it gives.
+
+A step verifies γ drafts behind each sequence's last token: it computes γ + 1 rows of each. If every
+draft is accepted with probability α, independently (Leviathan et al. 2023), it yields
+
+    E = 1 + α + α² + … + α^γ = (1 - α^(γ+1)) / (1 - α)
+
+tokens of each on average. A draft model adds γ decode steps of its own; drafts by n-gram lookup are
+free here. It loses where the rows cost as much as they save: once arithmetic, not the weights'
+bytes, is what a step waits for. Acceptance is the workload's: take it from a measurement.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ridgeline.config.settings import MAX_DRAFT_TOKENS
+from ridgeline.errors import BadInput
+from ridgeline.plan.step_time.replica import Replica, StepCost
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """`num_tokens` is γ, `acceptance` α. `draft`: the draft model's replica; None: lookup."""
+
+    num_tokens: int
+    acceptance: float
+    draft: Replica | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_tokens <= MAX_DRAFT_TOKENS:
+            raise BadInput(
+                "no step has so many drafts", value=self.num_tokens, limit=f"1..{MAX_DRAFT_TOKENS}"
+            )
+        if not 0 <= self.acceptance <= 1:
+            raise BadInput(
+                "the acceptance of drafts is a probability", value=self.acceptance, limit="0..1"
+            )
+
+    @property
+    def tokens_per_step(self) -> float:
+        """E; see the head of this file."""
+        return sum(self.acceptance**i for i in range(self.num_tokens + 1))
+
+    def verify(self, machine: Replica, batch: int, done: int) -> StepCost:
+        """The step that checks the drafts of `batch` sequences behind `done` tokens each."""
+        rows = self.num_tokens + 1
+        return machine.uniform(batch, rows, done, sampled=batch * rows)
+
+    def draft_s(self, batch: int, done: int) -> float:
+        """Seconds of the draft model before one verification."""
+        if self.draft is None:
+            return 0.0
+        return self.num_tokens * self.draft.uniform(batch, 1, done, sampled=batch).seconds
+
+    def decode_s(self, machine: Replica, batch: int, done: int) -> float:
+        """Seconds per token of each sequence."""
+        step_s = self.verify(machine, batch, done).seconds + self.draft_s(batch, done)
+        return step_s / self.tokens_per_step

@@ -1,0 +1,172 @@
+"""The SQLite file: its tables, and a connection whose commits are on the disk when they return.
+
+WAL lets readers go on while a result is written; `synchronous=FULL` makes every commit wait for the
+disk, so that an answered line stays answered when the power goes. One connection per process, one
+statement block at a time (`Database.transaction` holds a lock): SQLite has one writer anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from ridgeline.errors import BadInput
+from ridgeline.serve.batch.records import STATUSES
+
+VERSION = 2
+
+_TABLES = f"""
+CREATE TABLE files (
+  serial INTEGER PRIMARY KEY AUTOINCREMENT,
+  id TEXT NOT NULL UNIQUE,
+  filename TEXT NOT NULL,
+  purpose TEXT NOT NULL,
+  num_bytes INTEGER NOT NULL,
+  created_at INTEGER NOT NULL,
+  expires_at INTEGER,
+  complete INTEGER NOT NULL CHECK (complete IN (0, 1)),
+  batch_id TEXT,                    -- output and error files: their text is the batch's lines
+  lines_in TEXT CHECK (lines_in IN ('succeeded', 'failed')),
+  tenant TEXT NOT NULL DEFAULT ''   -- the name of the key it belongs to
+);
+CREATE TABLE chunks (               -- of uploaded files: all of the same size, but the last
+  file_id TEXT NOT NULL REFERENCES files (id) ON DELETE CASCADE,
+  place INTEGER NOT NULL,
+  data BLOB NOT NULL,
+  PRIMARY KEY (file_id, place)
+) WITHOUT ROWID;
+CREATE TABLE batches (
+  serial INTEGER PRIMARY KEY AUTOINCREMENT,
+  id TEXT NOT NULL UNIQUE,
+  status TEXT NOT NULL CHECK (status IN {STATUSES}),
+  endpoint TEXT NOT NULL,
+  input_file_id TEXT NOT NULL,
+  completion_window TEXT NOT NULL,
+  metadata TEXT,
+  output_expires_after_s INTEGER,
+  price_factor REAL NOT NULL,
+  created_at INTEGER NOT NULL,
+  expires_at INTEGER NOT NULL,
+  in_progress_at INTEGER, finalizing_at INTEGER, completed_at INTEGER, failed_at INTEGER,
+  expired_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER,
+  output_file_id TEXT,
+  error_file_id TEXT,
+  errors TEXT,
+  model TEXT,
+  total INTEGER NOT NULL DEFAULT 0,
+  completed INTEGER NOT NULL DEFAULT 0,
+  failed INTEGER NOT NULL DEFAULT 0,
+  prompt_tokens INTEGER NOT NULL DEFAULT 0,
+  cached_tokens INTEGER NOT NULL DEFAULT 0,
+  completion_tokens INTEGER NOT NULL DEFAULT 0,
+  tenant TEXT NOT NULL DEFAULT '',
+  CHECK (completed + failed <= total)
+);
+CREATE TABLE lines (
+  batch_id TEXT NOT NULL REFERENCES batches (id) ON DELETE CASCADE,
+  place INTEGER NOT NULL,
+  custom_id TEXT NOT NULL,
+  first_byte INTEGER NOT NULL,      -- of the input file
+  num_bytes INTEGER NOT NULL,
+  state TEXT NOT NULL DEFAULT 'pending'
+    CHECK (state IN ('pending', 'leased', 'succeeded', 'failed')),
+  lease TEXT,                       -- the token of whoever may settle it
+  owner TEXT,
+  leased_until REAL,
+  num_leases INTEGER NOT NULL DEFAULT 0,
+  result BLOB,
+  PRIMARY KEY (batch_id, place),
+  UNIQUE (batch_id, custom_id)
+);
+CREATE INDEX open_lines ON lines (batch_id, place) WHERE state IN ('pending', 'leased');
+PRAGMA user_version = {VERSION};
+"""
+
+_MIGRATIONS = {
+    1: """
+ALTER TABLE files ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+ALTER TABLE batches ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+PRAGMA user_version = 2;
+""",
+}
+"""From each version to the next."""
+
+
+class Database:
+    """One open store. `path` is created where it is missing."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.RLock()
+        try:
+            self._connection = sqlite3.connect(
+                path, timeout=30, isolation_level=None, check_same_thread=False
+            )
+            self._connection.row_factory = sqlite3.Row
+            self._prepare()
+        except sqlite3.DatabaseError as error:
+            raise BadInput(
+                "cannot open the batch store",
+                value=str(path),
+                fix=f"name a file that can be written, or a new one ({error})",
+            ) from None
+
+    def _prepare(self) -> None:
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+            self._connection.execute(f"PRAGMA {pragma}")
+        with self.transaction() as db:
+            found = db.execute("PRAGMA user_version").fetchone()[0]
+            if found == 0:
+                for statement in _statements(_TABLES):
+                    db.execute(statement)
+            while found in _MIGRATIONS:
+                for statement in _statements(_MIGRATIONS[found]):
+                    db.execute(statement)
+                found = db.execute("PRAGMA user_version").fetchone()[0]
+            if found not in (0, VERSION):
+                raise BadInput(
+                    "the batch store was written by another version", value=found, limit=VERSION
+                )
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of the block is on the disk when it ends, or nothing of it ever happened."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A block that only reads."""
+        with self._lock:
+            yield self._connection
+
+    def used_bytes(self) -> int:
+        """What the store holds on the disk; what was deleted is not counted."""
+        with self.reading() as db:
+            pages, free, size = (
+                db.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return int((pages - free) * size)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+
+def _statements(script: str) -> Iterator[str]:
+    """`executescript` would commit the transaction that it runs in."""
+    rest = ""
+    for line in script.splitlines(keepends=True):
+        rest += line
+        if sqlite3.complete_statement(rest):
+            yield rest
+            rest = ""

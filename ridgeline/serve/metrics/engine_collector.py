@@ -1,0 +1,185 @@
+"""The engine's own numbers, read at scrape time, under vLLM's names and ours.
+
+Utilisation is over the latest 128 steps: batch fill is sequences over seats; MFU and MBU are the
+arithmetic of the model's spec over busy time and what this machine was measured to reach. A counter
+never falls, nor goes below zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from ridgeline.serve.engine_protocol import ServedEngine
+
+ENGINE_GAUGES = {
+    "num_requests_running": "Sequences that hold KV blocks.",
+    "num_requests_waiting": "Sequences that wait for admission.",
+    "kv_cache_usage_perc": "KV blocks in use, 0 to 1.",
+}
+ENGINE_COUNTERS = {
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "num_preemptions": "Sequences that lost their blocks and were recomputed.",
+    "spec_decode_num_drafts": "Drafts that were verified.",
+    "spec_decode_num_draft_tokens": "Draft tokens that were verified.",
+    "spec_decode_num_accepted_tokens": "Draft tokens that were accepted.",
+}
+PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+OWN_GAUGES = {
+    "num_queued": ("queued_requests", "Requests that have not started."),
+    "num_queued_tokens": ("queued_tokens", "Prompt tokens of requests that have not started."),
+}
+LIMITS = {
+    "max_num_seqs": "Seats: sequences that may hold KV blocks at once.",
+    "max_num_batched_tokens": "Tokens that one step may compute.",
+}
+OWN_COUNTERS = {
+    "num_steps": ("steps", "Steps with runs."),
+    "step_tokens": ("step_tokens", "Tokens computed, prompts and answers."),
+    "step_busy_s": ("step_busy_seconds", "Time spent planning and running steps."),
+    "step_plan_s": ("step_plan_seconds", "Of it, planning."),
+    "step_waiting_s": ("waiting_seconds", "Time of steps, times the sequences that waited then."),
+    "step_full_waiting_s": ("waiting_full_seconds", "Of it, with every seat taken."),
+    "step_spent_waiting_s": ("waiting_spent_seconds", "Of it, with a seat, but no tokens left."),
+    "step_flops": ("step_flops", "Arithmetic of those steps, by the model's spec."),
+    "step_bytes": ("step_bytes", "Bytes that those steps had to move, by the model's spec."),
+    "speculation_saved_s": (
+        "speculation_saved_seconds",
+        "Time that steps with drafts saved, against plain steps for the same tokens.",
+    ),
+    "speculation_lost_s": (
+        "speculation_lost_seconds",
+        "Time that drafts took beyond what they saved, step by step, and of deciding against them.",
+    ),
+    "speculation_drafting_s": ("speculation_seconds", "Time of steps with drafts."),
+    "request_failed": ("requests_failed", "Requests that the engine could not serve."),
+}
+REJECTIONS = {
+    "refused_requests": "max_num_queued_reqs",
+    "refused_tokens": "max_num_queued_tokens",
+    "refused_slo": "slo_throttle",
+}
+
+
+class Peaks(msgspec.Struct, frozen=True):
+    """What this machine was measured to reach: FLOP/s of the model's dtype, bytes/s of reading."""
+
+    flops_s: float
+    bytes_s: float
+
+
+class EngineCollector(Collector):
+    """See the head of this file. Without `peaks` there is no MFU and no MBU."""
+
+    def __init__(self, engine: ServedEngine, model_name: str, peaks: Peaks | None = None) -> None:
+        self._engine, self._model_name, self._peaks = engine, model_name, peaks
+        self._highest: dict[str, float] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        values = self._engine.counters()
+        for name, text in ENGINE_GAUGES.items():
+            yield self._gauge(f"vllm:{name}", text, values.get(name, 0.0))
+        for name, (ours, text) in OWN_GAUGES.items():
+            yield self._gauge(f"ridgeline_{ours}", text, values.get(name, 0.0))
+        for name, text in ENGINE_COUNTERS.items():
+            yield self._counter(f"vllm:{name}", text, name, values)
+        for name, (ours, text) in OWN_COUNTERS.items():
+            yield self._counter(f"ridgeline_{ours}", text, name, values)
+        yield from self._limits()
+        yield self._rejections(values)
+        yield self._step_tokens(values)
+        yield from self._utilisation(values)
+        yield self._accepted_by_position(values)
+        yield self._cache_config()
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(name, text, labels=["model_name"])
+        gauge.add_metric([self._model_name], float(value))
+        return gauge
+
+    def _counter(self, name: str, text: str, key: str, values: Mapping[str, float]) -> Metric:
+        counter = CounterMetricFamily(name, text, labels=["model_name"])
+        counter.add_metric([self._model_name], self._rising(key, values))
+        return counter
+
+    def _rising(self, key: str, values: Mapping[str, float]) -> float:
+        highest = max(self._highest.get(key, 0.0), float(values.get(key, 0.0)))
+        self._highest[key] = highest
+        return highest
+
+    def _limits(self) -> Iterable[Metric]:
+        for name, text in LIMITS.items():
+            value = self._engine.info.settings.get(name)
+            if isinstance(value, int):
+                yield self._gauge(f"ridgeline_{name}", text, value)
+
+    def _rejections(self, values: Mapping[str, float]) -> Metric:
+        text = "Requests that the queue or the throttle turned away."
+        counter = CounterMetricFamily(
+            "vllm:admission_rejections", text, labels=["model_name", "reason"]
+        )
+        for key, reason in REJECTIONS.items():
+            counter.add_metric([self._model_name, reason], self._rising(key, values))
+        return counter
+
+    def _step_tokens(self, values: Mapping[str, float]) -> Metric:
+        """vLLM's iteration_tokens_total, from the engine's own buckets."""
+        prefix = "step_tokens_le_"
+        names = [key.removeprefix(prefix) for key in values if key.startswith(prefix)]
+        buckets = [
+            ("+Inf" if name == "inf" else f"{name}.0", self._rising(prefix + name, values))
+            for name in names or ["inf"]
+        ]
+        text = "Tokens computed per step."
+        family = HistogramMetricFamily("vllm:iteration_tokens_total", text, labels=["model_name"])
+        family.add_metric([self._model_name], buckets, self._rising("step_tokens", values))
+        return family
+
+    def _utilisation(self, values: Mapping[str, float]) -> Iterable[Metric]:
+        seats, busy_s = values.get("recent_seats", 0.0), values.get("recent_busy_s", 0.0)
+        fill = values.get("recent_seqs", 0.0) / seats if seats else 0.0
+        yield self._gauge("ridgeline_batch_fill_ratio", "Sequences over seats, 0 to 1.", fill)
+        if self._peaks is None:
+            return
+        for name, key, peak in (
+            ("mfu", "recent_flops", self._peaks.flops_s),
+            ("mbu", "recent_bytes", self._peaks.bytes_s),
+        ):
+            share = values.get(key, 0.0) / busy_s / peak if busy_s else 0.0
+            text = f"{name.upper()} of busy time, against this machine as measured."
+            yield self._gauge(f"ridgeline_{name}_ratio", text, share)
+
+    def _accepted_by_position(self, values: Mapping[str, float]) -> CounterMetricFamily:
+        """One sample per place in a draft that was accepted at least once."""
+        text = "Draft tokens that were accepted, by their place in the draft."
+        labels = ["model_name", "position"]
+        family = CounterMetricFamily(f"vllm:{PER_POSITION}", text, labels=labels)
+        for name, value in values.items():
+            base, _, place = name.partition("/")
+            if base == PER_POSITION:
+                family.add_metric([self._model_name, place], float(value))
+        return family
+
+    def _cache_config(self) -> GaugeMetricFamily:
+        info = self._engine.info
+        labels = {
+            "model_name": self._model_name,
+            "block_size": str(info.block_size),
+            "num_gpu_blocks": str(info.num_blocks),
+            "cache_dtype": info.compute_dtype,
+            "enable_prefix_caching": str(info.settings.get("enable_prefix_caching", "")),
+        }
+        gauge = GaugeMetricFamily(
+            "vllm:cache_config_info", "The KV cache as configured.", labels=list(labels)
+        )
+        gauge.add_metric(list(labels.values()), 1.0)
+        return gauge

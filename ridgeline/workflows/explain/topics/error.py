@@ -1,0 +1,53 @@
+"""Errors, statuses and failures: what they mean, how they are told, and how to mend them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from ridgeline.diagnose.conditions import fill
+from ridgeline.workflows.explain.topics.base import Known, Page
+
+
+class ErrorRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One row of errors.toml; see its head."""
+
+    id: str
+    also: tuple[str, ...]
+    means: str
+    told_as: str
+    mend: str
+    here: str
+
+
+@cache
+def rows() -> Mapping[str, ErrorRow]:
+    """The rows by id."""
+    text = (
+        files("ridgeline.workflows.explain.topics")
+        .joinpath("errors.toml")
+        .read_text(encoding="utf-8")
+    )
+    found = msgspec.convert(tomllib.loads(text)["error"], tuple[ErrorRow, ...])
+    return {each.id: each for each in found}
+
+
+def names() -> Mapping[str, str]:
+    """Classes, types and statuses."""
+    return {name: row.id for row in rows().values() for name in (row.id, *row.also)}
+
+
+def page(id: str, known: Known) -> Page:
+    """The error, with this place's limits in it."""
+    row = rows()[id]
+    lines = (
+        ("means", row.means),
+        ("told as", row.told_as),
+        ("mend", row.mend),
+        ("here", fill(row.here, known.facts) if row.here else ""),
+    )
+    return Page(kind="error", id=id, title=id, lines=lines)

@@ -1,0 +1,109 @@
+"""Small builders for the tests of the control plane."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ridgeline.engine.scheduler import (
+    BlockPool,
+    Limits,
+    NoPrefixCache,
+    PrefixCache,
+    Scheduler,
+    make_policy,
+)
+from ridgeline.engine.scheduler.plan import Sampled, StepPlan, StepResult
+from ridgeline.engine.scheduler.sequence import Choices, Sequence
+from ridgeline.records import Ask, Event, Sampling, TokenLogprobs
+
+
+def ask(
+    name: str = "a", num_prompt: int = 6, *, first: int = 100, at_s: float = 0.0, **rest: Any
+) -> Ask:
+    """An ask; what is no field of Ask goes into its Sampling."""
+    own = {
+        key: rest.pop(key)
+        for key in ("priority", "tenant", "deadline_s", "background", "slo")
+        if key in rest
+    }
+    prompt = tuple(range(first, first + num_prompt))
+    sampling = Sampling(**{"max_tokens": 4, "seed": 1, **rest})
+    return Ask(id=name, prompt=prompt, sampling=sampling, arrival_s=at_s, **own)
+
+
+def sequence(
+    tokens: list[int], *, computed: int = 0, tenant: str = "", number: int = 0
+) -> Sequence:
+    """A sequence outside any scheduler; all of `tokens` are prompt."""
+    own = Ask(
+        id=str(number), prompt=tuple(tokens), sampling=Sampling(), arrival_s=0.0, tenant=tenant
+    )
+    return Sequence(
+        id=number,
+        choices=Choices(own, number, seed=0),
+        index=0,
+        seed=0,
+        key=(0, (0.0, number, 0)),
+        tokens=list(tokens),
+        num_prompt=len(tokens),
+        computed=computed,
+    )
+
+
+def scheduler(
+    *,
+    num_blocks: int = 16,
+    block_size: int = 4,
+    prefix: bool = False,
+    ttl_s: float | None = None,
+    policy: str = "continuous",
+    wait_s: float = 0.0,
+    eos: tuple[int, ...] = (0,),
+    **limits: Any,
+) -> Scheduler:
+    pool = BlockPool(num_blocks, block_size)
+    defaults = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_model_len": num_blocks * block_size,
+    }
+    return Scheduler(
+        Limits(**{**defaults, **limits}),
+        make_policy(policy, wait_s=wait_s),
+        pool,
+        PrefixCache(pool, ttl_s) if prefix else NoPrefixCache(),
+        eos_token_ids=eos,
+    )
+
+
+def scripted(plan: StepPlan, token: int = 7) -> StepResult:
+    """Every run that samples gives `token`; prompt log-probabilities name the token they are of."""
+    return StepResult(tuple([_sampled(run, token) for run in plan.runs]))
+
+
+def _sampled(run: Any, token: int) -> Sampled:
+    following = () if run.next_prompt_token is None else (run.next_prompt_token,)
+    told = (*run.tokens[1:], *following) if run.prompt_logprobs is not None else ()
+    return Sampled(
+        (token,) if run.sample else (),
+        prompt_logprobs=tuple([TokenLogprobs(t, -1.0, 1, ()) for t in told]),
+    )
+
+
+def step(sched: Scheduler, now_s: float = 0.0, token: int = 7) -> tuple[StepPlan, list[Event]]:
+    plan = sched.plan(now_s)
+    return plan, sched.commit(plan, scripted(plan, token), now_s)
+
+
+def shapes(plan: StepPlan) -> list[tuple[int, int]]:
+    """(start, number of tokens) of each run."""
+    return [(run.start, len(run.tokens)) for run in plan.runs]
+
+
+def names(events: list[Event]) -> list[str]:
+    """E.g. 'Token a.0'; Started and Failed have no index."""
+    return [
+        f"{type(event).__name__} {event.ask_id}"
+        + (f".{event.index}" if hasattr(event, "index") else "")
+        for event in events
+    ]

@@ -1,0 +1,114 @@
+"""The batching policies: when a waiting ask may join."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ridgeline.engine.scheduler.batching import POLICIES, QueueView, make_policy
+from ridgeline.errors import BadInput
+from tests.engine.scheduler.helpers import ask, names, scheduler, step
+
+
+def view(**changes: float) -> QueueView:
+    defaults = {
+        "now_s": 10.0,
+        "num_started": 0,
+        "num_joined": 0,
+        "max_num_seqs": 4,
+        "num_waiting": 1,
+        "oldest_arrival_s": 10.0,
+        "num_tokens": 8,
+    }
+    return QueueView(**{**defaults, **changes})
+
+
+def test_static_joins_only_when_nothing_has_started() -> None:
+    policy = make_policy("static")
+    assert policy.joins(view())
+    assert policy.joins(view(num_joined=3, num_tokens=0))  # a seat now, tokens in a later step
+    assert not policy.joins(view(num_joined=4))
+    assert not policy.joins(view(num_started=1))
+    assert (policy.wake_s(view()), policy.wake_s(view(num_started=1))) == (10.0, None)
+
+
+def test_dynamic_waits_for_company_or_for_its_time() -> None:
+    policy = make_policy("dynamic", wait_s=2.0, num_to_start=3)
+    assert not policy.joins(view(num_waiting=2))
+    assert policy.joins(view(num_waiting=3))
+    assert policy.joins(view(oldest_arrival_s=8.0))
+    assert policy.joins(view(num_waiting=1, num_joined=2))  # the batch has been opened
+    assert not policy.joins(view(num_waiting=9, num_started=1))
+    assert policy.wake_s(view(num_waiting=2)) == 12.0
+    assert policy.wake_s(view(num_waiting=3)) == 10.0
+    assert policy.wake_s(view(num_started=1)) is None
+
+
+def test_dynamic_waits_for_a_full_house_by_default() -> None:
+    policy = make_policy("dynamic", wait_s=2.0)
+    assert not policy.joins(view(num_waiting=3))
+    assert policy.joins(view(num_waiting=4))
+
+
+def test_continuous_joins_whenever_there_is_room() -> None:
+    policy = make_policy("continuous")
+    assert policy.joins(view(num_started=3))
+    assert not policy.joins(view(num_started=3, num_joined=1))
+    assert not policy.joins(view(num_tokens=0))
+    assert (policy.wake_s(view()), policy.wake_s(view(num_started=4))) == (10.0, None)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_serves_a_single_ask(name: str) -> None:
+    """Invariant 1 of the family: now, or at an instant that it names."""
+    policy = make_policy(name, wait_s=3.0)
+    alone = view()
+    wake_s = policy.wake_s(alone)
+    assert wake_s is not None
+    assert policy.joins(view(now_s=wake_s))
+
+
+def test_bad_names_and_values() -> None:
+    with pytest.raises(BadInput, match="static, dynamic, continuous"):
+        make_policy("eager")
+    with pytest.raises(BadInput):
+        make_policy("dynamic", wait_s=-1.0)
+    with pytest.raises(BadInput):
+        make_policy("dynamic", wait_s=float("nan"))
+    with pytest.raises(BadInput):
+        make_policy("dynamic", num_to_start=0)
+
+
+def test_nothing_is_imported_until_chosen() -> None:
+    code = (
+        "import sys, ridgeline.engine.scheduler.scheduler as s;"
+        "print([m for m in sys.modules if m.startswith('ridgeline.engine.scheduler.batching.')"
+        " and not m.endswith('base')], 'torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] False False"
+
+
+def test_a_static_batch_is_formed_at_once_although_its_prompts_take_steps() -> None:
+    sched = scheduler(policy="static", max_num_batched_tokens=8)
+    for name in "abcde":
+        sched.add(ask(name, 6))
+    _, events = step(sched)
+    assert [n for n in names(events) if n.startswith("Started")] == [
+        f"Started {name}" for name in "abcd"
+    ]
+    while sched.view().num_running:
+        _, events = step(sched)
+        assert "Started e" not in names(events) or not sched.view().num_running - 1
+
+
+def test_dynamic_in_the_scheduler_wakes_when_it_said() -> None:
+    sched = scheduler(policy="dynamic", wait_s=2.0)
+    sched.add(ask("a", at_s=1.0))
+    plan, _ = step(sched, 1.5)
+    assert not plan.runs
+    assert sched.next_wake_s(1.5) == 3.0
+    plan, _ = step(sched, 3.0)
+    assert plan.runs

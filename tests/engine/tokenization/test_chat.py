@@ -1,0 +1,165 @@
+"""Tokenizer and chat template of a model directory, well-formed and not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ridgeline.engine.tokenization import NoTokenizer, load_tokenizer
+from ridgeline.errors import BadInput, BadModel
+from ridgeline.modelspec.locate import model_path
+
+TALK = [{"role": "user", "content": "say <b>&"}, {"role": "assistant", "content": "ok"}]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """The demo model without its weights, to be spoiled."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model_path("demo") / name, tmp_path / name)
+    return tmp_path
+
+
+def with_template(directory: Path, template: object) -> Path:
+    file = directory / "tokenizer_config.json"
+    config = json.loads(file.read_text()) | {"chat_template": template}
+    file.write_text(json.dumps(config))
+    return directory
+
+
+def rendered(directory: Path, talk: object = TALK) -> str:
+    tokenizer = load_tokenizer(str(directory))
+    return tokenizer.decode(tokenizer.apply_chat_template(talk), skip_special_tokens=False)
+
+
+def test_the_demo_template_agrees_with_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(model_path("demo"))
+    expected = theirs.apply_chat_template(TALK, add_generation_prompt=True, tokenize=True)
+    found = load_tokenizer("demo").apply_chat_template(TALK)
+    assert found == list(getattr(expected, "input_ids", expected))
+    assert load_tokenizer("demo").encode("x = 1\n") == theirs.encode("x = 1\n")
+
+
+def test_templates_use_what_hugging_face_gives_them(directory: Path) -> None:
+    template = (
+        "{{ bos_token }}{% generation %}{% for m in messages %}"
+        "{% if loop.index > 1 %}{% break %}{% endif %}{{ m | tojson }}{% endfor %}"
+        "{% endgeneration %}"
+        "{{ strftime_now('%Y') | length }}"
+    )
+    text = rendered(with_template(directory, [{"name": "default", "template": template}]))
+    assert text == '<|endoftext|>{"role": "user", "content": "say <b>&"}4'
+
+
+@pytest.mark.parametrize("template", [7, [1], [{"name": "default"}], {"default": "x"}])
+def test_what_is_no_template_is_told(directory: Path, template: object) -> None:
+    with pytest.raises(BadModel, match="chat_template"):
+        load_tokenizer(str(with_template(directory, template)))
+
+
+def test_a_template_that_is_no_text_is_told(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadModel, match="UTF-8"):
+        load_tokenizer(str(directory))
+
+
+def test_a_template_of_its_own_file_goes_first(directory: Path) -> None:
+    (directory / "chat_template.jinja").write_text("mine")
+    assert rendered(directory) == "mine"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os.getcwd() }}",
+        "{% for i in range(10000000) %}{% endfor %}",
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[0].content.nothing.more }}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_templates_that_escape_or_object_are_stopped(directory: Path, template: str) -> None:
+    with pytest.raises(BadInput, match="chat template"):
+        rendered(with_template(directory, template))
+
+
+def test_a_broken_template_spares_text_completion(directory: Path) -> None:
+    tokenizer = load_tokenizer(str(with_template(directory, "{% if %}")))
+    assert tokenizer.encode("x")
+    with pytest.raises(BadModel, match="not valid Jinja"):
+        tokenizer.apply_chat_template(TALK)
+
+
+def test_no_template(directory: Path) -> None:
+    with pytest.raises(BadInput, match="no chat template"):
+        rendered(with_template(directory, None))
+
+
+def test_a_dummy_model_takes_token_ids_only() -> None:
+    tokenizer = load_tokenizer("dummy:anything")
+    assert isinstance(tokenizer, NoTokenizer)
+    with pytest.raises(BadInput, match="list of token ids"):
+        tokenizer.encode("hello")
+    with pytest.raises(BadInput, match="no tokenizer"):
+        tokenizer.apply_chat_template(TALK)
+    assert tokenizer.decode([1, 2]) == ""
+    assert tokenizer.detokenizer([]).push(3) == ""
+
+
+def test_a_directory_without_tokenizer_takes_token_ids_only(directory: Path) -> None:
+    (directory / "tokenizer.json").unlink()
+    assert isinstance(load_tokenizer(str(directory)), NoTokenizer)
+
+
+@pytest.mark.parametrize("content", ["{}", "not json", '{"version": "1.0"}'])
+def test_a_malformed_tokenizer(directory: Path, content: str) -> None:
+    (directory / "tokenizer.json").write_text(content)
+    with pytest.raises(BadModel):
+        load_tokenizer(str(directory))
+
+
+def test_lone_surrogates_are_bad_input() -> None:
+    with pytest.raises(BadInput, match="surrogates"):
+        load_tokenizer("demo").encode("a\ud800b")
+
+
+def test_truncation_in_the_file_does_not_cut_prompts(directory: Path) -> None:
+    file = directory / "tokenizer.json"
+    config = json.loads(file.read_text())
+    config["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    file.write_text(json.dumps(config))
+    assert len(load_tokenizer(str(directory)).encode("one two three four five")) > 4
+
+
+def test_the_callers_own_names_cannot_replace_the_renderers(directory: Path) -> None:
+    tokenizer = load_tokenizer(str(with_template(directory, "{{ mood }}{{ messages | length }}")))
+    text = tokenizer.decode(tokenizer.apply_chat_template(TALK, variables={"mood": "calm"}))
+    assert text == "calm2"
+    for name in ("messages", "tools", "raise_exception", "range", "a b", "x" * 65):
+        with pytest.raises(BadInput, match="chat_template_kwargs"):
+            tokenizer.apply_chat_template(TALK, variables={name: 1})
+
+
+def test_the_last_message_can_be_continued(directory: Path) -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
+    tokenizer = load_tokenizer(str(with_template(directory, template)))
+    tokens = tokenizer.apply_chat_template(TALK, continue_final_message=True)
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == "[user]say <b>&[end][assistant]ok"
+
+
+def test_tools_reach_the_template(directory: Path) -> None:
+    template = "{% for t in tools %}{{ t.function.name }};{% endfor %}"
+    tokenizer = load_tokenizer(str(with_template(directory, template)))
+    tokens = tokenizer.apply_chat_template(TALK, tools=[{"function": {"name": "look_up"}}])
+    assert tokenizer.decode(tokens) == "look_up;"

@@ -1,0 +1,97 @@
+"""Stop strings across any borders, against text that arrives one character at a time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ridgeline.engine.tokenization import load_tokenizer
+from ridgeline.engine.tokenization.output import OutputText
+from ridgeline.engine.tokenization.stop import NoStops, Stops, StopStrings, make_stops
+from ridgeline.records import Sampling
+
+LETTERS = st.text("ab", max_size=14)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+def feed(stops: Stops, texts: list[str]) -> tuple[str, str | None]:
+    shown = ""
+    for text in texts:
+        more, stop = stops.push(text)
+        shown += more
+        if stop is not None:
+            return shown, stop
+    return shown + stops.flush(), None
+
+
+def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
+    for end in range(1, len(text) + 1):
+        matching = [stop for stop in stops if text[:end].endswith(stop)]
+        if matching:
+            stop = max(matching, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(LETTERS, max_size=5), STOPS, st.booleans())
+@example(["a", "ab"], ["aab"], False)
+@example(["abab"], ["bab", "ab"], False)
+def test_independent_of_where_the_pieces_end(
+    texts: list[str], stops: list[str], include: bool
+) -> None:
+    found = feed(StopStrings(stops, include=include), texts)
+    assert found == expected("".join(texts), stops, include)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(LETTERS, STOPS)
+def test_nothing_that_was_shown_could_have_been_the_start_of_a_stop(
+    text: str, stops: list[str]
+) -> None:
+    """Whatever follows, what was shown stays right; and no more is held than need be."""
+    waiting = StopStrings(stops)
+    shown, stop = waiting.push(text)
+    if stop is None:
+        held = waiting.flush()
+        assert shown + held == text
+        assert not held or any(stop.startswith(held) for stop in stops)
+
+
+def test_no_stops() -> None:
+    assert isinstance(make_stops((), include=False), NoStops)
+    assert feed(NoStops(), ["a", "b"]) == ("ab", None)
+
+
+def output(text: str, sampling: Sampling) -> tuple[str, str | None, int]:
+    """(shown text, stop string, tokens used) of a demo answer."""
+    tokenizer = load_tokenizer("demo")
+    growing, shown, num_tokens = OutputText.begin(tokenizer, [], sampling), "", 0
+    for token in tokenizer.encode(text):
+        num_tokens += 1
+        more, stop = growing.push(token)
+        shown += more
+        if stop is not None:
+            return shown, stop, num_tokens
+    more, stop = growing.flush()
+    return shown + more, stop, num_tokens
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_over_several_tokens_and_half_characters(include: bool) -> None:
+    sampling = Sampling(stop=("你👩x",), include_stop_str_in_output=include)
+    shown, stop, _ = output("héllo 你好你👩xyz", sampling)
+    assert stop == "你👩x"
+    assert shown == ("héllo 你好你👩x" if include else "héllo 你好")
+
+
+def test_stop_strings_do_not_count_before_min_tokens() -> None:
+    text = "def a(): pass\ndef b(): pass"
+    early = output(text, Sampling(stop=("def",)))
+    late = output(text, Sampling(stop=("def",), min_tokens=3))
+    assert early[:2] == ("", "def") and late[1] == "def" and len(late[0]) > 5
+
+
+def test_text_held_back_comes_with_the_flush() -> None:
+    assert output("abc", Sampling(stop=("cde",)))[:2] == ("abc", None)

@@ -1,0 +1,261 @@
+"""Every family against transformers: defaults, parameter counts, and the shapes of tiny models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ridgeline.modelspec import cost
+from ridgeline.modelspec.families import FAMILIES, spec_from_config
+from ridgeline.modelspec.model import ModelSpec
+
+CONFIG_CLASSES = {
+    "llama": "LlamaConfig",
+    "mistral": "MistralConfig",
+    "mixtral": "MixtralConfig",
+    "qwen2": "Qwen2Config",
+    "qwen3": "Qwen3Config",
+    "qwen3_moe": "Qwen3MoeConfig",
+    "gemma": "GemmaConfig",
+    "gemma2": "Gemma2Config",
+    "gemma3_text": "Gemma3TextConfig",
+    "phi3": "Phi3Config",
+}
+TINY: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TINY_OF: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "mistral": {"head_dim": 16},
+    "mixtral": {"num_local_experts": 4},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16, "attention_bias": True},
+    "qwen3_moe": {
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "mlp_only_layers": [0],
+        "decoder_sparse_step": 2,
+    },
+    "gemma": {"head_dim": 16},
+    "gemma2": {"head_dim": 16},
+    "gemma3_text": {"head_dim": 16},
+    "phi3": {},
+}
+
+
+def config_class(family: str) -> Any:
+    return getattr(transformers, CONFIG_CLASSES[family])
+
+
+def saved(config: Any, directory: Path) -> dict[str, Any]:
+    """The config.json that transformers writes."""
+    config.save_pretrained(directory)
+    loaded: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return loaded
+
+
+def test_every_family_has_an_oracle() -> None:
+    assert CONFIG_CLASSES.keys() == FAMILIES.keys() == TINY_OF.keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_bare_config_means_what_transformers_defaults_mean(family: str, tmp_path: Path) -> None:
+    bare = spec_from_config({"model_type": family}, name="x")
+    full = spec_from_config(saved(config_class(family)(), tmp_path), name="x")
+    assert bare == full
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_default_values_are_those_of_the_config_class(family: str) -> None:
+    config = config_class(family)()
+    derived = {"head_dim", "num_key_value_heads", "layer_types", "sliding_window_pattern"}
+    only_here = {"max_window_layers"} if family == "qwen3_moe" else set()
+    for key, value in FAMILIES[family].defaults.items():
+        if value is None and key in derived | only_here | {"mlp_only_layers"}:
+            continue
+        if key == "sliding_window" and hasattr(config, "use_sliding_window"):
+            continue  # the class replaces it by None while use_sliding_window is False
+        assert getattr(config, key) == value, key
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_equal_those_of_a_transformers_model(family: str, tmp_path: Path) -> None:
+    config = config_class(family)(**{**TINY, **TINY_OF[family]})
+    spec = spec_from_config(saved(config, tmp_path), name="tiny")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert cost.num_params(spec) == model.num_parameters()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_facts_that_transformers_models_hold_as_attributes(family: str, tmp_path: Path) -> None:
+    config = config_class(family)(**{**TINY, **TINY_OF[family]})
+    spec = spec_from_config(saved(config, tmp_path), name="tiny")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    for layer, theirs in zip(spec.layers, model.model.layers, strict=True):
+        assert layer.attention.scale == pytest.approx(theirs.self_attn.scaling)
+        assert layer.attention.head_dim == theirs.self_attn.head_dim
+        assert layer.attention.qk_norm == hasattr(theirs.self_attn, "q_norm")
+        assert layer.sandwich_norms == hasattr(theirs, "pre_feedforward_layernorm")
+        assert (layer.mlp.num_experts > 0) == hasattr(theirs.mlp, "experts")
+        if hasattr(theirs.self_attn, "sliding_window"):
+            assert layer.attention.window == theirs.self_attn.sliding_window
+        if hasattr(theirs.self_attn, "q_proj"):
+            for name in ("q", "k", "v", "o"):
+                linear = getattr(layer.attention, name)
+                module = getattr(theirs.self_attn, f"{name}_proj")
+                assert (linear.num_out, linear.num_in) == tuple(module.weight.shape)
+                assert linear.bias == (module.bias is not None)
+    embed_scale = getattr(model.model.embed_tokens, "scalar_embed_scale", 1.0)
+    assert spec.embed_scale == pytest.approx(embed_scale)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "windows"),
+    [
+        ("mistral", {"sliding_window": 8}, [8, 8, 8, 8]),
+        ("mistral", {"sliding_window": None}, [None] * 4),
+        ("phi3", {"sliding_window": 8}, [8, 8, 8, 8]),
+        ("qwen2", {"sliding_window": 8, "max_window_layers": 2}, [None] * 4),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+            [None, None, 8, 8],
+        ),
+        ("gemma2", {"sliding_window": 8}, [8, None, 8, None]),
+        ("gemma3_text", {"sliding_window": 8}, [8, 8, 8, 8]),
+        ("gemma3_text", {"sliding_window": 8, "sliding_window_pattern": 3}, [8, 8, None, 8]),
+        (
+            "gemma3_text",
+            {"sliding_window": 8, "layer_types": ["full_attention"] + ["sliding_attention"] * 3},
+            [None, 8, 8, 8],
+        ),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8}, [8, 8, 8, 8]),
+    ],
+)
+def test_windows_per_layer(
+    family: str, change: dict[str, Any], windows: list[int | None], tmp_path: Path
+) -> None:
+    fields = {**TINY, **TINY_OF[family], **change}
+    direct = spec_from_config({"model_type": family, **fields}, name="x")
+    via_transformers = spec_from_config(saved(config_class(family)(**fields), tmp_path), name="x")
+    for spec in (direct, via_transformers):
+        assert [layer.attention.window for layer in spec.layers] == windows
+
+
+def gemma3_wrapper(**text: Any) -> dict[str, Any]:
+    """As google/gemma-3-4b-it writes it: a text_config with little in it."""
+    return {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "image_token_index": 262144,
+        "mm_tokens_per_image": 256,
+        "initializer_range": 0.02,
+        "eos_token_id": [1, 106],
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.50.0.dev0",
+        "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+            **text,
+        },
+    }
+
+
+def test_gemma3_wrapper_reads_its_text_model() -> None:
+    spec = spec_from_config(gemma3_wrapper(), name="x")
+    theirs = AutoConfig.for_model(**gemma3_wrapper()).text_config
+    assert spec.family == "gemma3_text"
+    assert spec.eos_token_ids == (1, 106)
+    assert spec.stored_dtype == "bfloat16"
+    kinds = ["sliding_attention" if y.attention.window else "full_attention" for y in spec.layers]
+    assert kinds == theirs.layer_types
+    for layer, kind in zip(spec.layers, kinds, strict=True):
+        rope = theirs.rope_parameters[kind]
+        assert (layer.attention.rope.theta, layer.attention.rope.kind) == (
+            rope["rope_theta"],
+            rope["rope_type"],
+        )
+        assert layer.attention.rope.factor == rope.get("factor", 1.0)
+
+
+def test_equal_layers_are_one_object() -> None:
+    spec = spec_from_config({"model_type": "gemma2", **TINY}, name="x")
+    assert len({id(layer) for layer in spec.layers}) == 2
+
+
+def test_mixture_of_experts_layers() -> None:
+    fields = {**TINY, **TINY_OF["qwen3_moe"], "norm_topk_prob": True}
+    spec = spec_from_config({"model_type": "qwen3_moe", **fields}, name="x")
+    assert [layer.mlp.num_experts for layer in spec.layers] == [0, 4, 0, 4]
+    routed = spec.layers[1].mlp
+    assert routed.norm_topk
+    assert routed.up.num_out == 24
+    assert routed.router is not None
+    assert spec.layers[0].mlp.up.num_out == 48
+
+
+def test_gemma1_gelu_means_the_tanh_form() -> None:
+    spec = spec_from_config({"model_type": "gemma", **TINY, "hidden_act": "gelu"}, name="x")
+    assert spec.layers[0].mlp.activation == "gelu_tanh"
+
+
+def test_soft_caps() -> None:
+    spec = spec_from_config({"model_type": "gemma2", **TINY}, name="x")
+    assert (spec.layers[0].attention.softcap, spec.final_softcap) == (50.0, 30.0)
+    off: dict[str, Any] = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    spec = spec_from_config({"model_type": "gemma2", **TINY, **off}, name="x")
+    assert (spec.layers[0].attention.softcap, spec.final_softcap) == (None, None)
+
+
+def hub_llama() -> dict[str, Any]:
+    """The fields of a published Llama config.json, with the noise that older versions leave."""
+    return {
+        "_name_or_path": "x",
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "do_sample": True,
+        "id2label": {"0": "LABEL_0"},
+        "is_decoder": True,
+        "is_encoder_decoder": False,
+        "max_length": 4096,
+        "model_type": "llama",
+        "pretraining_tp": 1,
+        "pruned_heads": {},
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        **TINY,
+    }
+
+
+def test_old_noise_is_accepted() -> None:
+    spec: ModelSpec = spec_from_config(hub_llama(), name="x")
+    assert spec.stored_dtype == spec.kv_dtype == spec.dtype == "bfloat16"

@@ -1,0 +1,136 @@
+"""A field that is not understood is an error that names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.errors import BadModel
+from ridgeline.modelspec.families import FAMILIES, spec_from_config
+
+TINY: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+
+
+def refusal(family: str = "llama", **change: Any) -> str:
+    with pytest.raises(BadModel) as caught:
+        spec_from_config({"model_type": family, **TINY, **change}, name="mymodel")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unknown_field_is_named(family: str) -> None:
+    assert "dual_chunk_attention_config" in refusal(family, dual_chunk_attention_config={"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "mamba"}, "mamba"),
+        ({"model_type": None, "architectures": ["OPTForCausalLM"]}, "OPTForCausalLM"),
+        ({"model_type": None}, "architecture"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"architectures": True}, "not a list of names"),
+        ({"architectures": [{}]}, "not a list of names"),
+        ({"model_type": []}, "architecture"),
+        ({"auto_map": {"AutoModel": "m.M"}}, "auto_map"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"hidden_act": "relu"}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": "axial"}}, "axial"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "alpha": 3}}, "alpha"),
+        ({"rope_scaling": {"type": "linear"}}, "factor"),
+        ({"rope_scaling": {"type": "linear", "factor": -2.0}}, "factor"),
+        ({"rope_scaling": [1]}, "rope_scaling"),
+        ({"rope_parameters": {"mrope_section": [1, 2]}}, "mrope_section"),
+        (
+            {
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+                "rope_parameters": {"rope_type": "default"},
+            },
+            "contradict",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype"),
+        ({"hidden_size": "32"}, "hidden_size"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"hidden_size": 30}, "num_attention_heads"),
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"head_dim": 7}, "7"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"attention_bias": "yes"}, "attention_bias"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
+        ({"eos_token_id": ["a"]}, "eos_token_id"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ({"sliding_window": 8}, "sliding_window"),  # Llama has none
+    ],
+)
+def test_llama_refusals(change: dict[str, Any], named: str) -> None:
+    message = refusal(**change)
+    assert named in message
+    assert "mymodel" in message
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "named"),
+    [
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("gemma2", {"hidden_activation": "relu"}, "hidden_activation"),
+        ("gemma2", {"sliding_window": 8, "sliding_window_size": 9}, "sliding_window_size"),
+        ("gemma2", {"sliding_window": None}, "sliding_window"),
+        ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("gemma2", {"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+        ("qwen2", {"use_mrope": True}, "use_mrope"),
+        ("qwen3_moe", {"num_experts_per_tok": 999}, "num_experts_per_tok"),
+        ("qwen3_moe", {"num_experts": 2**40}, "num_experts"),
+        ("mixtral", {"num_key_value_heads": 4, "num_local_experts": 2**40}, "num_local_experts"),
+        ("llama", {"num_hidden_layers": 2**40}, "at most 4096"),
+        ("gemma2", {"num_hidden_layers": 4097}, "at most 4096"),
+        ("qwen3_moe", {"use_sliding_window": True, "max_window_layers": 1}, "max_window_layers"),
+        ("qwen3_moe", {"mlp_only_layers": ["a"]}, "mlp_only_layers"),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0] * 4}},
+            "short_factor",
+        ),
+        ("phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ("gemma3", {"text_config": None}, "text_config"),
+        ("gemma3", {"text_config": {}, "auto_map": {}}, "auto_map"),
+    ],
+)
+def test_family_refusals(family: str, change: dict[str, Any], named: str) -> None:
+    if family == "gemma3":
+        with pytest.raises(BadModel, match=named):
+            spec_from_config({"model_type": family, **change}, name="mymodel")
+    else:
+        assert named in refusal(family, **change)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@given(
+    family=st.sampled_from(sorted(FAMILIES)),
+    key=st.sampled_from(sorted(set().union(*(row.understood for row in FAMILIES.values())))),
+    value=json_values,
+)
+def test_any_json_value_gives_a_spec_or_a_clear_error(family: str, key: str, value: Any) -> None:
+    try:
+        spec_from_config({"model_type": family, **TINY, key: value}, name="x")
+    except BadModel as error:
+        assert "config.json of x" in str(error)

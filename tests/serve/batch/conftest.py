@@ -1,0 +1,34 @@
+"""A server with a Batch API over the fake engine, its lifespan running."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from ridgeline.serve.app import create_app
+from ridgeline.serve.batch.background_engine import background
+from ridgeline.serve.batch.mount import BatchOptions, attach
+from tests.serve.fake_engine import FakeEngine
+
+
+def with_batches(engine: FakeEngine, store: Path) -> Starlette:
+    """The app as `ridgeline serve --batch-store` puts it together."""
+    app = create_app(engine)
+    options = BatchOptions(store=store, most=4, beat_s=0.01)
+    attach(app, create_app(background(engine)), options, app.state.service.metrics.registry)
+    return app
+
+
+@pytest.fixture
+async def api(engine: FakeEngine, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    app = with_batches(engine, tmp_path / "batches.sqlite")
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
+    ):
+        yield client

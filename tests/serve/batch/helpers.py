@@ -1,0 +1,97 @@
+"""Stores with batches in them, and answers that need no engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from ridgeline.serve.batch.records import Batch, Lease, NewBatch, Outcome
+from ridgeline.serve.batch.store import Store
+from ridgeline.serve.batch.validate import check
+
+CHAT = "/v1/chat/completions"
+
+
+class Clock:
+    """Unix seconds that stand still until they are moved."""
+
+    def __init__(self, now_s: float = 1_000_000.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def request(name: str, **rest: Any) -> dict[str, Any]:
+    """One line of an input file."""
+    messages = [{"role": "user", "content": name}]
+    body = {"model": "fake", "messages": messages, "max_tokens": 40}
+    return {"custom_id": name, "method": "POST", "url": CHAT, "body": body, **rest}
+
+
+def jsonl(*requests: dict[str, Any]) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in requests)
+
+
+def upload(store: Store, data: bytes) -> str:
+    """The id of a new file."""
+    making = store.files.begin()
+    making.write(data)
+    return making.finish("in.jsonl", "batch", None).id
+
+
+def created(store: Store, *names: str, window_s: int = 86_400, **rest: Any) -> Batch:
+    """A batch that waits for validation."""
+    file_id = upload(store, jsonl(*(request(name) for name in names)))
+    new = NewBatch(
+        input_file_id=file_id, endpoint=CHAT, completion_window="24h", window_s=window_s, **rest
+    )
+    return store.create(new)
+
+
+def accepted(store: Store, *names: str, **rest: Any) -> Batch:
+    """A batch whose lines wait to be leased."""
+    batch = created(store, *names, **rest)
+    file = store.files.get(batch.input_file_id)
+    assert file is not None
+    assert store.accept(batch.id, check(store.files.content(file), CHAT).lines, "fake")
+    return now(store, batch)
+
+
+def now(store: Store, batch: Batch) -> Batch:
+    """The batch as it stands."""
+    found = store.get(batch.id)
+    assert found is not None
+    return found
+
+
+def outcome(lease: Lease, *, succeeded: bool = True) -> Outcome:
+    result = {"custom_id": lease.custom_id, "response": {"status_code": 200}, "error": None}
+    return Outcome(
+        lease=lease,
+        succeeded=succeeded,
+        result=msgspec.json.encode(result),
+        prompt_tokens=3,
+        completion_tokens=2,
+    )
+
+
+def results(store: Store, batch: Batch) -> list[tuple[str, dict[str, Any]]]:
+    """("output" or "error", line) of every line of both files."""
+    return [
+        *_read(store, "output", batch.output_file_id),
+        *_read(store, "error", batch.error_file_id),
+    ]
+
+
+def _read(store: Store, kind: str, file_id: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    file = None if file_id is None else store.files.get(file_id)
+    if file is None:
+        return
+    text = b"".join(store.files.content(file))
+    assert len(text) == file.num_bytes
+    for line in text.splitlines():
+        yield kind, json.loads(line)

@@ -1,0 +1,58 @@
+"""Batch lines on the real engine: the same answers, and people are served as if there were none."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ridgeline.engine.engine import Engine
+from ridgeline.records import Finished, Sampling, Token
+from ridgeline.serve.app import create_app
+from ridgeline.serve.batch.background_engine import background
+from ridgeline.serve.batch.executor import InProcess
+from ridgeline.serve.batch.store import Store
+from ridgeline.serve.batch.worker import Worker, WorkerOptions
+from ridgeline.serve.config import ServerOptions
+from tests.serve.batch.helpers import created, now, results
+
+GREEDY = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    with Engine.open("demo", max_num_seqs=2, kv_cache_memory_bytes=32 << 20) as opened:
+        yield opened  # type: ignore[misc]
+
+
+async def ask(engine: Engine, text: str) -> list[int]:
+    tokens = [e.token async for e in engine.stream(text, GREEDY) if isinstance(e, Token)]
+    await asyncio.sleep(0.05)
+    return tokens
+
+
+async def test_lines_yield_their_seats_and_are_all_answered(engine: Engine, tmp_path: Path) -> None:
+    alone = [await ask(engine, text) for text in ("import os", "def f(x):")]
+    store = Store(tmp_path / "batches.sqlite")
+    names = [f"line {i} " * (1 + i % 5) for i in range(8)]
+    batch = created(store, *names)
+    app = create_app(background(engine), ServerOptions(served_model_name="fake"))
+    worker = Worker(store, InProcess(app), WorkerOptions(most=4, beat_s=0.05))
+    working = asyncio.ensure_future(worker.run_until_idle())
+    while not engine.counters()["num_background_running"]:
+        await asyncio.sleep(0.005)
+    assert [await ask(engine, text) for text in ("import os", "def f(x):")] == alone
+    await working
+    found = results(store, now(store, batch))
+    assert sorted(line["custom_id"] for _, line in found) == sorted(names)
+    assert {kind for kind, _ in found} == {"output"}
+    assert engine.counters()["num_preemptions"] > 0, "nobody had to give up a seat"
+    assert now(store, batch).completion_tokens > 0
+    store.close()
+
+
+async def test_a_background_ask_is_answered_like_any_other(engine: Engine) -> None:
+    events = [e async for e in engine.stream("import os", GREEDY, background=True)]
+    assert [e.token for e in events if isinstance(e, Token)] == await ask(engine, "import os")
+    assert isinstance(events[-1], Finished)

@@ -1,0 +1,211 @@
+"""Reasoning and tool calls in every dialect: the same parts however the text was cut."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ridgeline.serve.output_parsers import CALL_FORMATS, call_format
+from ridgeline.serve.output_parsers.base import Call, Content, Part, Plain, Reader, Reasoning
+from ridgeline.serve.output_parsers.reasoning import ReasoningFirst
+
+TOOLS: dict[str, Any] = {
+    "look": {"properties": {"place": {"type": "string"}, "days": {"type": "integer"}}},
+    "noop": {},
+}
+PARIS = {"place": 'Paris, "là"', "days": 3}
+
+
+def hermes(name: str, arguments: dict[str, Any]) -> str:
+    body = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def qwen(name: str, arguments: dict[str, Any]) -> str:
+    inside = "".join(
+        f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items()
+    )
+    return f"<tool_call>\n<function={name}>\n{inside}</function>\n</tool_call>"
+
+
+def llama(name: str, arguments: dict[str, Any]) -> str:
+    return json.dumps({"name": name, "parameters": arguments})
+
+
+WRITERS = {"hermes": hermes, "qwen3_xml": qwen, "llama3_json": llama}
+
+
+def merged(parts: list[Part]) -> list[Part]:
+    """Texts of one kind that follow each other as one."""
+    out: list[Part] = []
+    for part in parts:
+        if out and not isinstance(part, Call) and type(out[-1]) is type(part):
+            out[-1] = type(part)(out[-1].text + part.text)  # type: ignore[union-attr]
+        else:
+            out.append(part)
+    return out
+
+
+def read(reader: Reader, text: str, rng: random.Random | None = None) -> list[Part]:
+    parts: list[Part] = []
+    while text:
+        size = len(text) if rng is None else rng.randint(1, 5)
+        parts += reader.feed(text[:size])
+        text = text[size:]
+    return merged(parts + reader.end())
+
+
+def called(name: str, arguments: dict[str, Any]) -> Call:
+    return Call(name, json.dumps(arguments, ensure_ascii=False))
+
+
+@pytest.mark.parametrize("name", CALL_FORMATS)
+@pytest.mark.parametrize("seed", range(5))
+def test_calls_are_found_however_the_text_is_cut(name: str, seed: int) -> None:
+    rng, write = random.Random(seed), WRITERS[name]
+    two = "; " if name == "llama3_json" else "\n"
+    text = write("look", PARIS) + two + write("noop", {})
+    parts = read(call_format(name).reader(TOOLS), text, rng)
+    assert parts == [called("look", PARIS), called("noop", {})]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
+def test_text_around_calls_is_kept(name: str) -> None:
+    write = WRITERS[name]
+    text = f"Let me look.\n{write('look', PARIS)}\nDone."
+    parts = read(call_format(name).reader(TOOLS), text, random.Random(1))
+    assert parts == [Content("Let me look."), called("look", PARIS), Content("\n\nDone.")]
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
+@pytest.mark.parametrize(
+    ("before", "behind", "content"),
+    [
+        ("", "\nIt is sunny, and warm.\n", "It is sunny, and warm.\n"),
+        ("Sure.  ", "", "Sure."),
+        ("Sure. ", " It is  sunny .", "Sure.  It is  sunny ."),
+        ("Sure.", "It is.", "Sure.It is."),
+        (" \n", "\n ", ""),
+        ("See: ", " or <tool_call>{} </tool_call> .", "See:  or <tool_call>{} </tool_call> ."),
+        ("See: ", "\n<tool_call>{ \n", "See: \n<tool_call>{ \n"),
+    ],
+)
+def test_blanks_of_text_around_a_call_are_kept(
+    name: str, before: str, behind: str, content: str, seed: int | None
+) -> None:
+    """All but those that no text follows or precedes: they are the format's."""
+    text = before + WRITERS[name]("look", PARIS) + behind
+    rng = None if seed is None else random.Random(seed)
+    parts = read(call_format(name).reader(TOOLS), text, rng)
+    assert "".join(part.text for part in parts if isinstance(part, Content)) == content
+    assert [part for part in parts if isinstance(part, Call)] == [called("look", PARIS)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", "<tool_call>not json</tool_call>"),
+        ("hermes", '<tool_call>{"name": 3}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
+        ("hermes", "<tool_call>{"),
+        ("hermes", "a < b and <tool_cal"),
+        ("hermes", "see: <tool_call>nothing</tool_call> \n"),
+        ("hermes", "see:\n<tool_call>{ "),
+        ("hermes", " said and done. \n"),
+        ("qwen3_xml", "<tool_call>nothing</tool_call>"),
+        ("qwen3_xml", "<tool_call><function=look>"),
+        ("qwen3_xml", "<tool_call>\n<function=look>\n<parameter=place>\nParis\n</parameter>\n"),
+        ("qwen3_xml", "<tool_call>\n<function=look>\n<parameter=place>\nPar"),
+        ("qwen3_xml", "<tool_call><function=look><parameter=place>P</parameter></tool_call>"),
+        ("qwen3_xml", "<tool_call><function=look><parameter=place>Paris</function></tool_call>"),
+        ("llama3_json", '{"name": "f"'),
+        ("llama3_json", '{"other": 1}'),
+        ("llama3_json", "plain text { with braces }"),
+        ("hermes", "<tool_call>" + "[" * 5000 + "</tool_call>"),
+        ("llama3_json", "{" + '"a":{' * 3000),
+    ],
+)
+def test_what_is_no_call_is_content_as_it_was_written(name: str, text: str) -> None:
+    for seed in (None, 1, 2):
+        rng = None if seed is None else random.Random(seed)
+        assert read(call_format(name).reader(TOOLS), text, rng) == [Content(text)]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
+def test_a_whole_call_whose_end_mark_is_missing_is_a_call(name: str) -> None:
+    """A stop string or an end-of-sequence token may have eaten the mark."""
+    text = WRITERS[name]("look", PARIS).removesuffix("</tool_call>")
+    assert read(call_format(name).reader(TOOLS), text) == [called("look", PARIS)]
+
+
+@pytest.mark.parametrize("name", CALL_FORMATS)
+def test_no_beginning_of_a_call_is_one(name: str) -> None:
+    """Wherever max_tokens cuts it: either nothing is missing, or it is content."""
+    text = WRITERS[name]("look", PARIS)
+    for size in range(1, len(text)):
+        parts = read(call_format(name).reader(TOOLS), text[:size])
+        assert parts in ([Content(text[:size])], [called("look", PARIS)])
+
+
+def test_values_are_what_the_schema_says() -> None:
+    text = qwen("look", {"place": "75001", "days": 2})
+    (call,) = read(call_format("qwen3_xml").reader(TOOLS), text)
+    assert isinstance(call, Call)
+    assert json.loads(call.arguments) == {"place": "75001", "days": 2}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("inside", "text", "reasoning", "content"),
+    [
+        (False, "<think>\nhm\n</think>\n\nyes", "hm\n", "yes"),
+        (False, "  <think>hm</think>yes", "hm", "yes"),
+        (False, "yes <think>no</think>", "", "yes <think>no</think>"),
+        (False, "<think>cut", "cut", ""),
+        (False, "<thin ice", "", "<thin ice"),
+        (False, "<thi", "", "<thi"),
+        (True, "hm</think>yes </think>", "hm", "yes </think>"),
+        (True, "<think>\nhm</think>yes", "hm", "yes"),
+        (True, "hm </thin", "hm </thin", ""),
+    ],
+)
+def test_reasoning_is_told_apart(
+    inside: bool, text: str, reasoning: str, content: str, seed: int
+) -> None:
+    wanted: list[Part] = [Reasoning(reasoning)] if reasoning else []
+    wanted += [Content(content)] if content else []
+    rng = random.Random(seed)
+    assert read(ReasoningFirst(Plain(), inside=inside), text, rng) == wanted
+    kept = read(ReasoningFirst(Plain(), inside=inside, keep=False), text, rng)
+    assert kept == [part for part in wanted if isinstance(part, Content)]
+
+
+def test_reasoning_then_a_call() -> None:
+    reader = ReasoningFirst(call_format("hermes").reader(TOOLS), inside=False)
+    text = "<think>I should look</think>\n" + hermes("look", PARIS)
+    parts = read(reader, text, random.Random(3))
+    assert parts == [Reasoning("I should look"), called("look", PARIS)]
+
+
+@given(
+    st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", '"',
+                              "<function=f>", "</function>", "x", " ", "\n", ";", "<", "é",
+                              hermes("noop", {}), qwen("look", {"days": 1})])),
+    st.sampled_from(sorted(CALL_FORMATS)),
+    st.integers(0, 10),
+)  # fmt: skip
+def test_readers_never_raise_and_cuts_do_not_matter(
+    pieces: list[str], name: str, seed: int
+) -> None:
+    text = "".join(pieces)
+
+    def reader() -> Reader:
+        return ReasoningFirst(call_format(name).reader(TOOLS), inside=False)
+
+    assert read(reader(), text, random.Random(seed)) == read(reader(), text)
