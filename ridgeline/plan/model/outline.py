@@ -159,7 +159,8 @@ def read_config(config: dict[str, Any], name: str) -> Outline:
     if reader is not None:
         found = reader(config, name)
     else:
-        found = outline_of(spec_from_config(config, name=name))
+        spec = spec_from_config(config, name=name)
+        found = outline_of(spec)
     return msgspec.structs.replace(found, packed=_packed(stored))
 
 

@@ -11,7 +11,8 @@ resets the connection, and the client would lose the answer with it (RFC 9112, 9
 
 And for clients that never read: where what is written stays unread for `send_timeout_s`, the
 connection is cut off, and with it whatever was computed for it. A stream writes to the connection
-directly (`ridgeline.serve.http.stream_writer`), together with the others of its step (`ridgeline.serve.http.batched_writes`).
+directly (`ridgeline.serve.http.stream_writer`), together with the others of its step
+(`ridgeline.serve.http.batched_writes`).
 """
 
 from __future__ import annotations
