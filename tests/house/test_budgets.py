@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tests.house.code import ROOT, Function, files, functions, name_of
+from tests.house.code import ROOT, Function, files, functions, name_of, source
 
 BUDGETS: dict[str, Any] = tomllib.loads((ROOT / "budgets.toml").read_text(encoding="utf-8"))
 FOLDERS = ("ridgeline", "scripts")
@@ -63,17 +63,10 @@ def test_parameter_lists_are_short() -> None:
 def test_files_are_short() -> None:
     too_long = []
     for path in files(*FOLDERS):
-        lines = len(path.read_text(encoding="utf-8").splitlines())
+        lines = source(path).num_lines
         if lines > limit("file_lines", name_of(path)):
             too_long.append(f"{name_of(path)}: {lines} lines")
     assert not too_long, "\n".join(too_long)
-
-
-def test_most_functions_are_very_short() -> None:
-    lengths = [length(node) for _, node in all_functions()]
-    for below, share in BUDGETS["shares"].items():
-        short = sum(each < int(below) for each in lengths) / len(lengths)
-        assert short >= share, f"only {short:.0%} of the functions are under {below} lines"
 
 
 def test_every_exception_is_needed_and_explained() -> None:

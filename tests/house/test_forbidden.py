@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.code import ROOT, files, imports, name_of, tracked, tree
+from tests.house.code import ROOT, files, has_docstring, imports, name_of, source, tracked
 
 FOLDERS = ("ridgeline", "scripts", "benchmarks")
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
@@ -29,9 +29,8 @@ def offences(path: Path) -> Iterator[str]:
     for module, line in imports(path):
         if module.partition(".")[0] in MODULES:
             yield f"{where}:{line}: imports {module}"
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Call):
-            yield from (f"{where}:{node.lineno}: {what}" for what in _bad_call(node))
+    for call in source(path).calls:
+        yield from (f"{where}:{call.lineno}: {what}" for what in _bad_call(call))
 
 
 def _bad_call(call: ast.Call) -> Iterator[str]:
@@ -71,7 +70,7 @@ def test_every_module_says_what_it_is() -> None:
     silent = [
         name_of(path)
         for path in files("ridgeline", "scripts", "tests")
-        if path.stat().st_size and not ast.get_docstring(tree(path))
+        if path.stat().st_size and not has_docstring(path)
     ]
     assert not silent, "\n".join(silent)
 
