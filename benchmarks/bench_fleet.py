@@ -25,7 +25,7 @@ from ridgeline.engine.scheduler import Limits, NoPrefixCache, Scheduler, make_po
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.simulate.block_counter import CountedPool
-from ridgeline.plan.simulate.fleet import Build, FleetPlan, Request, simulate_fleet
+from ridgeline.plan.simulate.fleet import Build, FleetPlan, SimulatedRequest, simulate_fleet
 from ridgeline.plan.step_time.replica import replica
 from ridgeline.plan.step_time.simulated import Modelled
 
@@ -37,19 +37,19 @@ def make_scheduler() -> Scheduler:
     return Scheduler(limits, make_policy("continuous"), CountedPool(25_000, 16), NoPrefixCache())
 
 
-def load(count: int, rate: float, seed: int) -> list[Request]:
+def load(count: int, rate: float, seed: int) -> list[SimulatedRequest]:
     """Log-normal lengths: 910 tokens in and 200 out on average."""
     rng = np.random.default_rng(seed)
     at_s = np.cumsum(rng.exponential(1 / rate, count)).tolist()
     prompts = rng.lognormal(6.5, 0.8, count).astype(int).clip(1, 8000).tolist()
     answers = rng.lognormal(4.9, 0.9, count).astype(int).clip(1, 2000).tolist()
     return [
-        Request(at_s=at, num_prompt=prompt, num_output=answer)
+        SimulatedRequest(at_s=at, num_prompt=prompt, num_output=answer)
         for at, prompt, answer in zip(at_s, prompts, answers, strict=True)
     ]
 
 
-def cost_us(requests: list[Request], replicas: int, leaps: bool) -> float:
+def cost_us(requests: list[SimulatedRequest], replicas: int, leaps: bool) -> float:
     machine = replica(load_outline("llama-3.1-8b"), find_accelerator("h100-sxm"))
     build = Build(name="h100", scheduler=make_scheduler, pace=Modelled(machine))
     plan = FleetPlan(builds=(build,) * replicas, leaps=leaps)

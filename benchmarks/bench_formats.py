@@ -157,17 +157,17 @@ class Contender:
     def round(self, steps: int) -> tuple[float, float]:
         """Seconds of a prompt's step, and of a step that decodes one sequence (median)."""
         prefill_s, _ = self._enter(PROMPT, 1)
-        _, ask_id = self._enter(CONTEXT, None)
+        _, request_id = self._enter(CONTEXT, None)
         spent = [self._step()[0] for _ in range(steps + 2)][2:]
-        self.driver.end(ask_id)
+        self.driver.end(request_id)
         return prefill_s, statistics.median(spent)
 
     def _enter(self, length: int, max_tokens: int | None) -> tuple[float, str]:
-        """Ask with a new prompt; seconds of the step that computes it, and the ask."""
-        ask_id = self.driver.add(length, max_tokens)
+        """Ask with a new prompt; seconds of the step that computes it, and the request."""
+        request_id = self.driver.add(length, max_tokens)
         spent, num_rows = self._step()
         assert num_rows == length, num_rows
-        return spent, ask_id
+        return spent, request_id
 
     def _step(self) -> tuple[float, int]:
         begun = time.perf_counter()

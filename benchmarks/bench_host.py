@@ -39,7 +39,7 @@ from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation import Drafts, NoDrafts, Open, Room, Verdict
 from ridgeline.records import Event, Sampling, Token
 from ridgeline.serve.generation.collect import Tally
-from ridgeline.serve.generation.request_group import Asks, Job
+from ridgeline.serve.generation.request_group import Job, RequestGroup
 from ridgeline.serve.generation.respond import OpenAiVoice, Telling, UsageWanted
 from ridgeline.serve.metrics.registry import Metrics
 from ridgeline.serve.openai.completion_stream import CompletionVoice
@@ -123,8 +123,8 @@ def steps(
         for name, begun, ended in zip(("plan", "run", "commit", "texts"), at, at[1:], strict=False):
             spent[name].append(ended - begun)
         spent["step"].append(at[-1] - at[0])
-    for ask_id in ids:
-        bench.end(ask_id)
+    for request_id in ids:
+        bench.end(request_id)
     scheduler.drafting._drafts = NoDrafts()
     return row_of(spent)
 
@@ -165,15 +165,15 @@ def drafted(bench: Driver, clock: CpuClock, num_seqs: int, asked: argparse.Names
 
 
 class Listening:
-    """An engine whose events are made up; only what `Asks` and `Metrics` ask of one."""
+    """An engine whose events are made up; only what `RequestGroup` and `Metrics` ask of one."""
 
     def __init__(self, inboxes: AsyncInboxes) -> None:
         self._inboxes = inboxes
 
     async def listen(
-        self, _prompt: object, sampling: Sampling, sink: Any, *, ask_id: str, **_terms: object
+        self, _prompt: object, sampling: Sampling, sink: Any, *, request_id: str, **_terms: object
     ) -> Callable[[], None]:
-        self._inboxes.open(ask_id, sink, sampling.n)
+        self._inboxes.open(request_id, sink, sampling.n)
         return lambda: None
 
     def decode(self, _tokens: Sequence[int]) -> str:
@@ -186,19 +186,23 @@ async def streams(num_streams: int, num_steps: int) -> Row:
     engine = cast("Any", Listening(inboxes))
     metrics = Metrics(engine, "model")
     ids, kept = [f"cmpl-{i:032x}" for i in range(num_streams)], []
-    for ask_id in ids:
+    for request_id in ids:
         prompt, sampling = Prompt(text="a", tokens=(1,)), Sampling(temperature=0.0)
-        job = Job(id=ask_id, prompts=[prompt], sampling=sampling)
-        asks, request = Asks(engine, job, metrics), read(CompletionRequest, b'{"prompt":"a"}')
+        job = Job(id=request_id, prompts=[prompt], sampling=sampling)
+        group, request = (
+            RequestGroup(engine, job, metrics),
+            read(CompletionRequest, b'{"prompt":"a"}'),
+        )
         voice = OpenAiVoice(CompletionVoice(request, job, engine), job, "model", UsageWanted())
-        told = Telling(asks, Tally(job, asks), voice)
+        told = Telling(group, Tally(job, group), voice)
         kept.append(asyncio.create_task(told.run(lambda _: None)))
     await asyncio.sleep(0)
     spent: dict[str, list[float]] = defaultdict(list)
     for _ in range(num_steps):
         at_s = metrics.now()
         events: Sequence[Event] = [
-            Token(ask_id=ask_id, index=0, token=5, text=" hello", at_s=at_s) for ask_id in ids
+            Token(request_id=request_id, index=0, token=5, text=" hello", at_s=at_s)
+            for request_id in ids
         ]
         inboxes._pending.append(events)
         begun = time.thread_time()
@@ -230,8 +234,8 @@ def main() -> None:
     large = np.ones(0 if asked.warm else 8 << 20)
     clock = CpuClock(large.sum)
     forward: Any = bench.parts.runner.decoder.forward
-    for ask_id in bench.decoding(1, 128):
-        bench.end(ask_id)
+    for request_id in bench.decoding(1, 128):
+        bench.end(request_id)
     segment: Any = Timed(clock, forward.whole.segment)
     forward.whole = dataclasses.replace(forward.whole, segment=segment)
     found: dict[str, Row] = {}

@@ -24,7 +24,7 @@ from ridgeline.engine.scheduler import (
     make_policy,
 )
 from ridgeline.engine.scheduler.plan import Sampled, StepPlan, StepResult
-from ridgeline.records import Ask, Sampling
+from ridgeline.records import Request, Sampling
 
 ENDLESS = 1_000_000
 BLOCK_SIZE = 16
@@ -36,9 +36,9 @@ def scripted(plan: StepPlan) -> StepResult:
     return StepResult(tuple(done if run.sample else none for run in plan.runs))
 
 
-def make_ask(number: int, num_prompt: int, sampling: Sampling) -> Ask:
+def make_request(number: int, num_prompt: int, sampling: Sampling) -> Request:
     prompt = (number, *range(1, num_prompt))
-    return Ask(id=str(number), prompt=prompt, sampling=sampling, arrival_s=float(number))
+    return Request(id=str(number), prompt=prompt, sampling=sampling, arrival_s=float(number))
 
 
 def busy(args: argparse.Namespace, *, prefix: bool, sampling: Sampling) -> Scheduler:
@@ -53,7 +53,7 @@ def busy(args: argparse.Namespace, *, prefix: bool, sampling: Sampling) -> Sched
     cache = PrefixCache(pool) if prefix else NoPrefixCache()
     scheduler = Scheduler(limits, make_policy("continuous"), pool, cache)
     for number in range(args.running + args.waiting):
-        scheduler.add(make_ask(number, args.context, sampling))
+        scheduler.add(make_request(number, args.context, sampling))
     for _ in range(args.running):  # one prompt joins in every step
         step(scheduler, 0.0)
     return scheduler

@@ -48,7 +48,13 @@ from ridgeline.measure.server.process import Witness
 from ridgeline.measure.summary import summarise
 from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.subject import Load, dues_s
-from ridgeline.plan.simulate.fleet import Build, FleetPlan, Outcome, Request, simulate_fleet
+from ridgeline.plan.simulate.fleet import (
+    Build,
+    FleetPlan,
+    Outcome,
+    SimulatedRequest,
+    simulate_fleet,
+)
 from ridgeline.plan.simulate.summary import keeps, tpot_of
 from ridgeline.plan.step_time.calibration import Calibration, load_calibration
 from ridgeline.plan.step_time.interference import Busy, Sky, is_fresh
@@ -214,20 +220,20 @@ def numbers(run: RunTrace, bench: Bench) -> dict[str, float]:
 # ---- simulated ---------------------------------------------------------------------------------
 
 
-def requests_of(real: Real) -> list[Request]:
+def requests_of(real: Real) -> list[SimulatedRequest]:
     """The same lengths at the same instants."""
     bench = BENCHES[real.model]
     load = bench.load(real.rate, real.seed)
     dues = dues_s(load)
     asked = bench.workload(real.workload).requests(len(dues), load.seed)
     return [
-        Request(at_s=due, num_prompt=len(each.prompt), num_output=each.max_tokens)
+        SimulatedRequest(at_s=due, num_prompt=len(each.prompt), num_output=each.max_tokens)
         for each, due in zip(asked, dues, strict=True)
     ]
 
 
 def simulated(
-    bench: Bench, requests: list[Request], calibration: Calibration, place: int
+    bench: Bench, requests: list[SimulatedRequest], calibration: Calibration, place: int
 ) -> dict[str, float]:
     """`place`: the seed of where the weather begins."""
     settings = bench.settings

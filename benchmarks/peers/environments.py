@@ -62,9 +62,9 @@ def existing(name: str, folder: Path) -> Path:
     if name not in HELD:
         raise NotThisEnvironmentError(f"{name} cannot be named: it is made here")
     package, wanted = HELD[name]
-    ask = f"import importlib.metadata as m; print(m.version({package!r}))"
+    request = f"import importlib.metadata as m; print(m.version({package!r}))"
     try:
-        told = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True)
+        told = subprocess.run([python, "-c", request], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         raise NotThisEnvironmentError(f"{folder} holds no {package}") from None
     if told.stdout.strip() != wanted:

@@ -17,7 +17,7 @@ from ridgeline.config.settings import settings_from
 from ridgeline.engine.build import assemble
 from ridgeline.engine.config import resolve
 from ridgeline.engine.tokenization.events import EventTexts
-from ridgeline.records import Ask, Sampling
+from ridgeline.records import Request, Sampling
 
 FOREVER = None
 
@@ -35,9 +35,9 @@ class Ridgeline:
     def _add(self, prompt: list[int], tokens: int | None) -> None:
         name = str(next(self.names))
         sampling = Sampling(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-        ask = Ask(id=name, prompt=tuple(prompt), sampling=sampling, arrival_s=self.now_s)
-        self.texts.begin(ask)
-        self.parts.scheduler.add(ask)
+        request = Request(id=name, prompt=tuple(prompt), sampling=sampling, arrival_s=self.now_s)
+        self.texts.begin(request)
+        self.parts.scheduler.add(request)
         self.live.append(name)
 
     def _step(self) -> Any:

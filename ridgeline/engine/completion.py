@@ -6,11 +6,11 @@ import msgspec
 
 from ridgeline.errors import EngineUnavailable
 from ridgeline.records import (
-    Ask,
     Event,
     Failed,
     Finished,
     FinishReason,
+    Request,
     Token,
     TokenLogprobs,
     Usage,
@@ -46,34 +46,34 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionBuilder:
-    """Takes an ask's events; `done` once every choice has ended."""
+    """Takes a request's events; `done` once every choice has ended."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
-        self._tokens: list[list[Token]] = [[] for _ in range(ask.sampling.n)]
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._tokens: list[list[Token]] = [[] for _ in range(request.sampling.n)]
         self._ends: dict[int, Finished] = {}
 
     @property
     def done(self) -> bool:
-        return len(self._ends) == self._ask.sampling.n
+        return len(self._ends) == self._request.sampling.n
 
     def take(self, event: Event) -> None:
-        """Raises EngineUnavailable where the ask failed."""
+        """Raises EngineUnavailable where the request failed."""
         if isinstance(event, Token):
             self._tokens[event.index].append(event)
         elif isinstance(event, Finished):
             self._ends[event.index] = event
         elif isinstance(event, Failed):
-            raise EngineUnavailable(f"ask {event.ask_id} failed: {event.error}")
+            raise EngineUnavailable(f"request {event.request_id} failed: {event.error}")
 
     def completion(self) -> Completion:
         ends = [self._ends[index] for index in range(len(self._tokens))]
         first = next((tokens[0] for tokens in self._tokens if tokens), None)
         return Completion(
-            prompt=self._ask.prompt,
+            prompt=self._request.prompt,
             answers=tuple(map(_answer, self._tokens, ends)),
             usage=Usage(
-                prompt_tokens=len(self._ask.prompt),
+                prompt_tokens=len(self._request.prompt),
                 cached_tokens=ends[0].usage.cached_tokens,
                 completion_tokens=sum(end.usage.completion_tokens for end in ends),
             ),

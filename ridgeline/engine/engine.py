@@ -2,7 +2,7 @@
 
     with Engine.open("demo") as engine:
         engine.generate(["def add(a, b):"], Sampling(max_tokens=32))      a batch, blocking
-        async for event in engine.stream("import os", Sampling()): ...    one ask, token by token
+        async for event in engine.stream("import os", Sampling()): ...    one request, token by token
     ridgeline.generate("demo", "def add(a, b):")                          one line
 
 Instants are seconds on the engine's clock (`clock`, by default `time.perf_counter`).
@@ -38,11 +38,11 @@ from ridgeline.engine.scheduler.queue_limits import Gate, GateLimits
 from ridgeline.engine.validate import check_sampling, check_tokens
 from ridgeline.modelspec.cost import cost_model, kv_bytes_per_token
 from ridgeline.records import (
-    Ask,
     EngineInfo,
     Event,
     Failed,
     Finished,
+    Request,
     Sampling,
     Slo,
     StepStat,
@@ -109,32 +109,32 @@ class Engine:
         each = (
             sampling if isinstance(sampling, Sequence) else [sampling or Sampling()] * len(prompts)
         )
-        asks = [self._ask(p, s) for p, s in zip(prompts, each, strict=True)]
-        builders = {ask.id: CompletionBuilder(ask) for ask in asks}
+        requests = [self._make_request(p, s) for p, s in zip(prompts, each, strict=True)]
+        builders = {request.id: CompletionBuilder(request) for request in requests}
         inbox, waiting = BlockingInbox(), set(builders)
-        for structured in {ask.sampling.structured for ask in asks}:
+        for structured in {request.sampling.structured for request in requests}:
             if structured is not None:
                 self._masks.prepare(structured)
         try:
-            for ask in asks:
-                self._loop.submit(ask, inbox)
+            for request in requests:
+                self._loop.submit(request, inbox)
             events = iter(inbox)
             while waiting:
                 event = next(events)
-                builders[event.ask_id].take(event)
-                if builders[event.ask_id].done:
-                    waiting.discard(event.ask_id)
+                builders[event.request_id].take(event)
+                if builders[event.request_id].done:
+                    waiting.discard(event.request_id)
         finally:
-            for ask_id in waiting:
-                self.abort(ask_id)
+            for request_id in waiting:
+                self.abort(request_id)
         return [builder.completion() for builder in builders.values()]
 
     async def stream(
         self, prompt: Prompt, sampling: Sampling, **terms: Any
     ) -> AsyncGenerator[Event, None]:
-        """The events of one ask, to its end; terms and errors as `listen` has them.
+        """The events of one request, to its end; terms and errors as `listen` has them.
 
-        Closing the generator aborts the ask.
+        Closing the generator aborts the request.
         """
         queue: asyncio.Queue[Sequence[Event]] = asyncio.Queue()
         leave = await self.listen(prompt, sampling, queue.put_nowait, **terms)
@@ -159,33 +159,33 @@ class Engine:
         errand: Errand | None = None,
         **terms: Any,
     ) -> Callable[[], None]:
-        """Ask; from then on `sink` gets the ask's events, on this asyncio loop, a step's at once.
+        """Ask; from then on `sink` gets the request's events, on this asyncio loop, a step's at once.
 
         Returns how to leave: nothing more is heard, and what has not ended is aborted. `errand`:
         tokens go that way, but those that come with the end (`subscribers.py`).
-        `timeout_s`: from now, after which the answer is of no use. `terms`: `ask_id` (any that none
+        `timeout_s`: from now, after which the answer is of no use. `terms`: `request_id` (any that none
         being served has; the engine makes one that nobody else has if it is left out), `priority`,
         `tenant`, `slo` (what the caller was promised), `background` (yields its seat and its blocks
-        to any other ask, `core/lanes.py`).
+        to any other request, `core/lanes.py`).
         Raises BadInput, CannotRun, DoesNotFit, EngineFull or EngineUnavailable.
         """
         if sampling.structured is not None:
             await asyncio.to_thread(self._masks.prepare, sampling.structured)
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
-        ask = self._ask(prompt, sampling, deadline_s=deadline_s, **terms)
+        request = self._make_request(prompt, sampling, deadline_s=deadline_s, **terms)
         inboxes = self._inboxes_here()
-        inbox = inboxes.open(ask.id, sink, sampling.n, errand)
-        leave = partial(self._leave, inboxes, ask.id, inbox)
+        inbox = inboxes.open(request.id, sink, sampling.n, errand)
+        leave = partial(self._leave, inboxes, request.id, inbox)
         try:
-            self._loop.submit_if_admitted(ask, inboxes)
+            self._loop.submit_if_admitted(request, inboxes)
         except BaseException:
-            inboxes.close(ask.id, inbox)
+            inboxes.close(request.id, inbox)
             raise
         return leave
 
-    def abort(self, ask_id: str) -> None:
-        """End an ask; nothing happens if it is unknown or has ended. From any thread."""
-        self._loop.abort(ask_id)
+    def abort(self, request_id: str) -> None:
+        """End a request; nothing happens if it is unknown or has ended. From any thread."""
+        self._loop.abort(request_id)
 
     def logprobs_of(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Log-softmax [T, V] after each of T tokens: what the model thinks comes next.
@@ -249,7 +249,7 @@ class Engine:
     # -- ending
 
     def close(self) -> None:
-        """Stop; unfinished asks end as aborted. Closing twice does nothing."""
+        """Stop; unfinished requests end as aborted. Closing twice does nothing."""
         self._loop.close()
 
     def __enter__(self) -> Engine:
@@ -260,23 +260,23 @@ class Engine:
 
     # -- inside
 
-    def _ask(
+    def _make_request(
         self,
         prompt: Prompt,
         sampling: Sampling,
-        ask_id: str | None = None,
+        request_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
         deadline_s: float | None = None,
         slo: Slo | None = None,
         background: bool = False,
-    ) -> Ask:
+    ) -> Request:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         vocab_size = self.resolved.spec.vocab_size
         check_tokens(tokens, vocab_size)
         check_sampling(sampling, vocab_size, self.resolved.spec.eos_token_ids)
-        return Ask(
-            id=next(self._ids) if ask_id is None else ask_id,
+        return Request(
+            id=next(self._ids) if request_id is None else request_id,
             prompt=tuple(tokens),
             sampling=sampling,
             arrival_s=self._clock(),
@@ -291,9 +291,9 @@ class Engine:
         loop = asyncio.get_running_loop()
         return self._inboxes.setdefault(loop, AsyncInboxes(loop))
 
-    def _leave(self, inboxes: AsyncInboxes, ask_id: str, inbox: Inbox) -> None:
-        if inboxes.close(ask_id, inbox):
-            self.abort(ask_id)
+    def _leave(self, inboxes: AsyncInboxes, request_id: str, inbox: Inbox) -> None:
+        if inboxes.close(request_id, inbox):
+            self.abort(request_id)
         if not inboxes:
             self._inboxes.pop(asyncio.get_running_loop(), None)
 
@@ -322,7 +322,7 @@ def _info(resolved: Resolved, parts: Parts, load_s: float) -> EngineInfo:
 
 def _gate_limits(resolved: Resolved) -> GateLimits:
     return GateLimits(
-        max_asks=resolved.max_num_queued_reqs,
+        max_requests=resolved.max_num_queued_reqs,
         max_tokens=resolved.max_num_queued_tokens,
         throttle=resolved.slo_throttle,
     )

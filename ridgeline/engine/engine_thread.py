@@ -3,13 +3,13 @@
     any thread                    engine thread                          any thread
     submit, abort, call ─inbox─▶  commands, then plan · run · commit ──▶ Subscriber.deliver
 
-Between two steps it takes in every command that has come, so that an ask waits at most one step to
+Between two steps it takes in every command that has come, so that a request waits at most one step to
 be seen and a cancelled one gives its blocks back before the next plan. With nothing to do it sleeps
 until a command comes or the scheduler's next instant.
 
 When the runner fails on a step, the step's runs are tried one by one: those that fail alone end
 with a Failed event, the others go on. When the scheduler itself fails nothing can be trusted any
-more: every ask fails and the engine is dead.
+more: every request fails and the engine is dead.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ridgeline.engine.profiling.step_stats import AskCounts, StepLog, StepTotals
-from ridgeline.engine.scheduler.admission import check_ask
+from ridgeline.engine.profiling.step_stats import RequestCounts, StepLog, StepTotals
+from ridgeline.engine.scheduler.admission import check_request
 from ridgeline.engine.scheduler.plan import Run, Runner, Sampled, StepPlan, StepResult
 from ridgeline.engine.scheduler.queue_limits import Gate
 from ridgeline.engine.scheduler.scheduler import Scheduler
@@ -32,7 +32,7 @@ from ridgeline.engine.tokenization.events import EventTexts
 from ridgeline.engine.tokenization.tokenizer import Tokenizer
 from ridgeline.engine.validate import id_in_use
 from ridgeline.errors import EngineUnavailable, RidgelineError, UserError
-from ridgeline.records import Ask, Event, Failed, FailureCause, Finished
+from ridgeline.records import Event, Failed, FailureCause, Finished, Request
 
 _LOG = logging.getLogger(__name__)
 _MOST_FAILURES = 3  # failed steps in a row after which the engine no longer calls itself healthy
@@ -69,12 +69,12 @@ class EngineLoop:
     ) -> None:
         self.scheduler, self.runner, self.clock = scheduler, runner, clock
         self.gate = gate
-        self.steps, self.counts = StepLog(totals), AskCounts()
+        self.steps, self.counts = StepLog(totals), RequestCounts()
         # no method of this object: a cycle would keep the weights until somebody collects garbage
         self._texts = EventTexts(tokenizer, partial(_stop_at_string, scheduler))
         self._wake = threading.Condition()
         self._inbox: list[Command] = []
-        self._ids: set[str] = set()  # of asks that were submitted and have not ended
+        self._ids: set[str] = set()  # of requests that were submitted and have not ended
         self._listeners: dict[str, _Listener] = {}
         self._open, self._error = True, "the engine is closed"
         self._num_failures = 0
@@ -86,25 +86,25 @@ class EngineLoop:
 
     # -- from any thread
 
-    def submit(self, ask: Ask, subscriber: Subscriber) -> None:
-        """Queue an ask; its events go to `subscriber`. BadInput, DoesNotFit, EngineUnavailable."""
-        check_ask(ask, self.scheduler.limits, self.scheduler.pool)
+    def submit(self, request: Request, subscriber: Subscriber) -> None:
+        """Queue a request; its events go to `subscriber`. BadInput, DoesNotFit, EngineUnavailable."""
+        check_request(request, self.scheduler.limits, self.scheduler.pool)
         with self._wake:
-            self._queue(ask, subscriber)
+            self._queue(request, subscriber)
 
-    def submit_if_admitted(self, ask: Ask, subscriber: Subscriber) -> None:
+    def submit_if_admitted(self, request: Request, subscriber: Subscriber) -> None:
         """As `submit`, for a caller who would rather hear EngineFull than wait without end."""
-        check_ask(ask, self.scheduler.limits, self.scheduler.pool)
+        check_request(request, self.scheduler.limits, self.scheduler.pool)
         with self._wake:
-            self._check_new(ask.id)
-            self.gate.admit(ask.id, len(ask.prompt), ask.slo, self.clock())
-            self._queue(ask, subscriber)
+            self._check_new(request.id)
+            self.gate.admit(request.id, len(request.prompt), request.slo, self.clock())
+            self._queue(request, subscriber)
 
-    def abort(self, ask_id: str) -> None:
-        """End an ask; nothing happens if it is unknown or has ended."""
+    def abort(self, request_id: str) -> None:
+        """End a request; nothing happens if it is unknown or has ended."""
         with self._wake:
-            if self._open and ask_id in self._ids:
-                self._send(lambda: self.scheduler.cancel(ask_id, self.clock()))
+            if self._open and request_id in self._ids:
+                self._send(lambda: self.scheduler.cancel(request_id, self.clock()))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function between two steps, where it may use the runner."""
@@ -123,22 +123,22 @@ class EngineLoop:
         return alive and (due_s is None or self.clock() - due_s < stall_s)
 
     def close(self) -> None:
-        """Stop after the step that is running; unfinished asks end as aborted."""
+        """Stop after the step that is running; unfinished requests end as aborted."""
         with self._wake:
             self._open = False
             self._wake.notify()
         self._thread.join()
 
-    def _check_new(self, ask_id: str) -> None:
+    def _check_new(self, request_id: str) -> None:
         if not self._open:
             raise EngineUnavailable(self._error)
-        if ask_id in self._ids:
-            raise id_in_use(ask_id)
+        if request_id in self._ids:
+            raise id_in_use(request_id)
 
-    def _queue(self, ask: Ask, subscriber: Subscriber) -> None:
-        self._check_new(ask.id)
-        self._send(partial(self._add, ask, subscriber))
-        self._ids.add(ask.id)
+    def _queue(self, request: Request, subscriber: Subscriber) -> None:
+        self._check_new(request.id)
+        self._send(partial(self._add, request, subscriber))
+        self._ids.add(request.id)
 
     def _send(self, command: Command) -> None:
         if not self._open:
@@ -190,23 +190,23 @@ class EngineLoop:
         wake_s = self.scheduler.next_wake_s(now_s)
         return None if wake_s is None else max(0.0, wake_s - now_s)
 
-    def _add(self, ask: Ask, subscriber: Subscriber) -> Sequence[Event]:
-        self._listeners[ask.id] = _Listener(subscriber, ask.sampling.n)
-        self._texts.begin(ask)
-        self.counts.asked(ask)
+    def _add(self, request: Request, subscriber: Subscriber) -> Sequence[Event]:
+        self._listeners[request.id] = _Listener(subscriber, request.sampling.n)
+        self._texts.begin(request)
+        self.counts.asked(request)
         try:
-            self.scheduler.add(ask)
+            self.scheduler.add(request)
         except RidgelineError as error:  # `submit` has checked it: this should not happen
-            return [Failed(ask_id=ask.id, at_s=self.clock(), error=str(error))]
+            return [Failed(request_id=request.id, at_s=self.clock(), error=str(error))]
         return ()
 
     def _tell(self, events: Sequence[Event]) -> None:
         """Texts to the events, and the events to whoever listens: one delivery for each."""
         post: dict[Subscriber, list[Event]] = {}
         listeners = self._listeners
-        told = self._texts.put([event for event in events if event.ask_id in listeners])
+        told = self._texts.put([event for event in events if event.request_id in listeners])
         for event in told:
-            post.setdefault(listeners[event.ask_id].subscriber, []).append(event)
+            post.setdefault(listeners[event.request_id].subscriber, []).append(event)
         if told:
             with self._wake:
                 for event in told:
@@ -219,16 +219,16 @@ class EngineLoop:
         self.gate.saw(event)
         if isinstance(event, Finished | Failed):
             self.counts.told(event)
-            listener = self._listeners[event.ask_id]
+            listener = self._listeners[event.request_id]
             listener.num_unfinished -= 1
             if isinstance(event, Failed) or not listener.num_unfinished:
-                self._forget(event.ask_id)
+                self._forget(event.request_id)
 
-    def _forget(self, ask_id: str) -> None:
-        del self._listeners[ask_id]
-        self._texts.end(ask_id)
-        self._ids.discard(ask_id)
-        self.gate.ended(ask_id)
+    def _forget(self, request_id: str) -> None:
+        del self._listeners[request_id]
+        self._texts.end(request_id)
+        self._ids.discard(request_id)
+        self.gate.ended(request_id)
 
     # -- when something fails
 
@@ -236,7 +236,7 @@ class EngineLoop:
         try:
             result = self.runner.run(plan)
         except Exception as error:
-            if _is_asks_own(error):
+            if _is_request_error(error):
                 _LOG.warning("step %d failed: %s", plan.index, error)
             else:
                 _LOG.exception("step %d failed", plan.index)
@@ -246,7 +246,7 @@ class EngineLoop:
         return result
 
     def _one_by_one(self, plan: StepPlan, error: Exception) -> StepResult:
-        """Every run alone; those that fail again fail their asks. Copies may be done twice."""
+        """Every run alone; those that fail again fail their requests. Copies may be done twice."""
         if len(plan.runs) == 1:
             return StepResult((self._fail(plan.runs[0], error),))
         copies = [plan.copies, *[()] * (len(plan.runs) - 1)]
@@ -260,18 +260,18 @@ class EngineLoop:
             return self._fail(plan.runs[0], error)
 
     def _fail(self, run: Run, error: Exception) -> Sampled:
-        """Fail the run's ask. The scheduler ignores what is committed for it."""
-        ask_id = self.scheduler.ask_id(run)
-        if ask_id is not None:
+        """Fail the run's request. The scheduler ignores what is committed for it."""
+        request_id = self.scheduler.request_id(run)
+        if request_id is not None:
             is_request = isinstance(error, UserError)
             told = str(error) if is_request else f"{type(error).__name__}: {error}"
             cause: FailureCause = "request" if is_request else "error"
-            self._tell(self.scheduler.fail(ask_id, told, cause=cause))
+            self._tell(self.scheduler.fail(request_id, told, cause=cause))
         return Sampled()
 
     def _cancel_all(self) -> None:
-        for ask_id in list(self._listeners):
-            self._tell(self.scheduler.cancel(ask_id, self.clock()))
+        for request_id in list(self._listeners):
+            self._tell(self.scheduler.cancel(request_id, self.clock()))
 
     def _die(self, error: str) -> None:
         """Nothing can be trusted any more: everybody is told, those in the inbox too."""
@@ -281,14 +281,14 @@ class EngineLoop:
         for command in commands:
             with suppress(Exception):
                 command()
-        for ask_id, listener in list(self._listeners.items()):
-            failed = Failed(ask_id=ask_id, at_s=self.clock(), error=error)
+        for request_id, listener in list(self._listeners.items()):
+            failed = Failed(request_id=request_id, at_s=self.clock(), error=error)
             listener.subscriber.deliver([failed])
             with self._wake:
                 self._account(failed)
 
 
-def _is_asks_own(error: Exception) -> bool:
+def _is_request_error(error: Exception) -> bool:
     """A row that leaves no token to choose, a grammar out of fuel: no sign of ill health. (A
     division by zero, which is an ArithmeticError too, is ours.)"""
     return type(error) is ArithmeticError or isinstance(error, UserError)
@@ -304,5 +304,5 @@ def _resolve(future: Future[T], function: Callable[[], T]) -> Sequence[Event]:
     return ()
 
 
-def _stop_at_string(scheduler: Scheduler, ask_id: str, index: int, stop: str) -> list[Event]:
-    return scheduler.finish(ask_id, index, "stop", stop_reason=stop)
+def _stop_at_string(scheduler: Scheduler, request_id: str, index: int, stop: str) -> list[Event]:
+    return scheduler.finish(request_id, index, "stop", stop_reason=stop)

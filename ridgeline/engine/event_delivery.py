@@ -19,7 +19,7 @@ class Errand(Protocol):
     errands of one loop go together."""
 
     def add(self, text: str, at_s: float) -> bool:
-        """A token's text; False where the way has ended and its ask's sink is to be told."""
+        """A token's text; False where the way has ended and its request's sink is to be told."""
         ...
 
     def go(self) -> None:
@@ -28,7 +28,7 @@ class Errand(Protocol):
 
 
 class BlockingInbox:
-    """For a thread that waits: the events of all asks submitted with it, in order."""
+    """For a thread that waits: the events of all requests submitted with it, in order."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Sequence[Event]] = SimpleQueue()
@@ -43,7 +43,7 @@ class BlockingInbox:
 
 
 class Inbox:
-    """One ask's place in an asyncio loop: its events of a step reach `sink` in one call.
+    """One request's place in an asyncio loop: its events of a step reach `sink` in one call.
 
     Called on the loop, so it must neither block nor raise.
     """
@@ -67,13 +67,13 @@ class Inbox:
 
 
 class AsyncInboxes:
-    """For one asyncio loop: one sink per ask, one wake-up per engine step.
+    """For one asyncio loop: one sink per request, one wake-up per engine step.
 
     Waking a loop from another thread costs a system call; with one call per token, 64 streams would
     cost the engine thread more than planning the step. Where the loop is behind, what several steps
     had to say is handed over at once: whoever writes it to a socket writes once.
 
-    An ask may bring an errand. Its tokens then go that way, in the step that made them, and wake no
+    A request may bring an errand. Its tokens then go that way, in the step that made them, and wake no
     loop; whatever else is to be said of it, and the tokens that come with its end, reach its sink.
     """
 
@@ -81,29 +81,29 @@ class AsyncInboxes:
         self._loop = loop
         self._inboxes: dict[str, Inbox] = {}
         self._errands: dict[str, Errand] = {}
-        self._silent: dict[str, None] = {}  # asks without a token so far
+        self._silent: dict[str, None] = {}  # requests without a token so far
         self._pending: deque[Sequence[Event]] = deque()
 
     def open(
-        self, ask_id: str, sink: Sink, num_choices: int, errand: Errand | None = None
+        self, request_id: str, sink: Sink, num_choices: int, errand: Errand | None = None
     ) -> Inbox:
-        """On the loop: where the ask's events will go. BadInput where its id is in use."""
-        if ask_id in self._inboxes:
-            raise id_in_use(ask_id)
-        inbox = self._inboxes[ask_id] = Inbox(sink, num_choices)
+        """On the loop: where the request's events will go. BadInput where its id is in use."""
+        if request_id in self._inboxes:
+            raise id_in_use(request_id)
+        inbox = self._inboxes[request_id] = Inbox(sink, num_choices)
         if errand is None:
-            self._silent[ask_id] = None
+            self._silent[request_id] = None
         else:
-            self._errands[ask_id] = errand
+            self._errands[request_id] = errand
         return inbox
 
-    def close(self, ask_id: str, inbox: Inbox) -> bool:
+    def close(self, request_id: str, inbox: Inbox) -> bool:
         """On the loop: nobody hears them any more. Whether something could still have come."""
-        if self._inboxes.get(ask_id) is not inbox:
+        if self._inboxes.get(request_id) is not inbox:
             return False  # it has ended, and the id may be another's by now
-        del self._inboxes[ask_id]
-        self._silent.pop(ask_id, None)
-        self._errands.pop(ask_id, None)
+        del self._inboxes[request_id]
+        self._silent.pop(request_id, None)
+        self._errands.pop(request_id, None)
         return True
 
     def deliver(self, events: Sequence[Event]) -> None:
@@ -119,13 +119,13 @@ class AsyncInboxes:
     def _send_off(self, events: Sequence[Event]) -> Sequence[Event]:
         """On the engine's thread: tokens go with their errands; what is left."""
         ended = {
-            event.ask_id for event in events if type(event) is Finished or type(event) is Failed
+            event.request_id for event in events if type(event) is Finished or type(event) is Failed
         }
         left: list[Event] = []
         last: Errand | None = None
         for event in events:
-            if type(event) is Token and event.ask_id not in ended:
-                errand = self._errands.get(event.ask_id)
+            if type(event) is Token and event.request_id not in ended:
+                errand = self._errands.get(event.request_id)
                 if errand is not None and errand.add(event.text, event.at_s):
                     last = errand
                     continue
@@ -135,28 +135,28 @@ class AsyncInboxes:
         return left
 
     def _spread(self) -> None:
-        """Ask by ask; before all others those that wait for their first token, which would else
+        """Ask by request; before all others those that wait for their first token, which would else
         stand behind every other stream's next one."""
         told: dict[str, list[Event]] = {}
         while self._pending:
             for event in self._pending.popleft():
-                if (known := told.get(event.ask_id)) is not None:
+                if (known := told.get(event.request_id)) is not None:
                     known.append(event)
                 else:
-                    told[event.ask_id] = [event]
-        for ask_id in [ask_id for ask_id in self._silent if ask_id in told]:
-            self._hand(ask_id, told.pop(ask_id))
-        for ask_id, events in told.items():
-            self._hand(ask_id, events)
+                    told[event.request_id] = [event]
+        for request_id in [request_id for request_id in self._silent if request_id in told]:
+            self._hand(request_id, told.pop(request_id))
+        for request_id, events in told.items():
+            self._hand(request_id, events)
 
-    def _hand(self, ask_id: str, events: Sequence[Event]) -> None:
-        inbox = self._inboxes.get(ask_id)
+    def _hand(self, request_id: str, events: Sequence[Event]) -> None:
+        inbox = self._inboxes.get(request_id)
         if inbox is None:
             return
-        if ask_id in self._silent and any(isinstance(event, Token) for event in events):
-            del self._silent[ask_id]
+        if request_id in self._silent and any(isinstance(event, Token) for event in events):
+            del self._silent[request_id]
         if inbox.take(events):
-            self.close(ask_id, inbox)
+            self.close(request_id, inbox)
 
     def __bool__(self) -> bool:
         """Whether anybody still hears."""

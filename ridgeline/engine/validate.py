@@ -1,4 +1,4 @@
-"""What only the engine can check of an ask: that token ids exist in this model's vocabulary."""
+"""What only the engine can check of a request: that token ids exist in this model's vocabulary."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ridgeline.errors import BadInput
 from ridgeline.records import Sampling
 
 
-def id_in_use(ask_id: str) -> BadInput:
-    """The error for a second ask of the same name."""
-    return BadInput("an ask with this id is being served", value=ask_id, fix="use a new id")
+def id_in_use(request_id: str) -> BadInput:
+    """The error for a second request of the same name."""
+    return BadInput("a request with this id is being served", value=request_id, fix="use a new id")
 
 
 def check_tokens(tokens: Collection[int], vocab_size: int, what: str = "the prompt") -> None:

@@ -43,7 +43,7 @@ class Source(Protocol):
         prompt: str | Sequence[int],
         sampling: Sampling,
         *,
-        ask_id: str | None = None,
+        request_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
     ) -> AsyncIterator[Event]: ...
@@ -83,7 +83,7 @@ class InProcessTarget:
             self._render_chat(prompt) if isinstance(prompt, Chat) else prompt,
             sampling_of(request),
             # unique beyond this run: equal seeds give equal ids, and an aborted ask may linger
-            ask_id=f"{request.id}#{next(self._serials)}",
+            request_id=f"{request.id}#{next(self._serials)}",
             tenant=request.tenant,
         )
         last_s: float | None = None

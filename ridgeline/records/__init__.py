@@ -1,6 +1,5 @@
 """The records that every part shares: what was asked, what happened, what was promised."""
 
-from ridgeline.records.ask import Ask, Sampling, Structured
 from ridgeline.records.events import (
     Event,
     Failed,
@@ -14,11 +13,11 @@ from ridgeline.records.events import (
     Usage,
 )
 from ridgeline.records.profile import OperatorTime, PhaseProfile, ProfiledPhase, StepProfile
+from ridgeline.records.request import Request, Sampling, Structured
 from ridgeline.records.slo import Slo
 from ridgeline.records.trace import CountedBy, EngineInfo, RequestTrace, RunTrace, StepStat
 
 __all__ = [
-    "Ask",
     "CountedBy",
     "EngineInfo",
     "Event",
@@ -30,6 +29,7 @@ __all__ = [
     "PhaseProfile",
     "Preempted",
     "ProfiledPhase",
+    "Request",
     "RequestTrace",
     "RunTrace",
     "Sampling",

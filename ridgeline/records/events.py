@@ -1,4 +1,4 @@
-"""What the engine says happened, in order, per ask. Instants are seconds on the engine's clock."""
+"""What the engine says happened, in order, per request. Instants are seconds on the engine's clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts of one ask; `cached_tokens`: the part of the prompt from the prefix cache."""
+    """Token counts of one request; `cached_tokens`: the part of the prompt from the prefix cache."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -27,9 +27,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """The scheduler gave the ask its first share of a step: the end of its queue time."""
+    """The scheduler gave the request its first share of a step: the end of its queue time."""
 
-    ask_id: str
+    request_id: str
     at_s: float
     cached_tokens: int
 
@@ -42,7 +42,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
     only; its first entry is None (nothing predicts the first token of a prompt).
     """
 
-    ask_id: str
+    request_id: str
     index: int
     token: int
     text: str
@@ -54,7 +54,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
 class Preempted(msgspec.Struct, frozen=True, kw_only=True, tag="preempted"):
     """The sequence lost its blocks and will be recomputed. No token that was sent is taken back."""
 
-    ask_id: str
+    request_id: str
     index: int
     at_s: float
 
@@ -62,7 +62,7 @@ class Preempted(msgspec.Struct, frozen=True, kw_only=True, tag="preempted"):
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     """Choice `index` ended. `text` was held back until now; `stop_reason`: the string or token."""
 
-    ask_id: str
+    request_id: str
     index: int
     reason: FinishReason
     at_s: float
@@ -75,13 +75,13 @@ FailureCause = Literal["error", "deadline", "request"]
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The engine could not serve the ask; nothing further follows for it.
+    """The engine could not serve the request; nothing further follows for it.
 
     `cause` "deadline": it was given up because nobody wants the answer any more; "request": what it
     asks for cannot be done, and asking again will not help.
     """
 
-    ask_id: str
+    request_id: str
     at_s: float
     error: str
     cause: FailureCause = "error"

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server: HTTP into asks, events into HTTP. It decides nothing."""
+"""The OpenAI-compatible server: HTTP into requests, events into HTTP. It decides nothing."""

@@ -2,11 +2,11 @@
 
 `ridgeline.engine.engine.Engine` has this shape; the tests hand in a scripted one. Invariants:
 
-- `listen` hands the events of one ask to `sink` in order, on the running loop, those of one step in
+- `listen` hands the events of one request to `sink` in order, on the running loop, those of one step in
   one call; every choice ends in exactly one `Finished`, unless a `Failed` ends the whole ask. It
   returns how to leave: then nothing more is heard, and what has not ended is aborted. A `UserError`
   (prompt too long, a grammar that cannot be compiled, …) or `EngineFull` is raised instead.
-- `abort` may be called at any time, from the event loop, for an ask that is unknown or has ended.
+- `abort` may be called at any time, from the event loop, for a request that is unknown or has ended.
 - `counters` only ever grow where they count; `healthy` is True while the engine makes progress.
 - None of these blocks the event loop for longer than a lock's hand-over.
 """
@@ -64,7 +64,7 @@ class ServedEngine(Protocol):
         timeout_s: float | None = None,
         **terms: Any,
     ) -> Callable[[], None]:
-        """`terms`: ask_id, priority, tenant, slo, background, as `Engine.listen` has them, and
+        """`terms`: request_id, priority, tenant, slo, background, as `Engine.listen` has them, and
         `errand` where there is one."""
         ...
 
@@ -74,7 +74,7 @@ class ServedEngine(Protocol):
         """The last layer's states of a text, pooled: one number per dimension."""
         ...
 
-    def abort(self, ask_id: str) -> None: ...
+    def abort(self, request_id: str) -> None: ...
 
     def counters(self) -> Mapping[str, float]: ...
 

@@ -113,7 +113,7 @@ def anthropic_body(error: ApiError) -> dict[str, object]:
 
 
 def of_failure(failed: Failed) -> ApiError:
-    """What a client may be told about an ask that ended in `Failed`."""
+    """What a client may be told about a request that ended in `Failed`."""
     if failed.cause == "deadline":
         return ApiError(408, "the answer was not ready by the time given in timeout_ms")
     return ApiError(400 if failed.cause == "request" else 500, scrub(failed.error))

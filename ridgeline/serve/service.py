@@ -19,7 +19,7 @@ from ridgeline.serve.auth.rate_limit import Account, Accounts
 from ridgeline.serve.config import Caps, ServerOptions
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.errors import ApiError
-from ridgeline.serve.generation.request_group import Asks, Job, Terms, free
+from ridgeline.serve.generation.request_group import Job, RequestGroup, Terms, free
 from ridgeline.serve.generation.respond import answer_headers, request_id_of
 from ridgeline.serve.http.drain import Drain
 from ridgeline.serve.http.sse import encode, read_body
@@ -69,7 +69,7 @@ class Service:
         self.classes = options.classes
         self.accounts = Accounts(self.ring, options.requests_per_minute, options.tokens_per_minute)
         self.created = int(time.time())
-        self._open: WeakSet[Asks] = WeakSet()  # who is answered is forgotten by itself
+        self._open: WeakSet[RequestGroup] = WeakSet()  # who is answered is forgotten by itself
 
     async def body(self, request: Request) -> bytes:
         """The request's body, within the limits of size and time."""
@@ -112,17 +112,17 @@ class Service:
             raise
         return Order(job, answer_headers(request_id, wish.ignored) | fee)
 
-    def asks(self, job: Job, *, stream: bool) -> Asks:
-        """The asks of a job; of a whole answer nobody hears before a choice ends."""
+    def group(self, job: Job, *, stream: bool) -> RequestGroup:
+        """The requests of a job; of a whole answer nobody hears before a choice ends."""
         interval = self.options.stream_interval if stream else math.inf
-        asks = Asks(self.engine, job, self.metrics, interval)
-        self._open.add(asks)
-        return asks
+        group = RequestGroup(self.engine, job, self.metrics, interval)
+        self._open.add(group)
+        return group
 
     def cut_off(self) -> None:
         """The server stops now: whoever still waits for an answer is told so."""
-        for asks in list(self._open):
-            asks.fail(self.drain.refusal())
+        for group in list(self._open):
+            group.fail(self.drain.refusal())
 
     def _payer(self, account: Account) -> Callable[[int], None]:
         """Who is told of output tokens; called for every one of them."""

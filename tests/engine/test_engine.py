@@ -58,10 +58,10 @@ def test_each_prompt_may_have_its_own_sampling(engine: Engine) -> None:
 
 
 async def test_a_stream_tells_the_same_in_order(engine: Engine) -> None:
-    events = await events_of(engine.stream(PROMPT, GREEDY, ask_id="mine"))
+    events = await events_of(engine.stream(PROMPT, GREEDY, request_id="mine"))
     [expected] = engine.generate([PROMPT], GREEDY)
     assert isinstance(events[0], Started) and isinstance(events[-1], Finished)
-    assert {event.ask_id for event in events} == {"mine"}
+    assert {event.request_id for event in events} == {"mine"}
     assert tuple(tokens_of(events)) == expected.tokens and text_of(events) == expected.text
     instants = [event.at_s for event in events]
     assert instants == sorted(instants)
@@ -149,13 +149,13 @@ async def test_tenants_share_no_prefix(engine: Engine) -> None:
 
 async def test_closing_a_stream_gives_everything_back(engine: Engine) -> None:
     endless = Sampling(temperature=0.0, max_tokens=1500, ignore_eos=True)
-    async with aclosing(engine.stream(PROMPT, endless, ask_id="left")) as stream:
+    async with aclosing(engine.stream(PROMPT, endless, request_id="left")) as stream:
         async for event in stream:
             if isinstance(event, Token):
                 break
     await _until(lambda: engine.counters()["num_requests_running"] == 0)
     assert engine.counters()["kv_cache_usage_perc"] == 0
-    assert tokens_of(await events_of(engine.stream(PROMPT, GREEDY, ask_id="left")))
+    assert tokens_of(await events_of(engine.stream(PROMPT, GREEDY, request_id="left")))
 
 
 async def _until(done: object, timeout_s: float = 10.0) -> None:
@@ -169,7 +169,7 @@ async def _until(done: object, timeout_s: float = 10.0) -> None:
 async def test_abort_ends_the_stream(engine: Engine) -> None:
     endless = Sampling(temperature=0.0, max_tokens=1500, ignore_eos=True, n=2)
     events = []
-    async for event in engine.stream(PROMPT, endless, ask_id="stop me"):
+    async for event in engine.stream(PROMPT, endless, request_id="stop me"):
         events.append(event)
         if len(tokens_of(events)) == 3:
             engine.abort("stop me")
@@ -178,7 +178,7 @@ async def test_abort_ends_the_stream(engine: Engine) -> None:
     engine.abort("unknown")
 
 
-async def test_a_deadline_that_has_passed_fails_the_ask(engine: Engine) -> None:
+async def test_a_deadline_that_has_passed_fails_the_request(engine: Engine) -> None:
     events = await events_of(engine.stream(PROMPT, GREEDY, timeout_s=0.0))
     assert isinstance(events[-1], Failed) and "deadline" in events[-1].error
 

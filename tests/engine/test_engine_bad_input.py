@@ -94,22 +94,22 @@ async def test_streams_raise_before_the_first_event(engine: Engine) -> None:
 
 
 async def test_an_id_in_use(engine: Engine) -> None:
-    first = engine.stream("a", Sampling(max_tokens=100, ignore_eos=True), ask_id="same")
+    first = engine.stream("a", Sampling(max_tokens=100, ignore_eos=True), request_id="same")
     await anext(first)
     with pytest.raises(BadInput, match="being served"):
-        await anext(engine.stream("b", GREEDY, ask_id="same"))
+        await anext(engine.stream("b", GREEDY, request_id="same"))
     assert len([event async for event in first]) > 10  # the first one does not suffer
     await asyncio.sleep(0)
-    assert [event async for event in engine.stream("b", GREEDY, ask_id="same")]
+    assert [event async for event in engine.stream("b", GREEDY, request_id="same")]
 
 
 async def test_ids_that_the_engine_makes_are_nobody_elses(engine: Engine) -> None:
     """However plain the ids are that callers choose, before or after it made its own."""
     endless = Sampling(max_tokens=100, ignore_eos=True)
     made = engine.stream("a", endless)
-    chosen = [engine.stream("a", endless, ask_id=f"ask-{i}") for i in range(40)]
+    chosen = [engine.stream("a", endless, request_id=f"ask-{i}") for i in range(40)]
     more = [engine.stream("b", GREEDY) for _ in range(45)]
-    ids = [(await anext(stream)).ask_id for stream in (made, *chosen, *more)]
+    ids = [(await anext(stream)).request_id for stream in (made, *chosen, *more)]
     assert len(set(ids)) == len(ids) == 86
     for stream in (made, *chosen, *more):
         await stream.aclose()

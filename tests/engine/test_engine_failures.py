@@ -50,7 +50,7 @@ async def collect(engine: Engine, prompt: list[int]) -> list[Event]:
     return [event async for event in engine.stream(prompt, GREEDY)]
 
 
-async def test_only_the_ask_that_fails_fails() -> None:
+async def test_only_the_request_that_fails_fails() -> None:
     """Three in one step, one of them poisoned; the others answer as without it."""
     with engine_with(poisoned) as engine:
         alone = [(await collect(engine, prompt))[1:] for prompt in ([5, 6, 7], [8, 9])]
@@ -120,8 +120,8 @@ async def test_health_is_progress_not_existence() -> None:
         assert engine.healthy(stall_s=20)
 
 
-def test_asks_that_come_while_closing_are_answered_or_refused() -> None:
-    """Nobody may wait for ever: every ask ends, whichever moment it came in."""
+def test_requests_that_come_while_closing_are_answered_or_refused() -> None:
+    """Nobody may wait for ever: every request ends, whichever moment it came in."""
     for pause_s in (0.0, 0.001, 0.005):
         engine = engine_with(lambda plan: None)
         ended: list[object] = []
@@ -185,7 +185,7 @@ def test_a_drafter_that_cannot_choose_ends_nobody() -> None:
     ("error", "healthy"),
     [(ArithmeticError, True), (RuntimeError, False), (ZeroDivisionError, False)],
 )
-def test_health_is_not_lost_by_what_asks_bring_upon_themselves(
+def test_health_is_not_lost_by_what_requests_bring_upon_themselves(
     error: type[Exception], healthy: bool
 ) -> None:
     def fault(plan: StepPlan) -> None:

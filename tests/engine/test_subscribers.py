@@ -12,20 +12,20 @@ from ridgeline.records import Event, Finished, Started, Token, Usage
 USAGE = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
 
 
-def token(ask_id: str) -> Token:
-    return Token(ask_id=ask_id, index=0, token=1, text="a", at_s=0.0)
+def token(request_id: str) -> Token:
+    return Token(request_id=request_id, index=0, token=1, text="a", at_s=0.0)
 
 
-def started(ask_id: str) -> Started:
-    return Started(ask_id=ask_id, at_s=0.0, cached_tokens=0)
+def started(request_id: str) -> Started:
+    return Started(request_id=request_id, at_s=0.0, cached_tokens=0)
 
 
-def finished(ask_id: str) -> Finished:
-    return Finished(ask_id=ask_id, index=0, reason="stop", at_s=0.0, usage=USAGE)
+def finished(request_id: str) -> Finished:
+    return Finished(request_id=request_id, index=0, reason="stop", at_s=0.0, usage=USAGE)
 
 
 class Ears:
-    """Asks a, b, c and what was said to them, in order."""
+    """Requests a, b, c and what was said to them, in order."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, list[str]]] = []

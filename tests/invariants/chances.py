@@ -10,7 +10,7 @@ from tests.invariants.world import World
 
 
 def add_random(world: World, pick: Callable[[int, int], int]) -> None:
-    """Add an ask that fits; `pick(low, high)` chooses, both ends included. Few prompts, so that
+    """Add a request that fits; `pick(low, high)` chooses, both ends included. Few prompts, so that
     beginnings are often shared; half of them are a longer version of another."""
     places = world.setup.num_blocks * world.setup.block_size
     num_prompt = pick(1, min(places - 1, 16))
@@ -44,14 +44,14 @@ def end_random(world: World, pick: Callable[[int, int], int]) -> None:
     unfinished = world.unfinished()
     if not unfinished:
         return
-    ask_id, index = unfinished[pick(0, len(unfinished) - 1)]
+    request_id, index = unfinished[pick(0, len(unfinished) - 1)]
     how = pick(0, 2)
     if how == 0:
-        world.cancel(ask_id)
+        world.cancel(request_id)
     elif how == 1:
-        world.fail(ask_id)
+        world.fail(request_id)
     else:
-        world.finish(ask_id, index)
+        world.finish(request_id, index)
 
 
 def fork_random(world: World, pick: Callable[[int, int], int]) -> None:

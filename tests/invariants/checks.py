@@ -32,12 +32,12 @@ class Before:
         self.back = [list(lane.returning._live.values()) for lane in roster.lanes]
         expired = [
             choices
-            for choices in roster.asks.values()
-            if choices.started and (choices.ask.deadline_s or math.inf) <= world.now_s
+            for choices in roster.requests.values()
+            if choices.started and (choices.request.deadline_s or math.inf) <= world.now_s
         ]
         self.num_started = []
         for lane in roster.lanes:  # it and the better ones
-            gone = [c for c in expired if c.ask.background <= lane.rank]
+            gone = [c for c in expired if c.request.background <= lane.rank]
             started = sum(each.num_started for each in roster.up_to(lane))
             self.num_started.append(started - sum(choices.num_unfinished for choices in gone))
 
@@ -46,13 +46,13 @@ def check_roster(world: World) -> None:
     roster, running = world.scheduler._roster, world.running
     assert len(running) <= world.setup.max_num_seqs
     assert [seq.key for seq in running] == sorted(seq.key for seq in running)
-    assert {seq.ask.id for seq in running} <= set(roster.asks)
-    live = [seq for choices in roster.asks.values() for seq in choices.live.values()]
-    assert sum(c.num_unfinished for c in roster.asks.values()) == roster.num_unfinished
+    assert {seq.request.id for seq in running} <= set(roster.requests)
+    live = [seq for choices in roster.requests.values() for seq in choices.live.values()]
+    assert sum(c.num_unfinished for c in roster.requests.values()) == roster.num_unfinished
     for lane in roster.lanes:
-        asks = [c for c in roster.asks.values() if c.ask.background == lane.rank]
-        assert sum(c.num_unfinished for c in asks if c.started) == lane.num_started
-        own = [seq for seq in live if seq.ask.background == lane.rank]
+        requests = [c for c in roster.requests.values() if c.request.background == lane.rank]
+        assert sum(c.num_unfinished for c in requests if c.started) == lane.num_started
+        own = [seq for seq in live if seq.request.background == lane.rank]
         assert lane.num_running == sum(seq.state is State.RUNNING for seq in own)
         assert len(own) == lane.num_running + len(lane.fresh) + len(lane.returning)
     assert sum(lane.num_running for lane in roster.lanes) == len(running)
@@ -77,7 +77,10 @@ def check_pool(world: World) -> None:
     for seq in running:
         assert len(set(seq.blocks)) == len(seq.blocks) >= pool.blocks_for(seq.computed)
         for place, block in enumerate(seq.blocks):
-            assert places.setdefault(block, (seq.ask.tenant, place)) == (seq.ask.tenant, place)
+            assert places.setdefault(block, (seq.request.tenant, place)) == (
+                seq.request.tenant,
+                place,
+            )
 
 
 def check_cache(world: World, cache: PrefixCache) -> None:
@@ -95,7 +98,7 @@ def check_plan(world: World, plan: StepPlan, before: Before) -> None:
     ids = [run.seq_id for run in plan.runs]
     assert len(set(ids)) == len(ids) <= world.setup.max_num_seqs
     first = before.first
-    if first is not None and first.state is not State.FINISHED and not first.ask.background:
+    if first is not None and first.state is not State.FINISHED and not first.request.background:
         assert first.id in ids, "the first in order was preempted or left out"
     known = [len(run.tokens) - run.num_drafts for run in plan.runs]
     prompts = [count for count in known if count > 1]

@@ -1,6 +1,6 @@
-"""Serve asks with a real model under any schedule, step by step in this thread.
+"""Serve requests with a real model under any schedule, step by step in this thread.
 
-`alone` is the truth: one ask, one choice, the whole prompt in one step, nothing shared. `check`
+`alone` is the truth: one request, one choice, the whole prompt in one step, nothing shared. `check`
 compares any other schedule with it, token for token. Where they part, the difference must be one
 that rounding can make: the other token is within `Model.slack` of being chosen from the logits that
 `alone` chose from. It is printed. Logits of `Model.logits`, without a cache, would not do for that:
@@ -55,7 +55,7 @@ from ridgeline.engine.speculate.verify.verifier import Drawn, Verifier, Witness
 from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype, with_kv_dtype
-from ridgeline.records import Ask, Event, Failed, Token
+from ridgeline.records import Event, Failed, Request, Token
 
 TREE = parse_tree("[(0,), (0, 0), (0, 0, 0), (0, 1), (1,), (1, 0), (2,)]")
 SLACK = 1e-4
@@ -127,7 +127,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How asks are served. `arrives[i]`: the step before which ask i comes (missing: the first)."""
+    """How requests are served. `arrives[i]`: the step before which request i comes (missing: the first)."""
 
     num_blocks: int = 200
     block_size: int = 4
@@ -157,17 +157,17 @@ class Served:
     num_branched: int = 0  # runs that went on along a branch
 
 
-def serve(model: Model, asks: Sequence[Ask], schedule: Schedule) -> list[Served]:
-    """All asks in one engine, `rounds` times over; the clock ticks once per step."""
-    scheduler, runner = _build(model, schedule, asks)
+def serve(model: Model, requests: Sequence[Request], schedule: Schedule) -> list[Served]:
+    """All requests in one engine, `rounds` times over; the clock ticks once per step."""
+    scheduler, runner = _build(model, schedule, requests)
     return [
-        _round(scheduler, runner, [_named(ask, turn) for ask in asks], schedule)
+        _round(scheduler, runner, [_named(request, turn) for request in requests], schedule)
         for turn in range(schedule.rounds)
     ]
 
 
-def _named(ask: Ask, turn: int) -> Ask:
-    return msgspec.structs.replace(ask, id=f"{ask.id}/{turn}") if turn else ask
+def _named(request: Request, turn: int) -> Request:
+    return msgspec.structs.replace(request, id=f"{request.id}/{turn}") if turn else request
 
 
 class _Prophet:
@@ -202,7 +202,7 @@ class _ProphetOfTrees(_Prophet):
 
 
 def drafts_of(
-    model: Model, asks: Sequence[Ask], schedule: Schedule, kv: KvCache, states: States
+    model: Model, requests: Sequence[Request], schedule: Schedule, kv: KvCache, states: States
 ) -> Drafts:
     if not schedule.drafts:
         return NoDrafts()
@@ -219,8 +219,8 @@ def drafts_of(
         return FixedTree(medusa, TREE) if schedule.trees else FixedDepth(medusa, schedule.depth)
     if schedule.drafts == "eagle":
         return FixedDepth(_eagle(model, schedule, states), schedule.depth)
-    choices = [(ask, index) for ask in asks for index in range(ask.sampling.n)]
-    answers = [(*ask.prompt, *alone(model, ask, index)) for ask, index in choices]
+    choices = [(request, index) for request in requests for index in range(request.sampling.n)]
+    answers = [(*request.prompt, *alone(model, request, index)) for request, index in choices]
     if schedule.trees:
         return FixedTree(_ProphetOfTrees(answers, model.spec.vocab_size), TREE)
     return FixedDepth(_Prophet(answers, model.spec.vocab_size), schedule.depth)
@@ -251,7 +251,9 @@ def _eagle(model: Model, schedule: Schedule, states: States) -> EagleDrafter:
     return EagleDrafter(layer, attention, pool, states, drawn=Drawn(), draws=False)
 
 
-def _build(model: Model, schedule: Schedule, asks: Sequence[Ask]) -> tuple[Scheduler, TorchRunner]:
+def _build(
+    model: Model, schedule: Schedule, requests: Sequence[Request]
+) -> tuple[Scheduler, TorchRunner]:
     pool = BlockPool(schedule.num_blocks, schedule.block_size)
     limits = Limits(
         max_num_seqs=schedule.max_num_seqs,
@@ -271,7 +273,7 @@ def _build(model: Model, schedule: Schedule, asks: Sequence[Ask]) -> tuple[Sched
     )
     states = States(window=64)
     attention = build_attention(model.attention, model.spec, kv)
-    eos, drafts = model.spec.eos_token_ids, drafts_of(model, asks, schedule, kv, states)
+    eos, drafts = model.spec.eos_token_ids, drafts_of(model, requests, schedule, kv, states)
     verifier = Verifier(witness=_witness_of(drafts))
     runner = TorchRunner(model.decoder, kv, attention, verifier=verifier, watch=states)
     scheduler = Scheduler(limits, policy, pool, cache, eos_token_ids=eos, drafts=drafts)
@@ -285,13 +287,13 @@ def _witness_of(drafts: Drafts) -> Witness | None:
 
 
 def _round(
-    scheduler: Scheduler, runner: TorchRunner, asks: Sequence[Ask], schedule: Schedule
+    scheduler: Scheduler, runner: TorchRunner, requests: Sequence[Request], schedule: Schedule
 ) -> Served:
     before = msgspec.structs.replace(scheduler.totals)
     hits = scheduler.cache.hit_tokens
     drafted = msgspec.structs.replace(scheduler.drafting.totals)
-    waiting = dict(enumerate(asks))
-    served = Served({(a.id.split("/")[0], i): [] for a in asks for i in range(a.sampling.n)})
+    waiting = dict(enumerate(requests))
+    served = Served({(a.id.split("/")[0], i): [] for a in requests for i in range(a.sampling.n)})
     step = 0
     while waiting or scheduler.has_work:
         due = [
@@ -320,60 +322,62 @@ def _note(events: Sequence[Event], served: Served) -> None:
     for event in events:
         assert not isinstance(event, Failed), event
         if isinstance(event, Token):
-            served.answers[event.ask_id.split("/")[0], event.index].append(event.token)
+            served.answers[event.request_id.split("/")[0], event.index].append(event.token)
 
 
-def alone(model: Model, ask: Ask, index: int = 0) -> list[int]:
+def alone(model: Model, request: Request, index: int = 0) -> list[int]:
     """The answer of choice `index`, computed by itself: one choice with the seed derived for it."""
-    key = msgspec.json.encode((ask.prompt, ask.sampling, index))
+    key = msgspec.json.encode((request.prompt, request.sampling, index))
     if key not in model.truths:
-        model.truths[key] = _alone(model, ask, index)
+        model.truths[key] = _alone(model, request, index)
     return model.truths[key]
 
 
-def _alone(model: Model, ask: Ask, index: int) -> list[int]:
-    single = msgspec.structs.replace(ask.sampling, n=1)
+def _alone(model: Model, request: Request, index: int) -> list[int]:
+    single = msgspec.structs.replace(request.sampling, n=1)
     with mock.patch(
         "ridgeline.engine.scheduler.sequence_registry.derive_seed",
         lambda base, _: derive_seed(base, index),
     ):
-        [served] = serve(model, [msgspec.structs.replace(ask, sampling=single)], Schedule())
-    return served.answers[ask.id, 0]
+        [served] = serve(model, [msgspec.structs.replace(request, sampling=single)], Schedule())
+    return served.answers[request.id, 0]
 
 
-def check(model: Model, asks: Sequence[Ask], served: Served) -> None:
+def check(model: Model, requests: Sequence[Request], served: Served) -> None:
     """Every answer equals the truth, up to flips that rounding explains."""
-    for ask in asks:
-        for index in range(ask.sampling.n):
-            _compare(model, ask, index, served.answers[ask.id, index])
+    for request in requests:
+        for index in range(request.sampling.n):
+            _compare(model, request, index, served.answers[request.id, index])
 
 
-def _compare(model: Model, ask: Ask, index: int, found: list[int]) -> None:
-    expected = alone(model, ask, index)
+def _compare(model: Model, request: Request, index: int, found: list[int]) -> None:
+    expected = alone(model, request, index)
     if found == expected:
         return
     pairs = enumerate(zip(expected, found, strict=False))
     place = next((i for i, (a, b) in pairs if a != b), None)
-    assert place is not None, f"{ask.id}[{index}]: {len(found)} tokens, not {len(expected)}"
-    logits_V = model.served_logits((*ask.prompt, *expected[:place]))
-    distance = distance_of(logits_V, ask, index, expected[:place], found[place])
-    told = f"{ask.id}[{index}] at {place}: {found[place]} for {expected[place]}, {distance:.1e} off"
+    assert place is not None, f"{request.id}[{index}]: {len(found)} tokens, not {len(expected)}"
+    logits_V = model.served_logits((*request.prompt, *expected[:place]))
+    distance = distance_of(logits_V, request, index, expected[:place], found[place])
+    told = f"{request.id}[{index}] at {place}: {found[place]} for {expected[place]}, {distance:.1e} off"
     assert distance < model.slack, told
     print(f"flip that rounding explains: {told}")
 
 
-def distance_of(logits_V: np.ndarray, ask: Ask, index: int, output: list[int], token: int) -> float:
+def distance_of(
+    logits_V: np.ndarray, request: Request, index: int, output: list[int], token: int
+) -> float:
     """How far logits_V are from giving `token` after `output`: in logits if greedy, else in
     probability."""
     at = SampleAt(
-        sampling=ask.sampling,
-        seed=derive_seed(ask.sampling.seed or 0, index),
+        sampling=request.sampling,
+        seed=derive_seed(request.sampling.seed or 0, index),
         index=len(output),
-        num_prompt=len(ask.prompt),
-        history=(*ask.prompt, *output) if ask.sampling.has_penalties else (),
+        num_prompt=len(request.prompt),
+        history=(*request.prompt, *output) if request.sampling.has_penalties else (),
     )
     probs_V = distribution(logits_V, at)
-    if ask.sampling.greedy:
+    if request.sampling.greedy:
         return float(logits_V[probs_V.argmax()] - logits_V[token])
     upper = probs_V.cumsum()[token]
     number = uniform(at.seed, at.index)

@@ -1,6 +1,6 @@
-"""Asks in the background change nothing for the others: step by step, run by run.
+"""Requests in the background change nothing for the others: step by step, run by run.
 
-The same online asks are served twice, by themselves and with background asks among them. Without a
+The same online requests are served twice, by themselves and with background requests among them. Without a
 prefix cache (which both would share) every step's online runs must be the same: who, from which
 token, how many. That the answers are right whoever is put out is `test_scheduler.py`'s business.
 """
@@ -19,8 +19,8 @@ from ridgeline.engine.scheduler.admit_waiting import Joining
 from ridgeline.engine.scheduler.plan import StepPlan
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.scheduler.token_budget import ChunkedBudget, WholeBudget
-from ridgeline.records import Ask
-from tests.engine.scheduler.helpers import ask, scheduler, scripted
+from ridgeline.records import Request
+from tests.engine.scheduler.helpers import make_request, scheduler, scripted
 
 Runs = list[tuple[str, int, int, int]]
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -28,10 +28,10 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True)
 class Load:
-    """Asks by the step before which they come, and those that are cancelled before a step."""
+    """Requests by the step before which they come, and those that are cancelled before a step."""
 
     setup: dict[str, object]
-    arrivals: list[tuple[int, Ask]]
+    arrivals: list[tuple[int, Request]]
     cancels: list[tuple[int, str]]
 
 
@@ -53,7 +53,7 @@ def random_load(rng: random.Random) -> Load:
     for i in range(rng.randint(6, 16)):
         num_prompt = rng.randint(1, min(num_blocks * block_size - 1, 12))
         most = num_blocks * block_size - num_prompt
-        made = ask(
+        made = make_request(
             f"{i}",
             num_prompt,
             first=rng.choice((100, 100, 300)),
@@ -77,9 +77,9 @@ def serve(load: Load, *, alone: bool) -> list[Runs]:
         for at, made in load.arrivals:
             if at == now and not (alone and made.background):
                 sched.add(msgspec.structs.replace(made, arrival_s=float(now)))
-        for at, ask_id in load.cancels:
+        for at, request_id in load.cancels:
             if at == now:
-                sched.cancel(ask_id, float(now))
+                sched.cancel(request_id, float(now))
         plan = sched.plan(float(now))
         steps.append([each for each in _runs(sched, plan) if each[0] in online])
         sched.commit(plan, scripted(plan), now + 0.5)
@@ -93,11 +93,11 @@ def _runs(sched: Scheduler, plan: StepPlan) -> Iterator[tuple[str, int, int, int
     for run in plan.runs:
         seq = sched._roster.running_by_id(run.seq_id)
         assert seq is not None
-        yield seq.ask.id, seq.index, run.start, len(run.tokens)
+        yield seq.request.id, seq.index, run.start, len(run.tokens)
 
 
 def differing(seeds: range) -> int:
-    """How many of these random loads are planned differently with background asks among them."""
+    """How many of these random loads are planned differently with background requests among them."""
     found = 0
     for seed in seeds:
         load = random_load(random.Random(seed))
@@ -166,9 +166,9 @@ def run(sched: Scheduler, now_s: float = 0.0) -> Runs:
 def test_a_seat_is_given_up_at_once_and_taken_back() -> None:
     sched = scheduler(max_num_seqs=2, num_blocks=32, background_tokens=16)
     for name in ("x", "y"):
-        sched.add(ask(name, 3, background=True, max_tokens=8, priority=-9))
+        sched.add(make_request(name, 3, background=True, max_tokens=8, priority=-9))
     assert [each[0] for each in run(sched)] == ["x", "y"]
-    sched.add(ask("a", 3, at_s=1.0, max_tokens=2, priority=9))
+    sched.add(make_request("a", 3, at_s=1.0, max_tokens=2, priority=9))
     assert [each[0] for each in run(sched, 1.0)] == ["a", "x"]
     assert sched.totals.num_preempted == 1
     assert [each[0] for each in run(sched, 2.0)] == ["a", "x"]
@@ -177,31 +177,31 @@ def test_a_seat_is_given_up_at_once_and_taken_back() -> None:
 
 def test_blocks_are_given_up_only_if_that_is_enough() -> None:
     sched = scheduler(num_blocks=8, block_size=4, background_tokens=16)
-    sched.add(ask("a", 12, max_tokens=12))
-    sched.add(ask("x", 8, background=True, max_tokens=4))
+    sched.add(make_request("a", 12, max_tokens=12))
+    sched.add(make_request("x", 8, background=True, max_tokens=4))
     run(sched)
-    sched.add(ask("b", 20, at_s=1.0, max_tokens=4))
+    sched.add(make_request("b", 20, at_s=1.0, max_tokens=4))
     assert [each[0] for each in run(sched, 1.0)] == ["a", "x"], "b would not fit even without x"
     sched.cancel("b")
-    sched.add(ask("c", 8, at_s=2.0, max_tokens=4))
+    sched.add(make_request("c", 8, at_s=2.0, max_tokens=4))
     assert [each[0] for each in run(sched, 2.0)] == ["a", "c"]
 
 
 def test_online_steps_carry_few_background_tokens() -> None:
     sched = scheduler(num_blocks=64, max_num_batched_tokens=40, background_tokens=5)
-    sched.add(ask("x", 30, background=True))
-    sched.add(ask("a", 4))
+    sched.add(make_request("x", 30, background=True))
+    sched.add(make_request("a", 4))
     assert [each[3] for each in run(sched)] == [4, 5]
     assert [each[3] for each in run(sched, 1.0)] == [1, 5]
     sched.cancel("a")
     assert [each[3] for each in run(sched, 2.0)] == [20], "alone, it may have all of the step"
 
 
-def test_nobody_is_put_out_for_background_asks() -> None:
+def test_nobody_is_put_out_for_background_requests() -> None:
     sched = scheduler(max_num_seqs=1, num_blocks=8, block_size=4)
-    sched.add(ask("a", 8, max_tokens=8))
+    sched.add(make_request("a", 8, max_tokens=8))
     run(sched)
-    sched.add(ask("x", 4, background=True, priority=-100))
+    sched.add(make_request("x", 4, background=True, priority=-100))
     assert [each[0] for each in run(sched, 1.0)] == ["a"]
     assert sched.totals.num_preempted == 0
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ridgeline import _native
-from ridgeline.records import Ask, Sampling
+from ridgeline.records import Request, Sampling
 from tests.conformance.tiny_models import make_model
 from tests.invariants.serving import (
     CODE_SLACK,
@@ -79,68 +79,70 @@ def model(one_thread: None, request: pytest.FixtureRequest, tmp_path_factory: An
     return Model.load(str(path), "native" if kind == "llama-native" else "torch", None, kv)
 
 
-def ask(name: str, prompt: list[int], sampling: Sampling) -> Ask:
-    return Ask(id=name, prompt=tuple(prompt), sampling=sampling, arrival_s=0.0)
+def make_request(name: str, prompt: list[int], sampling: Sampling) -> Request:
+    return Request(id=name, prompt=tuple(prompt), sampling=sampling, arrival_s=0.0)
 
 
 def tokens(count: int, salt: int = 0) -> list[int]:
     return [(i * i * 7 + 11 * i + 13 * salt) % 60 + 3 for i in range(count)]
 
 
-def some_asks(shared: int = 12) -> list[Ask]:
+def some_requests(shared: int = 12) -> list[Request]:
     """Different lengths and ways of sampling; the first `shared` tokens are common to all."""
     samplings = [GREEDY, SEEDED, PENALISED, GREEDY, SEEDED]
     lengths = [1, 25, 9, 14, 3]
     head = tokens(shared)
     return [
-        ask(f"ask{i}", head + tokens(length, salt=i), sampling)
+        make_request(f"ask{i}", head + tokens(length, salt=i), sampling)
         for i, (length, sampling) in enumerate(zip(lengths, samplings, strict=True))
     ]
 
 
 def test_batched_is_alone(model: Model) -> None:
-    asks = some_asks()
-    [served] = serve(model, asks, Schedule(arrives=(0, 2, 2, 5, 9)))
-    check(model, asks, served)
+    requests = some_requests()
+    [served] = serve(model, requests, Schedule(arrives=(0, 2, 2, 5, 9)))
+    check(model, requests, served)
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 16])
 def test_chunked_is_alone(model: Model, tokens_per_step: int) -> None:
-    asks = some_asks()
-    [served] = serve(model, asks, Schedule(max_num_batched_tokens=tokens_per_step))
-    check(model, asks, served)
+    requests = some_requests()
+    [served] = serve(model, requests, Schedule(max_num_batched_tokens=tokens_per_step))
+    check(model, requests, served)
 
 
 def test_put_out_by_others_is_alone(model: Model) -> None:
-    """Asks in the background lose their seats to those that come later, and go on as if not."""
-    asks = some_asks()
-    asks = [msgspec.structs.replace(each, background=i < 3) for i, each in enumerate(asks)]
-    [served] = serve(model, asks, Schedule(max_num_seqs=2, arrives=(0, 0, 0, 4, 6), prefix=True))
+    """Requests in the background lose their seats to those that come later, and go on as if not."""
+    requests = some_requests()
+    requests = [msgspec.structs.replace(each, background=i < 3) for i, each in enumerate(requests)]
+    [served] = serve(
+        model, requests, Schedule(max_num_seqs=2, arrives=(0, 0, 0, 4, 6), prefix=True)
+    )
     assert served.num_preempted >= 2
-    check(model, asks, served)
+    check(model, requests, served)
 
 
 @pytest.mark.parametrize("policy", ["static", "dynamic"])
 def test_other_policies_are_alone(model: Model, policy: str) -> None:
-    asks = some_asks()
+    requests = some_requests()
     schedule = Schedule(policy=policy, chunked=False, max_num_seqs=2, arrives=(0, 0, 1, 4, 4))
-    check(model, asks, serve(model, asks, schedule)[0])
+    check(model, requests, serve(model, requests, schedule)[0])
 
 
 def test_a_warm_prefix_cache_is_a_cold_one(model: Model) -> None:
-    asks = some_asks(shared=17)
-    cold, warm = serve(model, asks, Schedule(prefix=True, rounds=2, arrives=(0, 3, 6, 9, 12)))
+    requests = some_requests(shared=17)
+    cold, warm = serve(model, requests, Schedule(prefix=True, rounds=2, arrives=(0, 3, 6, 9, 12)))
     assert 0 < cold.hit_tokens < warm.hit_tokens
-    check(model, asks, cold)
-    check(model, asks, warm)
+    check(model, requests, cold)
+    check(model, requests, warm)
 
 
 @pytest.mark.parametrize("prefix", [False, True])
 def test_preempted_and_resumed_is_alone(model: Model, prefix: bool) -> None:
-    asks = some_asks()
-    [served] = serve(model, asks, Schedule(num_blocks=13, block_size=4, prefix=prefix))
+    requests = some_requests()
+    [served] = serve(model, requests, Schedule(num_blocks=13, block_size=4, prefix=prefix))
     assert served.num_preempted
-    check(model, asks, served)
+    check(model, requests, served)
 
 
 @pytest.mark.parametrize(
@@ -162,13 +164,13 @@ def test_preempted_and_resumed_is_alone(model: Model, prefix: bool) -> None:
 )
 def test_with_drafts_is_alone(model: Model, schedule: Schedule) -> None:
     """Greedy, seeded, penalised: which guesses were made cannot be seen in the tokens."""
-    asks = some_asks()
-    *_, served = serve(model, asks, schedule)
+    requests = some_requests()
+    *_, served = serve(model, requests, schedule)
     assert schedule.drafts != "prophet" or (served.num_accepted > 8 and served.num_rejected > 5)
     assert schedule.drafts == "ngram" or served.num_accepted + served.num_rejected
     assert schedule.num_blocks > 100 or served.num_preempted
     assert not schedule.trees or schedule.drafts == "medusa" or served.num_branched
-    check(model, asks, served)
+    check(model, requests, served)
 
 
 @pytest.mark.parametrize("trees", [False, True])
@@ -178,34 +180,39 @@ def test_greedy_with_drafts_is_alone(model: Model, drafts: str, trees: bool) -> 
     numbers of rows, sequences that come, go and are preempted."""
     if trees and drafts not in ("prophet", "medusa"):
         return
-    asks = [msgspec.structs.replace(each, sampling=GREEDY) for each in some_asks()]
+    requests = [msgspec.structs.replace(each, sampling=GREEDY) for each in some_requests()]
     rng, num_short = random.Random(drafts), 0
     for _ in range(3):
         schedule = Schedule(
             num_blocks=rng.randint(14, 40),
             max_num_batched_tokens=rng.randint(9, 60),
-            arrives=tuple(sorted(rng.choices(range(20), k=len(asks)))),
+            arrives=tuple(sorted(rng.choices(range(20), k=len(requests)))),
             drafts=drafts,
             depth=rng.randint(1, 7),
             trees=trees,
         )
-        [served] = serve(model, asks, schedule)
+        [served] = serve(model, requests, schedule)
         num_short += served.num_short
-        check(model, asks, served)
+        check(model, requests, served)
     assert bool(num_short) == (model.attention == "native")
 
 
 @pytest.mark.parametrize("num_blocks", [200, 16])
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED])
-def test_forked_choices_are_single_asks(model: Model, sampling: Sampling, num_blocks: int) -> None:
+def test_forked_choices_are_single_requests(
+    model: Model, sampling: Sampling, num_blocks: int
+) -> None:
     """13 prompt tokens in blocks of 4: the last block is shared half full, then copied on write."""
     many = Sampling(
         **{name: getattr(sampling, name) for name in sampling.__struct_fields__} | {"n": 4}
     )
-    asks = [ask("forked", tokens(13), many), ask("other", tokens(6, salt=5), GREEDY)]
-    [served] = serve(model, asks, Schedule(num_blocks=num_blocks))
+    requests = [
+        make_request("forked", tokens(13), many),
+        make_request("other", tokens(6, salt=5), GREEDY),
+    ]
+    [served] = serve(model, requests, Schedule(num_blocks=num_blocks))
     assert served.num_forked >= 1
-    check(model, asks, served)
+    check(model, requests, served)
     if sampling.greedy:
         assert len({tuple(served.answers["forked", i]) for i in range(4)}) == 1
     else:
@@ -229,7 +236,7 @@ def test_the_truth_is_what_the_oracle_draws(model: Model) -> None:
     oracle = model.logits
     if kind == "int8":
         oracle, slack = model.served_logits, SLACK
-    for each in some_asks():
+    for each in some_requests():
         answer = alone(model, each)
         for place, token in enumerate(answer):
             logits_V = oracle((*each.prompt, *answer[:place]))
@@ -238,33 +245,33 @@ def test_the_truth_is_what_the_oracle_draws(model: Model) -> None:
 
 def test_the_truth_itself_depends_on_seed_and_prompt(model: Model) -> None:
     """Else all of the above would hold for a model that always says the same."""
-    one = alone(model, ask("a", tokens(13), SEEDED))
-    assert one == alone(model, ask("b", tokens(13), SEEDED))
-    assert one != alone(model, ask("a", tokens(13), SEEDED), index=1)
-    assert one != alone(model, ask("a", tokens(13, salt=1), SEEDED))
+    one = alone(model, make_request("a", tokens(13), SEEDED))
+    assert one == alone(model, make_request("b", tokens(13), SEEDED))
+    assert one != alone(model, make_request("a", tokens(13), SEEDED), index=1)
+    assert one != alone(model, make_request("a", tokens(13, salt=1), SEEDED))
     assert len(one) == 10
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> tuple[list[Ask], Schedule]:
-    """Asks that partly share beginnings, and a schedule under which they can be served."""
+def scenes(draw: st.DrawFn) -> tuple[list[Request], Schedule]:
+    """Requests that partly share beginnings, and a schedule under which they can be served."""
     head = tokens(draw(st.integers(0, 20)))
-    asks = []
+    requests = []
     for i in range(draw(st.integers(1, 5))):
         tail = tokens(draw(st.integers(1, 20)), salt=draw(st.integers(0, 2)))
         base = draw(st.sampled_from([GREEDY, SEEDED, PENALISED]))
         changes = {"n": draw(st.sampled_from([1, 1, 1, 3])), "seed": draw(st.integers(0, 3))}
         changes["max_tokens"] = draw(st.integers(1, 9))
         fields = {name: getattr(base, name) for name in base.__struct_fields__}
-        asks.append(
-            ask(
+        requests.append(
+            make_request(
                 f"ask{i}",
                 head + tail if draw(st.booleans()) else tail,
                 Sampling(**fields | changes),
             )
         )
     block_size = draw(st.sampled_from([1, 3, 4, 16]))
-    longest = max(len(each.prompt) + 9 for each in asks)
+    longest = max(len(each.prompt) + 9 for each in requests)
     schedule = Schedule(
         num_blocks=draw(st.integers(-(-longest // block_size) + 1, 200 // block_size + 2)),
         block_size=block_size,
@@ -278,7 +285,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Ask], Schedule]:
         drafts=draw(st.sampled_from(["", "ngram", "suffix", "lookahead", "prophet"])),
         depth=draw(st.integers(1, 7)),
     )
-    return asks, schedule
+    return requests, schedule
 
 
 @settings(
@@ -288,7 +295,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Ask], Schedule]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(scenes())
-def test_any_schedule_is_alone(model: Model, scene: tuple[list[Ask], Schedule]) -> None:
-    asks, schedule = scene
-    for served in serve(model, asks, schedule):
-        check(model, asks, served)
+def test_any_schedule_is_alone(model: Model, scene: tuple[list[Request], Schedule]) -> None:
+    requests, schedule = scene
+    for served in serve(model, requests, schedule):
+        check(model, requests, served)

@@ -4,7 +4,7 @@
 every choice should have. The runner's memory holds in each slot the whole text that it stands for
 (tenant and tokens up to that position), so that reading a wrong, stale, unwritten or foreign slot
 is seen at once. What the runner samples depends on the seed, the output index and the entire text:
-any order of steps must end in the same answers as each ask served alone (`Answer.expected`).
+any order of steps must end in the same answers as each request served alone (`Answer.expected`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.engine.scheduler.speculation import Drafts, Open, Room, Verdict
 from ridgeline.engine.scheduler.stopping import derive_seed
 from ridgeline.records import (
-    Ask,
     Event,
     Failed,
     Finished,
     Preempted,
+    Request,
     Sampling,
     Started,
     Token,
@@ -100,7 +100,7 @@ def sample(seed: int, text: tuple[int, ...], index: int, banned: tuple[int, ...]
 class Answer:
     """One choice as the world sees it; `expected` is what it must be in the end, served alone."""
 
-    ask: Ask
+    request: Request
     seed: int
     tokens: list[int]
     expected: list[int] = field(default_factory=list)
@@ -113,18 +113,18 @@ class Answer:
 
     @property
     def num_prompt(self) -> int:
-        return len(self.ask.prompt)
+        return len(self.request.prompt)
 
     @property
     def expected_reason(self) -> str | None:
-        sampling, num_output = self.ask.sampling, len(self.expected) - self.num_prompt
+        sampling, num_output = self.request.sampling, len(self.expected) - self.num_prompt
         if num_output and self.expected[-1] == EOS and not sampling.ignore_eos:
             return "stop"
         return "length" if num_output == sampling.max_tokens else None
 
     def next_token(self, tokens: list[int]) -> int:
         index = len(tokens) - self.num_prompt
-        sampling = self.ask.sampling
+        sampling = self.request.sampling
         banned = () if sampling.ignore_eos or index >= sampling.min_tokens else (EOS,)
         return sample(self.seed, tuple(tokens), index, banned)
 
@@ -160,13 +160,13 @@ class Prophet:
 
     def _draft(self, each: Open) -> tuple[int, ...]:
         seq = self._world.scheduler._roster.running_by_id(each.seq_id)
-        assert seq is not None and each.tokens == seq.tokens and each.tenant == seq.ask.tenant
+        assert seq is not None and each.tokens == seq.tokens and each.tenant == seq.request.tenant
         return self._chain(each.seq_id)
 
     def _chain(self, seq_id: int) -> tuple[int, ...]:
         seq = self._world.scheduler._roster.running_by_id(seq_id)
         assert seq is not None
-        future = self._world.answers[seq.ask.id, seq.index].expected[len(seq.tokens) :]
+        future = self._world.answers[seq.request.id, seq.index].expected[len(seq.tokens) :]
         future = future[: self._rng.randint(0, self._most)]
         return tuple(t if self._rng.random() < 0.75 else (t + 1) % VOCAB for t in future)
 
@@ -182,7 +182,7 @@ class World:
         ]
         self.answers: dict[tuple[str, int], Answer] = {}
         self.started: set[str] = set()
-        self.num_asks = self.num_steps = self.num_preempted = self.num_copies = 0
+        self.num_requests = self.num_steps = self.num_preempted = self.num_copies = 0
         self.num_accepted = self.num_branched = 0
         self.patience = 0  # steps that everything added so far may take
         self.used_s: dict[int, float] = {}  # block -> when it last had an owner
@@ -199,8 +199,8 @@ class World:
         deadline_s: float | None = None,
         background: bool = False,
     ) -> None:
-        ask = Ask(
-            id=f"ask{self.num_asks}",
+        request = Request(
+            id=f"ask{self.num_requests}",
             prompt=prompt,
             sampling=sampling,
             arrival_s=self.now_s,
@@ -209,34 +209,34 @@ class World:
             deadline_s=deadline_s,
             background=background,
         )
-        self.scheduler.add(ask)
+        self.scheduler.add(request)
         assert sampling.seed is not None
         for index in range(sampling.n):
-            self._answer(ask, index, list(prompt))
-        self.num_asks += 1
+            self._answer(request, index, list(prompt))
+        self.num_requests += 1
         self.check()
 
-    def cancel(self, ask_id: str) -> None:
+    def cancel(self, request_id: str) -> None:
         self._note_use()
-        self._tell(self.scheduler.cancel(ask_id, self.now_s))
-        assert not self.unfinished(ask_id)
+        self._tell(self.scheduler.cancel(request_id, self.now_s))
+        assert not self.unfinished(request_id)
         self.check()
 
-    def fail(self, ask_id: str) -> None:
+    def fail(self, request_id: str) -> None:
         self._note_use()
-        self._tell(self.scheduler.fail(ask_id, "for a reason", self.now_s))
-        assert not self.unfinished(ask_id)
+        self._tell(self.scheduler.fail(request_id, "for a reason", self.now_s))
+        assert not self.unfinished(request_id)
         self.check()
 
-    def finish(self, ask_id: str, index: int) -> None:
+    def finish(self, request_id: str, index: int) -> None:
         self._note_use()
-        self._tell(self.scheduler.finish(ask_id, index, stop_reason="x", now_s=self.now_s))
+        self._tell(self.scheduler.finish(request_id, index, stop_reason="x", now_s=self.now_s))
         self.check()
 
     def fork(self, seq: Sequence) -> None:
-        source = self.answers[seq.ask.id, seq.index]
-        index = self.scheduler.fork(seq.ask.id, seq.index)
-        self._answer(source.ask, index, list(source.tokens))
+        source = self.answers[seq.request.id, seq.index]
+        index = self.scheduler.fork(seq.request.id, seq.index)
+        self._answer(source.request, index, list(source.tokens))
         self.check()
 
     def step(self) -> bool:
@@ -264,7 +264,7 @@ class World:
                 break
             if not self.step() and self.scheduler.has_work:
                 wake_s = self.scheduler.next_wake_s(self.now_s)
-                assert wake_s is not None, "asks wait, and nothing will ever happen"
+                assert wake_s is not None, "requests wait, and nothing will ever happen"
                 self.now_s = max(self.now_s, wake_s)
         assert not self.scheduler.has_work, "somebody starves"
         assert self.scheduler.pool.num_owned == 0
@@ -276,11 +276,11 @@ class World:
     def running(self) -> list[Sequence]:
         return self.scheduler._roster.running
 
-    def unfinished(self, ask_id: str | None = None) -> list[tuple[str, int]]:
+    def unfinished(self, request_id: str | None = None) -> list[tuple[str, int]]:
         return [
             key
             for key, answer in self.answers.items()
-            if answer.reason is None and ask_id in (None, key[0])
+            if answer.reason is None and request_id in (None, key[0])
         ]
 
     # -- the runner
@@ -309,7 +309,7 @@ class World:
     def _compute(self, run: Run) -> Sampled:
         seq = self.scheduler._roster.running_by_id(run.seq_id)
         assert seq is not None
-        answer = self.answers[seq.ask.id, seq.index]
+        answer = self.answers[seq.request.id, seq.index]
         end = run.start + len(run.tokens) - run.num_drafts
         known = list(run.tokens[: end - run.start])
         assert known == answer.tokens[run.start : end], "tokens lost or duplicated"
@@ -319,7 +319,7 @@ class World:
             )
         fed = (*answer.tokens[:end], *run.drafts)
         for position in range(run.start, len(fed)):
-            self._write(run, position, (answer.ask.tenant, fed[: position + 1]))
+            self._write(run, position, (answer.request.tenant, fed[: position + 1]))
         if run.sample is None:
             assert end < len(answer.tokens) and not run.num_drafts
             return Sampled(prompt_logprobs=self._prompt_logprobs(run))
@@ -355,9 +355,9 @@ class World:
 
     # -- what everybody is told
 
-    def _answer(self, ask: Ask, index: int, tokens: list[int]) -> None:
-        answer = Answer(ask, derive_seed(ask.sampling.seed or 0, index), tokens)
-        self.answers[ask.id, index] = answer
+    def _answer(self, request: Request, index: int, tokens: list[int]) -> None:
+        answer = Answer(request, derive_seed(request.sampling.seed or 0, index), tokens)
+        self.answers[request.id, index] = answer
         self.patience += len(answer.expected) + 2
 
     def _tell(self, events: list[Event]) -> None:
@@ -370,30 +370,30 @@ class World:
             elif isinstance(event, Finished):
                 self._hear_finished(event)
             elif isinstance(event, Failed):
-                for key in self.unfinished(event.ask_id):
+                for key in self.unfinished(event.request_id):
                     self.answers[key].reason = "failed"
             else:
                 assert isinstance(event, Preempted)
                 self.num_preempted += 1
 
     def _hear_started(self, event: Started) -> None:
-        assert event.ask_id not in self.started, "started twice"
-        self.started.add(event.ask_id)
+        assert event.request_id not in self.started, "started twice"
+        self.started.add(event.request_id)
 
     def _hear_token(self, event: Token) -> None:
-        answer = self.answers[event.ask_id, event.index]
-        assert answer.reason is None and event.ask_id in self.started
+        answer = self.answers[event.request_id, event.index]
+        assert answer.reason is None and event.request_id in self.started
         first = len(answer.tokens) == answer.num_prompt
-        if first and not event.index and answer.ask.sampling.prompt_logprobs is not None:
+        if first and not event.index and answer.request.sampling.prompt_logprobs is not None:
             assert event.prompt_logprobs is not None and event.prompt_logprobs[0] is None
             told = [entry.token for entry in event.prompt_logprobs[1:] if entry is not None]
-            assert told == list(answer.ask.prompt[1:])
+            assert told == list(answer.request.prompt[1:])
         else:
             assert event.prompt_logprobs is None
         answer.tokens.append(event.token)
 
     def _hear_finished(self, event: Finished) -> None:
-        answer = self.answers[event.ask_id, event.index]
+        answer = self.answers[event.request_id, event.index]
         assert answer.reason is None, "finished twice"
         assert event.usage.completion_tokens == len(answer.tokens) - answer.num_prompt
         assert event.usage.prompt_tokens == answer.num_prompt > event.usage.cached_tokens
@@ -413,4 +413,4 @@ class World:
 
 
 def _text(answer: Answer, position: int) -> Text:
-    return answer.ask.tenant, tuple(answer.tokens[: position + 1])
+    return answer.request.tenant, tuple(answer.tokens[: position + 1])

@@ -50,16 +50,16 @@ class ScriptedEngine:
     def clock(self):
         return asyncio.get_running_loop().time() + ENGINE_ORIGIN_S
 
-    async def stream(self, prompt, sampling, *, ask_id=None, priority=0, tenant=""):
-        self.calls.append((prompt, sampling, ask_id, tenant))
+    async def stream(self, prompt, sampling, *, request_id=None, priority=0, tenant=""):
+        self.calls.append((prompt, sampling, request_id, tenant))
         try:
             at_s = self.clock()
             for delay_s, make in self.script:
                 await asyncio.sleep(delay_s)
                 at_s = self.clock() if delay_s else at_s
-                yield make(ask_id, at_s)
+                yield make(request_id, at_s)
         finally:
-            self.closed.append(ask_id)
+            self.closed.append(request_id)
 
     def drain_steps(self):
         steps, self.steps = self.steps, []
@@ -67,22 +67,24 @@ class ScriptedEngine:
 
 
 def token(text="x"):
-    return lambda ask_id, at_s: Token(ask_id=ask_id, index=0, token=1, text=text, at_s=at_s)
+    return lambda request_id, at_s: Token(
+        request_id=request_id, index=0, token=1, text=text, at_s=at_s
+    )
 
 
 def started(cached):
-    return lambda ask_id, at_s: Started(ask_id=ask_id, at_s=at_s, cached_tokens=cached)
+    return lambda request_id, at_s: Started(request_id=request_id, at_s=at_s, cached_tokens=cached)
 
 
 def finished(reason="length", text="", output=3):
     usage = Usage(prompt_tokens=7, cached_tokens=5, completion_tokens=output)
-    return lambda ask_id, at_s: Finished(
-        ask_id=ask_id, index=0, reason=reason, at_s=at_s, usage=usage, text=text
+    return lambda request_id, at_s: Finished(
+        request_id=request_id, index=0, reason=reason, at_s=at_s, usage=usage, text=text
     )
 
 
-def preempted(ask_id, at_s):
-    return Preempted(ask_id=ask_id, index=0, at_s=at_s)
+def preempted(request_id, at_s):
+    return Preempted(request_id=request_id, index=0, at_s=at_s)
 
 
 class One:
@@ -132,8 +134,8 @@ def test_events_become_one_record_on_the_clients_clock(in_virtual_time):
     assert (r.prompt_tokens, r.cached_tokens, r.output_tokens) == (7, 5, 3)
     assert (r.finish_reason, r.text) == ("length", "ab!")
     assert (run.target, run.info) == ("engine:tiny", INFO)
-    prompt, sampling, ask_id, tenant = engine.calls[0]
-    assert (prompt, ask_id, tenant) == ("hi", "0-0#0", "t")
+    prompt, sampling, request_id, tenant = engine.calls[0]
+    assert (prompt, request_id, tenant) == ("hi", "0-0#0", "t")
     assert (sampling.temperature, sampling.max_tokens, sampling.ignore_eos) == (0.0, 3, True)
 
 
@@ -151,8 +153,8 @@ def test_steps_come_on_the_runs_clock_and_without_those_of_the_warm_up(in_virtua
 
 
 def test_an_engine_that_fails_or_aborts(in_virtual_time):
-    def failed(ask_id, at_s):
-        return Failed(ask_id=ask_id, at_s=at_s, error="out of blocks")
+    def failed(request_id, at_s):
+        return Failed(request_id=request_id, at_s=at_s, error="out of blocks")
 
     run = measure(in_virtual_time, ScriptedEngine([(0.1, token()), (0.1, failed)]))
     assert (outcome(run.requests[0]), run.requests[0].error) == ("failed", "out of blocks")
@@ -187,8 +189,8 @@ def test_conversations_go_through_the_chat_template(in_virtual_time):
 
 
 def test_an_event_that_is_delivered_late_keeps_the_engines_instant(in_virtual_time):
-    def begun(ask_id, at_s):
-        return Started(ask_id=ask_id, at_s=at_s - 0.15, cached_tokens=0)
+    def begun(request_id, at_s):
+        return Started(request_id=request_id, at_s=at_s - 0.15, cached_tokens=0)
 
     engine = ScriptedEngine([(0.2, begun), (0.1, token()), (0.0, finished(output=1))])
     run = measure(in_virtual_time, engine)

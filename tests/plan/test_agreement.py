@@ -17,7 +17,7 @@ from ridgeline.plan.model.memory import BLOCK_SIZE
 from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.model.parallel_layout import Layout
 from ridgeline.plan.simulate.block_counter import CountedPool
-from ridgeline.plan.simulate.fleet import Build, FleetPlan, Request, simulate_fleet
+from ridgeline.plan.simulate.fleet import Build, FleetPlan, SimulatedRequest, simulate_fleet
 from ridgeline.plan.simulate.summary import summarise
 from ridgeline.plan.step_time.replica import replica
 from ridgeline.plan.step_time.simulated import Modelled
@@ -58,7 +58,9 @@ def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> f
         return Scheduler(limits, make_policy("continuous"), pool, NoPrefixCache())
 
     gaps = np.random.default_rng(7).exponential(1 / rate, NUM_REQUESTS)
-    requests = [Request(at_s=float(at), num_prompt=isl, num_output=osl) for at in np.cumsum(gaps)]
+    requests = [
+        SimulatedRequest(at_s=float(at), num_prompt=isl, num_output=osl) for at in np.cumsum(gaps)
+    ]
     build = Build(name=DEVICE, scheduler=scheduler, pace=Modelled(machine))
     found = summarise(simulate_fleet(requests, FleetPlan(builds=(build,))), slo)
     assert found.attainment is not None

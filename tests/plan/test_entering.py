@@ -1,4 +1,4 @@
-"""Steps in which asks join, foreseen (`engine.core.entering`), against steps as planned."""
+"""Steps in which requests join, foreseen (`engine.core.entering`), against steps as planned."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import msgspec
 import numpy as np
 
 from ridgeline.engine.scheduler.scheduler import Scheduler
-from ridgeline.plan.simulate.fleet import Request, simulate_fleet
+from ridgeline.plan.simulate.fleet import SimulatedRequest, simulate_fleet
 from ridgeline.plan.simulate.replica import Station
-from ridgeline.records import Ask, Sampling
+from ridgeline.records import Request, Sampling
 from tests.plan.steady import Steady
 from tests.plan.test_fleet import fleet, instants, make, told
 
 
 def test_an_entry_leaves_the_scheduler_as_its_step_does() -> None:
-    """Asks that join beside decodes: tables, idle blocks and totals as after plan and commit."""
+    """Requests that join beside decodes: tables, idle blocks and totals as after plan and commit."""
 
     def after(leaps: bool) -> Scheduler:
         station = Station(make(blocks=60)(), Steady(1.0), leaps=leaps)
@@ -24,7 +24,9 @@ def test_an_entry_leaves_the_scheduler_as_its_step_does() -> None:
             while station.wake_s < at_s:
                 station.advance(station.wake_s)
             sampling = Sampling(temperature=0.0, max_tokens=(20, 14, 8, 2, 9)[i], ignore_eos=True)
-            station.add(Ask(id=str(i), prompt=(7,) * 9, sampling=sampling, arrival_s=at_s), at_s)
+            station.add(
+                Request(id=str(i), prompt=(7,) * 9, sampling=sampling, arrival_s=at_s), at_s
+            )
         while station.wake_s <= 12.0:
             station.advance(station.wake_s)
         return station.scheduler
@@ -47,7 +49,7 @@ def test_entries_at_the_edge_of_room_agree() -> None:
         scheduler = make(4, int(rng.integers(16, 24)), budget=int(rng.integers(16, 60)))
         at_s = np.sort(rng.uniform(0, 0.03, 8)).tolist()
         asked = [
-            Request(at_s=at, num_prompt=int(p), num_output=int(n))
+            SimulatedRequest(at_s=at, num_prompt=int(p), num_output=int(n))
             for at, p, n in zip(at_s, rng.integers(4, 20, 8), rng.integers(1, 30, 8), strict=True)
         ]
         fast, slow = (
@@ -59,7 +61,7 @@ def test_entries_at_the_edge_of_room_agree() -> None:
 
 
 def test_asking_delays_what_the_client_sees_and_nothing_else() -> None:
-    asked = [Request(at_s=0.1 * i, num_prompt=8, num_output=5) for i in range(6)]
+    asked = [SimulatedRequest(at_s=0.1 * i, num_prompt=8, num_output=5) for i in range(6)]
     plain = fleet(make(), Steady(0.01))
     build = msgspec.structs.replace(plain.builds[0], asking_s=0.002)
     late = msgspec.structs.replace(plain, builds=(build,))

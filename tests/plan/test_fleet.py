@@ -24,15 +24,15 @@ from ridgeline.plan.simulate.fleet import (
     Faults,
     FleetPlan,
     Outcome,
-    Request,
     Scaling,
+    SimulatedRequest,
     simulate_fleet,
 )
 from ridgeline.plan.simulate.replica import Station
 from ridgeline.plan.simulate.routing import make_router
 from ridgeline.plan.step_time.replica import replica
 from ridgeline.plan.step_time.simulated import Glide, Modelled, Pace
-from ridgeline.records import Ask, Sampling
+from ridgeline.records import Request, Sampling
 from tests.plan.steady import Steady
 
 MODEL = Modelled(replica(load_outline("llama-3.1-8b"), find_accelerator("h100-sxm")))
@@ -134,7 +134,7 @@ def test_leaps_and_steps_agree(
     steady: bool,
 ) -> None:
     requests = [
-        Request(
+        SimulatedRequest(
             at_s=at,
             num_prompt=prompt,
             num_output=out,
@@ -165,7 +165,7 @@ def test_a_leap_leaves_the_scheduler_as_its_steps_do() -> None:
         for i in range(3):
             sampling = Sampling(temperature=0.0, max_tokens=30 + i, ignore_eos=True)
             prompt = (7,) * (5 + 3 * i)
-            station.add(Ask(id=str(i), prompt=prompt, sampling=sampling, arrival_s=0.0), 0.0)
+            station.add(Request(id=str(i), prompt=prompt, sampling=sampling, arrival_s=0.0), 0.0)
         now_s = 0.0
         while now_s < 31.0:
             now_s = station.wake_s
@@ -213,7 +213,7 @@ def test_one_seat_and_one_token_are_an_m_d_1(rho: float) -> None:
     service_s = 0.01
     at_s = poisson(rho / service_s, 3000, 1)
     found = simulate_fleet(
-        [Request(at_s=float(t), num_prompt=4, num_output=1) for t in at_s],
+        [SimulatedRequest(at_s=float(t), num_prompt=4, num_output=1) for t in at_s],
         fleet(make(seats=1), Steady(service_s)),
     )
     waits = np.array([life.started_s - life.request.at_s for life in found.lives])
@@ -254,7 +254,7 @@ def test_seats_that_share_their_steps_are_an_m_m_c() -> None:
 
     found = simulate_fleet(
         [
-            Request(at_s=float(t), num_prompt=1, num_output=int(n))
+            SimulatedRequest(at_s=float(t), num_prompt=1, num_output=int(n))
             for t, n in zip(at_s, tokens, strict=True)
         ],
         fleet(build, Steady(step_s)),
@@ -269,11 +269,11 @@ def test_seats_that_share_their_steps_are_an_m_m_c() -> None:
     assert long_run == pytest.approx(erlang_c_wait(rate, 1 / (mean * step_s), seats), rel=0.02)
 
 
-def load(count: int, rate: float = 50.0, seed: int = 0, **more: object) -> list[Request]:
+def load(count: int, rate: float = 50.0, seed: int = 0, **more: object) -> list[SimulatedRequest]:
     rng = np.random.default_rng(seed)
     at_s = poisson(rate, count, seed)
     return [
-        Request(
+        SimulatedRequest(
             at_s=float(t),
             num_prompt=int(rng.integers(5, 60)),
             num_output=int(rng.integers(1, 60)),
@@ -302,21 +302,21 @@ def test_every_router_serves_everybody_and_a_seed_decides_all(router: str) -> No
 
 
 def test_routers_do_what_their_names_say() -> None:
-    ask = Request(at_s=0, num_prompt=9, num_output=1, prefix=(5, 6), session="anna")
+    request = SimulatedRequest(at_s=0, num_prompt=9, num_output=1, prefix=(5, 6), session="anna")
     load = [3, 0, 2]
     turns = make_router("round-robin")
-    assert [turns.choose(ask, [0, 1, 2], load) for _ in range(4)] == [0, 1, 2, 0]
-    assert make_router("least-loaded").choose(ask, [0, 2], load) == 2
+    assert [turns.choose(request, [0, 1, 2], load) for _ in range(4)] == [0, 1, 2, 0]
+    assert make_router("least-loaded").choose(request, [0, 2], load) == 2
     aware = make_router("prefix-aware")
-    assert aware.choose(ask, [0, 1, 2], load) == 1
-    assert aware.choose(ask, [0, 1, 2], [0, 9, 0]) == 1  # its prefix is there
-    assert aware.choose(ask, [0, 1, 2], [0, 90, 0]) == 0  # but it is far too busy
+    assert aware.choose(request, [0, 1, 2], load) == 1
+    assert aware.choose(request, [0, 1, 2], [0, 9, 0]) == 1  # its prefix is there
+    assert aware.choose(request, [0, 1, 2], [0, 90, 0]) == 0  # but it is far too busy
     sticky = make_router("session", 1)
-    home = sticky.choose(ask, [0, 1, 2], load)
-    assert all(sticky.choose(ask, [0, 1, 2], [9, 9, 9]) == home for _ in range(3))
+    home = sticky.choose(request, [0, 1, 2], load)
+    assert all(sticky.choose(request, [0, 1, 2], [9, 9, 9]) == home for _ in range(3))
     others = [r for r in (0, 1, 2) if r != home]
     moved = next(r for r in others)
-    assert sticky.choose(ask, [r for r in (0, 1, 2) if r != moved], load) == home
+    assert sticky.choose(request, [r for r in (0, 1, 2) if r != moved], load) == home
     with pytest.raises(BadInput, match="round-robin"):
         make_router("best")
 
@@ -324,7 +324,7 @@ def test_routers_do_what_their_names_say() -> None:
 def test_prefix_aware_routing_hits_more() -> None:
     rng = np.random.default_rng(0)
     requests = [
-        Request(
+        SimulatedRequest(
             at_s=0.01 * i,
             num_prompt=50,
             num_output=4,
@@ -350,7 +350,7 @@ def test_what_a_failed_replica_had_begins_again_elsewhere() -> None:
 
 
 def test_the_fleet_grows_with_the_load_and_shrinks_after_it() -> None:
-    quiet = [Request(at_s=30.0 + i, num_prompt=5, num_output=2) for i in range(30)]
+    quiet = [SimulatedRequest(at_s=30.0 + i, num_prompt=5, num_output=2) for i in range(30)]
     plan = fleet(
         make(),
         Steady(0.02),
@@ -377,7 +377,7 @@ def test_disaggregated_pools_hand_the_cache_over() -> None:
     assert all(not life.error for life in found.lives)
     decode_steps = sum(m.num_steps for m in found.members if m.pool == 1)
     assert decode_steps > 0
-    one = simulate_fleet([Request(at_s=0, num_prompt=41, num_output=3)], plan).lives[0]
+    one = simulate_fleet([SimulatedRequest(at_s=0, num_prompt=41, num_output=3)], plan).lives[0]
     assert one.first_s == pytest.approx(0.005)
     assert one.finished_s == pytest.approx(0.005 + 41e-4 + 2 * 0.005)  # the prompt was not computed
 
@@ -385,7 +385,9 @@ def test_disaggregated_pools_hand_the_cache_over() -> None:
 def test_lines_of_batches_wait_for_the_others() -> None:
     rng = np.random.default_rng(1)
     both = [
-        Request(at_s=0.002 * i, num_prompt=20, num_output=10, background=bool(rng.integers(0, 2)))
+        SimulatedRequest(
+            at_s=0.002 * i, num_prompt=20, num_output=10, background=bool(rng.integers(0, 2))
+        )
         for i in range(300)
     ]
     found = simulate_fleet(both, fleet(make(seats=4), Steady(0.002)))
@@ -400,7 +402,9 @@ def test_a_fleet_without_replicas_and_a_request_too_long() -> None:
     with pytest.raises(BadInput):
         simulate_fleet([], FleetPlan(builds=()))
     with pytest.raises(BadInput, match="too long"):
-        simulate_fleet([Request(at_s=0, num_prompt=500, num_output=1)], fleet(make(), Steady(0.01)))
+        simulate_fleet(
+            [SimulatedRequest(at_s=0, num_prompt=500, num_output=1)], fleet(make(), Steady(0.01))
+        )
 
 
 def test_the_end_of_the_clock() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.measure.goodput import meets
-from ridgeline.plan.simulate.fleet import Life, Outcome, Request
+from ridgeline.plan.simulate.fleet import Life, Outcome, SimulatedRequest
 from ridgeline.plan.simulate.summary import summarise, traces
 from ridgeline.records import Slo
 
@@ -114,7 +114,7 @@ def test_numbers_that_no_fleet_has(
 
 
 def test_the_summary_by_hand() -> None:
-    asked = Request(at_s=1.0, num_prompt=10, num_output=5)
+    asked = SimulatedRequest(at_s=1.0, num_prompt=10, num_output=5)
     good = Life(asked, started_s=1.5, first_s=2.0, finished_s=4.0)
     lost = Life(asked, error="lost")
     outcome = Outcome(
@@ -137,7 +137,7 @@ def test_the_summary_by_hand() -> None:
 @pytest.mark.parametrize("num_output", [1, 5])
 def test_a_request_is_judged_as_a_measured_one_is(num_output: int, promise: str) -> None:
     """A one-token answer has no TPOT: other limits judge it, and where there are none it missed."""
-    asked = Request(at_s=1.0, num_prompt=10, num_output=num_output)
+    asked = SimulatedRequest(at_s=1.0, num_prompt=10, num_output=num_output)
     life = Life(asked, started_s=1.5, first_s=2.0, finished_s=2.0 if num_output == 1 else 2.1)
     outcome = Outcome(
         lives=(life,),

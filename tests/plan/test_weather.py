@@ -11,7 +11,13 @@ import pytest
 
 from ridgeline.engine.scheduler import Limits, NoPrefixCache, Scheduler, make_policy
 from ridgeline.plan.simulate.block_counter import CountedPool
-from ridgeline.plan.simulate.fleet import Build, FleetPlan, Outcome, Request, simulate_fleet
+from ridgeline.plan.simulate.fleet import (
+    Build,
+    FleetPlan,
+    Outcome,
+    SimulatedRequest,
+    simulate_fleet,
+)
 from ridgeline.plan.step_time.interference import BIN_S, MIDDLE, Busy, Sky, Weather, recorded
 from ridgeline.plan.step_time.simulated import Glide
 
@@ -118,7 +124,7 @@ def test_moods_and_misfits_are_drawn_only_where_the_level_is() -> None:
 
 
 def served(sky: partial[Sky] | None) -> Outcome:
-    requests = [Request(at_s=0.04 * i, num_prompt=40, num_output=20) for i in range(60)]
+    requests = [SimulatedRequest(at_s=0.04 * i, num_prompt=40, num_output=20) for i in range(60)]
     limits = Limits(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512)
 
     def scheduler() -> Scheduler:

@@ -16,7 +16,7 @@ from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.plan.fleet.demand import demand_of
 from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.simulate.block_counter import CountedPool
-from ridgeline.plan.simulate.fleet import Build, FleetPlan, Request, simulate_fleet
+from ridgeline.plan.simulate.fleet import Build, FleetPlan, SimulatedRequest, simulate_fleet
 from ridgeline.plan.simulate.off_peak import OffPeak
 from ridgeline.plan.step_time.predict import Point, predict_on
 from ridgeline.plan.step_time.replica import Replica, replica
@@ -36,7 +36,7 @@ def test_counted_blocks_change_nothing(seed: int) -> None:
     rng = np.random.default_rng(seed)
     at_s = np.cumsum(rng.exponential(0.05, 150))
     requests = [
-        Request(at_s=float(at), num_prompt=int(p), num_output=int(n))
+        SimulatedRequest(at_s=float(at), num_prompt=int(p), num_output=int(n))
         for at, p, n in zip(at_s, rng.integers(1, 300, 150), rng.integers(1, 200, 150), strict=True)
     ]
     limits = Limits(max_num_seqs=24, max_num_batched_tokens=128, max_model_len=600)

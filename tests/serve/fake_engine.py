@@ -107,11 +107,11 @@ class FakeEngine:
             compute_dtype="float32",
         )
         self.alive = True
-        self.asks: dict[str, tuple[tuple[int, ...], Sampling, int, str]] = {}
+        self.requests: dict[str, tuple[tuple[int, ...], Sampling, int, str]] = {}
         self.terms: dict[str, tuple[float | None, Slo | None]] = {}
         self.in_background: set[str] = set()
         self.aborted: list[str] = []
-        self._pumps: dict[asyncio.Task[None], None] = {}  # of asks that have not ended
+        self._pumps: dict[asyncio.Task[None], None] = {}  # of requests that have not ended
         self.ended: list[str] = []
         self.numbers = {"num_requests_running": 1.0, "prefix_cache_hits": 7.0}
 
@@ -128,32 +128,32 @@ class FakeEngine:
         is_stuck = "!stuck" in "".join(map(_character, tokens))
         return stuck if is_stuck else pooled(tokens, pooling)
 
-    def abort(self, ask_id: str) -> None:
-        self.aborted.append(ask_id)
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
 
     async def stream(
         self,
         prompt: str | Sequence[int],
         sampling: Sampling,
         *,
-        ask_id: str | None = None,
+        request_id: str | None = None,
         priority: int = 0,
         tenant: str = "",
         timeout_s: float | None = None,
         slo: Slo | None = None,
         background: bool = False,
     ) -> AsyncGenerator[Event, None]:
-        assert ask_id is not None and not isinstance(prompt, str)
+        assert request_id is not None and not isinstance(prompt, str)
         tokens = tuple(prompt)
         if len(tokens) >= MAX_MODEL_LEN:
             raise BadInput("the prompt is too long", value=len(tokens), limit=MAX_MODEL_LEN - 1)
         if background:
-            self.in_background.add(ask_id)
-        self.asks[ask_id] = (tokens, sampling, priority, tenant)
-        self.terms[ask_id] = (timeout_s, slo)
-        async for event in self._script(tokens, sampling, ask_id):
+            self.in_background.add(request_id)
+        self.requests[request_id] = (tokens, sampling, priority, tenant)
+        self.terms[request_id] = (timeout_s, slo)
+        async for event in self._script(tokens, sampling, request_id):
             yield event
-        self.ended.append(ask_id)
+        self.ended.append(request_id)
 
     async def listen(
         self,
@@ -184,41 +184,41 @@ class FakeEngine:
         def leave() -> None:
             if self._pumps.pop(task, task) is None:
                 task.cancel()
-                self.abort(terms["ask_id"])
+                self.abort(terms["request_id"])
 
         return leave
 
     async def _script(
-        self, tokens: tuple[int, ...], sampling: Sampling, ask_id: str
+        self, tokens: tuple[int, ...], sampling: Sampling, request_id: str
     ) -> AsyncIterator[Event]:
         order = "".join(map(_character, tokens))
         if "!crash" in order:
             raise RuntimeError("bug at /srv/app/secret.py 0x7fffdeadbeef")
-        yield Started(ask_id=ask_id, at_s=0.0, cached_tokens=3)
+        yield Started(request_id=request_id, at_s=0.0, cached_tokens=3)
         if "!stuck" in order:
             await asyncio.sleep(3600)
         length = min(sampling.max_tokens or MAX_MODEL_LEN, len(ANSWER))
         for position in range(length):
             if "!fail" in order and position == 2:
                 yield Failed(
-                    ask_id=ask_id, at_s=0.0, error="lost /var/lib/model/x at 0x7fffdeadbeef"
+                    request_id=request_id, at_s=0.0, error="lost /var/lib/model/x at 0x7fffdeadbeef"
                 )
                 return
             if "!hang" in order and position == 2:
                 await asyncio.sleep(3600)
             for index in range(sampling.n):
-                yield _token(ask_id, index, position, tokens, sampling)
+                yield _token(request_id, index, position, tokens, sampling)
             await asyncio.sleep(0.02 if "!slow" in order else 0)
         reason: FinishReason = "stop" if length == len(ANSWER) else "length"
         if "!gone" in order:
             reason = "abort"
         usage = Usage(prompt_tokens=len(tokens), cached_tokens=3, completion_tokens=length)
         for index in range(sampling.n):
-            yield Finished(ask_id=ask_id, index=index, reason=reason, at_s=0.0, usage=usage)
+            yield Finished(request_id=request_id, index=index, reason=reason, at_s=0.0, usage=usage)
 
 
 def _token(
-    ask_id: str, index: int, position: int, prompt: tuple[int, ...], sampling: Sampling
+    request_id: str, index: int, position: int, prompt: tuple[int, ...], sampling: Sampling
 ) -> Token:
     token = ord(ANSWER[position])
     top = ((token, -0.5), (ord("?"), -math.inf))
@@ -231,7 +231,7 @@ def _token(
         )
         prompt_logprobs = (None, *told)
     return Token(
-        ask_id=ask_id,
+        request_id=request_id,
         index=index,
         token=token,
         text=chr(token),

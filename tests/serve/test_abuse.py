@@ -98,7 +98,7 @@ async def test_ten_thousand_cancels(engine: Engine) -> None:
     rng, sampling = random.Random(5), Sampling(max_tokens=50, ignore_eos=True)
 
     async def start_and_leave(index: int) -> None:
-        stream = engine.stream([5, 6, 7], sampling, ask_id=f"c{index}")
+        stream = engine.stream([5, 6, 7], sampling, request_id=f"c{index}")
         first = asyncio.ensure_future(anext(stream))
         if rng.random() < 0.02:
             await asyncio.wait({first}, timeout=0.02)
@@ -117,8 +117,8 @@ async def test_a_full_queue_says_when_to_come_back(url: str, engine: Engine) -> 
     body = {"prompt": PROMPTS[1], "max_tokens": 60, "ignore_eos": True}
     limits = httpx.Limits(max_connections=100)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
-        asks = (http.post("/v1/completions", json=body) for _ in range(80))
-        replies = await asyncio.gather(*asks)
+        requests = (http.post("/v1/completions", json=body) for _ in range(80))
+        replies = await asyncio.gather(*requests)
         statuses = sorted({reply.status_code for reply in replies})
         assert statuses == [200, 503]
         for reply in replies:

@@ -153,7 +153,7 @@ async def test_what_would_change_the_answer_is_refused(
     (name,) = fields
     error = await refused(http, path, {**base, **fields})
     assert error["param"] == name and name in error["message"]
-    assert not engine.asks
+    assert not engine.requests
 
 
 async def test_harmless_values_of_refused_fields_pass(http: httpx.AsyncClient) -> None:

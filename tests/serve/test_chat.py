@@ -20,8 +20,8 @@ async def chat(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
 
 
 def prompt_of(engine: FakeEngine) -> str:
-    (ask,) = engine.asks.values()
-    return "".join(map(chr, ask[0]))
+    (request,) = engine.requests.values()
+    return "".join(map(chr, request[0]))
 
 
 async def test_without_a_limit_it_runs_to_the_end(http: httpx.AsyncClient) -> None:

@@ -62,7 +62,7 @@ async def test_every_shape_of_prompt(
     http: httpx.AsyncClient, engine: FakeEngine, prompt: Any, lengths: list[int]
 ) -> None:
     answer = await complete(http, prompt=prompt, max_tokens=2)
-    assert sorted(len(ask[0]) for ask in engine.asks.values()) == sorted(lengths)
+    assert sorted(len(request[0]) for request in engine.requests.values()) == sorted(lengths)
     assert [choice["index"] for choice in answer["choices"]] == list(range(len(lengths)))
     assert answer["usage"]["prompt_tokens"] == sum(lengths)
     assert answer["usage"]["completion_tokens"] == 2 * len(lengths)
@@ -165,11 +165,15 @@ async def test_sampling_reaches_the_engine(http: httpx.AsyncClient, engine: Fake
         cache_salt="tenant-a",
         **fields,
     )
-    (ask,) = engine.asks.values()
+    (request,) = engine.requests.values()
     for name, value in fields.items():
-        assert getattr(ask[1], name) == value
-    assert (ask[1].stop, ask[1].stop_token_ids, ask[1].logit_bias) == (("x", "y"), (1,), {5: -1.5})
-    assert ask[2:] == (7, "tenant-a")
+        assert getattr(request[1], name) == value
+    assert (request[1].stop, request[1].stop_token_ids, request[1].logit_bias) == (
+        ("x", "y"),
+        (1,),
+        {5: -1.5},
+    )
+    assert request[2:] == (7, "tenant-a")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +190,7 @@ async def test_any_field_that_is_null_is_as_if_left_out(
     for fields in ({}, nulls, *({name: None} for name in nulls)):
         reply = await http.post(path, json={**body, **fields})
         assert reply.status_code == 200, reply.text
-    first, *others = engine.asks.values()
+    first, *others = engine.requests.values()
     assert len(others) == len(nulls) + 1 and all(each[1] == first[1] for each in others)
 
 
@@ -194,5 +198,5 @@ async def test_null_is_the_same_as_absent(http: httpx.AsyncClient, engine: FakeE
     names = ["n", "temperature", "top_p", "stop", "logprobs", "seed", "echo", "stream", "suffix"]
     await complete(http, prompt="a", **dict.fromkeys([*names, "stream_options", "logit_bias"]))
     await complete(http, prompt="a")
-    with_nulls, without = engine.asks.values()
+    with_nulls, without = engine.requests.values()
     assert with_nulls[1] == without[1]

@@ -86,7 +86,7 @@ def test_a_body_that_does_not_come_is_given_up(url: str, engine: FakeEngine) -> 
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{"
         )
         assert everything(connection).startswith(b"HTTP/1.1 408 ")
-    assert not engine.asks
+    assert not engine.requests
 
 
 def test_a_large_body_is_refused_before_it_is_sent(url: str) -> None:

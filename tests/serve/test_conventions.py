@@ -63,7 +63,7 @@ async def test_every_way_to_say_what_the_answer_looks_like(
     body = {**fields, **(HELLO if path == CHAT else {"prompt": "x"})}
     reply = await http.post(path, json=body)
     assert reply.status_code == 200, reply.text
-    ((_, sampling, _, _),) = engine.asks.values()
+    ((_, sampling, _, _),) = engine.requests.values()
     assert sampling.structured == wanted
 
 
@@ -82,11 +82,11 @@ async def test_the_clients_id_comes_back(http: httpx.AsyncClient) -> None:
 
 async def test_priority_by_header_and_by_field(http: httpx.AsyncClient, engine: FakeEngine) -> None:
     for fields, header, wanted in (({}, "-3", -3), ({"priority": 5}, "-3", 5), ({}, "0", 0)):
-        engine.asks.clear()
+        engine.requests.clear()
         await http.post(
             COMPLETIONS, json={"prompt": "x", **fields}, headers={"x-vllm-priority": header}
         )
-        assert [ask[2] for ask in engine.asks.values()] == [wanted]
+        assert [request[2] for request in engine.requests.values()] == [wanted]
     reply = await http.post(COMPLETIONS, json={"prompt": "x"}, headers={"x-vllm-priority": "1e9"})
     assert reply.status_code == 400
 

@@ -37,7 +37,7 @@ Sink = Callable[[Sequence[Event]], None]
 
 
 class Overheard:
-    """What the engine handed to the server, per ask that people made."""
+    """What the engine handed to the server, per request that people made."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.listen_inside = engine, engine.listen
@@ -48,7 +48,7 @@ class Overheard:
     async def listen(self, prompt: Any, sampling: Any, sink: Sink, **terms: Any) -> Any:
         if terms.get("background"):
             return await self.listen_inside(prompt, sampling, sink, **terms)
-        name = terms["ask_id"]
+        name = terms["request_id"]
 
         def hear(events: Sequence[Event]) -> None:
             for event in events:
@@ -111,12 +111,12 @@ class Told:
         self.sums["cached"] += cached or details.get("cached_tokens", 0)
         self.sums["output"] += usage.get("completion_tokens", usage.get("output_tokens", 0))
 
-    def stayed(self, ask: str) -> bool:
-        """Whether somebody read this ask's answer (`ID`, or `ID-2` of several prompts)."""
-        return ask in self.ids or ask.rpartition("-")[0] in self.ids
+    def stayed(self, request: str) -> bool:
+        """Whether somebody read this request's answer (`ID`, or `ID-2` of several prompts)."""
+        return request in self.ids or request.rpartition("-")[0] in self.ids
 
 
-def random_ask(rng: random.Random) -> tuple[str, dict[str, Any], int]:
+def random_request(rng: random.Random) -> tuple[str, dict[str, Any], int]:
     """A path, a body, and how many choices will come."""
     text = rng.choice(TEXTS)
     most, heat = rng.randint(1, 24), rng.choice((0.0, 1.0))
@@ -144,7 +144,7 @@ def random_ask(rng: random.Random) -> tuple[str, dict[str, Any], int]:
 
 async def stay(http: httpx.AsyncClient, told: Told, rng: random.Random) -> None:
     """Read an answer to its end, streamed or whole."""
-    path, body, num_choices = random_ask(rng)
+    path, body, num_choices = random_request(rng)
     if rng.random() < 0.5:
         reply = await http.post(path, json=body)
         assert reply.status_code == 200, reply.text
@@ -233,8 +233,8 @@ async def test_counters_equal_what_clients_were_told(
             else:
                 await be_refused(http, told, own)
 
-    asks = [one(rng.randrange(2**32)) for _ in range(NUM_REQUESTS)]
-    lines, *_ = await asyncio.gather(run_batch(http), *asks)
+    requests = [one(rng.randrange(2**32)) for _ in range(NUM_REQUESTS)]
+    lines, *_ = await asyncio.gather(run_batch(http), *requests)
     async with asyncio.timeout(20):
         while engine.counters()["num_requests_running"] or engine.counters()["num_queued"]:
             await asyncio.sleep(0.02)
@@ -248,9 +248,9 @@ async def test_counters_equal_what_clients_were_told(
 
 def check(grown: Counter[str], told: Told, heard: Overheard, lines: Counter[str]) -> None:
     """Those who stayed, by what they were told; those who left, by what was on its way to them."""
-    gone = [ask for ask in heard.tokens if not told.stayed(ask)]
-    started = [heard.prompts.get(ask, (0, 0)) for ask in gone]
-    finished = sum(heard.ended[ask] for ask in gone)
+    gone = [request for request in heard.tokens if not told.stayed(request)]
+    started = [heard.prompts.get(request, (0, 0)) for request in gone]
+    finished = sum(heard.ended[request] for request in gone)
     assert gone and told.ids
 
     def counted(name: str) -> float:
@@ -259,7 +259,7 @@ def check(grown: Counter[str], told: Told, heard: Overheard, lines: Counter[str]
     def ended(reason: str) -> float:
         return grown[f'vllm:request_success_total{{finished_reason="{reason}",model_name="demo"}}']
 
-    output = told.sums["output"] + sum(heard.tokens[ask] for ask in gone)
+    output = told.sums["output"] + sum(heard.tokens[request] for request in gone)
     assert counted("generation_tokens_total") == output
     assert counted("prompt_tokens_total") == told.sums["prompt"] + sum(n for n, _ in started)
     assert counted("prompt_tokens_cached_total") == told.sums["cached"] + sum(c for _, c in started)

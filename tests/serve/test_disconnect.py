@@ -33,10 +33,10 @@ def send(url: str, body: dict[str, object]) -> http.client.HTTPConnection:
 async def test_hanging_up_aborts(served: str, engine: FakeEngine, order: str, stream: bool) -> None:
     body = {"prompt": [order, order], "stream": stream, "max_tokens": 30}
     connection = send(served, body)
-    await until(lambda: len(engine.asks) == 2)
+    await until(lambda: len(engine.requests) == 2)
     connection.close()
     await until(lambda: len(engine.aborted) == 2)
-    assert sorted(engine.aborted) == sorted(engine.asks) and not engine.ended
+    assert sorted(engine.aborted) == sorted(engine.requests) and not engine.ended
 
 
 async def test_random_hang_ups_leave_nothing_behind(served: str, engine: FakeEngine) -> None:
@@ -46,7 +46,7 @@ async def test_random_hang_ups_leave_nothing_behind(served: str, engine: FakeEng
         await asyncio.sleep(rng.random() * 0.02)
         connection.close()
     await asyncio.sleep(0.1)  # the last request may still be on its way
-    await until(lambda: set(engine.aborted) | set(engine.ended) == set(engine.asks))
+    await until(lambda: set(engine.aborted) | set(engine.ended) == set(engine.requests))
     assert engine.aborted
 
 

@@ -19,7 +19,7 @@ class Clock:
 
 
 def _token(at_s: float) -> Token:
-    return Token(ask_id="a", index=0, at_s=at_s, token=1, text="x")
+    return Token(request_id="a", index=0, at_s=at_s, token=1, text="x")
 
 
 def test_queue_prefill_and_decode_are_told_apart() -> None:
@@ -29,10 +29,10 @@ def test_queue_prefill_and_decode_are_told_apart() -> None:
     metrics = Metrics(FakeEngine(), "m", now=clock)
     meter = metrics.meter(5, Sampling())
     clock.now_s = 107.0
-    meter.saw([Started(ask_id="a", at_s=103.0, cached_tokens=0), _token(107.0)], 107.0)
+    meter.saw([Started(request_id="a", at_s=103.0, cached_tokens=0), _token(107.0)], 107.0)
     meter.saw([_token(109.0)], 109.0)
     usage = Usage(prompt_tokens=5, cached_tokens=0, completion_tokens=3)
-    ended = Finished(ask_id="a", index=0, reason="length", at_s=111.0, usage=usage)
+    ended = Finished(request_id="a", index=0, reason="length", at_s=111.0, usage=usage)
     meter.saw([_token(111.0), ended], 111.0)
     page = metrics.render().decode()
     for name, seconds in (
@@ -56,7 +56,7 @@ def test_queue_prefill_and_decode_are_told_apart() -> None:
 
 def test_a_start_before_the_arrival_is_no_negative_queue() -> None:
     metrics = Metrics(FakeEngine(), "m", now=Clock())
-    metrics.meter(5, Sampling()).saw([Started(ask_id="a", at_s=0.0, cached_tokens=0)], 100.0)
+    metrics.meter(5, Sampling()).saw([Started(request_id="a", at_s=0.0, cached_tokens=0)], 100.0)
     assert 'vllm:request_queue_time_seconds_sum{model_name="m"} 0.0' in metrics.render().decode()
 
 

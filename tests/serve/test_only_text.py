@@ -41,8 +41,8 @@ def chat(reasoning: str | None = None, **asked: Any) -> Wording:
 
 
 def update(choice: int, text: str, *, ends: bool = False) -> Update:
-    token = Token(ask_id="cmpl-1", index=choice, token=97, text=text, at_s=0.0)
-    end = Finished(ask_id="cmpl-1", index=choice, reason="stop", at_s=0.0, usage=USAGE)
+    token = Token(request_id="cmpl-1", index=choice, token=97, text=text, at_s=0.0)
+    end = Finished(request_id="cmpl-1", index=choice, reason="stop", at_s=0.0, usage=USAGE)
     return Update(choice=choice, token=token, finished=end if ends else None)
 
 

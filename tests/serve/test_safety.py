@@ -132,7 +132,7 @@ async def test_the_tenant_reaches_the_engine(tmp_path: Path) -> None:
         for key in (one, two, one):
             headers = {"authorization": f"Bearer {key}"}
             await http.post(COMPLETIONS, json={"prompt": "x"}, headers=headers)
-    tenants = [ask[3] for ask in engine.asks.values()]
+    tenants = [request[3] for request in engine.requests.values()]
     assert tenants[0] == tenants[2] != tenants[1] and all(tenants)
 
 
@@ -179,12 +179,12 @@ async def test_pages_of_other_sites_may_not_call() -> None:
             assert reply.status_code == status, origin
             allowed = reply.headers.get("access-control-allow-origin")
             assert allowed == (origin if origin == "https://app.example" else None)
-        ask = {"origin": "https://app.example", "access-control-request-method": "POST"}
-        preflight = await http.options(COMPLETIONS, headers=ask)
+        request = {"origin": "https://app.example", "access-control-request-method": "POST"}
+        preflight = await http.options(COMPLETIONS, headers=request)
         assert preflight.status_code == 204
         assert preflight.headers["access-control-allow-origin"] == "https://app.example"
-        ask["origin"] = "https://evil.example"
-        assert (await http.options(COMPLETIONS, headers=ask)).status_code == 403
+        request["origin"] = "https://evil.example"
+        assert (await http.options(COMPLETIONS, headers=request)).status_code == 403
 
 
 async def test_cors_is_empty_by_default() -> None:

@@ -90,7 +90,7 @@ async def test_a_named_tool_is_a_grammar(monkeypatch: pytest.MonkeyPatch) -> Non
         body = {**ASK, "tools": TOOLS, "tool_choice": choice}
         reply = (await http.post(CHAT, json=body)).json()["choices"][0]
     assert reply["message"]["tool_calls"][0]["function"]["arguments"] == '{"place": "Rome"}'
-    ((_, sampling, _, _),) = engine.asks.values()
+    ((_, sampling, _, _),) = engine.requests.values()
     assert sampling.structured and json.loads(sampling.structured.text) == LOOK["parameters"]
 
 
@@ -102,7 +102,7 @@ async def test_required_is_a_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> N
         reply = (await http.post(CHAT, json=body)).json()["choices"][0]
     assert reply["finish_reason"] == "tool_calls"
     assert reply["message"]["tool_calls"][0]["function"]["name"] == "look"
-    ((_, sampling, _, _),) = engine.asks.values()
+    ((_, sampling, _, _),) = engine.requests.values()
     assert sampling.structured is not None
     assert json.loads(sampling.structured.text)["maxItems"] == 1
 
@@ -127,7 +127,7 @@ async def test_stop_strings_do_not_cut_a_call(path: str, body: dict[str, Any]) -
     async with client_of(engine) as http:
         reply = await http.post(path, json={**ASK, "model": "fake", **body})
         plain = await http.post(CHAT, json={**ASK, "stop": ["e"]})
-    called, said = (sampling for _, sampling, _, _ in engine.asks.values())
+    called, said = (sampling for _, sampling, _, _ in engine.requests.values())
     assert called.structured and called.stop == () and said.stop == ("e",)
     assert "stop" in reply.headers["x-ridgeline-ignored-fields"].split(",")
     assert "x-ridgeline-ignored-fields" not in plain.headers
@@ -199,7 +199,7 @@ async def test_messages_say_what_a_chat_would(engine: FakeEngine, http: httpx.As
     }
     reply = await http.post("/v1/messages", json=body)
     assert reply.status_code == 200, reply.text
-    ((tokens, sampling, _, _),) = engine.asks.values()
+    ((tokens, sampling, _, _),) = engine.requests.values()
     assert "".join(map(chr, tokens)) == "<system>S<user>A<assistant>B<user>C<assistant>"
     assert sampling.stop == ("!",) and sampling.temperature == 0.5
     counted = await http.post(
@@ -277,7 +277,7 @@ async def test_responses_remember_what_they_are_told(
     reply = (await http.post("/v1/responses", json=body)).json()
     assert reply["status"] == "incomplete"
     assert reply["incomplete_details"] == {"reason": "max_output_tokens"}
-    ((tokens, sampling, _, _),) = engine.asks.values()
+    ((tokens, sampling, _, _),) = engine.requests.values()
     assert "".join(map(chr, tokens)) == "<system>S<user>A<assistant><tool>sunny<assistant>"
     assert sampling.structured is not None
 

@@ -1,4 +1,4 @@
-"""Clients that ask and never read: what waits for them is bounded, and then they are cut off."""
+"""Clients that request and never read: what waits for them is bounded, and then they are cut off."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class Wordy(FakeEngine):
         errand: Any = None,
         **terms: Any,
     ) -> Callable[[], None]:
-        name, sink = terms["ask_id"], sent_off(errand, sink)
+        name, sink = terms["request_id"], sent_off(errand, sink)
 
         async def talk() -> None:
-            token = Token(ask_id=name, index=0, token=5, text=self.line, at_s=0.0)
+            token = Token(request_id=name, index=0, token=5, text=self.line, at_s=0.0)
             for _ in range(self.to_come):
                 sink([token] * self.per_step)
                 self.num_steps += 1
                 await asyncio.sleep(0.001)
             usage = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
-            sink([Finished(ask_id=name, index=0, reason="stop", at_s=0.0, usage=usage)])
+            sink([Finished(request_id=name, index=0, reason="stop", at_s=0.0, usage=usage)])
 
         task = asyncio.create_task(talk())
 

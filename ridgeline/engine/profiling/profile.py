@@ -21,7 +21,14 @@ from ridgeline.engine.profiling.step_stats import shapes_of
 from ridgeline.engine.scheduler.plan import StepPlan
 from ridgeline.engine.tokenization.events import EventTexts
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
-from ridgeline.records import Ask, OperatorTime, PhaseProfile, ProfiledPhase, Sampling, StepProfile
+from ridgeline.records import (
+    OperatorTime,
+    PhaseProfile,
+    ProfiledPhase,
+    Request,
+    Sampling,
+    StepProfile,
+)
 
 WARM, FEWEST = 2, 3
 SPARE = 8  # tokens of a sequence beyond those that are timed
@@ -57,21 +64,23 @@ class Driver:
     def __init__(self, parts: Parts, vocab_size: int, seed: int = 0) -> None:
         self.parts, self.now_s = parts, 0.0
         self._vocab, self._random = vocab_size, torch.Generator().manual_seed(seed)
-        self.texts, self._num_asks = EventTexts(parts.tokenizer, lambda *_: []), 0
+        self.texts, self._num_requests = EventTexts(parts.tokenizer, lambda *_: []), 0
 
     def add(self, num_tokens: int, max_tokens: int | None) -> str:
         """A greedy sequence with a random prompt; `max_tokens` None: it decodes for ever."""
         drawn = torch.randint(3, self._vocab, (num_tokens,), generator=self._random)
         sampling = Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-        self._num_asks += 1
-        ask_id = f"profiled-{self._num_asks}"
-        ask = Ask(id=ask_id, prompt=tuple(drawn.tolist()), sampling=sampling, arrival_s=self.now_s)
-        self.texts.begin(ask)
-        self.parts.scheduler.add(ask)
-        return ask_id
+        self._num_requests += 1
+        request_id = f"profiled-{self._num_requests}"
+        request = Request(
+            id=request_id, prompt=tuple(drawn.tolist()), sampling=sampling, arrival_s=self.now_s
+        )
+        self.texts.begin(request)
+        self.parts.scheduler.add(request)
+        return request_id
 
-    def end(self, ask_id: str) -> None:
-        self.parts.scheduler.cancel(ask_id, self.now_s)
+    def end(self, request_id: str) -> None:
+        self.parts.scheduler.cancel(request_id, self.now_s)
 
     def step(self) -> StepPlan:
         self.now_s += 1.0
@@ -161,8 +170,8 @@ class _Runner:
         """A pass is one step of all sequences."""
         ids = self.driver.decoding(self.options.batch, self.options.context)
         found = self._phase("decode", lambda read: (self._step(read),))
-        for ask_id in ids:
-            self.driver.end(ask_id)
+        for request_id in ids:
+            self.driver.end(request_id)
         return found
 
     def _phase(

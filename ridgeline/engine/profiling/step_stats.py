@@ -10,7 +10,7 @@ from operator import add
 from ridgeline.engine.scheduler.plan import StepPlan, paths
 from ridgeline.engine.scheduler.step_builder import StepView
 from ridgeline.modelspec.cost import CostModel
-from ridgeline.records import Ask, Event, Failed, Finished, StepStat
+from ridgeline.records import Event, Failed, Finished, Request, StepStat
 
 MAX_STEPS = 100_000
 """Steps kept for `drain`; the oldest are forgotten first. At 10 ms a step: 17 minutes."""
@@ -112,16 +112,16 @@ class StepLog:
         return [self._ring.popleft() for _ in range(len(self._ring))]
 
 
-class AskCounts:
-    """Totals over asks. Written by the engine thread, read by any other."""
+class RequestCounts:
+    """Totals over requests. Written by the engine thread, read by any other."""
 
     def __init__(self) -> None:
         self._counts = dict.fromkeys(
             ("prompt_tokens", "request_success_stop", "request_success_length"), 0
         ) | dict.fromkeys(("request_success_abort", "request_failed"), 0)
 
-    def asked(self, ask: Ask) -> None:
-        self._counts["prompt_tokens"] += len(ask.prompt)
+    def asked(self, request: Request) -> None:
+        self._counts["prompt_tokens"] += len(request.prompt)
 
     def told(self, event: Event) -> None:
         if isinstance(event, Finished):

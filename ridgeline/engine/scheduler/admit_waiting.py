@@ -86,7 +86,7 @@ class Joining:
         return True
 
     def _candidate(self, lane: Lane, step: Step) -> Sequence | None:
-        """The next in order for whom there is a seat; a fresh ask needs the policy's leave too."""
+        """The next in order for whom there is a seat; a fresh request needs the policy's leave too."""
         if self._roster.num_running_up_to(lane) >= self._limits.max_num_seqs:
             return None
         fresh, back = lane.fresh.peek(), lane.returning.peek()

@@ -34,7 +34,7 @@ from typing import NamedTuple, Protocol
 
 from ridgeline.engine.scheduler.sequence_registry import Roster
 from ridgeline.engine.scheduler.step_builder import Step
-from ridgeline.records import Ask
+from ridgeline.records import Request
 
 PROMISED = 0.8
 """Of a promised time per output token: the rest is for what steps do not show, such as prompts
@@ -45,7 +45,7 @@ UNPROMISED = 1.25
 WAITED = 0.5
 """Of a promised time to first token: the rest is for the step that computes it, and its prompt."""
 _REMEMBERED_S = 600.0
-"""How long after the last ask of a promise others like it are expected."""
+"""How long after the last request of a promise others like it are expected."""
 _FEWEST = 16  # rows of a step of lines alone, however tight a promise: they go on, and tell T
 
 _NEW, _COMMON = 0.3, 0.1  # weights of the latest step: for its like, for all others
@@ -219,10 +219,10 @@ class Share:
         self._num_rows, self._planned_s = 0, 0.0
         self._ttft_s: dict[float, float] = {}  # promises of a first token, and when one last came
 
-    def add(self, ask: Ask) -> None:
+    def add(self, request: Request) -> None:
         """Somebody asks; others may be promised the same."""
-        if not ask.background and ask.slo is not None and ask.slo.ttft_s is not None:
-            self._ttft_s[ask.slo.ttft_s] = ask.arrival_s
+        if not request.background and request.slo is not None and request.slo.ttft_s is not None:
+            self._ttft_s[request.slo.ttft_s] = request.arrival_s
 
     def begin(self, now_s: float) -> None:
         """Before a step is planned. Whoever still runs has waited for nothing but the last one."""
@@ -239,9 +239,9 @@ class Share:
     def narrow(self, step: Step) -> None:
         """What is planned from here on serves nobody who waits."""
         promised = (
-            seq.ask.slo.tpot_s
+            seq.request.slo.tpot_s
             for seq in self._roster.running
-            if seq.ask.slo is not None and not seq.ask.background
+            if seq.request.slo is not None and not seq.request.background
         )
         tpot_s = min((each for each in promised if each is not None), default=None)
         step.budget.narrow(self.filling.most(_num_rows(step), tpot_s))

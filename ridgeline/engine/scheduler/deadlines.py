@@ -1,4 +1,4 @@
-"""Asks by deadline: after `Ask.deadline_s` (an instant on the caller's clock) nobody wants the
+"""Requests by deadline: after `Request.deadline_s` (an instant on the caller's clock) nobody wants the
 answer."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from ridgeline.engine.scheduler.sequence import Choices
 
 
 class Deadlines:
-    """A heap of (instant, ask). Asks that have ended stay until their deadline: the owner
+    """A heap of (instant, request). Requests that have ended stay until their deadline: the owner
     checks."""
 
     def __init__(self) -> None:
@@ -20,8 +20,8 @@ class Deadlines:
         return self._heap[0][0] if self._heap else None
 
     def add(self, choices: Choices) -> None:
-        if choices.ask.deadline_s is not None:
-            heapq.heappush(self._heap, (choices.ask.deadline_s, choices.serial, choices))
+        if choices.request.deadline_s is not None:
+            heapq.heappush(self._heap, (choices.request.deadline_s, choices.serial, choices))
 
     def passed(self, now_s: float) -> list[Choices]:
         """Take out those whose deadline is `now_s` or earlier, earliest first."""

@@ -10,7 +10,7 @@ from ridgeline.records import Event, Finished, FinishReason, Token
 def token_event(seq: Sequence, sampled: Sampled, i: int, at_s: float) -> Token:
     """The i-th sampled token; the first of choice 0 delivers the prompt's log-probabilities."""
     return Token(
-        ask_id=seq.ask.id,
+        request_id=seq.request.id,
         index=seq.index,
         token=sampled.tokens[i],
         text="",
@@ -25,7 +25,7 @@ def finished_event(
 ) -> Finished:
     """The end of one choice."""
     return Finished(
-        ask_id=seq.ask.id,
+        request_id=seq.request.id,
         index=seq.index,
         reason=reason,
         at_s=at_s,
@@ -40,7 +40,7 @@ def aborted_events(choices: Choices, at_s: float) -> list[Event]:
     lengths |= {index: seq.num_output for index, seq in choices.live.items()}
     return [
         Finished(
-            ask_id=choices.ask.id,
+            request_id=choices.request.id,
             index=index,
             reason="abort",
             at_s=at_s,

@@ -1,4 +1,4 @@
-"""Lanes: asks that people wait for, and asks that may wait for people.
+"""Lanes: requests that people wait for, and requests that may wait for people.
 
     lane 0   online        everything a client asks for
     lane 1   background    batch lines: what is left over, and only as long as it is left over
@@ -14,7 +14,7 @@ comes back; with the prefix cache on, most of what it had computed is found agai
 Invariant (tests/invariants/test_lanes.py): without a prefix cache, the online runs of every step
 are those of an engine that was never asked anything in the background.
 
-When it loses: background asks may starve for as long as people keep the engine busy. Their deadline
+When it loses: background requests may starve for as long as people keep the engine busy. Their deadline
 is the batch's business.
 """
 
@@ -29,8 +29,8 @@ from ridgeline.engine.scheduler.priority_queue import WaitingQueue
 class Lane:
     """What waits in one lane, and counts of its sequences.
 
-    `fresh`: choice 0 of asks that have not started. `returning`: started, but without a seat.
-    `num_started`: unfinished choices of asks that have started. `num_running`: with a seat.
+    `fresh`: choice 0 of requests that have not started. `returning`: started, but without a seat.
+    `num_started`: unfinished choices of requests that have started. `num_running`: with a seat.
     """
 
     rank: int

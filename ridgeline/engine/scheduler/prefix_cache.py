@@ -176,7 +176,7 @@ class PrefixCache:
         size, digests = self._pool.block_size, seq.digests
         if len(digests) >= num_blocks:
             return
-        parent = digests[-1] if digests else root_digest(seq.ask.tenant)
+        parent = digests[-1] if digests else root_digest(seq.request.tenant)
         for i in range(len(digests), num_blocks):
             parent = block_digest(parent, seq.tokens[i * size : (i + 1) * size])
             digests.append(parent)

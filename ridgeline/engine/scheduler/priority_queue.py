@@ -1,17 +1,17 @@
 """Who goes first: an order that cannot starve anybody, and a queue that keeps it in O(log n).
 
 Lower priority goes first, and waiting counts too: every `aging_s` seconds of it are worth one
-priority level. The ask with the smaller
+priority level. The request with the smaller
 
     priority - waited_s / aging_s      =  priority - (now - arrival_s) / aging_s
 
 goes first. `now` is the same for both sides of every comparison, so the order is that of arrival_s
 + priority * aging_s, which never changes: a static key, and no queue ever needs re-sorting. In
-words: a level of priority is a head start of `aging_s` seconds. An ask that is k levels behind can
-be overtaken only by asks that arrive within k * aging_s after it, however many come later.
+words: a level of priority is a head start of `aging_s` seconds. A request that is k levels behind can
+be overtaken only by requests that arrive within k * aging_s after it, however many come later.
 
-A promise shifts the key too: an ask whose first token is due T seconds after its arrival stands T
-seconds further back than one that was promised nothing (T = 0). Among asks with promises that is
+A promise shifts the key too: a request whose first token is due T seconds after its arrival stands T
+seconds further back than one that was promised nothing (T = 0). Among requests with promises that is
 earliest deadline first (Liu and Layland, JACM 1973), and it starves nobody for the same reason.
 """
 
@@ -21,15 +21,15 @@ import heapq
 from collections import OrderedDict
 
 from ridgeline.engine.scheduler.sequence import Key, Place, Sequence
-from ridgeline.records import Ask
+from ridgeline.records import Request
 
 _SLACK = 64  # dead heap entries that are tolerated before the heap is rebuilt
 
 
-def order_key(ask: Ask, aging_s: float, serial: int, index: int) -> Key:
-    """The static sort key of choice `index` of an ask; `serial` breaks ties in order of arrival."""
-    promised_s = (ask.slo.ttft_s or 0.0) if ask.slo is not None else 0.0
-    return (ask.arrival_s + promised_s + ask.priority * aging_s, serial, index)
+def order_key(request: Request, aging_s: float, serial: int, index: int) -> Key:
+    """The static sort key of choice `index` of a request; `serial` breaks ties in order of arrival."""
+    promised_s = (request.slo.ttft_s or 0.0) if request.slo is not None else 0.0
+    return (request.arrival_s + promised_s + request.priority * aging_s, serial, index)
 
 
 class WaitingQueue:
@@ -46,7 +46,7 @@ class WaitingQueue:
     def oldest_arrival_s(self) -> float | None:
         """Arrival of the sequence that was pushed first; None when the queue is empty."""
         for seq in self._live.values():
-            return seq.ask.arrival_s
+            return seq.request.arrival_s
         return None
 
     def push(self, seq: Sequence) -> None:

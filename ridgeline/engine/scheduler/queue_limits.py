@@ -1,20 +1,20 @@
 """The gate before the queue: who may wait, who is told to come back, and when.
 
-    refuse   the queue holds `max_asks` asks or `max_tokens` prompt tokens already, or (with the
-             throttle) as many asks of one promise are under way as its limit allows
-    admit    everybody else; `started` takes an ask out of the queue's count, `ended` out of all
+    refuse   the queue holds `max_requests` requests or `max_tokens` prompt tokens already, or (with the
+             throttle) as many requests of one promise are under way as its limit allows
+    admit    everybody else; `started` takes a request out of the queue's count, `ended` out of all
 
-A full queue refuses at once: an ask that waits longer than anybody wants its answer costs the same
+A full queue refuses at once: a request that waits longer than anybody wants its answer costs the same
 work and helps nobody. When to come back is computed, not guessed: the queue's tokens over the rate
 at which queued tokens have lately been started.
 
-Throttle (off unless asked for): per promise, a limit on asks under way that follows the p95 of
+Throttle (off unless asked for): per promise, a limit on requests under way that follows the p95 of
 what was delivered, as TCP's window follows loss (additive increase, multiplicative decrease; Chiu
-and Jain 1989). Each window of `WINDOW` finished asks whose p95 TTFT or TPOT breaks the promise
+and Jain 1989). Each window of `WINDOW` finished requests whose p95 TTFT or TPOT breaks the promise
 takes a quarter off the number that was under way; a window within it adds one.
 When it loses: with few, long requests a window takes minutes, and the limit lags behind the load.
 
-Invariants: a refusal changes nothing; every admitted ask is counted once until `ended`; with no
+Invariants: a refusal changes nothing; every admitted request is counted once until `ended`; with no
 limits the gate admits everybody. No clock: instants come in.
 """
 
@@ -35,9 +35,9 @@ _LONGEST_S = 60.0
 
 
 class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """None: no limit. `max_tokens` counts the prompts of asks that have not started."""
+    """None: no limit. `max_tokens` counts the prompts of requests that have not started."""
 
-    max_asks: int | None = None
+    max_requests: int | None = None
     max_tokens: int | None = None
     throttle: bool = False
 
@@ -55,7 +55,7 @@ class _Known:
 
 @dataclass(slots=True)
 class _Window:
-    """What was delivered lately under one promise, and how many asks it lets in (None: all)."""
+    """What was delivered lately under one promise, and how many requests it lets in (None: all)."""
 
     under_way: int = 0
     most_under_way: int = 0
@@ -75,15 +75,15 @@ class Gate:
         self._windows: dict[Slo, _Window] = {}
         self._starts: deque[tuple[float, int]] = deque(maxlen=_RECENT)
 
-    def admit(self, ask_id: str, num_tokens: int, slo: Slo | None, now_s: float) -> None:
-        """Count the ask as waiting; EngineFull where it may not."""
+    def admit(self, request_id: str, num_tokens: int, slo: Slo | None, now_s: float) -> None:
+        """Count the request as waiting; EngineFull where it may not."""
         reason = self._refusal(num_tokens, slo)
         if reason is not None:
             self.refused[reason] += 1
             raise EngineFull(
                 _MESSAGES[reason], reason=reason, retry_after_s=self.retry_after_s(now_s)
             )
-        self._known[ask_id] = _Known(num_tokens, slo, now_s)
+        self._known[request_id] = _Known(num_tokens, slo, now_s)
         self.num_queued += 1
         self.num_queued_tokens += num_tokens
         if slo is not None:
@@ -91,23 +91,23 @@ class Gate:
             window.under_way += 1
             window.most_under_way = max(window.most_under_way, window.under_way)
 
-    def started(self, ask_id: str, now_s: float) -> None:
-        """The ask has its first share of a step."""
-        known = self._known.get(ask_id)
+    def started(self, request_id: str, now_s: float) -> None:
+        """The request has its first share of a step."""
+        known = self._known.get(request_id)
         if known is not None and known.queued:
             self._starts.append((now_s, known.num_tokens))
             self._unqueue(known)
 
     def saw(self, event: Event) -> None:
-        """Follow an ask by its events. The last one of its choices is for the caller to notice."""
+        """Follow a request by its events. The last one of its choices is for the caller to notice."""
         if isinstance(event, Started):
-            self.started(event.ask_id, event.at_s)
+            self.started(event.request_id, event.at_s)
         elif isinstance(event, Token):
-            self.token(event.ask_id, event.at_s)
+            self.token(event.request_id, event.at_s)
 
-    def token(self, ask_id: str, now_s: float) -> None:
-        """One output token of the ask."""
-        known = self._known.get(ask_id)
+    def token(self, request_id: str, now_s: float) -> None:
+        """One output token of the request."""
+        known = self._known.get(request_id)
         if known is None:
             return
         if known.first_s is None:
@@ -115,9 +115,9 @@ class Gate:
         known.last_s = now_s
         known.num_output += 1
 
-    def ended(self, ask_id: str) -> None:
-        """The ask is over, one way or another; unknown ids are ignored."""
-        known = self._known.pop(ask_id, None)
+    def ended(self, request_id: str) -> None:
+        """The request is over, one way or another; unknown ids are ignored."""
+        known = self._known.pop(request_id, None)
         if known is None:
             return
         if known.queued:
@@ -141,18 +141,18 @@ class Gate:
         }
 
     def limit_of(self, slo: Slo) -> int | None:
-        """How many asks of this promise may be under way; None: as many as come."""
+        """How many requests of this promise may be under way; None: as many as come."""
         window = self._windows.get(slo)
         return None if window is None else window.limit
 
     def _refusal(self, num_tokens: int, slo: Slo | None) -> str | None:
         limits = self.limits
-        if limits.max_asks is not None and self.num_queued >= limits.max_asks:
+        if limits.max_requests is not None and self.num_queued >= limits.max_requests:
             return "requests"
         over = limits.max_tokens is not None and (
             self.num_queued_tokens + num_tokens > limits.max_tokens
         )
-        if over and self.num_queued:  # alone, an ask may be larger than the whole queue
+        if over and self.num_queued:  # alone, a request may be larger than the whole queue
             return "tokens"
         window = self._windows.get(slo) if limits.throttle and slo is not None else None
         full = window is not None and window.limit is not None and window.under_way >= window.limit

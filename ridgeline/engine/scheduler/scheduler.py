@@ -15,7 +15,7 @@ is never preempted while another one owns blocks; alone it always fits (checked 
 finishes, and then the next one is first. At the head of the queue nobody is overtaken for lack of
 blocks.
 
-Who may join, and what room it needs: `joining.py`. All of this holds within a lane; asks in the
+Who may join, and what room it needs: `joining.py`. All of this holds within a lane; requests in the
 background get what the others leave: `lanes.py`.
 
 Drafts come last (`drafting.py`): what budget and blocks are left may carry guesses behind the last
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ridgeline.engine.scheduler.admission import Limits, check_ask
+from ridgeline.engine.scheduler.admission import Limits, check_request
 from ridgeline.engine.scheduler.admit_waiting import Joining
 from ridgeline.engine.scheduler.background_budget import Share, make_filling
 from ridgeline.engine.scheduler.batching.base import BatchingPolicy
@@ -52,13 +52,13 @@ from ridgeline.engine.scheduler.step_builder import (
 )
 from ridgeline.engine.scheduler.stopping import StopRule
 from ridgeline.records import (
-    Ask,
     Event,
     Failed,
     FailureCause,
     Finished,
     FinishReason,
     Preempted,
+    Request,
     Started,
 )
 
@@ -66,7 +66,7 @@ from ridgeline.records import (
 class Scheduler:
     """Owns every sequence; see the head of this file.
 
-    `eos_token_ids` end a sequence unless its sampling ignores them. `seed` is what asks without a
+    `eos_token_ids` end a sequence unless its sampling ignores them. `seed` is what requests without a
     seed of their own derive theirs from, together with their place in the order of `add`.
     """
 
@@ -95,20 +95,20 @@ class Scheduler:
         self._now_s = 0.0
         self._last = Step(limits, 0.0)
 
-    # -- asks: from any moment between a commit and the next plan, or between plan and commit
+    # -- requests: from any moment between a commit and the next plan, or between plan and commit
 
-    def add(self, ask: Ask) -> None:
-        """Queue an ask. BadInput or DoesNotFit if it could not be served even alone."""
-        check_ask(ask, self.limits, self.pool)
-        self._deadlines.add(self._roster.add(ask))
-        self.share.add(ask)
+    def add(self, request: Request) -> None:
+        """Queue a request. BadInput or DoesNotFit if it could not be served even alone."""
+        check_request(request, self.limits, self.pool)
+        self._deadlines.add(self._roster.add(request))
+        self.share.add(request)
 
-    def cancel(self, ask_id: str, now_s: float | None = None) -> list[Event]:
-        """End every unfinished choice of an ask (unknown ids: none); its blocks are free at once.
+    def cancel(self, request_id: str, now_s: float | None = None) -> list[Event]:
+        """End every unfinished choice of a request (unknown ids: none); its blocks are free at once.
 
         `now_s` None, here and below, stands for the instant of the latest plan or commit.
         """
-        choices = self._roster.asks.get(ask_id)
+        choices = self._roster.requests.get(request_id)
         if choices is None:
             return []
         at_s = self._at(now_s)
@@ -118,22 +118,22 @@ class Scheduler:
 
     def fail(
         self,
-        ask_id: str,
+        request_id: str,
         error: str,
         now_s: float | None = None,
         cause: FailureCause = "error",
     ) -> list[Event]:
-        """As cancel, for an ask that cannot be served any further: one Failed event."""
-        choices = self._roster.asks.get(ask_id)
+        """As cancel, for a request that cannot be served any further: one Failed event."""
+        choices = self._roster.requests.get(request_id)
         if choices is None:
             return []
         at_s = self._at(now_s)
         self._drop(choices, at_s)
-        return [Failed(ask_id=ask_id, at_s=at_s, error=error, cause=cause)]
+        return [Failed(request_id=request_id, at_s=at_s, error=error, cause=cause)]
 
     def finish(
         self,
-        ask_id: str,
+        request_id: str,
         index: int,
         reason: FinishReason = "stop",
         *,
@@ -142,15 +142,15 @@ class Scheduler:
     ) -> list[Event]:
         """End one choice from outside, e.g. at a stop string. No events if it has ended already:
         then its Finished is among those of the same commit, for the caller to amend."""
-        seq = self._roster.live(ask_id, index)
+        seq = self._roster.live(request_id, index)
         return [] if seq is None else [self._finish(seq, reason, stop_reason, self._at(now_s))]
 
-    def fork(self, ask_id: str, index: int) -> int:
+    def fork(self, request_id: str, index: int) -> int:
         """Split a running choice in two that share all known tokens; the index of the new one.
 
         To be called between commit and plan, on a choice whose only pending token is its last one.
         """
-        source = self._roster.live(ask_id, index)
+        source = self._roster.live(request_id, index)
         assert source is not None and source.state is State.RUNNING and source.pending == 1
         new_index = self._roster.another(source.choices)
         self._fork(source, new_index, source.known)
@@ -173,7 +173,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
-        """Take in what the runner made of a plan. Runs of asks that ended meanwhile are ignored."""
+        """Take in what the runner made of a plan. Runs of requests that ended meanwhile are ignored."""
         self._now_s = now_s
         events, self._events = self._events, []
         for run, sampled in zip(plan.runs, result.sampled, strict=True):
@@ -187,10 +187,10 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._roster.asks) or bool(self._events)
+        return bool(self._roster.requests) or bool(self._events)
 
     def next_wake_s(self, now_s: float) -> float | None:
-        """When to plan again if no ask comes or goes: `now_s` if there is something to do now, a
+        """When to plan again if no request comes or goes: `now_s` if there is something to do now, a
         later instant if a policy or a deadline waits for it, None if nothing will happen by
         itself."""
         roster = self._roster
@@ -201,12 +201,12 @@ class Scheduler:
         wakes = (self._joining.wake_s(now_s), self._deadlines.next_s)
         return min((max(now_s, at_s) for at_s in wakes if at_s is not None), default=None)
 
-    def ask_id(self, run: Run) -> str | None:
+    def request_id(self, run: Run) -> str | None:
         """Whose run it is; None once its sequence has ended or lost its seat."""
-        return self._roster.ask_id(run.seq_id)
+        return self._roster.request_id(run.seq_id)
 
     def num_in_background(self) -> tuple[int, int]:
-        """Of the running and of the waiting sequences, those of background asks."""
+        """Of the running and of the waiting sequences, those of background requests."""
         lane = self._roster.lanes[1]
         return lane.num_running, len(lane.fresh) + len(lane.returning)
 
@@ -266,9 +266,9 @@ class Scheduler:
         seq.forget_computed()
         self._roster.stand(seq)
         step.num_preempted += 1
-        step.best_preempted = min(step.best_preempted, self._roster.lane(seq.ask).rank)
+        step.best_preempted = min(step.best_preempted, self._roster.lane(seq.request).rank)
         self.totals.num_preempted += 1
-        self._events.append(Preempted(ask_id=seq.ask.id, index=seq.index, at_s=step.now_s))
+        self._events.append(Preempted(request_id=seq.request.id, index=seq.index, at_s=step.now_s))
 
     # -- plan: those who wait
 
@@ -279,13 +279,15 @@ class Scheduler:
                 self._run(joined.seq, joined.num_tokens, step)
 
     def _start(self, seq: Sequence, step: Step) -> None:
-        """If this is the ask's first seat: the end of its queue time."""
+        """If this is the request's first seat: the end of its queue time."""
         choices = seq.choices
         if choices.started:
             return
         choices.cached_tokens = seq.computed
         step.num_joined += self._roster.start(choices)
-        self._events.append(Started(ask_id=seq.ask.id, at_s=step.now_s, cached_tokens=seq.computed))
+        self._events.append(
+            Started(request_id=seq.request.id, at_s=step.now_s, cached_tokens=seq.computed)
+        )
         if seq.num_prompt_logprobs is None:
             self.cache.count(seq.num_prompt, seq.computed)
             step.queried_tokens += seq.num_prompt
@@ -347,7 +349,7 @@ class Scheduler:
     def _fork(self, source: Sequence, index: int, num_known: int) -> None:
         """A choice that shares the blocks of `source`; without a free seat it waits for one."""
         seq = self._roster.branch(source, index, num_known)
-        if not self._joining.free_seat(self._roster.lane(seq.ask), self._last):
+        if not self._joining.free_seat(self._roster.lane(seq.request), self._last):
             self._roster.wait(seq)
             return
         blocks = source.blocks[: self.pool.blocks_for(num_known)]
@@ -376,9 +378,9 @@ class Scheduler:
         """Deadlines that have passed, and cached blocks whose time is over."""
         self.cache.expire(now_s)
         for choices in self._deadlines.passed(now_s):
-            if self._roster.asks.get(choices.ask.id) is choices:
+            if self._roster.requests.get(choices.request.id) is choices:
                 error = "its deadline has passed"
-                self._events += self.fail(choices.ask.id, error, now_s, "deadline")
+                self._events += self.fail(choices.request.id, error, now_s, "deadline")
 
     def _at(self, now_s: float | None) -> float:
         return self._now_s if now_s is None else now_s

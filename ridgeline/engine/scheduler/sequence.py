@@ -1,4 +1,4 @@
-"""The one mutable record of the engine: a sequence, and the choices of one ask that it belongs
+"""The one mutable record of the engine: a sequence, and the choices of one request that it belongs
 to."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ridgeline.records import Ask, Sampling, TokenLogprobs, Usage
+from ridgeline.records import Request, Sampling, TokenLogprobs, Usage
 
 Key = tuple[float, int, int]
 Place = tuple[int, Key]
@@ -45,14 +45,14 @@ class Sequence:
     num_published: int = 0
     num_prompt_logprobs: int | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    ask: Ask = field(init=False)  # this and what follows: asked for at every token
+    request: Request = field(init=False)  # this and what follows: asked for at every token
     sampling: Sampling = field(init=False)
     has_history: bool = field(init=False)
     is_argmax: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ask = self.choices.ask
-        self.sampling = self.ask.sampling
+        self.request = self.choices.request
+        self.sampling = self.request.sampling
         self.has_history = self.sampling.has_history
         self.is_argmax = self.sampling.takes_first_largest
 
@@ -86,13 +86,13 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Choices:
-    """The sequences of one ask. Choice 0 computes the prompt; those in `unforked` wait for it.
+    """The sequences of one request. Choice 0 computes the prompt; those in `unforked` wait for it.
 
-    `seed` is the ask's; every choice derives its own from it. `live` holds unfinished sequences by
-    choice. `started` turns true when the ask gets its first seat.
+    `seed` is the request's; every choice derives its own from it. `live` holds unfinished sequences by
+    choice. `started` turns true when the request gets its first seat.
     """
 
-    ask: Ask
+    request: Request
     serial: int
     seed: int
     live: dict[int, Sequence] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Choices:
 
     def usage(self, num_output: int) -> Usage:
         return Usage(
-            prompt_tokens=len(self.ask.prompt),
+            prompt_tokens=len(self.request.prompt),
             cached_tokens=self.cached_tokens,
             completion_tokens=num_output,
         )

@@ -1,7 +1,7 @@
-"""Who exists and who sits where: asks, their sequences, the running list and the two queues.
+"""Who exists and who sits where: requests, their sequences, the running list and the two queues.
 
                  add            sit                    leave
-    ask ──▶ fresh queue ──▶ running (sorted) ──▶ finished
+    request ──▶ fresh queue ──▶ running (sorted) ──▶ finished
                               │      ▲ sit
                         stand ▼      │
                             returning queue  ◀── choices forked without a free seat
@@ -21,20 +21,20 @@ from ridgeline.engine.scheduler.priority_queue import order_key
 from ridgeline.engine.scheduler.sequence import Choices, Sequence, State
 from ridgeline.engine.scheduler.stopping import derive_seed
 from ridgeline.errors import BadInput
-from ridgeline.records import Ask
+from ridgeline.records import Request
 
 _KEY = attrgetter("key")
 
 
 class Roster:
-    """See the head of this file. `seed` is what asks without a seed derive theirs from."""
+    """See the head of this file. `seed` is what requests without a seed derive theirs from."""
 
     def __init__(self, aging_s: float, seed: int) -> None:
         self._aging_s, self._seed = aging_s, seed
-        self.asks: dict[str, Choices] = {}
+        self.requests: dict[str, Choices] = {}
         self.running: list[Sequence] = []  # in order: lowest key first, lane by lane
         self.lanes = (Lane(0), Lane(1))  # online, background
-        self.num_unfinished = 0  # unfinished choices of all asks
+        self.num_unfinished = 0  # unfinished choices of all requests
         self._by_id: dict[int, Sequence] = {}
         self._num_added = self._num_sequences = 0
 
@@ -43,8 +43,8 @@ class Roster:
         """Unfinished choices without a seat."""
         return self.num_unfinished - len(self.running)
 
-    def lane(self, ask: Ask) -> Lane:
-        return self.lanes[ask.background]
+    def lane(self, request: Request) -> Lane:
+        return self.lanes[request.background]
 
     def up_to(self, lane: Lane) -> tuple[Lane, ...]:
         """The lane and the better ones."""
@@ -58,33 +58,35 @@ class Roster:
     def running_by_id(self, seq_id: int) -> Sequence | None:
         return self._by_id.get(seq_id)
 
-    def ask_id(self, seq_id: int) -> str | None:
+    def request_id(self, seq_id: int) -> str | None:
         """Whose running sequence it is."""
         seq = self._by_id.get(seq_id)
-        return None if seq is None else seq.ask.id
+        return None if seq is None else seq.request.id
 
-    def live(self, ask_id: str, index: int) -> Sequence | None:
+    def live(self, request_id: str, index: int) -> Sequence | None:
         """An unfinished choice that has a sequence."""
-        choices = self.asks.get(ask_id)
+        choices = self.requests.get(request_id)
         return None if choices is None else choices.live.get(index)
 
-    def add(self, ask: Ask) -> Choices:
-        if ask.id in self.asks:
-            raise BadInput("an ask with this id is being served", value=ask.id, fix="use a new id")
-        serial, own = self._num_added, ask.sampling.seed
+    def add(self, request: Request) -> Choices:
+        if request.id in self.requests:
+            raise BadInput(
+                "a request with this id is being served", value=request.id, fix="use a new id"
+            )
+        serial, own = self._num_added, request.sampling.seed
         self._num_added += 1
         seed = derive_seed(self._seed, serial) if own is None else own
-        choices = Choices(ask, serial, seed, unforked=list(range(1, ask.sampling.n)))
-        choices.next_index = ask.sampling.n
-        self.asks[ask.id] = choices
-        self.num_unfinished += ask.sampling.n
-        self.lane(ask).fresh.push(self._new(choices, 0, list(ask.prompt)))
+        choices = Choices(request, serial, seed, unforked=list(range(1, request.sampling.n)))
+        choices.next_index = request.sampling.n
+        self.requests[request.id] = choices
+        self.num_unfinished += request.sampling.n
+        self.lane(request).fresh.push(self._new(choices, 0, list(request.prompt)))
         return choices
 
     def start(self, choices: Choices) -> int:
-        """The ask leaves the fresh queue for good; the number of seats that it will want."""
+        """The request leaves the fresh queue for good; the number of seats that it will want."""
         choices.started = True
-        self.lane(choices.ask).num_started += choices.num_unfinished
+        self.lane(choices.request).num_started += choices.num_unfinished
         return choices.num_unfinished
 
     def branch(self, source: Sequence, index: int, num_known: int) -> Sequence:
@@ -97,13 +99,13 @@ class Roster:
         """Make place for one choice more than was asked for; its index."""
         choices.next_index += 1
         self.num_unfinished += 1
-        self.lane(choices.ask).num_started += 1
+        self.lane(choices.request).num_started += 1
         return choices.next_index - 1
 
     def sit(self, seq: Sequence) -> None:
         seq.state = State.RUNNING
         self._by_id[seq.id] = seq
-        self.lane(seq.ask).num_running += 1
+        self.lane(seq.request).num_running += 1
         insort(self.running, seq, key=_KEY)
 
     def stand(self, seq: Sequence) -> None:
@@ -112,15 +114,15 @@ class Roster:
         self.wait(seq)
 
     def wait(self, seq: Sequence) -> None:
-        """Wait for a seat as a sequence of an ask that has started."""
+        """Wait for a seat as a sequence of a request that has started."""
         seq.state = State.WAITING
-        self.lane(seq.ask).returning.push(seq)
+        self.lane(seq.request).returning.push(seq)
 
     def leave(self, seq: Sequence) -> None:
-        """The sequence is finished; with its last choice, the ask is gone."""
+        """The sequence is finished; with its last choice, the request is gone."""
         if seq.state is State.RUNNING:
             self._unseat(seq)
-        lane = self.lane(seq.ask)
+        lane = self.lane(seq.request)
         lane.fresh.discard(seq)
         lane.returning.discard(seq)
         seq.state = State.FINISHED
@@ -131,7 +133,7 @@ class Roster:
             self._succeed(choices)
 
     def leave_all(self, choices: Choices) -> None:
-        """The ask is gone, with choices that never became sequences too."""
+        """The request is gone, with choices that never became sequences too."""
         num, choices.unforked = len(choices.unforked), []
         self._forget(choices, num)
         for seq in list(choices.live.values()):
@@ -139,21 +141,21 @@ class Roster:
 
     def _succeed(self, choices: Choices) -> None:
         """The choice that was to compute the prompt is gone: the next one does."""
-        seq = self._new(choices, choices.unforked.pop(0), list(choices.ask.prompt))
-        lane = self.lane(choices.ask)
+        seq = self._new(choices, choices.unforked.pop(0), list(choices.request.prompt))
+        lane = self.lane(choices.request)
         (lane.returning if choices.started else lane.fresh).push(seq)
 
     def _forget(self, choices: Choices, num: int) -> None:
         self.num_unfinished -= num
-        self.lane(choices.ask).num_started -= num if choices.started else 0
+        self.lane(choices.request).num_started -= num if choices.started else 0
         if not choices.num_unfinished:
-            self.asks.pop(choices.ask.id, None)
+            self.requests.pop(choices.request.id, None)
 
     def _unseat(self, seq: Sequence) -> None:
         place = bisect_left(self.running, seq.key, key=_KEY)
         assert self.running[place] is seq
         del self.running[place]
-        self.lane(seq.ask).num_running -= 1
+        self.lane(seq.request).num_running -= 1
         del self._by_id[seq.id]
 
     def _new(self, choices: Choices, index: int, tokens: list[int]) -> Sequence:
@@ -163,12 +165,12 @@ class Roster:
             index=index,
             seed=derive_seed(choices.seed, index),
             key=(
-                self.lane(choices.ask).rank,
-                order_key(choices.ask, self._aging_s, choices.serial, index),
+                self.lane(choices.request).rank,
+                order_key(choices.request, self._aging_s, choices.serial, index),
             ),
             tokens=tokens,
-            num_prompt=len(choices.ask.prompt),
-            num_prompt_logprobs=None if index else choices.ask.sampling.prompt_logprobs,
+            num_prompt=len(choices.request.prompt),
+            num_prompt_logprobs=None if index else choices.request.sampling.prompt_logprobs,
         )
         self._num_sequences += 1
         choices.live[index] = seq

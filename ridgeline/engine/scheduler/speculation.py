@@ -208,7 +208,7 @@ class Drafting:
         return found
 
     def judge(self, run: Run, sampled: Sampled) -> None:
-        """Note what became of the run's draft, if it carried one and its ask did not fail."""
+        """Note what became of the run's draft, if it carried one and its request did not fail."""
         if not run.num_drafts or not sampled.tokens:
             return
         num_accepted = len(sampled.tokens) - 1
@@ -227,7 +227,7 @@ class Drafting:
         return self.totals.as_dict() | self._drafts.numbers()
 
     def forget(self, seq: Known) -> None:
-        self._drafts.forget(seq.id, seq.tokens, seq.ask.tenant)
+        self._drafts.forget(seq.id, seq.tokens, seq.request.tenant)
 
     def _open(self, run: Run) -> Open | None:
         """The run's sequence, if drafts could follow: it decodes, and does not end at once."""
@@ -237,13 +237,13 @@ class Drafting:
         most = self._rule.most_drafts(seq)
         if most <= 0:
             return None
-        ask = seq.choices.ask
+        request = seq.choices.request
         return Open(
             seq.id,
             seq.tokens,
             seq.num_prompt,
-            ask.tenant,
-            ask.sampling,
+            request.tenant,
+            request.sampling,
             seq.seed,
             most,
             run.start,

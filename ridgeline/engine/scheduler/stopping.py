@@ -17,7 +17,7 @@ Stop = tuple[FinishReason, int | None]
 
 
 def derive_seed(base: int, index: int) -> int:
-    """A 63-bit seed that depends on both numbers: choice `index` of an ask, or ask `index` of an
+    """A 63-bit seed that depends on both numbers: choice `index` of a request, or request `index` of an
     engine."""
     digest = blake2b(f"{base}:{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,6 +1,6 @@
 """The token budget of one step: how many of its pending tokens a sequence may compute now.
 
-Sequences ask in order. `later` is how many running sequences have yet to ask: one token is set
+Sequences ask in order. `later` is how many running sequences have yet to come: one token is set
 aside for each, so that a long prompt in front never stalls the answers behind it (stall-free
 batching, Sarathi-Serve, Agrawal et al. 2024), and no sequence is left out while the budget covers
 all of them.

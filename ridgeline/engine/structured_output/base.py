@@ -10,7 +10,7 @@ Invariants, in words
   raises BadInput for a grammar that comes to these limits behind it.
 - `apply` sets the logits of every token that may not follow to -inf and changes nothing else; rows
   that ask for nothing keep their bits. At least one token is left, or the row raises
-  ArithmeticError: the runner then fails that one ask and goes on with the others.
+  ArithmeticError: the runner then fails that one request and goes on with the others.
 - Where the grammar is complete, an end-of-sequence token is allowed; where nothing may follow, it
   is the only one.
 - A row depends on its own SampleAt alone, except that a row behind a draft which the row before it

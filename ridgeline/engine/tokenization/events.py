@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from ridgeline.engine.tokenization.output import OutputText
 from ridgeline.engine.tokenization.tokenizer import Tokenizer
-from ridgeline.records import Ask, Event, Finished, Token
+from ridgeline.records import Event, Finished, Request, Token
 
 E = TypeVar("E", bound=Event)
 Choice = tuple[str, int]
 Finish = Callable[[str, int, str], list[Event]]
-"""End a choice because of a stop string: (ask id, choice, string) → its Finished, unless it ended.
+"""End a choice because of a stop string: (request id, choice, string) → its Finished, unless it ended.
 """
 
 
@@ -31,18 +31,18 @@ class EventTexts:
 
     def __init__(self, tokenizer: Tokenizer, finish: Finish) -> None:
         self._tokenizer, self._finish = tokenizer, finish
-        self._asks: dict[str, Ask] = {}
+        self._requests: dict[str, Request] = {}
         self._outputs: dict[Choice, OutputText] = {}
 
-    def begin(self, ask: Ask) -> None:
-        """Events of `ask` will come."""
-        self._asks[ask.id] = ask
+    def begin(self, request: Request) -> None:
+        """Events of `request` will come."""
+        self._requests[request.id] = request
 
-    def end(self, ask_id: str) -> None:
+    def end(self, request_id: str) -> None:
         """No more of them will."""
-        ask = self._asks.pop(ask_id)
-        for index in range(ask.sampling.n):
-            self._outputs.pop((ask_id, index), None)
+        request = self._requests.pop(request_id)
+        for index in range(request.sampling.n):
+            self._outputs.pop((request_id, index), None)
 
     def put(self, events: Sequence[Event]) -> list[Event]:
         """The events of one commit, in order, with their texts."""
@@ -50,7 +50,7 @@ class EventTexts:
         commit = _Commit(events)
         for place, event in enumerate(events):
             if isinstance(event, Token):
-                output = self._output((event.ask_id, event.index))
+                output = self._output((event.request_id, event.index))
                 if output.is_free and not commit.endings:  # nearly always
                     text = output.grow(event.token)
                     told.append(replace(event, text=text) if text else event)
@@ -63,7 +63,7 @@ class EventTexts:
         return told
 
     def _token(self, event: Token, output: OutputText, commit: _Commit, place: int) -> list[Event]:
-        choice = event.ask_id, event.index
+        choice = event.request_id, event.index
         if choice in commit.stopped:
             return []
         ending = commit.endings.get(choice)
@@ -80,11 +80,11 @@ class EventTexts:
 
     def _is_silent(self, ending: Finished) -> bool:
         """Did its last token end it, and is not to be shown?"""
-        sampling = self._asks[ending.ask_id].sampling
+        sampling = self._requests[ending.request_id].sampling
         return ending.reason == "stop" and not sampling.include_stop_str_in_output
 
     def _finished(self, event: Finished, commit: _Commit) -> Finished:
-        choice, text = (event.ask_id, event.index), ""
+        choice, text = (event.request_id, event.index), ""
         stop, num_after = commit.stopped.get(choice, (None, 0))
         event = _shortened(event, num_after)
         if stop is None:
@@ -96,8 +96,8 @@ class EventTexts:
     def _output(self, choice: Choice) -> OutputText:
         found = self._outputs.get(choice)
         if found is None:
-            ask = self._asks[choice[0]]
-            found = OutputText.begin(self._tokenizer, ask.prompt, ask.sampling)
+            request = self._requests[choice[0]]
+            found = OutputText.begin(self._tokenizer, request.prompt, request.sampling)
             self._outputs[choice] = found
         return found
 
@@ -107,7 +107,7 @@ class _Commit:
 
     def __init__(self, events: Sequence[Event]) -> None:
         self._events = events
-        self.endings = {(e.ask_id, e.index): e for e in events if isinstance(e, Finished)}
+        self.endings = {(e.request_id, e.index): e for e in events if isinstance(e, Finished)}
         self.stopped: dict[Choice, tuple[str, int]] = {}  # the string, and how many tokens too many
 
     def num_after(self, choice: Choice, place: int) -> int:
@@ -121,7 +121,7 @@ class _Commit:
         found: dict[Choice, list[int]] = {}
         for place, event in enumerate(self._events):
             if isinstance(event, Token):
-                found.setdefault((event.ask_id, event.index), []).append(place)
+                found.setdefault((event.request_id, event.index), []).append(place)
         return found
 
 

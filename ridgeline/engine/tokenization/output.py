@@ -21,7 +21,7 @@ class OutputText:
 
     @staticmethod
     def begin(tokenizer: Tokenizer, prompt: Sequence[int], sampling: Sampling) -> OutputText:
-        """For one choice of an ask."""
+        """For one choice of a request."""
         return OutputText(
             tokenizer.detokenizer(prompt, skip_special_tokens=sampling.skip_special_tokens),
             make_stops(sampling.stop, include=sampling.include_stop_str_in_output),

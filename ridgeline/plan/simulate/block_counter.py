@@ -1,7 +1,7 @@
 """Blocks as a count: for simulations without a prefix cache, where nobody asks which ones they are.
 
 The same answers as `BlockPool` gives about how many blocks there are; every block is number 0. It
-cannot publish or share a block, and says so; nor is it for asks in the background lane, whose
+cannot publish or share a block, and says so; nor is it for requests in the background lane, whose
 blocks are looked at one by one.
 """
 

@@ -9,7 +9,7 @@ proof is a test over random loads: tests/plan/test_fleet.py drives both ways and
 is told.
 
 A leap assumes what a simulation decides anyway: that the sampled tokens are all `token`, that no
-end-of-sequence token is among them, one choice per ask, no drafts, nobody in the background lane,
+end-of-sequence token is among them, one choice per request, no drafts, nobody in the background lane,
 and no time to live in the prefix cache.
 Anything else makes `calm_steps` 0, and the caller goes step by step.
 """
@@ -65,13 +65,13 @@ def num_left(seq: Sequence, max_model_len: int) -> int:
     known, num_prompt = len(seq.tokens), seq.num_prompt
     if known - seq.computed != 1 or known == num_prompt or not foreseeable(seq):
         return 0
-    room, wanted = max_model_len - known, seq.choices.ask.sampling.max_tokens
+    room, wanted = max_model_len - known, seq.choices.request.sampling.max_tokens
     return room if wanted is None else min(room, wanted - known + num_prompt)
 
 
 def foreseeable(seq: Sequence) -> bool:
     """One choice, which ends at a length and nowhere else."""
-    sampling = seq.choices.ask.sampling
+    sampling = seq.choices.request.sampling
     return (
         sampling.n == 1
         and sampling.ignore_eos
@@ -162,7 +162,7 @@ def _decode_published(
 def implant(scheduler: Scheduler, prompt: tuple[int, ...], tenant: str, now_s: float) -> int:
     """Put the KV of a prompt computed elsewhere into the prefix cache, as far as blocks are idle.
 
-    What a KV transfer between engines does. The blocks are cached ones: they are hit by the ask
+    What a KV transfer between engines does. The blocks are cached ones: they are hit by the request
     that follows, unless others need them first. Returns how many blocks were put.
     """
     pool, cache = scheduler.pool, scheduler.cache

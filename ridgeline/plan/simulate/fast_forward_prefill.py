@@ -1,4 +1,4 @@
-"""A step in which asks join, for whoever drives the scheduler on a virtual clock: foreseen, too.
+"""A step in which requests join, for whoever drives the scheduler on a virtual clock: foreseen, too.
 
 Beside calm steps (`leap.py`) the commonest step of a simulated engine is this one: everybody who
 runs decodes one token, and everybody who waits has room, so that the whole prompts are computed in
@@ -74,7 +74,8 @@ def entered(scheduler: Scheduler, entry: Entry, now_s: float, token: int) -> lis
     totals.num_tokens += sum([new for new, _ in entry.shapes])
     totals.num_sampled += num
     events: list[Event] = [
-        Started(ask_id=seq.ask.id, at_s=entry.at_s, cached_tokens=0) for seq in entry.joining
+        Started(request_id=seq.request.id, at_s=entry.at_s, cached_tokens=0)
+        for seq in entry.joining
     ]
     for seq in entry.decoding:
         seq.computed += 1
@@ -84,7 +85,9 @@ def entered(scheduler: Scheduler, entry: Entry, now_s: float, token: int) -> lis
     for seq in entry.joining:
         seq.computed = seq.num_prompt
         seq.tokens.append(token)
-        events.append(Token(ask_id=seq.ask.id, index=seq.index, token=token, text="", at_s=now_s))
+        events.append(
+            Token(request_id=seq.request.id, index=seq.index, token=token, text="", at_s=now_s)
+        )
         if not num_left(seq, most):
             events.append(scheduler._finish(seq, "length", None, now_s))
     return events

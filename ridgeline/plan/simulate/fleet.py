@@ -32,12 +32,12 @@ from ridgeline.plan.simulate.records import (
     Life,
     Member,
     Outcome,
-    Request,
     Scaling,
+    SimulatedRequest,
 )
 from ridgeline.plan.simulate.replica import FILLER, Station
 from ridgeline.plan.simulate.routing import Router, make_router
-from ridgeline.records import Ask, Event, Finished, Preempted, Sampling, Started, Token
+from ridgeline.records import Event, Finished, Preempted, Request, Sampling, Started, Token
 
 __all__ = [
     "Build",
@@ -45,14 +45,14 @@ __all__ = [
     "FleetPlan",
     "Life",
     "Outcome",
-    "Request",
     "Scaling",
+    "SimulatedRequest",
     "simulate_fleet",
 ]
 
 
 def simulate_fleet(
-    requests: Iterable[Request], plan: FleetPlan, *, end_s: float = math.inf
+    requests: Iterable[SimulatedRequest], plan: FleetPlan, *, end_s: float = math.inf
 ) -> Outcome:
     """Serve `requests` (ascending in time) until all have ended or `end_s` comes.
 
@@ -69,7 +69,7 @@ def simulate_fleet(
 class _World:
     """The clock, the heap, and who is where."""
 
-    def __init__(self, requests: Iterable[Request], plan: FleetPlan) -> None:
+    def __init__(self, requests: Iterable[SimulatedRequest], plan: FleetPlan) -> None:
         self.plan, self.now_s = plan, 0.0
         self.lives = [Life(request) for request in requests]
         self.rng = np.random.default_rng(plan.seed)
@@ -163,16 +163,18 @@ class _World:
         request = self.lives[index].request
         member = self.members[self.routers[pool].choose(request, active, self.load)]
         name = str(index)
-        ask = self._ask(name, request, pool)
+        engine_request = self._make_request(name, request, pool)
         if pool:
-            implant(member.station.scheduler, ask.prompt, ask.tenant, self.now_s)
-        member.station.add(ask, self.now_s)
+            implant(
+                member.station.scheduler, engine_request.prompt, engine_request.tenant, self.now_s
+            )
+        member.station.add(engine_request, self.now_s)
         member.in_flight[name] = index
         self.load[member.id] += 1
         self.lives[index].replica = member.id
         self._watch(member)
 
-    def _ask(self, name: str, request: Request, pool: int) -> Ask:
+    def _make_request(self, name: str, request: SimulatedRequest, pool: int) -> Request:
         prompt = _prompt(name, request) if self.reads_prompts else _anything(request.num_prompt)
         num_output = request.num_output
         if self.plan.decode:
@@ -181,7 +183,7 @@ class _World:
         if sampling is None:
             sampling = Sampling(temperature=0.0, max_tokens=num_output, ignore_eos=True, seed=0)
             self.samplings[num_output] = sampling
-        return Ask(
+        return Request(
             id=name,
             prompt=prompt,
             sampling=sampling,
@@ -190,7 +192,7 @@ class _World:
         )
 
     def _note(self, member: Member, event: Event) -> None:
-        index = member.in_flight.get(event.ask_id)
+        index = member.in_flight.get(event.request_id)
         if index is None:
             return
         life = self.lives[index]
@@ -203,7 +205,7 @@ class _World:
         elif isinstance(event, Preempted):
             life.num_preempted += 1
         elif isinstance(event, Finished):
-            self._leave(member, event.ask_id)
+            self._leave(member, event.request_id)
             self._ended(index, member, event.at_s)
 
     def _ended(self, index: int, member: Member, at_s: float) -> None:
@@ -340,7 +342,7 @@ def _anything(num_tokens: int) -> tuple[int, ...]:
     return (FILLER,) * num_tokens
 
 
-def _prompt(name: str, request: Request) -> tuple[int, ...]:
+def _prompt(name: str, request: SimulatedRequest) -> tuple[int, ...]:
     """Token ids that are equal where blocks are, and the request's own beyond them."""
     tokens: tuple[int, ...] = ()
     for block in request.prefix:

@@ -14,7 +14,7 @@ from ridgeline.plan.step_time.interference import Sky
 from ridgeline.plan.step_time.simulated import Pace
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One arrival. `prefix`: ids of the prompt's leading blocks of `prefix_block` tokens; equal ids
     are equal tokens. What is beyond them is the request's own. `background`: a line of a batch, in
     the engine's lane for those. `not_before_s`: held back until then."""
@@ -85,7 +85,7 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
 class Life:
     """What became of one request; instants on the virtual clock (nan: never)."""
 
-    request: Request
+    request: SimulatedRequest
     started_s: float = math.nan
     first_s: float = math.nan
     finished_s: float = math.nan

@@ -1,11 +1,11 @@
 """One replica of a simulated fleet: the engine's own scheduler between two instants.
 
-    idle ──ask──▶ busy ──commit──▶ calm ──▶ busy …          a step is planned, then committed
+    idle ──request──▶ busy ──commit──▶ calm ──▶ busy …          a step is planned, then committed
                                      │
-                                     └─ask─▶ calm until the step under way ends, then busy
+                                     └─request─▶ calm until the step under way ends, then busy
 
 A busy station has a step under way: what it computes was planned, and is committed when its time
-has passed; a step in which asks join and nothing else happens is foreseen instead, with the same
+has passed; a step in which requests join and nothing else happens is foreseen instead, with the same
 outcome (`engine.core.entering`). A calm one is somewhere within steps of which nothing happens but
 decoding (`engine.core.leap`); they are done at once, when something is about to happen.
 """
@@ -21,7 +21,7 @@ from ridgeline.plan.simulate.fast_forward_decode import calm_steps, leap
 from ridgeline.plan.simulate.fast_forward_prefill import Entry, Shapes, enter, entered
 from ridgeline.plan.step_time.interference import Sky
 from ridgeline.plan.step_time.simulated import Glide, Pace
-from ridgeline.records import Ask, Event
+from ridgeline.records import Event, Request
 
 FILLER = 0
 _ONE = Sampled((FILLER,))
@@ -49,14 +49,14 @@ class Station:
         self._under_way: StepPlan | Entry | None = None
         self._calm: tuple[float, int, Glide] | None = None
 
-    def add(self, ask: Ask, now_s: float) -> None:
-        """Take an ask at `now_s`. Raises what `Scheduler.add` raises."""
+    def add(self, request: Request, now_s: float) -> None:
+        """Take a request at `now_s`. Raises what `Scheduler.add` raises."""
         if self._calm is not None:
             from_s, most, glide = self._calm
             steps = glide.steps_until(now_s - from_s)
             if steps < most:
                 self._land(steps, all_calm=False)
-        self.scheduler.add(ask)
+        self.scheduler.add(request)
         if self._under_way is None and self._calm is None:
             self.wake_s = max(now_s, self._free_s)
 

@@ -20,7 +20,16 @@ import msgspec
 from ridgeline.engine.scheduler.plan import Run, Sampled, StepPlan, StepResult
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput
-from ridgeline.records import Ask, Event, Finished, RequestTrace, Sampling, Started, StepStat, Token
+from ridgeline.records import (
+    Event,
+    Finished,
+    Request,
+    RequestTrace,
+    Sampling,
+    Started,
+    StepStat,
+    Token,
+)
 
 Shapes = Sequence[tuple[int, int]]
 StepSeconds = Callable[[Shapes, int], float]
@@ -153,7 +162,7 @@ class _World:
             life.sent_s = self.now_s
         sampling = Sampling(temperature=0.0, max_tokens=arrival.num_output, ignore_eos=True)
         self.scheduler.add(
-            Ask(
+            Request(
                 id=name,
                 prompt=arrival.prompt,
                 sampling=sampling,
@@ -171,7 +180,7 @@ class _World:
         took_s = self.seconds(shapes, num_sampled) if shapes else 0.0
         self.now_s += took_s
         for event in self.scheduler.commit(plan, _filled(plan), self.now_s):
-            self.lives[event.ask_id].note(event)
+            self.lives[event.request_id].note(event)
             self.num_free += isinstance(event, Finished)
         if shapes:
             self.steps.append(

@@ -42,7 +42,7 @@ async def create(service: Service, request: Request) -> Response:
     headers = {**order.headers, "request-id": order.headers["x-request-id"]}
     stream = bool(asked.stream)
     return await answer(
-        request, job, service.asks(job, stream=stream), voice, stream=stream, headers=headers
+        request, job, service.group(job, stream=stream), voice, stream=stream, headers=headers
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ridgeline.records import Finished, Token, TokenLogprobs
-from ridgeline.serve.generation.request_group import Asks, Job, Update
+from ridgeline.serve.generation.request_group import Job, RequestGroup, Update
 
 
 class Choice:
@@ -43,8 +43,8 @@ class Choice:
 class Tally:
     """All choices of a job, and its usage so far."""
 
-    def __init__(self, job: Job, asks: Asks) -> None:
-        self._job, self._asks = job, asks
+    def __init__(self, job: Job, group: RequestGroup) -> None:
+        self._job, self._group = job, group
         self._num_tokens = 0
         self.choices = [Choice() for _ in range(len(job.prompts) * job.sampling.n)]
 
@@ -76,11 +76,11 @@ class Tally:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that came from the prefix cache."""
-        return sum(self._asks.cached)
+        return sum(self._group.cached)
 
     def timings(self) -> dict[str, float | None]:
         """When things happened to the first prompt, in the words of vLLM's `metrics` object."""
-        return self._asks.meters[0].timings()
+        return self._group.meters[0].timings()
 
     def usage(self) -> dict[str, Any]:
         """Token counts over all prompts and choices; a prompt counts once whatever n is."""
@@ -93,7 +93,7 @@ class Tally:
         }
 
 
-async def gather(asks: Asks, tally: Tally) -> None:
-    """Run the asks to their end."""
-    with contextlib.closing(asks):
-        await asks.run(tally.add_all)
+async def gather(group: RequestGroup, tally: Tally) -> None:
+    """Run the requests to their end."""
+    with contextlib.closing(group):
+        await group.run(tally.add_all)

@@ -1,6 +1,6 @@
-"""The asks of one HTTP request: started together, told of together, and never left behind.
+"""The requests of one HTTP request: started together, told of together, and never left behind.
 
-One request may hold many prompts, each of which is one ask. What a step of the engine says of an
+One request may hold many prompts, each of which is one request. What a step of the engine says of an
 ask comes as one call on the event loop, and goes from there to whoever words the answer without a
 queue or a task between: at 32 streams those would cost more than the writing. However the request
 ends (answered, failed, client gone, server stopping), `close` aborts whatever still runs, so that
@@ -85,8 +85,8 @@ TakeBack = Callable[[Carried, bytes], None]
 """Tells what a courier has carried of the only choice, and what is left to send of it."""
 
 
-class Asks:
-    """Every ask of a job as one series of updates.
+class RequestGroup:
+    """Every request of a job as one series of updates.
 
     `run` asks and tells; `close` ends what has not ended. `cached` is how much of each prompt came
     from the prefix cache, as far as is known. `interval`: how many tokens are gathered before they
@@ -97,7 +97,7 @@ class Asks:
         self, engine: ServedEngine, job: Job, metrics: Metrics, interval: float = 1
     ) -> None:
         self._engine, self._job, self._now = engine, job, metrics.now
-        self._couriers, self._count_asked = metrics.couriers, metrics.count_asked
+        self._couriers, self._count_asked = metrics.couriers, metrics.count_submitted
         self._interval = interval
         self._errand: Errand | None = None
         self._take_back: TakeBack = _nothing_left
@@ -187,7 +187,7 @@ class Asks:
             self._job.prompts[index].tokens,
             self._job.sampling,
             partial(self._heard, index),
-            ask_id=self._ask_id(index),
+            request_id=self._request_id(index),
             priority=terms.priority,
             tenant=terms.tenant,
             timeout_s=terms.timeout_s,
@@ -298,7 +298,7 @@ class Asks:
     def _choice(self, index: int, event: Token | Finished) -> int:
         return index * self._job.sampling.n + event.index
 
-    def _ask_id(self, index: int) -> str:
+    def _request_id(self, index: int) -> str:
         return self._job.id if len(self._job.prompts) == 1 else f"{self._job.id}-{index}"
 
 

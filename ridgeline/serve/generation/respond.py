@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ridgeline.records import Token
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.generation.collect import Tally, gather
-from ridgeline.serve.generation.request_group import Asks, Job, TakeBack, Update
+from ridgeline.serve.generation.request_group import Job, RequestGroup, TakeBack, Update
 from ridgeline.serve.http.native_writer import Around, Carried
 from ridgeline.serve.http.sse import OPENAI_FRAMES, EventStream, Frames, encode, sse
 from ridgeline.serve.http.stream_writer import Outlet, UntilGone
@@ -176,14 +176,20 @@ class OpenAiVoice:
 
 
 async def answer(
-    request: Request, job: Job, asks: Asks, voice: Voice, *, stream: bool, headers: dict[str, str]
+    request: Request,
+    job: Job,
+    group: RequestGroup,
+    voice: Voice,
+    *,
+    stream: bool,
+    headers: dict[str, str],
 ) -> Response:
     """The response to a job, whose asks are aborted if the client leaves before its end."""
-    tally = Tally(job, asks)
+    tally = Tally(job, group)
     if stream:
-        return EventStream(Telling(asks, tally, voice), headers)
+        return EventStream(Telling(group, tally, voice), headers)
     async with UntilGone(request.scope, request.receive):
-        await gather(asks, tally)
+        await gather(group, tally)
     body = encode(voice.whole(tally))
     return Response(body, media_type="application/json", headers=headers)
 
@@ -191,8 +197,8 @@ async def answer(
 class Telling:
     """A `Source` of events: what a voice makes of a job's updates."""
 
-    def __init__(self, asks: Asks, tally: Tally, voice: Voice) -> None:
-        self._asks, self._tally, self._voice = asks, tally, voice
+    def __init__(self, group: RequestGroup, tally: Tally, voice: Voice) -> None:
+        self._group, self._tally, self._voice = group, tally, voice
         self.frames = voice.frames
 
     async def run(self, outlet: Outlet) -> bytes:
@@ -202,7 +208,7 @@ class Telling:
 
         Raises where the job is refused or breaks.
         """
-        voice, tally, asks, put = self._voice, self._tally, self._asks, outlet.put
+        voice, tally, group, put = self._voice, self._tally, self._group, outlet.put
         last: list[bytes] = []
         has_begun = False
 
@@ -214,7 +220,7 @@ class Telling:
             for update in updates:
                 tally.count(update)
                 last.extend(voice.news(update, tally))
-            if not asks.have_ended:
+            if not group.have_ended:
                 put(last[0] if len(last) == 1 else b"".join(last))
                 last.clear()
 
@@ -235,20 +241,20 @@ class Telling:
             outlet.take_back(left, has_begun=has_begun)
 
         self._send_by_courier(outlet, take_back)
-        await asks.run(tell, brief)
+        await group.run(tell, brief)
         return b"".join(last + voice.closing(tally))
 
     def _send_by_courier(self, outlet: Outlet, take_back: TakeBack) -> None:
         """Where there is one, and the answer is of a kind that it can carry."""
-        if not self._asks.can_be_carried:
+        if not self._group.can_be_carried:
             return
         around = self._voice.around()
-        lent = None if around is None else outlet.lend(self._asks.stop_courier)
+        lent = None if around is None else outlet.lend(self._group.stop_courier)
         if around is not None and lent is not None:
-            self._asks.send_by_courier(lent, around, take_back)
+            self._group.send_by_courier(lent, around, take_back)
 
     def close(self) -> None:
-        self._asks.close()
+        self._group.close()
 
 
 def usage_wanted(asked: Sampled, timings: bool) -> UsageWanted:

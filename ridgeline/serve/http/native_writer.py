@@ -3,7 +3,7 @@
 Most tokens of most streams are told by their text alone, between two lines that never change. That
 takes no Python: the engine's thread hands their texts to a native courier (`native/courier.h`), and
 the courier's own thread sends them while the engine plans its next step and a core is idle. The
-event loop hears only how an ask begins and ends. At 32 streams it would else run for a millisecond
+event loop hears only how a request begins and ends. At 32 streams it would else run for a millisecond
 of every step, at the expense of a thread that computes.
 
 An `Errand` is one stream on that way. It ends, once, where the loop has to take over: with the last

@@ -181,11 +181,11 @@ class Metrics:
         *,
         scores_only: bool = False,
     ) -> Meter:
-        """A meter for one ask that arrives now, promised `slo` as one of `slo_class`."""
+        """A meter for one request that arrives now, promised `slo` as one of `slo_class`."""
         return Meter(self, num_prompt_tokens, sampling.n, slo_class, slo, scores_only=scores_only)
 
-    def count_asked(self, sampling: Sampling) -> None:
-        """The engine has taken an ask."""
+    def count_submitted(self, sampling: Sampling) -> None:
+        """The engine has taken a request."""
         self.observe("request_params_n", sampling.n)
         if sampling.max_tokens is not None:
             self.observe("request_params_max_tokens", sampling.max_tokens)
@@ -207,7 +207,7 @@ class Metrics:
         self._cancelled[phase].inc()
 
     def count_promise(self, slo_class: str, missed: tuple[str, ...]) -> None:
-        """One ask of a class came to its end, and which of its promises were broken."""
+        """One request of a class came to its end, and which of its promises were broken."""
         labels = (self.model_name, slo_class)
         self._slo["requests"].labels(*labels).inc()
         if not missed:

@@ -1,4 +1,4 @@
-"""One ask's events as observations: latencies, counts, and whether its promise was kept."""
+"""One request's events as observations: latencies, counts, and whether its promise was kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Choice:
 
 
 class Meter:
-    """Turns the events of one ask into observations. Instants are on the server's own clock."""
+    """Turns the events of one request into observations. Instants are on the server's own clock."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Meter:
         choice.num_tokens, choice.last_s = carried.num_tokens, carried.last_s
 
     def left(self) -> None:
-        """The client went away or the ask failed: the open choices count as aborted."""
+        """The client went away or the request failed: the open choices count as aborted."""
         for _ in self._choices:
             self._metrics.count_end("abort")
             if not self._failed:
@@ -107,7 +107,7 @@ class Meter:
         return dict(self._timings)
 
     def _start(self, at_s: float) -> None:
-        """The ask got its first share of a step at `at_s`; it is told with that step's outcome."""
+        """The request got its first share of a step at `at_s`; it is told with that step's outcome."""
         if self._started_s is None:
             self._started_s = max(at_s, self._arrival_s)
             waited_s = self._started_s - self._arrival_s
@@ -157,7 +157,7 @@ class Meter:
         self._timings = dict(zip(_TIMINGS, values, strict=True))
 
     def _judge(self, ttft_s: float, tpot_s: float | None, e2e_s: float) -> None:
-        """Was the promise kept? An ask is judged once, when its last choice ends."""
+        """Was the promise kept? A request is judged once, when its last choice ends."""
         if self._slo is None:
             return
         self._missed |= dict.fromkeys(self._slo.misses(ttft_s, tpot_s, e2e_s))

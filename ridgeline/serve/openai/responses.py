@@ -43,7 +43,7 @@ async def create(service: Service, request: Request) -> Response:
     headers = {name: v for name, v in order.headers.items() if name != IGNORED_HEADER} | ignored
     stream = bool(asked.stream)
     return await answer(
-        request, job, service.asks(job, stream=stream), voice, stream=stream, headers=headers
+        request, job, service.group(job, stream=stream), voice, stream=stream, headers=headers
     )
 
 

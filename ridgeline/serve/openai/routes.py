@@ -41,7 +41,7 @@ async def complete(service: Service, request: Request) -> Response:
     voice = OpenAiVoice(wording, job, service.name, wanted)
     stream = bool(asked.stream)
     return await answer(
-        request, job, service.asks(job, stream=stream), voice, stream=stream, headers=order.headers
+        request, job, service.group(job, stream=stream), voice, stream=stream, headers=order.headers
     )
 
 
@@ -56,7 +56,7 @@ async def chat(service: Service, request: Request) -> Response:
     voice = OpenAiVoice(wording, job, service.name, wanted)
     stream = bool(asked.stream)
     return await answer(
-        request, job, service.asks(job, stream=stream), voice, stream=stream, headers=order.headers
+        request, job, service.group(job, stream=stream), voice, stream=stream, headers=order.headers
     )
 
 

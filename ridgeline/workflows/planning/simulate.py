@@ -39,8 +39,8 @@ from ridgeline.plan.simulate.fleet import (
     Faults,
     FleetPlan,
     Outcome,
-    Request,
     Scaling,
+    SimulatedRequest,
     simulate_fleet,
 )
 from ridgeline.plan.simulate.off_peak import OffPeak
@@ -268,7 +268,7 @@ def _scaling(options: SimulateOptions) -> Scaling | None:
     )
 
 
-def _requests(options: SimulateOptions) -> list[Request]:
+def _requests(options: SimulateOptions) -> list[SimulatedRequest]:
     """The load: a recorded one with its own instants, or lengths under Poisson arrivals."""
     if options.workload is not None:
         source = parse_workload(options.workload)
@@ -282,7 +282,7 @@ def _requests(options: SimulateOptions) -> list[Request]:
     return _arranged(options, [(*pair, ()) for pair in lengths], _poisson(options, len(lengths)))
 
 
-def _recorded(options: SimulateOptions, source: TraceWorkload) -> list[Request]:
+def _recorded(options: SimulateOptions, source: TraceWorkload) -> list[SimulatedRequest]:
     rows = source.rows[: options.num_prompts]
     lengths = [(row.num_input, row.num_output, row.blocks) for row in rows]
     if options.replay_speed is None:
@@ -303,7 +303,7 @@ def _arranged(
     options: SimulateOptions,
     lengths: Sequence[tuple[int, int, tuple[int, ...]]],
     at_s: Sequence[float],
-) -> list[Request]:
+) -> list[SimulatedRequest]:
     """Requests in order; `batch_share` of them, drawn by the seed, are lines of batches, and wait
     for the off-peak window where there is one."""
     window = None if options.off_peak is None else OffPeak.parse(options.off_peak)
@@ -311,7 +311,7 @@ def _arranged(
         raise BadInput("--off-peak has no effect without --batch-share", value=options.off_peak)
     drawn = np.random.default_rng(options.seed + 1).random(len(lengths))
     return [
-        Request(
+        SimulatedRequest(
             at_s=at,
             num_prompt=num_prompt,
             num_output=num_output,

@@ -14,13 +14,13 @@ from ridgeline.engine.scheduler import (
 )
 from ridgeline.engine.scheduler.plan import Sampled, StepPlan, StepResult
 from ridgeline.engine.scheduler.sequence import Choices, Sequence
-from ridgeline.records import Ask, Event, Sampling, TokenLogprobs
+from ridgeline.records import Event, Request, Sampling, TokenLogprobs
 
 
-def ask(
+def make_request(
     name: str = "a", num_prompt: int = 6, *, first: int = 100, at_s: float = 0.0, **rest: Any
-) -> Ask:
-    """An ask; what is no field of Ask goes into its Sampling."""
+) -> Request:
+    """A request; what is no field of Request goes into its Sampling."""
     own = {
         key: rest.pop(key)
         for key in ("priority", "tenant", "deadline_s", "background", "slo")
@@ -28,14 +28,14 @@ def ask(
     }
     prompt = tuple(range(first, first + num_prompt))
     sampling = Sampling(**{"max_tokens": 4, "seed": 1, **rest})
-    return Ask(id=name, prompt=prompt, sampling=sampling, arrival_s=at_s, **own)
+    return Request(id=name, prompt=prompt, sampling=sampling, arrival_s=at_s, **own)
 
 
 def sequence(
     tokens: list[int], *, computed: int = 0, tenant: str = "", number: int = 0
 ) -> Sequence:
     """A sequence outside any scheduler; all of `tokens` are prompt."""
-    own = Ask(
+    own = Request(
         id=str(number), prompt=tuple(tokens), sampling=Sampling(), arrival_s=0.0, tenant=tenant
     )
     return Sequence(
@@ -103,7 +103,7 @@ def shapes(plan: StepPlan) -> list[tuple[int, int]]:
 def names(events: list[Event]) -> list[str]:
     """E.g. 'Token a.0'; Started and Failed have no index."""
     return [
-        f"{type(event).__name__} {event.ask_id}"
+        f"{type(event).__name__} {event.request_id}"
         + (f".{event.index}" if hasattr(event, "index") else "")
         for event in events
     ]

@@ -5,46 +5,48 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.engine.scheduler import BlockPool, Limits
-from ridgeline.engine.scheduler.admission import check_ask
+from ridgeline.engine.scheduler.admission import check_request
 from ridgeline.errors import BadInput, DoesNotFit
-from tests.engine.scheduler.helpers import ask, scheduler
+from tests.engine.scheduler.helpers import make_request, scheduler
 
 LIMITS = Limits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=40)
 
 
 def test_prompt_and_one_token_must_fit_in_the_context() -> None:
     pool = BlockPool(10, 4)
-    check_ask(ask(num_prompt=39), LIMITS, pool)
+    check_request(make_request(num_prompt=39), LIMITS, pool)
     with pytest.raises(BadInput) as caught:
-        check_ask(ask(num_prompt=40), LIMITS, pool)
+        check_request(make_request(num_prompt=40), LIMITS, pool)
     assert (caught.value.value, caught.value.limit) == ("40 tokens", "39 tokens")
 
 
 def test_what_could_never_fit_is_refused_with_a_remedy_that_works() -> None:
     pool = BlockPool(5, 4)
     with pytest.raises(DoesNotFit, match="lower max_tokens to 11") as caught:
-        check_ask(ask(num_prompt=10, max_tokens=12), LIMITS, pool)
+        check_request(make_request(num_prompt=10, max_tokens=12), LIMITS, pool)
     assert "20 tokens (5 blocks of 4)" in str(caught.value)
-    check_ask(ask(num_prompt=10, max_tokens=11), LIMITS, pool)  # the last token needs no place
+    check_request(
+        make_request(num_prompt=10, max_tokens=11), LIMITS, pool
+    )  # the last token needs no place
     with pytest.raises(DoesNotFit, match="kv-cache-memory-bytes"):
-        check_ask(ask(num_prompt=30, max_tokens=1), LIMITS, pool)
+        check_request(make_request(num_prompt=30, max_tokens=1), LIMITS, pool)
 
 
 def test_without_max_tokens_the_context_is_the_worst_case() -> None:
     with pytest.raises(DoesNotFit, match="39 tokens"):
-        check_ask(ask(num_prompt=10, max_tokens=None), LIMITS, BlockPool(9, 4))
-    check_ask(ask(num_prompt=10, max_tokens=None), LIMITS, BlockPool(10, 4))
+        check_request(make_request(num_prompt=10, max_tokens=None), LIMITS, BlockPool(9, 4))
+    check_request(make_request(num_prompt=10, max_tokens=None), LIMITS, BlockPool(10, 4))
 
 
 @pytest.mark.parametrize("priority", [10**400, -(10**9)])
 def test_priorities_are_bounded(priority: int) -> None:
     with pytest.raises(BadInput, match="priority"):
-        check_ask(ask(priority=priority), LIMITS, BlockPool(10, 4))
+        check_request(make_request(priority=priority), LIMITS, BlockPool(10, 4))
 
 
 def test_arrivals_are_instants() -> None:
     with pytest.raises(BadInput, match="arrival"):
-        check_ask(ask(at_s=float("nan")), LIMITS, BlockPool(10, 4))
+        check_request(make_request(at_s=float("nan")), LIMITS, BlockPool(10, 4))
 
 
 @pytest.mark.parametrize(
@@ -55,12 +57,12 @@ def test_limits_are_positive(changed: dict[str, float]) -> None:
         scheduler(**changed)
 
 
-def test_a_refused_ask_leaves_no_trace() -> None:
+def test_a_refused_request_leaves_no_trace() -> None:
     sched = scheduler()
     with pytest.raises(BadInput):
-        sched.add(ask(num_prompt=1000))
+        sched.add(make_request(num_prompt=1000))
     assert not sched.has_work
-    sched.add(ask("a"))
+    sched.add(make_request("a"))
     with pytest.raises(BadInput, match="id"):
-        sched.add(ask("a"))
+        sched.add(make_request("a"))
     assert sched.view().num_waiting == 1

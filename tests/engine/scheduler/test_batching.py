@@ -1,4 +1,4 @@
-"""The batching policies: when a waiting ask may join."""
+"""The batching policies: when a waiting request may join."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from ridgeline.engine.scheduler.batching import POLICIES, QueueView, make_policy
 from ridgeline.errors import BadInput
-from tests.engine.scheduler.helpers import ask, names, scheduler, step
+from tests.engine.scheduler.helpers import make_request, names, scheduler, step
 
 
 def view(**changes: float) -> QueueView:
@@ -61,7 +61,7 @@ def test_continuous_joins_whenever_there_is_room() -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_serves_a_single_ask(name: str) -> None:
+def test_every_policy_serves_a_single_request(name: str) -> None:
     """Invariant 1 of the family: now, or at an instant that it names."""
     policy = make_policy(name, wait_s=3.0)
     alone = view()
@@ -94,7 +94,7 @@ def test_nothing_is_imported_until_chosen() -> None:
 def test_a_static_batch_is_formed_at_once_although_its_prompts_take_steps() -> None:
     sched = scheduler(policy="static", max_num_batched_tokens=8)
     for name in "abcde":
-        sched.add(ask(name, 6))
+        sched.add(make_request(name, 6))
     _, events = step(sched)
     assert [n for n in names(events) if n.startswith("Started")] == [
         f"Started {name}" for name in "abcd"
@@ -106,7 +106,7 @@ def test_a_static_batch_is_formed_at_once_although_its_prompts_take_steps() -> N
 
 def test_dynamic_in_the_scheduler_wakes_when_it_said() -> None:
     sched = scheduler(policy="dynamic", wait_s=2.0)
-    sched.add(ask("a", at_s=1.0))
+    sched.add(make_request("a", at_s=1.0))
     plan, _ = step(sched, 1.5)
     assert not plan.runs
     assert sched.next_wake_s(1.5) == 3.0

@@ -24,7 +24,7 @@ from ridgeline.engine.scheduler.background_budget import (
 )
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.records import Slo, Token
-from tests.engine.scheduler.helpers import ask, scheduler, scripted
+from tests.engine.scheduler.helpers import make_request, scheduler, scripted
 
 Machine = Callable[[int], float]
 
@@ -36,7 +36,7 @@ def kneed(rows: int) -> float:
 
 @dataclass
 class Served:
-    """What came of a load: people's time per output token, by ask; tokens and rows of lines."""
+    """What came of a load: people's time per output token, by request; tokens and rows of lines."""
 
     tpot_s: list[float] = field(default_factory=list)
     line_rows: int = 0
@@ -49,30 +49,30 @@ def serve(
     *,
     slo: Slo | None,
     num_people: int = 4,
-    num_asks: int = 8,
+    num_requests: int = 8,
     num_lines: int = 100,
 ) -> Served:
     """People who ask one thing after the other, beside lines of long prompts."""
-    now_s, left, served = 0.0, num_asks, Served()
+    now_s, left, served = 0.0, num_requests, Served()
     seen: dict[str, list[float]] = {}
     for i in range(num_lines):
-        sched.add(ask(f"line{i}", 500, background=True, max_tokens=4))
+        sched.add(make_request(f"line{i}", 500, background=True, max_tokens=4))
     while left or any(len(times) < 50 for times in seen.values()):
         running = sum(len(times) < 50 for times in seen.values())
         for _ in range(min(left, num_people - running)):
             name, left = f"person{left}", left - 1
-            sched.add(ask(name, 8, at_s=now_s, max_tokens=50, slo=slo))
+            sched.add(make_request(name, 8, at_s=now_s, max_tokens=50, slo=slo))
             seen[name] = []
         plan = sched.plan(now_s)
         sizes = {run.seq_id: len(run.tokens) for run in plan.runs}
-        owners = {run.seq_id: sched.ask_id(run) or "" for run in plan.runs}
+        owners = {run.seq_id: sched.request_id(run) or "" for run in plan.runs}
         lines = sum(n for i, n in sizes.items() if owners[i].startswith("line"))
         served.line_rows += lines
         served.shared_steps += 0 < lines < sum(sizes.values())
         now_s += machine(sum(sizes.values()))
         for event in sched.commit(plan, scripted(plan), now_s):
-            if isinstance(event, Token) and event.ask_id.startswith("person"):
-                seen[event.ask_id].append(now_s)
+            if isinstance(event, Token) and event.request_id.startswith("person"):
+                seen[event.request_id].append(now_s)
     served.tpot_s = [(times[-1] - times[0]) / 49 for times in seen.values()]
     return served
 
@@ -106,7 +106,7 @@ def test_without_a_promise_a_step_may_take_a_quarter_longer() -> None:
 
 
 def test_a_promise_that_people_break_themselves_leaves_nothing() -> None:
-    served = serve(roomy(), kneed, slo=Slo(tpot_s=0.004), num_asks=4)
+    served = serve(roomy(), kneed, slo=Slo(tpot_s=0.004), num_requests=4)
     assert served.shared_steps <= 1
 
 
@@ -118,7 +118,7 @@ def test_a_machine_that_slows_down_is_noticed() -> None:
         steps += 1
         return kneed(rows) * (1.0 if steps < 200 else 2.5)
 
-    served = serve(roomy(), slowing, slo=Slo(tpot_s=0.03), num_asks=40)
+    served = serve(roomy(), slowing, slo=Slo(tpot_s=0.03), num_requests=40)
     assert max(served.tpot_s[-16:]) <= 0.03, "two and a half times as slow, as many people"
     assert served.line_rows > 0
 
@@ -133,9 +133,9 @@ def test_a_planted_bug_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def step_beside_nobody(sched: Scheduler, slo: Slo | None, num_steps: int = 60) -> list[float]:
     """Seconds of steps of lines alone, after one person was served with a promise."""
-    serve(sched, kneed, slo=slo, num_people=1, num_asks=1, num_lines=1)
+    serve(sched, kneed, slo=slo, num_people=1, num_requests=1, num_lines=1)
     for i in range(100):
-        sched.add(ask(f"more{i}", 500, background=True, max_tokens=4))
+        sched.add(make_request(f"more{i}", 500, background=True, max_tokens=4))
     now_s, took_s = 100.0, list[float]()
     for _ in range(num_steps):
         plan = sched.plan(now_s)

@@ -24,7 +24,7 @@ def refused(gate: Gate, name: str, num_tokens: int = 1, slo: Slo | None = None) 
 
 
 def test_as_many_may_wait_as_the_limit_says() -> None:
-    gate = Gate(GateLimits(max_asks=2))
+    gate = Gate(GateLimits(max_requests=2))
     gate.admit("a", 10, None, 0.0)
     gate.admit("b", 10, None, 0.0)
     assert refused(gate, "c").reason == "requests"
@@ -33,7 +33,7 @@ def test_as_many_may_wait_as_the_limit_says() -> None:
     assert gate.refused == {"requests": 1, "tokens": 0, "slo": 0}
 
 
-def test_waiting_tokens_are_bounded_but_one_large_ask_passes() -> None:
+def test_waiting_tokens_are_bounded_but_one_large_request_passes() -> None:
     gate = Gate(GateLimits(max_tokens=100))
     gate.admit("huge", 1000, None, 0.0)
     assert refused(gate, "small").reason == "tokens"
@@ -43,7 +43,7 @@ def test_waiting_tokens_are_bounded_but_one_large_ask_passes() -> None:
 
 
 def test_the_time_to_retry_is_the_queue_over_its_pace() -> None:
-    gate = Gate(GateLimits(max_asks=8))
+    gate = Gate(GateLimits(max_requests=8))
     for index in range(4):
         gate.admit(f"s{index}", 50, None, 0.0)
         gate.started(f"s{index}", float(index))  # 200 tokens in 4 s when asked at 4 s
@@ -89,7 +89,7 @@ def test_without_the_throttle_promises_hold_nobody_back() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("asne"), st.integers(0, 5)), max_size=60))
 def test_counts_come_back_to_zero(moves: list[tuple[str, int]]) -> None:
-    gate, known = Gate(GateLimits(max_asks=3, max_tokens=40)), set[str]()
+    gate, known = Gate(GateLimits(max_requests=3, max_tokens=40)), set[str]()
     for move, number in moves:
         name = str(number)
         if move == "a" and name not in known:

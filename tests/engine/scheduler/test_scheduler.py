@@ -7,12 +7,12 @@ import pytest
 
 from ridgeline.engine.scheduler.plan import StepResult
 from ridgeline.records import Failed, Finished, Started, Token
-from tests.engine.scheduler.helpers import ask, names, scheduler, scripted, shapes, step
+from tests.engine.scheduler.helpers import make_request, names, scheduler, scripted, shapes, step
 
 
 def test_a_prompt_is_computed_in_chunks_then_one_token_at_a_time() -> None:
     sched = scheduler(max_num_batched_tokens=4)
-    sched.add(ask(num_prompt=10, max_tokens=2))
+    sched.add(make_request(num_prompt=10, max_tokens=2))
     seen = []
     while sched.has_work:
         plan, events = step(sched)
@@ -27,18 +27,18 @@ def test_a_prompt_is_computed_in_chunks_then_one_token_at_a_time() -> None:
 
 def test_prompts_join_a_batch_of_answers() -> None:
     sched = scheduler(max_num_batched_tokens=8)
-    sched.add(ask("a", 6))
+    sched.add(make_request("a", 6))
     step(sched)
-    sched.add(ask("b", 20))
+    sched.add(make_request("b", 20))
     plan, _ = step(sched)
     assert shapes(plan) == [(6, 1), (0, 7)]
 
 
 def test_a_long_prompt_in_front_does_not_stall_the_others() -> None:
     sched = scheduler(max_num_batched_tokens=8, aging_s=10.0)
-    sched.add(ask("late", 4))
+    sched.add(make_request("late", 4))
     step(sched)
-    sched.add(ask("urgent", 20, priority=-1))
+    sched.add(make_request("urgent", 20, priority=-1))
     step(sched)
     plan, _ = step(sched)
     assert shapes(plan) == [(7, 7), (5, 1)]
@@ -47,7 +47,7 @@ def test_a_long_prompt_in_front_does_not_stall_the_others() -> None:
 def test_whole_prompts_are_not_split() -> None:
     sched = scheduler(max_num_batched_tokens=8, chunked_prefill=False)
     for name, num_prompt in (("a", 20), ("b", 5), ("c", 5)):
-        sched.add(ask(name, num_prompt))
+        sched.add(make_request(name, num_prompt))
     assert [shapes(step(sched)[0]) for _ in range(3)] == [
         [(0, 20)],
         [(20, 1), (0, 5)],
@@ -57,34 +57,34 @@ def test_whole_prompts_are_not_split() -> None:
 
 def test_blocks_are_as_many_as_the_run_needs() -> None:
     sched = scheduler(max_num_batched_tokens=4, block_size=4)
-    sched.add(ask(num_prompt=10))
+    sched.add(make_request(num_prompt=10))
     assert [len(step(sched)[0].runs[0].blocks) for _ in range(3)] == [1, 2, 3]
 
 
 def test_seats_are_limited_and_taken_in_order_of_priority() -> None:
     sched = scheduler(max_num_seqs=2)
     for name, priority in (("a", 0), ("b", 1), ("c", -1)):
-        sched.add(ask(name, 2, priority=priority))
+        sched.add(make_request(name, 2, priority=priority))
     _, events = step(sched)
-    assert [e.ask_id for e in events if isinstance(e, Started)] == ["c", "a"]
+    assert [e.request_id for e in events if isinstance(e, Started)] == ["c", "a"]
     assert (sched.view().num_running, sched.view().num_waiting) == (2, 1)
 
 
-def test_a_flood_of_urgent_asks_cannot_starve_a_patient_one() -> None:
+def test_a_flood_of_urgent_requests_cannot_starve_a_patient_one() -> None:
     sched = scheduler(max_num_seqs=1, aging_s=10.0)
-    sched.add(ask("patient", 2, priority=1, max_tokens=1))
+    sched.add(make_request("patient", 2, priority=1, max_tokens=1))
     for i in range(100):  # an urgent one in every second, a second for each
-        sched.add(ask(f"urgent{i}", 2, at_s=float(i), max_tokens=1))
+        sched.add(make_request(f"urgent{i}", 2, at_s=float(i), max_tokens=1))
         _, events = step(sched, float(i))
         if "Started patient" in names(events):
             break
-    assert i == 10  # ten seconds of head start, and not one ask more
+    assert i == 10  # ten seconds of head start, and not one request more
 
 
 def test_the_last_in_order_is_preempted_and_comes_back() -> None:
     sched = scheduler(num_blocks=4, block_size=4, max_num_batched_tokens=16)
-    sched.add(ask("a", 4, max_tokens=9))
-    sched.add(ask("b", 4, max_tokens=9, first=200))
+    sched.add(make_request("a", 4, max_tokens=9))
+    sched.add(make_request("b", 4, max_tokens=9, first=200))
     told = []
     while sched.has_work:
         _, events = step(sched)
@@ -98,8 +98,8 @@ def test_the_last_in_order_is_preempted_and_comes_back() -> None:
 
 def test_a_preempted_sequence_recomputes_its_output_and_goes_on_counting() -> None:
     sched = scheduler(num_blocks=4, block_size=4)
-    sched.add(ask("a", 4, max_tokens=9))
-    sched.add(ask("b", 4, max_tokens=9, first=200))
+    sched.add(make_request("a", 4, max_tokens=9))
+    sched.add(make_request("b", 4, max_tokens=9, first=200))
     runs = []
     while sched.has_work:
         plan, _ = step(sched)
@@ -113,9 +113,9 @@ def test_a_preempted_sequence_recomputes_its_output_and_goes_on_counting() -> No
 
 def test_prefix_hits_skip_what_is_cached() -> None:
     sched = scheduler(prefix=True)
-    sched.add(ask("a", 10, max_tokens=1))
+    sched.add(make_request("a", 10, max_tokens=1))
     step(sched)
-    sched.add(ask("b", 10, max_tokens=1))
+    sched.add(make_request("b", 10, max_tokens=1))
     plan, events = step(sched)
     assert shapes(plan) == [(8, 2)]
     assert isinstance(events[0], Started)
@@ -128,8 +128,8 @@ def test_prefix_hits_skip_what_is_cached() -> None:
 
 def test_a_recomputation_may_hit_but_is_not_counted() -> None:
     sched = scheduler(num_blocks=4, block_size=4, prefix=True)
-    sched.add(ask("a", 4, max_tokens=9))
-    sched.add(ask("b", 4, max_tokens=9, first=200))
+    sched.add(make_request("a", 4, max_tokens=9))
+    sched.add(make_request("b", 4, max_tokens=9, first=200))
     while sched.has_work:
         step(sched)
     assert sched.totals.num_preempted
@@ -138,7 +138,7 @@ def test_a_recomputation_may_hit_but_is_not_counted() -> None:
 
 def test_choices_fork_from_the_prompt_and_copy_what_they_write() -> None:
     sched = scheduler(max_num_batched_tokens=16)
-    sched.add(ask(num_prompt=6, n=3, max_tokens=2))
+    sched.add(make_request(num_prompt=6, n=3, max_tokens=2))
     plan, _ = step(sched)
     assert shapes(plan) == [(0, 6)]
     shared = plan.runs[0].blocks
@@ -153,7 +153,7 @@ def test_choices_fork_from_the_prompt_and_copy_what_they_write() -> None:
 
 def test_choices_beyond_the_seats_come_later() -> None:
     sched = scheduler(max_num_seqs=2)
-    sched.add(ask(num_prompt=6, n=5, max_tokens=2))
+    sched.add(make_request(num_prompt=6, n=5, max_tokens=2))
     told = []
     while sched.has_work:
         assert sched.view().num_running <= 2
@@ -164,7 +164,7 @@ def test_choices_beyond_the_seats_come_later() -> None:
 @pytest.mark.parametrize("max_tokens", [1, 3])
 def test_choices_fork_although_the_first_ends_at_once(max_tokens: int) -> None:
     sched = scheduler()
-    sched.add(ask(num_prompt=6, n=3, max_tokens=max_tokens))
+    sched.add(make_request(num_prompt=6, n=3, max_tokens=max_tokens))
     step(sched)
     plan, _ = step(sched)
     assert [shape for shape in shapes(plan) if shape[0] == 5] == [(5, 1), (5, 1)]
@@ -172,7 +172,7 @@ def test_choices_fork_although_the_first_ends_at_once(max_tokens: int) -> None:
 
 def test_fork_splits_an_answer_in_the_middle() -> None:
     sched = scheduler()
-    sched.add(ask(num_prompt=6, max_tokens=4))
+    sched.add(make_request(num_prompt=6, max_tokens=4))
     step(sched)
     step(sched)
     assert sched.fork("a", 0) == 1
@@ -187,8 +187,8 @@ def test_fork_splits_an_answer_in_the_middle() -> None:
 
 def test_cancel_frees_everything_at_once() -> None:
     sched = scheduler()
-    sched.add(ask("a", n=3))
-    sched.add(ask("b"))
+    sched.add(make_request("a", n=3))
+    sched.add(make_request("b"))
     step(sched)
     step(sched)
     events = sched.cancel("a", 5.0)
@@ -201,8 +201,8 @@ def test_cancel_frees_everything_at_once() -> None:
 
 def test_cancel_between_plan_and_commit() -> None:
     sched = scheduler()
-    sched.add(ask("a"))
-    sched.add(ask("b"))
+    sched.add(make_request("a"))
+    sched.add(make_request("b"))
     plan = sched.plan(0.0)
     sched.cancel("a")
     events = sched.commit(plan, scripted(plan), 1.0)
@@ -212,13 +212,13 @@ def test_cancel_between_plan_and_commit() -> None:
 
 def test_cancel_before_the_prompt_is_computed_ends_every_choice() -> None:
     sched = scheduler()
-    sched.add(ask("a", n=3))
+    sched.add(make_request("a", n=3))
     assert names(sched.cancel("a")) == [f"Finished a.{i}" for i in range(3)]
 
 
 def test_finish_from_outside() -> None:
     sched = scheduler()
-    sched.add(ask("a", n=2))
+    sched.add(make_request("a", n=2))
     step(sched)
     step(sched)
     (event,) = sched.finish("a", 1, stop_reason="END", now_s=3.0)
@@ -229,19 +229,19 @@ def test_finish_from_outside() -> None:
     assert shapes(sched.plan(0.0)) == [(7, 1)]
 
 
-def test_an_ask_whose_deadline_passes_fails() -> None:
+def test_a_request_whose_deadline_passes_fails() -> None:
     sched = scheduler(max_num_seqs=1)
-    sched.add(ask("a", max_tokens=50))
-    sched.add(ask("b", deadline_s=5.0))
+    sched.add(make_request("a", max_tokens=50))
+    sched.add(make_request("b", deadline_s=5.0))
     step(sched, 4.9)
     _, events = step(sched, 5.0)
-    assert [e.ask_id for e in events if isinstance(e, Failed)] == ["b"]
+    assert [e.request_id for e in events if isinstance(e, Failed)] == ["b"]
     assert sched.view().num_waiting == 0
 
 
 def test_a_deadline_wakes_who_waits_for_a_batch() -> None:
     sched = scheduler(policy="dynamic", wait_s=60.0)
-    sched.add(ask("a", deadline_s=5.0))
+    sched.add(make_request("a", deadline_s=5.0))
     assert sched.next_wake_s(1.0) == 5.0
     step(sched, 5.0)
     assert not sched.has_work
@@ -250,12 +250,12 @@ def test_a_deadline_wakes_who_waits_for_a_batch() -> None:
 
 def test_prompt_logprobs_come_with_the_first_token_and_skip_the_cache() -> None:
     sched = scheduler(prefix=True, max_num_batched_tokens=4)
-    sched.add(ask("warm", 10, max_tokens=1))
-    sched.add(ask("a", 10, prompt_logprobs=2, n=2, max_tokens=2))
+    sched.add(make_request("warm", 10, max_tokens=1))
+    sched.add(make_request("a", 10, prompt_logprobs=2, n=2, max_tokens=2))
     tokens = []
     while sched.has_work:
         _, events = step(sched)
-        tokens += [e for e in events if isinstance(e, Token) and e.ask_id == "a"]
+        tokens += [e for e in events if isinstance(e, Token) and e.request_id == "a"]
     first, *rest = tokens
     assert first.prompt_logprobs is not None
     assert [e and e.token for e in first.prompt_logprobs] == [None, *range(101, 110)]
@@ -265,7 +265,7 @@ def test_prompt_logprobs_come_with_the_first_token_and_skip_the_cache() -> None:
 
 def test_runs_say_which_prompt_positions_are_wanted() -> None:
     sched = scheduler(max_num_batched_tokens=9)
-    sched.add(ask(num_prompt=10, prompt_logprobs=0))
+    sched.add(make_request(num_prompt=10, prompt_logprobs=0))
     runs = [step(sched)[0].runs[0] for _ in range(3)]
     assert [(run.prompt_logprobs, run.next_prompt_token) for run in runs] == [
         (0, 109),
@@ -283,9 +283,9 @@ def test_an_empty_plan_may_be_committed() -> None:
 
 def test_joining_leaves_each_running_sequence_a_block_to_grow_into() -> None:
     sched = scheduler(num_blocks=6, block_size=4, max_num_seqs=4)
-    sched.add(ask("a", 8, max_tokens=8))
-    sched.add(ask("b", 12, max_tokens=4))
-    sched.add(ask("c", 1, max_tokens=1))
+    sched.add(make_request("a", 8, max_tokens=8))
+    sched.add(make_request("b", 12, max_tokens=4))
+    sched.add(make_request("c", 1, max_tokens=1))
     step(sched)
     assert sched.view().num_running == 2  # 2 + 3 blocks of 6, and one to spare for a
     step(sched)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ridgeline.engine.scheduler.stopping import derive_seed
 from ridgeline.records import Event, Finished
-from tests.engine.scheduler.helpers import ask, scheduler, step
+from tests.engine.scheduler.helpers import make_request, scheduler, step
 
 
 def finished(events: list[Event]) -> list[tuple[str, object]]:
@@ -14,33 +14,33 @@ def finished(events: list[Event]) -> list[tuple[str, object]]:
 def test_end_of_sequence_stops_unless_ignored() -> None:
     for ignore, expected in ((False, [("stop", None)]), (True, [])):
         sched = scheduler(eos=(3, 5))
-        sched.add(ask(ignore_eos=ignore))
+        sched.add(make_request(ignore_eos=ignore))
         assert finished(step(sched, token=5)[1]) == expected
 
 
 def test_stop_tokens_are_named() -> None:
     sched = scheduler()
-    sched.add(ask(stop_token_ids=(8, 9)))
+    sched.add(make_request(stop_token_ids=(8, 9)))
     assert finished(step(sched, token=9)[1]) == [("stop", 9)]
 
 
 def test_max_tokens_is_exact() -> None:
     sched = scheduler()
-    sched.add(ask(max_tokens=3))
+    sched.add(make_request(max_tokens=3))
     told = [finished(step(sched)[1]) for _ in range(3)]
     assert told == [[], [], [("length", None)]]
 
 
 def test_the_context_ends_a_sequence() -> None:
     sched = scheduler(max_model_len=9)
-    sched.add(ask(num_prompt=6, max_tokens=None))
+    sched.add(make_request(num_prompt=6, max_tokens=None))
     told = [finished(step(sched)[1]) for _ in range(3)]
     assert told == [[], [], [("length", None)]]
 
 
 def test_min_tokens_bans_every_end_and_then_no_more() -> None:
     sched = scheduler(eos=(0, 3))
-    sched.add(ask(min_tokens=2, stop_token_ids=(8, 3)))
+    sched.add(make_request(min_tokens=2, stop_token_ids=(8, 3)))
     banned = []
     for _ in range(3):
         plan, _ = step(sched)
@@ -51,14 +51,14 @@ def test_min_tokens_bans_every_end_and_then_no_more() -> None:
 
 def test_a_greedy_token_is_plainly_argmax_once_nothing_is_banned() -> None:
     sched = scheduler(eos=(0, 3))
-    sched.add(ask(min_tokens=2, temperature=0.0))
+    sched.add(make_request(min_tokens=2, temperature=0.0))
     runs = [step(sched)[0].runs[0] for _ in range(4)]
     assert [run.is_argmax for run in runs] == [False, False, True, True]
 
 
 def test_min_tokens_with_ignored_end_of_sequence() -> None:
     sched = scheduler(eos=(0,))
-    sched.add(ask(min_tokens=1, ignore_eos=True, stop_token_ids=(8,)))
+    sched.add(make_request(min_tokens=1, ignore_eos=True, stop_token_ids=(8,)))
     plan, _ = step(sched)
     assert plan.runs[0].sample is not None
     assert plan.runs[0].sample.banned == (8,)
@@ -67,7 +67,7 @@ def test_min_tokens_with_ignored_end_of_sequence() -> None:
 def test_history_is_carried_only_for_penalties() -> None:
     for penalty, expected in ((0.0, ()), (0.5, (100, 101, 7))):
         sched = scheduler()
-        sched.add(ask(num_prompt=2, presence_penalty=penalty))
+        sched.add(make_request(num_prompt=2, presence_penalty=penalty))
         step(sched)
         plan, _ = step(sched)
         assert plan.runs[0].sample is not None
@@ -75,7 +75,7 @@ def test_history_is_carried_only_for_penalties() -> None:
         assert (plan.runs[0].sample.index, plan.runs[0].sample.num_prompt) == (1, 2)
 
 
-def test_seeds_differ_by_choice_and_repeat_by_ask() -> None:
+def test_seeds_differ_by_choice_and_repeat_by_request() -> None:
     seeds = [derive_seed(base, index) for base in range(20) for index in range(20)]
     assert len(set(seeds)) == 400
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -83,12 +83,12 @@ def test_seeds_differ_by_choice_and_repeat_by_ask() -> None:
     assert derive_seed(5, 0) == derive_seed(5, 0)
 
 
-def test_asks_without_a_seed_get_their_own() -> None:
+def test_requests_without_a_seed_get_their_own() -> None:
     drawn = []
     for _ in range(2):
         sched = scheduler()
         for name in "ab":
-            sched.add(ask(name, seed=None))
+            sched.add(make_request(name, seed=None))
         plan, _ = step(sched)
         drawn.append([run.sample.seed for run in plan.runs if run.sample])
     assert drawn[0] == drawn[1]

@@ -31,7 +31,7 @@ from ridgeline.engine.speculate.drafters.hidden_states import States
 from ridgeline.engine.speculate.drafters.medusa import Heads, MedusaDrafter
 from ridgeline.engine.speculate.verify.verifier import Drawn
 from ridgeline.errors import BadInput, BadModel, UserError
-from ridgeline.records import Ask
+from ridgeline.records import Request
 
 GREEDY = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
 KINDS = ("medusa", "eagle")
@@ -309,10 +309,12 @@ def test_only_heads_have_trees(folders: dict[str, Path]) -> None:
         resolve(settings_from(asked("eagle", folders["eagle"], speculative_token_tree=TREE)))
 
 
-def test_an_ask_cancelled_within_a_step_gives_its_branches_back(folders: dict[str, Path]) -> None:
+def test_a_request_cancelled_within_a_step_gives_its_branches_back(
+    folders: dict[str, Path],
+) -> None:
     settings = asked("medusa", folders["medusa"], speculative_token_tree=TREE)
     parts = assemble(resolve(settings_from(settings)))
-    parts.scheduler.add(Ask(id="0", prompt=tuple(text(21)), sampling=GREEDY, arrival_s=0.0))
+    parts.scheduler.add(Request(id="0", prompt=tuple(text(21)), sampling=GREEDY, arrival_s=0.0))
     for step in range(2):
         plan = parts.scheduler.plan(float(step))
         parts.scheduler.commit(plan, parts.runner.run(plan), step + 0.5)
@@ -366,11 +368,11 @@ def test_missing_files_and_senseless_keys_are_refused(folders: dict[str, Path]) 
         resolve(settings_from(asked("eagle", folders["eagle"], quantization="int8")))
 
 
-def test_a_cancelled_ask_leaves_nothing(folders: dict[str, Path]) -> None:
+def test_a_cancelled_request_leaves_nothing(folders: dict[str, Path]) -> None:
     parts = assemble(resolve(settings_from(asked("eagle", folders["eagle"]))))
     for i in range(3):
         prompt = tuple(text(20, salt=i))
-        parts.scheduler.add(Ask(id=f"{i}", prompt=prompt, sampling=GREEDY, arrival_s=0.0))
+        parts.scheduler.add(Request(id=f"{i}", prompt=prompt, sampling=GREEDY, arrival_s=0.0))
     for step in range(5):
         plan = parts.scheduler.plan(float(step))
         parts.scheduler.commit(plan, parts.runner.run(plan), step + 0.5)

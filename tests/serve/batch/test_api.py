@@ -67,7 +67,9 @@ async def test_a_batch_answers_as_the_online_endpoint_does(
     assert "temperature" in wrong["bad"]["response"]["body"]["error"]["message"]
     assert wrong["!fail"]["response"]["status_code"] == 500
     assert wrong["streamed"]["error"]["code"] == "invalid_request"
-    assert len(engine.in_background) == 2 and len(engine.asks) == 3, "lines yield, people do not"
+    assert len(engine.in_background) == 2 and len(engine.requests) == 3, (
+        "lines yield, people do not"
+    )
 
 
 async def test_tokens_are_charged_at_half_price(api: httpx.AsyncClient) -> None:

@@ -80,10 +80,10 @@ async def test_lines_share_the_prefix_cache_of_their_own_key_only(
 ) -> None:
     tenants: dict[str, set[str]] = {}
     for name in ("alice", "bob"):
-        http, before = callers[name], set(engine.asks)
+        http, before = callers[name], set(engine.requests)
         await until(http, (await create(http, jsonl(request(name)))).json()["id"], *OVER)
         await http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1})
-        tenants[name] = {engine.asks[ask][3] for ask in set(engine.asks) - before}
+        tenants[name] = {engine.requests[request][3] for request in set(engine.requests) - before}
     assert len(tenants["alice"]) == len(tenants["bob"]) == 1  # online and batch alike
     assert tenants["alice"] != tenants["bob"]
 

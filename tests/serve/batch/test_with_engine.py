@@ -52,7 +52,7 @@ async def test_lines_yield_their_seats_and_are_all_answered(engine: Engine, tmp_
     store.close()
 
 
-async def test_a_background_ask_is_answered_like_any_other(engine: Engine) -> None:
+async def test_a_background_request_is_answered_like_any_other(engine: Engine) -> None:
     events = [e async for e in engine.stream("import os", GREEDY, background=True)]
     assert [e.token for e in events if isinstance(e, Token)] == await ask(engine, "import os")
     assert isinstance(events[-1], Finished)

@@ -25,7 +25,7 @@ def make_policy(
     if not wait_s >= 0:
         raise BadInput("the batching wait must not be negative", value=wait_s, limit=">= 0 s")
     if num_to_start is not None and num_to_start < 1:
-        raise BadInput("a batch starts with at least one ask", value=num_to_start, limit=">= 1")
+        raise BadInput("a batch starts with at least one request", value=num_to_start, limit=">= 1")
     module, _, cls = POLICIES[name].partition(":")
     policy: type[BatchingPolicy] = getattr(import_module(module), cls)
     return policy(PolicyOptions(wait_s=wait_s, num_to_start=num_to_start))

@@ -1,17 +1,17 @@
-"""When may a waiting ask join the running ones? The contract of the batching policies.
+"""When may a waiting request join the running ones? The contract of the batching policies.
 
 A policy decides *when*; who goes first is the queue's order, and whether it fits is the block
 pool's answer. Policies hold no state: everything they may look at is in the `QueueView`.
 
 Invariants, in words:
-  1. With nothing started and asks waiting, a policy lets one join now, or names the instant from
-     which it will (`wake_s`), however few asks there are. Otherwise work could wait for ever.
-  2. It never fills more than `max_num_seqs` seats, except that one ask whose choices alone need
+  1. With nothing started and requests waiting, a policy lets one join now, or names the instant from
+     which it will (`wake_s`), however few requests there are. Otherwise work could wait for ever.
+  2. It never fills more than `max_num_seqs` seats, except that one request whose choices alone need
      more may start alone.
   3. Sequences that have started (preempted ones, choices about to fork) come back without asking
   it.
 
-The reference of the family is `static` with one seat: one ask at a time.
+The reference of the family is `static` with one seat: one request at a time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import msgspec
 
 
 class QueueView(msgspec.Struct, frozen=True):
-    """What a policy sees, before each ask that might join.
+    """What a policy sees, before each request that might join.
 
     `num_started` sequences held a seat before this step and `num_joined` were given one in it (an
-    ask takes a seat for each of its choices). `num_waiting` asks wait, those that just joined not
+    request takes a seat for each of its choices). `num_waiting` requests wait, those that just joined not
     counted; the oldest came at `oldest_arrival_s`. `num_tokens` is what the step's token budget
-    would grant the next ask: 0 means that it would get a seat now but be computed only in a later
+    would grant the next request: 0 means that it would get a seat now but be computed only in a later
     step.
     """
 
@@ -45,7 +45,7 @@ class QueueView(msgspec.Struct, frozen=True):
 
 
 class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """For policies that wait for a batch: start at `num_to_start` asks (None: as many as there are
+    """For policies that wait for a batch: start at `num_to_start` requests (None: as many as there are
     seats), or when the oldest has waited `wait_s` seconds."""
 
     wait_s: float = 0.0
@@ -58,8 +58,8 @@ class BatchingPolicy(Protocol):
     def __init__(self, options: PolicyOptions) -> None: ...
 
     def joins(self, view: QueueView) -> bool:
-        """May the next waiting ask take its seats now?"""
+        """May the next waiting request take its seats now?"""
 
     def wake_s(self, view: QueueView) -> float | None:
-        """With asks waiting: the instant from which `joins` may turn true although no ask comes or
+        """With requests waiting: the instant from which `joins` may turn true although no request comes or
         goes (view.now_s: now; None: never)."""

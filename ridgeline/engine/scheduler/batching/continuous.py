@@ -1,10 +1,10 @@
-"""Continuous batching: an ask joins in any step that has a seat and tokens for it.
+"""Continuous batching: a request joins in any step that has a seat and tokens for it.
 
 What. Batches are re-formed in every step: who finishes leaves its seat at once, who waits takes it
 in the next step, in the middle of everybody else's answers (iteration-level scheduling: Orca, Yu et
 al., OSDI 2022; "in-flight batching" in TensorRT-LLM).
 
-Invariant. While an ask waits, all seats are taken, or this step's token budget is used up, or the
+Invariant. While a request waits, all seats are taken, or this step's token budget is used up, or the
 block pool is.
 
 When it loses. Never in throughput; but prompts that join lengthen the steps of those who are

@@ -1,12 +1,12 @@
 """Dynamic batching: wait a little for company, then run the batch to its end.
 
-What. As static, but a batch starts when `num_to_start` asks wait or the oldest of them has waited
+What. As static, but a batch starts when `num_to_start` requests wait or the oldest of them has waited
 `wait_s`, whichever comes first (the dynamic batcher of Triton Inference Server and TensorFlow
 Serving: max batch size and queue delay).
 
 Invariant. Nobody waits for company longer than `wait_s` while nothing runs.
 
-When it loses. The wait is added to the latency of every ask at low load, where there is no company
+When it loses. The wait is added to the latency of every request at low load, where there is no company
 to wait for; and like static batching it keeps seats empty until the longest answer is done. Its
 home is models that answer in one step (encoders, classifiers), not token by token.
 """
@@ -17,7 +17,7 @@ from ridgeline.engine.scheduler.batching.base import PolicyOptions, QueueView
 
 
 class DynamicBatching:
-    """Starts a batch of N asks, or of what there is after T seconds."""
+    """Starts a batch of N requests, or of what there is after T seconds."""
 
     def __init__(self, options: PolicyOptions) -> None:
         self._wait_s, self._num_to_start = options.wait_s, options.num_to_start

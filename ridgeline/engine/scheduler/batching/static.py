@@ -2,11 +2,11 @@
 
 What. When nothing runs, up to `max_num_seqs` sequences join at once; until the last of them is
 finished nobody else does, although finished ones leave empty seats. This is what a loop around
-`model.generate(batch)` does; with one seat it is the naive deployment: one ask at a time.
+`model.generate(batch)` does; with one seat it is the naive deployment: one request at a time.
 
 Invariant. All sequences of a batch started in the same step.
 
-When it loses. Answers differ in length, so most seats are empty most of the time, and an ask that
+When it loses. Answers differ in length, so most seats are empty most of the time, and a request that
 comes just too late waits for the longest answer of a batch that it is not part of. It wins only
 where nothing else arrives: an offline batch of equal lengths.
 """

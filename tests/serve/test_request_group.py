@@ -1,4 +1,4 @@
-"""The asks of a request as one series of updates: what is told, when, and together with what."""
+"""The requests of a request as one series of updates: what is told, when, and together with what."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.records import Event, Failed, Finished, Sampling, Token, Usage
 from ridgeline.serve.errors import ApiError
-from ridgeline.serve.generation.request_group import Asks, Brief, Job, Update
+from ridgeline.serve.generation.request_group import Brief, Job, RequestGroup, Update
 from ridgeline.serve.metrics.registry import Metrics
 from ridgeline.serve.openai.sampling_params import Prompt
 from tests.serve.fake_engine import FakeEngine
@@ -29,31 +29,31 @@ class Scripted(FakeEngine):
         sink: Callable[[Sequence[Event]], None],
         **terms: Any,
     ) -> Callable[[], None]:
-        self.sink, self.name = sink, terms["ask_id"]
+        self.sink, self.name = sink, terms["request_id"]
         return lambda: None
 
     def token(self, text: str, index: int = 0) -> Token:
-        return Token(ask_id=self.name, index=index, token=5, text=text, at_s=0.0)
+        return Token(request_id=self.name, index=index, token=5, text=text, at_s=0.0)
 
     def end(self, index: int = 0) -> Finished:
-        return Finished(ask_id=self.name, index=index, reason="stop", at_s=0.0, usage=USAGE)
+        return Finished(request_id=self.name, index=index, reason="stop", at_s=0.0, usage=USAGE)
 
     def failure(self) -> Failed:
-        return Failed(ask_id=self.name, at_s=0.0, error="broken")
+        return Failed(request_id=self.name, at_s=0.0, error="broken")
 
 
 async def begin(
     interval: float, n: int = 1, brief: Brief | None = None
 ) -> tuple[Scripted, list[str], asyncio.Task[None]]:
-    """An engine that listens, what is told (a text for each time), and the asks under way."""
+    """An engine that listens, what is told (a text for each time), and the requests under way."""
     engine, told = Scripted(), list[str]()
 
     def tell(updates: list[Update]) -> None:
         told.append("".join(each.text + "." * (each.finished is not None) for each in updates))
 
     job = Job(id="one", prompts=[Prompt((1,))], sampling=Sampling(n=n))
-    asks = Asks(cast("Any", engine), job, Metrics(cast("Any", engine), "fake"), interval)
-    task = asyncio.create_task(asks.run(tell, brief))
+    group = RequestGroup(cast("Any", engine), job, Metrics(cast("Any", engine), "fake"), interval)
+    task = asyncio.create_task(group.run(tell, brief))
     await asyncio.sleep(0)
     return engine, told, task
 

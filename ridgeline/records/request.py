@@ -1,4 +1,4 @@
-"""What the user sent: an `Ask` and its `Sampling` parameters, validated once, here."""
+"""What the user sent: an `Request` and its `Sampling` parameters, validated once, here."""
 
 from __future__ import annotations
 
@@ -151,13 +151,13 @@ def _out_of_range(name: str, value: float, limit: str) -> BadInput:
     )
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request as the engine accepts it: token ids, sampling, and what the service promised.
 
     Lower `priority` goes first (vLLM's convention). `tenant` salts the prefix cache: two tenants
-    never share blocks. `arrival_s` is on the engine's clock. `slo`: what was promised; among asks
+    never share blocks. `arrival_s` is on the engine's clock. `slo`: what was promised; among requests
     of one priority, the one whose first token is due first goes first.
-    A `background` ask (a batch line) yields its seat and its blocks to any other, whatever the
+    A `background` request (a batch line) yields its seat and its blocks to any other, whatever the
     priorities; no client can ask for one.
     """
 
