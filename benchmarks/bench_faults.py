@@ -39,9 +39,9 @@ from ridgeline.measure.bench import BenchOptions, run_bench
 from ridgeline.measure.client import OnStart
 from ridgeline.measure.inprocess import InProcessTarget
 from ridgeline.records import RunTrace, Sampling, Slo, StepStat
-from ridgeline.workflows.bench.monitors import Seen, watched
-from ridgeline.workflows.bench.run import beside_of, chat_of
-from ridgeline.workflows.diagnose.run import Diagnosis, judged
+from ridgeline.workflows.bench.bench import beside_of, chat_of
+from ridgeline.workflows.bench.server_monitor import Seen, watched
+from ridgeline.workflows.diagnose.diagnose import Diagnosis, judged
 
 LOADS = {
     "chat": "chat",

@@ -42,7 +42,7 @@ from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.step_time.calibration import Calibration, Memory
 from ridgeline.plan.step_time.fit import Facts
 from ridgeline.plan.step_time.predict import Point, predict_on
-from ridgeline.workflows.calibrate.run import (
+from ridgeline.workflows.calibrate.calibrate_engine import (
     calibrated,
     facts,
     machine_for,

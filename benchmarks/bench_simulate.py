@@ -61,9 +61,9 @@ from ridgeline.plan.step_time.interference import Busy, Sky, is_fresh
 from ridgeline.plan.step_time.replica import Replica
 from ridgeline.plan.step_time.simulated import Modelled, reading_s
 from ridgeline.records import RunTrace, Slo
-from ridgeline.workflows.calibrate.run import machine_for
+from ridgeline.workflows.calibrate.calibrate_engine import machine_for
 from ridgeline.workflows.calibrate.under_load import busy_of
-from ridgeline.workflows.optimize.local_lab import EngineSubject, Tokenised
+from ridgeline.workflows.optimize.engine_environment import EngineSubject, Tokenised
 
 PLACES = 40
 CALM = 0.3  # of the CPU time asked for, that others may have had: the client, who shares it, too

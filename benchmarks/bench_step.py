@@ -27,7 +27,7 @@ from ridgeline.engine.build import Parts, assemble
 from ridgeline.engine.config import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, Resolved, resolve
 from ridgeline.engine.profiling.profile import ProfileOptions, profile
 from ridgeline.hardware.ceilings import measure_rates
-from ridgeline.workflows.diagnose.profile import as_built, show
+from ridgeline.workflows.diagnose.operator_profile import as_built, show
 
 
 def measured(resolved: Resolved, parts: Parts, options: ProfileOptions) -> Profile:

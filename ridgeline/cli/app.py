@@ -20,7 +20,7 @@ from ridgeline.config.settings import NAIVE, Settings
 
 if TYPE_CHECKING:
     from ridgeline.optimize.objective import Objective
-    from ridgeline.workflows.bench.run import Remote
+    from ridgeline.workflows.bench.bench import Remote
 
 app = typer.Typer(
     name="ridgeline",
@@ -203,8 +203,8 @@ def bench(
 ) -> None:
     """Measure an engine here, or a server anywhere, and say what bounds it."""
     from ridgeline.measure.bench import BenchOptions
-    from ridgeline.workflows.bench.run import Remote
-    from ridgeline.workflows.bench.series import dispatch
+    from ridgeline.workflows.bench.bench import Remote
+    from ridgeline.workflows.bench.bench_series import dispatch
 
     amount = {"num_prompts": None} if "duration_s" in load else {}  # time ends it, not a number
     options = BenchOptions(**{**amount, **load}, seed=engine.seed)

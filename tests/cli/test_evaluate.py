@@ -8,7 +8,7 @@ import pytest
 from ridgeline.cli.render.evaluate import show
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
-from ridgeline.workflows.evaluate.run import Extent, evaluate
+from ridgeline.workflows.evaluate.evaluate import Extent, evaluate
 from ridgeline.workflows.evaluate.verdict import Panel, refusal
 
 

@@ -22,7 +22,7 @@ from ridgeline.modelspec.cost import cost_model
 from ridgeline.modelspec.load import load_spec
 from ridgeline.records import Slo
 from ridgeline.workflows.explain import topics
-from ridgeline.workflows.explain.run import Asked, facts_of, known_of
+from ridgeline.workflows.explain.explain import Asked, facts_of, known_of
 from ridgeline.workflows.explain.static_bounds import Bounds, facts_before
 from ridgeline.workflows.explain.topics import metric, technique
 

@@ -17,7 +17,7 @@ from ridgeline.measure.workload import parse_workload
 from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.locate import model_path
 from ridgeline.optimize.subject import Make
-from ridgeline.workflows.optimize.local_lab import Tokenised
+from ridgeline.workflows.optimize.engine_environment import Tokenised
 from ridgeline.workflows.optimize.quantized_candidates import maker
 
 INT4 = Settings(model="demo", quantization="int4", max_num_seqs=4)

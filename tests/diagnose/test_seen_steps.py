@@ -14,10 +14,10 @@ from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.log import Beside, write_run
 from ridgeline.measure.server.scrape import ServerReport
+from ridgeline.workflows.bench.bench import Remote
 from ridgeline.workflows.bench.remote_utilization import device_of
-from ridgeline.workflows.bench.run import Remote
-from ridgeline.workflows.diagnose.roofline import began_from, roof_of
-from ridgeline.workflows.diagnose.run import Held, command, diagnose
+from ridgeline.workflows.diagnose.diagnose import Held, command, diagnose
+from ridgeline.workflows.diagnose.roofline_points import began_from, roof_of
 from tests.diagnose.faults import LOADS, Engine, run
 
 DEVICE = device_of("dummy:tinyllama-1.1b", "h100-sxm")

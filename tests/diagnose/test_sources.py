@@ -19,8 +19,8 @@ from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.log import Beside, write_run
 from ridgeline.measure.server.scrape import ServerReport
-from ridgeline.workflows.bench.run import Remote, beside_of, measure
-from ridgeline.workflows.diagnose.run import command, diagnose, judged, recorded, told
+from ridgeline.workflows.bench.bench import Remote, beside_of, measure
+from ridgeline.workflows.diagnose.diagnose import command, diagnose, judged, recorded, told
 from tests.diagnose.faults import DECODING, LOADS, OVERLOADED, SLO, Engine, run
 
 
@@ -289,8 +289,8 @@ def test_a_logged_run_is_judged_later_as_it_was_live(tmp_path) -> None:
 
 
 def test_bench_writes_what_a_later_diagnosis_needs(tmp_path) -> None:
-    from ridgeline.workflows.bench.run import Outputs
-    from ridgeline.workflows.bench.run import command as bench
+    from ridgeline.workflows.bench.bench import Outputs
+    from ridgeline.workflows.bench.bench import command as bench
     from tests.diagnose.mock_thread import mock_server
 
     options = BenchOptions(

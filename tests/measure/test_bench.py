@@ -25,7 +25,7 @@ from ridgeline.measure.log import Beside, read_run
 from ridgeline.measure.steps import Peaks
 from ridgeline.measure.summary import summarise
 from ridgeline.measure.vllm_result import vllm_result
-from ridgeline.workflows.bench.run import Outputs, Remote, command, diagnosis
+from ridgeline.workflows.bench.bench import Outputs, Remote, command, diagnosis
 from tests.measure.sse_server import SseServer
 
 VLLM_KEYS = {

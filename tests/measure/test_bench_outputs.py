@@ -17,9 +17,9 @@ from ridgeline.measure.report.perfetto import chrome_trace
 from ridgeline.measure.report.pictures import Point
 from ridgeline.measure.summary import summarise
 from ridgeline.records import Slo
-from ridgeline.workflows.bench.run import Outputs, Remote, command
-from ridgeline.workflows.bench.series import Many, figures, interval, parse_range, parse_rates
-from ridgeline.workflows.bench.series import command as many_command
+from ridgeline.workflows.bench.bench import Outputs, Remote, command
+from ridgeline.workflows.bench.bench_series import Many, figures, interval, parse_range, parse_rates
+from ridgeline.workflows.bench.bench_series import command as many_command
 from tests.diagnose.mock_thread import mock_server
 
 LOAD = "synthetic:input=8,output=4"
@@ -130,7 +130,7 @@ def test_a_page_has_no_powers_of_ten() -> None:
 
 def test_every_run_of_several_keeps_what_the_server_said(tmp_path):
     """One log per run, each judged later as a single one is; server and use beside each rate."""
-    from ridgeline.workflows.diagnose.run import diagnose, recorded
+    from ridgeline.workflows.diagnose.diagnose import diagnose, recorded
 
     options = BenchOptions(workload=LOAD, num_prompts=30, num_warmups=0, request_rate=200.0)
     console = Console(record=True, width=120)

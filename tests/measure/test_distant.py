@@ -12,9 +12,9 @@ from ridgeline.measure.distant import use_of
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.measure.steps import Peaks, utilisation
 from ridgeline.records import EngineInfo
-from ridgeline.workflows.bench.monitors import Seen
+from ridgeline.workflows.bench.bench import Remote
 from ridgeline.workflows.bench.remote_utilization import device_of, on_console, tables, used
-from ridgeline.workflows.bench.run import Remote
+from ridgeline.workflows.bench.server_monitor import Seen
 from tests.diagnose.faults import LOADS, Engine, run
 
 PEAKS = Peaks(flop_s=1e12, bytes_s=1e10)

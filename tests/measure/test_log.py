@@ -26,7 +26,7 @@ from ridgeline.measure.results.readers import read_result
 from ridgeline.measure.server.machine import MachineReport
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
-from ridgeline.workflows.bench.run import Outputs, check_writable
+from ridgeline.workflows.bench.bench import Outputs, check_writable
 
 INFO = EngineInfo(
     model="tiny",

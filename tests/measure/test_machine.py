@@ -26,9 +26,9 @@ from ridgeline.measure.server.process import (
     read_tree,
     use_of,
 )
-from ridgeline.workflows.bench import monitors
-from ridgeline.workflows.bench.monitors import Seen, machine_rows, watched
-from ridgeline.workflows.bench.run import Outputs, Remote, command
+from ridgeline.workflows.bench import server_monitor
+from ridgeline.workflows.bench.bench import Outputs, Remote, command
+from ridgeline.workflows.bench.server_monitor import Seen, machine_rows, watched
 from tests.diagnose.mock_thread import mock_server
 from tests.measure.fake_nvml import FakeNvml
 
@@ -233,8 +233,8 @@ def test_which_addresses_are_here():
 
 
 def test_of_a_server_elsewhere_nothing_is_said_to_be_measured():
-    watch = monitors.machine_watch("http://192.0.2.7:8000/v1")
-    assert watch.report() == MachineReport(notes=(monitors.ELSEWHERE,))
+    watch = server_monitor.machine_watch("http://192.0.2.7:8000/v1")
+    assert watch.report() == MachineReport(notes=(server_monitor.ELSEWHERE,))
 
 
 def test_bench_tells_what_it_saw_everywhere(tmp_path, nvml):

@@ -34,7 +34,7 @@ from ridgeline.plan.step_time.interference import Weather
 from ridgeline.plan.step_time.predict import Point, predict
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.plan.step_time.simulated import Modelled
-from ridgeline.workflows.calibrate.run import waiting
+from ridgeline.workflows.calibrate.calibrate_engine import waiting
 from ridgeline.workflows.calibrate.step_passes import (
     DECODES,
     Ran,

@@ -20,8 +20,8 @@ from ridgeline.plan.step_time.remote_server import (
     fit_served,
     predict_served,
 )
-from ridgeline.workflows.calibrate import remote
-from ridgeline.workflows.calibrate.remote import Remote, calibrate
+from ridgeline.workflows.calibrate import calibrate_server
+from ridgeline.workflows.calibrate.calibrate_server import Remote, calibrate
 from tests.diagnose.mock_thread import mock_server
 
 ABOUT = About(
@@ -87,10 +87,10 @@ def test_what_cannot_be_identified_is_named_or_refused() -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same five runs, made smaller."""
-    monkeypatch.setattr(remote, "LENGTHS", (16, 64, 256))
-    monkeypatch.setattr(remote, "WAVES", (2, 6))
-    monkeypatch.setattr(remote, "ANSWER", 12)
-    monkeypatch.setattr(remote, "REPEATS", 1)
+    monkeypatch.setattr(calibrate_server, "LENGTHS", (16, 64, 256))
+    monkeypatch.setattr(calibrate_server, "WAVES", (2, 6))
+    monkeypatch.setattr(calibrate_server, "ANSWER", 12)
+    monkeypatch.setattr(calibrate_server, "REPEATS", 1)
 
 
 def test_a_server_of_known_pace_is_measured(short: None) -> None:

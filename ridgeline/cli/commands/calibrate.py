@@ -54,15 +54,15 @@ def calibrate(
         for flag, given in (("--quantization", quantization), ("--also", also)):
             if given:
                 raise BadInput(f"{flag} has no effect with --url", value=given)
-        from ridgeline.workflows.calibrate.remote import Remote
-        from ridgeline.workflows.calibrate.remote import command as from_outside
+        from ridgeline.workflows.calibrate.calibrate_server import Remote
+        from ridgeline.workflows.calibrate.calibrate_server import command as from_outside
 
         remote = Remote(url=url, model=served_model_name, api_key=api_key)
         from_outside(remote, output, budget, json)
         return
     if served_model_name is not None:
         raise BadInput("--served-model-name has no effect without --url", value=served_model_name)
-    from ridgeline.workflows.calibrate.run import command
+    from ridgeline.workflows.calibrate.calibrate_engine import command
     from ridgeline.workflows.calibrate.step_passes import runs_of
 
     assert engine is not None

@@ -85,8 +85,8 @@ def diagnose(
 
         raise typer.Exit(judge_export(nsight, json))
     from ridgeline.measure.bench import BenchOptions
-    from ridgeline.workflows.bench.run import Remote
-    from ridgeline.workflows.diagnose.run import Held, command
+    from ridgeline.workflows.bench.bench import Remote
+    from ridgeline.workflows.diagnose.diagnose import Held, command
 
     refuse(["--stream"] if "stream" in load else [], "here: latency is judged token by token")
     amount = {"num_prompts": None} if "duration_s" in load else {}
@@ -108,7 +108,7 @@ def diagnose(
     if profile:
         others = [name for name in load if name not in PROFILED]
         refuse([*_flags(others), *(["--baseline"] if baseline else [])], "with --profile")
-        from ridgeline.workflows.diagnose.profile import command as profile_command
+        from ridgeline.workflows.diagnose.operator_profile import command as profile_command
 
         raise typer.Exit(profile_command(options, engine.settings(model), json, html))
     settings = engine.settings(model)

@@ -64,10 +64,10 @@ def explain(
     if subject == "speculation":
         only = {"--workload": workload, "--slo": slo, "--request-rate": request_rate}
         refuse([flag for flag, value in only.items() if value], "here: speculation is measured")
-        from ridgeline.workflows.explain.speculation import command as speculation
+        from ridgeline.workflows.explain.explain_speculation import command as speculation
 
         raise typer.Exit(speculation(engine.settings(model), json))
-    from ridgeline.workflows.explain.run import Asked, command, is_model, subject_command
+    from ridgeline.workflows.explain.explain import Asked, command, is_model, subject_command
 
     asked = Asked(workload=workload, slo=slo, request_rate=request_rate)
     if subject is None or is_model(subject):

@@ -205,8 +205,8 @@ def evaluate(
 ) -> None:
     """Does B still say what A says? The engine's flags are B's; exit code 1 unless it passes."""
     from ridgeline.config.settings import Settings
+    from ridgeline.workflows.evaluate.evaluate import Extent, command
     from ridgeline.workflows.evaluate.lm_eval import Harness
-    from ridgeline.workflows.evaluate.run import Extent, command
 
     more = {
         "--lm-eval-path": lm_eval_path,

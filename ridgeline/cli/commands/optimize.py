@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ridgeline.measure.workload import Workload
     from ridgeline.optimize.subject import Lab
     from ridgeline.plan.step_time.calibration import Calibration
-    from ridgeline.workflows.optimize.remote_lab import Server
+    from ridgeline.workflows.optimize.server_environment import Server
 
 INTERRUPTED = 130
 
@@ -151,7 +151,7 @@ def deliver_elsewhere(
 ) -> tuple[Path, ...]:
     """report.html, ladder.json, serve.sh for another server: all of them or none."""
     from ridgeline.optimize.report.page import report
-    from ridgeline.workflows.optimize.remote_lab import serve_script
+    from ridgeline.workflows.optimize.server_environment import serve_script
 
     start = server.start(asked)
     script = serve_script(server, final_settings(result), start)
@@ -163,7 +163,7 @@ def _server(asked: ServerOptions) -> Server:
     from ridgeline.measure.http import base_url
     from ridgeline.optimize.external.dialect import dialect_of
     from ridgeline.optimize.external.process import Recipe
-    from ridgeline.workflows.optimize.remote_lab import Server
+    from ridgeline.workflows.optimize.server_environment import Server
 
     recipe = Recipe(url=asked.url, command=asked.restart_cmd, start_timeout_s=asked.start_timeout_s)
     base_url(recipe.at(8000))
@@ -212,25 +212,25 @@ def _climb(
     load_spec(job.settings.model)  # a wrong name must not cost the probe
     observer.note("measuring this machine (a fresh probe is remembered for a day)")
     machine = probe()
-    local_lab = _lab(job, workload, machine, place)
+    engine_environment = _lab(job, workload, machine, place)
     left_s = job.budget_s - (time.perf_counter() - begun_s)
     within = msgspec.structs.replace(job, budget_s=max(1.0, left_s))
     return asyncio.run(
-        optimize(within, local_lab, rungs, clock=time.perf_counter, observer=observer)
+        optimize(within, engine_environment, rungs, clock=time.perf_counter, observer=observer)
     )
 
 
 def _lab(job: Job, workload: Workload, machine: Machine, place: _Place) -> Lab:
     """Imports torch: after the probe has had the cores."""
-    from ridgeline.workflows.optimize import local_lab, remote_lab
+    from ridgeline.workflows.optimize import engine_environment, server_environment
 
     if place.server is None:
         from ridgeline.workflows.optimize.calibrated_step_times import Prices
 
         found = place.calibration
         prices = None if found is None else Prices(found)
-        return local_lab.build(job.settings, workload, machine, prices)
-    return remote_lab.build(job.settings, workload, machine, place.server, place.logs)
+        return engine_environment.build(job.settings, workload, machine, prices)
+    return server_environment.build(job.settings, workload, machine, place.server, place.logs)
 
 
 @contextmanager

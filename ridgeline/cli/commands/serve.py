@@ -61,7 +61,7 @@ def _peaks(settings: Settings) -> Peaks | None:
     machine = known()
     if machine is None:
         return None
-    from ridgeline.workflows.optimize.local_lab import Numbers
+    from ridgeline.workflows.optimize.engine_environment import Numbers
 
     ceilings = Numbers(machine).ceilings(settings)
     return Peaks(flops_s=ceilings.peak_flop_s, bytes_s=ceilings.bandwidth_bytes_s)

@@ -22,8 +22,8 @@ from ridgeline.measure.report.pictures import Point
 from ridgeline.measure.summary import Summary
 from ridgeline.records import RunTrace
 from ridgeline.workflows.bench import remote_utilization
-from ridgeline.workflows.bench.monitors import Seen
-from ridgeline.workflows.diagnose.run import judged
+from ridgeline.workflows.bench.server_monitor import Seen
+from ridgeline.workflows.diagnose.diagnose import judged
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from ridgeline.diagnose.profile import PhaseTable, Profile
 from ridgeline.optimize.report.roof import Marked, picture
 
 if TYPE_CHECKING:
-    from ridgeline.workflows.diagnose.run import Diagnosis
+    from ridgeline.workflows.diagnose.diagnose import Diagnosis
 
 CSS = {"prefill": "flat", "decode": "after", "mixed": "before"}
 WHOLE = {"prefill": "P", "decode": "D", "mixed": "M"}

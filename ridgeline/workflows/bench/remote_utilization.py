@@ -27,7 +27,7 @@ from ridgeline.modelspec.rewrite import (
     with_kv_dtype,
 )
 from ridgeline.records import EngineInfo, RunTrace
-from ridgeline.workflows.bench.monitors import Row, Seen, machine_rows
+from ridgeline.workflows.bench.server_monitor import Row, Seen, machine_rows
 
 HERE = "here"
 

@@ -26,7 +26,7 @@ from ridgeline.modelspec.cost import (
     step_work,
 )
 from ridgeline.records import Slo
-from ridgeline.workflows.optimize.local_lab import Numbers, base_facts
+from ridgeline.workflows.optimize.engine_environment import Numbers, base_facts
 
 MOST_SEQS = 4096
 NEARLY = 1.1  # a step this much longer is called as cheap

@@ -27,7 +27,7 @@ from ridgeline.engine.tokenization import Tokenizer
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.probe import default_cache_dir
 from ridgeline.optimize.subject import Make
-from ridgeline.workflows.optimize.local_lab import Tokenised
+from ridgeline.workflows.optimize.engine_environment import Tokenised
 
 HELD_OUT = ("chat", "code", "chat-and-code")  # workloads drawn from the held-out text
 BITS = {"int4": 4, "int8": 8}

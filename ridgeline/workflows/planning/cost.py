@@ -31,7 +31,7 @@ from ridgeline.plan.fleet.infeasible import impossible
 from ridgeline.plan.fleet.search import Candidate, Space, quoted_price, search
 from ridgeline.plan.model.outline import load_outline
 from ridgeline.records import Slo
-from ridgeline.workflows.bench.lengths import workload_lengths
+from ridgeline.workflows.bench.workload_lengths import workload_lengths
 from ridgeline.workflows.planning.predict import read_catalogue
 
 

@@ -30,7 +30,7 @@ from ridgeline.plan.model.outline import Outline, hub_name, load_outline
 from ridgeline.plan.model.weight_bytes import checkpoint_bytes
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.records import Slo
-from ridgeline.workflows.bench.lengths import ISL, OSL, is_text, workload_lengths
+from ridgeline.workflows.bench.workload_lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.workflows.planning.predict import read_catalogue
 
 SHOWN = 8

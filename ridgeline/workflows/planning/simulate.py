@@ -51,7 +51,7 @@ from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.plan.step_time.simulated import Modelled, Pace
 from ridgeline.plan.step_time.speculation import Speculation
 from ridgeline.records import RunTrace, Slo
-from ridgeline.workflows.bench.lengths import ISL, OSL, is_text, workload_lengths
+from ridgeline.workflows.bench.workload_lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.workflows.planning.predict import chosen_device, read_catalogue
 
 SHOWN_REQUESTS = 4000

@@ -31,9 +31,9 @@ from ridgeline.workflows.explain.recommendations import Here, Recommendation, re
 from ridgeline.workflows.explain.static_bounds import facts_before
 from ridgeline.workflows.explain.topics import find, page, unknown
 from ridgeline.workflows.explain.topics.base import Known, Page
-from ridgeline.workflows.explain.topics.listed import listed
-from ridgeline.workflows.explain.topics.listed import render as render_list
-from ridgeline.workflows.optimize.local_lab import Numbers, Tokenised, sample_of
+from ridgeline.workflows.explain.topics.topic_index import listed
+from ridgeline.workflows.explain.topics.topic_index import render as render_list
+from ridgeline.workflows.optimize.engine_environment import Numbers, Tokenised, sample_of
 
 WORKLOAD = "chat-and-code"
 WORKLOAD_WITHOUT_TEXT = "synthetic:input=512,output=128"  # for a model without a tokenizer

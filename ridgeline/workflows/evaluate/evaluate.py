@@ -58,7 +58,12 @@ from ridgeline.workflows.evaluate.verdict import (
     refusal,
     with_harness,
 )
-from ridgeline.workflows.optimize.local_lab import KINDS, Tokenised, heldout_pieces, tasks_for
+from ridgeline.workflows.optimize.engine_environment import (
+    KINDS,
+    Tokenised,
+    heldout_pieces,
+    tasks_for,
+)
 
 LOUD = 3.0  # times, the control's feed-forward output
 SEATS, CONTEXT = 16, 2048  # of the engines that are opened, where nobody asked for other numbers

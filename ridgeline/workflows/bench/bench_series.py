@@ -40,8 +40,7 @@ from ridgeline.measure.vllm_result import vllm_result
 from ridgeline.measure.window import window_of
 from ridgeline.records import RunTrace
 from ridgeline.workflows.bench import remote_utilization
-from ridgeline.workflows.bench.monitors import watched
-from ridgeline.workflows.bench.run import (
+from ridgeline.workflows.bench.bench import (
     Outputs,
     Remote,
     RunOne,
@@ -51,7 +50,8 @@ from ridgeline.workflows.bench.run import (
     session,
     write_outputs,
 )
-from ridgeline.workflows.bench.run import command as one_command
+from ridgeline.workflows.bench.bench import command as one_command
+from ridgeline.workflows.bench.server_monitor import watched
 
 SEARCH_S = 24 * 3600.0
 MOST_RUNS = 3  # of a rate whose interval reaches over the promise

@@ -33,7 +33,7 @@ from ridgeline.optimize.external.subject import (
 )
 from ridgeline.optimize.subject import Lab, Load, NextSteps, Subject
 from ridgeline.records import RunTrace
-from ridgeline.workflows.optimize.local_lab import (
+from ridgeline.workflows.optimize.engine_environment import (
     Numbers,
     Tokenised,
     base_facts,

@@ -44,7 +44,7 @@ from ridgeline.measure.workload import Chat, plain_chat
 from ridgeline.measure.workload.sharing import shared_of
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace
 from ridgeline.workflows.bench import remote_utilization
-from ridgeline.workflows.bench.monitors import Seen, watched
+from ridgeline.workflows.bench.server_monitor import Seen, watched
 
 if TYPE_CHECKING:
     from ridgeline.engine.config import Resolved
@@ -370,7 +370,7 @@ def diagnosis(run: RunTrace, options: BenchOptions, physics: Physics | None, bes
 
 
 def _first_finding(run: RunTrace, options: BenchOptions, beside: Beside) -> str:
-    from ridgeline.workflows.diagnose.run import judged
+    from ridgeline.workflows.diagnose.diagnose import judged
 
     found = judged(run, beside, options.slo).findings
     if not found:

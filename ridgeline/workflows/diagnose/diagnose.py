@@ -50,9 +50,9 @@ from ridgeline.measure.log import (
 from ridgeline.measure.server.config import ELSEWHERE
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.records import RunTrace, Slo
+from ridgeline.workflows.bench.bench import Remote, beside_of, measure
 from ridgeline.workflows.bench.remote_utilization import Device, device_of
-from ridgeline.workflows.bench.run import Remote, beside_of, measure
-from ridgeline.workflows.diagnose.roofline import Roof, placed, roof_of
+from ridgeline.workflows.diagnose.roofline_points import Roof, placed, roof_of
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
