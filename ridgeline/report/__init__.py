@@ -1,0 +1,1 @@
+"""Results for readers and other programs: JSON, files and HTML pages."""
