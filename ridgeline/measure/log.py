@@ -8,8 +8,6 @@ disk or an interruption leaves what was there before, and nothing half-written. 
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from ridgeline.measure import log_parquet
 from ridgeline.measure.server.machine import MachineReport
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
+from ridgeline.report.files import write_file
 
 VERSION = 1
 
@@ -70,9 +69,9 @@ def write_run(run: RunTrace, path: Path, beside: Beside | None = None) -> None:
     """
     if log_parquet.wanted(path):
         header = msgspec.json.encode(_header(run, beside))
-        write_whole(path, [log_parquet.encode(run, header, path)])
+        write_file(path, [log_parquet.encode(run, header, path)])
         return
-    write_whole(path, (msgspec.json.encode(line) + b"\n" for line in _lines(run, beside)))
+    write_file(path, (msgspec.json.encode(line) + b"\n" for line in _lines(run, beside)))
 
 
 def read_run(path: Path) -> RunTrace:
@@ -187,24 +186,3 @@ def _decode(path: Path, number: int, line: bytes) -> Line:
         return _DECODER.decode(line)
     except msgspec.MsgspecError as error:
         raise BadInput(f"{path}:{number}: not a line of an event log ({error})") from None
-
-
-def write_whole(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file completely or not at all: beside its place, to disk, then renamed over it."""
-    temporary: Path | None = None
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        temporary = Path(name)
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError as error:
-        raise BadInput(
-            "cannot write the file", value=str(path), fix=error.strerror or str(error)
-        ) from None
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)

@@ -20,12 +20,12 @@ from ridgeline.measure.log import (
     read_log,
     read_run,
     write_run,
-    write_whole,
 )
 from ridgeline.measure.results.readers import read_result
 from ridgeline.measure.server.machine import MachineReport
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
+from ridgeline.report.files import write_file
 from ridgeline.workflows.bench.bench import Outputs, check_writable
 
 INFO = EngineInfo(
@@ -143,7 +143,7 @@ def test_a_writer_that_fails_half_way_leaves_nothing(tmp_path):
         raise RuntimeError("interrupted")
 
     with pytest.raises(RuntimeError):
-        write_whole(tmp_path / "out", parts())
+        write_file(tmp_path / "out", parts())
     assert list(tmp_path.iterdir()) == []
 
 

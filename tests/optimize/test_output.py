@@ -23,7 +23,7 @@ from ridgeline.optimize.config import final_settings, ladder_json, ridgeline_tom
 from ridgeline.optimize.report.page import headline, report
 from ridgeline.optimize.result import LadderResult
 from ridgeline.optimize.vllm import Command, serve_command
-from ridgeline.optimize.write import check_writable, write_all
+from ridgeline.report.files import check_writable, write_files
 from tests.optimize.fake import Fake, Physics, Quirks
 from tests.optimize.test_loop import INT8, climb, only
 
@@ -158,7 +158,7 @@ def test_all_files_are_written_and_older_ones_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     check_writable(folder)
     (folder / "x").write_text("old")
-    assert write_all(folder, {"x": "new", "y": "other"}) == (folder / "x", folder / "y")
+    assert write_files(folder, {"x": "new", "y": "other"}) == (folder / "x", folder / "y")
     assert (folder / "x").read_text() == "new"
     assert sorted(path.name for path in folder.iterdir()) == ["x", "y"]
 
@@ -166,14 +166,14 @@ def test_all_files_are_written_and_older_ones_replaced(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_all(tmp_path, {"x": "old"})
+    write_files(tmp_path, {"x": "old"})
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("ridgeline.optimize.write.os.fsync", full)
+    monkeypatch.setattr("ridgeline.report.files.os.fsync", full)
     with pytest.raises(BadInput, match="No space left"):
-        write_all(tmp_path, {"x": "new", "y": "other"})
+        write_files(tmp_path, {"x": "new", "y": "other"})
     assert (tmp_path / "x").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
@@ -182,7 +182,7 @@ def test_a_nearly_full_disk_is_found_before_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
-    monkeypatch.setattr("ridgeline.optimize.write.shutil.disk_usage", lambda folder: usage)
+    monkeypatch.setattr("ridgeline.report.files.shutil.disk_usage", lambda folder: usage)
     with pytest.raises(BadInput, match="nearly full"):
         check_writable(tmp_path)
 

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 
 from ridgeline.errors import CannotRun
-from ridgeline.measure.log import write_whole
+from ridgeline.report.files import write_file
 from ridgeline.measure.mock.cases import CASES
 from ridgeline.measure.mock.pace import Pace
 from ridgeline.measure.mock.server import MockServer
@@ -21,7 +21,7 @@ def command(host: str, port: int, pace: Pace, log: Path | None) -> int:
     server = MockServer(pace)
     asyncio.run(_serve(server, host, port))
     if log is not None:
-        write_whole(log, (msgspec.json.encode(served) + b"\n" for served in server.served))
+        write_file(log, (msgspec.json.encode(served) + b"\n" for served in server.served))
     return 0
 
 

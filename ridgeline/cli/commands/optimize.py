@@ -24,7 +24,7 @@ from ridgeline.optimize.objective import Objective
 from ridgeline.optimize.observe import Observer, PlainLines
 from ridgeline.optimize.result import LadderResult
 from ridgeline.optimize.vllm import Command, serve_command
-from ridgeline.optimize.write import check_writable, write_all
+from ridgeline.report.files import check_writable, write_files
 from ridgeline.records import Slo
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def deliver(result: LadderResult, folder: Path) -> tuple[Path, ...]:
     page = report(result, {"ridgeline.toml": Command(config), "The same for vLLM": vllm})
     script = f"#!/bin/sh\n{notes}{vllm.text}\n"
     contents = (page, ladder_json(result), config, script)
-    return write_all(folder, dict(zip(HERE, contents, strict=True)))
+    return write_files(folder, dict(zip(HERE, contents, strict=True)))
 
 
 def deliver_elsewhere(
@@ -156,7 +156,7 @@ def deliver_elsewhere(
     start = server.start(asked)
     script = serve_script(server, final_settings(result), start)
     contents = (report(result, {"serve.sh": Command(script)}), ladder_json(result), script)
-    return write_all(folder, dict(zip(ELSEWHERE, contents, strict=True)))
+    return write_files(folder, dict(zip(ELSEWHERE, contents, strict=True)))
 
 
 def _server(asked: ServerOptions) -> Server:

@@ -1,7 +1,7 @@
 """Where the command line writes: looked at before a command begins, so that a place that cannot be
 written to costs no measurement, and nothing that was read is written over.
 
-A file is later written beside its place and renamed over it (`measure.log.write_whole`); hence it
+A file is later written beside its place and renamed over it (`measure.log.write_file`); hence it
 is the folder that must take files. A folder may be yet to be made, by whoever writes into it.
 """
 

@@ -29,7 +29,7 @@ from ridgeline.measure.client import OnFinish, OnStart
 from ridgeline.measure.cost import cost_line, cost_of_run
 from ridgeline.measure.http import Endpoint, HttpTarget, first_model, wire_to
 from ridgeline.measure.inprocess import InProcessTarget, RenderChat
-from ridgeline.measure.log import Beside, write_run, write_whole
+from ridgeline.measure.log import Beside, write_run
 from ridgeline.measure.metrics import outcome
 from ridgeline.measure.report.page import bench_page
 from ridgeline.measure.report.perfetto import chrome_trace
@@ -43,6 +43,7 @@ from ridgeline.measure.window import window_of
 from ridgeline.measure.workload import Chat, plain_chat
 from ridgeline.measure.workload.sharing import shared_of
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace
+from ridgeline.report.files import write_file
 from ridgeline.workflows.bench import remote_utilization
 from ridgeline.workflows.bench.server_monitor import Seen, watched
 
@@ -160,13 +161,13 @@ def write_outputs(
 ) -> None:
     """Every file that was asked for."""
     if outputs.json is not None:
-        write_whole(outputs.json, [msgspec.json.encode(result), b"\n"])
+        write_file(outputs.json, [msgspec.json.encode(result), b"\n"])
     if outputs.log is not None:
         write_run(run, outputs.log, beside)
     if outputs.html is not None:
-        write_whole(outputs.html, [page().encode()])
+        write_file(outputs.html, [page().encode()])
     if outputs.trace is not None:
-        write_whole(outputs.trace, [msgspec.json.encode(chrome_trace(run))])
+        write_file(outputs.trace, [msgspec.json.encode(chrome_trace(run))])
 
 
 def beside_of(options: BenchOptions, seen: Seen) -> Beside:

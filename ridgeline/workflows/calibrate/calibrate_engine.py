@@ -18,7 +18,7 @@ from ridgeline.cli.render.json_line import json_line
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
-from ridgeline.measure.log import write_whole
+from ridgeline.report.files import write_file
 from ridgeline.measure.server.process import Witness
 from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.step_time.calibration import Calibration, Memory, Reading
@@ -272,7 +272,7 @@ def command(runs: Sequence[Run], output: Path, budget_s: float, as_json: bool) -
 
 def write(calibration: Calibration, output: Path) -> None:
     """The file, indented: people read it."""
-    write_whole(output, [msgspec.json.format(msgspec.json.encode(calibration), indent=2)])
+    write_file(output, [msgspec.json.format(msgspec.json.encode(calibration), indent=2)])
 
 
 def table(found: Calibration, output: Path) -> Table:

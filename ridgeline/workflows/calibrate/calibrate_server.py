@@ -29,7 +29,7 @@ import ridgeline
 from ridgeline.cli.render.json_line import json_line
 from ridgeline.errors import EngineUnavailable
 from ridgeline.measure.http import HttpTarget, first_model
-from ridgeline.measure.log import write_whole
+from ridgeline.report.files import write_file
 from ridgeline.measure.metrics import ttft_s
 from ridgeline.measure.target import Recorder, Target
 from ridgeline.measure.workload.base import LoadRequest
@@ -187,7 +187,7 @@ def _ttft_s(trace: RequestTrace) -> float:
 def command(remote: Remote, output: Path, budget_s: float, as_json: bool) -> int:
     """Measure, fit, write, and tell how well the fit holds; the exit code."""
     found = asyncio.run(calibrate(remote, budget_s))
-    write_whole(output, [msgspec.json.format(msgspec.json.encode(found), indent=2)])
+    write_file(output, [msgspec.json.format(msgspec.json.encode(found), indent=2)])
     if as_json:
         print(json_line(found))
     else:

@@ -45,11 +45,11 @@ from ridgeline.measure.log import (
     find_log,
     read_log,
     read_run,
-    write_whole,
 )
 from ridgeline.measure.server.config import ELSEWHERE
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.records import RunTrace, Slo
+from ridgeline.report.files import write_file
 from ridgeline.workflows.bench.bench import Remote, beside_of, measure
 from ridgeline.workflows.bench.remote_utilization import Device, device_of
 from ridgeline.workflows.diagnose.roofline_points import Roof, placed, roof_of
@@ -86,7 +86,7 @@ def command(
     else:
         _print(found, out)
     if html is not None and found.blame is not None:
-        write_whole(html, [diagnosis_page(found).encode()])
+        write_file(html, [diagnosis_page(found).encode()])
     return 0 if found.blame is not None else 1
 
 

@@ -21,7 +21,7 @@ from ridgeline.diagnose.chart import roofline_text
 from ridgeline.diagnose.profile import Profile, judge
 from ridgeline.errors import BadInput, UserError
 from ridgeline.measure.bench import BenchOptions, check, workload_of
-from ridgeline.measure.log import write_whole
+from ridgeline.report.files import write_file
 from ridgeline.measure.workload import Chat, LoadRequest, plain_chat
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def command(
     else:
         show(found, console or Console(highlight=False, soft_wrap=True))
     if html is not None:
-        write_whole(html, [profile_page(found).encode()])
+        write_file(html, [profile_page(found).encode()])
     return 0
 
 

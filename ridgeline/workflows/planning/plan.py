@@ -13,8 +13,8 @@ from rich.table import Table
 from ridgeline.cli.render.json_line import json_line
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
-from ridgeline.measure.log import write_whole
-from ridgeline.optimize.write import write_all
+from ridgeline.report.files import write_file
+from ridgeline.report.files import write_files
 from ridgeline.plan.cost.api_prices import check_fresh
 from ridgeline.plan.deploy.clusters import DEFAULT_CLUSTER, Asked, pinned, place
 from ridgeline.plan.deploy.launch import Start, commands
@@ -98,7 +98,7 @@ def command(options: PlanOptions, as_json: bool) -> int:
     if options.html is not None:
         from ridgeline.cli.render.plan_html import plan_page
 
-        write_whole(options.html, [plan_page(plan, slo).encode()])
+        write_file(options.html, [plan_page(plan, slo).encode()])
     if as_json:
         print(json_line(plan))
     else:
@@ -312,7 +312,7 @@ def _write(folder: Path, written: Written, out: Console) -> None:
     if not written.files:
         why = "; ".join(dict.fromkeys(written.left_out.values()))
         raise CannotRun("no manifest can be written of this fleet", value=why)
-    for path in write_all(folder, written.files):
+    for path in write_files(folder, written.files):
         out.print(f"written: {path}", style="dim", markup=False, soft_wrap=True)
     for name, why in written.left_out.items():
         out.print(f"not written: {name}: {why}", style="yellow", markup=False, soft_wrap=True)

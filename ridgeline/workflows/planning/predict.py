@@ -12,7 +12,7 @@ from rich.table import Table
 from ridgeline.cli.render.json_line import json_line
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, load_catalogue
-from ridgeline.measure.log import write_whole
+from ridgeline.report.files import write_file
 from ridgeline.plan.model.outline import known_shapes
 from ridgeline.plan.step_time.calibration import MeasuredDevice, load_calibration
 from ridgeline.plan.step_time.predict import Point, Prediction, predict, predict_lines
@@ -88,7 +88,7 @@ def answer_file(source: str, output: Path | None, rows: dict[str, Accelerator]) 
             yield json_line(told)
 
     if output is not None:
-        write_whole(output, (f"{line}\n".encode() for line in lines()))
+        write_file(output, (f"{line}\n".encode() for line in lines()))
     else:
         for line in lines():
             print(line)

@@ -25,7 +25,7 @@ from ridgeline.engine.scheduler import (
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.measure.client import MOST_REQUESTS
-from ridgeline.measure.log import write_whole
+from ridgeline.report.files import write_file
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.synthetic import MOST_TOKENS
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
@@ -345,7 +345,7 @@ def _write(options: SimulateOptions, device: str, outcome: Outcome, slo: Slo | N
         from ridgeline.measure.report.perfetto import chrome_trace
 
         shown = msgspec.structs.replace(run, requests=traces(outcome, SHOWN_REQUESTS))
-        write_whole(options.trace, [msgspec.json.encode(chrome_trace(shown))])
+        write_file(options.trace, [msgspec.json.encode(chrome_trace(shown))])
     if options.html is not None:
         from ridgeline.measure.report.page import bench_page
         from ridgeline.measure.summary import summarise as of_run
@@ -353,7 +353,7 @@ def _write(options: SimulateOptions, device: str, outcome: Outcome, slo: Slo | N
         run = msgspec.structs.replace(run, requests=traces(outcome, len(outcome.lives)))
         # Tokens between the first and the last have no instants: gaps are not known.
         summary = msgspec.structs.replace(of_run(run, slo), itl=None, itl_chunk=None)
-        write_whole(options.html, [bench_page(run, summary, slo).encode()])
+        write_file(options.html, [bench_page(run, summary, slo).encode()])
 
 
 def _notes(options: SimulateOptions, machines: Sequence[Replica]) -> list[str]:

@@ -1,9 +1,8 @@
-"""The files of a result, all of them or none.
+"""Atomic file writes: a file, or a folder of files, is replaced completely or not at all.
 
-They are first written into a hidden folder beside their place, and only when every byte is on the
-disk is each moved over its name. A full disk or a folder without permission is found before the
-measuring starts (`check_writable`) and, should it still happen at the end, leaves nothing
-half-written.
+Contents go to a temporary name in the same folder, are synced to disk and then renamed, so that a
+full disk or an interruption leaves what was there before. `check_writable` finds a read-only or
+nearly full folder before a measurement starts.
 """
 
 from __future__ import annotations
@@ -11,16 +10,37 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ridgeline.errors import BadInput
 
-ROOM_BYTES = 16_000_000  # a report, a ladder and a configuration fit into a tenth of this
+MIN_FREE_BYTES = 16_000_000  # ten times the size of a report with its data
+
+
+def write_file(path: Path, parts: Iterable[bytes]) -> None:
+    """Write `parts` to `path`, replacing it atomically. Raises BadInput if the disk refuses."""
+    temporary: Path | None = None
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise BadInput(
+            "cannot write the file", value=str(path), fix=error.strerror or str(error)
+        ) from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def check_writable(folder: Path) -> None:
-    """Make the folder and prove that a result fits in it; BadInput names folder and cause."""
+    """Create the folder and check that results can be written to it. Raises BadInput."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".ridgeline-") as probe:
@@ -29,17 +49,17 @@ def check_writable(folder: Path) -> None:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         raise _cannot_write(folder, error) from None
-    if free < ROOM_BYTES:
+    if free < MIN_FREE_BYTES:
         raise BadInput(
             "the disk under the output folder is nearly full",
             value=f"{free / 1e6:.1f} MB free in {folder}",
-            limit=f">= {ROOM_BYTES / 1e6:.0f} MB",
+            limit=f">= {MIN_FREE_BYTES / 1e6:.0f} MB",
             fix="free some space, or name another folder",
         )
 
 
-def write_all(folder: Path, contents: Mapping[str, str]) -> tuple[Path, ...]:
-    """Write every file of `contents` (name -> text) into `folder`, atomically."""
+def write_files(folder: Path, contents: Mapping[str, str]) -> tuple[Path, ...]:
+    """Write every file of `contents` (name → text) into `folder`, all or none. Raises BadInput."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".ridgeline-") as staging:
