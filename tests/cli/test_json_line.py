@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.cli.render.json_line import json_line
+from ridgeline.report.json_line import json_line
 from tests.cli.whole import SHAPE
 from tests.house.code import ROOT
 

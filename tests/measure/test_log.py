@@ -25,6 +25,7 @@ from ridgeline.measure.results.readers import read_result
 from ridgeline.measure.server.machine import MachineReport
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
+from ridgeline.report import files
 from ridgeline.report.files import write_file
 from ridgeline.workflows.bench.bench import Outputs, check_writable
 
@@ -124,7 +125,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, run, monkeypatch):
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(log.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(BadInput, match="No space left on device"):
         write_run(run, path)
     assert path.read_text() == "before"

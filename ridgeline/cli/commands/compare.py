@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.errors import BadInput
 from ridgeline.measure.results.aiperf import REQUESTS_FILE
 from ridgeline.measure.results.base import Result
 from ridgeline.measure.results.effect import Effect, effect_of
 from ridgeline.measure.results.judge import Judgement, differences, judge
 from ridgeline.measure.results.readers import read_result
+from ridgeline.report.json_line import json_line
 
 REGRESSED, INCONCLUSIVE = 1, 3
 _STYLES = {"improved": "green", "regressed": "red", "inconclusive": "yellow", "unchanged": ""}

@@ -6,8 +6,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.hardware.doctor import Check, diagnose
+from ridgeline.report.json_line import json_line
 
 
 def command(json: bool = False, refresh: bool = False, console: Console | None = None) -> int:

@@ -10,7 +10,6 @@ import msgspec
 from rich.console import Console, Group
 from rich.table import Table
 
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.errors import BadInput
 from ridgeline.modelspec.gguf import is_gguf
 from ridgeline.modelspec.inspect import LayerGroup, Row, inspect_table, layer_groups
@@ -19,6 +18,7 @@ from ridgeline.modelspec.locate import is_dummy, model_path
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.packed import KEY
 from ridgeline.modelspec.rewrite import linears
+from ridgeline.report.json_line import json_line
 
 if TYPE_CHECKING:
     from ridgeline.engine.checkpoints.self_check import LayerCheck

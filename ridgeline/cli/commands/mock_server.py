@@ -10,10 +10,10 @@ import msgspec
 from rich.console import Console
 
 from ridgeline.errors import CannotRun
-from ridgeline.report.files import write_file
 from ridgeline.measure.mock.cases import CASES
 from ridgeline.measure.mock.pace import Pace
 from ridgeline.measure.mock.server import MockServer
+from ridgeline.report.files import write_file
 
 
 def command(host: str, port: int, pace: Pace, log: Path | None) -> int:

@@ -8,9 +8,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.diagnose.nsight import GpuProfile, Kernel, read_profile, sentences
 from ridgeline.errors import BadInput
+from ridgeline.report.json_line import json_line
 
 MOST_KERNELS, LONGEST_NAME = 12, 56
 

@@ -24,8 +24,8 @@ from ridgeline.optimize.objective import Objective
 from ridgeline.optimize.observe import Observer, PlainLines
 from ridgeline.optimize.result import LadderResult
 from ridgeline.optimize.vllm import Command, serve_command
-from ridgeline.report.files import check_writable, write_files
 from ridgeline.records import Slo
+from ridgeline.report.files import check_writable, write_files
 
 if TYPE_CHECKING:
     from ridgeline.hardware.machine import Machine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from ridgeline.cli.render.json_line import json_line
+from ridgeline.report.json_line import json_line
 
 if TYPE_CHECKING:
     from ridgeline.hardware.catalogue import Accelerator

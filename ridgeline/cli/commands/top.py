@@ -19,10 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.live import Live
 
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.cli.render.top import NUM_SHOWN, Served, Shown, table
 from ridgeline.errors import BadInput, RidgelineError
 from ridgeline.measure.http import authorization, base_url, no_server
+from ridgeline.report.json_line import json_line
 
 WINDOW_S = 60.0
 Buckets = dict[float, float]

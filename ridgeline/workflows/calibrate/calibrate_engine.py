@@ -14,11 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 import ridgeline
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
-from ridgeline.report.files import write_file
 from ridgeline.measure.server.process import Witness
 from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.step_time.calibration import Calibration, Memory, Reading
@@ -26,6 +24,8 @@ from ridgeline.plan.step_time.fit import Facts, Sample, blank, fit
 from ridgeline.plan.step_time.interference import Weather, recorded
 from ridgeline.plan.step_time.replica import Replica, Shapes, replica
 from ridgeline.plan.step_time.simulated import reading_s
+from ridgeline.report.files import write_file
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.calibrate.step_bench import rig
 from ridgeline.workflows.calibrate.step_passes import (
     FORMATS,

@@ -26,16 +26,16 @@ from rich.console import Console
 from rich.table import Table
 
 import ridgeline
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.errors import EngineUnavailable
 from ridgeline.measure.http import HttpTarget, first_model
-from ridgeline.report.files import write_file
 from ridgeline.measure.metrics import ttft_s
 from ridgeline.measure.target import Recorder, Target
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.measure.workload.synthetic import FIRST_ID
 from ridgeline.plan.step_time.remote_server import About, Decoded, Prompted, Served, fit_served
 from ridgeline.records import RequestTrace
+from ridgeline.report.files import write_file
+from ridgeline.report.json_line import json_line
 
 LENGTHS = (16, 64, 192, 384, 768, 1536, 3072)
 WAVES = (2, 8, 24)

@@ -17,7 +17,6 @@ from rich.console import Console
 
 from ridgeline.cli.render.bench import Physics
 from ridgeline.cli.render.diagnose_html import diagnosis_page, finding_lines, shares_line
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose import (
     Blame,
@@ -50,6 +49,7 @@ from ridgeline.measure.server.config import ELSEWHERE
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.records import RunTrace, Slo
 from ridgeline.report.files import write_file
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.bench.bench import Remote, beside_of, measure
 from ridgeline.workflows.bench.remote_utilization import Device, device_of
 from ridgeline.workflows.diagnose.roofline_points import Roof, placed, roof_of

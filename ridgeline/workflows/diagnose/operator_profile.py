@@ -14,15 +14,15 @@ import msgspec
 from rich.console import Console
 
 from ridgeline.cli.render.diagnose_html import profile_page
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.cli.render.profile import ceilings_line, heading, table_lines
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.chart import roofline_text
 from ridgeline.diagnose.profile import Profile, judge
 from ridgeline.errors import BadInput, UserError
 from ridgeline.measure.bench import BenchOptions, check, workload_of
-from ridgeline.report.files import write_file
 from ridgeline.measure.workload import Chat, LoadRequest, plain_chat
+from ridgeline.report.files import write_file
+from ridgeline.report.json_line import json_line
 
 if TYPE_CHECKING:
     from ridgeline.engine.profiling.profile import ProfileOptions

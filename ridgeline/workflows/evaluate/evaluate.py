@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from ridgeline.cli.render.evaluate import show
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.config.settings import Settings
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.config import Resolved, resolve
@@ -43,6 +42,7 @@ from ridgeline.optimize.quality import (
 )
 from ridgeline.optimize.quality.text import compare_window
 from ridgeline.records import Sampling
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.evaluate.lm_eval import (
     Harness,
     ask,

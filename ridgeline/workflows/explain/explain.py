@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import Value
 from ridgeline.diagnose.decisions import Answered, walk
@@ -27,6 +26,7 @@ from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import parse_workload
 from ridgeline.modelspec.locate import is_built_in
 from ridgeline.records import Slo
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.explain.recommendations import Here, Recommendation, recommendations
 from ridgeline.workflows.explain.static_bounds import facts_before
 from ridgeline.workflows.explain.topics import find, page, unknown

@@ -13,7 +13,6 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.config.settings import Settings, Speculative
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.speculate.depth_control.controller import MARGIN, Controller
@@ -22,6 +21,7 @@ from ridgeline.engine.speculate.depth_control.plan import Costs
 from ridgeline.engine.speculate.depth_control.report import Row, rows, survivals, verdict
 from ridgeline.errors import BadInput
 from ridgeline.records import Sampling
+from ridgeline.report.json_line import json_line
 
 BATCHES = (1, 8, 32)
 PROMPTS, TOKENS, DEPTH = 4, 48, 8

@@ -10,7 +10,6 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.plan.cost.api_prices import (
@@ -31,6 +30,7 @@ from ridgeline.plan.fleet.infeasible import impossible
 from ridgeline.plan.fleet.search import Candidate, Space, quoted_price, search
 from ridgeline.plan.model.outline import load_outline
 from ridgeline.records import Slo
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.bench.workload_lengths import workload_lengths
 from ridgeline.workflows.planning.predict import read_catalogue
 

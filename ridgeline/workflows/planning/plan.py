@@ -10,11 +10,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
-from ridgeline.report.files import write_file
-from ridgeline.report.files import write_files
 from ridgeline.plan.cost.api_prices import check_fresh
 from ridgeline.plan.deploy.clusters import DEFAULT_CLUSTER, Asked, pinned, place
 from ridgeline.plan.deploy.launch import Start, commands
@@ -30,6 +27,8 @@ from ridgeline.plan.model.outline import Outline, hub_name, load_outline
 from ridgeline.plan.model.weight_bytes import checkpoint_bytes
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.records import Slo
+from ridgeline.report.files import write_file, write_files
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.bench.workload_lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.workflows.planning.predict import read_catalogue
 

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.errors import BadInput
 from ridgeline.plan.simulate.summary import FleetSummary, Spread, summarise
 from ridgeline.records import Slo
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.planning.simulate import SimulateOptions, run
 
 LOW, HIGH = 5, 95

@@ -12,7 +12,6 @@ import numpy as np
 from rich.console import Console
 
 from ridgeline.cli.commands.pack import stock
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.cli.render.simulate import devices_of, table_of
 from ridgeline.engine.scheduler import (
     BlockPool,
@@ -25,7 +24,6 @@ from ridgeline.engine.scheduler import (
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
 from ridgeline.measure.client import MOST_REQUESTS
-from ridgeline.report.files import write_file
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.synthetic import MOST_TOKENS
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
@@ -51,6 +49,8 @@ from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.plan.step_time.simulated import Modelled, Pace
 from ridgeline.plan.step_time.speculation import Speculation
 from ridgeline.records import RunTrace, Slo
+from ridgeline.report.files import write_file
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.bench.workload_lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.workflows.planning.predict import chosen_device, read_catalogue
 

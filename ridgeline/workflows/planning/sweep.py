@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from ridgeline.cli.render.json_line import json_line
 from ridgeline.errors import BadInput, UserError
 from ridgeline.plan.simulate.summary import FleetSummary, summarise
 from ridgeline.records import Slo
+from ridgeline.report.json_line import json_line
 from ridgeline.workflows.planning.simulate import SimulateOptions, run
 
 FIXED = ("html", "trace", "catalogue", "calibration", "step_by_step", "num_seeds")  # not swept over
