@@ -39,8 +39,8 @@ from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation import Drafts, NoDrafts, Open, Room, Verdict
 from ridgeline.records import Event, Sampling, Token
 from ridgeline.serve.generation.collect import Tally
-from ridgeline.serve.generation.request_group import Job, RequestGroup
 from ridgeline.serve.generation.respond import OpenAiVoice, Telling, UsageWanted
+from ridgeline.serve.generation.stream import Job, RequestGroup
 from ridgeline.serve.metrics.registry import Metrics
 from ridgeline.serve.openai.completion_stream import CompletionVoice
 from ridgeline.serve.openai.sampling_params import Prompt

@@ -10,8 +10,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ridgeline.serve import errors
-from ridgeline.serve.anthropic import messages
+from ridgeline.serve import errors, operations, tokenize
+from ridgeline.serve.anthropic import routes as messages
 from ridgeline.serve.auth.middleware import OPEN_PATHS, Door, Guard
 from ridgeline.serve.config import ServerOptions, names_of
 from ridgeline.serve.engine_protocol import ServedEngine
@@ -19,7 +19,6 @@ from ridgeline.serve.http.fast_router import EXPECTED, Direct, Handlers
 from ridgeline.serve.metrics.engine_collector import Peaks
 from ridgeline.serve.openai import embeddings, responses
 from ridgeline.serve.openai import routes as openai
-from ridgeline.serve.routes import operations, tokenize
 from ridgeline.serve.service import Service, name_of
 from ridgeline.serve.web.page import add_page
 

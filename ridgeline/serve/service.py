@@ -17,12 +17,12 @@ from ridgeline.serve.auth.keys import load_keys
 from ridgeline.serve.auth.middleware import caller_of
 from ridgeline.serve.auth.rate_limit import Account, Accounts
 from ridgeline.serve.config import Caps, ServerOptions
+from ridgeline.serve.drain import Drain
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.errors import ApiError
-from ridgeline.serve.generation.request_group import Job, RequestGroup, Terms, free
+from ridgeline.serve.generation.event_stream import encode, read_body
 from ridgeline.serve.generation.respond import answer_headers, request_id_of
-from ridgeline.serve.http.drain import Drain
-from ridgeline.serve.http.sse import encode, read_body
+from ridgeline.serve.generation.stream import Job, RequestGroup, Terms, free
 from ridgeline.serve.ids import fresh_id
 from ridgeline.serve.metrics.engine_collector import Peaks
 from ridgeline.serve.metrics.registry import Metrics

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import ServerOptions
-from ridgeline.serve.http.server import Server, listen, server_config, url_of
+from ridgeline.serve.server import Server, listen, server_config, url_of
 from tests.serve.fake_engine import FakeEngine
 
 

@@ -24,7 +24,7 @@ from uvicorn.server import ServerState
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import ServerOptions
-from ridgeline.serve.http.server import server_config
+from ridgeline.serve.server import server_config
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine
 from tests.serve.test_run import SERVER

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ridgeline.records import Finished, Sampling, Token, Usage
 from ridgeline.serve.config import Caps, ServerOptions
 from ridgeline.serve.generation.collect import Tally
-from ridgeline.serve.generation.request_group import Job, Update
 from ridgeline.serve.generation.respond import OpenAiVoice, UsageWanted, Wording
+from ridgeline.serve.generation.stream import Job, Update
 from ridgeline.serve.openai.chat_stream import ChatVoice
 from ridgeline.serve.openai.completion_stream import CompletionVoice
 from ridgeline.serve.openai.sampling_params import Prompt

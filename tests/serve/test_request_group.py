@@ -11,7 +11,7 @@ import pytest
 
 from ridgeline.records import Event, Failed, Finished, Sampling, Token, Usage
 from ridgeline.serve.errors import ApiError
-from ridgeline.serve.generation.request_group import Brief, Job, RequestGroup, Update
+from ridgeline.serve.generation.stream import Brief, Job, RequestGroup, Update
 from ridgeline.serve.metrics.registry import Metrics
 from ridgeline.serve.openai.sampling_params import Prompt
 from tests.serve.fake_engine import FakeEngine

@@ -20,7 +20,7 @@ import pytest
 from ridgeline.errors import BadInput
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import ServerOptions, options_from
-from ridgeline.serve.http.server import listen, url_of
+from ridgeline.serve.server import listen, url_of
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
@@ -28,7 +28,7 @@ SERVER = """
 import sys
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import ServerOptions
-from ridgeline.serve.http.server import listen, run, url_of
+from ridgeline.serve.server import listen, run, url_of
 from tests.serve.fake_engine import FakeEngine
 options = ServerOptions(port=0, shutdown_timeout_s=int(sys.argv[1]))
 listener = listen(options)

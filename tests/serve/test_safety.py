@@ -15,7 +15,7 @@ from ridgeline.serve.auth.keys import Key, KeyRing, load_keys, new_key
 from ridgeline.serve.auth.middleware import OPEN_PATHS
 from ridgeline.serve.auth.rate_limit import Bucket
 from ridgeline.serve.config import ServerOptions, options_from
-from ridgeline.serve.http.server import check_exposed
+from ridgeline.serve.server import check_exposed
 from tests.serve.fake_engine import FakeEngine
 
 COMPLETIONS = "/v1/completions"

@@ -17,7 +17,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.records import Sampling
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import ServerOptions
-from ridgeline.serve.http.server import listen, server_config, url_of
+from ridgeline.serve.server import listen, server_config, url_of
 
 PROMPTS = ["import os\n", "def add(a, b):\n", "class Point:\n", "for i in range("]
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}

@@ -18,8 +18,8 @@ from ridgeline.records import EngineInfo
 from ridgeline.serve.auth.keys import load_keys
 from ridgeline.serve.auth.keys import new_key as make_key
 from ridgeline.serve.config import ServerOptions, for_lines, options_from
-from ridgeline.serve.http.server import Admin, check_exposed, listen, run, url_of
 from ridgeline.serve.metrics.engine_collector import Peaks
+from ridgeline.serve.server import Admin, check_exposed, listen, run, url_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -26,8 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.serve import errors
 from ridgeline.serve.auth.keys import NOBODY, Caller, KeyRing
+from ridgeline.serve.drain import Drain
 from ridgeline.serve.errors import ApiError
-from ridgeline.serve.http.drain import Drain
 from ridgeline.serve.http.stream_writer import ADDED_HEADERS, Connection, connection_of
 
 OPEN_PATHS = frozenset(("/", "/health", "/ping", "/ready"))  # "/" is a page without data

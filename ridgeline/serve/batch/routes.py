@@ -18,7 +18,7 @@ from ridgeline.serve.batch.store import Store
 from ridgeline.serve.batch.uploads import check_room, receive_file
 from ridgeline.serve.batch.worker import Worker
 from ridgeline.serve.errors import ApiError
-from ridgeline.serve.http.sse import encode, read_body
+from ridgeline.serve.generation.event_stream import encode, read_body
 
 MAX_CREATE_BYTES, BODY_TIMEOUT_S = 64 << 10, 30.0  # of a request to create a batch
 MAX_PAGE = {"files": 10_000, "batches": 100}

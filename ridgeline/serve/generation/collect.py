@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ridgeline.records import Finished, Token, TokenLogprobs
-from ridgeline.serve.generation.request_group import Job, RequestGroup, Update
+from ridgeline.serve.generation.stream import Job, RequestGroup, Update
 
 
 class Choice:

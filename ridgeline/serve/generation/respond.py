@@ -13,9 +13,9 @@ from starlette.responses import Response
 from ridgeline.records import Token
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.generation.collect import Tally, gather
-from ridgeline.serve.generation.request_group import Job, RequestGroup, TakeBack, Update
+from ridgeline.serve.generation.event_stream import OPENAI_FRAMES, EventStream, Frames, encode, sse
+from ridgeline.serve.generation.stream import Job, RequestGroup, TakeBack, Update
 from ridgeline.serve.http.native_writer import Around, Carried
-from ridgeline.serve.http.sse import OPENAI_FRAMES, EventStream, Frames, encode, sse
 from ridgeline.serve.http.stream_writer import Outlet, UntilGone
 from ridgeline.serve.openai.schemas import Sampled
 

@@ -7,7 +7,7 @@ from typing import Any
 from ridgeline.records import Token
 from ridgeline.serve.engine_protocol import Tokenizer
 from ridgeline.serve.generation.collect import Choice, Tally
-from ridgeline.serve.generation.request_group import Job, Update
+from ridgeline.serve.generation.stream import Job, Update
 from ridgeline.serve.ids import fresh_id
 from ridgeline.serve.openai.logprobs import IdNames, chat_logprobs, prompt_logprobs
 from ridgeline.serve.openai.schemas import ChatRequest

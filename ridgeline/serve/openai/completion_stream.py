@@ -8,7 +8,7 @@ from typing import Any
 from ridgeline.records import TokenLogprobs
 from ridgeline.serve.engine_protocol import Tokenizer
 from ridgeline.serve.generation.collect import Choice, Tally
-from ridgeline.serve.generation.request_group import Job, Update
+from ridgeline.serve.generation.stream import Job, Update
 from ridgeline.serve.openai.logprobs import (
     IdNames,
     Offsets,

@@ -10,12 +10,12 @@ from starlette.responses import Response
 
 from ridgeline.serve.errors import ApiError, body
 from ridgeline.serve.generation.collect import Tally
-from ridgeline.serve.generation.request_group import Job, Update
+from ridgeline.serve.generation.content_blocks import Block, Blocks
+from ridgeline.serve.generation.event_stream import Frames, encode
 from ridgeline.serve.generation.respond import IGNORED_HEADER, answer, answer_headers
+from ridgeline.serve.generation.stream import Job, Update
 from ridgeline.serve.http.native_writer import Around
-from ridgeline.serve.http.sse import Frames, encode
 from ridgeline.serve.ids import fresh_id
-from ridgeline.serve.openai.content_blocks import Block, Blocks
 from ridgeline.serve.openai.responses_schema import ResponsesRequest, as_chat, ignored_fields
 from ridgeline.serve.openai.routes import chat_order
 from ridgeline.serve.openai.schemas import parse

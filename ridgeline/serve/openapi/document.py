@@ -35,7 +35,7 @@ from ridgeline.serve.openapi.response_schemas import (
     TEXT,
     Schema,
 )
-from ridgeline.serve.routes.tokenize import DetokenizeRequest, TokenizeRequest
+from ridgeline.serve.tokenize import DetokenizeRequest, TokenizeRequest
 
 POSTS: tuple[tuple[str, type[BaseModel], str, bool], ...] = (
     ("/v1/completions", CompletionRequest, "Completion", True),

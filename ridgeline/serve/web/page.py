@@ -20,7 +20,7 @@ from starlette.responses import Response
 import ridgeline
 from ridgeline.records import Slo
 from ridgeline.serve.engine_protocol import ServedEngine
-from ridgeline.serve.http.sse import encode
+from ridgeline.serve.generation.event_stream import encode
 
 _HERE = Path(__file__).parent
 

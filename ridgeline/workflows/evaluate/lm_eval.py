@@ -107,7 +107,7 @@ def served(engine: Engine) -> Iterator[tuple[str, str]]:
     """The engine behind HTTP on a free port of this machine: the address, and the model's name."""
     from ridgeline.serve.app import create_app
     from ridgeline.serve.config import ServerOptions
-    from ridgeline.serve.http.server import Server, listen, server_config, url_of
+    from ridgeline.serve.server import Server, listen, server_config, url_of
 
     options, up = ServerOptions(port=0), threading.Event()
     with listen(options) as listener:

@@ -12,7 +12,7 @@ import openai
 import pytest
 import uvicorn
 
-from ridgeline.serve.http.server import ServerOptions, listen, url_of
+from ridgeline.serve.server import ServerOptions, listen, url_of
 from tests.serve.batch.conftest import with_batches
 from tests.serve.batch.helpers import CHAT, jsonl, request
 from tests.serve.fake_engine import ANSWER, FakeEngine

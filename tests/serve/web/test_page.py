@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import ServerOptions
-from ridgeline.serve.http.server import listen, url_of
+from ridgeline.serve.server import listen, url_of
 from tests.serve.batch.conftest import with_batches
 from tests.serve.batch.helpers import jsonl, request
 from tests.serve.fake_engine import ANSWER, FakeEngine

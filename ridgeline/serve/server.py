@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from ridgeline.errors import BadInput
 from ridgeline.serve.auth.middleware import is_loopback
 from ridgeline.serve.config import ServerOptions
-from ridgeline.serve.http.protocol import ConnectionLimits, bounded_protocol
+from ridgeline.serve.connection import ConnectionLimits, bounded_protocol
 from ridgeline.serve.service import Service
 
 _BACKLOG = 2048  # connections that wait in the system

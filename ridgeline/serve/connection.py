@@ -5,7 +5,7 @@ gathers a header of any length. Here a request's headers must be complete within
 and `max_header_bytes`. Only `max_connections` connections are kept, and no more requests than that
 are under way: whoever hangs up frees the connection at once, but the request only when its turn
 comes to notice, and a flood of such must not fill the memory. Bodies have their own limits
-(`ridgeline.serve.http.sse.read_body`): by then somebody is there to answer. A body that was answered
+(`ridgeline.serve.generation.event_stream.read_body`): by then somebody is there to answer. A body that was answered
 before its end (413, 401) is read on and forgotten for `linger_s`, because closing on unread bytes
 resets the connection, and the client would lose the answer with it (RFC 9112, 9.6).
 

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from ridgeline.serve.generation.collect import Tally
-from ridgeline.serve.generation.request_group import Update
+from ridgeline.serve.generation.stream import Update
 from ridgeline.serve.openai.chat_stream import Listener
 from ridgeline.serve.output_parsers.base import Call, Content, Part, Reasoning
 from ridgeline.serve.output_parsers.select import Dialect

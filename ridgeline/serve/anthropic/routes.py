@@ -11,12 +11,12 @@ from starlette.responses import Response
 from ridgeline.serve.anthropic.schemas import CountRequest, MessagesRequest, as_chat
 from ridgeline.serve.errors import anthropic_body
 from ridgeline.serve.generation.collect import Tally
-from ridgeline.serve.generation.request_group import Job, Update
+from ridgeline.serve.generation.content_blocks import Block, Blocks
+from ridgeline.serve.generation.event_stream import Frames, encode
 from ridgeline.serve.generation.respond import answer
+from ridgeline.serve.generation.stream import Job, Update
 from ridgeline.serve.http.native_writer import Around
-from ridgeline.serve.http.sse import Frames, encode
 from ridgeline.serve.openai.chat_stream import call_id
-from ridgeline.serve.openai.content_blocks import Block, Blocks
 from ridgeline.serve.openai.routes import chat_order
 from ridgeline.serve.openai.sampling_params import chat_prompt
 from ridgeline.serve.openai.schemas import parse
