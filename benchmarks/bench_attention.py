@@ -30,8 +30,8 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.attention.native import KV_FORMATS
 from ridgeline.engine.scheduler.plan import Run
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import kv_bytes_per_token
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import with_dtype, with_kv_dtype
 

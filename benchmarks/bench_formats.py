@@ -39,8 +39,8 @@ from ridgeline.engine.build import assemble
 from ridgeline.engine.checkpoints.tensor_names import LAYOUTS, locate, parts, row_sizes
 from ridgeline.engine.config import resolve
 from ridgeline.engine.profiling.profile import Driver
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import weight_bytes
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears
 

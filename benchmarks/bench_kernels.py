@@ -24,7 +24,7 @@ from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.kernels.native_int8 import NativeInt8
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.checkpoints.load import load_spec
 
 Timed = Callable[[], object]
 LINEARS = ((768, 256), (2048, 2048), (8192, 2048))

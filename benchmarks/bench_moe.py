@@ -30,7 +30,7 @@ from ridgeline.engine.execution.layers import forward_kind
 from ridgeline.engine.execution.layers.base import Forward
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.moe import MoeMlp
-from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.rewrite import apply_lm_head, apply_quantization
 
 BACKENDS = ("native", "torch")

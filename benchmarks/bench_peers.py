@@ -263,7 +263,7 @@ def needed(works: dict[str, Work]) -> list[str]:
 
 def models(python: Path, home: Path, shape: str) -> Path:
     """The folder of the weights, written where they are not yet."""
-    shapes = tomllib.loads((HERE.parent / "ridgeline/modelspec/shapes.toml").read_text())
+    shapes = tomllib.loads((HERE.parent / "ridgeline/modelspec/families/shapes.toml").read_text())
     config = {key: value for key, value in shapes[shape].items() if key != "source"}
     (home / f"{shape}.json").write_text(json.dumps(config))
     script = HERE / "peers/make_models.py"

@@ -37,10 +37,10 @@ from ridgeline.config.settings import settings_from
 from ridgeline.engine.config import resolve
 from ridgeline.hardware import system
 from ridgeline.measure.server.process import Witness
-from ridgeline.plan.model.memory import MemoryAsked, memory
+from ridgeline.plan.calibration.calibration import Calibration, Memory
+from ridgeline.plan.calibration.fit import Facts
 from ridgeline.plan.model.outline import load_outline
-from ridgeline.plan.step_time.calibration import Calibration, Memory
-from ridgeline.plan.step_time.fit import Facts
+from ridgeline.plan.step_time.memory import MemoryAsked, memory
 from ridgeline.plan.step_time.predict import Point, predict_on
 from ridgeline.workflows.calibrate.calibrate_engine import (
     calibrated,

@@ -38,8 +38,8 @@ from ridgeline.compress.recipe import METHODS, NUMBERS, Recipe
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.tokenization import load_tokenizer
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.format import DIGITS
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.rewrite import with_activations, with_dtype
 from ridgeline.optimize.stats import mean_interval
 

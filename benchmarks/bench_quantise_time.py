@@ -33,7 +33,7 @@ from ridgeline.compress.rounding import Product, round_product
 from ridgeline.compress.walk import Walk, Walks, watch_both
 from ridgeline.engine.checkpoints.sources import DummyWeights, PlainWeights, Weights
 from ridgeline.engine.checkpoints.tensor_names import Part
-from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import with_dtype
 

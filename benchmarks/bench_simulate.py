@@ -48,6 +48,8 @@ from ridgeline.measure.server.process import Witness
 from ridgeline.measure.summary import summarise
 from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.subject import Load, dues_s
+from ridgeline.plan.calibration.calibration import Calibration, load_calibration
+from ridgeline.plan.calibration.interference import Busy, Sky, is_fresh
 from ridgeline.plan.simulate.fleet import (
     Build,
     FleetPlan,
@@ -56,8 +58,6 @@ from ridgeline.plan.simulate.fleet import (
     simulate_fleet,
 )
 from ridgeline.plan.simulate.summary import keeps, tpot_of
-from ridgeline.plan.step_time.calibration import Calibration, load_calibration
-from ridgeline.plan.step_time.interference import Busy, Sky, is_fresh
 from ridgeline.plan.step_time.replica import Replica
 from ridgeline.plan.step_time.simulated import Modelled, reading_s
 from ridgeline.records import RunTrace, Slo

@@ -114,7 +114,7 @@ def prompts_of(batch: int, length: int, vocab: int) -> list[tuple[int, ...]]:
 
 def small_draft(shape: str, folder: Path) -> None:
     """A draft model for a dummy: a quarter of its width, four layers, weights of no meaning."""
-    shapes = Path(__file__).parent.parent / "ridgeline/modelspec/shapes.toml"
+    shapes = Path(__file__).parent.parent / "ridgeline/modelspec/families/shapes.toml"
     given = tomllib.loads(shapes.read_text())[shape.removeprefix("dummy:")]
     hidden, head = given["hidden_size"] // 4, 64
     heads, kv_heads, ffn = hidden // head, max(1, hidden // head // 4), 3 * hidden

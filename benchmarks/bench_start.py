@@ -38,8 +38,8 @@ def write_checkpoint(shape: str, quantization: str, directory: Path) -> None:
     from ridgeline.engine.checkpoints.tensor_names import Part
     from ridgeline.engine.checkpoints.write_packed import write_packed
     from ridgeline.engine.config import resolve
-    from ridgeline.modelspec.locate import model_path
-    from ridgeline.modelspec.shapes import shape_config
+    from ridgeline.modelspec.checkpoints.locate import model_path
+    from ridgeline.modelspec.families.shapes import shape_config
 
     class Stored(DummyWeights):
         def get(self, part: Part) -> torch.Tensor:

@@ -90,8 +90,8 @@ def random_experts(folder: Path, family: str) -> str:
     from safetensors.torch import save_file
 
     from ridgeline.engine.checkpoints.tensor_names import LAYOUTS, locate, parts, row_sizes
-    from ridgeline.modelspec.load import load_spec
-    from ridgeline.modelspec.locate import model_path
+    from ridgeline.modelspec.checkpoints.load import load_spec
+    from ridgeline.modelspec.checkpoints.locate import model_path
 
     config = {
         "model_type": family,
@@ -149,8 +149,8 @@ def _expected(model: str) -> list[dict[str, Any]]:
     from ridgeline.engine.checkpoints.load import load_decoder
     from ridgeline.engine.execution.runner import TorchRunner
     from ridgeline.engine.tokenization import load_tokenizer
+    from ridgeline.modelspec.checkpoints.load import load_spec
     from ridgeline.modelspec.format import dense
-    from ridgeline.modelspec.load import load_spec
     from ridgeline.modelspec.model import LinearSpec
     from ridgeline.modelspec.rewrite import map_linears, with_dtype
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ridgeline.engine.checkpoints.base import codec_for
 from ridgeline.engine.checkpoints.gguf_blocks import decode_blocks
-from ridgeline.modelspec.foreign import Foreign
+from ridgeline.modelspec.checkpoints.quantised import Foreign
 
 BLOCKS = ".blocks"
 """Suffix of a GGUF tensor's blocks, uint8 [O, bytes of a row]."""

@@ -24,9 +24,9 @@ from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.checkpoints.write_packed import write_packed
 from ridgeline.engine.quant.outliers import Split
 from ridgeline.errors import CannotRun
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.format import BF16, INT8, Format, int4
-from ridgeline.modelspec.load import load_spec
-from ridgeline.modelspec.locate import is_dummy, model_path
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_formats, linears, with_dtype
 

@@ -45,7 +45,7 @@ from ridgeline.engine.checkpoints.sources import CheckpointWeights, PlainWeights
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.checkpoints.write_packed import layer_products
 from ridgeline.errors import CannotRun
-from ridgeline.modelspec.locate import is_dummy, model_path
+from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears
 

@@ -30,8 +30,8 @@ from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, fingerprint, write_drafter
 from ridgeline.engine.speculate.drafters.eagle import EagleShape
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.modelspec.load import load_spec
-from ridgeline.modelspec.locate import is_dummy
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import is_dummy
 from ridgeline.modelspec.rewrite import with_dtype
 
 Kind = Literal["medusa", "eagle"]

@@ -28,8 +28,8 @@ from ridgeline.engine.checkpoints.gguf import name_of
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import CannotRun
-from ridgeline.modelspec.gguf import ARCHITECTURES, TYPES
-from ridgeline.modelspec.load import read_json
+from ridgeline.modelspec.checkpoints.gguf_header import ARCHITECTURES, TYPES
+from ridgeline.modelspec.checkpoints.load import read_json
 from ridgeline.modelspec.model import MlpSpec, ModelSpec
 
 NAME = "model.gguf"

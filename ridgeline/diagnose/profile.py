@@ -22,8 +22,7 @@ import msgspec
 
 from ridgeline.diagnose.roofline import Ceilings, Point
 from ridgeline.hardware.ceilings import Rates
-from ridgeline.modelspec.model import ModelSpec
-from ridgeline.modelspec.operators import (
+from ridgeline.modelspec.cost.operators import (
     OperatorWork,
     add,
     in_words,
@@ -31,6 +30,7 @@ from ridgeline.modelspec.operators import (
     rate_of,
     work_of,
 )
+from ridgeline.modelspec.model import ModelSpec
 from ridgeline.records import PhaseProfile, ProfiledPhase, StepProfile
 
 Limit = Literal["memory", "cache", "arithmetic", ""]

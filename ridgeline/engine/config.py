@@ -29,13 +29,13 @@ from ridgeline.engine.scheduler.kv_budget import BudgetAsked, KvBudget, kv_budge
 from ridgeline.engine.speculate.config import Speculation, resolve_speculation
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import system
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import (
     LARGE_PARAMS,
     kv_bytes_per_token,
     num_params,
     resident_weight_bytes,
 )
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import (
     apply_lm_head,

@@ -1,6 +1,6 @@
 """The frozen description of a model that engine, arithmetic, roofline, sizing and simulator share.
 
-Nothing here knows a model's name in a branch: a family (`ridgeline.modelspec.families`) is read into
+Nothing here knows a model's name in a branch: a family (`ridgeline.modelspec.families.registry`) is read into
 these records once, and from then on only the records are looked at.
 """
 

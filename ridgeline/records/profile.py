@@ -20,7 +20,7 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One timed step: plan, run, commit and texts.
 
     `shapes` as in StepStat. Operators are named by the work that they do, joined by "+"
-    (`ridgeline.modelspec.operators` prices each part); no time is counted twice, so that what is left
+    (`ridgeline.modelspec.cost.operators` prices each part); no time is counted twice, so that what is left
     of `time_s` was spent outside them.
     """
 

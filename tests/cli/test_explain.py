@@ -18,8 +18,8 @@ from ridgeline.diagnose.conditions import parse
 from ridgeline.diagnose.decisions import shipped_decisions, walk
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import LoadRequest
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model
-from ridgeline.modelspec.load import load_spec
 from ridgeline.records import Slo
 from ridgeline.workflows.explain import topics
 from ridgeline.workflows.explain.explain import Asked, facts_of, known_of

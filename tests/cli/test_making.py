@@ -14,8 +14,8 @@ from ridgeline.config.settings import Settings
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.workload import parse_workload
-from ridgeline.modelspec.load import load_spec
-from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.optimize.subject import Make
 from ridgeline.workflows.optimize.engine_environment import Tokenised
 from ridgeline.workflows.optimize.quantized_candidates import maker

@@ -18,11 +18,11 @@ from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import CannotRun
 from ridgeline.measure.metrics import tpot_s
 from ridgeline.measure.workload import LoadRequest
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.rewrite import apply_quantization
 from ridgeline.optimize.subject import Load
-from ridgeline.plan.step_time.fitted import Roof
+from ridgeline.plan.calibration.roofline_fit import Roof
 from ridgeline.records import StepStat
 from ridgeline.workflows.optimize.simulator import PRIOR_PER_RUN, Costs, SimulatedEngine
 

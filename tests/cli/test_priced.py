@@ -10,8 +10,8 @@ import pytest
 from ridgeline.cli.main import main
 from ridgeline.config.settings import Settings
 from ridgeline.errors import CannotRun
-from ridgeline.plan.step_time.calibration import Calibration, Linear, Memory
-from ridgeline.plan.step_time.fit import Facts, blank
+from ridgeline.plan.calibration.calibration import Calibration, Linear, Memory
+from ridgeline.plan.calibration.fit import Facts, blank
 from ridgeline.records import StepStat
 from ridgeline.workflows.optimize.calibrated_step_times import Prices, require_known
 from ridgeline.workflows.optimize.simulator import SimulatedEngine

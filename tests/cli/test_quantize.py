@@ -10,7 +10,7 @@ from ridgeline.cli.commands.quantize import Choices, command, recipe_for
 from ridgeline.config.settings import Settings
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.rewrite import linears
 
 

@@ -13,8 +13,8 @@ from ridgeline.cli.commands.quantize import Choices, command
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.quant.outlier_rows import OutlierRowsLinear
 from ridgeline.errors import BadModel, CannotRun
-from ridgeline.modelspec.foreign import foreign_of
-from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.quantised import foreign_of
 from ridgeline.modelspec.rewrite import linears
 from tests.compress.test_make import dense, kl, logits, logprobs, with_outliers
 from tests.compress.test_make import windows as windows

@@ -20,9 +20,9 @@ from ridgeline.engine.checkpoints.gguf import GgufWeights
 from ridgeline.engine.checkpoints.sources import CheckpointWeights
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.modelspec.gguf import read_gguf
-from ridgeline.modelspec.load import load_spec
-from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.checkpoints.gguf_header import read_gguf
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.rewrite import with_dtype
 
 SIZES = {"q": (256, 256), "v": (128, 256), "down": (256, 704), "gate": (704, 256)}

@@ -24,8 +24,8 @@ from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, BadModel, CannotRun
-from ridgeline.modelspec.load import load_spec
-from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype
 

@@ -18,9 +18,9 @@ from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, BadModel, CannotRun
 from ridgeline.hardware.measure import Measured
-from ridgeline.modelspec.foreign import foreign_of
-from ridgeline.modelspec.load import load_spec
-from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import model_path
+from ridgeline.modelspec.checkpoints.quantised import foreign_of
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, linears, with_dtype
 from ridgeline.workflows.planning.step_budget import READ_SHARE, step_budget

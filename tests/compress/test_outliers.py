@@ -22,9 +22,9 @@ from ridgeline.engine.quant.int8.reference import ReferenceGemm
 from ridgeline.engine.quant.outliers import OutlierLinear, Split, pack_split
 from ridgeline.engine.quant.ready import linear_of
 from ridgeline.errors import BadInput, BadModel, CannotRun
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import resident_weight_bytes
 from ridgeline.modelspec.format import Format
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.model import LinearSpec
 from ridgeline.modelspec.rewrite import apply_quantization, linears
 from tests.compress.test_make import SMALL, dense, kl, logprobs, with_outliers

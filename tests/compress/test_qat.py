@@ -21,8 +21,8 @@ from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput
-from ridgeline.modelspec.load import load_spec
-from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.rewrite import with_dtype
 
 QUICK = Recipe(method="qat", bits=3, num_windows=6, window_tokens=64, steps=50)

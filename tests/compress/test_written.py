@@ -14,7 +14,7 @@ from ridgeline.cli.commands.quantize import Choices, command
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.errors import BadModel, CannotRun
-from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears, with_dtype
 

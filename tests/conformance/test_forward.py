@@ -20,7 +20,7 @@ from ridgeline.engine.kernels.native_linear import ISA_VARIABLE
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.errors import CannotRun
-from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import (
     apply_quantization,

@@ -20,8 +20,8 @@ from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.quant.int4.quantise import quantise as quantise_int4
 from ridgeline.engine.quant.int8.quantise import quantise as quantise_int8
 from ridgeline.engine.tokenization import load_tokenizer
-from ridgeline.modelspec.load import load_spec
-from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_activations, with_dtype
 

@@ -19,7 +19,7 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.scheduler.plan import Run, SampleAt, StepPlan
-from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.records import Sampling, TokenLogprobs
 
 VOCAB = 67

@@ -8,8 +8,8 @@ from ridgeline.diagnose import Ceilings, Point
 from ridgeline.diagnose.chart import MARGIN, WIDTH, roofline_text
 from ridgeline.diagnose.profile import judge, middle, table
 from ridgeline.hardware.ceilings import Rates
-from ridgeline.modelspec.load import load_spec
-from ridgeline.modelspec.operators import operator_work
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.cost.operators import operator_work
 from ridgeline.modelspec.rewrite import apply_quantization
 from ridgeline.records import OperatorTime, PhaseProfile, StepProfile
 

@@ -13,7 +13,7 @@ import pytest
 import ridgeline
 from ridgeline import Engine, Sampling
 from ridgeline.errors import BadInput, EngineUnavailable
-from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.records import Event, Failed, Finished, Started, Token
 
 GREEDY = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)

@@ -16,7 +16,7 @@ from ridgeline.engine.profiling.operator_timer import Stopwatch, operators_timed
 from ridgeline.engine.profiling.profile import Driver, ProfileOptions, check, profile
 from ridgeline.engine.scheduler.plan import Run, SampleAt, StepPlan
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
-from ridgeline.modelspec.operators import operator_work, work_of
+from ridgeline.modelspec.cost.operators import operator_work, work_of
 from ridgeline.records import OperatorTime
 from tests.conformance.tiny_models import GREEDY, VOCAB, load_ours, make_model
 

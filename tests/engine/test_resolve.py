@@ -11,7 +11,7 @@ from ridgeline.engine.config import _formats, resolve
 from ridgeline.engine.model import dtype
 from ridgeline.engine.scheduler.kv_budget import GIB, BudgetAsked, kv_budget, size
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
-from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears
 

@@ -19,7 +19,7 @@ from ridgeline.engine.execution import runner as runner_module
 from ridgeline.engine.execution.batch import make_batch
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.scheduler.plan import Run, SampleAt, StepPlan
-from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.rewrite import with_dtype, with_kv_dtype
 from ridgeline.records import Sampling
 from tests.conformance.tiny_models import GREEDY, VOCAB, Loaded, load_ours, make_model

@@ -7,8 +7,8 @@ import pytest
 from ridgeline.engine.profiling.step_stats import StepLog, StepTotals
 from ridgeline.engine.scheduler.plan import Branch, Run, SampleAt, StepPlan
 from ridgeline.engine.scheduler.step_builder import StepView
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model
-from ridgeline.modelspec.load import load_spec
 from ridgeline.records import Sampling, StepStat
 
 

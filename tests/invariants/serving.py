@@ -52,7 +52,7 @@ from ridgeline.engine.speculate.drafters.suffix import SuffixDrafter
 from ridgeline.engine.speculate.drafters.target_model import Target
 from ridgeline.engine.speculate.verify.tree import FixedTree, TokenTree, parse_tree
 from ridgeline.engine.speculate.verify.verifier import Drawn, Verifier, Witness
-from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype, with_kv_dtype
 from ridgeline.records import Event, Failed, Request, Token

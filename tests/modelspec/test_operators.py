@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.modelspec import cost
-from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.cost.operators import PARTS, add, in_words, operator_work, work_of
 from ridgeline.modelspec.model import ModelSpec
-from ridgeline.modelspec.operators import PARTS, add, in_words, operator_work, work_of
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype, with_kv_dtype
-from tests.modelspec.test_spec_cost import tiny
+from tests.modelspec.test_model_cost import tiny
 
 SPECS = {
     "windows": tiny(),

@@ -7,8 +7,8 @@ import pytest
 
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose import Ceilings
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import decode_work
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.rewrite import apply_quantization
 from ridgeline.workflows.explain.recommendations import Here, recommendations
 

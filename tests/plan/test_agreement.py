@@ -13,12 +13,12 @@ from ridgeline.engine.scheduler import Limits, NoPrefixCache, Scheduler, make_po
 from ridgeline.hardware.catalogue import load_catalogue
 from ridgeline.plan.fleet.demand import Demand
 from ridgeline.plan.fleet.search import Candidate, Space, search
-from ridgeline.plan.model.memory import BLOCK_SIZE
 from ridgeline.plan.model.outline import load_outline
-from ridgeline.plan.model.parallel_layout import Layout
 from ridgeline.plan.simulate.block_counter import CountedPool
 from ridgeline.plan.simulate.fleet import Build, FleetPlan, SimulatedRequest, simulate_fleet
 from ridgeline.plan.simulate.summary import summarise
+from ridgeline.plan.step_time.memory import BLOCK_SIZE
+from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.replica import replica
 from ridgeline.plan.step_time.simulated import Modelled
 from ridgeline.records import Slo

@@ -17,11 +17,8 @@ from ridgeline.config.settings import settings_from
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.cost import cost_model, resident_weight_bytes
-from ridgeline.plan.model.memory import MemoryAsked, memory
-from ridgeline.plan.model.outline import load_outline
-from ridgeline.plan.model.parallel_layout import Layout
-from ridgeline.plan.step_time import fit as calibrate
-from ridgeline.plan.step_time.calibration import (
+from ridgeline.plan.calibration import fit as calibrate
+from ridgeline.plan.calibration.calibration import (
     Calibration,
     Linear,
     Memory,
@@ -29,8 +26,11 @@ from ridgeline.plan.step_time.calibration import (
     joined,
     load_calibration,
 )
-from ridgeline.plan.step_time.fit import Facts, Sample, blank, fit, seconds
-from ridgeline.plan.step_time.interference import Weather
+from ridgeline.plan.calibration.fit import Facts, Sample, blank, fit, seconds
+from ridgeline.plan.calibration.interference import Weather
+from ridgeline.plan.model.outline import load_outline
+from ridgeline.plan.step_time.memory import MemoryAsked, memory
+from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import Point, predict
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.plan.step_time.simulated import Modelled

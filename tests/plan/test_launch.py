@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from ridgeline.hardware.catalogue import load_catalogue
+from ridgeline.modelspec.cost.serving_formats import KV_BYTES, WEIGHTS
 from ridgeline.plan.deploy.launch import Start, commands
 from ridgeline.plan.fleet.demand import Demand
 from ridgeline.plan.fleet.search import Space, search
-from ridgeline.plan.model.formats import KV_BYTES, WEIGHTS
 from ridgeline.plan.model.outline import hub_name, load_outline
-from ridgeline.plan.model.parallel_layout import Layout
+from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.records import Slo
 
 CATALOGUE = load_catalogue()

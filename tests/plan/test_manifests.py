@@ -12,7 +12,7 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.plan.deploy.clusters import Asked, cluster_names, pinned, place
 from ridgeline.plan.deploy.launch import Start, commands
 from ridgeline.plan.deploy.manifests import Written, manifests
-from ridgeline.plan.model.parallel_layout import Layout
+from ridgeline.plan.step_time.parallel_layout import Layout
 from tests.plan.test_launch import BEST, CATALOGUE
 
 DIGEST = "repo/engine@sha256:" + "0" * 64

@@ -19,7 +19,7 @@ from ridgeline.plan.fleet.infeasible import impossible
 from ridgeline.plan.fleet.pareto_plot import draw_front
 from ridgeline.plan.fleet.search import Found, Space, front, search
 from ridgeline.plan.model.outline import load_outline
-from ridgeline.plan.model.parallel_layout import Layout
+from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.replica import replica
 from ridgeline.records import Slo
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from ridgeline.cli.main import main
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
 from ridgeline.hardware.catalogue import find_accelerator
-from ridgeline.plan.model.memory import MemoryAsked, memory
+from ridgeline.plan.calibration.published_efficiency import Efficiency, interval
 from ridgeline.plan.model.outline import load_outline
-from ridgeline.plan.model.parallel_layout import Layout
+from ridgeline.plan.step_time.memory import MemoryAsked, memory
+from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import Point, predict, predict_lines, predict_on, timing
-from ridgeline.plan.step_time.published_efficiency import Efficiency, interval
 from ridgeline.plan.step_time.replica import replica
 from ridgeline.plan.step_time.speculation import Speculation
 

@@ -13,8 +13,8 @@ from ridgeline.engine.scheduler.block_pool import BlockPool
 from ridgeline.engine.scheduler.prefix_cache import NoPrefixCache, PrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput
+from ridgeline.plan.calibration.roofline_fit import StepSample, fit_step_time
 from ridgeline.plan.simulate.single import Arrival, simulate
-from ridgeline.plan.step_time.fitted import StepSample, fit_step_time
 
 STEP_S = 0.01
 

@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 from ridgeline.cli.params.engine import EngineFlags, refuse, takes_engine_flags
 from ridgeline.cli.params.load import WORKLOADS
-from ridgeline.modelspec.locate import is_built_in
+from ridgeline.modelspec.checkpoints.locate import is_built_in
 
 
 class _TakesAFlag(TyperCommand):

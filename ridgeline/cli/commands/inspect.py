@@ -11,12 +11,12 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from ridgeline.errors import BadInput
-from ridgeline.modelspec.gguf import is_gguf
-from ridgeline.modelspec.inspect import LayerGroup, Row, inspect_table, layer_groups
-from ridgeline.modelspec.load import load_spec, read_json
-from ridgeline.modelspec.locate import is_dummy, model_path
+from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
+from ridgeline.modelspec.checkpoints.load import load_spec, read_json
+from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
+from ridgeline.modelspec.checkpoints.packed_config import KEY
+from ridgeline.modelspec.cost.inspect import LayerGroup, Row, inspect_table, layer_groups
 from ridgeline.modelspec.model import ModelSpec
-from ridgeline.modelspec.packed import KEY
 from ridgeline.modelspec.rewrite import linears
 from ridgeline.report.json_line import json_line
 

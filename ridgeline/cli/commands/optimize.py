@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ridgeline.hardware.machine import Machine
     from ridgeline.measure.workload import Workload
     from ridgeline.optimize.subject import Lab
-    from ridgeline.plan.step_time.calibration import Calibration
+    from ridgeline.plan.calibration.calibration import Calibration
     from ridgeline.workflows.optimize.server_environment import Server
 
 INTERRUPTED = 130
@@ -186,7 +186,7 @@ class _Place(NamedTuple):
 def _calibrated(options: OptimizeOptions, server: Server | None) -> Calibration | None:
     """What --calibration names. CannotRun beside another server, whose steps it does not know."""
     from ridgeline.errors import CannotRun
-    from ridgeline.plan.step_time.calibration import load_calibration
+    from ridgeline.plan.calibration.calibration import load_calibration
 
     if options.calibration is None:
         return None
@@ -205,7 +205,7 @@ def _climb(
     """Probe, build the laboratory, climb; the budget counts from the command's start."""
     from ridgeline.hardware.probe import probe
     from ridgeline.measure.workload import parse_workload
-    from ridgeline.modelspec.load import load_spec
+    from ridgeline.modelspec.checkpoints.load import load_spec
     from ridgeline.optimize.loop import optimize
 
     workload = parse_workload(job.workload)

@@ -86,7 +86,7 @@ def predict(
     from msgspec.structs import replace
 
     from ridgeline.errors import BadInput
-    from ridgeline.plan.step_time.calibration import is_of_server
+    from ridgeline.plan.calibration.calibration import is_of_server
     from ridgeline.plan.step_time.predict import Point
     from ridgeline.workflows.planning.predict import (
         answer_file,

@@ -12,9 +12,9 @@ import msgspec
 
 from ridgeline.cli.params.engine import refuse
 from ridgeline.errors import BadInput
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import resident_weight_bytes
 from ridgeline.modelspec.format import BF16
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_formats, with_dtype
 

@@ -4,7 +4,7 @@
     gptq.py awq.py compressed.py scaled.py bnb.py     the codecs
     weights.py      `ForeignWeights`: decodes part by part, packs where a kernel fits
 
-Formats are named in `ridgeline.modelspec.foreign`; nothing here guesses: a tensor that contradicts its
+Formats are named in `ridgeline.modelspec.checkpoints.quantised`; nothing here guesses: a tensor that contradicts its
 config is an error.
 """
 

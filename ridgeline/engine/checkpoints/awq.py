@@ -16,7 +16,7 @@ from ridgeline.engine.checkpoints.base import Read, contradiction
 from ridgeline.engine.checkpoints.bit_packing import unpack
 from ridgeline.engine.checkpoints.safetensors import Entry
 from ridgeline.engine.quant.grid import Grid
-from ridgeline.modelspec.foreign import Foreign
+from ridgeline.modelspec.checkpoints.quantised import Foreign
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column of each nibble."""

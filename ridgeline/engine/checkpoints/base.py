@@ -17,7 +17,7 @@ from torch import Tensor
 from ridgeline.engine.checkpoints.safetensors import Entry
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.foreign import Foreign
+from ridgeline.modelspec.checkpoints.quantised import Foreign
 
 Read = Callable[[str], Tensor]
 """A tensor of the module by its suffix, ".qweight"."""

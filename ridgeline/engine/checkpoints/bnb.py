@@ -21,7 +21,7 @@ from torch import Tensor
 from ridgeline.engine.checkpoints.base import Read, contradiction
 from ridgeline.engine.checkpoints.safetensors import Entry
 from ridgeline.engine.quant.grid import Grid
-from ridgeline.modelspec.foreign import Foreign
+from ridgeline.modelspec.checkpoints.quantised import Foreign
 
 _STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")
 

@@ -18,7 +18,7 @@ from ridgeline.engine.checkpoints.base import Read, contradiction
 from ridgeline.engine.checkpoints.bit_packing import num_words, unpack
 from ridgeline.engine.checkpoints.safetensors import Entry
 from ridgeline.engine.quant.grid import Grid
-from ridgeline.modelspec.foreign import Foreign
+from ridgeline.modelspec.checkpoints.quantised import Foreign
 
 _SUFFIXES = (
     ".weight_packed",

@@ -21,7 +21,7 @@ from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.quant.blocks import pack, under_one
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.gguf import EXPERTS, TYPES, read_gguf
+from ridgeline.modelspec.checkpoints.gguf_header import EXPERTS, TYPES, read_gguf
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 
 _NAMES = {

@@ -33,7 +33,7 @@ from ridgeline.engine.checkpoints.gguf_blocks import (
     six_bits,
 )
 from ridgeline.engine.quant.blocks import Blocks
-from ridgeline.modelspec.gguf import format_of
+from ridgeline.modelspec.checkpoints.gguf_header import format_of
 
 Halves = NDArray[np.float16]
 

@@ -38,12 +38,12 @@ from ridgeline.engine.quant import build_linear
 from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.packed import PackedLinear, needs_cpu, take_digits
 from ridgeline.engine.quant.ready import linear_of
+from ridgeline.modelspec.checkpoints.gguf_header import is_gguf
+from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
+from ridgeline.modelspec.checkpoints.packed_config import PACKED_FILE
 from ridgeline.modelspec.cost import shares_table, table_dtype
 from ridgeline.modelspec.format import FP32, Format
-from ridgeline.modelspec.gguf import is_gguf
-from ridgeline.modelspec.locate import is_dummy, model_path
 from ridgeline.modelspec.model import LayerSpec, LinearSpec, MlpSpec, ModelSpec, RopeSpec
-from ridgeline.modelspec.packed import PACKED_FILE
 
 
 def load_decoder(

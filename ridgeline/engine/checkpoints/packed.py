@@ -31,8 +31,8 @@ from ridgeline.engine.kernels.native_linear import PANEL, Kind, Packed
 from ridgeline.engine.quant.outliers import OutlierPacked
 from ridgeline.engine.quant.ready import Ready
 from ridgeline.errors import BadModel
+from ridgeline.modelspec.checkpoints.packed_config import PACKED_FILE
 from ridgeline.modelspec.model import LinearSpec
-from ridgeline.modelspec.packed import PACKED_FILE
 
 _ALIGNMENT = 64
 _MAX_HEADER_BYTES = 100_000_000

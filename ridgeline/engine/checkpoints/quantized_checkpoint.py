@@ -24,10 +24,10 @@ from ridgeline.engine.kernels.native_linear import Packed
 from ridgeline.engine.quant.grid import Grid, in_order, pack, refusal, side_by_side
 from ridgeline.engine.quant.ordered import OrderedPacked
 from ridgeline.errors import BadModel, CannotRun
-from ridgeline.modelspec.foreign import Foreign, foreign_of, module_of
-from ridgeline.modelspec.load import read_json
+from ridgeline.modelspec.checkpoints.load import read_json
+from ridgeline.modelspec.checkpoints.packed_config import KEY
+from ridgeline.modelspec.checkpoints.quantised import Foreign, foreign_of, module_of
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
-from ridgeline.modelspec.packed import KEY
 
 
 def foreign_in(directory: Path) -> Foreign | None:

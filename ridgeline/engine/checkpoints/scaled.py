@@ -19,7 +19,7 @@ from torch import Tensor
 from ridgeline.engine.checkpoints.base import Read, contradiction
 from ridgeline.engine.checkpoints.safetensors import Entry
 from ridgeline.engine.quant.grid import Grid
-from ridgeline.modelspec.foreign import Foreign
+from ridgeline.modelspec.checkpoints.quantised import Foreign
 
 _SCALES = (".weight_scale", ".weight_scale_inv")
 _OTHERS = (".weight_zero_point", ".weight_shape", ".weight_g_idx")

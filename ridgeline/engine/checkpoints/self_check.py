@@ -22,7 +22,7 @@ from ridgeline.engine.checkpoints.write_packed import Product, layer_products
 from ridgeline.engine.kernels.native_linear import NativeLinear, Packed
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.engine.quant.outliers import OutlierPacked
-from ridgeline.modelspec.load import load_spec
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import with_dtype
 

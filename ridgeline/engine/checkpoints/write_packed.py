@@ -29,12 +29,12 @@ from ridgeline.engine.quant.int8.quantise import quantise as quantise_int8
 from ridgeline.engine.quant.outliers import OutlierPacked
 from ridgeline.engine.quant.packed import PackedLinear
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.modelspec.checkpoints.load import read_json
+from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
+from ridgeline.modelspec.checkpoints.packed_config import KEY, PACKED_FILE, config_of
 from ridgeline.modelspec.cost import shares_table
 from ridgeline.modelspec.format import INT8, Format
-from ridgeline.modelspec.load import read_json
-from ridgeline.modelspec.locate import is_dummy, model_path
 from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
-from ridgeline.modelspec.packed import KEY, PACKED_FILE, config_of
 
 _ROWS = 4096  # of a table, rounded at once: a multiple of a panel
 _KEPT = ("generation_config.json", "chat_template.jinja")

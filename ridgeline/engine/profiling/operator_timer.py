@@ -5,7 +5,7 @@ to its own, by the clock of whichever thread ends it). Everything else is wrappe
 attention that is not part of a segment, the LM head, sampling. A call within a timed call is taken
 out of the outer one, so that no time counts twice.
 
-Operators are named by their work (`ridgeline.modelspec.operators`).
+Operators are named by their work (`ridgeline.modelspec.cost.operators`).
 """
 
 from __future__ import annotations

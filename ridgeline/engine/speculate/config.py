@@ -13,8 +13,8 @@ from ridgeline.engine.speculate.drafters.checkpoint import (
 )
 from ridgeline.engine.speculate.verify.tree import TokenTree, parse_tree
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import kv_bytes_per_token, num_params, resident_weight_bytes
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from ridgeline.errors import BadInput, BadModel
-from ridgeline.modelspec.load import read_json
+from ridgeline.modelspec.checkpoints.load import read_json
 
 if TYPE_CHECKING:
     import jinja2

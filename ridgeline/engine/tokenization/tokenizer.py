@@ -27,9 +27,9 @@ from ridgeline.engine.tokenization.detokenize import (
     PrefixDetokenizer,
 )
 from ridgeline.errors import BadInput, BadModel
-from ridgeline.modelspec.gguf import is_gguf, read_gguf
-from ridgeline.modelspec.load import read_json
-from ridgeline.modelspec.locate import is_dummy, model_path
+from ridgeline.modelspec.checkpoints.gguf_header import is_gguf, read_gguf
+from ridgeline.modelspec.checkpoints.load import read_json
+from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 
 if TYPE_CHECKING:
     import tokenizers

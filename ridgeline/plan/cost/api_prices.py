@@ -91,7 +91,7 @@ class RequestCost(msgspec.Struct, frozen=True, kw_only=True):
 def load_prices(text: str | None = None) -> dict[str, ApiPrice]:
     """Rows by name; `text` replaces those that come with Ridgeline. BadInput where malformed."""
     if text is None:
-        text = files("ridgeline.plan").joinpath("api_prices.toml").read_text(encoding="utf-8")
+        text = files("ridgeline.plan.cost").joinpath("api_prices.toml").read_text(encoding="utf-8")
     try:
         rows = msgspec.convert(tomllib.loads(text).get("price", []), list[ApiPrice])
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:

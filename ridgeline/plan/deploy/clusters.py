@@ -137,5 +137,5 @@ def _node(device: Accelerator, asked: Asked, clusters: Sequence[_Cluster]) -> tu
 
 @lru_cache(maxsize=1)
 def _known() -> _Known:
-    text = files("ridgeline.plan").joinpath("clusters.toml").read_text(encoding="utf-8")
+    text = files("ridgeline.plan.deploy").joinpath("clusters.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), _Known)

@@ -22,7 +22,7 @@ import msgspec
 
 from ridgeline.plan.deploy.clusters import Place
 from ridgeline.plan.deploy.launch import Command, NoCommand, Start, vllm_command
-from ridgeline.plan.model.parallel_layout import NODE_DEVICES
+from ridgeline.plan.step_time.parallel_layout import NODE_DEVICES
 
 GIB = 1 << 30
 DOWNLOAD_BYTES_S = 100e6  # a hub at a modest rate; slower ones wait for less than they may

@@ -20,8 +20,8 @@ import msgspec
 
 from ridgeline.plan.fleet.demand import Demand, wait_quantile
 from ridgeline.plan.fleet.search import Candidate, batches
-from ridgeline.plan.model.memory import MemoryAsked, memory
-from ridgeline.plan.model.parallel_layout import NETWORK_BYTES_S
+from ridgeline.plan.step_time.memory import MemoryAsked, memory
+from ridgeline.plan.step_time.parallel_layout import NETWORK_BYTES_S
 from ridgeline.plan.step_time.predict import Point, decoding_s
 from ridgeline.plan.step_time.replica import Replica
 from ridgeline.records import Slo

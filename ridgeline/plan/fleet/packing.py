@@ -20,9 +20,9 @@ import msgspec
 
 from ridgeline.errors import DoesNotFit, UserError
 from ridgeline.hardware.catalogue import Accelerator
-from ridgeline.plan.model.formats import kv_dtype, weight_dtype
-from ridgeline.plan.model.memory import RUNTIME_BYTES, UTILIZATION
+from ridgeline.modelspec.cost.serving_formats import kv_dtype, weight_dtype
 from ridgeline.plan.model.outline import load_outline
+from ridgeline.plan.step_time.memory import RUNTIME_BYTES, UTILIZATION
 from ridgeline.plan.step_time.predict import Point, timing
 from ridgeline.plan.step_time.replica import Replica, replica
 

@@ -19,14 +19,14 @@ import msgspec
 
 from ridgeline.errors import BadInput, UserError
 from ridgeline.hardware.catalogue import Accelerator, Price
+from ridgeline.plan.calibration.published_efficiency import interval
 from ridgeline.plan.fleet.demand import Demand, meets
 from ridgeline.plan.fleet.queueing import Open, in_flight
-from ridgeline.plan.model.memory import MemoryAsked, memory
 from ridgeline.plan.model.outline import Outline
-from ridgeline.plan.model.parallel_layout import Layout
 from ridgeline.plan.model.weight_bytes import served_dtype
+from ridgeline.plan.step_time.memory import MemoryAsked, memory
+from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import Point, asking_s, decoding_s, mixing
-from ridgeline.plan.step_time.published_efficiency import interval
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.records import Slo
 from ridgeline.records.price import dollars_per_million

@@ -19,12 +19,12 @@ from typing import Any
 import msgspec
 
 from ridgeline.errors import BadModel
+from ridgeline.modelspec.checkpoints.load import load_spec, read_json
+from ridgeline.modelspec.checkpoints.locate import BUILT_IN, dummy_shape, is_dummy, model_path
 from ridgeline.modelspec.cost import attention_linears, num_active_params, num_params
-from ridgeline.modelspec.families import FAMILIES, spec_from_config
-from ridgeline.modelspec.load import load_spec, read_json
-from ridgeline.modelspec.locate import BUILT_IN, dummy_shape, is_dummy, model_path
+from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
+from ridgeline.modelspec.families.shapes import shape_config, shape_table
 from ridgeline.modelspec.model import LayerSpec, LinearSpec, ModelSpec
-from ridgeline.modelspec.shapes import shape_config, shape_table
 
 _ON_HUB = re.compile(r"https://huggingface\.co/([^/]+/[^/]+)/")
 
@@ -99,7 +99,11 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
 
 def more_shapes() -> dict[str, dict[str, Any]]:
     """Published shapes for sizing alone: config.json fields, `source` and `params_b`."""
-    text = files("ridgeline.plan").joinpath("shapes.toml").read_text(encoding="utf-8")
+    text = (
+        files("ridgeline.modelspec.families")
+        .joinpath("planning_shapes.toml")
+        .read_text(encoding="utf-8")
+    )
     return tomllib.loads(text)
 
 

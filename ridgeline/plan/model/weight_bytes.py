@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ridgeline.hardware.catalogue import Accelerator
-from ridgeline.plan.model.formats import WEIGHTS, WIDE, WeightFormat
+from ridgeline.modelspec.cost.serving_formats import WEIGHTS, WIDE, WeightFormat
+from ridgeline.plan.calibration.calibration import MeasuredDevice
 from ridgeline.plan.model.outline import Outline
-from ridgeline.plan.step_time.calibration import MeasuredDevice
 
 
 def shared_form(outline: Outline, weight_dtype: str, kept: str) -> WeightFormat:

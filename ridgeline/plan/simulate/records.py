@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ridgeline.engine.scheduler.scheduler import Scheduler
+from ridgeline.plan.calibration.interference import Sky
 from ridgeline.plan.simulate.replica import Station
-from ridgeline.plan.step_time.interference import Sky
 from ridgeline.plan.step_time.simulated import Pace
 
 

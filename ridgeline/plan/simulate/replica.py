@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 from ridgeline.engine.scheduler.plan import Sampled, StepPlan, StepResult
 from ridgeline.engine.scheduler.scheduler import Scheduler
+from ridgeline.plan.calibration.interference import Sky
 from ridgeline.plan.simulate.fast_forward_decode import calm_steps, leap
 from ridgeline.plan.simulate.fast_forward_prefill import Entry, Shapes, enter, entered
-from ridgeline.plan.step_time.interference import Sky
 from ridgeline.plan.step_time.simulated import Glide, Pace
 from ridgeline.records import Event, Request
 

@@ -32,12 +32,12 @@ import msgspec
 
 from ridgeline.errors import BadInput, UserError
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator, load_catalogue
-from ridgeline.plan.model.formats import kv_dtype, weight_dtype
-from ridgeline.plan.model.memory import MemoryAsked, memory, require_fit
+from ridgeline.modelspec.cost.serving_formats import kv_dtype, weight_dtype
+from ridgeline.plan.calibration.published_efficiency import interval
 from ridgeline.plan.model.outline import load_outline
-from ridgeline.plan.model.parallel_layout import Layout
+from ridgeline.plan.step_time.memory import MemoryAsked, memory, require_fit
 from ridgeline.plan.step_time.mixed_steps import Mixing, most_chunks, num_chunks
-from ridgeline.plan.step_time.published_efficiency import interval
+from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.plan.step_time.speculation import Speculation
 

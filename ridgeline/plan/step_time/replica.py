@@ -19,12 +19,17 @@ import msgspec
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.modelspec.cost import LARGE_PARAMS, visible
-from ridgeline.plan.model.formats import KV_BYTES, KV_ROW_SCALE_BYTES, WEIGHTS, WeightFormat
+from ridgeline.modelspec.cost.serving_formats import (
+    KV_BYTES,
+    KV_ROW_SCALE_BYTES,
+    WEIGHTS,
+    WeightFormat,
+)
+from ridgeline.plan.calibration.calibration import Calibration, MeasuredDevice, Part, Priced, Work
+from ridgeline.plan.calibration.published_efficiency import Efficiency, efficiency_of
 from ridgeline.plan.model.outline import Attention, Experts, Outline
-from ridgeline.plan.model.parallel_layout import Layout, Wires, check_layout, wires
 from ridgeline.plan.model.weight_bytes import layer_bytes, served_dtype, shared_form, table_bytes
-from ridgeline.plan.step_time.calibration import Calibration, MeasuredDevice, Part, Priced, Work
-from ridgeline.plan.step_time.published_efficiency import Efficiency, efficiency_of
+from ridgeline.plan.step_time.parallel_layout import Layout, Wires, check_layout, wires
 
 Bound = Literal["bandwidth", "compute", "overhead", "communication"]
 Shapes = Sequence[tuple[int, int]]

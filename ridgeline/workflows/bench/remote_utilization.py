@@ -16,8 +16,8 @@ from ridgeline.measure.report.page import Told
 from ridgeline.measure.server.config import ELSEWHERE
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.measure.steps import Peaks, Work
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model, weight_bytes
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import (
     apply_lm_head,

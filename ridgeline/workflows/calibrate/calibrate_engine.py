@@ -18,10 +18,10 @@ from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
 from ridgeline.measure.server.process import Witness
+from ridgeline.plan.calibration.calibration import Calibration, Memory, Reading
+from ridgeline.plan.calibration.fit import Facts, Sample, blank, fit
+from ridgeline.plan.calibration.interference import Weather, recorded
 from ridgeline.plan.model.outline import load_outline
-from ridgeline.plan.step_time.calibration import Calibration, Memory, Reading
-from ridgeline.plan.step_time.fit import Facts, Sample, blank, fit
-from ridgeline.plan.step_time.interference import Weather, recorded
 from ridgeline.plan.step_time.replica import Replica, Shapes, replica
 from ridgeline.plan.step_time.simulated import reading_s
 from ridgeline.report.files import write_file

@@ -32,7 +32,7 @@ from ridgeline.measure.metrics import ttft_s
 from ridgeline.measure.target import Recorder, Target
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.measure.workload.synthetic import FIRST_ID
-from ridgeline.plan.step_time.remote_server import About, Decoded, Prompted, Served, fit_served
+from ridgeline.plan.calibration.remote_server import About, Decoded, Prompted, Served, fit_served
 from ridgeline.records import RequestTrace
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line

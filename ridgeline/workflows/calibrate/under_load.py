@@ -20,7 +20,7 @@ from ridgeline.measure.arrivals import Instants
 from ridgeline.measure.client import LoadOptions, run_load
 from ridgeline.measure.inprocess import InProcessTarget
 from ridgeline.measure.workload.base import LoadRequest
-from ridgeline.plan.step_time.interference import Busy, is_fresh
+from ridgeline.plan.calibration.interference import Busy, is_fresh
 from ridgeline.records import RequestTrace, RunTrace, StepStat
 from ridgeline.workflows.calibrate.step_bench import Rig
 

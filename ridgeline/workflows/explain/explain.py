@@ -24,7 +24,7 @@ from ridgeline.engine.tokenization import NoTokenizer, load_tokenizer
 from ridgeline.errors import BadInput
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import parse_workload
-from ridgeline.modelspec.locate import is_built_in
+from ridgeline.modelspec.checkpoints.locate import is_built_in
 from ridgeline.records import Slo
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.explain.recommendations import Here, Recommendation, recommendations

@@ -14,8 +14,8 @@ from statistics import median
 
 from ridgeline.config.settings import Settings
 from ridgeline.errors import CannotRun, UserError
+from ridgeline.plan.calibration.calibration import Calibration
 from ridgeline.plan.model.outline import load_outline
-from ridgeline.plan.step_time.calibration import Calibration
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.records import StepStat
 

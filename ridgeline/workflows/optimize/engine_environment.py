@@ -39,7 +39,7 @@ from ridgeline.modelspec.cost import (
 from ridgeline.optimize import quality
 from ridgeline.optimize.quality import Array, Task
 from ridgeline.optimize.subject import Lab, Load, Make, Subject, margin_of
-from ridgeline.plan.step_time.fitted import Roof
+from ridgeline.plan.calibration.roofline_fit import Roof
 from ridgeline.records import EngineInfo, RunTrace, Sampling, Token
 from ridgeline.workflows.optimize.calibrated_step_times import Prices, require_known
 from ridgeline.workflows.optimize.simulator import Costs, SimulatedEngine

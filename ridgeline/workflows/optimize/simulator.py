@@ -26,8 +26,14 @@ from ridgeline.errors import CannotRun
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.modelspec.cost import CostModel, step_work
 from ridgeline.optimize.subject import Load, dues_s
+from ridgeline.plan.calibration.roofline_fit import (
+    LEAST_STEPS,
+    Roof,
+    StepSample,
+    StepTime,
+    fit_step_time,
+)
 from ridgeline.plan.simulate.single import Arrival, simulate
-from ridgeline.plan.step_time.fitted import LEAST_STEPS, Roof, StepSample, StepTime, fit_step_time
 from ridgeline.records import RunTrace, StepStat
 from ridgeline.workflows.optimize.calibrated_step_times import Prices
 

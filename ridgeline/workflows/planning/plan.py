@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
+from ridgeline.modelspec.cost.serving_formats import kv_dtype, weight_dtype
 from ridgeline.plan.cost.api_prices import check_fresh
 from ridgeline.plan.deploy.clusters import DEFAULT_CLUSTER, Asked, pinned, place
 from ridgeline.plan.deploy.launch import Start, commands
@@ -21,10 +22,9 @@ from ridgeline.plan.fleet.disaggregate import Verdict, verdict
 from ridgeline.plan.fleet.infeasible import impossible
 from ridgeline.plan.fleet.pareto_plot import draw_front
 from ridgeline.plan.fleet.search import Candidate, Found, Space, quoted_price, search
-from ridgeline.plan.model.formats import kv_dtype, weight_dtype
-from ridgeline.plan.model.memory import Memory, MemoryAsked, memory
 from ridgeline.plan.model.outline import Outline, hub_name, load_outline
 from ridgeline.plan.model.weight_bytes import checkpoint_bytes
+from ridgeline.plan.step_time.memory import Memory, MemoryAsked, memory
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.records import Slo
 from ridgeline.report.files import write_file, write_files

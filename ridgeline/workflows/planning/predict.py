@@ -11,10 +11,10 @@ from rich.table import Table
 
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, load_catalogue
+from ridgeline.plan.calibration.calibration import MeasuredDevice, load_calibration
+from ridgeline.plan.calibration.remote_server import Told, load_served, predict_served
 from ridgeline.plan.model.outline import known_shapes
-from ridgeline.plan.step_time.calibration import MeasuredDevice, load_calibration
 from ridgeline.plan.step_time.predict import Point, Prediction, predict, predict_lines
-from ridgeline.plan.step_time.remote_server import Told, load_served, predict_served
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line
 

@@ -2,7 +2,7 @@
 
 A p99 of one run is one draw. Each seed draws arrivals and lengths anew and, on a calibrated
 machine, begins elsewhere in its weather, with a level, moods and misfits of its own
-(`ridgeline.plan.step_time.interference`); told are the middle of the seeds, their 5th and 95th percentile.
+(`ridgeline.plan.calibration.interference`); told are the middle of the seeds, their 5th and 95th percentile.
 """
 
 from __future__ import annotations

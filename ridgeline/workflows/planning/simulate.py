@@ -27,10 +27,9 @@ from ridgeline.measure.client import MOST_REQUESTS
 from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.synthetic import MOST_TOKENS
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
-from ridgeline.plan.model.formats import kv_dtype, weight_dtype
-from ridgeline.plan.model.memory import BLOCK_SIZE, MemoryAsked, memory, require_fit
+from ridgeline.modelspec.cost.serving_formats import kv_dtype, weight_dtype
+from ridgeline.plan.calibration.interference import MIDDLE, Sky
 from ridgeline.plan.model.outline import load_outline
-from ridgeline.plan.model.parallel_layout import NETWORK_BYTES_S, Layout
 from ridgeline.plan.simulate.block_counter import CountedPool
 from ridgeline.plan.simulate.fleet import (
     Build,
@@ -43,7 +42,8 @@ from ridgeline.plan.simulate.fleet import (
 )
 from ridgeline.plan.simulate.off_peak import OffPeak
 from ridgeline.plan.simulate.summary import summarise, traces
-from ridgeline.plan.step_time.interference import MIDDLE, Sky
+from ridgeline.plan.step_time.memory import BLOCK_SIZE, MemoryAsked, memory, require_fit
+from ridgeline.plan.step_time.parallel_layout import NETWORK_BYTES_S, Layout
 from ridgeline.plan.step_time.predict import limits_of
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.plan.step_time.simulated import Modelled, Pace

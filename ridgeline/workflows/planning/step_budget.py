@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import measure
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import with_dtype
 from ridgeline.workflows.calibrate.step_passes import num_threads

@@ -18,7 +18,7 @@ from ridgeline.engine.checkpoints.bit_packing import num_words, pack_words, unpa
 from ridgeline.engine.checkpoints.safetensors import Entry
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.foreign import Foreign, foreign_of
+from ridgeline.modelspec.checkpoints.quantised import Foreign, foreign_of
 
 VECTORS = load_file(Path(__file__).with_name("vectors.safetensors"))
 NAMES = {torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3"}

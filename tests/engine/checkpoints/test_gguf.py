@@ -29,10 +29,10 @@ from ridgeline.engine.quant.grid import Grid
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.engine.tokenization.gguf import tokenizer_of
 from ridgeline.errors import BadInput, BadModel, CannotRun
+from ridgeline.modelspec.checkpoints.gguf_header import TYPES, read_gguf
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import resident_weight_bytes
 from ridgeline.modelspec.format import blocks
-from ridgeline.modelspec.gguf import TYPES, read_gguf
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.rewrite import linears, with_blocks_decoded, with_dtype
 
 VECTORS = load_file(Path(__file__).with_name("gguf_vectors.safetensors"))

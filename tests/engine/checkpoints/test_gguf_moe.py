@@ -14,8 +14,8 @@ from ridgeline.engine.checkpoints.sources import CheckpointWeights
 from ridgeline.engine.checkpoints.tensor_names import parts
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.errors import BadModel, CannotRun
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.format import blocks
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.rewrite import with_dtype
 from scripts.readback import MOE, random_experts
 

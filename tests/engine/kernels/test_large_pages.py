@@ -14,8 +14,8 @@ from ridgeline.engine.kernels import large_pages
 from ridgeline.engine.kernels.large_pages import LARGE_PAGE, Slabs, own_pages
 from ridgeline.engine.kernels.native_linear import PANEL, empty_lines
 from ridgeline.engine.quant.packed import random_packed
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.format import INT4, INT8, int4
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.model import LinearSpec
 from ridgeline.modelspec.rewrite import apply_formats
 

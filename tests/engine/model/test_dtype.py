@@ -49,7 +49,7 @@ def test_a_half_precision_model_stays_near_float32(
     from ridgeline.engine.attention.cache import KvCache
     from ridgeline.engine.checkpoints.load import load_decoder
     from ridgeline.engine.execution.runner import TorchRunner
-    from ridgeline.modelspec.load import load_spec
+    from ridgeline.modelspec.checkpoints.load import load_spec
     from tests.conformance.tiny_models import Loaded, load_ours, make_model
 
     directory = tmp_path_factory.mktemp(family)

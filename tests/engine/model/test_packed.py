@@ -14,10 +14,10 @@ from ridgeline.engine.checkpoints.write_packed import pack_model
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.quant.int8 import choose
 from ridgeline.errors import BadInput, BadModel, CannotRun
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.packed_config import PACKED_FILE
 from ridgeline.modelspec.format import BF16, INT8, Format, int4
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
-from ridgeline.modelspec.packed import PACKED_FILE
 from ridgeline.modelspec.rewrite import apply_formats, apply_quantization, linears, with_dtype
 from tests.conformance.tiny_models import make_model
 

@@ -22,9 +22,9 @@ from ridgeline.engine.quant.int4.linear import pack as pack_int4
 from ridgeline.engine.quant.int4.quantise import quantise as quantise_int4
 from ridgeline.engine.quant.int8.quantise import quantise as quantise_int8
 from ridgeline.errors import CannotRun
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.cost import resident_weight_bytes
-from ridgeline.modelspec.load import load_spec
-from ridgeline.modelspec.locate import model_path
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import with_dtype
 

@@ -18,8 +18,8 @@ from ridgeline.engine.checkpoints.safetensors import INDEX, SINGLE, entries_of, 
 from ridgeline.engine.checkpoints.sources import DummyWeights
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.errors import BadModel
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import resident_weight_bytes
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.rewrite import with_dtype
 from tests.conformance.tiny_models import load_ours, make_model
 

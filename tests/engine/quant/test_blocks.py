@@ -22,8 +22,8 @@ from ridgeline.engine.quant.blocks import Blocks, pack, round_to, under_one
 from ridgeline.engine.quant.grid import Grid, refusal
 from ridgeline.engine.quant.grid import pack as pack_grid
 from ridgeline.engine.quant.int4.reference import MOST
+from ridgeline.modelspec.checkpoints.gguf_header import TYPES, format_of
 from ridgeline.modelspec.format import blocks, format_for
-from ridgeline.modelspec.gguf import TYPES, format_of
 
 ISAS = _native.linear_isas().split(",")
 BYTES = {name: (numbers, nbytes) for name, numbers, nbytes in TYPES.values()}

@@ -27,10 +27,10 @@ from ridgeline.engine.quant.int4.quantise import quantise as quantise_int4
 from ridgeline.engine.quant.int8.quantise import quantise as quantise_int8
 from ridgeline.engine.quant.packed import take_digits
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.cost.operators import operator_work
 from ridgeline.modelspec.format import DIGITS, INT4, blocks, dense
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.model import LinearSpec
-from ridgeline.modelspec.operators import operator_work
 from ridgeline.modelspec.rewrite import apply_quantization, linears, with_activations
 
 ISAS = _native.linear_isas().split(",")

@@ -18,7 +18,7 @@ from ridgeline.engine.scheduler.speculation import Open
 from ridgeline.engine.speculate.drafters.draft_model import DraftModelDrafter
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, BadModel, CannotRun
-from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.checkpoints.locate import model_path
 
 GREEDY = Sampling(temperature=0.0, max_tokens=64, ignore_eos=True)
 TEXT = "def add(a, b):\n    return a + b\n\nclass Point:\n    def __init__(self, x, y):\n"

@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.engine.tokenization import NoTokenizer, load_tokenizer
 from ridgeline.errors import BadInput, BadModel
-from ridgeline.modelspec.locate import model_path
+from ridgeline.modelspec.checkpoints.locate import model_path
 
 TALK = [{"role": "user", "content": "say <b>&"}, {"role": "assistant", "content": "ok"}]
 

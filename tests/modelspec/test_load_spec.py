@@ -11,10 +11,11 @@ import pytest
 
 from ridgeline.errors import BadInput, BadModel, CannotRun
 from ridgeline.modelspec import cost
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
+from ridgeline.modelspec.cost.inspect import inspect_table, layer_groups
+from ridgeline.modelspec.families.shapes import shape_table
 from ridgeline.modelspec.format import INT8
-from ridgeline.modelspec.inspect import inspect_table, layer_groups
-from ridgeline.modelspec.load import load_spec
-from ridgeline.modelspec.locate import is_dummy, model_path
 from ridgeline.modelspec.rewrite import (
     apply_quantization,
     linears,
@@ -22,7 +23,6 @@ from ridgeline.modelspec.rewrite import (
     with_dtype,
     with_kv_dtype,
 )
-from ridgeline.modelspec.shapes import shape_table
 
 TINY: dict[str, Any] = {"model_type": "llama", "num_hidden_layers": 2, "eos_token_id": 2}
 

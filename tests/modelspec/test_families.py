@@ -12,7 +12,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ridgeline.modelspec import cost
-from ridgeline.modelspec.families import FAMILIES, spec_from_config
+from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
 from ridgeline.modelspec.model import ModelSpec
 
 CONFIG_CLASSES = {

@@ -13,7 +13,7 @@
                 of them
 
 What it adds to `efficiency`: small models that live in a cache, a curve instead of a share, rows
-and runs that cost time of their own. It is fitted by `ridgeline.plan.step_time.fit` and kept as JSON.
+and runs that cost time of their own. It is fitted by `ridgeline.plan.calibration.fit` and kept as JSON.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ import msgspec
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
 from ridgeline.hardware.machine import rate_at
-from ridgeline.plan.step_time.interference import Positive, Weather
+from ridgeline.plan.calibration.interference import Positive, Weather
 
 FORMAT = 1  # of the file
 SERVER = (
-    "server"  # kind of the file of `calibrate --url` (`ridgeline.plan.step_time.remote_server`)
+    "server"  # kind of the file of `calibrate --url` (`ridgeline.plan.calibration.remote_server`)
 )
 
 
@@ -159,7 +159,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     `dense_dtype`: what the engine keeps and computes in where nothing is quantised.
     `bandwidth_bytes_s`: read bandwidth by working set in bytes. `overlap` is p. `tpot_error`,
     `ttft_error`: median relative errors to expect, from the residuals of decode and prompt steps.
-    `weather`: what steps under arrivals took (`ridgeline.plan.step_time.interference`); simulations play it.
+    `weather`: what steps under arrivals took (`ridgeline.plan.calibration.interference`); simulations play it.
     """
 
     version: int

@@ -11,8 +11,8 @@ import pytest
 
 from ridgeline.cli.main import main
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.plan.step_time.calibration import load_calibration
-from ridgeline.plan.step_time.remote_server import (
+from ridgeline.plan.calibration.calibration import load_calibration
+from ridgeline.plan.calibration.remote_server import (
     About,
     Decoded,
     Prompted,

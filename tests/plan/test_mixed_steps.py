@@ -7,8 +7,8 @@ import pytest
 
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.plan.model.outline import load_outline
-from ridgeline.plan.model.parallel_layout import Layout
 from ridgeline.plan.step_time.mixed_steps import Mixing
+from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import Point, decoding_s, mixing, predict, timing
 from ridgeline.plan.step_time.replica import replica
 

@@ -44,7 +44,7 @@ def model_path(name: str) -> Path:
     """The directory that holds config.json; BadModel says what is there instead, and what to do."""
     if is_dummy(name):
         raise BadModel("a dummy model has no directory", value=name, fix="load it by its shape")
-    path = Path(__file__).parent.parent / "assets" / name if name in BUILT_IN else Path(name)
+    path = Path(__file__).parents[2] / "assets" / name if name in BUILT_IN else Path(name)
     path = path.expanduser()
     if not path.exists():
         raise BadModel("there is no such model directory", value=name, fix=_missing_fix(name))

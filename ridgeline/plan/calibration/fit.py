@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import least_squares  # type: ignore[import-untyped, unused-ignore]
 
 from ridgeline.errors import BadInput
-from ridgeline.plan.step_time.calibration import (
+from ridgeline.plan.calibration.calibration import (
     FORMAT,
     Attending,
     Calibration,

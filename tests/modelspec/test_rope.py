@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from ridgeline.modelspec.families import spec_from_config
+from ridgeline.modelspec.families.registry import spec_from_config
 from ridgeline.modelspec.model import RopeSpec
 from ridgeline.modelspec.rope import attention_factor, depends_on_length, inv_freq
 

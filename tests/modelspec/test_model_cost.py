@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.modelspec import cost
-from ridgeline.modelspec.families import spec_from_config
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.modelspec.families.registry import spec_from_config
 from ridgeline.modelspec.format import INT8
-from ridgeline.modelspec.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, rewrite_linears, with_dtype
 

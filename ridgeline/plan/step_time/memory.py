@@ -14,7 +14,7 @@ import msgspec
 
 from ridgeline.engine.scheduler.kv_budget import BudgetAsked, kv_budget
 from ridgeline.errors import DoesNotFit
-from ridgeline.plan.step_time.calibration import Memory as Calibrated
+from ridgeline.plan.calibration.calibration import Memory as Calibrated
 from ridgeline.plan.step_time.replica import Replica
 
 BLOCK_SIZE = 16

@@ -14,8 +14,8 @@ from typing import Any, cast
 import msgspec
 
 from ridgeline.errors import BadModel
+from ridgeline.modelspec.families.config_fields import Values
 from ridgeline.modelspec.model import RopeKind, RopeSpec
-from ridgeline.modelspec.reading import Values
 
 TOP_LEVEL = (
     "rope_theta",

@@ -19,11 +19,11 @@ import msgspec
 from msgspec.structs import replace
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.families import spec_from_config
+from ridgeline.modelspec.families.config_fields import Values
+from ridgeline.modelspec.families.layer_kinds import num_layers
+from ridgeline.modelspec.families.registry import spec_from_config
 from ridgeline.modelspec.format import Format, blocks, blocks_of_all, dense
-from ridgeline.modelspec.layouts import num_layers
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
-from ridgeline.modelspec.reading import Values
 from ridgeline.modelspec.rewrite import linears, map_linears
 
 _AGAIN = "the file is damaged or half downloaded; fetch it again"

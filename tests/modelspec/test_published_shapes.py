@@ -9,13 +9,13 @@ import pytest
 
 from ridgeline.errors import BadModel
 from ridgeline.hardware.catalogue import find_accelerator
+from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import (
     cost_model,
     kv_bytes_per_token,
     num_params,
     resident_weight_bytes,
 )
-from ridgeline.modelspec.load import load_spec
 from ridgeline.plan.model.outline import known_shapes, load_outline, more_shapes
 from ridgeline.plan.model.weight_bytes import checkpoint_bytes
 from ridgeline.plan.step_time.replica import replica

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.reading import Values
+from ridgeline.modelspec.families.config_fields import Values
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _LEGACY_KINDS = {"attention": FULL}

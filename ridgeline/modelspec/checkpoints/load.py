@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.build import drawable
-from ridgeline.modelspec.families import spec_from_config
-from ridgeline.modelspec.foreign import foreign_of, with_foreign
-from ridgeline.modelspec.gguf import gguf_spec, is_gguf
-from ridgeline.modelspec.locate import dummy_shape, is_dummy, model_path
+from ridgeline.modelspec.checkpoints.gguf_header import gguf_spec, is_gguf
+from ridgeline.modelspec.checkpoints.locate import dummy_shape, is_dummy, model_path
+from ridgeline.modelspec.checkpoints.packed_config import KEY, formats_of, with_formats
+from ridgeline.modelspec.checkpoints.quantised import foreign_of, with_foreign
+from ridgeline.modelspec.families.build import drawable
+from ridgeline.modelspec.families.registry import spec_from_config
+from ridgeline.modelspec.families.shapes import shape_config
 from ridgeline.modelspec.model import ModelSpec
-from ridgeline.modelspec.packed import KEY, formats_of, with_formats
-from ridgeline.modelspec.shapes import shape_config
 
 _MAX_JSON_BYTES = 50_000_000
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}

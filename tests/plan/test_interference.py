@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ridgeline.engine.scheduler import Limits, NoPrefixCache, Scheduler, make_policy
+from ridgeline.plan.calibration.interference import BIN_S, MIDDLE, Busy, Sky, Weather, recorded
 from ridgeline.plan.simulate.block_counter import CountedPool
 from ridgeline.plan.simulate.fleet import (
     Build,
@@ -18,7 +19,6 @@ from ridgeline.plan.simulate.fleet import (
     SimulatedRequest,
     simulate_fleet,
 )
-from ridgeline.plan.step_time.interference import BIN_S, MIDDLE, Busy, Sky, Weather, recorded
 from ridgeline.plan.step_time.simulated import Glide
 
 Shapes = Sequence[tuple[int, int]]

@@ -1,6 +1,6 @@
 """One row per model family: transformers' defaults, and in which points the family is special.
 
-`spec_from_config` is the only way in. The rows are data; `ridgeline.modelspec.build` turns a row and a
+`spec_from_config` is the only way in. The rows are data; `ridgeline.modelspec.families.build` turns a row and a
 config.json into a ModelSpec without ever asking for a family's name.
 """
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec import layouts
-from ridgeline.modelspec.build import build
+from ridgeline.modelspec.families import layer_kinds as kinds
+from ridgeline.modelspec.families.build import build
+from ridgeline.modelspec.families.config_fields import Values, check_names
+from ridgeline.modelspec.families.rope_config import TOP_LEVEL, RopeFields
 from ridgeline.modelspec.model import ModelSpec
-from ridgeline.modelspec.reading import Values, check_names
-from ridgeline.modelspec.rope_config import TOP_LEVEL, RopeFields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Family:
 
     architecture: str
     defaults: Mapping[str, Any]
-    layer_kinds: layouts.LayerKinds = layouts.all_full
+    layer_kinds: kinds.LayerKinds = kinds.all_full
     biases: Literal["none", "qkv", "attention_bias"] = "none"
     activation_key: str = "hidden_act"
     rope: RopeFields = field(default_factory=RopeFields)
@@ -133,7 +133,7 @@ FAMILIES: Mapping[str, Family] = {
     "mistral": Family(
         architecture="MistralForCausalLM",
         defaults={**_MISTRAL_LIKE, "sliding_window": 4096},
-        layer_kinds=layouts.all_sliding_if_window,
+        layer_kinds=kinds.all_sliding_if_window,
     ),
     "mixtral": Family(
         architecture="MixtralForCausalLM",
@@ -145,20 +145,20 @@ FAMILIES: Mapping[str, Family] = {
             "num_experts_per_tok": 2,
         },
         aliases={"num_experts": "num_local_experts"},
-        layer_kinds=layouts.all_sliding_if_window,
+        layer_kinds=kinds.all_sliding_if_window,
         rope=RopeFields(default_theta=1_000_000.0),
         moe=MoeFields(num_experts_key="num_local_experts", expert_size_key="intermediate_size"),
     ),
     "qwen2": Family(
         architecture="Qwen2ForCausalLM",
         defaults=_QWEN_DENSE,
-        layer_kinds=layouts.sliding_from_layer,
+        layer_kinds=kinds.sliding_from_layer,
         biases="qkv",
     ),
     "qwen3": Family(
         architecture="Qwen3ForCausalLM",
         defaults={**_QWEN_DENSE, "head_dim": 128, "attention_bias": False},
-        layer_kinds=layouts.sliding_from_layer,
+        layer_kinds=kinds.sliding_from_layer,
         biases="attention_bias",
         qk_norm=True,
     ),
@@ -181,7 +181,7 @@ FAMILIES: Mapping[str, Family] = {
             "max_window_layers": None,
         },
         aliases={"num_local_experts": "num_experts"},
-        layer_kinds=layouts.all_sliding_if_used,
+        layer_kinds=kinds.all_sliding_if_used,
         biases="attention_bias",
         qk_norm=True,
         moe=MoeFields(
@@ -219,7 +219,7 @@ FAMILIES: Mapping[str, Family] = {
             "attn_logit_softcapping": 50.0,
         },
         aliases={"sliding_window_size": "sliding_window"},
-        layer_kinds=layouts.alternating,
+        layer_kinds=kinds.alternating,
         biases="attention_bias",
         activation_key="hidden_activation",
         gemma_norms=True,
@@ -236,7 +236,7 @@ FAMILIES: Mapping[str, Family] = {
             "_sliding_window_pattern": 6,
             "sliding_window_pattern": None,
         },
-        layer_kinds=layouts.every_nth_full,
+        layer_kinds=kinds.every_nth_full,
         biases="attention_bias",
         activation_key="hidden_activation",
         rope=RopeFields(default_theta=1_000_000.0, local_theta=10_000.0),
@@ -262,7 +262,7 @@ FAMILIES: Mapping[str, Family] = {
             "eos_token_id": 32000,
             "sliding_window": None,
         },
-        layer_kinds=layouts.all_sliding_if_window,
+        layer_kinds=kinds.all_sliding_if_window,
         rope=RopeFields(partial=True, yarn_means_longrope=True),
         fixed={
             "attention_bias": (False,),

@@ -28,8 +28,8 @@ import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
 
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.plan.step_time.calibration import FORMAT, SERVER, Residual
-from ridgeline.plan.step_time.published_efficiency import interval
+from ridgeline.plan.calibration.calibration import FORMAT, SERVER, Residual
+from ridgeline.plan.calibration.published_efficiency import interval
 
 BEYOND = 1.25  # questions may go so far beyond what was measured
 LEAST_LENGTHS, LEAST_BATCHES = 3, 2

@@ -12,7 +12,7 @@ from ridgeline.errors import BadModel
 
 def shape_table() -> dict[str, dict[str, Any]]:
     """Every row of shapes.toml: config.json fields, plus where the row comes from (`source`)."""
-    text = files("ridgeline.modelspec").joinpath("shapes.toml").read_text(encoding="utf-8")
+    text = files("ridgeline.modelspec.families").joinpath("shapes.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
-from ridgeline.modelspec import layouts
+from ridgeline.modelspec.families import layer_kinds
+from ridgeline.modelspec.families.config_fields import Values
+from ridgeline.modelspec.families.rope_config import rope_by_layer_kind
 from ridgeline.modelspec.format import Format, dense
 from ridgeline.modelspec.model import (
     Activation,
@@ -16,11 +18,9 @@ from ridgeline.modelspec.model import (
     ModelSpec,
     RopeSpec,
 )
-from ridgeline.modelspec.reading import Values
-from ridgeline.modelspec.rope_config import rope_by_layer_kind
 
 if TYPE_CHECKING:
-    from ridgeline.modelspec.families import Family
+    from ridgeline.modelspec.families.registry import Family
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -82,7 +82,9 @@ def _layers(values: Values, row: Family, fmt: Format) -> tuple[LayerSpec, ...]:
     for key in dict.fromkeys(zip(kinds, routed, strict=True)):
         kind, is_routed = key
         made[key] = LayerSpec(
-            attention=_attention(values, row, fmt, ropes[kind], layouts.window_of(values, kind)),
+            attention=_attention(
+                values, row, fmt, ropes[kind], layer_kinds.window_of(values, kind)
+            ),
             mlp=_experts(values, row, fmt) if is_routed else _mlp(values, row, fmt),
             sandwich_norms=row.sandwich_norms,
         )
@@ -92,7 +94,7 @@ def _layers(values: Values, row: Family, fmt: Format) -> tuple[LayerSpec, ...]:
 def _routed_layers(values: Values, row: Family, num: int) -> list[bool]:
     if row.moe is None:
         return [False] * num
-    return layouts.sparse_layers(values) if row.moe.choose_layers else [True] * num
+    return layer_kinds.sparse_layers(values) if row.moe.choose_layers else [True] * num
 
 
 def _heads(values: Values) -> tuple[int, int, int]:

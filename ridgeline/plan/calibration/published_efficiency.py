@@ -59,7 +59,9 @@ def efficiency_of(device: Accelerator) -> Efficiency:
 
 @lru_cache(maxsize=1)
 def _document() -> dict[str, Any]:
-    text = files("ridgeline.plan").joinpath("efficiency.toml").read_text(encoding="utf-8")
+    text = (
+        files("ridgeline.plan.calibration").joinpath("efficiency.toml").read_text(encoding="utf-8")
+    )
     return tomllib.loads(text)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.errors import BadModel
-from ridgeline.modelspec.families import FAMILIES, spec_from_config
+from ridgeline.modelspec.families.registry import FAMILIES, spec_from_config
 
 TINY: dict[str, Any] = {
     "vocab_size": 96,
