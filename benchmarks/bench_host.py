@@ -36,7 +36,13 @@ from ridgeline.engine.event_delivery import AsyncInboxes
 from ridgeline.engine.execution.greedy_fast_path import NoGreedy
 from ridgeline.engine.profiling.profile import Driver
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation import Drafts, NoDrafts, Open, Room, Verdict
+from ridgeline.engine.scheduler.speculation.draft_scheduler import (
+    Drafts,
+    NoDrafts,
+    Open,
+    Room,
+    Verdict,
+)
 from ridgeline.records import Event, Sampling, Token
 from ridgeline.serve.generation.collect import Tally
 from ridgeline.serve.generation.respond import OpenAiVoice, Telling, UsageWanted

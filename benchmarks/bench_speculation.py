@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 
 from ridgeline import Engine, Sampling
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation import Drafts, Open, Room, Verdict
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafts, Open, Room, Verdict
 from ridgeline.engine.speculate.build import measure_drafts, measure_steps
 from ridgeline.engine.speculate.depth_control.controller import Controller
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost

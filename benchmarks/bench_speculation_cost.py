@@ -33,7 +33,7 @@ from bench_speculation import HEAD, Switching, compare, show
 from safetensors.torch import save_file
 
 from ridgeline import Engine, Sampling
-from ridgeline.engine.scheduler.speculation import NoDrafts, Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import NoDrafts, Open
 from ridgeline.engine.speculate.depth_control.acceptance_rate import Acceptance
 from ridgeline.engine.speculate.depth_control.controller import Controller
 from ridgeline.engine.speculate.depth_control.lookup_accuracy import Shadows

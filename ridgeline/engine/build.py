@@ -19,12 +19,12 @@ from ridgeline.engine.config import Resolved
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.execution.threads import StepThreads
 from ridgeline.engine.model.dtype import DTYPES
-from ridgeline.engine.scheduler.admission import Limits
+from ridgeline.engine.scheduler.admission.limits import Limits
 from ridgeline.engine.scheduler.batching import make_policy
-from ridgeline.engine.scheduler.block_pool import BlockPool
-from ridgeline.engine.scheduler.prefix_cache import Cache, NoPrefixCache, PrefixCache
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.prefix_cache import Cache, NoPrefixCache, PrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
-from ridgeline.engine.scheduler.speculation import Drafts
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafts
 from ridgeline.engine.speculate.build import speculate
 from ridgeline.engine.speculate.drafters.target_model import Target
 from ridgeline.engine.structured_output import make_masks

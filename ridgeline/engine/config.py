@@ -25,7 +25,7 @@ from ridgeline.engine.execution.threads import measured_rates, plan_threads
 from ridgeline.engine.model.dtype import resolve_dtype
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.scheduler.background_budget import PROMISED, UNPROMISED
-from ridgeline.engine.scheduler.kv_budget import BudgetAsked, KvBudget, kv_budget
+from ridgeline.engine.scheduler.kv.kv_budget import BudgetAsked, KvBudget, kv_budget
 from ridgeline.engine.speculate.config import Speculation, resolve_speculation
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import system

@@ -31,10 +31,10 @@ from ridgeline.config.settings import Settings, settings_from
 from ridgeline.engine.build import Parts, assemble
 from ridgeline.engine.completion import Completion, CompletionBuilder
 from ridgeline.engine.config import Resolved, resolve
-from ridgeline.engine.engine_thread import EngineLoop
+from ridgeline.engine.engine_loop import EngineLoop
 from ridgeline.engine.event_delivery import AsyncInboxes, BlockingInbox, Errand, Inbox, Sink
 from ridgeline.engine.profiling.step_stats import StepTotals
-from ridgeline.engine.scheduler.queue_limits import Gate, GateLimits
+from ridgeline.engine.scheduler.admission.queue_limits import Gate, GateLimits
 from ridgeline.engine.validate import check_sampling, check_tokens
 from ridgeline.modelspec.cost import cost_model, kv_bytes_per_token
 from ridgeline.records import (

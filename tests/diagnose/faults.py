@@ -19,10 +19,10 @@ from ridgeline.diagnose.blame import Blame, Expected, blame
 from ridgeline.diagnose.causes import Ranked, findings
 from ridgeline.diagnose.facts import facts_of
 from ridgeline.diagnose.step_facts import missed_prefix, step_facts
-from ridgeline.engine.scheduler.admission import Limits
+from ridgeline.engine.scheduler.admission.limits import Limits
 from ridgeline.engine.scheduler.batching import make_policy
-from ridgeline.engine.scheduler.block_pool import BlockPool
-from ridgeline.engine.scheduler.prefix_cache import NoPrefixCache, PrefixCache
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache, PrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.measure.workload.sharing import shared_prompt_share
 from ridgeline.plan.simulate.single import Arrival, simulate

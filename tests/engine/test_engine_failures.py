@@ -15,7 +15,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.engine.build import assemble
 from ridgeline.engine.config import resolve
 from ridgeline.engine.scheduler.plan import StepPlan, StepResult
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.errors import EngineUnavailable
 from ridgeline.records import Event, Failed, Finished
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.engine.config import _formats, resolve
 from ridgeline.engine.model import dtype
-from ridgeline.engine.scheduler.kv_budget import GIB, BudgetAsked, kv_budget, size
+from ridgeline.engine.scheduler.kv.kv_budget import GIB, BudgetAsked, kv_budget, size
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import LinearSpec, ModelSpec

@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache, block_digest, root_digest
 from ridgeline.engine.scheduler.plan import StepPlan, paths
-from ridgeline.engine.scheduler.prefix_cache import PrefixCache, block_digest, root_digest
 from ridgeline.engine.scheduler.sequence import State
 
 if TYPE_CHECKING:

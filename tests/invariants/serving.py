@@ -37,7 +37,7 @@ from ridgeline.engine.scheduler import (
     make_policy,
 )
 from ridgeline.engine.scheduler.plan import Run, SampleAt
-from ridgeline.engine.scheduler.speculation import Drafts, NoDrafts, Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafts, NoDrafts, Open
 from ridgeline.engine.scheduler.stopping import derive_seed
 from ridgeline.engine.speculate.depth_control.fixed_depth import FixedDepth
 from ridgeline.engine.speculate.drafters.base import Lookup
@@ -336,7 +336,7 @@ def alone(model: Model, request: Request, index: int = 0) -> list[int]:
 def _alone(model: Model, request: Request, index: int) -> list[int]:
     single = msgspec.structs.replace(request.sampling, n=1)
     with mock.patch(
-        "ridgeline.engine.scheduler.sequence_registry.derive_seed",
+        "ridgeline.engine.scheduler.queue.sequence_registry.derive_seed",
         lambda base, _: derive_seed(base, index),
     ):
         [served] = serve(model, [msgspec.structs.replace(request, sampling=single)], Schedule())

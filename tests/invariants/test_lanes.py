@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from ridgeline.engine.scheduler import admit_waiting
-from ridgeline.engine.scheduler.admit_waiting import Joining
+from ridgeline.engine.scheduler.admission import admitter
+from ridgeline.engine.scheduler.admission.admitter import Joining
 from ridgeline.engine.scheduler.plan import StepPlan
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.scheduler.token_budget import ChunkedBudget, WholeBudget
@@ -138,7 +138,7 @@ def count_everybody(patch: pytest.MonkeyPatch) -> None:
         return original(self, self._roster.lanes[-1], step, num_tokens)
 
     original = Joining._view
-    patch.setattr(admit_waiting.Joining, "_view", view)
+    patch.setattr(admitter.Joining, "_view", view)
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,18 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from ridgeline.engine.scheduler import plan, prefix_cache, sequence_registry
+from ridgeline.engine.scheduler import plan
 from ridgeline.engine.scheduler.batching.static import StaticBatching
-from ridgeline.engine.scheduler.block_pool import BlockPool
-from ridgeline.engine.scheduler.block_tables import BlockTables
+from ridgeline.engine.scheduler.kv import prefix_cache
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_tables import BlockTables
+from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache
 from ridgeline.engine.scheduler.plan import Run, Sampled
-from ridgeline.engine.scheduler.prefix_cache import PrefixCache
-from ridgeline.engine.scheduler.priority_queue import WaitingQueue
+from ridgeline.engine.scheduler.queue import sequence_registry
+from ridgeline.engine.scheduler.queue.sequence_registry import Roster
+from ridgeline.engine.scheduler.queue.waiting_queue import WaitingQueue
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.scheduler.sequence import Choices, Sequence
-from ridgeline.engine.scheduler.sequence_registry import Roster
 from ridgeline.engine.scheduler.step_builder import Step
 from ridgeline.engine.scheduler.token_budget import ChunkedBudget, WholeBudget
 from ridgeline.records import Event

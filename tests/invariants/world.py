@@ -27,7 +27,7 @@ from ridgeline.engine.scheduler import (
 )
 from ridgeline.engine.scheduler.plan import Run, Sampled, StepPlan, StepResult, paths, samples_of
 from ridgeline.engine.scheduler.sequence import Sequence
-from ridgeline.engine.scheduler.speculation import Drafts, Open, Room, Verdict
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafts, Open, Room, Verdict
 from ridgeline.engine.scheduler.stopping import derive_seed
 from ridgeline.records import (
     Event,

@@ -7,10 +7,10 @@ import random
 import msgspec
 import pytest
 
-from ridgeline.engine.scheduler.admission import Limits
+from ridgeline.engine.scheduler.admission.limits import Limits
 from ridgeline.engine.scheduler.batching import make_policy
-from ridgeline.engine.scheduler.block_pool import BlockPool
-from ridgeline.engine.scheduler.prefix_cache import NoPrefixCache, PrefixCache
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache, PrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput
 from ridgeline.plan.calibration.roofline_fit import StepSample, fit_step_time

@@ -9,10 +9,10 @@ budget (how many tokens), tables and blocks (where they live), prefix (what need
 batching.
 """
 
-from ridgeline.engine.scheduler.admission import Limits
+from ridgeline.engine.scheduler.admission.limits import Limits
 from ridgeline.engine.scheduler.batching import make_policy
-from ridgeline.engine.scheduler.block_pool import BlockPool
-from ridgeline.engine.scheduler.prefix_cache import NoPrefixCache, PrefixCache
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache, PrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 
 __all__ = ["BlockPool", "Limits", "NoPrefixCache", "PrefixCache", "Scheduler", "make_policy"]

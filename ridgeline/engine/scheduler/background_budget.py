@@ -32,7 +32,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple, Protocol
 
-from ridgeline.engine.scheduler.sequence_registry import Roster
+from ridgeline.engine.scheduler.queue.sequence_registry import Roster
 from ridgeline.engine.scheduler.step_builder import Step
 from ridgeline.records import Request
 

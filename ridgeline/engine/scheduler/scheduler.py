@@ -29,20 +29,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ridgeline.engine.scheduler.admission import Limits, check_request
-from ridgeline.engine.scheduler.admit_waiting import Joining
+from ridgeline.engine.scheduler.admission.admitter import Joining
+from ridgeline.engine.scheduler.admission.limits import Limits, check_request
 from ridgeline.engine.scheduler.background_budget import Share, make_filling
 from ridgeline.engine.scheduler.batching.base import BatchingPolicy
-from ridgeline.engine.scheduler.block_pool import BlockPool
-from ridgeline.engine.scheduler.block_tables import BlockTables
-from ridgeline.engine.scheduler.deadlines import Deadlines
 from ridgeline.engine.scheduler.events import aborted_events, finished_event, token_event
-from ridgeline.engine.scheduler.lanes import Lane
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_tables import BlockTables
+from ridgeline.engine.scheduler.kv.prefix_cache import Cache
 from ridgeline.engine.scheduler.plan import Run, Sampled, StepPlan, StepResult
-from ridgeline.engine.scheduler.prefix_cache import Cache
+from ridgeline.engine.scheduler.queue.deadlines import Deadlines
+from ridgeline.engine.scheduler.queue.lanes import Lane
+from ridgeline.engine.scheduler.queue.sequence_registry import Roster
 from ridgeline.engine.scheduler.sequence import Choices, Sequence, State
-from ridgeline.engine.scheduler.sequence_registry import Roster
-from ridgeline.engine.scheduler.speculation import Drafting, Drafts
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafting, Drafts
 from ridgeline.engine.scheduler.step_builder import (
     Step,
     StepView,

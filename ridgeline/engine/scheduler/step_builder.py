@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from ridgeline.engine.scheduler.admission import Limits
+from ridgeline.engine.scheduler.admission.limits import Limits
 from ridgeline.engine.scheduler.plan import Run, SampleAt
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.engine.scheduler.token_budget import Budget, ChunkedBudget, WholeBudget

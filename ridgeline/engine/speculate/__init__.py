@@ -1,7 +1,7 @@
 """Speculative decoding: guess several tokens cheaply, verify them in one step.
 
 The registry names the drafters; none is imported until it is chosen (`assemble.py`). What the
-scheduler knows of it is in `ridgeline.engine.scheduler.speculation`.
+scheduler knows of it is in `ridgeline.engine.scheduler.speculation.draft_scheduler`.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.dtype import DTYPES
-from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Runner
-from ridgeline.engine.scheduler.speculation import Drafts, NoDrafts, Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafts, NoDrafts, Open
 from ridgeline.engine.speculate.config import LOOKUP_MAX, LOOKUP_MIN, Speculation, draft_spec
 from ridgeline.engine.speculate.depth_control.controller import Controller
 from ridgeline.engine.speculate.depth_control.fixed_depth import FixedDepth

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.errors import CannotRun
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 
-from ridgeline.engine.scheduler.prefix_cache import (
+from ridgeline.engine.scheduler.kv.prefix_cache import (
     NoPrefixCache,
     PrefixCache,
     block_digest,
@@ -26,7 +26,7 @@ from ridgeline.engine.scheduler.prefix_cache import (
 )
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.scheduler.sequence import Sequence
-from ridgeline.engine.scheduler.speculation import NoDrafts
+from ridgeline.engine.scheduler.speculation.draft_scheduler import NoDrafts
 from ridgeline.records import Event
 
 TAKE, PUBLISH = 0, 1  # blocks are taken by plan, published by commit

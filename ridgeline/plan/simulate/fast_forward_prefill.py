@@ -16,7 +16,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from ridgeline.engine.scheduler.batching.continuous import ContinuousBatching
-from ridgeline.engine.scheduler.prefix_cache import NoPrefixCache
+from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.plan.simulate.fast_forward_decode import foreseeable, num_left, runs_plainly

@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from ridgeline.engine.scheduler.prefix_cache import NoPrefixCache
+from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
 from ridgeline.errors import BadInput
 from ridgeline.plan.simulate.fast_forward_decode import implant
 from ridgeline.plan.simulate.records import (

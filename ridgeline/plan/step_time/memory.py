@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ridgeline.engine.scheduler.kv_budget import BudgetAsked, kv_budget
+from ridgeline.engine.scheduler.kv.kv_budget import BudgetAsked, kv_budget
 from ridgeline.errors import DoesNotFit
 from ridgeline.plan.calibration.calibration import Memory as Calibrated
 from ridgeline.plan.step_time.replica import Replica

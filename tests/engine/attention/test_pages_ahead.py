@@ -16,7 +16,7 @@ from ridgeline.engine.attention.ahead import PagesAhead, supply
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import PlainKv
 from ridgeline.engine.kernels.large_pages import LARGE_PAGE, own_pages
-from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 
 PER_PAGE = 16  # blocks in a large page of one layer
 NUM_BLOCKS = 10 * PER_PAGE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.engine.scheduler import BlockPool, Limits
-from ridgeline.engine.scheduler.admission import check_request
+from ridgeline.engine.scheduler.admission.limits import check_request
 from ridgeline.errors import BadInput, DoesNotFit
 from tests.engine.scheduler.helpers import make_request, scheduler
 

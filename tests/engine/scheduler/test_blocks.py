@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.errors import BadInput
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.engine.scheduler.queue_limits import WINDOW, Gate, GateLimits
+from ridgeline.engine.scheduler.admission.queue_limits import WINDOW, Gate, GateLimits
 from ridgeline.errors import EngineFull
 from ridgeline.records import Slo
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.engine.scheduler.block_pool import BlockPool
-from ridgeline.engine.scheduler.prefix_cache import PrefixCache, block_digest, root_digest
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache, block_digest, root_digest
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.errors import BadInput
 from tests.engine.scheduler.helpers import sequence

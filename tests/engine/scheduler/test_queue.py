@@ -6,7 +6,7 @@ import random
 
 from msgspec.structs import replace
 
-from ridgeline.engine.scheduler.priority_queue import WaitingQueue, order_key
+from ridgeline.engine.scheduler.queue.waiting_queue import WaitingQueue, order_key
 from ridgeline.records import Slo
 from tests.engine.scheduler.helpers import make_request, sequence
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ridgeline.engine.scheduler.block_pool import BlockPool
-from ridgeline.engine.scheduler.block_tables import BlockTables
-from ridgeline.engine.scheduler.prefix_cache import NoPrefixCache, PrefixCache
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_tables import BlockTables
+from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache, PrefixCache
 from tests.engine.scheduler.helpers import sequence
 
 SIZE = 4

@@ -13,7 +13,7 @@ import pytest
 
 from ridgeline.engine.config import Resolved
 from ridgeline.engine.scheduler.plan import StepPlan, StepResult
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.build import measure_drafts
 from ridgeline.engine.speculate.depth_control.step_cost import CONTEXT, DEPTHS, StepCost, measure
 from tests.engine.speculate.slow_cost import SlowStepCost

@@ -14,7 +14,7 @@ from ridgeline import Engine, Sampling
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.engine.build import assemble
 from ridgeline.engine.config import resolve
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.drafters.draft_model import DraftModelDrafter
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, BadModel, CannotRun

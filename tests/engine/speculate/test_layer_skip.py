@@ -16,7 +16,7 @@ from ridgeline.config.settings import settings_from
 from ridgeline.engine.build import Parts, assemble
 from ridgeline.engine.config import resolve
 from ridgeline.engine.scheduler.plan import Run, StepPlan
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.config import resolve_speculation
 from ridgeline.engine.speculate.drafters.layer_skip import (
     SelfDrafter,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.engine.scheduler.plan import Run, SampleAt
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.drafters.lookahead import MOST_GRAMS, LookaheadDrafter
 from ridgeline.engine.speculate.verify.exact_match import confirmed
 from ridgeline.records import Sampling

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.drafters.base import (
     AGAIN,
     AGREES,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 import ridgeline._native as _native
-from ridgeline.engine.scheduler.speculation import Open, Room
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room
 from ridgeline.engine.speculate.depth_control.lookup_accuracy import Shadows, prior
 from ridgeline.engine.speculate.depth_control.plan import LEAST_CHANCE, Costs, best_plan
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost

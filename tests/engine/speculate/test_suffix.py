@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ridgeline._native import Automaton, Seat
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.drafters.base import NO_GUESS
 from ridgeline.engine.speculate.drafters.suffix import SuffixDrafter
 from ridgeline.records import Sampling

@@ -22,9 +22,9 @@ from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.build import assemble
 from ridgeline.engine.config import resolve
-from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Run, SampleAt
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.drafters.checkpoint import CONFIG, write_drafter
 from ridgeline.engine.speculate.drafters.eagle import EagleDrafter, EagleLayer
 from ridgeline.engine.speculate.drafters.hidden_states import States

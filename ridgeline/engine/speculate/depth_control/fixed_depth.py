@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation import Open, Room, Verdict
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room, Verdict
 from ridgeline.engine.speculate.drafters.base import Drafter
 
 

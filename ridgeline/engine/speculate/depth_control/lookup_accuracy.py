@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import ridgeline._native as _native
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.depth_control.plan import LEAST_CHANCE
 from ridgeline.engine.speculate.drafters.base import (
     AGAIN,

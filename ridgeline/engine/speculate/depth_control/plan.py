@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import ridgeline._native as _native
-from ridgeline.engine.scheduler.speculation import Room
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Room
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost
 
 LEAST_CHANCE = 0.02  # a token that is less likely is not considered

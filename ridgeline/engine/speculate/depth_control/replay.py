@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation import Open, Room, Verdict
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room, Verdict
 from ridgeline.engine.speculate.depth_control.controller import Controller
 from ridgeline.engine.speculate.depth_control.step_cost import StepCost
 from ridgeline.engine.speculate.drafters.base import Lookup

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.drafters.base import KINDS, NO_GUESS, Drafter, Guess, Lookup
 
 

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.drafters.sampling import (
     Guess,
     all_argmax,

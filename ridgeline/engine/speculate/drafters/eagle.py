@@ -40,9 +40,9 @@ from ridgeline.engine.model.layers import no_qk_norm as plain
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.quant.dense import DenseLinear
 from ridgeline.engine.sampling.likeliest import likeliest_of
-from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, check_target, read_tensors
 from ridgeline.engine.speculate.drafters.hidden_states import States
 from ridgeline.engine.speculate.drafters.sampling import (

@@ -37,7 +37,7 @@ from torch import Tensor
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.drafters.sampling import (
     Guess,
     all_argmax,

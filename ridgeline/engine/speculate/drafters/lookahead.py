@@ -23,7 +23,7 @@ from itertools import pairwise
 
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.drafters.base import Guess, kind_of
 
 MOST_GRAMS = 4096  # of a sequence's pool; the oldest go first

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling.likeliest import likeliest_of
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, check_target, read_tensors
 from ridgeline.engine.speculate.drafters.hidden_states import States
 from ridgeline.engine.speculate.drafters.sampling import (

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ridgeline.engine.sampling import probabilities, sample
 from ridgeline.engine.scheduler.plan import SampleAt
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.verify.rejection_sampling import DRAFT, draw, drawn_apart, numbers
 from ridgeline.engine.speculate.verify.verifier import Drawn
 

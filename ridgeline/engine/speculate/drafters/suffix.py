@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import ridgeline._native as _native
-from ridgeline.engine.scheduler.speculation import Open
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.drafters.base import NO_GUESS, Guess, kind_of
 
 MOST_TOKENS, MOST_IN_ALL = 16_384, 65_536

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation import Open, Room, Verdict
+from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room, Verdict
 from ridgeline.engine.speculate.verify.rejection_sampling import Path
 from ridgeline.errors import BadInput
 

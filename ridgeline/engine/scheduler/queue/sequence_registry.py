@@ -16,8 +16,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from operator import attrgetter
 
-from ridgeline.engine.scheduler.lanes import Lane
-from ridgeline.engine.scheduler.priority_queue import order_key
+from ridgeline.engine.scheduler.queue.lanes import Lane
+from ridgeline.engine.scheduler.queue.waiting_queue import order_key
 from ridgeline.engine.scheduler.sequence import Choices, Sequence, State
 from ridgeline.engine.scheduler.stopping import derive_seed
 from ridgeline.errors import BadInput

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.errors import BadInput, DoesNotFit
 from ridgeline.records import Request
 

@@ -13,14 +13,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from ridgeline.engine.scheduler.admission import Limits
+from ridgeline.engine.scheduler.admission.limits import Limits
 from ridgeline.engine.scheduler.batching.base import BatchingPolicy, QueueView
-from ridgeline.engine.scheduler.block_pool import BlockPool
-from ridgeline.engine.scheduler.block_tables import BlockTables
-from ridgeline.engine.scheduler.lanes import Lane
-from ridgeline.engine.scheduler.prefix_cache import Cache
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_tables import BlockTables
+from ridgeline.engine.scheduler.kv.prefix_cache import Cache
+from ridgeline.engine.scheduler.queue.lanes import Lane
+from ridgeline.engine.scheduler.queue.sequence_registry import Roster
 from ridgeline.engine.scheduler.sequence import Sequence
-from ridgeline.engine.scheduler.sequence_registry import Roster
 from ridgeline.engine.scheduler.step_builder import Step
 
 

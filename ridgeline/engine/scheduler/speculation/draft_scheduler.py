@@ -21,12 +21,12 @@ from typing import Protocol
 
 import msgspec
 
-from ridgeline.engine.scheduler.block_pool import BlockPool
-from ridgeline.engine.scheduler.block_tables import BlockTables
-from ridgeline.engine.scheduler.draft_trees import Branches
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_tables import BlockTables
 from ridgeline.engine.scheduler.plan import Run, Sampled, paths
+from ridgeline.engine.scheduler.queue.sequence_registry import Roster
 from ridgeline.engine.scheduler.sequence import Sequence as Known
-from ridgeline.engine.scheduler.sequence_registry import Roster
+from ridgeline.engine.scheduler.speculation.draft_branches import Branches
 from ridgeline.engine.scheduler.step_builder import Step, with_drafts
 from ridgeline.engine.scheduler.stopping import StopRule
 from ridgeline.records import Sampling

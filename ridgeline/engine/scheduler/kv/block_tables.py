@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ridgeline.engine.scheduler.block_pool import BlockPool
-from ridgeline.engine.scheduler.prefix_cache import Cache
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.prefix_cache import Cache
 from ridgeline.engine.scheduler.sequence import Sequence
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ridgeline.engine.scheduler.priority_queue import WaitingQueue
+from ridgeline.engine.scheduler.queue.waiting_queue import WaitingQueue
 
 
 @dataclass(slots=True, eq=False)

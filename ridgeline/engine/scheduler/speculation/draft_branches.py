@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.engine.scheduler.block_tables import BlockTables
+from ridgeline.engine.scheduler.kv.block_tables import BlockTables
 from ridgeline.engine.scheduler.plan import Branch, Run, Sampled, along
 from ridgeline.engine.scheduler.sequence import Sequence as Known
 from ridgeline.engine.scheduler.step_builder import Step

@@ -32,7 +32,7 @@ from collections.abc import Sequence as Seq
 from hashlib import blake2b
 from typing import Protocol
 
-from ridgeline.engine.scheduler.block_pool import BlockPool
+from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.errors import BadInput
 

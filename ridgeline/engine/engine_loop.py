@@ -24,9 +24,9 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ridgeline.engine.profiling.step_stats import RequestCounts, StepLog, StepTotals
-from ridgeline.engine.scheduler.admission import check_request
+from ridgeline.engine.scheduler.admission.limits import check_request
+from ridgeline.engine.scheduler.admission.queue_limits import Gate
 from ridgeline.engine.scheduler.plan import Run, Runner, Sampled, StepPlan, StepResult
-from ridgeline.engine.scheduler.queue_limits import Gate
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.tokenization.events import EventTexts
 from ridgeline.engine.tokenization.tokenizer import Tokenizer

@@ -1,0 +1,1 @@
+"""Scheduling of speculative drafts: what a step can carry and what became of it."""
