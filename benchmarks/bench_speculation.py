@@ -44,7 +44,7 @@ from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafts, Open, Room, Verdict
 from ridgeline.engine.speculate.build import measure_drafts, measure_steps
 from ridgeline.engine.speculate.depth_control.controller import Controller
-from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost
+from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
 
 Clock = Callable[[], float]
 
@@ -257,7 +257,7 @@ def by_clock(engine: Engine, clock: Clock) -> None:
     controller._clock = clock
 
     def measured() -> None:
-        steps = StepCost(measure_steps(loop.runner, resolved, clock))
+        steps = StepTimeCurve(measure_steps(loop.runner, resolved, clock))
         states = getattr(drafter, "_states", None)
         drafts = drafter and DraftCost(measure_drafts(drafter, resolved, clock, states))
         controller.calibrate(steps, drafts)

@@ -26,17 +26,17 @@ from ridgeline.diagnose.profile import Profile, judge
 from ridgeline.engine.build import Parts, assemble
 from ridgeline.engine.config import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, Resolved, resolve
 from ridgeline.engine.profiling.profile import ProfileOptions, profile
-from ridgeline.hardware.ceilings import measure_rates
+from ridgeline.hardware.ceilings import measure_ceilings
 from ridgeline.workflows.diagnose.operator_profile import as_built, show
 
 
 def measured(resolved: Resolved, parts: Parts, options: ProfileOptions) -> Profile:
     """One number of sequences against ceilings measured before and behind it."""
-    before = measure_rates(resolved.num_threads)
+    before = measure_ceilings(resolved.num_threads)
     phases = profile(parts, resolved, options)
-    rates = before.best_of(measure_rates(resolved.num_threads))
+    ceilings = before.best_of(measure_ceilings(resolved.num_threads))
     target = f"{resolved.model}, {options.batch} sequences"
-    return judge(target, phases, resolved.spec, rates)
+    return judge(target, phases, resolved.spec, ceilings)
 
 
 def main() -> None:

@@ -5,15 +5,7 @@ from ridgeline.diagnose.causes import Ranked, findings
 from ridgeline.diagnose.facts import engine_facts, facts_of
 from ridgeline.diagnose.from_gpu import with_gpu
 from ridgeline.diagnose.from_server import blame_server
-from ridgeline.diagnose.roofline import (
-    Ceilings,
-    Point,
-    Shares,
-    StepCost,
-    WorkOf,
-    attribute,
-    place,
-)
+from ridgeline.diagnose.roofline import RooflinePoint, TimeShares, roofline_points, time_shares
 from ridgeline.diagnose.rules import Advice, Rule, advise
 from ridgeline.diagnose.step_facts import batch_facts, missed_prefix, step_facts
 from ridgeline.diagnose.verdict import Bound, Finding, verdict, verdict_of_point
@@ -22,17 +14,13 @@ __all__ = [
     "Advice",
     "Blame",
     "Bound",
-    "Ceilings",
     "Finding",
-    "Point",
     "Ranked",
+    "RooflinePoint",
     "Rule",
     "Share",
-    "Shares",
-    "StepCost",
-    "WorkOf",
+    "TimeShares",
     "advise",
-    "attribute",
     "batch_facts",
     "blame",
     "blame_server",
@@ -40,8 +28,9 @@ __all__ = [
     "facts_of",
     "findings",
     "missed_prefix",
-    "place",
+    "roofline_points",
     "step_facts",
+    "time_shares",
     "verdict",
     "verdict_of_point",
     "with_gpu",

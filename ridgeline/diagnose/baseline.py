@@ -17,9 +17,9 @@ from statistics import median
 
 from ridgeline.diagnose.blame import EXPECTED_NOISE, Expected
 from ridgeline.diagnose.facts import percentile
-from ridgeline.diagnose.roofline import phase_of
 from ridgeline.diagnose.step_facts import between
 from ridgeline.records import StepStat
+from ridgeline.roofline import phase_of
 
 LEAST_STEPS = 20
 LEAST_OF_A_KIND = 8

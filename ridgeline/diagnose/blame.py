@@ -25,8 +25,8 @@ from itertools import pairwise
 import msgspec
 
 from ridgeline.diagnose.facts import percentile
-from ridgeline.diagnose.roofline import phase_of
 from ridgeline.records import RequestTrace, RunTrace, StepStat
+from ridgeline.roofline import phase_of
 
 LOSSES = (
     "client_send",

@@ -7,43 +7,44 @@ import string
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ridgeline.diagnose.roofline import Ceilings, Point
+from ridgeline.diagnose.roofline import RooflinePoint
+from ridgeline.roofline import Peaks
 
 WIDTH, HEIGHT, MARGIN = 62, 15, 9
 MARKS = string.ascii_letters
 WHOLE_RUN = "whole run"
 
 
-def roofline_text(points: Sequence[Point], ceilings: Ceilings) -> tuple[str, ...]:
+def roofline_text(points: Sequence[RooflinePoint], peaks: Peaks) -> tuple[str, ...]:
     """Lines for a terminal: log-log, GFLOP/s over FLOP per byte. Empty without points.
 
     Where points fall on one place the first one's letter stands; the legend has all of them.
     """
     if not points:
         return ()
-    plot = _Plot(points, ceilings)
-    plot.roof(ceilings)
+    plot = _Plot(points, peaks)
+    plot.roof(peaks)
     for letter, point in reversed([*zip(MARKS, points, strict=False)]):
-        plot.put(point.intensity, point.achieved_flop_s, letter)
+        plot.put(point.intensity, point.achieved_flops_s, letter)
     names = [_named(point) for point in points]
     width = max(map(len, names)) + 1
     legend = [
-        _told(letter, f"{name:<{width}}", point, ceilings)
+        _told(letter, f"{name:<{width}}", point, peaks)
         for letter, name, point in zip(MARKS, names, points, strict=False)
     ]
     head = f"   {'':<{width}}{'FLOP/byte':>10}{'GFLOP/s':>9}   of its roof"
     return (*plot.lines(), "", head, *legend)
 
 
-def _named(point: Point) -> str:
+def _named(point: RooflinePoint) -> str:
     named = point.phase in point.name or point.name == WHOLE_RUN
     return point.name if named else f"{point.phase}: {point.name}"
 
 
-def _told(letter: str, name: str, point: Point, ceilings: Ceilings) -> str:
-    side = "memory" if point.intensity < ceilings.ridge else "arithmetic"
+def _told(letter: str, name: str, point: RooflinePoint, peaks: Peaks) -> str:
+    side = "bandwidth" if point.intensity < peaks.ridge else "compute"
     return (
-        f"{letter}  {name}{point.intensity:>10.3g}{point.achieved_flop_s / 1e9:>9.3g}"
+        f"{letter}  {name}{point.intensity:>10.3g}{point.achieved_flops_s / 1e9:>9.3g}"
         f"{point.share_of_roof:>7.0%} ({side})"
     )
 
@@ -51,9 +52,9 @@ def _told(letter: str, name: str, point: Point, ceilings: Ceilings) -> str:
 class _Plot:
     """Characters in a grid, row 0 on top."""
 
-    def __init__(self, points: Sequence[Point], ceilings: Ceilings) -> None:
-        across = [point.intensity for point in points] + [ceilings.ridge]
-        up = [point.achieved_flop_s for point in points] + [max(ceilings.compute_flop_s.values())]
+    def __init__(self, points: Sequence[RooflinePoint], peaks: Peaks) -> None:
+        across = [point.intensity for point in points] + [peaks.ridge]
+        up = [point.achieved_flops_s for point in points] + [max(peaks.all_flops_s.values())]
         self.x0, self.x1 = math.log10(min(across) / 2), math.log10(max(across) * 2.5)
         self.y0, self.y1 = math.log10(min(up) / 2), math.log10(max(up) * 1.6)
         self.rows = [[" "] * WIDTH for _ in range(HEIGHT)]
@@ -71,17 +72,14 @@ class _Plot:
         if 0 <= row < HEIGHT:
             self.rows[row][self.column(intensity)] = mark
 
-    def roof(self, ceilings: Ceilings) -> None:
+    def roof(self, peaks: Peaks) -> None:
         """The slope of the bandwidth up to each peak; the model's own peak is drawn solid."""
-        for dtype, peak in ceilings.compute_flop_s.items():
-            flat = "─" if dtype == ceilings.dtype else "╌"
-            for column in range(self.column(peak / ceilings.bandwidth_bytes_s), WIDTH):
+        for dtype, peak in peaks.all_flops_s.items():
+            flat = "─" if dtype == peaks.dtype else "╌"
+            for column in range(self.column(peak / peaks.bytes_s), WIDTH):
                 self.put(self._intensity(column), peak, flat)
-        top = max(ceilings.compute_flop_s.values())
-        heights = [
-            min(top, self._intensity(column) * ceilings.bandwidth_bytes_s)
-            for column in range(WIDTH)
-        ]
+        top = max(peaks.all_flops_s.values())
+        heights = [min(top, self._intensity(column) * peaks.bytes_s) for column in range(WIDTH)]
         for column, (here, then) in enumerate(pairwise([*heights, top])):
             if here < top:
                 for row in range(self.row(then) + 1, self.row(here) + 1):

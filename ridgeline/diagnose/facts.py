@@ -10,8 +10,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from ridgeline.diagnose.conditions import Value
-from ridgeline.diagnose.roofline import Shares, phase_of
+from ridgeline.diagnose.roofline import TimeShares
 from ridgeline.records import RequestTrace, RunTrace, Slo, StepStat
+from ridgeline.roofline import phase_of
 
 READING_GAP_S = 0.1
 """Between two tokens of a stream that nobody promised anything of: at ten a second most people read
@@ -24,7 +25,7 @@ LEAST_GROWTH = 0.02
 
 
 def facts_of(
-    run: RunTrace, slo: Slo | None = None, shares: Shares | None = None
+    run: RunTrace, slo: Slo | None = None, shares: TimeShares | None = None
 ) -> dict[str, Value]:
     """Everything that the rules may name and that this run can tell."""
     facts: dict[str, Value] = {}

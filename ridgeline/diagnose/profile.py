@@ -13,6 +13,7 @@ each, still adds up to the step.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean, median
@@ -20,8 +21,8 @@ from typing import Literal
 
 import msgspec
 
-from ridgeline.diagnose.roofline import Ceilings, Point
-from ridgeline.hardware.ceilings import Rates
+from ridgeline.diagnose.roofline import RooflinePoint
+from ridgeline.hardware.ceilings import MeasuredCeilings
 from ridgeline.modelspec.cost.operators import (
     OperatorWork,
     add,
@@ -32,8 +33,9 @@ from ridgeline.modelspec.cost.operators import (
 )
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.records import PhaseProfile, ProfiledPhase, StepProfile
+from ridgeline.roofline import Peaks
 
-Limit = Literal["memory", "cache", "arithmetic", ""]
+OperatorLimit = Literal["bandwidth", "cache", "compute", ""]
 HOST = "host"
 
 
@@ -52,7 +54,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     flops: float = 0.0
     nbytes: float = 0.0
     intensity: float | None = None
-    limit: Limit = ""
+    limit: OperatorLimit = ""
     bound_s: float = 0.0
 
     @property
@@ -101,35 +103,25 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     target: str
     phases: tuple[PhaseTable, ...]
-    rates: Rates
-    ceilings: Ceilings
+    ceilings: MeasuredCeilings
+    peaks: Peaks
     stands_out: tuple[str, ...]
-    points: tuple[Point, ...]
+    points: tuple[RooflinePoint, ...]
 
 
-def judge(target: str, phases: Sequence[PhaseProfile], spec: ModelSpec, rates: Rates) -> Profile:
-    tables = tuple(table(phase, spec, rates) for phase in phases)
-    ceilings = ceilings_of(spec, rates, max(each.memory_bytes for each in tables))
+def judge(
+    target: str, phases: Sequence[PhaseProfile], spec: ModelSpec, ceilings: MeasuredCeilings
+) -> Profile:
+    tables = tuple(table(phase, spec, ceilings) for phase in phases)
+    kind = rate_of(spec.layers[0].mlp.gate)
+    peaks = ceilings.peaks(kind, max(each.memory_bytes for each in tables))
     return Profile(
         target=target,
         phases=tables,
-        rates=rates,
         ceilings=ceilings,
+        peaks=peaks,
         stands_out=tuple(line for each in tables for line in stands_out(each)),
         points=tuple(point for each in tables for point in points(each)),
-    )
-
-
-def ceilings_of(spec: ModelSpec, rates: Rates, working_set_bytes: float) -> Ceilings:
-    """The machine's, with the layers' kind of multiply-add in front (else the best that there
-    is)."""
-    own = rate_of(spec.layers[0].mlp.gate)
-    best = max(rates.flop_s, key=rates.flop_s.__getitem__)
-    return Ceilings(
-        bandwidth_bytes_s=rates.bandwidth(working_set_bytes),
-        compute_flop_s=dict(rates.flop_s),
-        dtype=own if own in rates.flop_s else best,
-        source="this run" + (", disturbed: too low" if rates.disturbed else ""),
     )
 
 
@@ -140,7 +132,7 @@ def middle(passes: Sequence[tuple[StepProfile, ...]]) -> Sequence[tuple[StepProf
     return ordered[quarter : len(ordered) - quarter]
 
 
-def table(phase: PhaseProfile, spec: ModelSpec, rates: Rates) -> PhaseTable:
+def table(phase: PhaseProfile, spec: ModelSpec, ceilings: MeasuredCeilings) -> PhaseTable:
     """Times are means of the chosen passes; work is that of the very same steps."""
     chosen = middle(phase.passes)
     steps = [step for steps in chosen for step in steps]
@@ -149,7 +141,7 @@ def table(phase: PhaseProfile, spec: ModelSpec, rates: Rates) -> PhaseTable:
     per_step = [operator_work(spec, step.shapes, step.num_sampled) for step in steps]
     whole = add(work for parts in per_step for work in parts.values()).scaled(1 / count)
     names = dict.fromkeys(name for step in steps for name in step.operators)
-    memory_rate = rates.bandwidth(whole.memory_bytes * count / len(steps))
+    memory_rate = ceilings.bandwidth(whole.memory_bytes * count / len(steps))
     rows = []
     for name in names:
         work = add(work_of(name, parts) for parts in per_step).scaled(1 / count)
@@ -158,7 +150,7 @@ def table(phase: PhaseProfile, spec: ModelSpec, rates: Rates) -> PhaseTable:
         if not time_s:  # done within another: a prompt's gate, by whoever multiplied
             continue
         taken = (round(calls / count), time_s / count, pass_s)
-        rows.append(_row(name, taken, work, rates, memory_rate))
+        rows.append(_row(name, taken, work, ceilings, memory_rate))
     host_s = sum(step.host_s for step in steps) / count
     host = Row(operator=HOST, title="host", calls=1, time_s=host_s, share=host_s / pass_s)
     return PhaseTable(
@@ -178,14 +170,14 @@ def _row(
     name: str,
     taken: tuple[int, float, float],
     work: OperatorWork,
-    rates: Rates,
+    ceilings: MeasuredCeilings,
     memory_rate: float,
 ) -> Row:
     calls, time_s, pass_s = taken
-    bounds: dict[Limit, float] = {
-        "memory": work.memory_bytes / memory_rate,
-        "cache": work.row_bytes / rates.bandwidth(work.row_bytes / max(1, calls)),
-        "arithmetic": work.flops / rates.flop_s[work.rate] if work.rate in rates.flop_s else 0.0,
+    bounds: dict[OperatorLimit, float] = {
+        "bandwidth": work.memory_bytes / memory_rate,
+        "cache": work.row_bytes / ceilings.bandwidth(work.row_bytes / max(1, calls)),
+        "compute": work.flops / ceilings.flops_s.get(work.rate, math.inf),
     }
     limit = max(bounds, key=bounds.__getitem__)
     nbytes = work.memory_bytes + work.row_bytes
@@ -213,7 +205,7 @@ def _what(phase: ProfiledPhase, steps: Sequence[StepProfile]) -> str:
     return f"{len(shapes)} sequence{'s' * (len(shapes) > 1)} of {held:,} tokens"
 
 
-def points(found: PhaseTable) -> tuple[Point, ...]:
+def points(found: PhaseTable) -> tuple[RooflinePoint, ...]:
     """The phase as a whole, then its operators that multiply, each under the roof of its own bound
     (its kernel's kind of multiply-add, which may not be the layers')."""
     whole = (found.phase, found.flops, found.memory_bytes, found.pass_s, found.bound_s)
@@ -223,14 +215,14 @@ def points(found: PhaseTable) -> tuple[Point, ...]:
 
 def _point(
     found: PhaseTable, name: str, flops: float, nbytes: float, time_s: float, bound_s: float
-) -> Point:
-    return Point(
+) -> RooflinePoint:
+    return RooflinePoint(
         name=name,
         phase=found.phase,
         intensity=flops / nbytes,
-        achieved_flop_s=flops / time_s,
+        achieved_flops_s=flops / time_s,
         achieved_bytes_s=nbytes / time_s,
-        roof_flop_s=flops / bound_s,
+        roof_flops_s=flops / bound_s,
         time_s=time_s,
         num_steps=found.num_passes * found.steps_per_pass,
     )
@@ -273,9 +265,9 @@ def _is_far(row: Row) -> bool:
 
 
 ADVICE = {
-    "memory": "fewer bytes (--quantization, --kv-cache-dtype) or more sequences per step help; "
+    "bandwidth": "fewer bytes (--quantization, --kv-cache-dtype) or more sequences per step help; "
     "faster arithmetic does not",
-    "arithmetic": "faster arithmetic (fewer bits, more cores) or less of it (a cached prefix) "
+    "compute": "faster arithmetic (fewer bits, more cores) or less of it (a cached prefix) "
     "helps; more bandwidth does not",
     "cache": "its rows, not its weights, weigh most: fused operators help",
 }

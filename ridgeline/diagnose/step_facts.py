@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ridgeline.diagnose.blame import LEAST_DECODE_STEPS, Expected
 from ridgeline.diagnose.conditions import Value
 from ridgeline.diagnose.facts import percentile
-from ridgeline.diagnose.roofline import phase_of
 from ridgeline.records import RunTrace, StepStat
+from ridgeline.roofline import phase_of
 
 SPANS = 10  # of a run, of equal length
 LEAST_EXCESS = 0.1  # of a span's steps' seconds, to call the span slow

@@ -13,7 +13,8 @@ from typing import Literal
 import msgspec
 
 from ridgeline.diagnose.conditions import Condition, Facts, Value, all_hold, fill, parse
-from ridgeline.diagnose.roofline import Ceilings, Point
+from ridgeline.diagnose.roofline import RooflinePoint
+from ridgeline.roofline import Peaks
 
 Bound = Literal[
     "client", "capacity", "queue", "idle", "bandwidth", "compute", "overhead", "planning", "unknown"
@@ -111,21 +112,21 @@ def verdict(facts: Facts) -> Finding:
     return _finding(largest, _INSIDE_THE_STEP[largest], evidence, facts)
 
 
-def verdict_of_point(point: Point, ceilings: Ceilings) -> Finding:
+def verdict_of_point(point: RooflinePoint, peaks: Peaks) -> Finding:
     """The bound of one phase: its side of the ridge; overhead under half of its roof."""
-    side: Bound = "bandwidth" if point.intensity < ceilings.ridge else "compute"
+    side: Bound = "bandwidth" if point.intensity < peaks.ridge else "compute"
     bound: Bound = side if point.share_of_roof >= 0.5 else "overhead"
     sentence = (
         f"{point.phase}: {point.intensity:.3g} FLOP/byte ({side} side; "
-        f"ridge at {ceilings.ridge:.3g}), {point.achieved_flop_s / 1e9:.3g} GFLOP/s = "
+        f"ridge at {peaks.ridge:.3g}), {point.achieved_flops_s / 1e9:.3g} GFLOP/s = "
         f"{100 * point.share_of_roof:.0f}% of its roof"
     )
     if bound == "overhead":
         sentence += ", so the rest is overhead"
     evidence: dict[str, Value] = {
         "intensity": point.intensity,
-        "achieved_flop_s": point.achieved_flop_s,
-        "roof_flop_s": point.roof_flop_s,
+        "achieved_flops_s": point.achieved_flops_s,
+        "roof_flops_s": point.roof_flops_s,
     }
     return Finding(bound=bound, sentence=sentence + ".", evidence=evidence)
 

@@ -1,7 +1,8 @@
-"""What this machine can do at this moment: the ceilings that a profile is held against.
+"""Bandwidth and arithmetic peaks of this machine, measured now.
 
-The probe's record (`machine.py`) may be a day old, and a shared host changes within minutes: a
-profile measures its own ceilings right before and right behind its steps, in two seconds each.
+The record of a probe (`ridgeline.hardware.machine`) may be a day old, and the load on a shared host
+changes within minutes: a profile measures its own ceilings immediately before and after its steps,
+in two seconds each.
 """
 
 from __future__ import annotations
@@ -10,47 +11,66 @@ import msgspec
 
 from ridgeline.hardware import measure, system
 from ridgeline.hardware.machine import FULL_SHARE, rate_at
+from ridgeline.roofline import Peaks
 
-RATES = ("int4", "int16", "float32", "bf16", "bf16_kv")
-"""Kinds of multiply-add: of weights of four bits, of eight (as words, or by a dot product of bytes
-where the CPU has one), of floats, of weights in bfloat16 by floats, which tiles have instructions
-for, and of keys and values in bfloat16, which some vectors have too."""
+KINDS = ("int4", "int16", "float32", "bf16", "bf16_kv")
+"""Kinds of multiply-add: 4-bit weights, 8-bit weights (as words, or by a dot product of bytes where
+the CPU has one), floats, bfloat16 weights × floats (AMX tiles have instructions for them), and
+bfloat16 keys and values, for which some vector units have instructions too."""
 
 
-class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """`bytes_s`: reads per second of data of so many bytes, over and over, all threads. `flop_s`:
-    multiply-adds in registers, two operations each, by kind; one that is absent has no instruction
-    here. `cpu_share`: below 0.9 something else held the cores, and the figures are too low.
+class MeasuredCeilings(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates with all threads.
+
+    `bytes_s`: read bandwidth by working-set size in bytes. `flops_s`: multiply-adds in registers, 2
+    FLOPs each, by kind; kinds without an instruction on this CPU are absent. `cpu_share`: CPU time
+    over wall time of the measuring threads; below 0.9 the figures are too low, because another
+    process used the cores.
     """
 
     bytes_s: dict[int, float]
-    flop_s: dict[str, float]
+    flops_s: dict[str, float]
     cpu_share: float
 
     def bandwidth(self, working_set_bytes: float) -> float:
+        """Bytes/s of a working set of this size, interpolated between the measured sizes."""
         return rate_at(self.bytes_s, working_set_bytes)
+
+    def peaks(self, kind: str, working_set_bytes: float) -> Peaks:
+        """Peaks for this kind of multiply-add, or for the fastest kind if it was not measured."""
+        chosen = kind if kind in self.flops_s else max(self.flops_s, key=self.flops_s.__getitem__)
+        return Peaks(
+            flops_s=self.flops_s[chosen],
+            bytes_s=self.bandwidth(working_set_bytes),
+            dtype=chosen,
+            source="this run" + (", disturbed: too low" if self.disturbed else ""),
+            flops_s_by_dtype=dict(self.flops_s),
+        )
 
     @property
     def disturbed(self) -> bool:
         return self.cpu_share < FULL_SHARE
 
-    def best_of(self, other: Rates) -> Rates:
+    def best_of(self, other: MeasuredCeilings) -> MeasuredCeilings:
         """The higher of two measurements of one machine, figure by figure."""
-        return Rates(
+        return MeasuredCeilings(
             bytes_s={s: max(r, other.bytes_s.get(s, r)) for s, r in self.bytes_s.items()},
-            flop_s={k: max(r, other.flop_s.get(k, r)) for k, r in self.flop_s.items()},
+            flops_s={k: max(r, other.flops_s.get(k, r)) for k, r in self.flops_s.items()},
             cpu_share=max(self.cpu_share, other.cpu_share),
         )
 
 
-def measure_rates(num_threads: int) -> Rates:
-    """Now, with so many threads; about two seconds. CannotRun without the native module."""
+def measure_ceilings(num_threads: int) -> MeasuredCeilings:
+    """Measure with `num_threads` threads, in about two seconds.
+
+    Raises CannotRun without the native module.
+    """
     beyond = measure.memory_buffer_bytes(system.caches(), system.memory().available_bytes)
     sizes = {*measure.CACHE_SIZES, beyond}  # a cache of 480 MB holds most of the others
     reads = {size: measure.read_bandwidth(size, num_threads) for size in sorted(sizes)}
-    peaks = {kind: measure.multiply_peak(kind, num_threads) for kind in measure.kinds_of(RATES)}
-    return Rates(
-        bytes_s={size: found.per_s for size, found in reads.items()},
-        flop_s={kind: found.per_s for kind, found in peaks.items()},
-        cpu_share=min(found.cpu_share for found in (*reads.values(), *peaks.values())),
+    rates = {kind: measure.multiply_peak(kind, num_threads) for kind in measure.kinds_of(KINDS)}
+    return MeasuredCeilings(
+        bytes_s={size: rate.per_s for size, rate in reads.items()},
+        flops_s={kind: rate.per_s for kind, rate in rates.items()},
+        cpu_share=min(rate.cpu_share for rate in (*reads.values(), *rates.values())),
     )

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ridgeline.measure.steps import Peaks, Work
 from ridgeline.records import RequestTrace, RunTrace
+from ridgeline.roofline import Peaks, PriceStep, Work, bound
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 
 def use_of(
     run: RunTrace,
-    work: Work,
+    price: PriceStep,
     peaks: Peaks,
     *,
     cached_share: float = 0.0,
@@ -40,33 +40,34 @@ def use_of(
     served = [request for request in run.requests if request.output_tokens]
     if not served or run.duration_s <= 0:
         return None
-    flops = sum(_flops(request, work, cached_share) for request in served)
+    flops = sum(_flops(request, price, cached_share) for request in served)
     nbytes = None
     if num_steps is not None and num_steps >= 1:
         decoded = sum(request.output_tokens - 1 for request in served)
         batch = max(1, round(decoded / num_steps))
-        weights = work([(1, 0)] * batch, batch)[1]
-        nbytes = num_steps * weights + sum(_kv_bytes(request, work) for request in served)
+        weights = price([(1, 0)] * batch, batch).bytes
+        nbytes = num_steps * weights + sum(_kv_bytes(request, price) for request in served)
+    total = bound(Work(flops, nbytes or 0.0), peaks)
     return Use(
         flops=flops,
-        mfu=flops / (run.duration_s * peaks.flop_s),
+        mfu=total.mfu(run.duration_s),
         nbytes=nbytes,
-        mbu=None if nbytes is None else nbytes / (run.duration_s * peaks.bytes_s),
+        mbu=None if nbytes is None else total.mbu(run.duration_s),
         num_steps=None if nbytes is None or num_steps is None else round(num_steps),
     )
 
 
-def _flops(request: RequestTrace, work: Work, cached_share: float) -> float:
+def _flops(request: RequestTrace, price: PriceStep, cached_share: float) -> float:
     """One prefill of what was not cached, and each further token at the mean of its contexts."""
     cached = request.cached_tokens or round(cached_share * request.prompt_tokens)
     new = max(1, request.prompt_tokens - cached)
-    prefill = work([(new, request.prompt_tokens - new)], 1)[0]
-    return prefill + (request.output_tokens - 1) * work([(1, _middle(request))], 1)[0]
+    prefill = price([(new, request.prompt_tokens - new)], 1).flops
+    return prefill + (request.output_tokens - 1) * price([(1, _middle(request))], 1).flops
 
 
-def _kv_bytes(request: RequestTrace, work: Work) -> float:
+def _kv_bytes(request: RequestTrace, price: PriceStep) -> float:
     """What the output tokens read of the keys and values before them."""
-    each = work([(1, _middle(request))], 1)[1] - work([(1, 0)], 1)[1]
+    each = price([(1, _middle(request))], 1).bytes - price([(1, 0)], 1).bytes
     return (request.output_tokens - 1) * each
 
 

@@ -1,33 +1,16 @@
-"""What the engine's step records say: how full, how often reused, and how near to the machine's
-limits.
-
-The arithmetic of a step (FLOPs, bytes) and the ceilings of the machine come in from outside, as a
-callable and two numbers, so that this file knows neither models nor hardware.
-"""
+"""Utilisation and occupancy of an engine, from its step records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from ridgeline.records import RunTrace, StepStat
+from ridgeline.roofline import PHASES, Peaks, Phase, PriceStep, Work, bound, phase_of
 
-Phase = Literal["prefill", "mixed", "decode", "overall"]
-Work = Callable[[Sequence[tuple[int, int]], int], tuple[float, float]]
-"""(shapes, num_sampled) → (FLOPs, bytes) that one step cannot do without."""
-
-
-class Peaks(msgspec.Struct, frozen=True, kw_only=True):
-    """What the machine can do at the dtype in use: dense FLOP/s, and bytes/s read from memory."""
-
-    flop_s: float
-    bytes_s: float
-
-    def bound_s(self, flops: float, nbytes: float) -> float:
-        """The roofline: no step takes less."""
-        return max(flops / self.flop_s, nbytes / self.bytes_s)
+PhaseOrAll = Phase | Literal["overall"]
 
 
 class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +22,7 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
     time for this work.
     """
 
-    phase: Phase
+    phase: PhaseOrAll
     num_steps: int
     flops: float
     nbytes: float
@@ -52,35 +35,27 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
     mbu_wall: float
 
 
-def phase_of(step: StepStat) -> Phase:
-    """decode: every run feeds one token behind a filled cache; prefill: none does; else mixed."""
-    decoding = sum(1 for new, cached in step.shapes if new == 1 and cached > 0)
-    if decoding == len(step.shapes):
-        return "decode"
-    return "mixed" if decoding else "prefill"
-
-
-def utilisation(run: RunTrace, work: Work, peaks: Peaks) -> dict[Phase, Utilisation]:
-    """By phase (those that occurred), and overall."""
+def utilisation(run: RunTrace, price: PriceStep, peaks: Peaks) -> dict[PhaseOrAll, Utilisation]:
+    """Utilisation by phase, for the phases that occurred, and overall."""
     steps = [step for step in run.steps if step.shapes]
-    phases: tuple[Phase, ...] = ("prefill", "mixed", "decode")
-    groups: dict[Phase, list[StepStat]] = {
-        phase: [step for step in steps if phase_of(step) == phase] for phase in phases
+    groups: dict[PhaseOrAll, list[StepStat]] = {
+        phase: [step for step in steps if phase_of(step) == phase] for phase in PHASES
     }
     groups["overall"] = steps
     return {
-        phase: _utilisation(phase, chosen, run.duration_s, work, peaks)
+        phase: _utilisation(phase, chosen, run.duration_s, price, peaks)
         for phase, chosen in groups.items()
         if chosen
     }
 
 
 def _utilisation(
-    phase: Phase, steps: Sequence[StepStat], wall_s: float, work: Work, peaks: Peaks
+    phase: PhaseOrAll, steps: Sequence[StepStat], wall_s: float, price: PriceStep, peaks: Peaks
 ) -> Utilisation:
-    costs = [work(step.shapes, step.num_sampled) for step in steps]
-    flops, nbytes = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
+    costs = [price(step.shapes, step.num_sampled) for step in steps]
+    flops, nbytes = sum(cost.flops for cost in costs), sum(cost.bytes for cost in costs)
     busy_s = sum(step.run_s for step in steps)
+    total = bound(Work(flops, nbytes), peaks)
     return Utilisation(
         phase=phase,
         num_steps=len(steps),
@@ -88,11 +63,11 @@ def _utilisation(
         nbytes=nbytes,
         busy_s=busy_s,
         wall_s=wall_s,
-        bound_s=sum(peaks.bound_s(*cost) for cost in costs),
-        mfu_busy=_ratio(flops, busy_s * peaks.flop_s),
-        mbu_busy=_ratio(nbytes, busy_s * peaks.bytes_s),
-        mfu_wall=_ratio(flops, wall_s * peaks.flop_s),
-        mbu_wall=_ratio(nbytes, wall_s * peaks.bytes_s),
+        bound_s=sum(bound(cost, peaks).seconds for cost in costs),
+        mfu_busy=total.mfu(busy_s),
+        mbu_busy=total.mbu(busy_s),
+        mfu_wall=total.mfu(wall_s),
+        mbu_wall=total.mbu(wall_s),
     )
 
 
@@ -168,7 +143,7 @@ def cache_hit_rate(steps: Iterable[StepStat]) -> float | None:
     return hits / queried if queried else None
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class LatencyBounds(msgspec.Struct, frozen=True, kw_only=True):
     """The roofline beside each figure of the table: what this machine could not have beaten."""
 
     ttft_s: float | None
@@ -177,7 +152,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     output_tok_s: float | None
 
 
-def bounds(run: RunTrace, work: Work, peaks: Peaks) -> Bounds:
+def latency_bounds(run: RunTrace, price: PriceStep, peaks: Peaks) -> LatencyBounds:
     """Bounds of the run as it was batched; None where the run does not tell.
 
     ttft: the prompt of the mean request (what the cache did not hold) alone on the machine.
@@ -187,13 +162,13 @@ def bounds(run: RunTrace, work: Work, peaks: Peaks) -> Bounds:
     steps = [step for step in run.steps if step.shapes]
     done = [request for request in run.requests if request.output_tokens]
     if not steps or not done:
-        return Bounds(ttft_s=None, tpot_s=None, e2e_s=None, output_tok_s=None)
-    bound_s = [peaks.bound_s(*work(step.shapes, step.num_sampled)) for step in steps]
-    ttft_s = _prefill_bound_s(run, work, peaks)
+        return LatencyBounds(ttft_s=None, tpot_s=None, e2e_s=None, output_tok_s=None)
+    bound_s = [bound(price(step.shapes, step.num_sampled), peaks).seconds for step in steps]
+    ttft_s = _prefill_bound_s(run, price, peaks)
     tpot_s = _decode_bound_s(steps, bound_s)
     output = sum(request.output_tokens for request in done)
     mean_after = output / len(done) - 1
-    return Bounds(
+    return LatencyBounds(
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         e2e_s=ttft_s + mean_after * tpot_s if ttft_s is not None and tpot_s is not None else None,
@@ -201,13 +176,13 @@ def bounds(run: RunTrace, work: Work, peaks: Peaks) -> Bounds:
     )
 
 
-def _prefill_bound_s(run: RunTrace, work: Work, peaks: Peaks) -> float | None:
+def _prefill_bound_s(run: RunTrace, price: PriceStep, peaks: Peaks) -> float | None:
     told = [request for request in run.requests if request.prompt_tokens]
     if not told:
         return None
     prompt = round(sum(request.prompt_tokens for request in told) / len(told))
     cached = round(sum(request.cached_tokens for request in told) / len(told))
-    return peaks.bound_s(*work(((max(1, prompt - cached), cached),), 1))
+    return bound(price(((max(1, prompt - cached), cached),), 1), peaks).seconds
 
 
 def _decode_bound_s(steps: Sequence[StepStat], bound_s: Sequence[float]) -> float | None:

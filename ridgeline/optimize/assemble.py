@@ -12,13 +12,13 @@ import ridgeline
 from ridgeline.config.settings import Settings, changed
 from ridgeline.diagnose import (
     Finding,
-    Point,
-    Shares,
+    RooflinePoint,
+    TimeShares,
     advise,
-    attribute,
     facts_of,
-    place,
+    roofline_points,
     step_facts,
+    time_shares,
     verdict,
 )
 from ridgeline.diagnose.conditions import Value
@@ -172,19 +172,19 @@ def steps_of(readings: Sequence[Reading], settings: Settings, lab: Lab) -> list[
 
 def points_of(
     name: str, readings: Sequence[Reading], settings: Settings, lab: Lab
-) -> tuple[Point, ...]:
+) -> tuple[RooflinePoint, ...]:
     """Prefill, decode and mixed steps of these runs on this machine's roofline."""
-    ceilings = lab.ceilings_of(settings)
-    if ceilings is None:
+    peaks = lab.peaks_of(settings)
+    if peaks is None:
         return ()
-    return place(name, steps_of(readings, settings, lab), lab.work_of(settings), ceilings)
+    return roofline_points(name, steps_of(readings, settings, lab), lab.price_of(settings), peaks)
 
 
-def shares_of(run: RunTrace, settings: Settings, lab: Lab) -> Shares | None:
-    ceilings = lab.ceilings_of(settings)
-    if ceilings is None or not run.steps:
+def shares_of(run: RunTrace, settings: Settings, lab: Lab) -> TimeShares | None:
+    peaks = lab.peaks_of(settings)
+    if peaks is None or not run.steps:
         return None
-    return attribute(run.steps, run.duration_s, lab.work_of(settings), ceilings)
+    return time_shares(run.steps, run.duration_s, lab.price_of(settings), peaks)
 
 
 def facts_for(
@@ -264,7 +264,7 @@ def finish(
         final=final,
         trials=account.trials,
         not_tried=account.not_tried,
-        ceilings=lab.ceilings_of(job.settings),
+        peaks=lab.peaks_of(job.settings),
         total=account.total,
         slo_holds=account.slo_holds,
     )

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from ridgeline.diagnose import Advice, Ceilings, Finding, Point
+from ridgeline.diagnose import Advice, Finding, RooflinePoint
 from ridgeline.optimize.cost import Cost, Price
 from ridgeline.optimize.quality import Quality
 from ridgeline.optimize.stats import Interval
+from ridgeline.roofline import Peaks
 
 Verdict = Literal[
     "kept",
@@ -97,7 +98,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     log_ratios: tuple[float, ...] = ()
     quality: Quality | None = None
     exactness: Exactness | None = None
-    points: tuple[Point, ...] = ()
+    points: tuple[RooflinePoint, ...] = ()
     spent_s: float = 0.0
 
 
@@ -125,7 +126,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     measured: Measured
     cost: Cost
     samples: Distribution
-    points: tuple[Point, ...]
+    points: tuple[RooflinePoint, ...]
     finding: Finding
     advice: tuple[Advice, ...] = ()
 
@@ -157,7 +158,7 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
     final: Standing
     trials: tuple[Trial, ...]
     not_tried: tuple[NotTried, ...]
-    ceilings: Ceilings | None = None
+    peaks: Peaks | None = None
     total: Interval | None = None
     slo_holds: bool = False
     next_steps: tuple[str, ...] = ()

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 
 from ridgeline.config.settings import NAIVE, Settings
-from ridgeline.diagnose import Ceilings, WorkOf
 from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import CannotRun
 from ridgeline.measure.arrivals import Instants
@@ -24,6 +23,7 @@ from ridgeline.measure.client import LoadOptions, OnFinish
 from ridgeline.optimize.quality.tasks import Task
 from ridgeline.optimize.quality.text import Array
 from ridgeline.records import EngineInfo, RunTrace, StepStat
+from ridgeline.roofline import Peaks, PriceStep
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,8 +136,8 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True):
 
     open: Callable[[Settings], AbstractContextManager[Subject]]
     oracle: Oracle
-    work_of: Callable[[Settings], WorkOf]
-    ceilings_of: Callable[[Settings], Ceilings | None]
+    price_of: Callable[[Settings], PriceStep]
+    peaks_of: Callable[[Settings], Peaks | None]
     facts: dict[str, Value]
     heldout: tuple[tuple[int, ...], ...]
     check_prompts: tuple[tuple[int, ...], ...]

@@ -10,13 +10,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ridgeline.roofline import Peaks
 from ridgeline.serve import errors, operations, tokenize
 from ridgeline.serve.anthropic import routes as messages
 from ridgeline.serve.auth.middleware import OPEN_PATHS, Door, Guard
 from ridgeline.serve.config import ServerOptions, names_of
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.http.fast_router import EXPECTED, Direct, Handlers
-from ridgeline.serve.metrics.engine_collector import Peaks
 from ridgeline.serve.openai import embeddings, responses
 from ridgeline.serve.openai import routes as openai
 from ridgeline.serve.service import Service, name_of

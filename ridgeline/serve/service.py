@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ridgeline.records import Sampling, Slo
+from ridgeline.roofline import Peaks
 from ridgeline.serve.auth.keys import load_keys
 from ridgeline.serve.auth.middleware import caller_of
 from ridgeline.serve.auth.rate_limit import Account, Accounts
@@ -24,7 +25,6 @@ from ridgeline.serve.generation.event_stream import encode, read_body
 from ridgeline.serve.generation.respond import answer_headers, request_id_of
 from ridgeline.serve.generation.stream import Job, RequestGroup, Terms, free
 from ridgeline.serve.ids import fresh_id
-from ridgeline.serve.metrics.engine_collector import Peaks
 from ridgeline.serve.metrics.registry import Metrics
 from ridgeline.serve.openai.sampling_params import Prompt, check_cap
 

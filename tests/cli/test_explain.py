@@ -12,7 +12,6 @@ import pytest
 import ridgeline
 from ridgeline.cli.main import main
 from ridgeline.config.settings import Settings
-from ridgeline.diagnose import Ceilings
 from ridgeline.diagnose.blame import LOSSES
 from ridgeline.diagnose.conditions import parse
 from ridgeline.diagnose.decisions import shipped_decisions, walk
@@ -21,9 +20,10 @@ from ridgeline.measure.workload import LoadRequest
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model
 from ridgeline.records import Slo
+from ridgeline.roofline import Peaks
 from ridgeline.workflows.explain import topics
 from ridgeline.workflows.explain.explain import Asked, facts_of, known_of
-from ridgeline.workflows.explain.static_bounds import Bounds, facts_before
+from ridgeline.workflows.explain.static_bounds import StepBounds, facts_before
 from ridgeline.workflows.explain.topics import metric, technique
 
 SUBJECTS = [
@@ -115,13 +115,13 @@ def test_a_model_without_a_tokenizer_gets_made_up_prompts() -> None:
 
 def test_bounds_are_the_slower_of_bytes_and_arithmetic() -> None:
     model = cost_model(load_spec("demo"))
-    slow = Ceilings(bandwidth_bytes_s=1.0, compute_flop_s={"float32": 1e30}, dtype="float32")
-    read = Bounds(model, slow)
+    slow = Peaks(bytes_s=1.0, flops_s=1e30)
+    read = StepBounds(model, slow)
     one = read.decode(1, 100)
     assert one == pytest.approx(model.step([(1, 100)], 1).bytes)
     assert read.rows(1, 8, 100) < 1.1 * one, "rows share the weights"
-    busy = Ceilings(bandwidth_bytes_s=1e30, compute_flop_s={"float32": 1.0}, dtype="float32")
-    assert Bounds(model, busy).rows(1, 8, 100) > 7.9 * Bounds(model, busy).decode(1, 100)
+    busy = Peaks(bytes_s=1e30, flops_s=1.0)
+    assert StepBounds(model, busy).rows(1, 8, 100) > 7.9 * StepBounds(model, busy).decode(1, 100)
 
 
 def test_shared_heads_shorten_a_prompt() -> None:

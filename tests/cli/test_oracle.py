@@ -22,19 +22,19 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model
 from ridgeline.modelspec.rewrite import apply_quantization
 from ridgeline.optimize.subject import Load
-from ridgeline.plan.calibration.roofline_fit import Roof
 from ridgeline.records import StepStat
+from ridgeline.roofline import Peaks
 from ridgeline.workflows.optimize.simulator import PRIOR_PER_RUN, Costs, SimulatedEngine
 
 SPEC = load_spec("demo")
-ROOF = Roof(bandwidth_bytes_s=20e9, peak_flop_s=100e9)
+PEAKS = Peaks(bytes_s=20e9, flops_s=100e9)
 LOAD = Load(rate=0.5, seed=1, window_s=60.0, grace_s=60.0)
 STEP_S, RUN_S = 0.0005, 0.0004
 
 
 def costs_of(settings: Settings) -> Costs:
     spec = SPEC if settings.quantization is None else apply_quantization(SPEC, "int8")
-    return Costs(model=cost_model(spec), roof=ROOF)
+    return Costs(model=cost_model(spec), peaks=PEAKS)
 
 
 def scheduler_of(settings: Settings) -> Scheduler:

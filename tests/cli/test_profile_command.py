@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from ridgeline.cli.app import app
-from ridgeline.hardware.ceilings import Rates
+from ridgeline.hardware.ceilings import MeasuredCeilings
 
-RATES = Rates(
+CEILINGS = MeasuredCeilings(
     bytes_s={1 << 20: 40e9, 1 << 28: 20e9},
-    flop_s={"int4": 200e9, "int16": 150e9, "float32": 100e9},
+    flops_s={"int4": 200e9, "int16": 150e9, "float32": 100e9},
     cpu_share=1.0,
 )
 LOAD = ["--random-input-len", "24", "--random-output-len", "8", "--max-concurrency", "2"]
@@ -26,7 +26,7 @@ def invoke(*args: str) -> Any:
 
 @pytest.fixture
 def known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.hardware.ceilings.measure_rates", lambda threads: RATES)
+    monkeypatch.setattr("ridgeline.hardware.ceilings.measure_ceilings", lambda threads: CEILINGS)
 
 
 @pytest.mark.usefixtures("known_machine")
@@ -52,7 +52,7 @@ def test_json_has_every_figure() -> None:
         assert sum(row["time_s"] for row in phase["rows"]) == pytest.approx(phase["pass_s"])
         named = {row["operator"]: row for row in phase["rows"]}
         assert named["down"]["of_bound"] > 0 and named["host"]["of_bound"] is None
-    assert told["ceilings"]["dtype"] == "int4"
+    assert told["peaks"]["dtype"] == "int4"
 
 
 def test_what_would_change_nothing_is_refused() -> None:

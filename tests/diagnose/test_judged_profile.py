@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.diagnose import Ceilings, Point
+from ridgeline.diagnose import RooflinePoint
 from ridgeline.diagnose.chart import MARGIN, WIDTH, roofline_text
 from ridgeline.diagnose.profile import judge, middle, table
-from ridgeline.hardware.ceilings import Rates
+from ridgeline.hardware.ceilings import MeasuredCeilings
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost.operators import operator_work
 from ridgeline.modelspec.rewrite import apply_quantization
 from ridgeline.records import OperatorTime, PhaseProfile, StepProfile
+from ridgeline.roofline import Peaks
 
 SPEC = apply_quantization(load_spec("dummy:llama-1b-32k"), "int4")
-RATES = Rates(
+CEILINGS = MeasuredCeilings(
     bytes_s={1 << 20: 100e9, 1 << 28: 20e9},
-    flop_s={"int4": 200e9, "int16": 150e9, "float32": 100e9},
+    flops_s={"int4": 200e9, "int16": 150e9, "float32": 100e9},
     cpu_share=1.0,
 )
 SHAPES = ((1, 100), (1, 200))
@@ -33,7 +34,7 @@ def decode(*steps: StepProfile, plain_s: tuple[float, ...] = (0.030,)) -> PhaseP
 
 def test_rows_and_host_add_up_to_the_pass() -> None:
     spent = {"down": 0.010, "attention": 0.002, "o": 0.003, "activation": 0.0}  # 0: in another
-    found = table(decode(step(0.031, **spent)), SPEC, RATES)
+    found = table(decode(step(0.031, **spent)), SPEC, CEILINGS)
     assert [row.operator for row in found.rows] == ["down", "o", "attention", "host"]
     assert sum(row.time_s for row in found.rows) == pytest.approx(found.pass_s) == 0.031
     assert sum(row.share for row in found.rows) == pytest.approx(1)
@@ -44,27 +45,27 @@ def test_rows_and_host_add_up_to_the_pass() -> None:
 def test_bounds_by_hand() -> None:
     """Two rows: the down linear is bound by its bytes at the rate of the whole model's size."""
     work = operator_work(SPEC, SHAPES, 2)["down"]
-    row = table(decode(step(0.030, down=0.012)), SPEC, RATES).rows[0]
-    assert row.limit == "memory"
+    row = table(decode(step(0.030, down=0.012)), SPEC, CEILINGS).rows[0]
+    assert row.limit == "bandwidth"
     assert row.bound_s == pytest.approx(work.memory_bytes / 20e9)
     assert row.of_bound == pytest.approx(row.bound_s / 0.012)
     assert row.intensity == pytest.approx(work.flops / work.memory_bytes)
-    slow = Rates(bytes_s=RATES.bytes_s, flop_s={"int4": 1e9}, cpu_share=1.0)
+    slow = MeasuredCeilings(bytes_s=CEILINGS.bytes_s, flops_s={"int4": 1e9}, cpu_share=1.0)
     row = table(decode(step(0.030, down=0.012)), SPEC, slow).rows[0]
-    assert row.limit == "arithmetic" and row.bound_s == pytest.approx(work.flops / 1e9)
+    assert row.limit == "compute" and row.bound_s == pytest.approx(work.flops / 1e9)
 
 
 def test_rows_that_live_in_cache_are_held_against_the_cache() -> None:
     parts = operator_work(SPEC, SHAPES, 2)
-    row = table(decode(step(0.030, activation=0.001)), SPEC, RATES).rows[0]
+    row = table(decode(step(0.030, activation=0.001)), SPEC, CEILINGS).rows[0]
     assert row.limit == "cache" and row.intensity is None
     assert row.bound_s == pytest.approx(parts["activation"].row_bytes / 100e9)
 
 
 def test_an_unknown_rate_gives_no_arithmetic_bound() -> None:
-    rates = Rates(bytes_s=RATES.bytes_s, flop_s={"float32": 1e6}, cpu_share=1.0)
+    rates = MeasuredCeilings(bytes_s=CEILINGS.bytes_s, flops_s={"float32": 1e6}, cpu_share=1.0)
     row = table(decode(step(0.030, down=0.012)), SPEC, rates).rows[0]
-    assert row.limit == "memory"
+    assert row.limit == "bandwidth"
 
 
 def test_the_middle_half_is_taken() -> None:
@@ -76,47 +77,47 @@ def test_the_middle_half_is_taken() -> None:
 def test_what_stands_out_is_said() -> None:
     spent = {"down": 0.020, "attention": 0.010}
     phase = decode(step(0.040, **spent), plain_s=(0.030,))
-    lines = judge("x", [phase], SPEC, RATES).stands_out
+    lines = judge("x", [phase], SPEC, CEILINGS).stands_out
     text = "\n".join(lines)
-    assert "memory: fewer bytes" in lines[0]
+    assert "bandwidth: fewer bytes" in lines[0]
     assert "most lies in down linear" in text
     assert "also far from their bounds: attention" in text
     assert "25% is spent outside the operators" in text
     assert "33% longer" in text
     quiet = decode(step(0.0301, down=0.0300), plain_s=(0.030,))
-    assert "outside" not in "\n".join(judge("x", [quiet], SPEC, RATES).stands_out)
+    assert "outside" not in "\n".join(judge("x", [quiet], SPEC, CEILINGS).stands_out)
 
 
 def test_points_are_the_phase_and_its_products() -> None:
-    found = judge("x", [decode(step(0.030, down=0.012, activation=0.001))], SPEC, RATES)
+    found = judge("x", [decode(step(0.030, down=0.012, activation=0.001))], SPEC, CEILINGS)
     assert [point.name for point in found.points] == ["decode", "down linear"]
     whole = found.points[0]
-    assert whole.achieved_flop_s == pytest.approx(found.phases[0].flops / 0.030)
+    assert whole.achieved_flops_s == pytest.approx(found.phases[0].flops / 0.030)
     shares = [point.share_of_roof for point in found.points]
     assert shares[1] == pytest.approx(found.phases[0].rows[0].of_bound)
     assert shares[0] == pytest.approx(found.phases[0].bound_s / 0.030)
-    assert found.ceilings.bandwidth_bytes_s == 20e9 and found.ceilings.dtype == "int4"
-    assert "disturbed" not in found.ceilings.source
+    assert found.peaks.bytes_s == 20e9 and found.peaks.dtype == "int4"
+    assert "disturbed" not in found.peaks.source
 
 
-CEILINGS = Ceilings(bandwidth_bytes_s=10e9, compute_flop_s={"float32": 100e9}, dtype="float32")
+PEAKS = Peaks(bytes_s=10e9, flops_s=100e9, dtype="float32")
 
 
-def point(intensity: float, flop_s: float, name: str = "decode") -> Point:
-    return Point(
+def point(intensity: float, flop_s: float, name: str = "decode") -> RooflinePoint:
+    return RooflinePoint(
         name=name,
         phase="decode",
         intensity=intensity,
-        achieved_flop_s=flop_s,
+        achieved_flops_s=flop_s,
         achieved_bytes_s=flop_s / intensity,
-        roof_flop_s=CEILINGS.roof_flop_s(intensity),
+        roof_flops_s=PEAKS.attainable_flops_s(intensity),
         time_s=1.0,
         num_steps=1,
     )
 
 
 def test_the_chart_puts_points_below_their_roof() -> None:
-    lines = roofline_text([point(1.0, 5e9), point(100.0, 50e9, "qkv")], CEILINGS)
+    lines = roofline_text([point(1.0, 5e9), point(100.0, 50e9, "qkv")], PEAKS)
     plot = [line[MARGIN:] for line in lines[1:16]]
     (at_a,) = [(y, line.index("a")) for y, line in enumerate(plot) if "a" in line]
     (at_b,) = [(y, line.index("b")) for y, line in enumerate(plot) if "b" in line]
@@ -126,9 +127,9 @@ def test_the_chart_puts_points_below_their_roof() -> None:
     flat = [y for y, line in enumerate(plot) if "─" in line]
     assert len(flat) == 1 and flat[0] < at_b[0]
     assert max(map(len, plot)) <= WIDTH + 8
-    assert "50% (memory)" in lines[-2] and "decode: qkv" in lines[-1]
+    assert "50% (bandwidth)" in lines[-2] and "decode: qkv" in lines[-1]
     assert max(map(len, lines)) <= 80
 
 
 def test_no_points_no_chart() -> None:
-    assert roofline_text([], CEILINGS) == ()
+    assert roofline_text([], PEAKS) == ()

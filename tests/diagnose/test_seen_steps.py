@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ridgeline.diagnose.roofline import phase_of
 from ridgeline.diagnose.seen_steps import seen_steps
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.log import Beside, write_run
 from ridgeline.measure.server.scrape import ServerReport
+from ridgeline.roofline import phase_of
 from ridgeline.workflows.bench.bench import Remote
 from ridgeline.workflows.bench.remote_utilization import device_of
 from ridgeline.workflows.diagnose.diagnose import Held, command, diagnose
@@ -106,8 +106,8 @@ def test_several_tokens_per_chunk_give_one_point_or_none() -> None:
     found, note = points(coarse, beside=Beside(server=report))
     assert found["mixed"].name == "whole run" and f"{steps:,} steps" in note
     truth, _ = points(record)
-    flops = sum(p.achieved_flop_s * p.time_s for p in truth.values())
-    mine = found["mixed"].achieved_flop_s * found["mixed"].time_s
+    flops = sum(p.achieved_flops_s * p.time_s for p in truth.values())
+    mine = found["mixed"].achieved_flops_s * found["mixed"].time_s
     assert mine == pytest.approx(flops, rel=0.05)
 
 
@@ -118,7 +118,7 @@ def test_a_recorded_run_is_drawn_where_a_device_is_named(tmp_path) -> None:
     held = Held(model="dummy:tinyllama-1.1b", accelerator="2xh100-sxm")
     assert command(BenchOptions(), log, held=held, html=page, console=console) == 0
     text = console.export_text()
-    assert "FLOP/byte" in text and "(memory)" in text and "as clients saw them" in text
+    assert "FLOP/byte" in text and "(bandwidth)" in text and "as clients saw them" in text
     drawn = page.read_text(encoding="utf-8")
     assert "data sheet of h100-sxm" in drawn and "<svg" in drawn
     with pytest.raises(BadInput, match="needs the model"):

@@ -24,7 +24,7 @@ LAW: dict[str, set[str]] = {
     "records": {"errors"},
     "config": {"errors", "records"},
     "modelspec": {"errors", "records"},
-    "hardware": {"errors", "records", "_native"},
+    "hardware": {"errors", "records", "roofline", "_native"},
     "roofline": {"errors", "records"},
     "stats": {"errors"},
     "report": {"errors", "records"},

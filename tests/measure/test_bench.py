@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.render.bench import Physics, render
-from ridgeline.diagnose import Ceilings
 from ridgeline.errors import BadInput, EngineUnavailable
 from ridgeline.measure.bench import (
     BenchOptions,
@@ -22,9 +21,9 @@ from ridgeline.measure.bench import (
     workload_of,
 )
 from ridgeline.measure.log import Beside, read_run
-from ridgeline.measure.steps import Peaks
 from ridgeline.measure.summary import summarise
 from ridgeline.measure.vllm_result import vllm_result
+from ridgeline.roofline import Peaks, Work
 from ridgeline.workflows.bench.bench import Outputs, Remote, command, diagnosis
 from tests.measure.sse_server import SseServer
 
@@ -173,11 +172,8 @@ def test_the_tables_show_figures_bounds_and_what_went_wrong(request_trace, run_t
     ]
     steps = [step_stat([(10, 0)]), step_stat([(1, 10)])]
     run = run_trace(requests, steps=steps, duration_s=1.0, client_cpu_share=0.99)
-    peaks = Peaks(flop_s=1e9, bytes_s=1e9)
-    ceilings = Ceilings(
-        bandwidth_bytes_s=1e9, compute_flop_s={"float32": 1e9}, dtype="float32", source="probe"
-    )
-    physics = Physics(work=lambda shapes, n: (2e6, 5e6), peaks=peaks, ceilings=ceilings)
+    peaks = Peaks(flops_s=1e9, bytes_s=1e9, dtype="float32", source="probe")
+    physics = Physics(price=lambda shapes, n: Work(2e6, 5e6), peaks=peaks)
     options = BenchOptions(goodput="ttft:250", metric_percentiles="50,99.9")
     text = shown(run, options, physics)
     for part in (

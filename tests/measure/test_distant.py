@@ -10,20 +10,21 @@ from ridgeline.cli.params.load import REPORTS
 from ridgeline.errors import UserError
 from ridgeline.measure.distant import use_of
 from ridgeline.measure.server.scrape import ServerReport
-from ridgeline.measure.steps import Peaks, utilisation
+from ridgeline.measure.steps import utilisation
 from ridgeline.records import EngineInfo
+from ridgeline.roofline import Peaks
 from ridgeline.workflows.bench.bench import Remote
 from ridgeline.workflows.bench.remote_utilization import device_of, on_console, tables, used
 from ridgeline.workflows.bench.server_monitor import Seen
 from tests.diagnose.faults import LOADS, Engine, run
 
-PEAKS = Peaks(flop_s=1e12, bytes_s=1e10)
+PEAKS = Peaks(flops_s=1e12, bytes_s=1e10)
 
 
 @pytest.mark.parametrize("load", LOADS, ids=str)
 def test_tokens_tell_what_the_steps_tell(load) -> None:
     record, _ = run(Engine(), load)
-    work = device_of("dummy:tinyllama-1.1b", "h100-sxm").work
+    work = device_of("dummy:tinyllama-1.1b", "h100-sxm").price
     truth = utilisation(record, work, PEAKS)["overall"]
     blind = msgspec.structs.replace(record, steps=())
     found = use_of(blind, work, PEAKS, num_steps=len([s for s in record.steps if s.shapes]))
@@ -80,7 +81,7 @@ def test_a_server_of_ours_says_how_often_it_multiplies() -> None:
             device="cpu",
             compute_dtype="float32",
         )
-        return device_of("demo", "t4", info).work([(1, 0)], 0)[0]
+        return device_of("demo", "t4", info).price([(1, 0)], 0).flops
 
     assert 1.9 < flops(activations="int16") / flops() < 2.0  # attention is not twice
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.measure.steps import Peaks, bounds, cache_hit_rate, occupancy, phase_of, utilisation
+from ridgeline.measure.steps import cache_hit_rate, latency_bounds, occupancy, utilisation
 from ridgeline.measure.summary import peak_concurrency, steady_output_tok_s, summarise
+from ridgeline.roofline import Peaks, Work
 
-PEAKS = Peaks(flop_s=1000.0, bytes_s=100.0)
+PEAKS = Peaks(flops_s=1000.0, bytes_s=100.0)
 
 
 def work(shapes, num_sampled):
     """10 FLOP per token; 5 bytes of weights and 1 per cached token."""
     tokens = sum(new for new, _ in shapes)
-    return 10.0 * tokens, 5.0 + sum(cached for _, cached in shapes)
-
-
-def test_phases(step_stat):
-    assert phase_of(step_stat([(1, 5), (1, 9)])) == "decode"
-    assert phase_of(step_stat([(64, 0), (1, 0)])) == "prefill"
-    assert phase_of(step_stat([(1, 5), (64, 0)])) == "mixed"
+    return Work(10.0 * tokens, 5.0 + sum(cached for _, cached in shapes))
 
 
 def test_batch_fill_is_three_different_means(step_stat, run_trace):
@@ -72,14 +67,14 @@ def test_utilisation_by_phase_over_busy_and_wall_time(step_stat, run_trace):
 def test_bounds_beside_the_figures(step_stat, request_trace, run_trace):
     requests = [request_trace(prompt_tokens=30, cached_tokens=20, token_s=(0.2, 0.3, 0.4))]
     steps = [step_stat([(10, 20)]), step_stat([(1, 30)]), step_stat([(1, 31)])]
-    found = bounds(run_trace(requests, steps=steps), work, PEAKS)
+    found = latency_bounds(run_trace(requests, steps=steps), work, PEAKS)
     ttft = max(100 / 1000, 25 / 100)
     decode = (35 / 100 + 36 / 100) / 2
     assert found.ttft_s == pytest.approx(ttft)
     assert found.tpot_s == pytest.approx(decode)
     assert found.e2e_s == pytest.approx(ttft + 2 * decode)
     assert found.output_tok_s == pytest.approx(3 / (0.25 + 0.35 + 0.36))
-    assert bounds(run_trace(requests), work, PEAKS).tpot_s is None
+    assert latency_bounds(run_trace(requests), work, PEAKS).tpot_s is None
 
 
 def test_summary_counts_and_rates(request_trace, run_trace):

@@ -66,13 +66,13 @@ def test_seven_billion_at_a_hundred_tokens_a_second_is_one_and_a_third_terabytes
 
 def test_the_dense_peak_of_an_h100() -> None:
     found = replica(load_outline("llama-3.1-8b"), find_accelerator("h100-sxm"))
-    assert found.peak_flop_s == 989e12
+    assert found.peaks.flops_s == 989e12
     eight = replica(
         load_outline("llama-3.1-8b"), find_accelerator("h100-sxm"), weight_dtype="float8_e4m3"
     )
-    assert eight.peak_flop_s == 1979e12
+    assert eight.peaks.flops_s == 1979e12
     four = replica(load_outline("llama-3.1-8b"), find_accelerator("h100-sxm"), weight_dtype="int4")
-    assert four.peak_flop_s == 989e12  # four-bit weights are unpacked: bfloat16 products
+    assert four.peaks.flops_s == 989e12  # four-bit weights are unpacked: bfloat16 products
 
 
 @pytest.mark.parametrize("model", ["llama-3.2-1b", "qwen3-30b-a3b", "gemma-3-4b"])

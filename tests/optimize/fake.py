@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 
 from ridgeline.config.settings import Settings, changed
-from ridgeline.diagnose import Ceilings, StepCost
 from ridgeline.measure.client import OnFinish
 from ridgeline.optimize.subject import Lab, Load, Subject, dues_s, margin_of
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
+from ridgeline.roofline import Peaks, Work
 
 VOCAB = 16
 
@@ -84,10 +84,8 @@ class Fake:
         return Lab(
             open=self._open,
             oracle=FakeOracle(self.believed or self.physics),
-            work_of=lambda settings: _work,
-            ceilings_of=lambda settings: Ceilings(
-                bandwidth_bytes_s=2e10, compute_flop_s={"float32": 1e11}, dtype="float32"
-            ),
+            price_of=lambda settings: _price,
+            peaks_of=lambda settings: Peaks(flops_s=1e11, bytes_s=2e10, dtype="float32"),
             facts={"machine_cores": 2, "model_params": 8e6, "shared_prompt_share": 0.5},
             heldout=tuple(tuple((i + j) % VOCAB for j in range(128)) for i in range(160)),
             check_prompts=((1, 2, 3), (4, 5, 6)),
@@ -173,8 +171,8 @@ class FakeOracle:
         return simulate(self._physics, settings, load, 1.0)
 
 
-def _work(step: StepStat) -> StepCost:
-    return StepCost(flops=1.6e7 * step.num_tokens, nbytes=3.2e7 + 1000 * len(step.shapes))
+def _price(shapes: Sequence[tuple[int, int]], num_sampled: int) -> Work:
+    return Work(flops=1.6e7 * sum(new for new, _ in shapes), bytes=3.2e7 + 1000 * len(shapes))
 
 
 @dataclass

@@ -119,7 +119,7 @@ def test_the_ladder_is_json_that_reads_back(result: LadderResult) -> None:
 
 def test_a_climb_without_gain_makes_a_report_too(result: LadderResult) -> None:
     empty = msgspec.structs.replace(
-        result, trials=(), total=None, ceilings=None, final=result.baseline
+        result, trials=(), total=None, peaks=None, final=result.baseline
     )
     html = page(empty)
     assert "Nothing beat the baseline" in html

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from ridgeline.config.settings import Settings
-from ridgeline.diagnose import Ceilings
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import decode_work
 from ridgeline.modelspec.rewrite import apply_quantization
+from ridgeline.roofline import Peaks
 from ridgeline.workflows.explain.recommendations import Here, recommendations
 
-CEILINGS = Ceilings(bandwidth_bytes_s=1e10, compute_flop_s={"float32": 1e15}, dtype="float32")
+PEAKS = Peaks(flops_s=1e15, bytes_s=1e10, dtype="float32")
 
 
 def price(settings: Settings) -> Here:
@@ -23,7 +23,7 @@ def price(settings: Settings) -> Here:
     values = msgspec.structs.asdict(settings)
     values["max_num_seqs"] = settings.max_num_seqs or 4
     values["max_num_batched_tokens"] = settings.max_num_batched_tokens or 512
-    return Here(values=values, spec=spec, ceilings=CEILINGS)
+    return Here(values=values, spec=spec, peaks=PEAKS)
 
 
 def test_what_is_in_use_what_is_not_possible_and_what_moves_the_bound() -> None:

@@ -15,10 +15,10 @@ from ridgeline.cli.validate.output_paths import check_file
 from ridgeline.config.settings import Settings
 from ridgeline.hardware.probe import known
 from ridgeline.records import EngineInfo
+from ridgeline.roofline import Peaks
 from ridgeline.serve.auth.keys import load_keys
 from ridgeline.serve.auth.keys import new_key as make_key
 from ridgeline.serve.config import ServerOptions, for_lines, options_from
-from ridgeline.serve.metrics.engine_collector import Peaks
 from ridgeline.serve.server import Admin, check_exposed, listen, run, url_of
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def _peaks(settings: Settings) -> Peaks | None:
         return None
     from ridgeline.workflows.optimize.engine_environment import Numbers
 
-    ceilings = Numbers(machine).ceilings(settings)
-    return Peaks(flops_s=ceilings.peak_flop_s, bytes_s=ceilings.bandwidth_bytes_s)
+    return Numbers(machine).peaks(settings)
 
 
 def new_key(name: str) -> None:

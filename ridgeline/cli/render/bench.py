@@ -12,12 +12,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.diagnose import Ceilings
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.metrics import Distribution, by_kind, split
-from ridgeline.measure.steps import Bounds, Peaks, Work, bounds, utilisation
+from ridgeline.measure.steps import LatencyBounds, latency_bounds, utilisation
 from ridgeline.measure.summary import Summary, summarise
 from ridgeline.records import RunTrace
+from ridgeline.roofline import Peaks, PriceStep
 
 TITLES = {
     "ttft": "to the first token",
@@ -27,22 +27,21 @@ TITLES = {
 }
 MAX_ERRORS = 3
 HELD_BACK_S = 0.010
-NO_BOUNDS = Bounds(ttft_s=None, tpot_s=None, e2e_s=None, output_tok_s=None)
+NO_BOUNDS = LatencyBounds(ttft_s=None, tpot_s=None, e2e_s=None, output_tok_s=None)
 
 
 class Physics(msgspec.Struct, frozen=True, kw_only=True):
     """What a run is held against: the arithmetic of a step, and the machine's ceilings."""
 
-    work: Work
+    price: PriceStep
     peaks: Peaks
-    ceilings: Ceilings
 
 
 def render(
     run: RunTrace, summary: Summary, options: BenchOptions, physics: Physics | None
 ) -> Group:
     """Everything that the terminal shows but the diagnosis."""
-    found = bounds(run, physics.work, physics.peaks) if physics else NO_BOUNDS
+    found = latency_bounds(run, physics.price, physics.peaks) if physics else NO_BOUNDS
     parts: list[RenderableType] = [
         _heading(run),
         _latencies(summary, options, found),
@@ -70,7 +69,7 @@ def _table(*columns: str, notes: str | None = None) -> Table:
     return table
 
 
-def _latencies(summary: Summary, options: BenchOptions, found: Bounds) -> Table:
+def _latencies(summary: Summary, options: BenchOptions, found: LatencyBounds) -> Table:
     """Milliseconds; the sent rows appear where the client had to hold requests back."""
     names = [f"p{q:g}" for q in options.percentiles]
     limits = {"ttft": found.ttft_s, "tpot": found.tpot_s, "itl": found.tpot_s, "e2e": found.e2e_s}
@@ -108,7 +107,7 @@ def _ms(seconds: float | None) -> str:
     return f"{seconds * 1000:.{2 if seconds < 0.01 else 1}f}"
 
 
-def _rates(summary: Summary, found: Bounds) -> Table:
+def _rates(summary: Summary, found: LatencyBounds) -> Table:
     table = _table("throughput", "", notes="")
     bound = f"bound {found.output_tok_s:,.1f}" if found.output_tok_s else ""
     table.add_row("output tok/s", f"{summary.output_tok_s:,.1f}", bound)
@@ -161,9 +160,9 @@ def _engine(run: RunTrace, summary: Summary, physics: Physics | None) -> Table:
         table.add_row(name, value, note)
     if physics is None:
         return table
-    source = f" of {physics.peaks.flop_s / 1e9:,.0f} GFLOP/s {physics.ceilings.dtype}"
-    source += f", {physics.peaks.bytes_s / 1e9:,.1f} GB/s ({physics.ceilings.source})"
-    for phase, used in utilisation(run, physics.work, physics.peaks).items():
+    source = f" of {physics.peaks.flops_s / 1e9:,.0f} GFLOP/s {physics.peaks.dtype}"
+    source += f", {physics.peaks.bytes_s / 1e9:,.1f} GB/s ({physics.peaks.source})"
+    for phase, used in utilisation(run, physics.price, physics.peaks).items():
         table.add_row(
             f"{phase} MFU, MBU",
             f"{used.mfu_busy:.1%}, {used.mbu_busy:.1%}",

@@ -8,10 +8,11 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from ridgeline.cli.render.profile import COLUMNS, cells, total
-from ridgeline.diagnose import Blame, Ceilings, Point, Ranked
+from ridgeline.diagnose import Blame, Ranked, RooflinePoint
 from ridgeline.diagnose.conditions import written
 from ridgeline.diagnose.profile import PhaseTable, Profile
 from ridgeline.optimize.report.roof import Marked, picture
+from ridgeline.roofline import Peaks
 
 if TYPE_CHECKING:
     from ridgeline.workflows.diagnose.diagnose import Diagnosis
@@ -30,7 +31,7 @@ def diagnosis_page(found: Diagnosis) -> str:
         body.append(_section("No finding", "No cause takes enough of the latency to be mended."))
     if found.roof is not None and found.roof.points:
         marks = [Marked(WHOLE[each.phase], CSS[each.phase], each) for each in found.roof.points]
-        body.append(_roof(marks, found.roof.ceilings, NOTE, more=found.roof.note))
+        body.append(_roof(marks, found.roof.peaks, NOTE, more=found.roof.note))
     return _page(found.target, body)
 
 
@@ -41,7 +42,7 @@ def profile_page(found: Profile) -> str:
         points = [point for point in found.points if point.phase == phase.phase]
         marks = _numbered(phase, points)
         title = f"{phase.phase[:1].upper()}{phase.phase[1:]}: {phase.what}"
-        body.append(_roof(marks, found.ceilings, f"{NOTE} · numbers: rows of the table", title))
+        body.append(_roof(marks, found.peaks, f"{NOTE} · numbers: rows of the table", title))
         told = (
             f"{1e3 * phase.pass_s:.4g} ms a pass, {1e3 * phase.plain_s:.4g} without timing its "
             f"operators; mean of the middle half of {phase.num_passes} passes."
@@ -52,7 +53,7 @@ def profile_page(found: Profile) -> str:
     return _page(found.target, body)
 
 
-def _numbered(phase: PhaseTable, points: Sequence[Point]) -> list[Marked]:
+def _numbered(phase: PhaseTable, points: Sequence[RooflinePoint]) -> list[Marked]:
     """The whole phase on top; its operators by their row's number."""
     rows = {row.title: str(number) for number, row in enumerate(phase.rows, 1)}
     css = CSS[phase.phase]
@@ -63,16 +64,16 @@ def _numbered(phase: PhaseTable, points: Sequence[Point]) -> list[Marked]:
 
 def _roof(
     marks: Sequence[Marked],
-    ceilings: Ceilings,
+    peaks: Peaks,
     note: str,
     title: str = "The roofline",
     more: str = "",
 ) -> str:
-    drawn = picture(marks, ceilings, title, note)
+    drawn = picture(marks, peaks, title, note)
     told = (
-        f"Ceilings from {escape(ceilings.source)}. Left of the ridge "
-        f"({ceilings.ridge:.3g} FLOP per byte) bandwidth is the limit, right of it arithmetic in "
-        f"{escape(ceilings.dtype)}." + (f" {escape(more[:1].upper() + more[1:])}." if more else "")
+        f"Peaks from {escape(peaks.source)}. Left of the ridge "
+        f"({peaks.ridge:.3g} FLOP per byte) bandwidth is the limit, right of it arithmetic in "
+        f"{escape(peaks.dtype)}." + (f" {escape(more[:1].upper() + more[1:])}." if more else "")
     )
     return _section(title, told, f'<div class="figure">{drawn}</div>')
 

@@ -21,9 +21,9 @@ COLUMNS = (
 
 
 def ceilings_line(found: Profile) -> str:
-    peaks = ", ".join(f"{kind} {rate / 1e9:.3g}" for kind, rate in found.rates.flop_s.items())
+    peaks = ", ".join(f"{kind} {rate / 1e9:.3g}" for kind, rate in found.ceilings.flops_s.items())
     return (
-        f"ceilings ({found.ceilings.source}): reads {found.ceilings.bandwidth_bytes_s / 1e9:.3g} "
+        f"ceilings ({found.peaks.source}): reads {found.peaks.bytes_s / 1e9:.3g} "
         f"GB/s at this model's size; multiplies {peaks} GFLOP/s"
     )
 

@@ -25,7 +25,7 @@ from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafts, NoDra
 from ridgeline.engine.speculate.config import LOOKUP_MAX, LOOKUP_MIN, Speculation, draft_spec
 from ridgeline.engine.speculate.depth_control.controller import Controller
 from ridgeline.engine.speculate.depth_control.fixed_depth import FixedDepth
-from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost, measure
+from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve, measure
 from ridgeline.engine.speculate.drafters.base import Drafter, Lookup
 from ridgeline.engine.speculate.drafters.checkpoint import read_config
 from ridgeline.engine.speculate.drafters.combined import Combined, Lookups
@@ -111,7 +111,7 @@ def speculate(
     controller = Controller(made.drafter, most, clock, lookup, drawn.clear)
 
     def calibrate(runner: Runner) -> None:
-        steps = StepCost(measure_steps(runner, resolved, clock))
+        steps = StepTimeCurve(measure_steps(runner, resolved, clock))
         if made.drafter is None:
             controller.calibrate(steps)
         elif drafts := measure_drafts(made.drafter, resolved, clock, made.states):

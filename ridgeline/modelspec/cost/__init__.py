@@ -28,7 +28,7 @@ Shape = tuple[int, int]
 """(new tokens, tokens already computed) of one run."""
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class StepWork(msgspec.Struct, frozen=True, kw_only=True):
     """One step's cost. `attention_flops` is the part of `flops` that grows with the context."""
 
     flops: float
@@ -47,8 +47,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         """FLOPs per byte."""
         return self.flops / self.bytes
 
-    def __add__(self, other: Work) -> Work:
-        return Work(
+    def __add__(self, other: StepWork) -> StepWork:
+        return StepWork(
             flops=self.flops + other.flops,
             attention_flops=self.attention_flops + other.attention_flops,
             weight_bytes=self.weight_bytes + other.weight_bytes,
@@ -88,7 +88,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
     linear_flops_per_token: int
     head_flops: int
 
-    def step(self, shapes: Sequence[Shape], num_sampled: int) -> Work:
+    def step(self, shapes: Sequence[Shape], num_sampled: int) -> StepWork:
         """Price one step of runs `shapes`; `num_sampled` positions go through the LM head."""
         num_tokens = sum([new for new, _ in shapes])
         if num_tokens == 0:
@@ -102,7 +102,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         weight_bytes = self.fixed_weight_bytes + (self.head_weight_bytes if num_sampled else 0)
         for experts in self.experts:
             weight_bytes += experts.expected_bytes(num_tokens)
-        return Work(
+        return StepWork(
             flops=attention_flops
             + self.linear_flops_per_token * num_tokens
             + self.head_flops * num_sampled,
@@ -113,7 +113,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-NO_WORK = Work(flops=0, attention_flops=0, weight_bytes=0, kv_read_bytes=0, kv_write_bytes=0)
+NO_WORK = StepWork(flops=0, attention_flops=0, weight_bytes=0, kv_read_bytes=0, kv_write_bytes=0)
 
 
 def visible(shapes: Sequence[Shape], window: int | None) -> tuple[int, int]:
@@ -306,16 +306,16 @@ def _model_of(spec: ModelSpec | CostModel) -> CostModel:
     return spec if isinstance(spec, CostModel) else cost_model(spec)
 
 
-def step_work(spec: ModelSpec | CostModel, shapes: Sequence[Shape], num_sampled: int) -> Work:
+def step_work(spec: ModelSpec | CostModel, shapes: Sequence[Shape], num_sampled: int) -> StepWork:
     """Price a step. Pass a `cost_model(spec)` where many steps are priced (20 times faster)."""
     return _model_of(spec).step(shapes, num_sampled)
 
 
-def prefill_work(spec: ModelSpec | CostModel, num_tokens: int, *, computed: int = 0) -> Work:
+def prefill_work(spec: ModelSpec | CostModel, num_tokens: int, *, computed: int = 0) -> StepWork:
     """One sequence's prompt of `num_tokens`, `computed` of them already cached, in one step."""
     return step_work(spec, [(num_tokens - computed, computed)], 1)
 
 
-def decode_work(spec: ModelSpec | CostModel, batch: int, context: int) -> Work:
+def decode_work(spec: ModelSpec | CostModel, batch: int, context: int) -> StepWork:
     """One token for each of `batch` sequences that each hold `context` tokens already."""
     return step_work(spec, [(1, context)] * batch, batch)

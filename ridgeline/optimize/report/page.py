@@ -115,9 +115,9 @@ def _climb(result: LadderResult) -> str:
 
 
 def _roofline(result: LadderResult) -> str:
-    if result.ceilings is None:
+    if result.peaks is None:
         return ""
-    source = f" Ceilings: {result.ceilings.source}." if result.ceilings.source else ""
+    source = f" Peaks: {result.peaks.source}." if result.peaks.source else ""
     findings = "".join(
         f"<li>{escape(standing.label.capitalize())}: {escape(standing.finding.sentence)}</li>"
         for standing in (result.baseline, result.final)
@@ -127,7 +127,7 @@ def _roofline(result: LadderResult) -> str:
         "How fast each phase computed against what this machine can do. Left of the ridge, bytes "
         "are the limit; right of it, arithmetic is. The distance down to a mark is overhead."
         + source,
-        f'<div class="figure">{roofline(result, result.ceilings)}</div><ul>{findings}</ul>',
+        f'<div class="figure">{roofline(result, result.peaks)}</div><ul>{findings}</ul>',
     )
 
 

@@ -45,7 +45,7 @@ class Part(msgspec.Struct, frozen=True):
     rows: float
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class CalibratedWork(msgspec.Struct, frozen=True, kw_only=True):
     """One step's work, as far as a calibrated device is concerned.
 
     `decode_*`: attention of runs with one new token, `fresh_flops` that of the others.
@@ -204,7 +204,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
             calibration=self,
         )
 
-    def priced(self, work: Work) -> Priced:
+    def priced(self, work: CalibratedWork) -> Priced:
         """Seconds of one step; its formats are known (`linear`)."""
         memory_s = compute_s = products_s = 0.0
         rate = self.bandwidth(work.weight_set_bytes)

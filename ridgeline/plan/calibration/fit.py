@@ -22,13 +22,13 @@ from ridgeline.errors import BadInput
 from ridgeline.plan.calibration.calibration import (
     FORMAT,
     Attending,
+    CalibratedWork,
     Calibration,
     Linear,
     Memory,
     Overheads,
     Reading,
     Residual,
-    Work,
 )
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -69,7 +69,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One measured kind of step: its work, the median of its seconds. `prompt`: no decode in it."""
 
     what: str
-    work: Work
+    work: CalibratedWork
     seconds: float
     prompt: bool
 
@@ -118,7 +118,7 @@ def fit(samples: Sequence[Sample], facts: Facts) -> Calibration:
     )
 
 
-def seconds(calibration: Calibration, work: Work) -> float:
+def seconds(calibration: Calibration, work: CalibratedWork) -> float:
     """What a step takes by a calibration."""
     priced = calibration.priced(work)
     return priced.busy_s + priced.overhead_s
@@ -273,7 +273,7 @@ class _Fit:
         return _calibration(self._facts, values[: len(_TERMS)], linears, self._overlap)
 
 
-def _terms_of(work: Work) -> tuple[float, ...]:
+def _terms_of(work: CalibratedWork) -> tuple[float, ...]:
     """Units of work of `_TERMS`."""
     plain, packed = (float(_kind(work.layer_format) == kind) for kind in _KINDS)
     return (

@@ -16,34 +16,12 @@ as long prefill steps. Source of the form: the step-time models compared in docs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped, unused-ignore]
 
 LEAST_STEPS = 8  # under which a fit says nothing
-
-
-class Work(Protocol):
-    """What one step costs: FLOPs, and bytes that move."""
-
-    @property
-    def flops(self) -> float: ...
-
-    @property
-    def bytes(self) -> float: ...
-
-
-class Roof(msgspec.Struct, frozen=True, kw_only=True):
-    """Ceilings of the machine for one model: bytes/s and FLOP/s."""
-
-    bandwidth_bytes_s: float
-    peak_flop_s: float
-
-    def seconds(self, work: Work) -> float:
-        """The least time that the work can take."""
-        return max(work.bytes / self.bandwidth_bytes_s, work.flops / self.peak_flop_s)
 
 
 class StepSample(msgspec.Struct, frozen=True):

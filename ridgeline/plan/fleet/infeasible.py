@@ -19,6 +19,7 @@ from ridgeline.plan.fleet.search import HOURS_PER_MONTH, Candidate, Found, Space
 from ridgeline.plan.model.outline import Outline
 from ridgeline.plan.step_time.replica import Replica, StepCost
 from ridgeline.records import Slo
+from ridgeline.roofline import bound
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,27 +30,19 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def _ideal(cost: StepCost, machine: Replica) -> tuple[float, float]:
-    """Seconds for the memory and for the arithmetic of a step at full peaks."""
-    memory_s = cost.bytes / machine.device.bandwidth_bytes_s
-    return memory_s, cost.flops / machine.peak_flop_s
-
-
 def _floor(machine: Replica, cost: StepCost, what: str) -> Floor:
-    memory_s, compute_s = _ideal(cost, machine)
+    least = bound(cost, machine.peaks)
     device, n = machine.device, machine.layout.num_devices
-    if memory_s >= compute_s:
-        bound = (
+    if least.limit == "bandwidth":
+        limit = (
             f"{cost.bytes / 1e9:.3g} GB per device at {device.bandwidth_bytes_s / 1e12:.3g} TB/s"
         )
-        bound += " (memory bandwidth)"
+        limit += " (memory bandwidth)"
     else:
-        bound = (
-            f"{cost.flops / 1e12:.3g} TFLOP per device at {machine.peak_flop_s / 1e12:.4g} TFLOP/s"
-        )
-        bound += f" dense {machine.compute_dtype} (arithmetic)"
+        limit = f"{cost.flops / 1e12:.3g} TFLOP per device at {machine.peaks.flops_s / 1e12:.4g} TFLOP/s"
+        limit += f" dense {machine.compute_dtype} (compute)"
     where = f"{n} x {device.name} ({machine.layout}, {machine.weight_dtype})"
-    return Floor(where=where, seconds=max(memory_s, compute_s), why=f"{what} takes {bound}")
+    return Floor(where=where, seconds=least.seconds, why=f"{what} takes {limit}")
 
 
 def tpot_floor(machine: Replica, demand: Demand) -> Floor:

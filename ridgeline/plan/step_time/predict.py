@@ -40,6 +40,7 @@ from ridgeline.plan.step_time.mixed_steps import Mixing, most_chunks, num_chunks
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.plan.step_time.speculation import Speculation
+from ridgeline.roofline import bound
 
 MAX_NUM_BATCHED_TOKENS = 8192
 MAX_NUM_SEQS = 256
@@ -147,15 +148,15 @@ def predict_on(machine: Replica, point: Point, asked: MemoryAsked | None = None)
     else:
         decode = drafts.verify(machine, batch, _middle(point))
     first = machine.uniform(1, min(point.isl - point.cached, tokens), point.cached, sampled=1)
-    eff, device = machine.efficiency, machine.device
+    eff, least = machine.efficiency, bound(decode, machine.peaks)
     return Prediction(
         ttft_ms=at.ttft_s * 1000,
         tpot_ms=at.tpot_s * 1000,
         output_tok_s=at.output_tok_s,
         kv_tokens_max=fits.kv_tokens,
         bound=decode.bound,
-        mbu=decode.bytes / (decode.seconds * device.bandwidth_bytes_s),
-        mfu=decode.flops / (decode.seconds * machine.peak_flop_s),
+        mbu=least.mbu(decode.seconds),
+        mfu=least.mfu(decode.seconds),
         interval={
             "ttft_ms": interval(at.ttft_s * 1000, eff.ttft_error),
             "tpot_ms": interval(at.tpot_s * 1000, eff.tpot_error),

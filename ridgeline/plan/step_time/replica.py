@@ -25,11 +25,18 @@ from ridgeline.modelspec.cost.serving_formats import (
     WEIGHTS,
     WeightFormat,
 )
-from ridgeline.plan.calibration.calibration import Calibration, MeasuredDevice, Part, Priced, Work
+from ridgeline.plan.calibration.calibration import (
+    CalibratedWork,
+    Calibration,
+    MeasuredDevice,
+    Part,
+    Priced,
+)
 from ridgeline.plan.calibration.published_efficiency import Efficiency, efficiency_of
 from ridgeline.plan.model.outline import Attention, Experts, Outline
 from ridgeline.plan.model.weight_bytes import layer_bytes, served_dtype, shared_form, table_bytes
 from ridgeline.plan.step_time.parallel_layout import Layout, Wires, check_layout, wires
+from ridgeline.roofline import Peaks, Work, bound
 
 Bound = Literal["bandwidth", "compute", "overhead", "communication"]
 Shapes = Sequence[tuple[int, int]]
@@ -92,7 +99,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     weight_dtype: str
     kv_dtype: str
     compute_dtype: str
-    peak_flop_s: float
+    peaks: Peaks
     efficiency: Efficiency
     wires: Wires
     shared_bytes: float
@@ -182,8 +189,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
                 self._work(num_tokens, num_sampled, num_runs, attended)
             )
         else:
-            memory_s = (weight_bytes + kv_bytes) / (self.device.bandwidth_bytes_s * eff.bandwidth)
-            compute_s = flops / (self.peak_flop_s * eff.compute)
+            least = bound(Work(flops, weight_bytes + kv_bytes), self.peaks)
+            memory_s, compute_s = least.bandwidth_s / eff.bandwidth, least.compute_s / eff.compute
             overhead_s = eff.step_s + eff.layer_s * self.outline.num_layers + eff.run_s * num_runs
             priced = Priced(memory_s, compute_s, max(memory_s, compute_s), overhead_s)
         return StepCost(
@@ -197,13 +204,15 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             communication_s=self.wires.seconds(num_tokens),
         )
 
-    def work(self, shapes: Shapes, num_sampled: int) -> Work:
+    def work(self, shapes: Shapes, num_sampled: int) -> CalibratedWork:
         """What `price` prices, before anything is timed: for one device."""
         runs = [(1, new, done) for new, done in shapes]
         num_tokens = sum([new for new, _ in shapes])
         return self._work(num_tokens, num_sampled, len(shapes), self._attended(runs))
 
-    def _work(self, num_tokens: int, num_sampled: int, num_runs: int, attended: Attended) -> Work:
+    def _work(
+        self, num_tokens: int, num_sampled: int, num_runs: int, attended: Attended
+    ) -> CalibratedWork:
         outline = self.outline
         parts = [
             Part(self.weight_dtype, outline.shared_params, self.shared_bytes, num_tokens),
@@ -218,7 +227,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
         outputs = outline.shared_rows + sum(
             [g.num_layers * g.per_token * g.rows for g in outline.experts]
         )
-        return Work(
+        return CalibratedWork(
             parts=tuple(parts),
             weight_set_bytes=sum([part.nbytes for part in parts]),
             decode_flops=attended.decode_flops,
@@ -300,7 +309,12 @@ def replica(
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype or kept,
         compute_dtype=compute_dtype,
-        peak_flop_s=device.peak(compute_dtype),
+        peaks=Peaks(
+            flops_s=device.peak(compute_dtype),
+            bytes_s=device.bandwidth_bytes_s,
+            dtype=compute_dtype,
+            source=device.name,
+        ),
         efficiency=eff,
         wires=wires(layout, outline, device.link_bytes_s or 1.0, eff.collective_s, act_bytes),
         shared_bytes=shared / layout.tp,

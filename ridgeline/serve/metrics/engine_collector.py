@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import msgspec
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -18,6 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from ridgeline.roofline import Peaks, Work, bound
 from ridgeline.serve.engine_protocol import ServedEngine
 
 ENGINE_GAUGES = {
@@ -68,13 +68,6 @@ REJECTIONS = {
     "refused_tokens": "max_num_queued_tokens",
     "refused_slo": "slo_throttle",
 }
-
-
-class Peaks(msgspec.Struct, frozen=True):
-    """What this machine was measured to reach: FLOP/s of the model's dtype, bytes/s of reading."""
-
-    flops_s: float
-    bytes_s: float
 
 
 class EngineCollector(Collector):
@@ -150,11 +143,9 @@ class EngineCollector(Collector):
         yield self._gauge("ridgeline_batch_fill_ratio", "Sequences over seats, 0 to 1.", fill)
         if self._peaks is None:
             return
-        for name, key, peak in (
-            ("mfu", "recent_flops", self._peaks.flops_s),
-            ("mbu", "recent_bytes", self._peaks.bytes_s),
-        ):
-            share = values.get(key, 0.0) / busy_s / peak if busy_s else 0.0
+        work = Work(values.get("recent_flops", 0.0), values.get("recent_bytes", 0.0))
+        least = bound(work, self._peaks)
+        for name, share in (("mfu", least.mfu(busy_s)), ("mbu", least.mbu(busy_s))):
             text = f"{name.upper()} of busy time, against this machine as measured."
             yield self._gauge(f"ridgeline_{name}_ratio", text, share)
 

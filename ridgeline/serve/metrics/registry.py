@@ -27,9 +27,10 @@ from prometheus_client.registry import Collector
 
 from ridgeline.records import FinishReason, Sampling, Slo
 from ridgeline.records.price import HOUR_S, dollars_per_million
+from ridgeline.roofline import Peaks
 from ridgeline.serve.engine_protocol import ServedEngine
 from ridgeline.serve.http.native_writer import Couriers
-from ridgeline.serve.metrics.engine_collector import EngineCollector, Peaks
+from ridgeline.serve.metrics.engine_collector import EngineCollector
 from ridgeline.serve.metrics.histogram import Buckets, HistogramCollector
 from ridgeline.serve.metrics.request_timer import Meter
 

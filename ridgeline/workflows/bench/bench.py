@@ -2,7 +2,7 @@
 it.
 
 The parts do the work: `measure` runs the load and sums it up, `spec` prices the steps, `hardware`
-knows the ceilings, `diagnose` names the bound. Here they meet.
+knows the peaks, `diagnose` names the bound. Here they meet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.progress import Progress
 from ridgeline.cli.render.bench import Physics, render
 from ridgeline.cli.validate.output_paths import check_file
 from ridgeline.config.settings import Settings
-from ridgeline.diagnose import Ceilings, StepCost, attribute, facts_of, verdict
+from ridgeline.diagnose import facts_of, time_shares, verdict
 from ridgeline.errors import BadInput, CannotRun, UserError
 from ridgeline.measure import log_parquet
 from ridgeline.measure.bench import BenchOptions, check, run_bench, workload_of
@@ -35,7 +35,6 @@ from ridgeline.measure.report.page import bench_page
 from ridgeline.measure.report.perfetto import chrome_trace
 from ridgeline.measure.report.vllm_block import vllm_block
 from ridgeline.measure.server.config import info_of
-from ridgeline.measure.steps import Peaks, Work
 from ridgeline.measure.summary import summarise
 from ridgeline.measure.target import Target
 from ridgeline.measure.vllm_result import vllm_result
@@ -44,6 +43,7 @@ from ridgeline.measure.workload import Chat, plain_chat
 from ridgeline.measure.workload.sharing import shared_of
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace
 from ridgeline.report.files import write_file
+from ridgeline.roofline import Peaks, PriceStep
 from ridgeline.workflows.bench import remote_utilization
 from ridgeline.workflows.bench.server_monitor import Seen, watched
 
@@ -300,20 +300,14 @@ def chat_of(engine: Engine) -> tuple[RenderChat, str]:
     return template, ""
 
 
-def work_of(resolved: Resolved) -> Work:
+def price_of(resolved: Resolved) -> PriceStep:
     """The compulsory FLOPs and bytes of a step, from the spec with every technique applied."""
     from ridgeline.modelspec.cost import cost_model
 
-    model = cost_model(resolved.spec)
-
-    def work(shapes: Sequence[tuple[int, int]], num_sampled: int) -> tuple[float, float]:
-        step = model.step(shapes, num_sampled)
-        return step.flops, step.bytes
-
-    return work
+    return cost_model(resolved.spec).step
 
 
-def ceilings_of(machine: Machine, resolved: Resolved) -> Ceilings | None:
+def peaks_of(machine: Machine, resolved: Resolved) -> Peaks | None:
     """The probed ceilings for this model: bandwidth at the size of its weights, rate of its dtype.
 
     None where the machine was not measured in the dtype that the products are computed in.
@@ -328,9 +322,9 @@ def ceilings_of(machine: Machine, resolved: Resolved) -> Ceilings | None:
         peak, bandwidth = machine.peak_flops(dtype), machine.bandwidth(weight_bytes(resolved.spec))
     if peak is None or bandwidth is None:
         return None
-    return Ceilings(
-        bandwidth_bytes_s=bandwidth,
-        compute_flop_s={dtype: peak},
+    return Peaks(
+        flops_s=peak,
+        bytes_s=bandwidth,
         dtype=dtype,
         source="probe" + (" (disturbed: figures are too low)" if machine.disturbed else ""),
     )
@@ -341,13 +335,12 @@ def physics_of(resolved: Resolved) -> Physics | None:
     from ridgeline.hardware.probe import probe
 
     try:
-        ceilings = ceilings_of(probe(), resolved)
+        peaks = peaks_of(probe(), resolved)
     except CannotRun:
         return None
-    if ceilings is None:
+    if peaks is None:
         return None
-    peaks = Peaks(flop_s=ceilings.peak_flop_s, bytes_s=ceilings.bandwidth_bytes_s)
-    return Physics(work=work_of(resolved), peaks=peaks, ceilings=ceilings)
+    return Physics(price=price_of(resolved), peaks=peaks)
 
 
 def diagnosis(run: RunTrace, options: BenchOptions, physics: Physics | None, beside: Beside) -> str:
@@ -360,13 +353,7 @@ def diagnosis(run: RunTrace, options: BenchOptions, physics: Physics | None, bes
         return _first_finding(run, options, beside)
     shares = None
     if physics is not None:
-        work = physics.work
-        shares = attribute(
-            run.steps,
-            run.duration_s,
-            lambda step: StepCost(*work(step.shapes, step.num_sampled)),
-            physics.ceilings,
-        )
+        shares = time_shares(run.steps, run.duration_s, physics.price, physics.peaks)
     return verdict(facts_of(run, options.slo, shares)).sentence
 
 

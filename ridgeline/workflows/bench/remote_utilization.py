@@ -8,14 +8,12 @@ from collections.abc import Iterator
 import msgspec
 from rich.table import Table
 
-from ridgeline.diagnose import Ceilings
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.measure.distant import Use, use_of
 from ridgeline.measure.report.page import Told
 from ridgeline.measure.server.config import ELSEWHERE
 from ridgeline.measure.server.scrape import ServerReport
-from ridgeline.measure.steps import Peaks, Work
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model, weight_bytes
 from ridgeline.modelspec.model import ModelSpec
@@ -27,21 +25,18 @@ from ridgeline.modelspec.rewrite import (
     with_kv_dtype,
 )
 from ridgeline.records import EngineInfo, RunTrace
+from ridgeline.roofline import Peaks, PriceStep
 from ridgeline.workflows.bench.server_monitor import Row, Seen, machine_rows
 
 HERE = "here"
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """What the run is held against: the model's arithmetic, the device's ceilings, their name."""
+    """What a run is compared with: the work of a step, and the peaks and name of the device."""
 
-    work: Work
-    ceilings: Ceilings
+    price: PriceStep
+    peaks: Peaks
     name: str
-
-    @property
-    def peaks(self) -> Peaks:
-        return Peaks(flop_s=self.ceilings.peak_flop_s, bytes_s=self.ceilings.bandwidth_bytes_s)
 
 
 def device_of(model: str, accelerator: str, info: EngineInfo | None = None) -> Device:
@@ -50,43 +45,37 @@ def device_of(model: str, accelerator: str, info: EngineInfo | None = None) -> D
     """
     spec = _as_served(load_spec(model), info)
     dtype = spec.layers[0].mlp.gate.format.activations
-    costs = cost_model(spec)
-
-    def work(shapes: object, num_sampled: int) -> tuple[float, float]:
-        step = costs.step(shapes, num_sampled)  # type: ignore[arg-type]
-        return step.flops, step.bytes
-
     if accelerator == HERE:
-        name, ceilings = f"this machine, {dtype}", _ceilings_here(spec, dtype)
+        name, peaks = f"this machine, {dtype}", _peaks_here(spec, dtype)
     else:
-        name, ceilings = _ceilings_of_row(accelerator, dtype)
-    return Device(work=work, ceilings=ceilings, name=name)
+        name, peaks = _peaks_of_row(accelerator, dtype)
+    return Device(price=cost_model(spec).step, peaks=peaks, name=name)
 
 
-def _ceilings_of_row(accelerator: str, dtype: str) -> tuple[str, Ceilings]:
+def _peaks_of_row(accelerator: str, dtype: str) -> tuple[str, Peaks]:
     """So many devices of one kind, as their vendor states them."""
     match = re.fullmatch(r"(?:(\d+)x)?(.+)", accelerator)
     assert match is not None  # any text that is not empty
     count, row = int(match[1] or 1), find_accelerator(match[2])
-    ceilings = Ceilings(
-        bandwidth_bytes_s=count * row.bandwidth_bytes_s,
-        compute_flop_s={dtype: count * row.peak(dtype)},
+    peaks = Peaks(
+        flops_s=count * row.peak(dtype),
+        bytes_s=count * row.bandwidth_bytes_s,
         dtype=dtype,
         source=f"the data sheet of {row.name} (dense), which no program reaches",
     )
-    return f"{count} x {row.name}, {dtype}", ceilings
+    return f"{count} x {row.name}, {dtype}", peaks
 
 
-def _ceilings_here(spec: ModelSpec, dtype: str) -> Ceilings:
+def _peaks_here(spec: ModelSpec, dtype: str) -> Peaks:
     from ridgeline.hardware.probe import probe
 
     machine = probe()
-    flop_s, bytes_s = machine.peak_flops(dtype), machine.bandwidth(weight_bytes(spec))
-    if flop_s is None or bytes_s is None:
+    flops_s, bytes_s = machine.peak_flops(dtype), machine.bandwidth(weight_bytes(spec))
+    if flops_s is None or bytes_s is None:
         raise BadInput("this machine was not measured in the model's dtype", value=dtype)
-    return Ceilings(
-        bandwidth_bytes_s=bytes_s,
-        compute_flop_s={dtype: flop_s},
+    return Peaks(
+        flops_s=flops_s,
+        bytes_s=bytes_s,
         dtype=dtype,
         source="the probe of this machine" + (", disturbed: too low" if machine.disturbed else ""),
     )
@@ -113,7 +102,7 @@ def used(run: RunTrace, report: ServerReport | None, device: Device) -> Use | No
     """With what the server tells: its steps, and the share of the prompts that its cache gave."""
     return use_of(
         run,
-        device.work,
+        device.price,
         device.peaks,
         cached_share=(report and hit_share(report)) or 0.0,
         num_steps=steps_told(run, report),

@@ -52,12 +52,12 @@ from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.bench.bench import Remote, beside_of, measure
 from ridgeline.workflows.bench.remote_utilization import Device, device_of
-from ridgeline.workflows.diagnose.roofline_points import Roof, placed, roof_of
+from ridgeline.workflows.diagnose.roofline_points import RunRoofline, placed, roof_of
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """The findings, most worth first, and the losses that they rest on. `roof`: prefill, decode and
-    mixed steps under a device's ceilings, where the engine was here or a device was named.
+    mixed steps under a device's peaks, where the engine was here or a device was named.
     """
 
     target: str
@@ -65,7 +65,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Ranked, ...]
     blame: Blame | None
     told: dict[str, float] = {}
-    roof: Roof | None = None
+    roof: RunRoofline | None = None
 
 
 def command(
@@ -110,8 +110,8 @@ def diagnose(
     found = judged(run, beside, options.slo, expected)
     roof = None
     if physics is not None:
-        points = placed(run.steps, physics.work, physics.ceilings)
-        roof = Roof(points=points, ceilings=physics.ceilings)
+        points = placed(run.steps, physics.price, physics.peaks)
+        roof = RunRoofline(points=points, peaks=physics.peaks)
     elif held is not None:
         roof = roof_of(run, beside, found.told, held.device(run))
     return msgspec.structs.replace(found, roof=roof)
@@ -248,9 +248,9 @@ def _print(found: Diagnosis, out: Console) -> None:
             _tell(out, f"   {name:<14}", value)
     if found.roof is not None:
         out.print()
-        for line in roofline_text(found.roof.points, found.roof.ceilings):
+        for line in roofline_text(found.roof.points, found.roof.peaks):
             out.print(line, markup=False, no_wrap=True, crop=False)
-        _tell(out, "", f"ceilings: {found.roof.ceilings.source}. {found.roof.note}", style="dim")
+        _tell(out, "", f"ceilings: {found.roof.peaks.source}. {found.roof.note}", style="dim")
 
 
 def _tell(out: Console, label: str, text: str, style: str | None = None) -> None:

@@ -57,17 +57,19 @@ def profiled(options: BenchOptions, settings: Settings) -> Profile:
     from ridgeline.engine.profiling.profile import check as check_fits
     from ridgeline.engine.profiling.profile import profile
     from ridgeline.engine.tokenization import load_tokenizer
-    from ridgeline.hardware.ceilings import measure_rates
+    from ridgeline.hardware.ceilings import measure_ceilings
 
     Console(stderr=True).print(f"loading {settings.model} …", style="dim", markup=False)
     resolved = resolve(settings)
     lengths = _lengths(options, load_tokenizer(resolved.model), resolved.max_num_seqs)
     check_fits(resolved, lengths)
     parts = assemble(resolved)
-    before = measure_rates(resolved.num_threads)
+    before = measure_ceilings(resolved.num_threads)
     phases = profile(parts, resolved, lengths)
-    rates = before.best_of(measure_rates(resolved.num_threads))
-    return judge(f"{settings.model}, {resolved.layer_backend} layers", phases, resolved.spec, rates)
+    ceilings = before.best_of(measure_ceilings(resolved.num_threads))
+    return judge(
+        f"{settings.model}, {resolved.layer_backend} layers", phases, resolved.spec, ceilings
+    )
 
 
 def _lengths(options: BenchOptions, tokenizer: Tokenizer, seats: int) -> ProfileOptions:
@@ -118,7 +120,7 @@ def show(found: Profile, out: Console) -> None:
         for line in rest:
             out.print(line, markup=False)
     out.print()
-    for line in roofline_text(found.points, found.ceilings):
+    for line in roofline_text(found.points, found.peaks):
         out.print(line, markup=False, no_wrap=True, crop=False)
     out.print()
     for sentence in found.stands_out:

@@ -12,39 +12,45 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ridgeline.diagnose import Ceilings, Point, StepCost, place
+from ridgeline.diagnose import RooflinePoint, roofline_points
 from ridgeline.diagnose.chart import WHOLE_RUN
 from ridgeline.diagnose.from_gpu import in_flight_share
 from ridgeline.diagnose.seen_steps import Began, one_by_one, seen_steps
 from ridgeline.measure.log import Beside
-from ridgeline.measure.steps import Work
 from ridgeline.records import RequestTrace, RunTrace, StepStat
+from ridgeline.roofline import Peaks, PriceStep
 from ridgeline.workflows.bench.remote_utilization import Device, hit_share, steps_told, used
 
 ENOUGH = 0.9  # of the served requests, whose tokens must have come one by one
 
 
-class Roof(msgspec.Struct, frozen=True, kw_only=True):
-    """The phases of a run under `ceilings`; `note` says where their steps are from, or why there
+class RunRoofline(msgspec.Struct, frozen=True, kw_only=True):
+    """The phases of a run under `peaks`; `note` says where their steps are from, or why there
     are no points.
     """
 
-    points: tuple[Point, ...]
-    ceilings: Ceilings
+    points: tuple[RooflinePoint, ...]
+    peaks: Peaks
     note: str = ""
 
 
-def placed(steps: tuple[StepStat, ...], work: Work, ceilings: Ceilings) -> tuple[Point, ...]:
+def placed(
+    steps: tuple[StepStat, ...], price: PriceStep, peaks: Peaks
+) -> tuple[RooflinePoint, ...]:
     """One point per phase that occurred, each under its own name."""
-    found = place("", steps, lambda s: StepCost(*work(s.shapes, s.num_sampled)), ceilings)
+    found = roofline_points("", steps, price, peaks)
     return tuple(msgspec.structs.replace(each, name=each.phase) for each in found)
 
 
-def roof_of(run: RunTrace, beside: Beside, words: Mapping[str, float], device: Device) -> Roof:
+def roof_of(
+    run: RunTrace, beside: Beside, words: Mapping[str, float], device: Device
+) -> RunRoofline:
     """`words`: what the server told, as `cli.diagnose.told` gives it."""
     if run.steps:
-        points = placed(run.steps, device.work, device.ceilings)
-        return Roof(points=points, ceilings=device.ceilings, note="steps: the engine's own records")
+        points = placed(run.steps, device.price, device.peaks)
+        return RunRoofline(
+            points=points, peaks=device.peaks, note="steps: the engine's own records"
+        )
     served = [request for request in run.requests if request.token_s]
     if len(one_by_one(run)) < ENOUGH * max(1, len(served)):
         return _whole(run, beside, device)
@@ -54,9 +60,9 @@ def roof_of(run: RunTrace, beside: Beside, words: Mapping[str, float], device: D
     )
     counted = steps_told(run, report)
     told = f"; the server counted {counted:,.0f}" if counted else ""
-    return Roof(
-        points=placed(steps, device.work, device.ceilings),
-        ceilings=device.ceilings,
+    return RunRoofline(
+        points=placed(steps, device.price, device.peaks),
+        peaks=device.peaks,
         note=f"steps: {len(steps):,} as clients saw them{told}. Their time runs from token to "
         "token: host and network are in it",
     )
@@ -78,23 +84,23 @@ def began_from(words: Mapping[str, float]) -> Began:
     return began
 
 
-def _whole(run: RunTrace, beside: Beside, device: Device) -> Roof:
+def _whole(run: RunTrace, beside: Beside, device: Device) -> RunRoofline:
     """One point, from the tokens and the server's count of its steps."""
     use = used(run, beside.server, device)
     why = "tokens came several at a time, so that steps cannot be told from outside"
     if use is None or use.nbytes is None:
         why += "; nor does the server count them: no phase can be placed"
-        return Roof(points=(), ceilings=device.ceilings, note=why)
+        return RunRoofline(points=(), peaks=device.peaks, note=why)
     time_s, intensity = in_flight_share(run) * run.duration_s, use.flops / use.nbytes
-    point = Point(
+    point = RooflinePoint(
         name=WHOLE_RUN,
         phase="mixed",
         intensity=intensity,
-        achieved_flop_s=use.flops / time_s,
+        achieved_flops_s=use.flops / time_s,
         achieved_bytes_s=use.nbytes / time_s,
-        roof_flop_s=device.ceilings.roof_flop_s(intensity),
+        roof_flops_s=device.peaks.attainable_flops_s(intensity),
         time_s=time_s,
         num_steps=use.num_steps or 0,
     )
     note = f"{why}: the whole run, by the {use.num_steps:,} steps that the server counted"
-    return Roof(points=(point,), ceilings=device.ceilings, note=note)
+    return RunRoofline(points=(point,), peaks=device.peaks, note=note)

@@ -124,7 +124,7 @@ def techniques(settings: Settings) -> list[Recommendation]:
 
     def price(chosen: Settings) -> Here:
         resolved = numbers.resolved(chosen)
-        return Here(values=resolved.values(), spec=resolved.spec, ceilings=numbers.ceilings(chosen))
+        return Here(values=resolved.values(), spec=resolved.spec, peaks=numbers.peaks(chosen))
 
     return list(recommendations(settings, price))
 

@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from ridgeline.config.settings import Settings
-from ridgeline.diagnose import Ceilings
 from ridgeline.diagnose.conditions import seconds
 from ridgeline.errors import UserError
 from ridgeline.modelspec.cost import decode_work, prefill_work
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.optimize import ladder
 from ridgeline.optimize.ladder import Candidate, Rung, candidates, unmet
+from ridgeline.roofline import Peaks, bound
 
 CONTEXT = 512
 PROMPT = 512
 SAME = 0.02  # bounds nearer than this are called the same
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class StaticBounds(msgspec.Struct, frozen=True, kw_only=True):
     """The least seconds: of a decode step with every seat taken, per token; and of one prompt."""
 
     decode_token_s: float
@@ -49,21 +49,17 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
 
     values: dict[str, object]
     spec: ModelSpec
-    ceilings: Ceilings
+    peaks: Peaks
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> StaticBounds:
         seats = int(str(self.values["max_num_seqs"]))
         decode, prefill = decode_work(self.spec, seats, CONTEXT), prefill_work(self.spec, PROMPT)
-        return Bounds(
-            decode_token_s=self._least_s(decode.flops, decode.bytes) / seats,
-            prompt_s=self._least_s(prefill.flops, prefill.bytes),
+        return StaticBounds(
+            decode_token_s=bound(decode, self.peaks).seconds / seats,
+            prompt_s=bound(prefill, self.peaks).seconds,
             seats=seats,
         )
-
-    def _least_s(self, flops: float, nbytes: float) -> float:
-        ceilings = self.ceilings
-        return max(flops / ceilings.peak_flop_s, nbytes / ceilings.bandwidth_bytes_s)
 
 
 PriceIt = Callable[[Settings], Here]

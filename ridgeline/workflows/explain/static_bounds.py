@@ -10,14 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from ridgeline.config.settings import Settings
-from ridgeline.diagnose import Ceilings
 from ridgeline.diagnose.conditions import Value
 from ridgeline.engine.config import Resolved
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.workload import LoadRequest
 from ridgeline.modelspec.cost import (
     CostModel,
-    Work,
+    StepWork,
     cost_model,
     decode_work,
     kv_bytes_per_token,
@@ -26,6 +25,7 @@ from ridgeline.modelspec.cost import (
     step_work,
 )
 from ridgeline.records import Slo
+from ridgeline.roofline import Peaks, bound
 from ridgeline.workflows.optimize.engine_environment import Numbers, base_facts
 
 MOST_SEQS = 4096
@@ -33,19 +33,14 @@ NEARLY = 1.1  # a step this much longer is called as cheap
 PAYS = 1.1  # what a doubling of the batch must bring in tokens per second
 
 
-class Bounds:
+class StepBounds:
     """The least seconds of steps of one configuration."""
 
-    def __init__(self, model: CostModel, ceilings: Ceilings) -> None:
-        self.model, self.ceilings = model, ceilings
+    def __init__(self, model: CostModel, peaks: Peaks) -> None:
+        self.model, self.peaks = model, peaks
 
-    def seconds(self, work: Work) -> float:
-        """Of this work."""
-        return max(self.reading(work), work.flops / self.ceilings.peak_flop_s)
-
-    def reading(self, work: Work) -> float:
-        """Of its bytes alone."""
-        return work.bytes / self.ceilings.bandwidth_bytes_s
+    def seconds(self, work: StepWork) -> float:
+        return bound(work, self.peaks).seconds
 
     def decode(self, num_seqs: int, context: int) -> float:
         """One token of each of `num_seqs` sequences."""
@@ -79,8 +74,8 @@ def facts_before(
     facts |= {"mean_prompt_tokens": prompt, "mean_output_tokens": output}
     facts |= {"slo_ttft_s": slo.ttft_s, "slo_tpot_s": slo.tpot_s}
     facts = {name: value for name, value in facts.items() if value is not None}
-    bounds = Bounds(cost_model(resolved.spec), numbers.ceilings(settings))
-    facts |= _memory_facts(resolved, machine, numbers.ceilings(settings), prompt + output)
+    bounds = StepBounds(cost_model(resolved.spec), numbers.peaks(settings))
+    facts |= _memory_facts(resolved, machine, numbers.peaks(settings), prompt + output)
     running = max(1, min(resolved.max_num_seqs, int(str(facts["kv_seqs"]))))
     facts |= _decode_facts(bounds, running, prompt + output // 2, slo)
     facts |= _prompt_facts(bounds, resolved, prompt, float(str(facts["shared_prompt_share"])))
@@ -95,26 +90,26 @@ def resolved_facts(resolved: Resolved) -> dict[str, Value]:
 
 
 def _memory_facts(
-    resolved: Resolved, machine: Machine, ceilings: Ceilings, request_tokens: int
+    resolved: Resolved, machine: Machine, peaks: Peaks, request_tokens: int
 ) -> dict[str, Value]:
     tokens = resolved.num_blocks * resolved.block_size
     return {
         "model_weights_bytes": resident_weight_bytes(resolved.spec),
         "kv_cache_bytes": tokens * kv_bytes_per_token(resolved.spec),
         "kv_seqs": tokens // request_tokens,
-        "bandwidth_bytes_s": ceilings.bandwidth_bytes_s,
+        "bandwidth_bytes_s": peaks.bytes_s,
         "memory_bandwidth_bytes_s": machine.best_bandwidth_bytes_s,
     }
 
 
-def _decode_facts(bounds: Bounds, running: int, context: int, slo: Slo) -> dict[str, Value]:
+def _decode_facts(bounds: StepBounds, running: int, context: int, slo: Slo) -> dict[str, Value]:
     alone, full = (decode_work(bounds.model, n, context) for n in (1, running))
     facts: dict[str, Value] = {
         "alone_token_s": bounds.seconds(alone),
         "alone_bytes": alone.bytes,
         "running_seqs": running,
         "full_step_s": bounds.seconds(full),
-        "full_step_reads": bounds.seconds(full) == bounds.reading(full),
+        "full_step_reads": bound(full, bounds.peaks).limit == "bandwidth",
         "full_weights_share": full.weight_bytes / full.bytes,
         "full_kv_share": 1 - full.weight_bytes / full.bytes,
         "free_rows_alone": _free_rows(bounds, 1, context),
@@ -126,12 +121,12 @@ def _decode_facts(bounds: Bounds, running: int, context: int, slo: Slo) -> dict[
     return facts if slo.tpot_s is None else {**facts, "seqs_within_tpot": within}
 
 
-def _free_rows(bounds: Bounds, num_seqs: int, context: int) -> int:
+def _free_rows(bounds: StepBounds, num_seqs: int, context: int) -> int:
     one = bounds.rows(num_seqs, 1, context)
     return _most(lambda rows: bounds.rows(num_seqs, rows, context) <= NEARLY * one, 64)
 
 
-def _that_pay(bounds: Bounds, context: int, within: int) -> int:
+def _that_pay(bounds: StepBounds, context: int, within: int) -> int:
     """The batch after which a doubling brings less than PAYS, or no longer keeps the promise."""
     batch = 1
     while 2 * batch <= within:
@@ -152,7 +147,7 @@ def _most(holds: Callable[[int], bool], limit: int) -> int:
 
 
 def _prompt_facts(
-    bounds: Bounds, resolved: Resolved, prompt: int, shared: float
+    bounds: StepBounds, resolved: Resolved, prompt: int, shared: float
 ) -> dict[str, Value]:
     cached = min(prompt - 1, int(shared * prompt))
     most = resolved.max_num_batched_tokens

@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from ridgeline.config.settings import Settings
-from ridgeline.diagnose import Ceilings, StepCost, WorkOf
 from ridgeline.diagnose.conditions import Value
 from ridgeline.engine.build import make_scheduler
 from ridgeline.engine.config import Resolved, resolve
@@ -34,13 +33,12 @@ from ridgeline.modelspec.cost import (
     cost_model,
     kv_bytes_per_token,
     num_params,
-    step_work,
 )
 from ridgeline.optimize import quality
 from ridgeline.optimize.quality import Array, Task
 from ridgeline.optimize.subject import Lab, Load, Make, Subject, margin_of
-from ridgeline.plan.calibration.roofline_fit import Roof
 from ridgeline.records import EngineInfo, RunTrace, Sampling, Token
+from ridgeline.roofline import Peaks, PriceStep
 from ridgeline.workflows.optimize.calibrated_step_times import Prices, require_known
 from ridgeline.workflows.optimize.simulator import Costs, SimulatedEngine
 
@@ -65,8 +63,8 @@ def build(
     return Lab(
         open=lambda chosen: _open(chosen, tokenised),
         oracle=SimulatedEngine(numbers.costs, numbers.scheduler, tokenised.requests, prices),
-        work_of=numbers.work,
-        ceilings_of=numbers.ceilings,
+        price_of=numbers.price,
+        peaks_of=numbers.peaks,
         facts=base_facts(machine, numbers, settings, sample),
         heldout=heldout_pieces(tokenizer, spec.vocab_size, size.window_tokens),
         tasks=tasks_for(tokenizer),
@@ -220,7 +218,7 @@ class Numbers:
         self._machine = machine
         self.resolved = cache(resolve)
         self._model = cache(self._cost_model)
-        self.ceilings = cache(self._ceilings)
+        self.peaks = cache(self._peaks)
 
     def _cost_model(self, settings: Settings) -> CostModel:
         return cost_model(self.resolved(settings).spec)
@@ -228,21 +226,13 @@ class Numbers:
     def scheduler(self, settings: Settings) -> Any:
         return make_scheduler(self.resolved(settings))
 
-    def work(self, settings: Settings) -> WorkOf:
-        model = self._model(settings)
-
-        def of(step: Any) -> StepCost:
-            work = step_work(model, step.shapes, step.num_sampled)
-            return StepCost(flops=work.flops, nbytes=work.bytes)
-
-        return of
+    def price(self, settings: Settings) -> PriceStep:
+        return self._model(settings).step
 
     def costs(self, settings: Settings) -> Costs:
-        ceilings = self.ceilings(settings)
-        roof = Roof(bandwidth_bytes_s=ceilings.bandwidth_bytes_s, peak_flop_s=ceilings.peak_flop_s)
-        return Costs(model=self._model(settings), roof=roof)
+        return Costs(model=self._model(settings), peaks=self.peaks(settings))
 
-    def _ceilings(self, settings: Settings) -> Ceilings:
+    def _peaks(self, settings: Settings) -> Peaks:
         """What this machine can do for this configuration's working set and arithmetic."""
         resolved, machine = self.resolved(settings), self._machine
         nbytes = self._model(settings).fixed_weight_bytes + self._model(settings).head_weight_bytes
@@ -250,11 +240,12 @@ class Numbers:
         kind = resolved.spec.layers[-1].mlp.gate.format.kind
         by_bytes = kind in ("int8", "int4") and "int8" in rates
         dtype = "int8" if by_bytes else resolved.dtype
-        return Ceilings(
-            bandwidth_bytes_s=_bandwidth(machine, resolved, nbytes),
-            compute_flop_s=rates,
+        return Peaks(
+            flops_s=rates[dtype],
+            bytes_s=_bandwidth(machine, resolved, nbytes),
             dtype=dtype,
             source=f"measured on this machine, reading {nbytes / 1e6:.0f} MB over and over",
+            flops_s_by_dtype=rates,
         )
 
     def model_facts(self, settings: Settings) -> dict[str, Value]:

@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.config.settings import Settings, settings_from
-from ridgeline.diagnose import Ceilings
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.workload import Workload
@@ -33,6 +32,7 @@ from ridgeline.optimize.external.subject import (
 )
 from ridgeline.optimize.subject import Lab, Load, NextSteps, Subject
 from ridgeline.records import RunTrace
+from ridgeline.roofline import Peaks
 from ridgeline.workflows.optimize.engine_environment import (
     Numbers,
     Tokenised,
@@ -78,8 +78,8 @@ def build(
         oracle=_Oracle(
             SimulatedEngine(numbers.costs, numbers.scheduler, tokenised.requests), server, start
         ),
-        work_of=numbers.work,
-        ceilings_of=lambda settings: _from_outside(numbers.ceilings(settings)),
+        price_of=numbers.price,
+        peaks_of=lambda settings: _from_outside(numbers.peaks(settings)),
         facts={**facts, "server": server.dialect.name},
         heldout=(),
         check_prompts=check_prompts_of(sample),
@@ -97,12 +97,12 @@ def build(
     )
 
 
-def _from_outside(ceilings: Ceilings) -> Ceilings:
+def _from_outside(peaks: Peaks) -> Peaks:
     """This machine's, where the server was started; what stands under them was seen by clients."""
     note = (
         "steps as clients saw them, host and network included; weights as MODEL's files hold them"
     )
-    return msgspec.structs.replace(ceilings, source=f"{ceilings.source}; {note}")
+    return msgspec.structs.replace(peaks, source=f"{peaks.source}; {note}")
 
 
 class _Oracle:

@@ -28,13 +28,13 @@ from ridgeline.modelspec.cost import CostModel, step_work
 from ridgeline.optimize.subject import Load, dues_s
 from ridgeline.plan.calibration.roofline_fit import (
     LEAST_STEPS,
-    Roof,
     StepSample,
     StepTime,
     fit_step_time,
 )
 from ridgeline.plan.simulate.single import Arrival, simulate
 from ridgeline.records import RunTrace, StepStat
+from ridgeline.roofline import Peaks, bound
 from ridgeline.workflows.optimize.calibrated_step_times import Prices
 
 PRIOR_PER_RUN = 0.06  # share of a lone step's time that each further sequence is believed to add
@@ -49,10 +49,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """What prices the steps of one configuration on this machine."""
 
     model: CostModel
-    roof: Roof
+    peaks: Peaks
 
     def bound_s(self, shapes: Sequence[tuple[int, int]], num_sampled: int) -> float:
-        return self.roof.seconds(step_work(self.model, shapes, num_sampled))
+        return bound(step_work(self.model, shapes, num_sampled), self.peaks).seconds
 
 
 class SimulatedEngine:
@@ -151,10 +151,10 @@ def _gain(
     plain_s: Callable[[Shapes, int], float],
 ) -> float:
     from ridgeline.engine.speculate.depth_control.replay import replay
-    from ridgeline.engine.speculate.depth_control.step_cost import CONTEXT, StepCost
+    from ridgeline.engine.speculate.depth_control.step_cost import CONTEXT, StepTimeCurve
     from ridgeline.engine.speculate.drafters.ngram import NgramDrafter
 
-    curve = StepCost(
+    curve = StepTimeCurve(
         {
             (num_runs, num_runs * rows): plain_s([(rows, CONTEXT)] * num_runs, num_runs * rows)
             for rows in REPLAY_ROWS

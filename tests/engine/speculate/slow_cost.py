@@ -35,7 +35,7 @@ class Factor:
 
 
 class SlowStepCost:
-    """As `StepCost`. `grid`: seconds by (runs, rows), none larger than one with more rows."""
+    """As `StepTimeCurve`. `grid`: seconds by (runs, rows), none larger than one with more rows."""
 
     def __init__(self, grid: Mapping[tuple[int, int], float]) -> None:
         self.points: dict[int, list[tuple[int, float]]] = {}

@@ -15,7 +15,7 @@ from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room, Verdict
 from ridgeline.engine.speculate.depth_control.acceptance_rate import Acceptance
 from ridgeline.engine.speculate.depth_control.controller import Controller
-from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost
+from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
 from ridgeline.engine.speculate.depth_control.step_timer import Pace
 from ridgeline.engine.speculate.depth_control.time_credit import Account
 from ridgeline.engine.speculate.drafters.base import NO_GUESS, Guess, kind_of
@@ -54,7 +54,7 @@ class World:
         self.controller = Controller(self, 8, lambda: self.now_s)
         grid = {(b, b * d): told(b, b * d) for b in (1, 2, 4, 8, 16, 32) for d in (1, 2, 3, 5, 9)}
         drafts = [(n, k, draft_s * k * (1 + n / 8)) for n in (1, 8) for k in (1, 4)]
-        self.controller.calibrate(StepCost(grid), DraftCost(drafts))
+        self.controller.calibrate(StepTimeCurve(grid), DraftCost(drafts))
         self.num_tokens = 0
 
     def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
@@ -178,7 +178,7 @@ def test_what_is_cold_behind_drafts_does_not_make_plain_steps_look_dear(batch: i
 
 def test_where_prompts_come_between_the_second_plain_step_is_learnt_from() -> None:
     """Else drafts would stay away from every decode step for as long as prompts keep coming."""
-    now_s, cost = 0.0, StepCost({(2, 2): 1.0})
+    now_s, cost = 0.0, StepTimeCurve({(2, 2): 1.0})
     pace, learnt = Pace(lambda: now_s), []
     for took_s in (5.0, 1.2):
         pace.asked()  # beside a prompt, with drafts
@@ -239,7 +239,7 @@ def test_acceptance_is_learnt_by_place_and_by_sequence() -> None:
 
 
 def test_the_curve_follows_what_is_measured() -> None:
-    cost = StepCost({(1, 1): 1.0, (1, 2): 2.0, (1, 4): 2.0, (4, 4): 4.0, (4, 8): 6.0})
+    cost = StepTimeCurve({(1, 1): 1.0, (1, 2): 2.0, (1, 4): 2.0, (4, 4): 4.0, (4, 8): 6.0})
     assert cost.seconds(1, 1) == 1.0 and cost.seconds(1, 3) == 2.0
     assert cost.seconds(2, 4) == pytest.approx(2.0 + 2.0 / 3)
     assert cost.seconds(1, 8) == 2.0 and cost.seconds(4, 12) == 8.0
@@ -266,7 +266,7 @@ class Bursts:
         self.now_s, self.num_known, self.ask_s = 0.0, 1, ask_s
         self.controller = Controller(None, 16, lambda: self.now_s, self)
         grid = {(1, 1 + depth): told(1, 1 + depth) for depth in (0, 1, 2, 4, 8, 16)}
-        self.controller.calibrate(StepCost(grid))
+        self.controller.calibrate(StepTimeCurve(grid))
 
     def look(self, each: Open, most: int) -> Guess:
         self.now_s += self.ask_s
@@ -418,7 +418,7 @@ def steeper(runs: int, rows: int) -> float:
 
 
 def test_drafts_dearer_than_predicted_do_not_make_plain_steps_look_dear() -> None:
-    cost = StepCost({(1, rows): 1.0 for rows in range(1, 20)})
+    cost = StepTimeCurve({(1, rows): 1.0 for rows in range(1, 20)})
     for rows in range(2, 20):
         for _ in range(20):
             cost.learn(1, rows, 2.0)

@@ -15,7 +15,12 @@ from ridgeline.engine.config import Resolved
 from ridgeline.engine.scheduler.plan import StepPlan, StepResult
 from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
 from ridgeline.engine.speculate.build import measure_drafts
-from ridgeline.engine.speculate.depth_control.step_cost import CONTEXT, DEPTHS, StepCost, measure
+from ridgeline.engine.speculate.depth_control.step_cost import (
+    CONTEXT,
+    DEPTHS,
+    StepTimeCurve,
+    measure,
+)
 from tests.engine.speculate.slow_cost import SlowStepCost
 
 
@@ -74,7 +79,7 @@ def test_it_ends_when_its_time_is_spent() -> None:
 
 def test_a_disturbed_plain_step_makes_no_draft_look_free() -> None:
     """What was timed longer than a step with more rows was timed beside something else."""
-    cost = StepCost({(1, 1): 5.0, (1, 2): 2.0, (1, 4): 4.0, (8, 8): 3.0, (8, 16): 6.0})
+    cost = StepTimeCurve({(1, 1): 5.0, (1, 2): 2.0, (1, 4): 4.0, (8, 8): 3.0, (8, 16): 6.0})
     assert [cost.seconds(1, rows) for rows in (1, 2, 3, 4)] == [2.0, 2.0, 3.0, 4.0]
     assert [cost.seconds(8, rows) for rows in (8, 16)] == [3.0, 6.0]
 
@@ -82,7 +87,7 @@ def test_a_disturbed_plain_step_makes_no_draft_look_free() -> None:
 def test_neighbours_tell_of_depths_that_were_never_tried() -> None:
     """The start was disturbed: drafts took three times what they take. A few depths tell."""
     for runs in (1, 8):
-        cost = StepCost({(runs, runs * d): 3.0 + 3 * d for d in (1, 2, 3, 5, 9, 17, 25)})
+        cost = StepTimeCurve({(runs, runs * d): 3.0 + 3 * d for d in (1, 2, 3, 5, 9, 17, 25)})
         for _ in range(12):
             for depth in (3, 9, 17):
                 cost.learn(runs, runs * depth, 1.0 + depth)
@@ -93,7 +98,7 @@ def test_neighbours_tell_of_depths_that_were_never_tried() -> None:
 
 def test_a_depth_that_once_looked_dear_is_believed_again() -> None:
     """Two steps met something else; what is learnt of other depths since says so."""
-    cost = StepCost({(8, 8 * d): 2.0 + d for d in (1, 2, 3, 5, 9, 17, 25)})
+    cost = StepTimeCurve({(8, 8 * d): 2.0 + d for d in (1, 2, 3, 5, 9, 17, 25)})
     for _ in range(2):
         cost.learn(8, 16, 9.0)
     assert cost.seconds(8, 16) > 5.5
@@ -103,7 +108,7 @@ def test_a_depth_that_once_looked_dear_is_believed_again() -> None:
 
 
 def test_no_step_is_dearer_than_one_with_more_rows() -> None:
-    cost = StepCost({(1, rows): 1.0 + 0.1 * rows for rows in range(1, 30)})
+    cost = StepTimeCurve({(1, rows): 1.0 + 0.1 * rows for rows in range(1, 30)})
     for _ in range(20):
         cost.learn(1, 5, 3.0)
         cost.learn(1, 9, 2.0)
@@ -124,7 +129,7 @@ def test_the_curve_is_that_of_the_plain_way() -> None:
             for key in sorted(key for key in grid if key[0] == runs):
                 seconds += rng.random()
                 grid[key] = seconds
-        cost, slow = StepCost(grid), SlowStepCost(grid)
+        cost, slow = StepTimeCurve(grid), SlowStepCost(grid)
         for _ in range(rng.randint(0, 60)):
             runs = rng.randint(1, 20)
             rows = runs * rng.choice((1, 1, 2, 3)) + rng.choice((0, 0, rng.randint(0, 40 * runs)))
@@ -139,8 +144,8 @@ def test_the_curve_is_that_of_the_plain_way() -> None:
 
 def test_a_curve_without_points_and_steps_without_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="batch"):
-        StepCost({})
-    cost = StepCost({(1, 1): 1.0, (1, 2): 1.5})
+        StepTimeCurve({})
+    cost = StepTimeCurve({(1, 1): 1.0, (1, 2): 1.5})
     for runs, rows in ((0, 1), (1, -1)):
         with pytest.raises(ValueError, match="runs and rows"):
             cost.seconds(runs, rows)

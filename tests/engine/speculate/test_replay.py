@@ -7,16 +7,16 @@ import random
 import pytest
 
 from ridgeline.engine.speculate.depth_control.replay import replay
-from ridgeline.engine.speculate.depth_control.step_cost import StepCost
+from ridgeline.engine.speculate.depth_control.step_cost import StepTimeCurve
 from ridgeline.engine.speculate.drafters.ngram import NgramDrafter
 
 
-def flat() -> StepCost:
-    return StepCost({(b, b * d): 1.0 + 0.02 * b * d for b in (1, 4) for d in (1, 2, 5, 9, 25)})
+def flat() -> StepTimeCurve:
+    return StepTimeCurve({(b, b * d): 1.0 + 0.02 * b * d for b in (1, 4) for d in (1, 2, 5, 9, 25)})
 
 
-def steep() -> StepCost:
-    return StepCost({(b, b * d): float(b * d) for b in (1, 4) for d in (1, 2, 5, 9, 25)})
+def steep() -> StepTimeCurve:
+    return StepTimeCurve({(b, b * d): float(b * d) for b in (1, 4) for d in (1, 2, 5, 9, 25)})
 
 
 @pytest.mark.parametrize("batch", [1, 4])

@@ -6,7 +6,7 @@ import pytest
 
 from ridgeline.engine.speculate.depth_control.plan import Costs
 from ridgeline.engine.speculate.depth_control.report import break_even, rows, survivals, verdict
-from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost
+from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
 
 
 @pytest.mark.parametrize(("alpha", "depth"), [(0.1, 1), (0.5, 3), (0.9, 8)])
@@ -21,7 +21,7 @@ def test_what_costs_more_than_it_can_give_never_pays() -> None:
 
 
 def test_rows_say_what_a_step_costs_and_gives() -> None:
-    step = StepCost({(1, 1): 1.0, (1, 2): 1.2, (1, 3): 1.4, (1, 5): 3.0})
+    step = StepTimeCurve({(1, 1): 1.0, (1, 2): 1.2, (1, 3): 1.4, (1, 5): 3.0})
     alive = survivals([10.0, 8.0, 0.0], [8.0, 4.0, 0.0])
     assert alive == [0.8, 0.5, 0.0]
     assert survivals([10.0, 2.0], [5.0, 2.0]) == [0.5, 0.5], "never likelier than the place before"
@@ -34,7 +34,7 @@ def test_rows_say_what_a_step_costs_and_gives() -> None:
 
 
 def test_a_drafter_that_computes_is_paid_for() -> None:
-    step = StepCost({(1, 1): 1.0, (1, 2): 1.0, (1, 5): 1.0})
+    step = StepTimeCurve({(1, 1): 1.0, (1, 2): 1.0, (1, 5): 1.0})
     draft = DraftCost([(1, 1, 0.5), (1, 4, 2.0), (8, 1, 0.5), (8, 4, 2.0)])
     [row] = rows(Costs(step, draft), 1, [0.3], 1)
     assert row.slower == pytest.approx(1.5, abs=0.01) and row.gain < 1

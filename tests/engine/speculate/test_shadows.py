@@ -11,7 +11,7 @@ import ridgeline._native as _native
 from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room
 from ridgeline.engine.speculate.depth_control.lookup_accuracy import Shadows, prior
 from ridgeline.engine.speculate.depth_control.plan import LEAST_CHANCE, Costs, best_plan
-from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost
+from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
 from ridgeline.engine.speculate.drafters.base import (
     AGREES,
     DIFFERS,
@@ -168,7 +168,9 @@ def test_the_plan_is_the_best_of_all_plans() -> None:
     rng = random.Random(9)
     for turn in range(60):
         grid = {(2, rows): 1.0 + rng.random() * rows for rows in (2, 3, 4, 5, 6, 8)}
-        costs = Costs(StepCost(grid), DraftCost([(1, 1, 0.2), (1, 4, 0.5), (8, 1, 0.6), (8, 4, 2)]))
+        costs = Costs(
+            StepTimeCurve(grid), DraftCost([(1, 1, 0.2), (1, 4, 0.5), (8, 1, 0.6), (8, 4, 2)])
+        )
         survivals = [sorted((rng.random() for _ in range(3)), reverse=True) for _ in range(2)]
         computed = [turn % 2 == 1 and rng.random() < 0.7 for _ in range(2)]
         room = Room(2, 2, 6)

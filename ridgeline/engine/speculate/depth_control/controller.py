@@ -41,7 +41,7 @@ from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room, V
 from ridgeline.engine.speculate.depth_control.acceptance_rate import Acceptance
 from ridgeline.engine.speculate.depth_control.lookup_accuracy import Shadows
 from ridgeline.engine.speculate.depth_control.plan import Costs, Plan, best_plan, plain_plan
-from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost
+from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
 from ridgeline.engine.speculate.depth_control.step_timer import Pace, is_decode
 from ridgeline.engine.speculate.depth_control.time_credit import Account, Purse
 from ridgeline.engine.speculate.drafters.base import NO_GUESS, Drafter, Guess, Lookup
@@ -117,7 +117,7 @@ class Controller:
         )
         self._read: dict[int, int] = {}  # by sequence: known tokens when it was drafted for
 
-    def calibrate(self, step_cost: StepCost, draft_cost: DraftCost | None = None) -> None:
+    def calibrate(self, step_cost: StepTimeCurve, draft_cost: DraftCost | None = None) -> None:
         """Before it nothing is drafted. `draft_cost`: of the drafter, if there is one."""
         self._costs = Costs(step_cost, draft_cost)
 
@@ -279,7 +279,7 @@ class Controller:
         more = sum(sum(own[:depth]) for own, depth in zip(chances, depths, strict=True))
         return Plan(depths, room.num_runs + more, seconds)
 
-    def _shows_plain(self, runs: Sequence[Run], cost: StepCost) -> bool:
+    def _shows_plain(self, runs: Sequence[Run], cost: StepTimeCurve) -> bool:
         """Plain steps after so many that were asked for, and at the start of every batch, until one
         was behind another: what is cold behind drafts is not what plain decoding costs."""
         is_due = self._since_plain >= self._until_plain

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import ridgeline._native as _native
 from ridgeline.engine.scheduler.speculation.draft_scheduler import Room
-from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepCost
+from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
 
 LEAST_CHANCE = 0.02  # a token that is less likely is not considered
 
@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 class Costs(NamedTuple):
     """Seconds of steps, and of drafts that are computed (None: nothing is)."""
 
-    step: StepCost
+    step: StepTimeCurve
     draft: DraftCost | None
 
 

@@ -14,7 +14,7 @@ import msgspec
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room, Verdict
 from ridgeline.engine.speculate.depth_control.controller import Controller
-from ridgeline.engine.speculate.depth_control.step_cost import StepCost
+from ridgeline.engine.speculate.depth_control.step_cost import StepTimeCurve
 from ridgeline.engine.speculate.drafters.base import Lookup
 from ridgeline.records import Sampling
 
@@ -69,7 +69,7 @@ class _Sequence:
 
 
 def replay(
-    texts: Sequence[Text], lookup: Lookup, curve: StepCost, batch: int, most: int
+    texts: Sequence[Text], lookup: Lookup, curve: StepTimeCurve, batch: int, most: int
 ) -> Replayed:
     """`batch` texts at a time, those that end replaced by the next. `curve` is corrected on the
     way, as in service, by itself: it is not to be used elsewhere meanwhile."""
@@ -96,7 +96,7 @@ def replay(
 
 
 def _step(
-    running: Sequence[_Sequence], controller: Controller, curve: StepCost, clock: _Clock
+    running: Sequence[_Sequence], controller: Controller, curve: StepTimeCurve, clock: _Clock
 ) -> int:
     """One step of everybody; how many tokens it gave."""
     num = len(running)

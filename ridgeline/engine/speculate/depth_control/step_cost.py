@@ -32,7 +32,7 @@ KNOTS = (1, 2, 3, 5, 9, 17, 25)  # rows per run
 _GREEDY = Sampling(temperature=0.0)
 
 
-class StepCost:
+class StepTimeCurve:
     """T(runs, rows) in seconds; `learn` corrects it (`native/drafts.h`).
 
     What was measured at the start is multiplied by the machine's factor; a plain step's by that of

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.speculate.depth_control.step_cost import StepCost
+from ridgeline.engine.speculate.depth_control.step_cost import StepTimeCurve
 
 EVERY = 4  # plain steps of which one corrects the curve
 MOST_OVER = 1.0  # plain steps by which a step is taken to have been longer: beyond it, others ran
@@ -70,7 +70,7 @@ class Pace:
         the stopwatch."""
         self._asked_s += _NEW * (max(over_s, least_s) - self._asked_s)
 
-    def passed(self, cost: StepCost) -> tuple[bool, float, float]:
+    def passed(self, cost: StepTimeCurve) -> tuple[bool, float, float]:
         """The step ends and nobody was asked in it: whether it corrected the curve, by how much it
         took too long, if it stands behind a question (else 0), and what a plain one takes."""
         self._calm += 1
