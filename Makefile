@@ -8,7 +8,7 @@ export GOMP_SPINCOUNT ?= 1000
 SOURCES := $(shell (find ridgeline -name '*.py' | sort; cat pyproject.toml native/*.*) | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.installed-$(SOURCES)
 
-.PHONY: install demo test lint clean check-native check-isa check-readback bench-peers
+.PHONY: install demo test lint docs clean check-native check-isa check-readback bench-peers
 
 install: $(STAMP)
 
@@ -29,6 +29,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy ridgeline
+
+# The documentation site, from docs/ into build/site: offline, warnings are errors.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 test: install lint
 	$(BIN)/python -m pytest -q

@@ -17,5 +17,5 @@
     compare.py    A against B, with a confidence interval
     bench.py      one bench run from its options; vllm_result.py its result in vLLM's keys
 
-The definitions are in docs/metrics.md. Nothing here imports an engine.
+The definitions are in docs/concepts/measurements.md. Nothing here imports an engine.
 """

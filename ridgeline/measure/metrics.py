@@ -1,6 +1,6 @@
 """What a request's record says about its latency, and how numbers of many requests are summed up.
 
-Pure functions; docs/metrics.md has the definitions with their reasons. Seconds everywhere. None
+Pure functions; docs/concepts/measurements.md has the definitions with their reasons. Seconds everywhere. None
 means "undefined for this request" and never enters an average. Latencies count from the
 *scheduled* arrival unless the caller asks for the send: `Base` says which.
 """

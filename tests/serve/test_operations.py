@@ -163,7 +163,7 @@ async def test_goodput_is_counted_by_class() -> None:
 
 
 async def test_a_promise_that_was_not_seen_kept_was_not_kept() -> None:
-    """As `bench` and `simulate` judge: one token has no TPOT (docs/metrics.md)."""
+    """As `bench` and `simulate` judge: one token has no TPOT (docs/concepts/measurements.md)."""
     async with client_of(FakeEngine(), slo_classes="fast=tpot:60000") as http:
         for max_tokens in (1, 5):
             body = {"prompt": "x", "slo_class": "fast", "max_tokens": max_tokens}

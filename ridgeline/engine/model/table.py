@@ -8,7 +8,7 @@ A float32 table that is the LM head of native layers is kept in the kernels' ord
 Invariant: a row is the same bits whatever is looked up with it.
 
 When it loses: an LM head that is kept apart (in other bits) is then a second table; rounding the
-rows costs quality (docs/quantisation.md), and one packed row lies in the lines of sixteen.
+rows costs quality (docs/guides/quantise/index.md), and one packed row lies in the lines of sixteen.
 
 Shape legend: T tokens, V vocabulary, C hidden_size.
 """

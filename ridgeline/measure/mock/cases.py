@@ -1,7 +1,7 @@
 """One script per oddity that real servers show, each with the truth that a client ought to find.
 
 The instants are in seconds after the request's arrival. The truths are worked out by hand from
-docs/metrics.md; `meets` is judged against `ttft:150 tpot:25`.
+docs/concepts/measurements.md; `meets` is judged against `ttft:150 tpot:25`.
 """
 
 from __future__ import annotations

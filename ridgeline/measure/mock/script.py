@@ -4,7 +4,7 @@ An answer is a list of *parts*, each with an instant (seconds after the request 
 full) and the number of output tokens that it carries. Parts say what they are, not how they are
 written, so that one script serves the chat endpoint and the completions endpoint alike.
 
-`Truth` is written by hand for every case, from the definitions in docs/metrics.md and not from the
+`Truth` is written by hand for every case, from the definitions in docs/concepts/measurements.md and not from the
 code that is to be tested with it.
 """
 

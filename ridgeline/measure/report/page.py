@@ -203,7 +203,7 @@ def _table(summary: Summary) -> str:
         f'<div class="scroll"><table><tr><th></th>{head}<th class="num">n</th></tr>'
         f"{''.join(rows)}</table></div>"
     )
-    told = "Milliseconds, from the scheduled arrival unless named. Definitions: docs/metrics.md."
+    told = "Milliseconds, from the scheduled arrival unless named. Definitions: docs/concepts/measurements.md."
     return _section("Latencies", told, table)
 
 

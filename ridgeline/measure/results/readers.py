@@ -7,7 +7,7 @@
     inference-perf   *_lifecycle_metrics.json (inference_perf.py)
     llmperf          *_summary.json: results_NAME_quantiles_p99; *_individual_responses.json
 
-What the names mean differs by tool (docs/metrics.md): llmperf's inter-token latency includes the
+What the names mean differs by tool (docs/concepts/measurements.md): llmperf's inter-token latency includes the
 first token, GuideLLM's TPOT does too. Such figures have their own names (`tpot_incl_first`): they
 are never compared with ours.
 

@@ -29,7 +29,7 @@ from ridgeline.modelspec.format import Format, dense, format_for
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears, map_linears
 
-_FIX = "use the unquantised checkpoint, or one in a format that docs/quantisation.md lists"
+_FIX = "use the unquantised checkpoint, or one in a format that docs/guides/quantise/index.md lists"
 
 
 class Foreign(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,10 @@ from ridgeline.plan.calibration.calibration import (
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LEAST_SAMPLES = 12
-LEAST_DECODE, LEAST_PROMPT = 0.08, 0.12  # median errors at unseen points (docs/plan.md): what was
+LEAST_DECODE, LEAST_PROMPT = (
+    0.08,
+    0.12,
+)  # median errors at unseen points (docs/guides/plan.md): what was
 # fitted closer than that is not evidence of being right elsewhere
 OVERLAPS = (2.0, 4.0)
 _TERMS = {
@@ -62,7 +65,9 @@ _PACKED = (
     "bfloat16",
 )  # kernels of our own, whole layers at once; the rest: torch's
 _BEND, _SLOPE, _SHARE = 0.05, 1.0, 1.0
-_SHARE_S = 0.95  # one row, operator by operator, reads at 0.9 to 1.04 (docs/performance.md)
+_SHARE_S = (
+    0.95  # one row, operator by operator, reads at 0.9 to 1.04 (docs/concepts/performance.md)
+)
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

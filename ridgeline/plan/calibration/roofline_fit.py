@@ -10,7 +10,7 @@ spec (INT8, say) moves the first term and leaves the others, which is why a pred
 also tells when a smaller weight will not pay.
 
 Fitted by non-negative least squares on relative errors, so that short decode steps weigh as much
-as long prefill steps. Source of the form: the step-time models compared in docs/optimize.md.
+as long prefill steps. Source of the form: the step-time models compared in docs/guides/optimize-engine.md.
 """
 
 from __future__ import annotations

@@ -56,6 +56,6 @@ def page(id: str, known: Known) -> Page:
         ("helps", ", ".join(row.helps)),
         ("does not", row.not_help),
         *(("lost to", f"{each.id} ({each.verdict}): {each.fix}") for each in lost),
-        ("defined in", "docs/metrics.md"),
+        ("defined in", "docs/concepts/measurements.md"),
     )
     return Page(kind="metric", id=id, title=row.title, lines=lines)
