@@ -62,7 +62,7 @@ RULES = (
         "name the thing instead of a clause opening with 'what is'",
     ),
     _phrase(
-        r"(?:^|[.;:!?]\s+)What\s+(?:is|was|are|were|has|had)\b(?=[^?.]{0,300}[.;])(?![^?.;]*\?)",
+        r"(?:^|[.;!?]\s+)What\s+(?:is|was|are|were|has|had)\b(?=[^?.]{0,300}[.;])(?![^?.;]*\?)",
         "what",
         "name the subject of the sentence instead of opening it with 'What is'",
     ),
