@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from ridgeline.cli.main import main
+from scripts.render_results import MARKED, RESULTS, stale
 from tests.house.code import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -96,13 +97,37 @@ def test_python_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         assert done.returncode == 0, f"{code}\n{done.stderr}"
 
 
-def test_the_server_page_lists_every_field() -> None:
-    from ridgeline.serve.metrics.engine_collector import ENGINE_COUNTERS, ENGINE_GAUGES
+def test_request_fields_are_documented() -> None:
     from ridgeline.serve.openai.schemas import REFUSED, ChatRequest, CompletionRequest
 
-    text = (ROOT / "docs" / "guides" / "serve.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "request-fields.md").read_text(encoding="utf-8")
     fields = {*REFUSED, *CompletionRequest.model_fields, *ChatRequest.model_fields}
-    missing = [name for name in sorted(fields) if f"`{name}`" not in text]
-    numbers = {*ENGINE_COUNTERS, *ENGINE_GAUGES} - {"prefix_cache_hits"}
-    missing += [name for name in sorted(numbers) if f"vllm:{name}" not in text]
-    assert not missing, missing
+    assert not [name for name in sorted(fields) if f"`{name}`" not in page]
+
+
+MENTIONED = re.compile(r"`((?:ridgeline|native|tests|benchmarks|scripts|docs)/[\w./-]+)`")
+
+
+def test_mentioned_files_exist() -> None:
+    texts = [
+        *PAGES,
+        ROOT / "SECURITY.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "ridgeline/techniques.toml",
+    ]
+    missing = [
+        f"{page.name}: {path}"
+        for page in texts
+        for path in MENTIONED.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists()
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_tables_are_those_of_the_results() -> None:
+    assert not stale(), "run: python scripts/render_results.py"
+
+
+def test_every_result_is_shown() -> None:
+    shown = {name for page in PAGES for name in MARKED.findall(page.read_text(encoding="utf-8"))}
+    assert {path.stem for path in RESULTS.glob("*.json")} == {name for _, name, _ in shown}
