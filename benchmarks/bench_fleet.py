@@ -21,7 +21,7 @@ import time
 
 import numpy as np
 
-from ridgeline.engine.scheduler import Limits, NoPrefixCache, Scheduler, make_policy
+from ridgeline.engine.scheduler import NoPrefixCache, Scheduler, SchedulerLimits, make_policy
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.simulate.block_counter import CountedPool
@@ -33,7 +33,7 @@ ROUNDS = 5
 
 
 def make_scheduler() -> Scheduler:
-    limits = Limits(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=32_768)
+    limits = SchedulerLimits(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=32_768)
     return Scheduler(limits, make_policy("continuous"), CountedPool(25_000, 16), NoPrefixCache())
 
 

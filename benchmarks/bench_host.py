@@ -36,12 +36,12 @@ from ridgeline.engine.event_delivery import AsyncInboxes
 from ridgeline.engine.execution.greedy_fast_path import NoGreedy
 from ridgeline.engine.profiling.profile import Driver
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation.draft_scheduler import (
-    Drafts,
+from ridgeline.engine.scheduler.speculation.base import (
+    DraftContext,
+    DraftOutcome,
+    DraftProposer,
     NoDrafts,
-    Open,
-    Room,
-    Verdict,
+    StepCapacity,
 )
 from ridgeline.records import Event, Sampling, Token
 from ridgeline.serve.generation.collect import Tally
@@ -106,13 +106,17 @@ def row_of(spent: dict[str, list[float]]) -> Row:
 
 
 def steps(
-    bench: Driver, clock: CpuClock, num_seqs: int, num_steps: int, drafts: Drafts | None = None
+    bench: Driver,
+    clock: CpuClock,
+    num_seqs: int,
+    num_steps: int,
+    drafts: DraftProposer | None = None,
 ) -> Row:
     """A decode step of `num_seqs` greedy sequences, by phase."""
     scheduler, runner, now = bench.parts.scheduler, bench.parts.runner, time.thread_time
     spent: dict[str, list[float]] = defaultdict(list)
     ids = bench.decoding(num_seqs, 128)
-    scheduler.drafting._drafts = drafts or NoDrafts()
+    scheduler.draft_scheduler._proposer = drafts or NoDrafts()
     for _ in range(num_steps):
         bench.now_s += 1.0
         clock.native_s, at = 0.0, [now()]
@@ -131,7 +135,7 @@ def steps(
         spent["step"].append(at[-1] - at[0])
     for request_id in ids:
         bench.end(request_id)
-    scheduler.drafting._drafts = NoDrafts()
+    scheduler.draft_scheduler._proposer = NoDrafts()
     return row_of(spent)
 
 
@@ -141,22 +145,24 @@ class Wrong:
     def __init__(self, depth: int) -> None:
         self._draft = (7,) * depth
 
-    def wants(self, runs: Sequence[Run]) -> bool:
+    def should_propose(self, runs: Sequence[Run]) -> bool:
         return True
 
-    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+    def alternatives(self, seq_id: int) -> Sequence[tuple[int, ...]]:
         return ()
 
-    def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
-        return [self._draft] * len(opens)
+    def propose(
+        self, contexts: Sequence[DraftContext], room: StepCapacity
+    ) -> list[tuple[int, ...]]:
+        return [self._draft] * len(contexts)
 
-    def learn(self, verdicts: Sequence[Verdict]) -> None:
+    def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         pass
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         pass
 
-    def numbers(self) -> dict[str, float]:
+    def counters(self) -> dict[str, float]:
         return {}
 
 

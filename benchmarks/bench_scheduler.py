@@ -17,13 +17,13 @@ from collections.abc import Callable
 
 from ridgeline.engine.scheduler import (
     BlockPool,
-    Limits,
     NoPrefixCache,
     PrefixCache,
     Scheduler,
+    SchedulerLimits,
     make_policy,
 )
-from ridgeline.engine.scheduler.plan import Sampled, StepPlan, StepResult
+from ridgeline.engine.scheduler.plan import RunOutput, StepPlan, StepResult
 from ridgeline.records import Request, Sampling
 
 ENDLESS = 1_000_000
@@ -32,7 +32,7 @@ BLOCK_SIZE = 16
 
 def scripted(plan: StepPlan) -> StepResult:
     """A runner that costs next to nothing."""
-    done, none = Sampled((7,)), Sampled()
+    done, none = RunOutput((7,)), RunOutput()
     return StepResult(tuple(done if run.sample else none for run in plan.runs))
 
 
@@ -45,7 +45,7 @@ def busy(args: argparse.Namespace, *, prefix: bool, sampling: Sampling) -> Sched
     """A scheduler whose seats are all taken by decoding sequences, with a queue behind them."""
     num_blocks = args.running * (args.context + args.steps + 4 * args.running) // BLOCK_SIZE * 2
     pool = BlockPool(num_blocks, BLOCK_SIZE)
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=args.running,
         max_num_batched_tokens=args.context + args.running,
         max_model_len=num_blocks * BLOCK_SIZE,

@@ -41,7 +41,12 @@ from typing import Any, NamedTuple
 
 from ridgeline import Engine, Sampling
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafts, Open, Room, Verdict
+from ridgeline.engine.scheduler.speculation.base import (
+    DraftContext,
+    DraftOutcome,
+    DraftProposer,
+    StepCapacity,
+)
 from ridgeline.engine.speculate.build import measure_drafts, measure_steps
 from ridgeline.engine.speculate.depth_control.controller import Controller
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
@@ -83,7 +88,7 @@ class Timed(NamedTuple):
 class Switching:
     """Drafts where `drafts` is set; times the steps either way."""
 
-    def __init__(self, inner: Drafts, engine: Engine, batch: int, clock: Clock) -> None:
+    def __init__(self, inner: DraftProposer, engine: Engine, batch: int, clock: Clock) -> None:
         self._inner, self._scheduler = inner, engine._loop.scheduler
         self._batch, self._clock, self.drafts = batch, clock, True
         self._turn = self._num_steps = 0
@@ -96,23 +101,23 @@ class Switching:
         self.found = {True: Timed(), False: Timed()}
         self._last: tuple[Timed, bool] | None = None
 
-    def wants(self, runs: Sequence[Run]) -> bool:
+    def should_propose(self, runs: Sequence[Run]) -> bool:
         """Called once per step, while it is planned."""
         self._note(runs)
         self._num_steps += 1
         if self._turn:
             self.drafts = self._num_steps // self._turn % 2 == 0
-        return self.drafts and self._inner.wants(runs)
+        return self.drafts and self._inner.should_propose(runs)
 
     def _note(self, runs: Sequence[Run]) -> None:
         """The step that has just ended, if it is one that is timed; `runs` of the next."""
-        totals, drafting = self._scheduler.totals, self._scheduler.drafting.totals
-        own = self._inner.numbers()
+        totals, drafting = self._scheduler.totals, self._scheduler.draft_scheduler.totals
+        own = self._inner.counters()
         saved_s = own.get("speculation_saved_s", 0.0) - own.get("speculation_lost_s", 0.0)
         promised_s = own.get("speculation_promised_s", 0.0)
         drafted, accepted = drafting.num_tokens, drafting.num_accepted
         now = Timed(self._clock(), totals.num_sampled, saved_s, promised_s, drafted, accepted)
-        full = len(self._scheduler._roster.running) == self._batch
+        full = len(self._scheduler._registry.running) == self._batch
         if self._last is not None and full:
             before, was_decode = self._last
             if was_decode:
@@ -120,27 +125,29 @@ class Switching:
         decodes = len(runs) == self._batch and all(len(run.tokens) == 1 for run in runs)
         self._last = now, full and decodes
 
-    def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
-        return self._inner.propose(opens, room)
+    def propose(
+        self, contexts: Sequence[DraftContext], room: StepCapacity
+    ) -> list[tuple[int, ...]]:
+        return self._inner.propose(contexts, room)
 
-    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
-        return self._inner.others(seq_id)
+    def alternatives(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+        return self._inner.alternatives(seq_id)
 
-    def learn(self, verdicts: Sequence[Verdict]) -> None:
-        self._inner.learn(verdicts)
+    def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
+        self._inner.observe(outcomes)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         """What was answered without drafts is nobody's to learn from: it is asked again."""
         self._inner.forget(seq_id, tokens if self.drafts else (), tenant)
 
-    def numbers(self) -> dict[str, float]:
-        return self._inner.numbers()
+    def counters(self) -> dict[str, float]:
+        return self._inner.counters()
 
 
 def switched(engine: Engine, batch: int, clock: Clock) -> Switching:
     """The engine's drafts, which can be switched off."""
-    drafting = engine._loop.scheduler.drafting
-    drafting._drafts = found = Switching(drafting._drafts, engine, batch, clock)
+    drafting = engine._loop.scheduler.draft_scheduler
+    drafting._proposer = found = Switching(drafting._proposer, engine, batch, clock)
     return found
 
 
@@ -250,7 +257,7 @@ def show(name: str, workload: str, batch: int, found: dict[str, float]) -> None:
 
 def by_clock(engine: Engine, clock: Clock) -> None:
     """The controller measures and decides by another clock."""
-    controller = engine._loop.scheduler.drafting._drafts
+    controller = engine._loop.scheduler.draft_scheduler._proposer
     if not isinstance(controller, Controller) or clock is time.perf_counter:
         return
     loop, resolved, drafter = engine._loop, engine.resolved, controller._drafter

@@ -33,7 +33,7 @@ from bench_speculation import HEAD, Switching, compare, show
 from safetensors.torch import save_file
 
 from ridgeline import Engine, Sampling
-from ridgeline.engine.scheduler.speculation.draft_scheduler import NoDrafts, Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext, NoDrafts
 from ridgeline.engine.speculate.depth_control.acceptance_rate import Acceptance
 from ridgeline.engine.speculate.depth_control.controller import Controller
 from ridgeline.engine.speculate.depth_control.lookup_accuracy import Shadows
@@ -54,7 +54,7 @@ class Script:
         rng = random.Random(7)
         self._told = {prompt: _worse(answer, alpha, rng) for prompt, answer in answers.items()}
 
-    def guess(self, each: Open, depth: int) -> tuple[int, ...]:
+    def guess(self, each: DraftContext, depth: int) -> tuple[int, ...]:
         done = len(each.tokens) - each.num_prompt
         return self._told[tuple(each.tokens[: each.num_prompt])][done : done + depth]
 
@@ -77,7 +77,7 @@ class ScriptedLookup:
     def __init__(self, script: Script) -> None:
         self._script = script
 
-    def look(self, each: Open, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> Guess:
         tokens = self._script.guess(each, most)
         return Guess(tokens, (KIND,) * len(tokens))
 
@@ -93,16 +93,20 @@ class ScriptedDrafter:
     def __init__(self, script: Script, inner: Drafter) -> None:
         self._script, self._inner = script, inner
 
-    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
-        self._inner.draft(opens, depths)
-        return [self._script.guess(o, d) if d else () for o, d in zip(opens, depths, strict=True)]
+    def draft(
+        self, contexts: Sequence[DraftContext], depths: Sequence[int]
+    ) -> list[tuple[int, ...]]:
+        self._inner.draft(contexts, depths)
+        return [
+            self._script.guess(o, d) if d else () for o, d in zip(contexts, depths, strict=True)
+        ]
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self._inner.forget(seq_id, tokens, tenant)
 
 
 def controller_of(engine: Engine) -> Controller:
-    found = engine._loop.scheduler.drafting._drafts
+    found = engine._loop.scheduler.draft_scheduler._proposer
     assert isinstance(found, Controller)
     return found
 
@@ -169,10 +173,10 @@ def measure(
 ) -> None:
     prompts = prompts_of(batch, args.context, engine.resolved.spec.vocab_size)
     sampling = Sampling(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
-    drafting = engine._loop.scheduler.drafting
-    drafting._drafts = NoDrafts()
+    drafting = engine._loop.scheduler.draft_scheduler
+    drafting._proposer = NoDrafts()
     found = engine.generate(prompts, sampling)
-    drafting._drafts = drafts = Switching(controller, engine, batch, time.perf_counter)
+    drafting._proposer = drafts = Switching(controller, engine, batch, time.perf_counter)
     answers = {p: each.tokens for p, each in zip(prompts, found, strict=True)}
     for alpha in args.alphas:
         script.tell(answers, alpha)

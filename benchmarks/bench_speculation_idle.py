@@ -48,14 +48,14 @@ def overruled(controller: Controller, asked: SimpleNamespace) -> None:
     decide: Callable[..., Any] = controller._decide
     propose: Callable[..., Any] = controller.propose
 
-    def decided(opens: Sequence[Any], guesses: Any, room: Any) -> Any:
-        decide(opens, guesses, room)
+    def decided(contexts: Sequence[Any], guesses: Any, room: Any) -> Any:
+        decide(contexts, guesses, room)
         controller._drafting = False
-        return plain_plan(len(opens), room, controller.costs), [False] * len(opens)
+        return plain_plan(len(contexts), room, controller.costs), [False] * len(contexts)
 
-    def proposed(opens: Any, room: Any) -> Any:
+    def proposed(contexts: Any, room: Any) -> Any:
         asked.now = True
-        return propose(opens, room)
+        return propose(contexts, room)
 
     controller._decide = decided  # type: ignore[method-assign]
     controller.propose = proposed  # type: ignore[method-assign]
@@ -64,7 +64,7 @@ def overruled(controller: Controller, asked: SimpleNamespace) -> None:
 def steps(engine: Engine, batch: int, num_prompts: int) -> list[Timed]:
     """Every full decode step of the answers, in order."""
     loop, asked, found = engine._loop, SimpleNamespace(now=False), list[Timed]()
-    controller = loop.scheduler.drafting._drafts
+    controller = loop.scheduler.draft_scheduler._proposer
     assert isinstance(controller, Controller)
     overruled(controller, asked)
     switch, clock = switched(engine, batch, loop.clock), time.perf_counter

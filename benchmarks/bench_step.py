@@ -23,14 +23,14 @@ from rich.console import Console
 from ridgeline.cli.render.diagnose_html import profile_page
 from ridgeline.config.settings import settings_from
 from ridgeline.diagnose.profile import Profile, judge
-from ridgeline.engine.build import Parts, assemble
-from ridgeline.engine.config import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, Resolved, resolve
+from ridgeline.engine.build import EngineParts, assemble
+from ridgeline.engine.config import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, ResolvedSettings, resolve
 from ridgeline.engine.profiling.profile import ProfileOptions, profile
 from ridgeline.hardware.ceilings import measure_ceilings
 from ridgeline.workflows.diagnose.operator_profile import as_built, show
 
 
-def measured(resolved: Resolved, parts: Parts, options: ProfileOptions) -> Profile:
+def measured(resolved: ResolvedSettings, parts: EngineParts, options: ProfileOptions) -> Profile:
     """One number of sequences against ceilings measured before and behind it."""
     before = measure_ceilings(resolved.num_threads)
     phases = profile(parts, resolved, options)

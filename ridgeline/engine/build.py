@@ -15,16 +15,16 @@ from ridgeline.engine.attention.ahead import PagesAhead
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.checkpoints.load import load_decoder
-from ridgeline.engine.config import Resolved
+from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.execution.threads import StepThreads
 from ridgeline.engine.model.dtype import DTYPES
-from ridgeline.engine.scheduler.admission.limits import Limits
+from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
-from ridgeline.engine.scheduler.kv.prefix_cache import Cache, NoPrefixCache, PrefixCache
+from ridgeline.engine.scheduler.kv.prefix_cache import BlockCache, NoPrefixCache, PrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafts
+from ridgeline.engine.scheduler.speculation.base import DraftProposer
 from ridgeline.engine.speculate.build import speculate
 from ridgeline.engine.speculate.drafters.target_model import Target
 from ridgeline.engine.structured_output import make_masks
@@ -33,7 +33,7 @@ from ridgeline.engine.tokenization import HfTokenizer, Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class EngineParts:
     """A working engine, in pieces. `weight_bytes` is what the decoder really keeps."""
 
     tokenizer: Tokenizer
@@ -43,7 +43,9 @@ class Parts:
     weight_bytes: int
 
 
-def assemble(resolved: Resolved, clock: Callable[[], float] = time.perf_counter) -> Parts:
+def assemble(
+    resolved: ResolvedSettings, clock: Callable[[], float] = time.perf_counter
+) -> EngineParts:
     """Load weights and tokenizer and build the parts. Raises BadModel, BadInput, CannotRun.
 
     What can be refused cheaply comes before the weights.
@@ -60,10 +62,10 @@ def assemble(resolved: Resolved, clock: Callable[[], float] = time.perf_counter)
     runner = TorchRunner(decoder, kv, attention, masks, verifier, speculation.watch, threads)
     speculation.calibrate(runner)
     num_bytes = decoder.nbytes + speculation.weight_bytes
-    return Parts(tokenizer, scheduler, runner, masks, num_bytes)
+    return EngineParts(tokenizer, scheduler, runner, masks, num_bytes)
 
 
-def _target(resolved: Resolved) -> Target:
+def _target(resolved: ResolvedSettings) -> Target:
     """Weights and cache of the model that answers."""
     device, dtype = torch.device(resolved.device), DTYPES[resolved.dtype]
     decoder = load_decoder(
@@ -86,15 +88,15 @@ def _target(resolved: Resolved) -> Target:
     return Target(decoder, kv, resolved.attention_backend, resolved.layer_backend)
 
 
-def _masks(tokenizer: Tokenizer, resolved: Resolved) -> TokenMasks:
+def _masks(tokenizer: Tokenizer, resolved: ResolvedSettings) -> TokenMasks:
     text = tokenizer.inner.to_str if isinstance(tokenizer, HfTokenizer) else None
     return make_masks(text, resolved.spec.vocab_size, resolved.spec.eos_token_ids)
 
 
-def make_scheduler(resolved: Resolved, drafts: Drafts | None = None) -> Scheduler:
+def make_scheduler(resolved: ResolvedSettings, drafts: DraftProposer | None = None) -> Scheduler:
     """The scheduler with its policy, pool and prefix cache; it speculates where `drafts` do."""
     pool = BlockPool(resolved.num_blocks, resolved.block_size)
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_model_len=resolved.max_model_len,
@@ -112,7 +114,7 @@ def make_scheduler(resolved: Resolved, drafts: Drafts | None = None) -> Schedule
     )
 
 
-def _prefix_cache(resolved: Resolved, pool: BlockPool) -> Cache:
+def _prefix_cache(resolved: ResolvedSettings, pool: BlockPool) -> BlockCache:
     if not resolved.enable_prefix_caching:
         return NoPrefixCache()
     return PrefixCache(pool, resolved.prefix_cache_ttl_s)

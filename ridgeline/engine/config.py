@@ -24,8 +24,8 @@ from ridgeline.engine.execution.layers import forward_kind
 from ridgeline.engine.execution.threads import measured_rates, plan_threads
 from ridgeline.engine.model.dtype import resolve_dtype
 from ridgeline.engine.quant import linear_kind
-from ridgeline.engine.scheduler.background_budget import PROMISED, UNPROMISED
-from ridgeline.engine.scheduler.kv.kv_budget import BudgetAsked, KvBudget, kv_budget
+from ridgeline.engine.scheduler.background_budget import SLOWDOWN_WITHOUT_SLO, TPOT_SLO_SHARE
+from ridgeline.engine.scheduler.kv.kv_budget import KvBudget, KvBudgetInputs, kv_budget
 from ridgeline.engine.speculate.config import Speculation, resolve_speculation
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware import system
@@ -52,7 +52,7 @@ MAX_NUM_SEQS = 64
 MAX_NUM_BATCHED_TOKENS = {"cpu": 512, "cuda": 4096}
 
 
-class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+class ResolvedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings as used; names and units are those of `Settings`. `dtype` is the one computed in.
 
     `spec` has every technique applied. `derivations` says of each setting where its value comes
@@ -119,7 +119,7 @@ class Models(msgspec.Struct, frozen=True):
         )
 
 
-def resolve(settings: Settings) -> Resolved:
+def resolve(settings: Settings) -> ResolvedSettings:
     """Derive every value. Raises BadModel, BadInput, CannotRun, DoesNotFit."""
     why: dict[str, str] = {}
     device = _device(settings.device, why)
@@ -136,7 +136,7 @@ def resolve(settings: Settings) -> Resolved:
         settings.attention_backend, Site.of(spec, device, dtype, block_size)
     )
     why["attention_backend"] = "; ".join(reasons)
-    return Resolved(
+    return ResolvedSettings(
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         max_model_len=max_model_len,
@@ -183,7 +183,10 @@ def _background(settings: Settings, why: dict[str, str]) -> None:
     """Why so many tokens of batch lines go beside people's: what that does to them."""
     tokens = settings.background_tokens
     if tokens is None:
-        promised, alone = f"{PROMISED:g} of the promised tpot", f"{UNPROMISED:g} times their own"
+        promised, alone = (
+            f"{TPOT_SLO_SHARE:g} of the promised tpot",
+            f"{SLOWDOWN_WITHOUT_SLO:g} times their own",
+        )
         limit = f"a step of people takes at most {promised} (without one: {alone})"
         why["background_tokens"] = f"derived while serving, from what steps take: {limit}"
         return
@@ -381,7 +384,7 @@ def _kv_budget(
 ) -> KvBudget:
     total, available = _memory(device)
     return kv_budget(
-        BudgetAsked(
+        KvBudgetInputs(
             weight_bytes=models.weight_bytes,
             kv_bytes_per_token=models.kv_bytes_per_token,
             max_model_len=max_model_len,
@@ -390,7 +393,7 @@ def _kv_budget(
             memory_bytes=total,
             available_bytes=available,
             device=device.type,
-            asked_bytes=settings.kv_cache_memory_bytes,
+            requested_bytes=settings.kv_cache_memory_bytes,
         )
     )
 

@@ -28,13 +28,13 @@ import numpy.typing as npt
 import torch
 
 from ridgeline.config.settings import Settings, settings_from
-from ridgeline.engine.build import Parts, assemble
+from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.completion import Completion, CompletionBuilder
-from ridgeline.engine.config import Resolved, resolve
+from ridgeline.engine.config import ResolvedSettings, resolve
 from ridgeline.engine.engine_loop import EngineLoop
 from ridgeline.engine.event_delivery import AsyncInboxes, BlockingInbox, Errand, Inbox, Sink
 from ridgeline.engine.profiling.step_stats import StepTotals
-from ridgeline.engine.scheduler.admission.queue_limits import Gate, GateLimits
+from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter, QueueLimits
 from ridgeline.engine.validate import check_sampling, check_tokens
 from ridgeline.modelspec.cost import cost_model, kv_bytes_per_token
 from ridgeline.records import (
@@ -59,8 +59,8 @@ class Engine:
 
     def __init__(
         self,
-        resolved: Resolved,
-        parts: Parts,
+        resolved: ResolvedSettings,
+        parts: EngineParts,
         *,
         clock: Callable[[], float] = time.perf_counter,
         load_s: float = 0.0,
@@ -78,7 +78,7 @@ class Engine:
             clock=clock,
             on_start=partial(torch.set_num_threads, resolved.num_threads),
             totals=StepTotals(cost_model(resolved.spec), resolved.max_num_batched_tokens),
-            gate=Gate(_gate_limits(resolved)),
+            queue_limiter=QueueLimiter(_queue_limits(resolved)),
         )
 
     @staticmethod
@@ -211,7 +211,7 @@ class Engine:
     @property
     def info(self) -> EngineInfo:
         """What this engine is; what it derives while it serves, as of now."""
-        now = {"background_tokens": self._loop.scheduler.share.filling.told()}
+        now = {"background_tokens": self._loop.scheduler.background_budget.policy.told()}
         return msgspec.structs.replace(self._info, derivations={**self._info.derivations, **now})
 
     def drain_steps(self) -> list[StepStat]:
@@ -236,9 +236,9 @@ class Engine:
                 "generation_tokens": float(totals.num_sampled),
                 "num_steps": float(totals.num_steps),
             }
-            | scheduler.drafting.numbers()
+            | scheduler.draft_scheduler.counters()
             | self._loop.counts.as_dict()
-            | self._loop.gate.as_dict()
+            | self._loop.queue_limiter.as_dict()
             | self._loop.steps.totals.as_dict()
         )
 
@@ -305,7 +305,7 @@ def generate(model: str, prompt: str, *, max_tokens: int = 128, **settings: Any)
         return engine.generate([prompt], sampling)[0].text
 
 
-def _info(resolved: Resolved, parts: Parts, load_s: float) -> EngineInfo:
+def _info(resolved: ResolvedSettings, parts: EngineParts, load_s: float) -> EngineInfo:
     return EngineInfo(
         model=resolved.model,
         settings=resolved.values(),
@@ -320,8 +320,8 @@ def _info(resolved: Resolved, parts: Parts, load_s: float) -> EngineInfo:
     )
 
 
-def _gate_limits(resolved: Resolved) -> GateLimits:
-    return GateLimits(
+def _queue_limits(resolved: ResolvedSettings) -> QueueLimits:
+    return QueueLimits(
         max_requests=resolved.max_num_queued_reqs,
         max_tokens=resolved.max_num_queued_tokens,
         throttle=resolved.slo_throttle,

@@ -25,8 +25,8 @@ from typing import Protocol, TypeVar
 
 from ridgeline.engine.profiling.step_stats import RequestCounts, StepLog, StepTotals
 from ridgeline.engine.scheduler.admission.limits import check_request
-from ridgeline.engine.scheduler.admission.queue_limits import Gate
-from ridgeline.engine.scheduler.plan import Run, Runner, Sampled, StepPlan, StepResult
+from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter
+from ridgeline.engine.scheduler.plan import Run, Runner, RunOutput, StepPlan, StepResult
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.tokenization.events import EventTexts
 from ridgeline.engine.tokenization.tokenizer import Tokenizer
@@ -65,10 +65,10 @@ class EngineLoop:
         clock: Callable[[], float],
         on_start: Callable[[], None],
         totals: StepTotals,
-        gate: Gate,
+        queue_limiter: QueueLimiter,
     ) -> None:
         self.scheduler, self.runner, self.clock = scheduler, runner, clock
-        self.gate = gate
+        self.queue_limiter = queue_limiter
         self.steps, self.counts = StepLog(totals), RequestCounts()
         # no method of this object: a cycle would keep the weights until somebody collects garbage
         self._texts = EventTexts(tokenizer, partial(_stop_at_string, scheduler))
@@ -97,7 +97,7 @@ class EngineLoop:
         check_request(request, self.scheduler.limits, self.scheduler.pool)
         with self._wake:
             self._check_new(request.id)
-            self.gate.admit(request.id, len(request.prompt), request.slo, self.clock())
+            self.queue_limiter.admit(request.id, len(request.prompt), request.slo, self.clock())
             self._queue(request, subscriber)
 
     def abort(self, request_id: str) -> None:
@@ -216,7 +216,7 @@ class EngineLoop:
 
     def _account(self, event: Event) -> None:
         """Under the lock: the gate is asked by whoever submits."""
-        self.gate.saw(event)
+        self.queue_limiter.saw(event)
         if isinstance(event, Finished | Failed):
             self.counts.told(event)
             listener = self._listeners[event.request_id]
@@ -228,7 +228,7 @@ class EngineLoop:
         del self._listeners[request_id]
         self._texts.end(request_id)
         self._ids.discard(request_id)
-        self.gate.ended(request_id)
+        self.queue_limiter.ended(request_id)
 
     # -- when something fails
 
@@ -253,13 +253,13 @@ class EngineLoop:
         each = zip(plan.runs, copies, strict=True)
         return StepResult(tuple(self._alone(StepPlan(plan.index, (r,), c)) for r, c in each))
 
-    def _alone(self, plan: StepPlan) -> Sampled:
+    def _alone(self, plan: StepPlan) -> RunOutput:
         try:
-            return self.runner.run(plan).sampled[0]
+            return self.runner.run(plan).outputs[0]
         except Exception as error:
             return self._fail(plan.runs[0], error)
 
-    def _fail(self, run: Run, error: Exception) -> Sampled:
+    def _fail(self, run: Run, error: Exception) -> RunOutput:
         """Fail the run's request. The scheduler ignores what is committed for it."""
         request_id = self.scheduler.request_id(run)
         if request_id is not None:
@@ -267,7 +267,7 @@ class EngineLoop:
             told = str(error) if is_request else f"{type(error).__name__}: {error}"
             cause: FailureCause = "request" if is_request else "error"
             self._tell(self.scheduler.fail(request_id, told, cause=cause))
-        return Sampled()
+        return RunOutput()
 
     def _cancel_all(self) -> None:
         for request_id in list(self._listeners):

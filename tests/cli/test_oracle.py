@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ridgeline.config.settings import Settings, Speculative
-from ridgeline.engine.scheduler.admission.limits import Limits
+from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
@@ -39,7 +39,7 @@ def costs_of(settings: Settings) -> Costs:
 
 def scheduler_of(settings: Settings) -> Scheduler:
     seats = settings.max_num_seqs or 8
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=seats, max_num_batched_tokens=512, max_model_len=2048, chunked_prefill=True
     )
     pool = BlockPool(2_000, 16)

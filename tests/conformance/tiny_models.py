@@ -18,7 +18,7 @@ from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
-from ridgeline.engine.scheduler.plan import Run, SampleAt, StepPlan
+from ridgeline.engine.scheduler.plan import Run, SamplePoint, StepPlan
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.records import Sampling, TokenLogprobs
 
@@ -200,7 +200,7 @@ class Story:
         piece = tuple(self.tokens[self.computed : self.computed + limit])
         last = self.computed + len(piece) == len(self.tokens)
         index = len(self.tokens) - self.num_prompt
-        at = SampleAt(GREEDY, 0, index, self.num_prompt) if last else None
+        at = SamplePoint(GREEDY, 0, index, self.num_prompt) if last else None
         return Run(self.seq_id, self.computed, piece, self.blocks, at)
 
 
@@ -208,7 +208,7 @@ def advance(loaded: Loaded, stories: Sequence[Story], limits: Sequence[int]) -> 
     """One step of all stories together, each with its own limit of tokens."""
     runs = [story.run(limit) for story, limit in zip(stories, limits, strict=True)]
     result = loaded.runner.run(StepPlan(0, tuple(runs)))
-    for story, run, sampled in zip(stories, runs, result.sampled, strict=True):
+    for story, run, sampled in zip(stories, runs, result.outputs, strict=True):
         story.computed += len(run.tokens)
         story.tokens.extend(sampled.tokens)
         story.logprobs = [*(story.logprobs or []), *sampled.logprobs]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ridgeline.engine.engine import Engine
-from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.engine.structured_output import make_masks
 from ridgeline.engine.structured_output.guidance import GuidanceMasks
 from ridgeline.errors import BadInput, CannotRun
@@ -211,8 +211,8 @@ def test_without_a_tokenizer_grammars_cannot_run_and_say_so() -> None:
         masks.prepare(DATE)
     logits_SV = torch.zeros(2, 8)
     spots = [
-        SampleAt(Sampling(allowed_token_ids=(1, 2)), 0, 0, 0, (), ()),
-        SampleAt(Sampling(), 0, 0, 0, (), ()),
+        SamplePoint(Sampling(allowed_token_ids=(1, 2)), 0, 0, 0, (), ()),
+        SamplePoint(Sampling(), 0, 0, 0, (), ()),
     ]
     kept_SV = masks.apply(logits_SV, spots)
     assert kept_SV.isfinite().sum(1).tolist() == [2, 8] and logits_SV.isfinite().all()
@@ -268,7 +268,7 @@ def test_a_draft_may_go_on_behind_the_end(
     masks.prepare(kind)
     draft = [*engine.tokenizer.encode(text, add_special_tokens=False), *behind]
     drawn = [tuple(draft[:length]) for length in range(len(draft) + 1)]
-    spots = [SampleAt(sampling, 5, len(each), 1, (9, *each), ()) for each in drawn]
+    spots = [SamplePoint(sampling, 5, len(each), 1, (9, *each), ()) for each in drawn]
     logits_SV = torch.zeros(len(spots), 4096)
     kept_SV = masks.apply(logits_SV, spots)
     num_said = len(draft) - len(behind)
@@ -283,8 +283,8 @@ def test_a_draft_may_go_on_behind_the_end(
 def test_a_matcher_that_failed_is_not_asked_again(engine: Engine) -> None:
     masks, kept = engine._masks, Structured("regex", "ab")
     masks.prepare(kept)
-    spot = SampleAt(Sampling(structured=kept), 5, 1, 1, (9, 203), ())
-    good = SampleAt(Sampling(structured=kept), 5, 0, 1, (9,), ())
+    spot = SamplePoint(Sampling(structured=kept), 5, 1, 1, (9, 203), ())
+    good = SamplePoint(Sampling(structured=kept), 5, 0, 1, (9,), ())
     with pytest.raises(ArithmeticError, match="grammar"):
         masks.apply(torch.zeros(1, 4096), [spot])
     assert masks.apply(torch.zeros(1, 4096), [good]).isfinite().any()
@@ -317,7 +317,7 @@ def test_prompts_of_one_length_and_end_have_matchers_of_their_own(engine: Engine
     masks.prepare(DATE)
     sampling = Sampling(structured=DATE, seed=7)
     prompts = [tuple(range(i, 200 + i)) + (9,) * 40 for i in range(3)]
-    spots = [SampleAt(sampling, 7, 0, len(prompt), prompt) for prompt in prompts]
+    spots = [SamplePoint(sampling, 7, 0, len(prompt), prompt) for prompt in prompts]
     before = set(masks._walks)
     masks.apply(torch.zeros(3, engine.resolved.spec.vocab_size), spots)
     assert len(set(masks._walks) - before) == 3
@@ -357,7 +357,7 @@ def walked(engine: Engine, kind: Structured, seed: int) -> int:
     masks, output = engine._masks, list[int]()
     masks.prepare(kind)
     while len(output) < 200:
-        spot = SampleAt(Sampling(structured=kind), seed, len(output), 1, (9, *output), ())
+        spot = SamplePoint(Sampling(structured=kind), seed, len(output), 1, (9, *output), ())
         try:
             allowed = masks.apply(torch.zeros(1, 4096), [spot])[0].isfinite().nonzero().flatten()
         except BadInput:

@@ -15,7 +15,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.engine.build import assemble
 from ridgeline.engine.config import resolve
 from ridgeline.engine.scheduler.plan import StepPlan, StepResult
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.errors import EngineUnavailable
 from ridgeline.records import Event, Failed, Finished
 
@@ -150,29 +150,29 @@ class Clumsy:
     def __init__(self) -> None:
         self.asked, self.forgotten = 0, set[int]()
 
-    def wants(self, runs: object) -> bool:
+    def should_propose(self, runs: object) -> bool:
         return True
 
-    def propose(self, opens: Sequence[Open], room: object) -> list[tuple[int, ...]]:
+    def propose(self, contexts: Sequence[DraftContext], room: object) -> list[tuple[int, ...]]:
         self.asked += 1
         raise ArithmeticError("row 0: no token can be chosen from these logits")
 
-    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+    def alternatives(self, seq_id: int) -> Sequence[tuple[int, ...]]:
         return ()
 
-    def learn(self, verdicts: object) -> None:
+    def observe(self, outcomes: object) -> None:
         pass
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self.forgotten.add(seq_id)
 
-    def numbers(self) -> dict[str, float]:
+    def counters(self) -> dict[str, float]:
         return {}
 
 
 def test_a_drafter_that_cannot_choose_ends_nobody() -> None:
     parts, drafts = assemble(RESOLVED), Clumsy()
-    parts.scheduler.drafting._drafts = drafts
+    parts.scheduler.draft_scheduler._proposer = drafts
     with Engine(RESOLVED, parts) as engine:
         found = engine.generate([[5, 6, 7]], GREEDY)[0]
         assert found.usage.completion_tokens == 6 and engine.healthy()

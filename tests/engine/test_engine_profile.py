@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from ridgeline.config.settings import settings_from
-from ridgeline.engine.build import Parts, assemble
-from ridgeline.engine.config import Resolved, resolve
+from ridgeline.engine.build import EngineParts, assemble
+from ridgeline.engine.config import ResolvedSettings, resolve
 from ridgeline.engine.profiling.operator_timer import Stopwatch, operators_timed
 from ridgeline.engine.profiling.profile import Driver, ProfileOptions, check, profile
-from ridgeline.engine.scheduler.plan import Run, SampleAt, StepPlan
+from ridgeline.engine.scheduler.plan import Run, SamplePoint, StepPlan
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
 from ridgeline.modelspec.cost.operators import operator_work, work_of
 from ridgeline.records import OperatorTime
@@ -25,14 +25,14 @@ OPTIONS = ProfileOptions(prompt=40, batch=3, context=20, passes=3)
 LAYERS = ("native", "torch")
 
 
-def opened(**more: Any) -> tuple[Resolved, Parts]:
+def opened(**more: Any) -> tuple[ResolvedSettings, EngineParts]:
     settings = settings_from({**SMALL, **more})
     resolved = resolve(settings)
     return resolved, assemble(resolved)
 
 
 @pytest.fixture(scope="module", params=LAYERS)
-def engine(request: pytest.FixtureRequest) -> Iterator[tuple[Resolved, Parts]]:
+def engine(request: pytest.FixtureRequest) -> Iterator[tuple[ResolvedSettings, EngineParts]]:
     quantization = "int4" if request.param == "native" else None
     yield opened(layer_backend=request.param, quantization=quantization, num_threads=1)
 
@@ -47,7 +47,7 @@ def test_a_call_within_a_call_is_counted_once() -> None:
     assert watch.read() == {}
 
 
-def test_operators_and_host_are_the_step(engine: tuple[Resolved, Parts]) -> None:
+def test_operators_and_host_are_the_step(engine: tuple[ResolvedSettings, EngineParts]) -> None:
     resolved, parts = engine
     for phase in profile(parts, resolved, OPTIONS):
         assert len(phase.passes) == len(phase.plain_s) == OPTIONS.passes
@@ -58,7 +58,9 @@ def test_operators_and_host_are_the_step(engine: tuple[Resolved, Parts]) -> None
             assert 0 < step.host_s < step.time_s  # kernels' clock and ours agree
 
 
-def test_all_work_of_the_spec_has_its_operator(engine: tuple[Resolved, Parts]) -> None:
+def test_all_work_of_the_spec_has_its_operator(
+    engine: tuple[ResolvedSettings, EngineParts],
+) -> None:
     resolved, parts = engine
     layers = len(resolved.spec.layers)
     for phase in profile(parts, resolved, OPTIONS):
@@ -72,7 +74,9 @@ def test_all_work_of_the_spec_has_its_operator(engine: tuple[Resolved, Parts]) -
         assert step.operators["lm_head"].calls == 1
 
 
-def test_a_pass_longer_than_the_limit_is_taken_once(engine: tuple[Resolved, Parts]) -> None:
+def test_a_pass_longer_than_the_limit_is_taken_once(
+    engine: tuple[ResolvedSettings, EngineParts],
+) -> None:
     resolved, parts = engine
     at = iter(range(1_000_000))  # each look at the clock is a second later
     options = msgspec.structs.replace(OPTIONS, limit_s=0.5, seed=2)
@@ -81,7 +85,7 @@ def test_a_pass_longer_than_the_limit_is_taken_once(engine: tuple[Resolved, Part
         assert phase.plain_s[0] >= 1.0
 
 
-def test_shapes_are_those_of_the_steps(engine: tuple[Resolved, Parts]) -> None:
+def test_shapes_are_those_of_the_steps(engine: tuple[ResolvedSettings, EngineParts]) -> None:
     resolved, parts = engine
     unseen = msgspec.structs.replace(OPTIONS, seed=1)  # not in the prefix cache
     prefill, decode = profile(parts, resolved, unseen)
@@ -109,7 +113,7 @@ def test_timing_changes_no_token_and_leaves_nothing_behind(tmp_path: Path) -> No
     runner = load_ours(tmp_path).runner
     prompt = tuple((7 * i + 3) % VOCAB for i in range(23))
     plan = StepPlan(
-        0, (Run(0, 0, prompt, (0, 1, 2, 3, 4, 5), SampleAt(GREEDY, 0, 0, len(prompt))),)
+        0, (Run(0, 0, prompt, (0, 1, 2, 3, 4, 5), SamplePoint(GREEDY, 0, 0, len(prompt))),)
     )
     before, plain = dict(vars(runner)), runner.run(plan)
     decoder = dict(vars(runner.decoder))

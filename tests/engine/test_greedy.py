@@ -11,25 +11,25 @@ import torch
 from msgspec.structs import replace
 
 from ridgeline.config.settings import settings_from
-from ridgeline.engine.build import Parts, assemble
+from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.config import resolve
 from ridgeline.engine.execution.greedy_fast_path import NativeGreedy, NoGreedy
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.sampling.base import Choice
-from ridgeline.engine.scheduler.plan import Run, SampleAt, StepPlan
+from ridgeline.engine.scheduler.plan import Run, SamplePoint, StepPlan
 from ridgeline.engine.speculate.drafters.target_model import last_hidden, last_tokens_of
 from ridgeline.engine.speculate.verify.verifier import Verifier
 from ridgeline.records import Sampling
 
-AT = SampleAt(Sampling(temperature=0.0), 0, 0, 1, is_argmax=True)
+AT = SamplePoint(Sampling(temperature=0.0), 0, 0, 1, is_argmax=True)
 
 
-def opened(**asked: Any) -> Parts:
+def opened(**asked: Any) -> EngineParts:
     return assemble(resolve(settings_from({"kv_cache_memory_bytes": 16 << 20} | asked)))
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
+def parts() -> EngineParts:
     return opened(num_threads=2, quantization="int4")
 
 
@@ -66,7 +66,7 @@ def right_at_first(runner: TorchRunner, runs: Sequence[Run], rng: random.Random)
 
 
 @pytest.mark.parametrize("most_drafts", [0, 6])
-def test_the_short_way_is_the_usual_way(parts: Parts, most_drafts: int) -> None:
+def test_the_short_way_is_the_usual_way(parts: EngineParts, most_drafts: int) -> None:
     """Tokens and cache, bit for bit: one row per run, and several of different numbers."""
     runner, rng = parts.runner, random.Random(3)
     assert isinstance(runner.greedy, NativeGreedy)
@@ -83,11 +83,11 @@ def test_the_short_way_is_the_usual_way(parts: Parts, most_drafts: int) -> None:
             layer.copy_(old)
         assert runner.run(plan) == usual
         assert all(map(torch.equal, after, runner.cache.layers))
-    most = max(len(each.tokens) for each in usual.sampled)
+    most = max(len(each.tokens) for each in usual.outputs)
     assert (most > 2) == bool(most_drafts), "drafts are accepted"
 
 
-def test_the_last_row_of_every_run(parts: Parts) -> None:
+def test_the_last_row_of_every_run(parts: EngineParts) -> None:
     """What a drafter that computes asks for: runs of one row and of many, prompts too."""
     runner, rng = parts.runner, random.Random(8)
     decoder, attention = parts.runner.decoder, parts.runner.attention
@@ -105,7 +105,7 @@ def test_the_last_row_of_every_run(parts: Parts) -> None:
         assert last_tokens_of(decoder, attention, 9)(runs) != expected
 
 
-def test_whoever_watches_is_shown_what_the_usual_way_shows(parts: Parts) -> None:
+def test_whoever_watches_is_shown_what_the_usual_way_shows(parts: EngineParts) -> None:
     """States, accepted tokens and refused ones; what was shown stays when the next step comes."""
     runner, rng = parts.runner, random.Random(5)
     runs = decoding(rng, 5, (0, 30), 4)
@@ -128,14 +128,14 @@ def test_whoever_watches_is_shown_what_the_usual_way_shows(parts: Parts) -> None
     "change",
     [
         {"sample": None},
-        {"sample": SampleAt(Sampling(temperature=0.7), 1, 0, 1)},
+        {"sample": SamplePoint(Sampling(temperature=0.7), 1, 0, 1)},
         {"prompt_logprobs": 0},
         {"tokens": (5, 6)},
         {"tokens": (4, 5, 6), "num_drafts": 1},
     ],
 )
 def test_one_run_that_asks_for_more_takes_the_usual_way(
-    parts: Parts, change: dict[str, Any]
+    parts: EngineParts, change: dict[str, Any]
 ) -> None:
     runs = decoding(random.Random(1), 3, (0, 9))
     assert parts.runner.greedy.takes(runs)
@@ -147,7 +147,7 @@ def test_where_a_part_is_not_native_there_is_no_short_way(asked: dict[str, Any])
     assert isinstance(opened(**asked).runner.greedy, NoGreedy)
 
 
-def test_a_nan_leaves_no_choice(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nan_leaves_no_choice(parts: EngineParts, monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = parts.runner.greedy
     assert isinstance(greedy, NativeGreedy)
     logits = torch.full((3, 8), float("nan"))

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.engine.config import _formats, resolve
 from ridgeline.engine.model import dtype
-from ridgeline.engine.scheduler.kv.kv_budget import GIB, BudgetAsked, kv_budget, size
+from ridgeline.engine.scheduler.kv.kv_budget import GIB, KvBudgetInputs, kv_budget, size
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears
 
-ASKED = BudgetAsked(
+ASKED = KvBudgetInputs(
     weight_bytes=1 * GIB,
     kv_bytes_per_token=1 << 16,
     max_model_len=1000,
@@ -24,7 +24,7 @@ ASKED = BudgetAsked(
     memory_bytes=16 * GIB,
     available_bytes=5 * GIB,
     device="cpu",
-    asked_bytes=None,
+    requested_bytes=None,
 )
 BLOCK_BYTES = 16 << 16
 
@@ -93,7 +93,7 @@ def test_the_context_may_be_cut_but_not_stretched() -> None:
         ({}, 4 * 63 * BLOCK_BYTES, "4 sequences"),
         ({"max_num_seqs": 1000}, 2 * GIB, "50% of the 4.0 GiB"),
         ({"max_num_seqs": 1000, "available_bytes": 15 * GIB}, 4 * GIB, "ceiling on cpu"),
-        ({"asked_bytes": 1 * GIB}, 1 * GIB, "asked for"),
+        ({"requested_bytes": 1 * GIB}, 1 * GIB, "asked for"),
         (
             {"device": "cuda", "max_num_seqs": 1000, "available_bytes": 13 * GIB},
             9 * GIB,
@@ -112,8 +112,8 @@ def test_the_default_budget_is_the_least_of_its_bounds(
 @pytest.mark.parametrize(
     ("changes", "fix"),
     [
-        ({"asked_bytes": BLOCK_BYTES * 62}, f"use --kv-cache-memory-bytes {BLOCK_BYTES * 63}"),
-        ({"asked_bytes": 40 * GIB}, f"use --kv-cache-memory-bytes {2 * GIB}"),
+        ({"requested_bytes": BLOCK_BYTES * 62}, f"use --kv-cache-memory-bytes {BLOCK_BYTES * 63}"),
+        ({"requested_bytes": 40 * GIB}, f"use --kv-cache-memory-bytes {2 * GIB}"),
         ({"available_bytes": 1 * GIB + BLOCK_BYTES * 20}, "use --max-model-len 160"),
         ({"available_bytes": 1 * GIB}, "free 1.0 GiB of memory, or use a smaller model"),
     ],
@@ -126,7 +126,7 @@ def test_too_little_is_refused_with_one_change_that_mends_it(changes: dict, fix:
     for words in ("memory available", "weights", "KV per token", "64.0 KiB", "KV cache"):
         assert words in str(caught.value)
     if fix.startswith("use --kv"):
-        assert kv_budget(replace(asked, asked_bytes=int(fix.split()[-1]))).num_blocks >= 63
+        assert kv_budget(replace(asked, requested_bytes=int(fix.split()[-1]))).num_blocks >= 63
     elif fix.startswith("use --max"):
         assert kv_budget(replace(asked, max_model_len=int(fix.split()[-1]))).num_blocks >= 10
 

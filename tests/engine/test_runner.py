@@ -18,14 +18,14 @@ from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution import runner as runner_module
 from ridgeline.engine.execution.batch import make_batch
 from ridgeline.engine.execution.runner import TorchRunner
-from ridgeline.engine.scheduler.plan import Run, SampleAt, StepPlan
+from ridgeline.engine.scheduler.plan import Run, SamplePoint, StepPlan
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.rewrite import with_dtype, with_kv_dtype
 from ridgeline.records import Sampling
 from tests.conformance.tiny_models import GREEDY, VOCAB, Loaded, load_ours, make_model
 
 PROMPT = tuple((7 * i + 3) % VOCAB for i in range(23))
-AT = SampleAt(GREEDY, 0, 0, len(PROMPT))
+AT = SamplePoint(GREEDY, 0, 0, len(PROMPT))
 
 
 @pytest.fixture(scope="module")
@@ -62,19 +62,19 @@ def test_the_batch_is_flat_and_exact() -> None:
 
 
 def test_an_empty_plan_gives_an_empty_result(ours: Loaded) -> None:
-    assert ours.runner.run(StepPlan(0, ())).sampled == ()
+    assert ours.runner.run(StepPlan(0, ())).outputs == ()
 
 
 def test_results_stand_beside_their_runs(ours: Loaded) -> None:
     other = Run(1, 0, PROMPT[:9], (20, 21), None)
     plan = StepPlan(0, (other, whole((4, 9, 1, 7, 3))))
-    silent, drawn = ours.runner.run(plan).sampled
+    silent, drawn = ours.runner.run(plan).outputs
     assert silent.tokens == () and silent.logprobs == ()
     assert drawn.tokens == (int(truth(ours)[-1].argmax()),)
 
 
 def test_greedy_takes_the_best_and_reports_it(ours: Loaded) -> None:
-    (drawn,) = ours.runner.run(StepPlan(0, (whole((4, 9, 1, 7, 3)),))).sampled
+    (drawn,) = ours.runner.run(StepPlan(0, (whole((4, 9, 1, 7, 3)),))).outputs
     row = truth(ours)[-1]
     assert drawn.tokens[0] == int(row.argmax()) == drawn.logprobs[0].token
     assert drawn.logprobs[0].logprob == pytest.approx(float(row.max()), abs=1e-5)
@@ -98,7 +98,7 @@ def test_prompt_logprobs_are_those_of_the_next_prompt_token(
             next_prompt_token=PROMPT[end] if end < len(PROMPT) else None,
         )
         bystander = Run(1, start, PROMPT[start:end], (20, 21, 22, 23, 24), None)
-        (_, result) = ours.runner.run(StepPlan(0, (bystander, run))).sampled
+        (_, result) = ours.runner.run(StepPlan(0, (bystander, run))).outputs
         got += result.prompt_logprobs
         start = end
     assert [entry.token for entry in got] == list(PROMPT[1:])
@@ -113,7 +113,7 @@ def test_copies_come_first(ours: Loaded) -> None:
     ours.runner.run(StepPlan(0, (first,)))
     original = Run(0, 22, (PROMPT[22],), (4, 9, 1, 7, 3), AT)
     fork = Run(1, 22, (50,), (4, 9, 1, 7, 8), AT)
-    result = ours.runner.run(StepPlan(1, (original, fork), copies=((3, 8),))).sampled
+    result = ours.runner.run(StepPlan(1, (original, fork), copies=((3, 8),))).outputs
     assert result[0].tokens[0] == int(truth(ours)[-1].argmax())
     assert result[1].tokens[0] == int(truth(ours, (*PROMPT[:22], 50))[-1].argmax())
 
@@ -131,11 +131,11 @@ def test_several_copies_in_every_layer(ours: Loaded) -> None:
 
 
 def test_seeded_sampling_does_not_depend_on_company(ours: Loaded) -> None:
-    warm = SampleAt(Sampling(temperature=1.0, top_p=0.9), 77, 0, len(PROMPT))
-    alone = ours.runner.run(StepPlan(0, (whole((4, 9, 1, 7, 3), sample=warm),))).sampled[0]
+    warm = SamplePoint(Sampling(temperature=1.0, top_p=0.9), 77, 0, len(PROMPT))
+    alone = ours.runner.run(StepPlan(0, (whole((4, 9, 1, 7, 3), sample=warm),))).outputs[0]
     company = [Run(i, 0, PROMPT[: 5 + i], (20 + 3 * i, 21 + 3 * i), AT) for i in range(1, 4)]
     plan = StepPlan(0, (*company, whole((30, 31, 32, 33, 34), sample=warm)))
-    assert ours.runner.run(plan).sampled[-1].tokens == alone.tokens
+    assert ours.runner.run(plan).outputs[-1].tokens == alone.tokens
 
 
 def test_scoring_a_text_leaves_the_cache_alone(ours: Loaded) -> None:

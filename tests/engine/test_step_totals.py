@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ridgeline.engine.profiling.step_stats import StepLog, StepTotals
-from ridgeline.engine.scheduler.plan import Branch, Run, SampleAt, StepPlan
-from ridgeline.engine.scheduler.step_builder import StepView
+from ridgeline.engine.scheduler.plan import DraftBranch, Run, SamplePoint, StepPlan
+from ridgeline.engine.scheduler.step_builder import SchedulerStats
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model
 from ridgeline.records import Sampling, StepStat
@@ -42,13 +42,13 @@ def test_waiting_is_told_by_what_was_short() -> None:
 
 
 def test_a_tree_is_the_work_of_all_its_paths_and_one_sequence() -> None:
-    at = SampleAt(sampling=Sampling(temperature=0.0), seed=0, index=0, num_prompt=20)
+    at = SamplePoint(sampling=Sampling(temperature=0.0), seed=0, index=0, num_prompt=20)
     tree = Run(
         seq_id=1, start=20, tokens=(5, 6, 7), blocks=(0, 1), sample=at, num_drafts=2,
-        branches=(Branch(drafts=(8,), blocks=(0, 2)), Branch(drafts=(9, 4), blocks=(0, 3))),
+        branches=(DraftBranch(drafts=(8,), blocks=(0, 2)), DraftBranch(drafts=(9, 4), blocks=(0, 3))),
     )  # fmt: skip
     plain = Run(seq_id=2, start=30, tokens=(3,), blocks=(4, 5), sample=at)
-    view = StepView(
+    view = SchedulerStats(
         num_running=2, num_waiting=0, used_blocks=6, num_blocks=8, max_num_seqs=4, num_preempted=0,
         queried_tokens=0, hit_tokens=0,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache, block_digest, root_digest
-from ridgeline.engine.scheduler.plan import StepPlan, paths
+from ridgeline.engine.scheduler.plan import StepPlan, draft_paths
 from ridgeline.engine.scheduler.sequence import State
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def check_always(world: World) -> None:
     """After every operation."""
-    check_roster(world)
+    check_registry(world)
     check_pool(world)
     if isinstance(world.scheduler.cache, PrefixCache):
         check_cache(world, world.scheduler.cache)
@@ -26,36 +26,36 @@ class Before:
     """What a plan begins with."""
 
     def __init__(self, world: World) -> None:
-        roster = world.scheduler._roster
+        registry = world.scheduler._registry
         self.first = world.running[0] if world.running else None
-        self.fresh = [list(lane.fresh._live.values()) for lane in roster.lanes]
-        self.back = [list(lane.returning._live.values()) for lane in roster.lanes]
+        self.unstarted = [list(lane.unstarted._live.values()) for lane in registry.lanes]
+        self.back = [list(lane.resuming._live.values()) for lane in registry.lanes]
         expired = [
-            choices
-            for choices in roster.requests.values()
-            if choices.started and (choices.request.deadline_s or math.inf) <= world.now_s
+            group
+            for group in registry.requests.values()
+            if group.started and (group.request.deadline_s or math.inf) <= world.now_s
         ]
         self.num_started = []
-        for lane in roster.lanes:  # it and the better ones
+        for lane in registry.lanes:  # it and the better ones
             gone = [c for c in expired if c.request.background <= lane.rank]
-            started = sum(each.num_started for each in roster.up_to(lane))
-            self.num_started.append(started - sum(choices.num_unfinished for choices in gone))
+            started = sum(each.num_started for each in registry.up_to(lane))
+            self.num_started.append(started - sum(group.num_unfinished for group in gone))
 
 
-def check_roster(world: World) -> None:
-    roster, running = world.scheduler._roster, world.running
+def check_registry(world: World) -> None:
+    registry, running = world.scheduler._registry, world.running
     assert len(running) <= world.setup.max_num_seqs
     assert [seq.key for seq in running] == sorted(seq.key for seq in running)
-    assert {seq.request.id for seq in running} <= set(roster.requests)
-    live = [seq for choices in roster.requests.values() for seq in choices.live.values()]
-    assert sum(c.num_unfinished for c in roster.requests.values()) == roster.num_unfinished
-    for lane in roster.lanes:
-        requests = [c for c in roster.requests.values() if c.request.background == lane.rank]
+    assert {seq.request.id for seq in running} <= set(registry.requests)
+    live = [seq for group in registry.requests.values() for seq in group.live.values()]
+    assert sum(c.num_unfinished for c in registry.requests.values()) == registry.num_unfinished
+    for lane in registry.lanes:
+        requests = [c for c in registry.requests.values() if c.request.background == lane.rank]
         assert sum(c.num_unfinished for c in requests if c.started) == lane.num_started
         own = [seq for seq in live if seq.request.background == lane.rank]
         assert lane.num_running == sum(seq.state is State.RUNNING for seq in own)
-        assert len(own) == lane.num_running + len(lane.fresh) + len(lane.returning)
-    assert sum(lane.num_running for lane in roster.lanes) == len(running)
+        assert len(own) == lane.num_running + len(lane.unstarted) + len(lane.resuming)
+    assert sum(lane.num_running for lane in registry.lanes) == len(running)
     for seq in live:
         assert 0 <= seq.computed < seq.known
         assert seq.state is State.RUNNING or not (seq.blocks or seq.computed)
@@ -68,7 +68,7 @@ def check_pool(world: World) -> None:
     assert len(idle) == len(set(idle)) == pool.num_idle
     assert sum(pool.is_published(block) for block in idle) == pool.num_cached
     owners = Counter(block for seq in running for block in seq.blocks)
-    branches = world.scheduler.drafting._branches._fresh.values()
+    branches = world.scheduler.draft_scheduler._branches._fresh.values()
     owners.update(block for every in branches for fresh in every for block in fresh)
     assert [pool.refs(b) for b in range(pool.num_blocks)] == [
         owners[b] for b in range(pool.num_blocks)
@@ -102,37 +102,37 @@ def check_plan(world: World, plan: StepPlan, before: Before) -> None:
         assert first.id in ids, "the first in order was preempted or left out"
     known = [len(run.tokens) - run.num_drafts for run in plan.runs]
     prompts = [count for count in known if count > 1]
-    num_tokens = sum(len(path.tokens) for run in plan.runs for path in paths(run))
+    num_tokens = sum(len(path.tokens) for run in plan.runs for path in draft_paths(run))
     excess = 0 if world.setup.chunked or not prompts else prompts[0]
     assert num_tokens <= world.setup.max_num_batched_tokens + excess
     if not world.setup.chunked:
         assert all(run.sample for run in plan.runs), "a prompt was split"
     view = world.scheduler.view()
     assert view.num_running == len(world.running)
-    assert view.num_running + view.num_waiting == world.scheduler._roster.num_unfinished
+    assert view.num_running + view.num_waiting == world.scheduler._registry.num_unfinished
 
 
 def check_trimmed(world: World) -> None:
     """After a commit nobody owns a block behind its known tokens: rejected drafts are gone, and so
     are the branches that were not taken."""
-    assert not world.scheduler.drafting._branches._fresh
+    assert not world.scheduler.draft_scheduler._branches._fresh
     for seq in world.running:
         assert len(seq.blocks) <= world.scheduler.pool.blocks_for(seq.known), "a draft's block"
 
 
 def check_joined(world: World, before: Before) -> None:
     """Who joined came before all who still wait in the same queue."""
-    roster, seated = world.scheduler._roster, {seq.id for seq in world.running}
-    for lane in roster.lanes:
-        fresh, back = before.fresh[lane.rank], before.back[lane.rank]
-        for queue, was_waiting in ((lane.fresh, fresh), (lane.returning, back)):
+    registry, seated = world.scheduler._registry, {seq.id for seq in world.running}
+    for lane in registry.lanes:
+        fresh, back = before.unstarted[lane.rank], before.back[lane.rank]
+        for queue, was_waiting in ((lane.unstarted, fresh), (lane.resuming, back)):
             joined = [seq.key for seq in was_waiting if seq.id in seated]
             waiting = [seq.key for seq in was_waiting if seq.id in queue._live]
             assert not joined or not waiting or max(joined) < min(waiting), "somebody was overtaken"
-            if joined and queue is lane.fresh and world.setup.policy != "continuous":
+            if joined and queue is lane.unstarted and world.setup.policy != "continuous":
                 assert before.num_started[lane.rank] == 0, "somebody joined a started batch"
             if joined and lane.rank:
-                assert not roster.lanes[0].waits, "a line joined while somebody waited"
+                assert not registry.lanes[0].has_waiting, "a line joined while somebody waited"
 
 
 def check_time_to_live(world: World) -> None:

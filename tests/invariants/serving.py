@@ -30,14 +30,14 @@ from ridgeline.engine.sampling.reference import distribution
 from ridgeline.engine.sampling.uniform import uniform
 from ridgeline.engine.scheduler import (
     BlockPool,
-    Limits,
     NoPrefixCache,
     PrefixCache,
     Scheduler,
+    SchedulerLimits,
     make_policy,
 )
-from ridgeline.engine.scheduler.plan import Run, SampleAt
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafts, NoDrafts, Open
+from ridgeline.engine.scheduler.plan import Run, SamplePoint
+from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftProposer, NoDrafts
 from ridgeline.engine.scheduler.stopping import derive_seed
 from ridgeline.engine.speculate.depth_control.fixed_depth import FixedDepth
 from ridgeline.engine.speculate.drafters.base import Lookup
@@ -178,8 +178,10 @@ class _Prophet:
     def __init__(self, answers: list[tuple[int, ...]], vocab_size: int) -> None:
         self._answers, self._vocab_size, self._rng = answers, vocab_size, random.Random(5)
 
-    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
-        return [self._draft(tuple(o.tokens), d) for o, d in zip(opens, depths, strict=True)]
+    def draft(
+        self, contexts: Sequence[DraftContext], depths: Sequence[int]
+    ) -> list[tuple[int, ...]]:
+        return [self._draft(tuple(o.tokens), d) for o, d in zip(contexts, depths, strict=True)]
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         pass
@@ -194,16 +196,21 @@ class _Prophet:
 class _ProphetOfTrees(_Prophet):
     """Several such chains."""
 
-    def trees(self, opens: Sequence[Open], tree: TokenTree) -> list[list[tuple[int, ...]]]:
+    def trees(
+        self, contexts: Sequence[DraftContext], tree: TokenTree
+    ) -> list[list[tuple[int, ...]]]:
         return [
-            [self._draft(tuple(each.tokens), min(each.most, len(leaf))) for leaf in tree.leaves]
-            for each in opens
+            [
+                self._draft(tuple(each.tokens), min(each.max_drafts, len(leaf)))
+                for leaf in tree.leaves
+            ]
+            for each in contexts
         ]
 
 
 def drafts_of(
     model: Model, requests: Sequence[Request], schedule: Schedule, kv: KvCache, states: States
-) -> Drafts:
+) -> DraftProposer:
     if not schedule.drafts:
         return NoDrafts()
     if schedule.drafts in LOOKUPS:
@@ -255,7 +262,7 @@ def _build(
     model: Model, schedule: Schedule, requests: Sequence[Request]
 ) -> tuple[Scheduler, TorchRunner]:
     pool = BlockPool(schedule.num_blocks, schedule.block_size)
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=schedule.max_num_seqs,
         max_num_batched_tokens=schedule.max_num_batched_tokens,
         max_model_len=CONTEXT,
@@ -280,7 +287,7 @@ def _build(
     return scheduler, runner
 
 
-def _witness_of(drafts: Drafts) -> Witness | None:
+def _witness_of(drafts: DraftProposer) -> Witness | None:
     """Whoever wants to see what the model says at drafted rows."""
     lookup = getattr(getattr(drafts, "_drafter", None), "_lookup", None)
     return lookup.watch if isinstance(lookup, LookaheadDrafter) else None
@@ -291,7 +298,7 @@ def _round(
 ) -> Served:
     before = msgspec.structs.replace(scheduler.totals)
     hits = scheduler.cache.hit_tokens
-    drafted = msgspec.structs.replace(scheduler.drafting.totals)
+    drafted = msgspec.structs.replace(scheduler.draft_scheduler.totals)
     waiting = dict(enumerate(requests))
     served = Served({(a.id.split("/")[0], i): [] for a in requests for i in range(a.sampling.n)})
     step = 0
@@ -305,14 +312,14 @@ def _round(
         drafted_for = any(run.num_drafts for run in plan.runs)
         served.num_short += drafted_for and not plan.copies and runner.greedy.takes(plan.runs)
         result = runner.run(plan)
-        served.num_branched += sum(each.path > 0 for each in result.sampled)
+        served.num_branched += sum(each.path > 0 for each in result.outputs)
         _note(scheduler.commit(plan, result, step + 0.5), served)
         step += 1
         assert step < 5000, "the schedule does not end"
     served.num_preempted = scheduler.totals.num_preempted - before.num_preempted
     served.num_forked = scheduler.totals.num_forked - before.num_forked
     served.hit_tokens = scheduler.cache.hit_tokens - hits
-    totals = scheduler.drafting.totals
+    totals = scheduler.draft_scheduler.totals
     served.num_accepted = totals.num_accepted - drafted.num_accepted
     served.num_rejected = totals.num_tokens - drafted.num_tokens - served.num_accepted
     return served
@@ -369,7 +376,7 @@ def distance_of(
 ) -> float:
     """How far logits_V are from giving `token` after `output`: in logits if greedy, else in
     probability."""
-    at = SampleAt(
+    at = SamplePoint(
         sampling=request.sampling,
         seed=derive_seed(request.sampling.seed or 0, index),
         index=len(output),

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from ridgeline.engine.scheduler.admission import admitter
-from ridgeline.engine.scheduler.admission.admitter import Joining
+from ridgeline.engine.scheduler.admission.admitter import Admitter
 from ridgeline.engine.scheduler.plan import StepPlan
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.scheduler.token_budget import ChunkedBudget, WholeBudget
@@ -91,7 +91,7 @@ def serve(load: Load, *, alone: bool) -> list[Runs]:
 
 def _runs(sched: Scheduler, plan: StepPlan) -> Iterator[tuple[str, int, int, int]]:
     for run in plan.runs:
-        seq = sched._roster.running_by_id(run.seq_id)
+        seq = sched._registry.running_by_id(run.seq_id)
         assert seq is not None
         yield seq.request.id, seq.index, run.start, len(run.tokens)
 
@@ -112,16 +112,16 @@ def test_online_runs_are_those_of_an_engine_without_background() -> None:
 
 
 def keep_the_seat(patch: pytest.MonkeyPatch) -> None:
-    def candidate(self: Joining, lane: object, step: object) -> object:
-        full = len(self._roster.running) >= self._limits.max_num_seqs
+    def candidate(self: Admitter, lane: object, step: object) -> object:
+        full = len(self._registry.running) >= self._limits.max_num_seqs
         return None if full else original(self, lane, step)
 
-    original = Joining._candidate
-    patch.setattr(Joining, "_candidate", candidate)
+    original = Admitter._candidate
+    patch.setattr(Admitter, "_candidate", candidate)
 
 
 def keep_the_blocks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Joining, "_num_to_be_had", lambda self, beginning, lane: 0)
+    patch.setattr(Admitter, "_num_to_be_had", lambda self, beginning, lane: 0)
 
 
 def background_first(patch: pytest.MonkeyPatch) -> None:
@@ -129,16 +129,16 @@ def background_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Scheduler,
         "_plan_lane",
-        lambda self, lane, step: original(self, self._roster.lanes[1 - lane.rank], step),
+        lambda self, lane, step: original(self, self._registry.lanes[1 - lane.rank], step),
     )
 
 
 def count_everybody(patch: pytest.MonkeyPatch) -> None:
-    def view(self: Joining, lane: object, step: object, num_tokens: int = 0) -> object:
-        return original(self, self._roster.lanes[-1], step, num_tokens)
+    def view(self: Admitter, lane: object, step: object, num_tokens: int = 0) -> object:
+        return original(self, self._registry.lanes[-1], step, num_tokens)
 
-    original = Joining._view
-    patch.setattr(admitter.Joining, "_view", view)
+    original = Admitter._view
+    patch.setattr(admitter.Admitter, "_view", view)
 
 
 @pytest.mark.parametrize(

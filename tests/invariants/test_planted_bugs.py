@@ -14,13 +14,13 @@ from ridgeline.engine.scheduler.kv import prefix_cache
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.block_tables import BlockTables
 from ridgeline.engine.scheduler.kv.prefix_cache import PrefixCache
-from ridgeline.engine.scheduler.plan import Run, Sampled
+from ridgeline.engine.scheduler.plan import Run, RunOutput
 from ridgeline.engine.scheduler.queue import sequence_registry
-from ridgeline.engine.scheduler.queue.sequence_registry import Roster
+from ridgeline.engine.scheduler.queue.sequence_registry import SequenceRegistry
 from ridgeline.engine.scheduler.queue.waiting_queue import WaitingQueue
 from ridgeline.engine.scheduler.scheduler import Scheduler
-from ridgeline.engine.scheduler.sequence import Choices, Sequence
-from ridgeline.engine.scheduler.step_builder import Step
+from ridgeline.engine.scheduler.sequence import Sequence, SequenceGroup
+from ridgeline.engine.scheduler.step_builder import StepBuilder
 from ridgeline.engine.scheduler.token_budget import ChunkedBudget, WholeBudget
 from ridgeline.records import Event
 from tests.invariants.chances import add_random, end_random, fork_random
@@ -116,15 +116,15 @@ def preemption_loses_the_output(patch: pytest.MonkeyPatch) -> None:
 
 
 def preempt_the_first_in_order(patch: pytest.MonkeyPatch) -> None:
-    def preempt(self: Scheduler, seq: Sequence, step: Step) -> None:
-        original(self, self._roster.running[0], step)
+    def preempt(self: Scheduler, seq: Sequence, step: StepBuilder) -> None:
+        original(self, self._registry.running[0], step)
 
     original = Scheduler._preempt
     patch.setattr(Scheduler, "_preempt", preempt)
 
 
 def cancel_keeps_the_blocks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "_drop", lambda self, choices, at_s: self._roster.leave_all(choices))
+    patch.setattr(Scheduler, "_drop", lambda self, group, at_s: self._registry.remove_group(group))
 
 
 def forks_draw_the_same(patch: pytest.MonkeyPatch) -> None:
@@ -152,14 +152,14 @@ def evict_without_telling(patch: pytest.MonkeyPatch) -> None:
 
 
 def lose_who_is_preempted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Roster, "wait", lambda self, seq: None)
+    patch.setattr(SequenceRegistry, "wait", lambda self, seq: None)
 
 
 def forget_the_next_leader(patch: pytest.MonkeyPatch) -> None:
-    def succeed(self: Roster, choices: Choices) -> None:
+    def succeed(self: SequenceRegistry, group: SequenceGroup) -> None:
         pass
 
-    patch.setattr(Roster, "_succeed", succeed)
+    patch.setattr(SequenceRegistry, "_succeed", succeed)
 
 
 def last_come_first_served(patch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def last_come_first_served(patch: pytest.MonkeyPatch) -> None:
 
 
 def join_a_running_batch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StaticBatching, "joins", lambda self, view: view.num_seats > 0)
+    patch.setattr(StaticBatching, "admits", lambda self, view: view.num_free_slots > 0)
 
 
 def time_to_live_never_ends(patch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def rejected_drafts_keep_their_blocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def rejected_drafts_count_as_computed(patch: pytest.MonkeyPatch) -> None:
-    def advance(self: Scheduler, seq: Sequence, run: Run, sampled: Sampled) -> list[Event]:
+    def advance(self: Scheduler, seq: Sequence, run: Run, sampled: RunOutput) -> list[Event]:
         return original(self, seq, replace(run, num_drafts=0), sampled)
 
     original = Scheduler._advance

@@ -19,15 +19,27 @@ from msgspec.structs import replace
 
 from ridgeline.engine.scheduler import (
     BlockPool,
-    Limits,
     NoPrefixCache,
     PrefixCache,
     Scheduler,
+    SchedulerLimits,
     make_policy,
 )
-from ridgeline.engine.scheduler.plan import Run, Sampled, StepPlan, StepResult, paths, samples_of
+from ridgeline.engine.scheduler.plan import (
+    Run,
+    RunOutput,
+    StepPlan,
+    StepResult,
+    draft_paths,
+    sample_points,
+)
 from ridgeline.engine.scheduler.sequence import Sequence
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafts, Open, Room, Verdict
+from ridgeline.engine.scheduler.speculation.base import (
+    DraftContext,
+    DraftOutcome,
+    DraftProposer,
+    StepCapacity,
+)
 from ridgeline.engine.scheduler.stopping import derive_seed
 from ridgeline.records import (
     Event,
@@ -72,9 +84,9 @@ class Setup:
     branches: int = 0
     background_tokens: int | None = 3
 
-    def build(self, drafts: Drafts | None = None) -> Scheduler:
+    def build(self, drafts: DraftProposer | None = None) -> Scheduler:
         pool = BlockPool(self.num_blocks, self.block_size)
-        limits = Limits(
+        limits = SchedulerLimits(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.num_blocks * self.block_size,
@@ -138,33 +150,33 @@ class Prophet:
         self._rng = random.Random(most)
         self.num_told = 0
 
-    def wants(self, runs: Seq[Run]) -> bool:
+    def should_propose(self, runs: Seq[Run]) -> bool:
         return True
 
-    def numbers(self) -> dict[str, float]:
+    def counters(self) -> dict[str, float]:
         return {}
 
-    def others(self, seq_id: int) -> Seq[tuple[int, ...]]:
+    def alternatives(self, seq_id: int) -> Seq[tuple[int, ...]]:
         chains = [self._chain(seq_id) for _ in range(self._rng.randint(0, self._branches))]
         return [chain for chain in chains if chain]
 
-    def propose(self, opens: Seq[Open], room: Room) -> list[tuple[int, ...]]:
-        assert room.num_free > 0 and room.num_runs >= len(opens)
-        return [self._draft(each) for each in opens]
+    def propose(self, contexts: Seq[DraftContext], room: StepCapacity) -> list[tuple[int, ...]]:
+        assert room.num_free > 0 and room.num_runs >= len(contexts)
+        return [self._draft(each) for each in contexts]
 
-    def learn(self, verdicts: Seq[Verdict]) -> None:
-        self.num_told += len(verdicts)
+    def observe(self, outcomes: Seq[DraftOutcome]) -> None:
+        self.num_told += len(outcomes)
 
     def forget(self, seq_id: int, tokens: Seq[int], tenant: str) -> None:
         pass
 
-    def _draft(self, each: Open) -> tuple[int, ...]:
-        seq = self._world.scheduler._roster.running_by_id(each.seq_id)
+    def _draft(self, each: DraftContext) -> tuple[int, ...]:
+        seq = self._world.scheduler._registry.running_by_id(each.seq_id)
         assert seq is not None and each.tokens == seq.tokens and each.tenant == seq.request.tenant
         return self._chain(each.seq_id)
 
     def _chain(self, seq_id: int) -> tuple[int, ...]:
-        seq = self._world.scheduler._roster.running_by_id(seq_id)
+        seq = self._world.scheduler._registry.running_by_id(seq_id)
         assert seq is not None
         future = self._world.answers[seq.request.id, seq.index].expected[len(seq.tokens) :]
         future = future[: self._rng.randint(0, self._most)]
@@ -274,7 +286,7 @@ class World:
 
     @property
     def running(self) -> list[Sequence]:
-        return self.scheduler._roster.running
+        return self.scheduler._registry.running
 
     def unfinished(self, request_id: str | None = None) -> list[tuple[str, int]]:
         return [
@@ -298,16 +310,16 @@ class World:
         for target, content in zip(targets, [list(self.slots[a]) for a in origins], strict=True):
             self.slots[target] = content
 
-    def _take(self, run: Run) -> Sampled:
+    def _take(self, run: Run) -> RunOutput:
         """All paths are computed; the one that gives most is taken, the last of several."""
-        found = [self._compute(path) for path in paths(run)]
+        found = [self._compute(path) for path in draft_paths(run)]
         path = max(range(len(found)), key=lambda i: (len(found[i].tokens), i))
         self.num_accepted += max(0, len(found[path].tokens) - 1)
         self.num_branched += path > 0
         return replace(found[path], path=path)
 
-    def _compute(self, run: Run) -> Sampled:
-        seq = self.scheduler._roster.running_by_id(run.seq_id)
+    def _compute(self, run: Run) -> RunOutput:
+        seq = self.scheduler._registry.running_by_id(run.seq_id)
         assert seq is not None
         answer = self.answers[seq.request.id, seq.index]
         end = run.start + len(run.tokens) - run.num_drafts
@@ -322,14 +334,14 @@ class World:
             self._write(run, position, (answer.request.tenant, fed[: position + 1]))
         if run.sample is None:
             assert end < len(answer.tokens) and not run.num_drafts
-            return Sampled(prompt_logprobs=self._prompt_logprobs(run))
+            return RunOutput(prompt_logprobs=self._prompt_logprobs(run))
         assert end == len(answer.tokens) and run.sample.seed == answer.seed
         given = tuple(self._walk(run, fed, end, answer.num_prompt))
-        return Sampled(given, prompt_logprobs=self._prompt_logprobs(run))
+        return RunOutput(given, prompt_logprobs=self._prompt_logprobs(run))
 
     def _walk(self, run: Run, fed: tuple[int, ...], end: int, num_prompt: int) -> Iterator[int]:
         """The target's tokens, for as long as the drafts agree with them."""
-        for i, at in enumerate(samples_of(run)):
+        for i, at in enumerate(sample_points(run)):
             assert at.index == end + i - num_prompt
             token = sample(at.seed, fed[: end + i], at.index, at.banned)
             yield token

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ridgeline.engine.scheduler import Limits, NoPrefixCache, Scheduler, make_policy
+from ridgeline.engine.scheduler import NoPrefixCache, Scheduler, SchedulerLimits, make_policy
 from ridgeline.hardware.catalogue import load_catalogue
 from ridgeline.plan.fleet.demand import Demand
 from ridgeline.plan.fleet.search import Candidate, Space, search
@@ -47,7 +47,7 @@ def best_of_one(isl: int, osl: int, slo: Slo, tokens: int) -> Candidate:
 def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> float:
     """Share of the requests that kept the promise, the first tenth left to warm up."""
     machine = replica(load_outline(MODEL), CATALOGUE[DEVICE], Layout())
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=planned.seats,
         max_num_batched_tokens=planned.max_num_batched_tokens,
         max_model_len=isl + osl,

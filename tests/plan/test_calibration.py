@@ -106,7 +106,7 @@ def machine(calibration: Calibration, model: str, dtype: str | None) -> Replica:
     return replica(load_outline(model), calibration.accelerator(), weight_dtype=dtype)
 
 
-def samples_of(truth: Calibration, noise: float = 0.0) -> list[Sample]:
+def sample_points(truth: Calibration, noise: float = 0.0) -> list[Sample]:
     """What `ridgeline calibrate` runs: three formats of a large model, two of a small one."""
     rng = np.random.default_rng(0)
     runs = [("qwen2.5-0.5b", name) for name in (None, "int8", "int4")]
@@ -126,7 +126,7 @@ def samples_of(truth: Calibration, noise: float = 0.0) -> list[Sample]:
 
 @pytest.fixture(scope="module")
 def found() -> Calibration:
-    return fit(samples_of(made_up(), noise=0.03), FACTS)
+    return fit(sample_points(made_up(), noise=0.03), FACTS)
 
 
 def test_the_fit_predicts_models_that_it_did_not_see(found: Calibration) -> None:
@@ -208,7 +208,7 @@ def test_no_product_is_fitted_faster_than_its_instructions() -> None:
     """Where a step could as well be products or outputs, the arithmetic's peak decides."""
     truth, peak = made_up(), 5e11
     told = msgspec.structs.replace(FACTS, kernel_ops_s={"int4": peak})
-    samples = samples_of(truth, noise=0.3)
+    samples = sample_points(truth, noise=0.3)
     free, held = fit(samples, FACTS).linears["int4"], fit(samples, told).linears["int4"]
     assert free.row_s == 0.0 and held.row_s == pytest.approx(0.95 * 2 / peak)
     assert all(held.seconds_per_weight(rows) >= 0.95 * 2 / peak * rows for rows in (1, 64, 512))
@@ -221,7 +221,7 @@ def test_its_own_steps_are_fitted_and_told(found: Calibration) -> None:
 
 
 def test_the_search_times_steps_as_predictions_do() -> None:
-    samples = samples_of(made_up())[:40]
+    samples = sample_points(made_up())[:40]
     searched = calibrate._Fit(samples, FACTS, 2.0)
     total_s = searched._times(searched.x)[0]
     priced = [seconds(searched.calibration(), sample.work) for sample in samples]
@@ -229,7 +229,7 @@ def test_the_search_times_steps_as_predictions_do() -> None:
 
 
 def test_the_derivatives_are_those_of_the_misses() -> None:
-    searched = calibrate._Fit(samples_of(made_up())[:40], FACTS, 3.0)
+    searched = calibrate._Fit(sample_points(made_up())[:40], FACTS, 3.0)
     x = searched.x + 0.1 * np.random.default_rng(1).standard_normal(len(searched.x))
     exact = searched._slopes(x)
     for i in range(len(x)):
@@ -284,7 +284,7 @@ def test_what_was_not_calibrated_is_refused(found: Calibration) -> None:
     with pytest.raises(CannotRun, match="one device was calibrated"):
         replica(load_outline("demo"), device, Layout(tp=2))
     with pytest.raises(BadInput, match="too few steps"):
-        fit(samples_of(made_up())[:5], FACTS)
+        fit(sample_points(made_up())[:5], FACTS)
 
 
 def test_files(found: Calibration, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

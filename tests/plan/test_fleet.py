@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ridgeline.engine.scheduler.admission.limits import Limits
+from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache, PrefixCache
@@ -49,7 +49,7 @@ def make(
 ) -> Callable[[], Scheduler]:
     def build() -> Scheduler:
         pool = BlockPool(blocks, 4)
-        limits = Limits(
+        limits = SchedulerLimits(
             max_num_seqs=seats,
             max_num_batched_tokens=budget,
             max_model_len=200,
@@ -70,7 +70,7 @@ def fleet(
 
 def conserved(scheduler: Scheduler) -> None:
     """Blocks: owned ones are exactly those in tables. Tokens: never more computed than known."""
-    running = scheduler._roster.running
+    running = scheduler._registry.running
     tables = {block for seq in running for block in seq.blocks}
     assert scheduler.pool.num_owned == len(tables)
     assert scheduler.pool.num_owned + scheduler.pool.num_idle == scheduler.pool.num_blocks
@@ -174,8 +174,8 @@ def test_a_leap_leaves_the_scheduler_as_its_steps_do() -> None:
 
     fast, slow = after(True), after(False)
     assert fast.pool.idle_blocks() == slow.pool.idle_blocks()
-    assert [s.blocks for s in fast._roster.running] == [s.blocks for s in slow._roster.running]
-    assert [s.tokens for s in fast._roster.running] == [s.tokens for s in slow._roster.running]
+    assert [s.blocks for s in fast._registry.running] == [s.blocks for s in slow._registry.running]
+    assert [s.tokens for s in fast._registry.running] == [s.tokens for s in slow._registry.running]
     assert vars(fast.cache)["_block_of"] == vars(slow.cache)["_block_of"]
     assert fast.totals == slow.totals
 
@@ -246,7 +246,7 @@ def test_seats_that_share_their_steps_are_an_m_m_c() -> None:
     rng = np.random.default_rng(5)
     at_s = poisson(rate, 4000, 3)
     tokens = np.maximum(1, np.ceil(rng.exponential(mean, 4000)).astype(int))
-    limits = Limits(max_num_seqs=seats, max_num_batched_tokens=10_000, max_model_len=4000)
+    limits = SchedulerLimits(max_num_seqs=seats, max_num_batched_tokens=10_000, max_model_len=4000)
 
     def build() -> Scheduler:
         pool = BlockPool(4000, 4)

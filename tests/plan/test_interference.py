@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ridgeline.engine.scheduler import Limits, NoPrefixCache, Scheduler, make_policy
+from ridgeline.engine.scheduler import NoPrefixCache, Scheduler, SchedulerLimits, make_policy
 from ridgeline.plan.calibration.interference import BIN_S, MIDDLE, Busy, Sky, Weather, recorded
 from ridgeline.plan.simulate.block_counter import CountedPool
 from ridgeline.plan.simulate.fleet import (
@@ -125,7 +125,7 @@ def test_moods_and_misfits_are_drawn_only_where_the_level_is() -> None:
 
 def served(sky: partial[Sky] | None) -> Outcome:
     requests = [SimulatedRequest(at_s=0.04 * i, num_prompt=40, num_output=20) for i in range(60)]
-    limits = Limits(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512)
+    limits = SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512)
 
     def scheduler() -> Scheduler:
         pool = CountedPool(400, 16)

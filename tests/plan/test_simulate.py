@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from ridgeline.engine.scheduler.admission.limits import Limits
+from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache, PrefixCache
@@ -21,7 +21,7 @@ STEP_S = 0.01
 
 def scheduler(*, seats: int = 4, batching: str = "continuous", reuse: bool = False) -> Scheduler:
     pool = BlockPool(200, 16)
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=seats, max_num_batched_tokens=256, max_model_len=512, chunked_prefill=True
     )
     cache = PrefixCache(pool, None) if reuse else NoPrefixCache()

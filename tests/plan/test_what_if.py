@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.engine.scheduler import BlockPool, Limits, NoPrefixCache, Scheduler, make_policy
+from ridgeline.engine.scheduler import (
+    BlockPool,
+    NoPrefixCache,
+    Scheduler,
+    SchedulerLimits,
+    make_policy,
+)
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import find_accelerator
 from ridgeline.plan.fleet.demand import demand_of
@@ -39,7 +45,7 @@ def test_counted_blocks_change_nothing(seed: int) -> None:
         SimulatedRequest(at_s=float(at), num_prompt=int(p), num_output=int(n))
         for at, p, n in zip(at_s, rng.integers(1, 300, 150), rng.integers(1, 200, 150), strict=True)
     ]
-    limits = Limits(max_num_seqs=24, max_num_batched_tokens=128, max_model_len=600)
+    limits = SchedulerLimits(max_num_seqs=24, max_num_batched_tokens=128, max_model_len=600)
 
     def served(pool: type[BlockPool]) -> list[tuple[float, float, int]]:
         def make() -> Scheduler:

@@ -31,7 +31,7 @@ class Batch:
         are."""
         ends = accumulate([len(run.tokens) for run in self.runs])
         placed = zip(self.runs, ends, strict=True)
-        rows = [row for run, end in placed for row in range(end - run.num_given, end)]
+        rows = [row for run, end in placed for row in range(end - run.max_outputs, end)]
         return torch.tensor(rows, dtype=torch.int64, device=self.tokens_T.device)
 
 

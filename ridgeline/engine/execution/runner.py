@@ -29,7 +29,14 @@ from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling import token_logprobs
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.likeliest import likeliest_of
-from ridgeline.engine.scheduler.plan import Run, Sampled, StepPlan, StepResult, paths, samples_of
+from ridgeline.engine.scheduler.plan import (
+    Run,
+    RunOutput,
+    StepPlan,
+    StepResult,
+    draft_paths,
+    sample_points,
+)
 from ridgeline.engine.speculate.drafters.hidden_states import NoWatch, Watch
 from ridgeline.engine.speculate.verify.verifier import Taken, Verifier, told_raw, told_raw_trees
 from ridgeline.engine.structured_output.base import TokenMasks
@@ -96,7 +103,7 @@ class TorchRunner:
     @torch.inference_mode()
     def _run_trees(self, plan: StepPlan) -> StepResult:
         """A step in which runs have branches: each path is a run of its own."""
-        every = [paths(run) for run in plan.runs]
+        every = [draft_paths(run) for run in plan.runs]
         runs = list(chain.from_iterable(every))
         self.cache.copy_blocks(plan.copies)
         if self.threads is not None:
@@ -107,7 +114,7 @@ class TorchRunner:
         batch = make_batch(runs, self.decoder.device)
         attend = self.attention.prepare(runs)
         x_TC = self.decoder.hidden(batch.tokens_T, batch.positions_T, batch.end, attend)
-        at = list(chain.from_iterable(map(samples_of, runs)))
+        at = list(chain.from_iterable(map(sample_points, runs)))
         raw_SV = self.decoder.logits(x_TC[batch.sampled()])
         logits_SV = self.masks.apply(raw_SV, at)
         taken = self.verifier.choose_trees(logits_SV, plan.runs, at)
@@ -138,7 +145,7 @@ class TorchRunner:
         """What the runs give where every row named its token."""
         given = self.verifier.named(tokens, runs)
         self.watch.note(runs, list(map(len, given)), x_TC)
-        return StepResult(tuple([Sampled(each) for each in given]))
+        return StepResult(tuple([RunOutput(each) for each in given]))
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> Tensor:
@@ -160,7 +167,7 @@ class TorchRunner:
 
     def _sample(self, runs: Sequence[Run], x_TC: Tensor, batch: Batch) -> list[list[Choice]]:
         """What each run drew: nothing where it does not sample."""
-        at = list(chain.from_iterable(map(samples_of, runs)))
+        at = list(chain.from_iterable(map(sample_points, runs)))
         if not at:
             return [[]] * len(runs)
         rows_SC = x_TC if len(at) == len(x_TC) else x_TC.index_select(0, batch.sampled())
@@ -191,6 +198,6 @@ class TorchRunner:
         return tuple(scored)
 
 
-def _sampled(drawn: list[Choice], prompt: tuple[TokenLogprobs, ...]) -> Sampled:
+def _sampled(drawn: list[Choice], prompt: tuple[TokenLogprobs, ...]) -> RunOutput:
     logprobs = tuple(each for _, each in drawn if each is not None)
-    return Sampled(tuple(token for token, _ in drawn), logprobs, prompt)
+    return RunOutput(tuple(token for token, _ in drawn), logprobs, prompt)

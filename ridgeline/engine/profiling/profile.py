@@ -14,8 +14,8 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from ridgeline.engine.build import Parts
-from ridgeline.engine.config import Resolved
+from ridgeline.engine.build import EngineParts
+from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.profiling.operator_timer import Clock, Stopwatch, operators_timed
 from ridgeline.engine.profiling.step_stats import shapes_of
 from ridgeline.engine.scheduler.plan import StepPlan
@@ -61,7 +61,7 @@ class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Driver:
     """An engine's parts, driven step by step on this thread."""
 
-    def __init__(self, parts: Parts, vocab_size: int, seed: int = 0) -> None:
+    def __init__(self, parts: EngineParts, vocab_size: int, seed: int = 0) -> None:
         self.parts, self.now_s = parts, 0.0
         self._vocab, self._random = vocab_size, torch.Generator().manual_seed(seed)
         self.texts, self._num_requests = EventTexts(parts.tokenizer, lambda *_: []), 0
@@ -106,7 +106,10 @@ class Driver:
 
 
 def profile(
-    parts: Parts, resolved: Resolved, options: ProfileOptions, clock: Clock = time.perf_counter
+    parts: EngineParts,
+    resolved: ResolvedSettings,
+    options: ProfileOptions,
+    clock: Clock = time.perf_counter,
 ) -> tuple[PhaseProfile, ...]:
     """Prefill, then decode. Raises BadInput, DoesNotFit or CannotRun before the first step."""
     check(resolved, options)
@@ -116,7 +119,7 @@ def profile(
     return runner.prefill(), runner.decode()
 
 
-def check(resolved: Resolved, options: ProfileOptions) -> None:
+def check(resolved: ResolvedSettings, options: ProfileOptions) -> None:
     """What was asked for must fit, all of it at once."""
     decode_tokens = options.decode_tokens(resolved.max_num_batched_tokens)
     longest = max(options.prompt + 1, decode_tokens)

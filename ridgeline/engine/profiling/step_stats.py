@@ -7,8 +7,8 @@ from collections import deque
 from itertools import accumulate
 from operator import add
 
-from ridgeline.engine.scheduler.plan import StepPlan, paths
-from ridgeline.engine.scheduler.step_builder import StepView
+from ridgeline.engine.scheduler.plan import StepPlan, draft_paths
+from ridgeline.engine.scheduler.step_builder import SchedulerStats
 from ridgeline.modelspec.cost import CostModel
 from ridgeline.records import Event, Failed, Finished, Request, StepStat
 
@@ -74,7 +74,7 @@ _SUMS = (
 
 def shapes_of(plan: StepPlan) -> tuple[tuple[int, int], ...]:
     """(new tokens, tokens in the cache) of every path that a step feeds."""
-    return tuple([(len(each.tokens), each.start) for run in plan.runs for each in paths(run)])
+    return tuple([(len(each.tokens), each.start) for run in plan.runs for each in draft_paths(run)])
 
 
 class StepLog:
@@ -85,7 +85,7 @@ class StepLog:
         self._ring: deque[StepStat] = deque(maxlen=max_steps)
 
     def note(
-        self, plan: StepPlan, view: StepView, began_s: float, planned_s: float, done_s: float
+        self, plan: StepPlan, view: SchedulerStats, began_s: float, planned_s: float, done_s: float
     ) -> None:
         """One step with runs. `view` is the scheduler's, taken between plan and commit."""
         stat = StepStat(

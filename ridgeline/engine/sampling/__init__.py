@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ridgeline.engine.sampling.base import Choice, Sampler
-    from ridgeline.engine.scheduler.plan import SampleAt
+    from ridgeline.engine.scheduler.plan import SamplePoint
     from ridgeline.records import TokenLogprobs
 
 SAMPLERS = {
@@ -28,7 +28,7 @@ def load_sampler(name: str) -> Sampler:
     return cast("Sampler", getattr(import_module(module), attribute))
 
 
-def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
+def sample(logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]:
     """Choose one token per row: natively on the CPU, elsewhere by `batched`."""
     name = "native" if logits_SV.device.type == "cpu" else "batched"
     return load_sampler(name)(logits_SV, at)
@@ -40,7 +40,7 @@ def first_largest(logits_SV: Tensor) -> list[int]:
     return list(import_module(module).WAYS.greedy(logits_SV))
 
 
-def probabilities(logits_RV: Tensor, at: Sequence[SampleAt]) -> Tensor:
+def probabilities(logits_RV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
     """What rows that are not greedy are drawn from (see `batched.py`)."""
     from ridgeline.engine.sampling.batched import probabilities as of_rows
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.records import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -42,4 +42,4 @@ Choice = tuple[int, TokenLogprobs | None]
 class Sampler(Protocol):
     """Choose one token per row of logits_SV [num rows, vocabulary], any float dtype, any device."""
 
-    def __call__(self, logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]: ...
+    def __call__(self, logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]: ...

@@ -26,7 +26,7 @@ from ridgeline.engine.sampling.edits import edited, is_plain
 from ridgeline.engine.sampling.logprobs import token_logprobs
 from ridgeline.engine.sampling.restrict import restricted
 from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.records import TokenLogprobs
 
 COLDEST = 1e-30  # what float32 can still divide by; anything colder is greedy long before
@@ -37,15 +37,15 @@ class Ways:
     """How rows are chosen from: the first largest, and a draw. Both raise ArithmeticError."""
 
     greedy: Callable[[Tensor], list[int]]
-    draw: Callable[[Tensor, Sequence[SampleAt]], list[int]]
+    draw: Callable[[Tensor, Sequence[SamplePoint]], list[int]]
 
 
-def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
+def sample(logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]:
     """See `ridgeline.engine.sampling.base.Sampler`."""
     return sample_by(WAYS, logits_SV, at)
 
 
-def sample_by(ways: Ways, logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
+def sample_by(ways: Ways, logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]:
     """The stages that all ways share."""
     if all(map(_needs_only_argmax, at)):
         return [(token, None) for token in ways.greedy(logits_SV)]
@@ -53,12 +53,12 @@ def sample_by(ways: Ways, logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Cho
     return list(zip(tokens, _logprobs(logits_SV, at, tokens), strict=True))
 
 
-def _needs_only_argmax(at: SampleAt) -> bool:
+def _needs_only_argmax(at: SamplePoint) -> bool:
     asked = at.sampling
     return at.is_argmax or (asked.greedy and asked.logprobs is None and is_plain(at))
 
 
-def _tokens(ways: Ways, logits_SV: Tensor, at: Sequence[SampleAt]) -> list[int]:
+def _tokens(ways: Ways, logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[int]:
     greedy = [row for row, a in enumerate(at) if a.sampling.greedy]
     drawn = [row for row, a in enumerate(at) if not a.sampling.greedy]
     chosen: dict[int, int] = {}
@@ -83,7 +83,7 @@ def _greedy(logits_GV: Tensor) -> list[int]:
     return list(token_G.tolist())
 
 
-def probabilities(logits_RV: Tensor, at: Sequence[SampleAt]) -> Tensor:
+def probabilities(logits_RV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
     """What each row is drawn from, float64 [R, V]: after every edit, temperature and restriction.
 
     Rows that are greedy are not drawn from anything; ask for none of them.
@@ -92,7 +92,7 @@ def probabilities(logits_RV: Tensor, at: Sequence[SampleAt]) -> Tensor:
     return weight_RV / weight_RV.sum(1, keepdim=True)
 
 
-def _weights(logits_RV: Tensor, at: Sequence[SampleAt]) -> Tensor:
+def _weights(logits_RV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
     """Proportional to the probabilities; excluded tokens at 0."""
     largest_R1 = logits_RV.max(1, keepdim=True).values
     _check(largest_R1)
@@ -102,7 +102,7 @@ def _weights(logits_RV: Tensor, at: Sequence[SampleAt]) -> Tensor:
     return restricted(scaled_RV, [a.sampling for a in at]).exp()
 
 
-def _draw(logits_RV: Tensor, at: Sequence[SampleAt]) -> list[int]:
+def _draw(logits_RV: Tensor, at: Sequence[SamplePoint]) -> list[int]:
     device = logits_RV.device
     cumulative_RV = _weights(logits_RV, at).cumsum(1, dtype=torch.float64)
     numbers = [uniform(a.seed, a.index) for a in at]
@@ -126,7 +126,7 @@ def no_choice(row: int) -> ArithmeticError:
 
 
 def _logprobs(
-    logits_SV: Tensor, at: Sequence[SampleAt], tokens: Sequence[int]
+    logits_SV: Tensor, at: Sequence[SamplePoint], tokens: Sequence[int]
 ) -> list[TokenLogprobs | None]:
     rows = [row for row, a in enumerate(at) if a.sampling.logprobs is not None]
     if not rows:

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.scheduler.plan import SamplePoint
 
 
-def is_plain(at: SampleAt) -> bool:
+def is_plain(at: SamplePoint) -> bool:
     """True where the logits are used as the model gave them."""
     return not (at.banned or at.sampling.logit_bias or at.sampling.has_penalties)
 
 
-def edited(logits_SV: Tensor, at: Sequence[SampleAt]) -> Tensor:
+def edited(logits_SV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
     """The logits with every edit applied; the input itself where nobody asked for one."""
     if all(map(is_plain, at)):
         return logits_SV
@@ -29,7 +29,7 @@ def edited(logits_SV: Tensor, at: Sequence[SampleAt]) -> Tensor:
     return logits_SV
 
 
-def _bias(logits_SV: Tensor, at: Sequence[SampleAt]) -> None:
+def _bias(logits_SV: Tensor, at: Sequence[SamplePoint]) -> None:
     spots = [(row, *pair) for row, a in enumerate(at) for pair in a.sampling.logit_bias.items()]
     if spots:
         rows, tokens, values = zip(*spots, strict=True)
@@ -37,14 +37,14 @@ def _bias(logits_SV: Tensor, at: Sequence[SampleAt]) -> None:
         logits_SV[index] += torch.tensor(values, dtype=logits_SV.dtype, device=logits_SV.device)
 
 
-def _ban(logits_SV: Tensor, at: Sequence[SampleAt]) -> None:
+def _ban(logits_SV: Tensor, at: Sequence[SamplePoint]) -> None:
     spots = [(row, token) for row, a in enumerate(at) for token in a.banned]
     if spots:
         rows, tokens = zip(*spots, strict=True)
         logits_SV[_index(logits_SV, rows), _index(logits_SV, tokens)] = -torch.inf
 
 
-def _penalise(logits_SV: Tensor, at: Sequence[SampleAt]) -> None:
+def _penalise(logits_SV: Tensor, at: Sequence[SamplePoint]) -> None:
     rows = [row for row, a in enumerate(at) if a.sampling.has_penalties]
     if not rows:
         return

@@ -22,10 +22,10 @@ from ridgeline.engine.kernels.rows import first_largest
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.batched import COLDEST, Ways, no_choice, sample_by
 from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.scheduler.plan import SamplePoint
 
 
-def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
+def sample(logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]:
     """See `ridgeline.engine.sampling.base.Sampler`."""
     return sample_by(WAYS, logits_SV, at)
 
@@ -37,7 +37,7 @@ def _greedy(logits_GV: Tensor) -> list[int]:
     return tokens
 
 
-def _draw(logits_RV: Tensor, at: Sequence[SampleAt]) -> list[int]:
+def _draw(logits_RV: Tensor, at: Sequence[SamplePoint]) -> list[int]:
     logits_RV = logits_RV.float().contiguous()
     num_rows, width = logits_RV.shape
     asked = [number for a in at for number in _record(a)]
@@ -48,7 +48,7 @@ def _draw(logits_RV: Tensor, at: Sequence[SampleAt]) -> list[int]:
     return tokens
 
 
-def _record(at: SampleAt) -> tuple[float, ...]:
+def _record(at: SamplePoint) -> tuple[float, ...]:
     """What native/bind_fused.cpp's `draw` reads for a row."""
     asked = at.sampling
     temperature = max(asked.temperature, COLDEST)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.records import Sampling, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 Row = npt.NDArray[np.float64]  # [vocabulary]
 
 
-def sample(logits_SV: Tensor, at: Sequence[SampleAt]) -> list[Choice]:
+def sample(logits_SV: Tensor, at: Sequence[SamplePoint]) -> list[Choice]:
     """See `ridgeline.engine.sampling.base.Sampler`."""
     rows = logits_SV.detach().float().cpu().numpy().astype(np.float64)
     return [_choose(row, spot) for row, spot in zip(rows, at, strict=True)]
 
 
-def _choose(raw_V: Row, at: SampleAt) -> Choice:
+def _choose(raw_V: Row, at: SamplePoint) -> Choice:
     probs_V = distribution(raw_V, at)
     cumulative_V = probs_V.cumsum()
     target = uniform(at.seed, at.index) * cumulative_V[-1]
@@ -34,7 +34,7 @@ def _choose(raw_V: Row, at: SampleAt) -> Choice:
     return token, None if k is None else logprobs_of(raw_V, token, k)
 
 
-def distribution(raw_V: Row, at: SampleAt) -> Row:
+def distribution(raw_V: Row, at: SamplePoint) -> Row:
     """The probabilities from which the token is drawn; one-hot when greedy."""
     logits_V = _edited(raw_V.copy(), at)
     largest = logits_V.max()
@@ -53,7 +53,7 @@ def _order(logits_V: Row) -> npt.NDArray[np.int64]:
     return np.argsort(-logits_V, kind="stable")
 
 
-def _edited(logits_V: Row, at: SampleAt) -> Row:
+def _edited(logits_V: Row, at: SamplePoint) -> Row:
     sampling = at.sampling
     for token, bias in sampling.logit_bias.items():
         logits_V[token] += bias

@@ -9,10 +9,17 @@ budget (how many tokens), tables and blocks (where they live), prefix (what need
 batching.
 """
 
-from ridgeline.engine.scheduler.admission.limits import Limits
+from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache, PrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 
-__all__ = ["BlockPool", "Limits", "NoPrefixCache", "PrefixCache", "Scheduler", "make_policy"]
+__all__ = [
+    "BlockPool",
+    "NoPrefixCache",
+    "PrefixCache",
+    "Scheduler",
+    "SchedulerLimits",
+    "make_policy",
+]

@@ -3,8 +3,8 @@
 What: the most with which people keep what they were promised. A step that feeds r rows takes T(r)
 seconds, and everybody who runs in it gets a token (or waits for one) that long: T is the time per
 output token. So where people in the step were promised a time per output token, lines get the rows
-up to the largest r with T(r) <= `PROMISED` of the tightest promise. Where nobody was promised
-anything, lines may make a step `UNPROMISED` times as long as it would be for people alone.
+up to the largest r with T(r) <= `TPOT_SLO_SHARE` of the tightest promise. Where nobody was promised
+anything, lines may make a step `SLOWDOWN_WITHOUT_SLO` times as long as it would be for people alone.
 
 T is learnt from the engine's own steps, from one plan to the next, so that all a step takes is in
 it: nothing is measured at the start, and a machine that slows down is noticed. Between two numbers
@@ -14,7 +14,7 @@ and people pay for no surprise. What is off in one place moves the whole curve a
 be the machine (another process, longer contexts).
 
 While nobody is served, a step of lines is what the next person who comes has to wait for. Where
-people were lately promised a first token, such a step takes at most `WAITED` of the tightest of
+people were lately promised a first token, such a step takes at most `TTFT_SLO_SHARE` of the tightest of
 those promises; else it may be as large as any.
 
 Asked for by number, the share of lines beside people is that number, and alone they take all.
@@ -32,17 +32,17 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple, Protocol
 
-from ridgeline.engine.scheduler.queue.sequence_registry import Roster
-from ridgeline.engine.scheduler.step_builder import Step
+from ridgeline.engine.scheduler.queue.sequence_registry import SequenceRegistry
+from ridgeline.engine.scheduler.step_builder import StepBuilder
 from ridgeline.records import Request
 
-PROMISED = 0.8
+TPOT_SLO_SHARE = 0.8
 """Of a promised time per output token: the rest is for what steps do not show, such as prompts
 that join, and the way to the client."""
-UNPROMISED = 1.25
+SLOWDOWN_WITHOUT_SLO = 1.25
 """Times what a step takes for people alone, where nobody was promised anything."""
 
-WAITED = 0.5
+TTFT_SLO_SHARE = 0.5
 """Of a promised time to first token: the rest is for the step that computes it, and its prompt."""
 _REMEMBERED_S = 600.0
 """How long after the last request of a promise others like it are expected."""
@@ -54,7 +54,7 @@ _MOST_RATIO = 2.0  # a step that was slower than predicted says no more than thi
 _LATELY = 256  # steps
 
 
-class Filling(Protocol):
+class BackgroundPolicy(Protocol):
     """Decides what lines get; hears what steps took."""
 
     def most(self, num_rows: int, tpot_s: float | None) -> int:
@@ -75,7 +75,7 @@ class Filling(Protocol):
         ...
 
 
-class FixedFilling:
+class FixedBackgroundTokens:
     """The number that was asked for."""
 
     def __init__(self, num_tokens: int) -> None:
@@ -104,9 +104,9 @@ class Decided(NamedTuple):
 
     def __str__(self) -> str:
         total, limit_ms = self.num_rows + self.num_tokens, self.limit_s * 1e3
-        why = f"{UNPROMISED:g} times that of people alone, who were promised nothing"
+        why = f"{SLOWDOWN_WITHOUT_SLO:g} times that of people alone, who were promised nothing"
         if self.tpot_s is not None:
-            why = f"{PROMISED:g} of the {self.tpot_s * 1e3:g} ms promised per output token"
+            why = f"{TPOT_SLO_SHARE:g} of the {self.tpot_s * 1e3:g} ms promised per output token"
         found = f"{self.num_tokens} rows beside people's {self.num_rows}"
         return f"{found}: {total} take at most {limit_ms:.1f} ms, {why}"
 
@@ -118,41 +118,41 @@ class Alone(NamedTuple):
     ttft_s: float
 
     def __str__(self) -> str:
-        limit_ms = WAITED * self.ttft_s * 1e3
-        why = f"{WAITED:g} of the {self.ttft_s * 1e3:g} ms promised until a first token"
+        limit_ms = TTFT_SLO_SHARE * self.ttft_s * 1e3
+        why = f"{TTFT_SLO_SHARE:g} of the {self.ttft_s * 1e3:g} ms promised until a first token"
         return f"alone {self.num_tokens} rows: they take at most {limit_ms:.1f} ms, {why}"
 
 
-class LearntFilling:
+class LearnedBackgroundTokens:
     """See the head of this file."""
 
     def __init__(self) -> None:
-        self._curve = StepCurve()
+        self._curve = StepTimeByRows()
         self._last: Decided | None = None
         self._alone: Alone | None = None
 
     def most(self, num_rows: int, tpot_s: float | None) -> int:
-        limit_s = UNPROMISED * self._curve.at_least(num_rows)
+        limit_s = SLOWDOWN_WITHOUT_SLO * self._curve.at_least(num_rows)
         if tpot_s is not None:
-            limit_s = PROMISED * tpot_s
+            limit_s = TPOT_SLO_SHARE * tpot_s
         num_tokens = max(0, self._curve.rows_within(limit_s) - num_rows)
         self._last = Decided(num_tokens, num_rows, limit_s, tpot_s)
         return num_tokens
 
     def alone(self, ttft_s: float) -> int | None:
-        num_tokens = max(_FEWEST, self._curve.rows_within(WAITED * ttft_s))
+        num_tokens = max(_FEWEST, self._curve.rows_within(TTFT_SLO_SHARE * ttft_s))
         self._alone = Alone(num_tokens, ttft_s)
         return num_tokens
 
     def took(self, num_rows: int, seconds: float) -> None:
-        self._curve.learn(num_rows, seconds)
+        self._curve.observe(num_rows, seconds)
 
     def told(self) -> str:
         decided = [str(each) for each in (self._last, self._alone) if each is not None]
         return "derived: " + "; ".join(decided) if decided else "derived from what steps take"
 
 
-class StepCurve:
+class StepTimeByRows:
     """T(rows) in seconds, at the numbers of rows that were seen lately (about 16 to an octave)."""
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class StepCurve:
                 return rows + int((self._rows[i + 1] - rows) * share)
         return 0
 
-    def learn(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float) -> None:
         """A step of `rows` rows took so long."""
         if rows < 1 or not seconds > 0:
             return
@@ -208,14 +208,14 @@ class StepCurve:
         self._last = [self._last[i] for i in kept]
 
 
-class Share:
+class BackgroundBudget:
     """The scheduler's side: what a step of the worse lane gets, and what steps took.
 
     Steps are watched only while somebody is in the background: nobody else asks.
     """
 
-    def __init__(self, filling: Filling, roster: Roster) -> None:
-        self.filling, self._roster = filling, roster
+    def __init__(self, policy: BackgroundPolicy, registry: SequenceRegistry) -> None:
+        self.policy, self._registry = policy, registry
         self._num_rows, self._planned_s = 0, 0.0
         self._ttft_s: dict[float, float] = {}  # promises of a first token, and when one last came
 
@@ -226,40 +226,40 @@ class Share:
 
     def begin(self, now_s: float) -> None:
         """Before a step is planned. Whoever still runs has waited for nothing but the last one."""
-        if self._num_rows and self._roster.running:
-            self.filling.took(self._num_rows, now_s - self._planned_s)
+        if self._num_rows and self._registry.running:
+            self.policy.took(self._num_rows, now_s - self._planned_s)
         self._num_rows, self._planned_s = 0, now_s
 
-    def planned(self, step: Step) -> None:
+    def planned(self, step: StepBuilder) -> None:
         """The step is as it will be run."""
-        lane = self._roster.lanes[-1]
-        if lane.num_running or lane.waits:
+        lane = self._registry.lanes[-1]
+        if lane.num_running or lane.has_waiting:
             self._num_rows = _num_rows(step)
 
-    def narrow(self, step: Step) -> None:
+    def narrow(self, step: StepBuilder) -> None:
         """What is planned from here on serves nobody who waits."""
         promised = (
             seq.request.slo.tpot_s
-            for seq in self._roster.running
+            for seq in self._registry.running
             if seq.request.slo is not None and not seq.request.background
         )
         tpot_s = min((each for each in promised if each is not None), default=None)
-        step.budget.narrow(self.filling.most(_num_rows(step), tpot_s))
+        step.budget.narrow(self.policy.most(_num_rows(step), tpot_s))
 
-    def alone(self, step: Step) -> None:
+    def alone(self, step: StepBuilder) -> None:
         """What is planned from here on is all that the step does; whoever comes waits for it."""
         since_s = step.now_s - _REMEMBERED_S
         self._ttft_s = {each: at_s for each, at_s in self._ttft_s.items() if at_s >= since_s}
         if self._ttft_s:
-            num_tokens = self.filling.alone(min(self._ttft_s))
+            num_tokens = self.policy.alone(min(self._ttft_s))
             if num_tokens is not None:
                 step.budget.narrow(num_tokens)
 
 
-def _num_rows(step: Step) -> int:
+def _num_rows(step: StepBuilder) -> int:
     return sum([len(run.tokens) for run in step.runs])
 
 
-def make_filling(num_tokens: int | None) -> Filling:
+def make_background_policy(num_tokens: int | None) -> BackgroundPolicy:
     """As asked for, or derived."""
-    return LearntFilling() if num_tokens is None else FixedFilling(num_tokens)
+    return LearnedBackgroundTokens() if num_tokens is None else FixedBackgroundTokens(num_tokens)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ridgeline.engine.scheduler.plan import Sampled
-from ridgeline.engine.scheduler.sequence import Choices, Sequence
+from ridgeline.engine.scheduler.plan import RunOutput
+from ridgeline.engine.scheduler.sequence import Sequence, SequenceGroup
 from ridgeline.records import Event, Finished, FinishReason, Token
 
 
-def token_event(seq: Sequence, sampled: Sampled, i: int, at_s: float) -> Token:
+def token_event(seq: Sequence, sampled: RunOutput, i: int, at_s: float) -> Token:
     """The i-th sampled token; the first of choice 0 delivers the prompt's log-probabilities."""
     return Token(
         request_id=seq.request.id,
@@ -29,22 +29,22 @@ def finished_event(
         index=seq.index,
         reason=reason,
         at_s=at_s,
-        usage=seq.choices.usage(seq.num_output),
+        usage=seq.group.usage(seq.num_output),
         stop_reason=stop_reason,
     )
 
 
-def aborted_events(choices: Choices, at_s: float) -> list[Event]:
+def aborted_events(group: SequenceGroup, at_s: float) -> list[Event]:
     """The end of every unfinished choice, those that never became sequences too, in order."""
-    lengths = dict.fromkeys(choices.unforked, 0)
-    lengths |= {index: seq.num_output for index, seq in choices.live.items()}
+    lengths = dict.fromkeys(group.unforked, 0)
+    lengths |= {index: seq.num_output for index, seq in group.live.items()}
     return [
         Finished(
-            request_id=choices.request.id,
+            request_id=group.request.id,
             index=index,
             reason="abort",
             at_s=at_s,
-            usage=choices.usage(num_output),
+            usage=group.usage(num_output),
         )
         for index, num_output in sorted(lengths.items())
     ]

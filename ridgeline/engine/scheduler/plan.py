@@ -12,7 +12,7 @@ import msgspec
 from ridgeline.records import Sampling, TokenLogprobs
 
 
-class SampleAt(msgspec.Struct, frozen=True):
+class SamplePoint(msgspec.Struct, frozen=True):
     """Sample one token after the last position of a run.
 
     `index` is the position of the new token within the output: with `seed` it alone determines the
@@ -31,7 +31,7 @@ class SampleAt(msgspec.Struct, frozen=True):
     is_argmax: bool = False
 
 
-class Branch(msgspec.Struct, frozen=True):
+class DraftBranch(msgspec.Struct, frozen=True):
     """Other guesses from where a run's drafts begin: `blocks` are the sequence's up to there, and
     then some that nobody else owns."""
 
@@ -55,11 +55,11 @@ class Run(msgspec.Struct, frozen=True):
     start: int
     tokens: tuple[int, ...]
     blocks: tuple[int, ...]
-    sample: SampleAt | None
+    sample: SamplePoint | None
     prompt_logprobs: int | None = None
     next_prompt_token: int | None = None
     num_drafts: int = 0
-    branches: tuple[Branch, ...] = ()
+    branches: tuple[DraftBranch, ...] = ()
 
     @property
     def drafts(self) -> tuple[int, ...]:
@@ -72,28 +72,28 @@ class Run(msgspec.Struct, frozen=True):
         return at is not None and at.is_argmax and len(self.tokens) == self.num_drafts + 1
 
     @property
-    def num_given(self) -> int:
+    def max_outputs(self) -> int:
         """The most tokens that the run can give: one for each row that is sampled."""
         return 0 if self.sample is None else self.num_drafts + 1
 
 
-def paths(run: Run) -> tuple[Run, ...]:
+def draft_paths(run: Run) -> tuple[Run, ...]:
     """A run's tree as runs without branches: its drafts, then each branch, all from the same known
     token on."""
     if not run.branches:
         return (run,)
     trunk = msgspec.structs.replace(run, branches=())
-    return (trunk, *(along(trunk, branch) for branch in run.branches))
+    return (trunk, *(with_branch(trunk, branch) for branch in run.branches))
 
 
-def along(trunk: Run, branch: Branch) -> Run:
+def with_branch(trunk: Run, branch: DraftBranch) -> Run:
     """The run with a branch's guesses in place of its own."""
     assert len(trunk.tokens) == trunk.num_drafts + 1
     tokens, num = (trunk.tokens[0], *branch.drafts), len(branch.drafts)
     return msgspec.structs.replace(trunk, tokens=tokens, blocks=branch.blocks, num_drafts=num)
 
 
-def samples_of(run: Run) -> tuple[SampleAt, ...]:
+def sample_points(run: Run) -> tuple[SamplePoint, ...]:
     """How to sample after the known tokens of a run, and after each of its drafts in turn."""
     at = run.sample
     if at is None:
@@ -106,7 +106,7 @@ def samples_of(run: Run) -> tuple[SampleAt, ...]:
     return (at, *(_after(at, drafts[:count]) for count in range(1, len(drafts) + 1)))
 
 
-def _after(at: SampleAt, drafts: tuple[int, ...]) -> SampleAt:
+def _after(at: SamplePoint, drafts: tuple[int, ...]) -> SamplePoint:
     """The same, `drafts` later: as if they were known."""
     index = at.index + len(drafts)
     return msgspec.structs.replace(
@@ -125,10 +125,10 @@ class StepPlan(msgspec.Struct, frozen=True):
     copies: tuple[tuple[int, int], ...] = ()
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class RunOutput(msgspec.Struct, frozen=True):
     """What a run gave: its sampled tokens in order (none while the prompt is still being
     computed; with drafts, those that were accepted and the one after them). `path`: along which of
-    the run's `paths`."""
+    the run's `draft_paths`."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -139,7 +139,7 @@ class Sampled(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True):
     """Aligned with StepPlan.runs."""
 
-    sampled: tuple[Sampled, ...]
+    outputs: tuple[RunOutput, ...]
 
 
 class Runner(Protocol):

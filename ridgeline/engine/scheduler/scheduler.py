@@ -29,24 +29,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ridgeline.engine.scheduler.admission.admitter import Joining
-from ridgeline.engine.scheduler.admission.limits import Limits, check_request
-from ridgeline.engine.scheduler.background_budget import Share, make_filling
+from ridgeline.engine.scheduler.admission.admitter import Admitter
+from ridgeline.engine.scheduler.admission.limits import SchedulerLimits, check_request
+from ridgeline.engine.scheduler.background_budget import BackgroundBudget, make_background_policy
 from ridgeline.engine.scheduler.batching.base import BatchingPolicy
 from ridgeline.engine.scheduler.events import aborted_events, finished_event, token_event
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.block_tables import BlockTables
-from ridgeline.engine.scheduler.kv.prefix_cache import Cache
-from ridgeline.engine.scheduler.plan import Run, Sampled, StepPlan, StepResult
+from ridgeline.engine.scheduler.kv.prefix_cache import BlockCache
+from ridgeline.engine.scheduler.plan import Run, RunOutput, StepPlan, StepResult
 from ridgeline.engine.scheduler.queue.deadlines import Deadlines
 from ridgeline.engine.scheduler.queue.lanes import Lane
-from ridgeline.engine.scheduler.queue.sequence_registry import Roster
-from ridgeline.engine.scheduler.sequence import Choices, Sequence, State
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafting, Drafts
+from ridgeline.engine.scheduler.queue.sequence_registry import SequenceRegistry
+from ridgeline.engine.scheduler.sequence import Sequence, SequenceGroup, State
+from ridgeline.engine.scheduler.speculation.base import DraftProposer
+from ridgeline.engine.scheduler.speculation.draft_scheduler import DraftScheduler
 from ridgeline.engine.scheduler.step_builder import (
-    Step,
-    StepView,
-    Totals,
+    SchedulerStats,
+    SchedulerTotals,
+    StepBuilder,
     make_run,
     num_prompt_positions,
 )
@@ -72,48 +73,52 @@ class Scheduler:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: SchedulerLimits,
         policy: BatchingPolicy,
         pool: BlockPool,
-        cache: Cache,
+        cache: BlockCache,
         *,
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
-        drafts: Drafts | None = None,
+        drafts: DraftProposer | None = None,
     ) -> None:
-        self.limits, self.pool, self.cache, self.totals = limits, pool, cache, Totals()
+        self.limits, self.pool, self.cache, self.totals = limits, pool, cache, SchedulerTotals()
         self._rule = StopRule(eos_token_ids, limits.max_model_len)
         self._tables = BlockTables(pool, cache)
-        self._roster = Roster(limits.aging_s, seed)
-        self.drafting = Drafting(drafts, self._rule, self._tables, self._roster, pool)
-        self._joining = Joining(
-            limits, policy, self._roster, self._tables, cache, pool, self._preempt
+        self._registry = SequenceRegistry(limits.aging_s, seed)
+        self.draft_scheduler = DraftScheduler(
+            drafts, self._rule, self._tables, self._registry, pool
         )
-        self.share = Share(make_filling(limits.background_tokens), self._roster)
+        self._admitter = Admitter(
+            limits, policy, self._registry, self._tables, cache, pool, self._preempt
+        )
+        self.background_budget = BackgroundBudget(
+            make_background_policy(limits.background_tokens), self._registry
+        )
         self._deadlines = Deadlines()
         self._events: list[Event] = []  # what plan has to tell; handed out by commit
         self._now_s = 0.0
-        self._last = Step(limits, 0.0)
+        self._last = StepBuilder(limits, 0.0)
 
     # -- requests: from any moment between a commit and the next plan, or between plan and commit
 
     def add(self, request: Request) -> None:
         """Queue a request. BadInput or DoesNotFit if it could not be served even alone."""
         check_request(request, self.limits, self.pool)
-        self._deadlines.add(self._roster.add(request))
-        self.share.add(request)
+        self._deadlines.add(self._registry.add(request))
+        self.background_budget.add(request)
 
     def cancel(self, request_id: str, now_s: float | None = None) -> list[Event]:
         """End every unfinished choice of a request (unknown ids: none); its blocks are free at once.
 
         `now_s` None, here and below, stands for the instant of the latest plan or commit.
         """
-        choices = self._roster.requests.get(request_id)
-        if choices is None:
+        group = self._registry.requests.get(request_id)
+        if group is None:
             return []
         at_s = self._at(now_s)
-        events = aborted_events(choices, at_s)
-        self._drop(choices, at_s)
+        events = aborted_events(group, at_s)
+        self._drop(group, at_s)
         return events
 
     def fail(
@@ -124,11 +129,11 @@ class Scheduler:
         cause: FailureCause = "error",
     ) -> list[Event]:
         """As cancel, for a request that cannot be served any further: one Failed event."""
-        choices = self._roster.requests.get(request_id)
-        if choices is None:
+        group = self._registry.requests.get(request_id)
+        if group is None:
             return []
         at_s = self._at(now_s)
-        self._drop(choices, at_s)
+        self._drop(group, at_s)
         return [Failed(request_id=request_id, at_s=at_s, error=error, cause=cause)]
 
     def finish(
@@ -142,7 +147,7 @@ class Scheduler:
     ) -> list[Event]:
         """End one choice from outside, e.g. at a stop string. No events if it has ended already:
         then its Finished is among those of the same commit, for the caller to amend."""
-        seq = self._roster.live(request_id, index)
+        seq = self._registry.live(request_id, index)
         return [] if seq is None else [self._finish(seq, reason, stop_reason, self._at(now_s))]
 
     def fork(self, request_id: str, index: int) -> int:
@@ -150,9 +155,9 @@ class Scheduler:
 
         To be called between commit and plan, on a choice whose only pending token is its last one.
         """
-        source = self._roster.live(request_id, index)
+        source = self._registry.live(request_id, index)
         assert source is not None and source.state is State.RUNNING and source.pending == 1
-        new_index = self._roster.another(source.choices)
+        new_index = self._registry.add_choice(source.group)
         self._fork(source, new_index, source.known)
         return new_index
 
@@ -161,13 +166,13 @@ class Scheduler:
     def plan(self, now_s: float) -> StepPlan:
         """Decide the next step. It may hold no runs; hand it to `commit` all the same."""
         self._now_s = now_s
-        self.share.begin(now_s)
+        self.background_budget.begin(now_s)
         self._expire(now_s)
-        step = self._last = Step(self.limits, now_s)
-        for lane in self._roster.lanes:
+        step = self._last = StepBuilder(self.limits, now_s)
+        for lane in self._registry.lanes:
             self._plan_lane(lane, step)
-        self.drafting.plan(step)
-        self.share.planned(step)
+        self.draft_scheduler.plan(step)
+        self.background_budget.planned(step)
         plan = StepPlan(self.totals.num_steps, tuple(step.runs), self._tables.take_copies())
         self.totals.num_steps += bool(step.runs)
         return plan
@@ -176,45 +181,45 @@ class Scheduler:
         """Take in what the runner made of a plan. Runs of requests that ended meanwhile are ignored."""
         self._now_s = now_s
         events, self._events = self._events, []
-        for run, sampled in zip(plan.runs, result.sampled, strict=True):
-            seq = self._roster.running_by_id(run.seq_id)
-            run = self.drafting.settle(seq, run, sampled)
+        for run, sampled in zip(plan.runs, result.outputs, strict=True):
+            seq = self._registry.running_by_id(run.seq_id)
+            run = self.draft_scheduler.settle(seq, run, sampled)
             if seq is not None:
-                self.drafting.judge(run, sampled)
+                self.draft_scheduler.judge(run, sampled)
                 events += self._advance(seq, run, sampled)
-        self.drafting.learn()
+        self.draft_scheduler.observe()
         return events
 
     @property
     def has_work(self) -> bool:
-        return bool(self._roster.requests) or bool(self._events)
+        return bool(self._registry.requests) or bool(self._events)
 
     def next_wake_s(self, now_s: float) -> float | None:
         """When to plan again if no request comes or goes: `now_s` if there is something to do now, a
         later instant if a policy or a deadline waits for it, None if nothing will happen by
         itself."""
-        roster = self._roster
-        if roster.running or self._events or any(len(lane.returning) for lane in roster.lanes):
+        registry = self._registry
+        if registry.running or self._events or any(len(lane.resuming) for lane in registry.lanes):
             return now_s
-        if not any(len(lane.fresh) for lane in roster.lanes):
+        if not any(len(lane.unstarted) for lane in registry.lanes):
             return None
-        wakes = (self._joining.wake_s(now_s), self._deadlines.next_s)
+        wakes = (self._admitter.wake_s(now_s), self._deadlines.next_s)
         return min((max(now_s, at_s) for at_s in wakes if at_s is not None), default=None)
 
     def request_id(self, run: Run) -> str | None:
         """Whose run it is; None once its sequence has ended or lost its seat."""
-        return self._roster.request_id(run.seq_id)
+        return self._registry.request_id(run.seq_id)
 
     def num_in_background(self) -> tuple[int, int]:
         """Of the running and of the waiting sequences, those of background requests."""
-        lane = self._roster.lanes[1]
-        return lane.num_running, len(lane.fresh) + len(lane.returning)
+        lane = self._registry.lanes[1]
+        return lane.num_running, len(lane.unstarted) + len(lane.resuming)
 
-    def view(self) -> StepView:
+    def view(self) -> SchedulerStats:
         """The scheduler's share of a StepStat; call it after `plan`."""
-        return StepView(
-            num_running=len(self._roster.running),
-            num_waiting=self._roster.num_waiting,
+        return SchedulerStats(
+            num_running=len(self._registry.running),
+            num_waiting=self._registry.num_waiting,
             used_blocks=self.pool.num_owned,
             num_blocks=self.pool.num_blocks,
             max_num_seqs=self.limits.max_num_seqs,
@@ -225,66 +230,66 @@ class Scheduler:
 
     # -- plan: those who run
 
-    def _plan_lane(self, lane: Lane, step: Step) -> None:
+    def _plan_lane(self, lane: Lane, step: StepBuilder) -> None:
         """Who runs, then who waits, unless somebody better waits or somebody lost blocks."""
-        if not (lane.num_running or lane.waits):
+        if not (lane.num_running or lane.has_waiting):
             return
-        better = self._roster.lanes[: lane.rank]
+        better = self._registry.lanes[: lane.rank]
         if any(each.num_running for each in better):
-            self.share.narrow(step)
+            self.background_budget.narrow(step)
         elif better and self.limits.chunked_prefill:
-            self.share.alone(step)
+            self.background_budget.alone(step)
         self._plan_running(lane, step)
-        if step.best_preempted > lane.rank and not any(each.waits for each in better):
+        if step.best_preempted > lane.rank and not any(each.has_waiting for each in better):
             self._plan_waiting(lane, step)
 
-    def _plan_running(self, lane: Lane, step: Step) -> None:
+    def _plan_running(self, lane: Lane, step: StepBuilder) -> None:
         """Every running sequence of the lane in order; the end of the list may be preempted on the
         way."""
-        running, reserve = self._roster.running, self._tables.reserve
-        i = self._roster.num_running_up_to(lane) - lane.num_running
-        while i < (end := self._roster.num_running_up_to(lane)):
+        running, reserve = self._registry.running, self._tables.reserve
+        i = self._registry.num_running_up_to(lane) - lane.num_running
+        while i < (end := self._registry.num_running_up_to(lane)):
             seq, later = running[i], end - i - 1
             num_tokens = step.budget.offer(seq.pending, later)
             if num_tokens and (reserve(seq, num_tokens) or self._make_room(seq, num_tokens, step)):
                 self._run(seq, num_tokens, step, later)
             i += 1
 
-    def _make_room(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
+    def _make_room(self, seq: Sequence, num_tokens: int, step: StepBuilder) -> bool:
         """Reserve blocks, preempting the last in order while they are short; `seq` itself last."""
         while not self._tables.reserve(seq, num_tokens):
-            victim = self._roster.running[-1]
-            assert len(self._roster.running) > 1, "alone, a sequence always fits"
+            victim = self._registry.running[-1]
+            assert len(self._registry.running) > 1, "alone, a sequence always fits"
             self._preempt(victim, step)
             if victim is seq:
                 return False
         return True
 
-    def _preempt(self, seq: Sequence, step: Step) -> None:
-        self.drafting.forget(seq)
+    def _preempt(self, seq: Sequence, step: StepBuilder) -> None:
+        self.draft_scheduler.forget(seq)
         self._tables.release(seq, step.now_s)
         seq.forget_computed()
-        self._roster.stand(seq)
+        self._registry.deactivate(seq)
         step.num_preempted += 1
-        step.best_preempted = min(step.best_preempted, self._roster.lane(seq.request).rank)
+        step.best_preempted = min(step.best_preempted, self._registry.lane(seq.request).rank)
         self.totals.num_preempted += 1
         self._events.append(Preempted(request_id=seq.request.id, index=seq.index, at_s=step.now_s))
 
     # -- plan: those who wait
 
-    def _plan_waiting(self, lane: Lane, step: Step) -> None:
-        while (joined := self._joining.next(lane, step)) is not None:
+    def _plan_waiting(self, lane: Lane, step: StepBuilder) -> None:
+        while (joined := self._admitter.next(lane, step)) is not None:
             self._start(joined.seq, step)
             if joined.num_tokens:
                 self._run(joined.seq, joined.num_tokens, step)
 
-    def _start(self, seq: Sequence, step: Step) -> None:
+    def _start(self, seq: Sequence, step: StepBuilder) -> None:
         """If this is the request's first seat: the end of its queue time."""
-        choices = seq.choices
-        if choices.started:
+        group = seq.group
+        if group.started:
             return
-        choices.cached_tokens = seq.computed
-        step.num_joined += self._roster.start(choices)
+        group.cached_tokens = seq.computed
+        step.num_admitted += self._registry.start(group)
         self._events.append(
             Started(request_id=seq.request.id, at_s=step.now_s, cached_tokens=seq.computed)
         )
@@ -293,14 +298,14 @@ class Scheduler:
             step.queried_tokens += seq.num_prompt
             step.hit_tokens += seq.computed
 
-    def _run(self, seq: Sequence, num_tokens: int, step: Step, later: int = 0) -> None:
+    def _run(self, seq: Sequence, num_tokens: int, step: StepBuilder, later: int = 0) -> None:
         step.budget.take(num_tokens, later)
         sample = self._rule.sample_at(seq) if num_tokens == seq.pending else None
         step.runs.append(make_run(seq, num_tokens, self.pool.block_size, sample))
 
     # -- commit
 
-    def _advance(self, seq: Sequence, run: Run, sampled: Sampled) -> list[Event]:
+    def _advance(self, seq: Sequence, run: Run, sampled: RunOutput) -> list[Event]:
         assert seq.computed == run.start and bool(sampled.tokens) == (run.sample is not None)
         num_fed = len(run.tokens)
         end = run.start + num_fed - run.num_drafts
@@ -313,7 +318,7 @@ class Scheduler:
         self.cache.publish(seq, self._now_s)
         if not sampled.tokens:
             return []
-        if seq.choices.unforked:
+        if seq.group.unforked:
             self._fork_unforked(seq)
         if run.num_drafts:
             return self._extend(seq, sampled)
@@ -323,7 +328,7 @@ class Scheduler:
         stop = self._rule.stop(seq)
         return [event] if stop is None else [event, self._finish(seq, *stop, self._now_s)]
 
-    def _extend(self, seq: Sequence, sampled: Sampled) -> list[Event]:
+    def _extend(self, seq: Sequence, sampled: RunOutput) -> list[Event]:
         """Sampled tokens become known, up to the one that ends the sequence; all but the last of
         them were drafts, so that the step has computed them too."""
         events: list[Event] = []
@@ -342,19 +347,19 @@ class Scheduler:
 
     def _fork_unforked(self, leader: Sequence) -> None:
         """The prompt is computed: the other choices begin from it."""
-        unforked, leader.choices.unforked = leader.choices.unforked, []
+        unforked, leader.group.unforked = leader.group.unforked, []
         for index in unforked:
             self._fork(leader, index, leader.num_prompt)
 
     def _fork(self, source: Sequence, index: int, num_known: int) -> None:
         """A choice that shares the blocks of `source`; without a free seat it waits for one."""
-        seq = self._roster.branch(source, index, num_known)
-        if not self._joining.free_seat(self._roster.lane(seq.request), self._last):
-            self._roster.wait(seq)
+        seq = self._registry.branch(source, index, num_known)
+        if not self._admitter.ensure_slot(self._registry.lane(seq.request), self._last):
+            self._registry.wait(seq)
             return
         blocks = source.blocks[: self.pool.blocks_for(num_known)]
         self._tables.adopt(seq, blocks, num_known - 1, self._now_s)
-        self._roster.sit(seq)
+        self._registry.activate(seq)
         self.totals.num_forked += 1
 
     # -- endings
@@ -362,25 +367,25 @@ class Scheduler:
     def _finish(
         self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None, at_s: float
     ) -> Finished:
-        self.drafting.forget(seq)
+        self.draft_scheduler.forget(seq)
         self._tables.release(seq, at_s)
-        self._roster.leave(seq)
+        self._registry.remove(seq)
         self.totals.num_finished += 1
         return finished_event(seq, reason, stop_reason, at_s)
 
-    def _drop(self, choices: Choices, at_s: float) -> None:
-        for seq in choices.live.values():
-            self.drafting.forget(seq)
+    def _drop(self, group: SequenceGroup, at_s: float) -> None:
+        for seq in group.live.values():
+            self.draft_scheduler.forget(seq)
             self._tables.release(seq, at_s)
-        self._roster.leave_all(choices)
+        self._registry.remove_group(group)
 
     def _expire(self, now_s: float) -> None:
         """Deadlines that have passed, and cached blocks whose time is over."""
         self.cache.expire(now_s)
-        for choices in self._deadlines.passed(now_s):
-            if self._roster.requests.get(choices.request.id) is choices:
+        for group in self._deadlines.passed(now_s):
+            if self._registry.requests.get(group.request.id) is group:
                 error = "its deadline has passed"
-                self._events += self.fail(choices.request.id, error, now_s, "deadline")
+                self._events += self.fail(group.request.id, error, now_s, "deadline")
 
     def _at(self, now_s: float | None) -> float:
         return self._now_s if now_s is None else now_s

@@ -8,8 +8,8 @@ from enum import Enum
 
 from ridgeline.records import Request, Sampling, TokenLogprobs, Usage
 
-Key = tuple[float, int, int]
-Place = tuple[int, Key]
+OrderKey = tuple[float, int, int]
+SortKey = tuple[int, OrderKey]
 
 
 class State(Enum):
@@ -32,10 +32,10 @@ class Sequence:
     """
 
     id: int
-    choices: Choices
+    group: SequenceGroup
     index: int
     seed: int
-    key: Place
+    key: SortKey
     tokens: list[int]
     num_prompt: int
     computed: int = 0
@@ -51,7 +51,7 @@ class Sequence:
     is_argmax: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.request = self.choices.request
+        self.request = self.group.request
         self.sampling = self.request.sampling
         self.has_history = self.sampling.has_history
         self.is_argmax = self.sampling.takes_first_largest
@@ -85,7 +85,7 @@ class Sequence:
 
 
 @dataclass(slots=True, eq=False)
-class Choices:
+class SequenceGroup:
     """The sequences of one request. Choice 0 computes the prompt; those in `unforked` wait for it.
 
     `seed` is the request's; every choice derives its own from it. `live` holds unfinished sequences by

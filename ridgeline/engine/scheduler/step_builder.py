@@ -6,13 +6,13 @@ import math
 
 import msgspec
 
-from ridgeline.engine.scheduler.admission.limits import Limits
-from ridgeline.engine.scheduler.plan import Run, SampleAt
+from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
+from ridgeline.engine.scheduler.plan import Run, SamplePoint
 from ridgeline.engine.scheduler.sequence import Sequence
-from ridgeline.engine.scheduler.token_budget import Budget, ChunkedBudget, WholeBudget
+from ridgeline.engine.scheduler.token_budget import ChunkedBudget, TokenBudget, WholeBudget
 
 
-class StepView(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """What a `StepStat` wants to know from the scheduler. Counts of sequences, blocks and tokens.
 
     The first five are as of now; the last three are what the latest plan did. `num_waiting` counts
@@ -29,7 +29,7 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
     hit_tokens: int
 
 
-class Totals(msgspec.Struct, kw_only=True):
+class SchedulerTotals(msgspec.Struct, kw_only=True):
     """Counts since the scheduler was made."""
 
     num_steps: int = 0
@@ -40,21 +40,21 @@ class Totals(msgspec.Struct, kw_only=True):
     num_finished: int = 0
 
 
-class Step:
+class StepBuilder:
     """One step in the making."""
 
-    def __init__(self, limits: Limits, now_s: float) -> None:
+    def __init__(self, limits: SchedulerLimits, now_s: float) -> None:
         tokens = limits.max_num_batched_tokens
-        self.budget: Budget = (
+        self.budget: TokenBudget = (
             ChunkedBudget(tokens) if limits.chunked_prefill else WholeBudget(tokens)
         )
         self.now_s = now_s
         self.runs: list[Run] = []
-        self.num_joined = self.num_preempted = self.queried_tokens = self.hit_tokens = 0
+        self.num_admitted = self.num_preempted = self.queried_tokens = self.hit_tokens = 0
         self.best_preempted = math.inf  # rank of the best lane that somebody lost a seat in
 
 
-def make_run(seq: Sequence, num_tokens: int, block_size: int, sample: SampleAt | None) -> Run:
+def make_run(seq: Sequence, num_tokens: int, block_size: int, sample: SamplePoint | None) -> Run:
     """The next `num_tokens` pending tokens of `seq` as a run."""
     start, table = seq.computed, seq.blocks
     end = start + num_tokens

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.records import FinishReason
 
@@ -49,14 +49,14 @@ class StopRule:
         room = self._max_model_len - seq.known
         return (room if wanted is None else min(wanted - seq.num_output, room)) - 1
 
-    def sample_at(self, seq: Sequence) -> SampleAt:
+    def sample_at(self, seq: Sequence) -> SamplePoint:
         """How to sample the sequence's next token."""
         sampling, num_prompt = seq.sampling, seq.num_prompt
         num_output = len(seq.tokens) - num_prompt
         history = tuple(seq.tokens) if seq.has_history else ()
         banned = self._banned(seq) if num_output < sampling.min_tokens else ()
         is_argmax = seq.is_argmax and not banned
-        return SampleAt(sampling, seq.seed, num_output, num_prompt, history, banned, is_argmax)
+        return SamplePoint(sampling, seq.seed, num_output, num_prompt, history, banned, is_argmax)
 
     def _banned(self, seq: Sequence) -> tuple[int, ...]:
         sampling = seq.sampling

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Budget(Protocol):
+class TokenBudget(Protocol):
     """Tokens of one step."""
 
     left: int

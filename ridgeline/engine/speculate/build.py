@@ -21,7 +21,7 @@ from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Runner
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Drafts, NoDrafts, Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftProposer, NoDrafts
 from ridgeline.engine.speculate.config import LOOKUP_MAX, LOOKUP_MIN, Speculation, draft_spec
 from ridgeline.engine.speculate.depth_control.controller import Controller
 from ridgeline.engine.speculate.depth_control.fixed_depth import FixedDepth
@@ -45,7 +45,7 @@ from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
 from ridgeline.records import Sampling
 
 if TYPE_CHECKING:
-    from ridgeline.engine.config import Resolved
+    from ridgeline.engine.config import ResolvedSettings
 
 _GREEDY = Sampling(temperature=0.0)
 _LOG = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def _nothing(_runner: Runner) -> None:
 class Speculating:
     """The scheduler's side of it, the runner's, and the bytes of a draft model's weights."""
 
-    drafts: Drafts
+    drafts: DraftProposer
     verifier: Verifier
     weight_bytes: int = 0
     calibrate: Callable[[Runner], None] = _nothing
@@ -82,7 +82,7 @@ class _Made:
 def speculate(
     used: Speculation | None,
     tokenizer: Tokenizer,
-    resolved: Resolved,
+    resolved: ResolvedSettings,
     clock: Callable[[], float],
     target: Callable[[], Target],
 ) -> Speculating:
@@ -121,7 +121,7 @@ def speculate(
 
 
 def measure_steps(
-    runner: Runner, resolved: Resolved, clock: Callable[[], float]
+    runner: Runner, resolved: ResolvedSettings, clock: Callable[[], float]
 ) -> dict[tuple[int, int], float]:
     """Seconds of decode steps by (runs, rows)."""
     return measure(
@@ -136,7 +136,7 @@ def measure_steps(
 
 def measure_drafts(
     drafter: Drafter,
-    resolved: Resolved,
+    resolved: ResolvedSettings,
     clock: Callable[[], float],
     states: States | None = None,
 ) -> list[tuple[int, int, float]]:
@@ -154,33 +154,33 @@ def measure_drafts(
         texts = [[5 + (i + j) % 7 for j in range(length)] for i in range(sequences)]
         times = []
         for turn in range(turns):
-            opens = [_open(i, text, resolved) for i, text in enumerate(texts)]
+            contexts = [_open(i, text, resolved) for i, text in enumerate(texts)]
             if states is not None:
-                for each in opens:
+                for each in contexts:
                     states.pretend(each.seq_id, len(each.tokens), like_C)
             begun_s = clock()
-            drafter.draft(opens, [depth] * sequences)
+            drafter.draft(contexts, [depth] * sequences)
             times.append(clock() - begun_s)
             for i, text in enumerate(texts):
                 text.append(5 + (i + turn + length) % 7)
         found.append((sequences, depth, sorted(times[1:])[1]))
-        for each in opens:
+        for each in contexts:
             drafter.forget(each.seq_id, (), "")
     return found
 
 
-def _open(i: int, text: list[int], resolved: Resolved) -> Open:
+def _open(i: int, text: list[int], resolved: ResolvedSettings) -> DraftContext:
     """The `i`-th of some sequences that stand on blocks which nobody uses yet, if there are any."""
     num_blocks = -(-MEASURED // resolved.block_size)
     blocks = tuple(range(i * num_blocks, (i + 1) * num_blocks))
     known = blocks if blocks[-1] < resolved.num_blocks else ()
-    return Open(-1 - i, text, 1, "", _GREEDY, 0, 99, len(text) - 1, known)
+    return DraftContext(-1 - i, text, 1, "", _GREEDY, 0, 99, len(text) - 1, known)
 
 
 def _drafter(
     used: Speculation,
     tokenizer: Tokenizer,
-    resolved: Resolved,
+    resolved: ResolvedSettings,
     drawn: Drawn,
     target: Callable[[], Target],
     clock: Callable[[], float],
@@ -205,7 +205,7 @@ def _medusa(used: Speculation, decoder: Decoder, drawn: Drawn) -> _Made:
     return _Made(drafter, heads.nbytes, states)
 
 
-def _eagle(used: Speculation, decoder: Decoder, resolved: Resolved, drawn: Drawn) -> _Made:
+def _eagle(used: Speculation, decoder: Decoder, resolved: ResolvedSettings, drawn: Drawn) -> _Made:
     assert used.model is not None
     config = read_config(used.model, "eagle")
     layer = load_layer(used.model, config, decoder, resolved.max_model_len)
@@ -264,7 +264,7 @@ def _lookup(used: Speculation) -> tuple[Lookup | None, Witness | None]:
 
 
 def _draft_model(
-    used: Speculation, tokenizer: Tokenizer, resolved: Resolved, drawn: Drawn
+    used: Speculation, tokenizer: Tokenizer, resolved: ResolvedSettings, drawn: Drawn
 ) -> tuple[DraftModelDrafter, int]:
     assert used.model is not None
     check_same_tokens(tokenizer, load_tokenizer(used.model), used.model)

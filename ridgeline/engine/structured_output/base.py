@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.records import Structured
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ class TokenMasks(Protocol):
         """Compile. BadInput (malformed, too large, too complex) or CannotRun. From any thread."""
         ...
 
-    def apply(self, logits_SV: Tensor, at: Sequence[SampleAt]) -> Tensor:
+    def apply(self, logits_SV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
         """The logits with forbidden tokens at -inf; the input itself where nobody asked."""
         ...
 
 
-def restrict_to(logits_SV: Tensor, at: Sequence[SampleAt]) -> None:
+def restrict_to(logits_SV: Tensor, at: Sequence[SamplePoint]) -> None:
     """Lists of allowed tokens, in place."""
     for row, spot in enumerate(at):
         if spot.sampling.allowed_token_ids:
@@ -53,7 +53,7 @@ def restrict_to(logits_SV: Tensor, at: Sequence[SampleAt]) -> None:
             logits_SV[row] = masked_V
 
 
-def follows_draft(before: SampleAt, at: SampleAt) -> bool:
+def follows_draft(before: SamplePoint, at: SamplePoint) -> bool:
     """Whether `at` is `before` of the same choice with one token (a draft) more."""
     return (
         at.seed == before.seed
@@ -63,5 +63,5 @@ def follows_draft(before: SampleAt, at: SampleAt) -> bool:
     )
 
 
-def asks_for_mask(at: Sequence[SampleAt]) -> bool:
+def asks_for_mask(at: Sequence[SamplePoint]) -> bool:
     return any(not spot.is_argmax and spot.sampling.is_masked for spot in at)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.engine.structured_output.base import asks_for_mask, follows_draft, restrict_to
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.records import Structured
@@ -142,7 +142,7 @@ class GuidanceMasks:
     def prepare(self, structured: Structured) -> None:
         self._matcher_of(structured)
 
-    def apply(self, logits_SV: Tensor, at: Sequence[SampleAt]) -> Tensor:
+    def apply(self, logits_SV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
         if not asks_for_mask(at):
             return logits_SV
         logits_SV = logits_SV.clone()
@@ -160,7 +160,7 @@ class GuidanceMasks:
                 logits_SV[row].masked_fill_(forbidden_V.to(logits_SV.device), -torch.inf)
         return logits_SV
 
-    def _forbidden(self, at: SampleAt, structured: Structured, width: int) -> Tensor:
+    def _forbidden(self, at: SamplePoint, structured: Structured, width: int) -> Tensor:
         sample = at.history[: at.num_prompt : at.num_prompt // PROMPT_SAMPLE + 1]
         key = (structured, at.seed, hash((at.num_prompt, sample)))
         output = at.history[at.num_prompt :]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.engine.structured_output.base import asks_for_mask, restrict_to
 from ridgeline.errors import CannotRun
 from ridgeline.records import Structured
@@ -27,7 +27,7 @@ class NoGrammars:
             fix="serve a model with a tokenizer and an end-of-sequence token",
         )
 
-    def apply(self, logits_SV: Tensor, at: Sequence[SampleAt]) -> Tensor:
+    def apply(self, logits_SV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
         if not asks_for_mask(at):
             return logits_SV
         logits_SV = logits_SV.clone()

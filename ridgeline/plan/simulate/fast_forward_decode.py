@@ -26,7 +26,7 @@ from ridgeline.engine.scheduler.kv.prefix_cache import (
 )
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.scheduler.sequence import Sequence
-from ridgeline.engine.scheduler.speculation.draft_scheduler import NoDrafts
+from ridgeline.engine.scheduler.speculation.base import NoDrafts
 from ridgeline.records import Event
 
 TAKE, PUBLISH = 0, 1  # blocks are taken by plan, published by commit
@@ -34,11 +34,11 @@ TAKE, PUBLISH = 0, 1  # blocks are taken by plan, published by commit
 
 def calm_steps(scheduler: Scheduler) -> int:
     """How many of the next steps are calm; to be asked between a commit and the next plan."""
-    roster, limits = scheduler._roster, scheduler.limits
-    running = roster.running
+    registry, limits = scheduler._registry, scheduler.limits
+    running = registry.running
     if not running or len(running) > limits.max_num_batched_tokens:
         return 0
-    if roster.lanes[0].waits and len(running) < limits.max_num_seqs:
+    if registry.lanes[0].has_waiting and len(running) < limits.max_num_seqs:
         return 0
     if not runs_plainly(scheduler):
         return 0
@@ -48,13 +48,13 @@ def calm_steps(scheduler: Scheduler) -> int:
 
 def runs_plainly(scheduler: Scheduler) -> bool:
     """Nobody in the background, no drafts, nothing to be told or to expire."""
-    background = scheduler._roster.lanes[1]
+    background = scheduler._registry.lanes[1]
     return not (
         background.num_running
-        or background.waits
+        or background.has_waiting
         or scheduler._events
         or scheduler._deadlines.next_s is not None
-        or not isinstance(scheduler.drafting._drafts, NoDrafts)
+        or not isinstance(scheduler.draft_scheduler._proposer, NoDrafts)
         or getattr(scheduler.cache, "_ttl_s", math.inf) != math.inf
     )
 
@@ -65,13 +65,13 @@ def num_left(seq: Sequence, max_model_len: int) -> int:
     known, num_prompt = len(seq.tokens), seq.num_prompt
     if known - seq.computed != 1 or known == num_prompt or not foreseeable(seq):
         return 0
-    room, wanted = max_model_len - known, seq.choices.request.sampling.max_tokens
+    room, wanted = max_model_len - known, seq.group.request.sampling.max_tokens
     return room if wanted is None else min(room, wanted - known + num_prompt)
 
 
 def foreseeable(seq: Sequence) -> bool:
     """One choice, which ends at a length and nowhere else."""
-    sampling = seq.choices.request.sampling
+    sampling = seq.group.request.sampling
     return (
         sampling.n == 1
         and sampling.ignore_eos
@@ -106,7 +106,7 @@ def leap(
     `now_s`: the instant of the last of these commits. Returns who ended with it; nobody can unless
     these are `all_calm` steps that there were.
     """
-    running = scheduler._roster.running
+    running = scheduler._registry.running
     if isinstance(scheduler.cache, NoPrefixCache):
         _decode(scheduler, running, [token] * num_steps)
     else:

@@ -39,11 +39,11 @@ class Entry:
 
 def enter(scheduler: Scheduler, now_s: float) -> Entry | None:
     """Seat everybody who waits, with blocks; None, and nothing is changed, if that is not all."""
-    lane, running = scheduler._roster.lanes[0], scheduler._roster.running
-    if not len(lane.fresh) or len(lane.returning) or not _foreseen(scheduler):
+    lane, running = scheduler._registry.lanes[0], scheduler._registry.running
+    if not len(lane.unstarted) or len(lane.resuming) or not _foreseen(scheduler):
         return None
     limits = scheduler.limits
-    waiting = sorted(lane.fresh._live.values(), key=_KEY)
+    waiting = sorted(lane.unstarted._live.values(), key=_KEY)
     num_tokens = len(running) + sum([seq.num_prompt for seq in waiting])
     if num_tokens > limits.max_num_batched_tokens:
         return None
@@ -56,7 +56,7 @@ def enter(scheduler: Scheduler, now_s: float) -> Entry | None:
     wanted = [-(-(seq.computed + 1) // scheduler.pool.block_size) for seq in running]
     if not _have_blocks(scheduler, running, wanted, waiting):
         return None
-    scheduler.share.begin(now_s)
+    scheduler.background_budget.begin(now_s)
     _grow(scheduler, running, wanted)
     entry = Entry(running.copy(), waiting, now_s)
     for seq in waiting:
@@ -97,7 +97,7 @@ def _foreseen(scheduler: Scheduler) -> bool:
     return (
         runs_plainly(scheduler)
         and isinstance(scheduler.cache, NoPrefixCache)
-        and isinstance(scheduler._joining._policy, ContinuousBatching)
+        and isinstance(scheduler._admitter._policy, ContinuousBatching)
     )
 
 
@@ -123,11 +123,11 @@ def _grow(scheduler: Scheduler, running: list[Sequence], wanted: list[int]) -> N
 
 
 def _seat(scheduler: Scheduler, seq: Sequence) -> None:
-    roster, pool = scheduler._roster, scheduler.pool
-    popped = roster.lanes[0].fresh.pop()
+    registry, pool = scheduler._registry, scheduler.pool
+    popped = registry.lanes[0].unstarted.pop()
     assert popped is seq, "the queue's order and its heap disagree"
     seq.blocks = pool.alloc_many(pool.blocks_for(seq.num_prompt))
-    roster.sit(seq)
-    roster.start(seq.choices)
-    seq.choices.cached_tokens = 0
+    registry.activate(seq)
+    registry.start(seq.group)
+    seq.group.cached_tokens = 0
     scheduler.cache.count(seq.num_prompt, 0)

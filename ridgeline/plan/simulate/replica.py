@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ridgeline.engine.scheduler.plan import Sampled, StepPlan, StepResult
+from ridgeline.engine.scheduler.plan import RunOutput, StepPlan, StepResult
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.plan.calibration.interference import Sky
 from ridgeline.plan.simulate.fast_forward_decode import calm_steps, leap
@@ -24,8 +24,8 @@ from ridgeline.plan.step_time.simulated import Glide, Pace
 from ridgeline.records import Event, Request
 
 FILLER = 0
-_ONE = Sampled((FILLER,))
-_NONE = Sampled()
+_ONE = RunOutput((FILLER,))
+_NONE = RunOutput()
 StepSeconds = Callable[[Shapes, int, float], float]
 
 
@@ -116,12 +116,12 @@ class Station:
         steps = calm_steps(self.scheduler) if self._leaps else 0
         glide = None
         if steps > 0:
-            computed = [seq.computed for seq in self.scheduler._roster.running]
+            computed = [seq.computed for seq in self.scheduler._registry.running]
             glide = self._pace.glide(computed, steps)
         if glide is None:
             self.wake_s = now_s if self.scheduler.has_work else math.inf
             return
-        self.scheduler.share.begin(now_s)  # as the plan of the first of them would
+        self.scheduler.background_budget.begin(now_s)  # as the plan of the first of them would
         self._calm = (now_s, steps, glide)
         self.wake_s = now_s + glide.seconds(steps)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ridgeline.engine.scheduler.plan import Run, Sampled, StepPlan, StepResult
+from ridgeline.engine.scheduler.plan import Run, RunOutput, StepPlan, StepResult
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput
 from ridgeline.records import (
@@ -210,5 +210,5 @@ def _filled(plan: StepPlan) -> StepResult:
     return StepResult(tuple(_sampled(run) for run in plan.runs))
 
 
-def _sampled(run: Run) -> Sampled:
-    return Sampled() if run.sample is None else Sampled((FILLER,))
+def _sampled(run: Run) -> RunOutput:
+    return RunOutput() if run.sample is None else RunOutput((FILLER,))

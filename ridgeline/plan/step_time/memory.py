@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ridgeline.engine.scheduler.kv.kv_budget import BudgetAsked, kv_budget
+from ridgeline.engine.scheduler.kv.kv_budget import KvBudgetInputs, kv_budget
 from ridgeline.errors import DoesNotFit
 from ridgeline.plan.calibration.calibration import Memory as Calibrated
 from ridgeline.plan.step_time.replica import Replica
@@ -95,7 +95,7 @@ def memory(machine: Replica, asked: MemoryAsked | None = None) -> Memory:
 def _as_the_engine(machine: Replica, asked: MemoryAsked, found: Calibrated) -> Memory:
     """What Ridgeline's engine would resolve to on this machine; no cache where it would refuse."""
     per_token = int(machine.kv_bytes_per_token)
-    rule = BudgetAsked(
+    rule = KvBudgetInputs(
         weight_bytes=int(machine.resident_bytes),
         kv_bytes_per_token=per_token,
         max_model_len=asked.max_model_len or machine.outline.max_positions,
@@ -104,7 +104,7 @@ def _as_the_engine(machine: Replica, asked: MemoryAsked, found: Calibrated) -> M
         memory_bytes=found.total_bytes,
         available_bytes=found.available_bytes,
         device="cpu",
-        asked_bytes=asked.kv_bytes,
+        requested_bytes=asked.kv_bytes,
     )
     nbytes, blocks = _budget(rule, shorter=asked.max_model_len is None)
     return Memory(
@@ -120,7 +120,7 @@ def _as_the_engine(machine: Replica, asked: MemoryAsked, found: Calibrated) -> M
     )
 
 
-def _budget(rule: BudgetAsked, *, shorter: bool) -> tuple[int, int]:
+def _budget(rule: KvBudgetInputs, *, shorter: bool) -> tuple[int, int]:
     """(bytes, blocks) of the cache. `shorter`: where a sequence of the model's own limit does not
     fit, half of it may, and so on, as the engine would ask its user to say."""
     while True:

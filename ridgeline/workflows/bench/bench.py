@@ -48,7 +48,7 @@ from ridgeline.workflows.bench import remote_utilization
 from ridgeline.workflows.bench.server_monitor import Seen, watched
 
 if TYPE_CHECKING:
-    from ridgeline.engine.config import Resolved
+    from ridgeline.engine.config import ResolvedSettings
     from ridgeline.engine.engine import Engine
     from ridgeline.hardware.machine import Machine
 
@@ -300,14 +300,14 @@ def chat_of(engine: Engine) -> tuple[RenderChat, str]:
     return template, ""
 
 
-def price_of(resolved: Resolved) -> PriceStep:
+def price_of(resolved: ResolvedSettings) -> PriceStep:
     """The compulsory FLOPs and bytes of a step, from the spec with every technique applied."""
     from ridgeline.modelspec.cost import cost_model
 
     return cost_model(resolved.spec).step
 
 
-def peaks_of(machine: Machine, resolved: Resolved) -> Peaks | None:
+def peaks_of(machine: Machine, resolved: ResolvedSettings) -> Peaks | None:
     """The probed ceilings for this model: bandwidth at the size of its weights, rate of its dtype.
 
     None where the machine was not measured in the dtype that the products are computed in.
@@ -330,7 +330,7 @@ def peaks_of(machine: Machine, resolved: Resolved) -> Peaks | None:
     )
 
 
-def physics_of(resolved: Resolved) -> Physics | None:
+def physics_of(resolved: ResolvedSettings) -> Physics | None:
     """Arithmetic and ceilings; None where this machine cannot be probed."""
     from ridgeline.hardware.probe import probe
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ridgeline.config.settings import Settings
-from ridgeline.engine.build import Parts, assemble
+from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.config import resolve
 from ridgeline.engine.engine import Engine
 from ridgeline.measure.inprocess import InProcessTarget
@@ -35,7 +35,7 @@ Asking = Callable[[Sequence[tuple[int, ...]], int], None]
 class Rig:
     """An engine at rest between measurements; `engine` is the real one, thread and all."""
 
-    def __init__(self, engine: Engine, parts: Parts, seed: int) -> None:
+    def __init__(self, engine: Engine, parts: EngineParts, seed: int) -> None:
         self.engine, self._parts = engine, parts
         self._rng = np.random.default_rng(seed)
         for layer in parts.runner.cache.layers:

@@ -20,7 +20,7 @@ import torch
 from ridgeline.cli.render.evaluate import show
 from ridgeline.config.settings import Settings
 from ridgeline.engine.checkpoints.load import load_decoder
-from ridgeline.engine.config import Resolved, resolve
+from ridgeline.engine.config import ResolvedSettings, resolve
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.tokenization import Tokenizer, load_tokenizer
@@ -154,7 +154,7 @@ def _small(settings: Settings) -> Settings:
     )
 
 
-def _on_other_threads(settings: Settings, resolved: Resolved) -> Settings:
+def _on_other_threads(settings: Settings, resolved: ResolvedSettings) -> Settings:
     return msgspec.structs.replace(settings, num_threads=1 if resolved.num_threads > 1 else 2)
 
 
@@ -261,7 +261,7 @@ def _places(kind: str, count: int) -> list[int]:
     return [i for i in range(count) if KINDS[i % len(KINDS)] == kind]
 
 
-def _prompts(tokenizer: Tokenizer, resolved: Resolved, extent: Extent) -> Prompts:
+def _prompts(tokenizer: Tokenizer, resolved: ResolvedSettings, extent: Extent) -> Prompts:
     """Questions and beginnings of code that fit; none for a model without a tokenizer."""
     drawn = Tokenised(parse_workload("chat-and-code"), tokenizer)
     try:
@@ -272,7 +272,7 @@ def _prompts(tokenizer: Tokenizer, resolved: Resolved, extent: Extent) -> Prompt
     return [p for p in prompts if isinstance(p, tuple) and len(p) <= longest][: extent.num_prompts]
 
 
-def _control(resolved: Resolved) -> LogprobsOf:
+def _control(resolved: ResolvedSettings) -> LogprobsOf:
     """Log-probabilities [T, V] of the original with its fault."""
     decoder = load_decoder(
         resolved.model,

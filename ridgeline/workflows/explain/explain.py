@@ -19,7 +19,7 @@ from rich.table import Table
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import Value
 from ridgeline.diagnose.decisions import Answered, walk
-from ridgeline.engine.config import Resolved, resolve
+from ridgeline.engine.config import ResolvedSettings, resolve
 from ridgeline.engine.tokenization import NoTokenizer, load_tokenizer
 from ridgeline.errors import BadInput
 from ridgeline.hardware.probe import probe
@@ -164,7 +164,7 @@ def render_techniques(told: list[Recommendation]) -> Table:
     return table
 
 
-def as_json(resolved: Resolved) -> dict[str, object]:
+def as_json(resolved: ResolvedSettings) -> dict[str, object]:
     """Values, their derivations, and the techniques applied to the model."""
     return {
         "settings": resolved.values(),
@@ -173,7 +173,7 @@ def as_json(resolved: Resolved) -> dict[str, object]:
     }
 
 
-def render(resolved: Resolved) -> Table:
+def render(resolved: ResolvedSettings) -> Table:
     """One row per setting, and one per technique applied to the model's spec."""
     table = Table(box=None, pad_edge=False)
     for name, style in (("setting", ""), ("value", "bold"), ("why", "dim")):

@@ -61,9 +61,9 @@ def command(settings: Settings, json: bool = False, console: Console | None = No
 def measured(settings: Settings) -> list[Told]:
     """Every workload at every batch that has seats."""
     with Engine.open(**msgspec.to_builtins(settings)) as engine:
-        controller = engine._loop.scheduler.drafting._drafts
+        controller = engine._loop.scheduler.draft_scheduler._proposer
         assert isinstance(controller, Controller)
-        costs, most = controller.costs, controller.most
+        costs, most = controller.costs, controller.max_drafts
         batches = [b for b in BATCHES if b <= engine.resolved.max_num_seqs]
         found = []
         for name, prompts in _workloads(engine).items():
@@ -92,15 +92,15 @@ def _drafted(
     engine: Engine, controller: Controller, prompts: Sequence[list[int]]
 ) -> tuple[float, list[float]]:
     """Share of steps that had a draft, and how far drafts of DEPTH tokens got."""
-    drafting = engine._loop.scheduler.drafting
+    drafting = engine._loop.scheduler.draft_scheduler
     sampling = Sampling(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     before = msgspec.structs.replace(drafting.totals)
     tried, kept = list(before.drafted_by_place), list(before.accepted_by_place)
-    drafting._drafts = FixedDepth(controller.drafter, min(DEPTH, controller.most))
+    drafting._proposer = FixedDepth(controller.drafter, min(DEPTH, controller.max_drafts))
     try:
         engine.generate(prompts, sampling)
     finally:
-        drafting._drafts = controller
+        drafting._proposer = controller
     after = drafting.totals
     num_drafts = after.num_drafts - before.num_drafts
     num_steps = len(prompts) * (TOKENS - 1) - (after.num_accepted - before.num_accepted)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import Value
-from ridgeline.engine.config import Resolved
+from ridgeline.engine.config import ResolvedSettings
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.workload import LoadRequest
 from ridgeline.modelspec.cost import (
@@ -83,14 +83,14 @@ def facts_before(
     return facts
 
 
-def resolved_facts(resolved: Resolved) -> dict[str, Value]:
+def resolved_facts(resolved: ResolvedSettings) -> dict[str, Value]:
     """The settings as they would be used, those that are plain values."""
     kinds = (bool, int, float, str)
     return {k: v for k, v in resolved.values().items() if v is None or isinstance(v, kinds)}
 
 
 def _memory_facts(
-    resolved: Resolved, machine: Machine, peaks: Peaks, request_tokens: int
+    resolved: ResolvedSettings, machine: Machine, peaks: Peaks, request_tokens: int
 ) -> dict[str, Value]:
     tokens = resolved.num_blocks * resolved.block_size
     return {
@@ -147,7 +147,7 @@ def _most(holds: Callable[[int], bool], limit: int) -> int:
 
 
 def _prompt_facts(
-    bounds: StepBounds, resolved: Resolved, prompt: int, shared: float
+    bounds: StepBounds, resolved: ResolvedSettings, prompt: int, shared: float
 ) -> dict[str, Value]:
     cached = min(prompt - 1, int(shared * prompt))
     most = resolved.max_num_batched_tokens

@@ -20,7 +20,7 @@ import numpy as np
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import Value
 from ridgeline.engine.build import make_scheduler
-from ridgeline.engine.config import Resolved, resolve
+from ridgeline.engine.config import ResolvedSettings, resolve
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.tokenization import Tokenizer, load_tokenizer
 from ridgeline.errors import BadInput
@@ -120,7 +120,7 @@ class Tokenised:
             return self._tokenizer.encode(plain_chat(chat))
 
 
-def sample_of(workload: Tokenised, resolved: Resolved) -> list[LoadRequest]:
+def sample_of(workload: Tokenised, resolved: ResolvedSettings) -> list[LoadRequest]:
     """The requests that the workload's facts come from; BadInput where one does not fit."""
     sample = list(workload.sample(SAMPLE, 0))
     _refuse_long_prompts(sample, resolved)
@@ -137,7 +137,7 @@ def _prompt(request: LoadRequest) -> tuple[int, ...]:
     return request.prompt
 
 
-def _refuse_long_prompts(sample: Sequence[LoadRequest], resolved: Resolved) -> None:
+def _refuse_long_prompts(sample: Sequence[LoadRequest], resolved: ResolvedSettings) -> None:
     longest = max(len(_prompt(request)) + request.max_tokens for request in sample)
     if longest > resolved.max_model_len:
         raise BadInput(
@@ -260,7 +260,7 @@ class Numbers:
         }
 
 
-def _rates(machine: Machine, resolved: Resolved) -> dict[str, float]:
+def _rates(machine: Machine, resolved: ResolvedSettings) -> dict[str, float]:
     """FLOP/s by dtype that this configuration's matrix products could reach."""
     if resolved.device.startswith("cuda") and machine.gpus:
         rates = dict(machine.gpus[0].gemm_flops)
@@ -273,7 +273,7 @@ def _rates(machine: Machine, resolved: Resolved) -> dict[str, float]:
     return rates
 
 
-def _bandwidth(machine: Machine, resolved: Resolved, nbytes: float) -> float:
+def _bandwidth(machine: Machine, resolved: ResolvedSettings, nbytes: float) -> float:
     if resolved.device.startswith("cuda") and machine.gpus:
         return machine.gpus[0].read_bandwidth_bytes_s or machine.best_bandwidth_bytes_s
     return float(machine.bandwidth(nbytes))

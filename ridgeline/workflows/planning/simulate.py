@@ -15,10 +15,10 @@ from ridgeline.cli.commands.pack import stock
 from ridgeline.cli.render.simulate import devices_of, table_of
 from ridgeline.engine.scheduler import (
     BlockPool,
-    Limits,
     NoPrefixCache,
     PrefixCache,
     Scheduler,
+    SchedulerLimits,
     make_policy,
 )
 from ridgeline.errors import BadInput
@@ -196,7 +196,7 @@ def _build(options: SimulateOptions, machine: Replica, longest: int) -> Build:
     asked = MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=seats)
     fits = memory(machine, asked)
     require_fit(machine, fits, longest)
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=seats,
         max_num_batched_tokens=tokens,
         max_model_len=min(machine.outline.max_positions, max(longest, 1)),

@@ -18,10 +18,10 @@ from ridgeline.engine.sampling.likeliest import (
     ThroughLogits,
     likeliest_of,
 )
-from ridgeline.engine.scheduler.plan import Run, SampleAt
+from ridgeline.engine.scheduler.plan import Run, SamplePoint
 from ridgeline.records import Sampling, Structured
 
-PLAIN = SampleAt(Sampling(temperature=0.0), 0, 0, 1)
+PLAIN = SamplePoint(Sampling(temperature=0.0), 0, 0, 1)
 WIDTH, VOCAB = 64, 1_003
 
 
@@ -96,7 +96,7 @@ def test_whoever_asks_more_of_the_logits_is_not_argmax(asked: dict[str, Any]) ->
 
 
 def test_every_row_of_an_argmax_run_is_sampled() -> None:
-    plain = SampleAt(PLAIN.sampling, 0, 0, 1, is_argmax=True)
+    plain = SamplePoint(PLAIN.sampling, 0, 0, 1, is_argmax=True)
     assert Run(0, 0, (5,), (0,), plain).is_argmax
     assert not Run(0, 0, (5,), (0,), PLAIN).is_argmax
     assert not Run(0, 0, (5,), (0,), None).is_argmax

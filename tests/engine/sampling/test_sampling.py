@@ -14,18 +14,18 @@ from scipy.stats import chisquare
 from ridgeline.engine.sampling import SAMPLERS, load_sampler, sample, token_logprobs
 from ridgeline.engine.sampling.reference import distribution, logprobs_of
 from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.scheduler.plan import SampleAt
+from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.records import Sampling
 
 GREEDY = Sampling(temperature=0.0)
 
 
-def at(sampling: Sampling, seed: int = 0, index: int = 0, **other: object) -> SampleAt:
-    return SampleAt(sampling=sampling, seed=seed, index=index, **{"num_prompt": 0, **other})
+def at(sampling: Sampling, seed: int = 0, index: int = 0, **other: object) -> SamplePoint:
+    return SamplePoint(sampling=sampling, seed=seed, index=index, **{"num_prompt": 0, **other})
 
 
 @st.composite
-def spots(draw: st.DrawFn, vocab: int) -> SampleAt:
+def spots(draw: st.DrawFn, vocab: int) -> SamplePoint:
     token = st.integers(0, vocab - 1)
     sampling = Sampling(
         temperature=draw(st.sampled_from([0.0, 1e-3, 0.7, 1.0, 3.0])),
@@ -41,7 +41,7 @@ def spots(draw: st.DrawFn, vocab: int) -> SampleAt:
         logprobs=draw(st.sampled_from([None, None, 0, 1, 5])),
     )
     history = tuple(draw(st.lists(token, max_size=12)))
-    return SampleAt(
+    return SamplePoint(
         sampling=sampling,
         seed=draw(st.integers(-5, 2**70)),
         index=draw(st.integers(0, 100)),
@@ -52,7 +52,7 @@ def spots(draw: st.DrawFn, vocab: int) -> SampleAt:
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[torch.Tensor, list[SampleAt]]:
+def steps(draw: st.DrawFn) -> tuple[torch.Tensor, list[SamplePoint]]:
     """Logits with many ties (a coarse grid) or none, on vocabularies around the head's width."""
     vocab = draw(st.sampled_from([4, 31, 300, 2051]))
     rows = draw(st.integers(1, 5))
@@ -67,7 +67,7 @@ def steps(draw: st.DrawFn) -> tuple[torch.Tensor, list[SampleAt]]:
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(steps())
 def test_it_chooses_what_the_oracle_chooses(
-    name: str, step: tuple[torch.Tensor, list[SampleAt]]
+    name: str, step: tuple[torch.Tensor, list[SamplePoint]]
 ) -> None:
     logits_SV, spots_S = step
     chosen = load_sampler(name)(logits_SV, spots_S)
@@ -97,7 +97,7 @@ def _same_logprobs(found: object, expected: object) -> None:
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(steps())
 def test_a_row_chooses_the_same_alone_and_batched(
-    step: tuple[torch.Tensor, list[SampleAt]],
+    step: tuple[torch.Tensor, list[SamplePoint]],
 ) -> None:
     logits_SV, spots_S = step
     together = sample(logits_SV, spots_S)

@@ -6,14 +6,14 @@ from typing import Any
 
 from ridgeline.engine.scheduler import (
     BlockPool,
-    Limits,
     NoPrefixCache,
     PrefixCache,
     Scheduler,
+    SchedulerLimits,
     make_policy,
 )
-from ridgeline.engine.scheduler.plan import Sampled, StepPlan, StepResult
-from ridgeline.engine.scheduler.sequence import Choices, Sequence
+from ridgeline.engine.scheduler.plan import RunOutput, StepPlan, StepResult
+from ridgeline.engine.scheduler.sequence import Sequence, SequenceGroup
 from ridgeline.records import Event, Request, Sampling, TokenLogprobs
 
 
@@ -40,7 +40,7 @@ def sequence(
     )
     return Sequence(
         id=number,
-        choices=Choices(own, number, seed=0),
+        group=SequenceGroup(own, number, seed=0),
         index=0,
         seed=0,
         key=(0, (0.0, number, 0)),
@@ -68,7 +68,7 @@ def scheduler(
         "max_model_len": num_blocks * block_size,
     }
     return Scheduler(
-        Limits(**{**defaults, **limits}),
+        SchedulerLimits(**{**defaults, **limits}),
         make_policy(policy, wait_s=wait_s),
         pool,
         PrefixCache(pool, ttl_s) if prefix else NoPrefixCache(),
@@ -81,10 +81,10 @@ def scripted(plan: StepPlan, token: int = 7) -> StepResult:
     return StepResult(tuple([_sampled(run, token) for run in plan.runs]))
 
 
-def _sampled(run: Any, token: int) -> Sampled:
+def _sampled(run: Any, token: int) -> RunOutput:
     following = () if run.next_prompt_token is None else (run.next_prompt_token,)
     told = (*run.tokens[1:], *following) if run.prompt_logprobs is not None else ()
-    return Sampled(
+    return RunOutput(
         (token,) if run.sample else (),
         prompt_logprobs=tuple([TokenLogprobs(t, -1.0, 1, ()) for t in told]),
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.engine.scheduler import BlockPool, Limits
+from ridgeline.engine.scheduler import BlockPool, SchedulerLimits
 from ridgeline.engine.scheduler.admission.limits import check_request
 from ridgeline.errors import BadInput, DoesNotFit
 from tests.engine.scheduler.helpers import make_request, scheduler
 
-LIMITS = Limits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=40)
+LIMITS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=40)
 
 
 def test_prompt_and_one_token_must_fit_in_the_context() -> None:

@@ -16,7 +16,7 @@ def view(**changes: float) -> QueueView:
     defaults = {
         "now_s": 10.0,
         "num_started": 0,
-        "num_joined": 0,
+        "num_admitted": 0,
         "max_num_seqs": 4,
         "num_waiting": 1,
         "oldest_arrival_s": 10.0,
@@ -27,20 +27,20 @@ def view(**changes: float) -> QueueView:
 
 def test_static_joins_only_when_nothing_has_started() -> None:
     policy = make_policy("static")
-    assert policy.joins(view())
-    assert policy.joins(view(num_joined=3, num_tokens=0))  # a seat now, tokens in a later step
-    assert not policy.joins(view(num_joined=4))
-    assert not policy.joins(view(num_started=1))
+    assert policy.admits(view())
+    assert policy.admits(view(num_admitted=3, num_tokens=0))  # a seat now, tokens in a later step
+    assert not policy.admits(view(num_admitted=4))
+    assert not policy.admits(view(num_started=1))
     assert (policy.wake_s(view()), policy.wake_s(view(num_started=1))) == (10.0, None)
 
 
 def test_dynamic_waits_for_company_or_for_its_time() -> None:
     policy = make_policy("dynamic", wait_s=2.0, num_to_start=3)
-    assert not policy.joins(view(num_waiting=2))
-    assert policy.joins(view(num_waiting=3))
-    assert policy.joins(view(oldest_arrival_s=8.0))
-    assert policy.joins(view(num_waiting=1, num_joined=2))  # the batch has been opened
-    assert not policy.joins(view(num_waiting=9, num_started=1))
+    assert not policy.admits(view(num_waiting=2))
+    assert policy.admits(view(num_waiting=3))
+    assert policy.admits(view(oldest_arrival_s=8.0))
+    assert policy.admits(view(num_waiting=1, num_admitted=2))  # the batch has been opened
+    assert not policy.admits(view(num_waiting=9, num_started=1))
     assert policy.wake_s(view(num_waiting=2)) == 12.0
     assert policy.wake_s(view(num_waiting=3)) == 10.0
     assert policy.wake_s(view(num_started=1)) is None
@@ -48,15 +48,15 @@ def test_dynamic_waits_for_company_or_for_its_time() -> None:
 
 def test_dynamic_waits_for_a_full_house_by_default() -> None:
     policy = make_policy("dynamic", wait_s=2.0)
-    assert not policy.joins(view(num_waiting=3))
-    assert policy.joins(view(num_waiting=4))
+    assert not policy.admits(view(num_waiting=3))
+    assert policy.admits(view(num_waiting=4))
 
 
 def test_continuous_joins_whenever_there_is_room() -> None:
     policy = make_policy("continuous")
-    assert policy.joins(view(num_started=3))
-    assert not policy.joins(view(num_started=3, num_joined=1))
-    assert not policy.joins(view(num_tokens=0))
+    assert policy.admits(view(num_started=3))
+    assert not policy.admits(view(num_started=3, num_admitted=1))
+    assert not policy.admits(view(num_tokens=0))
     assert (policy.wake_s(view()), policy.wake_s(view(num_started=4))) == (10.0, None)
 
 
@@ -67,7 +67,7 @@ def test_every_policy_serves_a_single_request(name: str) -> None:
     alone = view()
     wake_s = policy.wake_s(alone)
     assert wake_s is not None
-    assert policy.joins(view(now_s=wake_s))
+    assert policy.admits(view(now_s=wake_s))
 
 
 def test_bad_names_and_values() -> None:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from ridgeline.engine.scheduler import background_budget
 from ridgeline.engine.scheduler.background_budget import (
-    FixedFilling,
-    LearntFilling,
-    StepCurve,
-    make_filling,
+    FixedBackgroundTokens,
+    LearnedBackgroundTokens,
+    StepTimeByRows,
+    make_background_policy,
 )
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.records import Slo, Token
@@ -123,10 +123,10 @@ def test_a_machine_that_slows_down_is_noticed() -> None:
     assert served.line_rows > 0
 
 
-@pytest.mark.parametrize("name", ["PROMISED", "UNPROMISED"])
+@pytest.mark.parametrize("name", ["TPOT_SLO_SHARE", "SLOWDOWN_WITHOUT_SLO"])
 def test_a_planted_bug_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background_budget, name, 3.0)
-    slo = Slo(tpot_s=0.02) if name == "PROMISED" else None
+    slo = Slo(tpot_s=0.02) if name == "TPOT_SLO_SHARE" else None
     limit_s = 0.02 if slo else 1.25 * 0.004 * 1.05
     assert max(serve(roomy(), kneed, slo=slo).tpot_s) > limit_s
 
@@ -155,7 +155,7 @@ def test_whoever_comes_waits_for_no_more_than_half_of_the_promise() -> None:
 def test_a_promise_that_no_step_can_keep_does_not_stop_lines() -> None:
     sched = roomy()
     assert max(step_beside_nobody(sched, Slo(ttft_s=0.001))) == kneed(16)
-    assert "alone 16 rows" in sched.share.filling.told()
+    assert "alone 16 rows" in sched.background_budget.policy.told()
 
 
 def test_a_promise_is_forgotten_when_nobody_asks_for_it() -> None:
@@ -165,7 +165,7 @@ def test_a_promise_is_forgotten_when_nobody_asks_for_it() -> None:
     assert sum(len(run.tokens) for run in sched.plan(now_s).runs) == 512
 
 
-def seconds_of(curve: StepCurve, rows: int) -> float:
+def seconds_of(curve: StepTimeByRows, rows: int) -> float:
     """T(rows) as the curve has it: the inverse of `rows_within`."""
     above = bisect_left(curve._rows, rows)
     if above == len(curve._rows):
@@ -187,9 +187,9 @@ def seconds_of(curve: StepCurve, rows: int) -> float:
 def test_the_curve_is_never_too_low_where_nothing_was_tried(
     base_s: float, row_s: float, seen: list[int], rows: int
 ) -> None:
-    curve = StepCurve()
+    curve = StepTimeByRows()
     for each in seen:
-        curve.learn(each, base_s + row_s * each)
+        curve.observe(each, base_s + row_s * each)
     true_s = base_s + row_s * rows
     assert rows < max(seen) or seconds_of(curve, rows) >= 0.9999 * true_s
     assert curve.at_least(rows) <= true_s * 1.07, "rows of one kind differ by a sixteenth"
@@ -197,25 +197,25 @@ def test_the_curve_is_never_too_low_where_nothing_was_tried(
 
 @given(limit_s=st.floats(1e-4, 1.0), seen=st.lists(st.integers(1, 512), min_size=1, max_size=30))
 def test_rows_within_a_limit_take_no_longer(limit_s: float, seen: list[int]) -> None:
-    curve = StepCurve()
+    curve = StepTimeByRows()
     for each in seen:
-        curve.learn(each, kneed(each))
+        curve.observe(each, kneed(each))
     rows = curve.rows_within(limit_s)
     assert not rows or seconds_of(curve, rows) <= limit_s * 1.000001
     assert not 0 < rows < 512 or seconds_of(curve, rows + 1) > limit_s * 0.999999
 
 
 def test_the_curve_comes_to_what_is_seen() -> None:
-    curve = StepCurve()
+    curve = StepTimeByRows()
     for _ in range(100):
         for rows in (4, 20, 100, 400):
-            curve.learn(rows, kneed(rows))
+            curve.observe(rows, kneed(rows))
     for rows in (4, 20, 100, 400):
         assert seconds_of(curve, rows) == pytest.approx(kneed(rows), rel=0.1)
 
 
 def test_what_is_told() -> None:
-    learnt = make_filling(None)
+    learnt = make_background_policy(None)
     assert learnt.told() == "derived from what steps take"
     assert learnt.most(4, None) == learnt.most(4, 0.02) == 0, "nothing is known"
     learnt.took(4, 0.004)
@@ -223,8 +223,8 @@ def test_what_is_told() -> None:
     told = "derived: 12 rows beside people's 4: 16 take at most 16.0 ms, "
     assert learnt.told() == told + "0.8 of the 20 ms promised per output token"
     assert learnt.most(4, None) == 1 and "promised nothing" in learnt.told()
-    assert isinstance(learnt, LearntFilling)
-    fixed = make_filling(7)
-    assert isinstance(fixed, FixedFilling)
+    assert isinstance(learnt, LearnedBackgroundTokens)
+    fixed = make_background_policy(7)
+    assert isinstance(fixed, FixedBackgroundTokens)
     fixed.took(3, 1.0)
     assert fixed.most(9, None) == 7 and fixed.told() == "7: asked for"

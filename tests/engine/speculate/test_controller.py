@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ridgeline import Engine
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room, Verdict
+from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftOutcome, StepCapacity
 from ridgeline.engine.speculate.depth_control.acceptance_rate import Acceptance
 from ridgeline.engine.speculate.depth_control.controller import Controller
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
@@ -57,37 +57,39 @@ class World:
         self.controller.calibrate(StepTimeCurve(grid), DraftCost(drafts))
         self.num_tokens = 0
 
-    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
-        self.now_s += self.draft_s * max(depths) * (1 + len(opens) / 8)
+    def draft(
+        self, contexts: Sequence[DraftContext], depths: Sequence[int]
+    ) -> list[tuple[int, ...]]:
+        self.now_s += self.draft_s * max(depths) * (1 + len(contexts) / 8)
         return [(1,) * depth for depth in depths]
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         pass
 
-    def opens(self) -> list[Open]:
-        return [Open(i, (), 1, "", SAMPLING, 0, 8) for i in range(self.batch)]
+    def contexts(self) -> list[DraftContext]:
+        return [DraftContext(i, (), 1, "", SAMPLING, 0, 8) for i in range(self.batch)]
 
     def step(self, depth: int | None = None) -> None:
         """One step, by the controller or at a fixed depth; noise of 5 % on its time."""
-        opens = self.opens()
-        if depth is None and not self.controller.wants(RUNS[: self.batch]):
+        contexts = self.contexts()
+        if depth is None and not self.controller.should_propose(RUNS[: self.batch]):
             drafts: list[tuple[int, ...]] = [()] * self.batch
         elif depth is None:
-            drafts = self.controller.propose(opens, Room(self.batch, self.batch, 500))
+            drafts = self.controller.propose(contexts, StepCapacity(self.batch, self.batch, 500))
         else:
-            drafts = self.draft(opens, [depth] * self.batch)
+            drafts = self.draft(contexts, [depth] * self.batch)
         rows = self.batch + sum(map(len, drafts))
         self.now_s += self.seconds(self.batch, rows) * self.rng.uniform(0.95, 1.05)
-        verdicts = [self._verdict(i, len(draft)) for i, draft in enumerate(drafts) if draft]
-        self.num_tokens += self.batch + sum(v.num_accepted for v in verdicts)
+        outcomes = [self._verdict(i, len(draft)) for i, draft in enumerate(drafts) if draft]
+        self.num_tokens += self.batch + sum(v.num_accepted for v in outcomes)
         if depth is None:
-            self.controller.learn(verdicts)
+            self.controller.observe(outcomes)
 
-    def _verdict(self, seq_id: int, num_drafted: int) -> Verdict:
+    def _verdict(self, seq_id: int, num_drafted: int) -> DraftOutcome:
         kept = 0
         while kept < num_drafted and self.rng.random() < self.alpha:
             kept += 1
-        return Verdict(seq_id, num_drafted, kept)
+        return DraftOutcome(seq_id, num_drafted, kept)
 
 
 def rate(world: World, depth: int | None, steps: int = 600) -> float:
@@ -137,15 +139,17 @@ class Reading(World):
         self.read = set[int]()
         self.most_read = 0
 
-    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
-        new = {each.seq_id for each, d in zip(opens, depths, strict=True) if d} - self.read
+    def draft(
+        self, contexts: Sequence[DraftContext], depths: Sequence[int]
+    ) -> list[tuple[int, ...]]:
+        new = {each.seq_id for each, d in zip(contexts, depths, strict=True) if d} - self.read
         self.most_read = max(self.most_read, len(new))
         self.read |= new
         self.now_s += 2e-3 * len(new)
-        return super().draft(opens, depths)
+        return super().draft(contexts, depths)
 
-    def opens(self) -> list[Open]:
-        return [replace(each, tokens=(1,) * 300) for each in super().opens()]
+    def contexts(self) -> list[DraftContext]:
+        return [replace(each, tokens=(1,) * 300) for each in super().contexts()]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.9])
@@ -208,7 +212,7 @@ def test_an_engine_measures_its_curve_and_answers_as_without() -> None:
     with Engine.open("demo", **options) as plain:
         expected = [each.tokens for each in plain.generate(prompts, greedy)]
     with Engine.open("demo", speculative_config={"method": "ngram"}, **options) as engine:
-        drafts = engine._loop.scheduler.drafting._drafts
+        drafts = engine._loop.scheduler.draft_scheduler._proposer
         assert isinstance(drafts, Controller) and 0 < drafts.costs.step.seconds(2, 2) < 1.0
         assert [each.tokens for each in engine.generate(prompts, greedy)] == expected
 
@@ -216,9 +220,9 @@ def test_an_engine_measures_its_curve_and_answers_as_without() -> None:
 def test_before_it_is_calibrated_nothing_is_drafted() -> None:
     world = World(flat, 0.9, 0.0, 2, flat)
     world.controller = Controller(world, 4, lambda: world.now_s)
-    opens = [Open(0, (), 1, "", SAMPLING, 0, 8)]
-    assert not any(world.controller.wants(RUNS[:2]) for _ in range(99))
-    assert world.controller.propose(opens, Room(1, 1, 9)) == [()]
+    contexts = [DraftContext(0, (), 1, "", SAMPLING, 0, 8)]
+    assert not any(world.controller.should_propose(RUNS[:2]) for _ in range(99))
+    assert world.controller.propose(contexts, StepCapacity(1, 1, 9)) == [()]
 
 
 def test_acceptance_is_learnt_by_place_and_by_sequence() -> None:
@@ -268,7 +272,7 @@ class Bursts:
         grid = {(1, 1 + depth): told(1, 1 + depth) for depth in (0, 1, 2, 4, 8, 16)}
         self.controller.calibrate(StepTimeCurve(grid))
 
-    def look(self, each: Open, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> Guess:
         self.now_s += self.ask_s
         place = len(each.tokens) % (self.NEW + self.COPIED)
         if place < self.NEW:
@@ -286,13 +290,13 @@ class Bursts:
     def step(self) -> None:
         tokens = (1,) * self.num_known
         drafts: list[tuple[int, ...]] = [()]
-        if self.controller.wants(RUNS[:1]):
-            opened = [Open(0, tokens, 1, "", SAMPLING, 0, 16)]
-            drafts = self.controller.propose(opened, Room(1, 1, 99))
+        if self.controller.should_propose(RUNS[:1]):
+            contexts = [DraftContext(0, tokens, 1, "", SAMPLING, 0, 16)]
+            drafts = self.controller.propose(contexts, StepCapacity(1, 1, 99))
         num, right = len(drafts[0]), sum(drafts[0])
         self.now_s += flat(1, 1 + num) + self.cold_s()
         self.num_known += 1 + right
-        self.controller.learn([Verdict(0, num, right)] if num else [])
+        self.controller.observe([DraftOutcome(0, num, right)] if num else [])
 
 
 @pytest.mark.parametrize(
@@ -316,7 +320,7 @@ class Cold(Bursts):
 
     num_cold = 0
 
-    def look(self, each: Open, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> Guess:
         self.now_s += self.ask_s
         self.num_cold = 2
         return NO_GUESS
@@ -339,7 +343,7 @@ def test_what_is_cold_behind_a_question_is_booked_as_its_price() -> None:
 class Dear(Bursts):
     """Nothing can be looked up, and to remember an answer takes two plain steps."""
 
-    def look(self, each: Open, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> Guess:
         self.now_s += self.ask_s
         return NO_GUESS
 
@@ -390,7 +394,9 @@ class Wrong:
     def __init__(self, world: Bursts) -> None:
         self._world = world
 
-    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+    def draft(
+        self, contexts: Sequence[DraftContext], depths: Sequence[int]
+    ) -> list[tuple[int, ...]]:
         self._world.now_s += max(depths) * flat(1, 1)
         return [(0,) * depth for depth in depths]
 

@@ -11,9 +11,9 @@ from typing import cast
 
 import pytest
 
-from ridgeline.engine.config import Resolved
+from ridgeline.engine.config import ResolvedSettings
 from ridgeline.engine.scheduler.plan import StepPlan, StepResult
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.build import measure_drafts
 from ridgeline.engine.speculate.depth_control.step_cost import (
     CONTEXT,
@@ -164,8 +164,10 @@ def test_drafting_is_timed_on_texts_that_there_is_room_for(
     class Minds:
         name = "minds"
 
-        def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
-            ends = [len(o.tokens) + d for o, d in zip(opens, depths, strict=True)]
+        def draft(
+            self, contexts: Sequence[DraftContext], depths: Sequence[int]
+        ) -> list[tuple[int, ...]]:
+            ends = [len(o.tokens) + d for o, d in zip(contexts, depths, strict=True)]
             assert max(ends) <= max_model_len
             assert sum(-(-end // 16) for end in ends) <= num_blocks
             return [(1,) * depth for depth in depths]
@@ -176,6 +178,6 @@ def test_drafting_is_timed_on_texts_that_there_is_room_for(
     spec = SimpleNamespace(hidden_size=8)
     asked = {"max_num_seqs": 8, "max_model_len": max_model_len, "num_blocks": num_blocks}
     more = {"block_size": 16, "spec": spec, "dtype": "float32", "device": "cpu"}
-    resolved = cast("Resolved", SimpleNamespace(**asked, **more))
+    resolved = cast(ResolvedSettings, SimpleNamespace(**asked, **more))
     found = measure_drafts(Minds(), resolved, time.perf_counter)
     assert [each[:2] for each in found] == [(1, 1), (1, 4), (8, 1), (8, 4)]

@@ -14,7 +14,7 @@ from ridgeline import Engine, Sampling
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.engine.build import assemble
 from ridgeline.engine.config import resolve
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.draft_model import DraftModelDrafter
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput, BadModel, CannotRun
@@ -42,7 +42,7 @@ def asked(**config: object) -> Settings:
 @pytest.fixture(scope="module")
 def drafter() -> DraftModelDrafter:
     scheduler = assemble(resolve(asked())).scheduler
-    found = scheduler.drafting._drafts._drafter  # type: ignore[attr-defined]
+    found = scheduler.draft_scheduler._proposer._drafter  # type: ignore[attr-defined]
     assert isinstance(found, DraftModelDrafter)
     return found
 
@@ -53,8 +53,8 @@ def own() -> Iterator[Engine]:
         yield engine
 
 
-def opened(tokens: list[int], seq_id: int = 0, sampling: Sampling = GREEDY) -> Open:
-    return Open(seq_id, tokens, 1, "", sampling, 5, 99)
+def contexts(tokens: list[int], seq_id: int = 0, sampling: Sampling = GREEDY) -> DraftContext:
+    return DraftContext(seq_id, tokens, 1, "", sampling, 5, 99)
 
 
 def test_drafts_are_what_the_draft_model_says(drafter: DraftModelDrafter, own: Engine) -> None:
@@ -63,7 +63,7 @@ def test_drafts_are_what_the_draft_model_says(drafter: DraftModelDrafter, own: E
     rng = torch.Generator().manual_seed(1)
     texts = [list(prompt) for prompt in prompts]
     for depths in ((3, 5), (1, 0), (4, 2), (7, 7)):
-        found = drafter.draft([opened(t, i) for i, t in enumerate(texts)], depths)
+        found = drafter.draft([contexts(t, i) for i, t in enumerate(texts)], depths)
         for text, depth, drafts in zip(texts, depths, found, strict=True):
             short = Sampling(temperature=0.0, max_tokens=max(depth, 1), ignore_eos=True)
             [expected] = own.generate([text], short)
@@ -78,21 +78,21 @@ def test_drafts_are_what_the_draft_model_says(drafter: DraftModelDrafter, own: E
 def test_drawn_drafts_come_with_their_distribution(drafter: DraftModelDrafter) -> None:
     warm = Sampling(temperature=1.2, top_k=20)
     tokens = list(range(5, 40))
-    [drafts] = drafter.draft([opened(tokens, 3, warm)], [4])
+    [drafts] = drafter.draft([contexts(tokens, 3, warm)], [4])
     _, rows = drafter._drawn._rows[3]
     assert rows.shape == (4, 4096) and torch.allclose(rows.sum(1), torch.ones(4).double())
     assert all(row[token] > 0 for row, token in zip(rows, drafts, strict=True))
     assert bool(((rows > 0).sum(1) <= 20).all())
-    [again] = drafter.draft([opened(tokens, 3, warm)], [4])
+    [again] = drafter.draft([contexts(tokens, 3, warm)], [4])
     assert again == drafts
-    drafter.draft([opened(tokens, 3, Sampling(seed=4))], [4])
+    drafter.draft([contexts(tokens, 3, Sampling(seed=4))], [4])
     assert not drafter._drawn._rows, "requests with a seed are walked"
     drafter.forget(3, [], "")
 
 
 def test_a_long_prompt_is_read_in_pieces(drafter: DraftModelDrafter, own: Engine) -> None:
     tokens = [(i * 37) % 4000 + 5 for i in range(1100)]
-    [drafts] = drafter.draft([opened(tokens, 8)], [3])
+    [drafts] = drafter.draft([contexts(tokens, 8)], [3])
     [expected] = own.generate([tokens], Sampling(temperature=0.0, max_tokens=3, ignore_eos=True))
     assert drafts == expected.tokens
     drafter.forget(8, [], "")
@@ -100,7 +100,7 @@ def test_a_long_prompt_is_read_in_pieces(drafter: DraftModelDrafter, own: Engine
 
 def test_without_blocks_it_says_nothing(drafter: DraftModelDrafter) -> None:
     pool, drafter._pool = drafter._pool, type(drafter._pool)(2, 16)
-    assert drafter.draft([opened(list(range(9, 60)), 9)], [3]) == [()]
+    assert drafter.draft([contexts(list(range(9, 60)), 9)], [3]) == [()]
     drafter.forget(9, [], "")
     drafter._pool = pool
 

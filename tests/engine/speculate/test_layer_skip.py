@@ -13,10 +13,10 @@ import torch
 
 from ridgeline import Engine, Sampling
 from ridgeline.config.settings import settings_from
-from ridgeline.engine.build import Parts, assemble
+from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.config import resolve
 from ridgeline.engine.scheduler.plan import Run, StepPlan
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.config import resolve_speculation
 from ridgeline.engine.speculate.drafters.layer_skip import (
     SelfDrafter,
@@ -34,12 +34,12 @@ ALL = (0, 1, 2, 3, 4, 5)
 
 
 @pytest.fixture(scope="module")
-def parts() -> Parts:
+def parts() -> EngineParts:
     return assemble(resolve(settings_from({"kv_cache_memory_bytes": 16 << 20, "num_threads": 1})))
 
 
 @pytest.fixture(scope="module")
-def target(parts: Parts) -> Target:
+def target(parts: EngineParts) -> Target:
     return Target(parts.runner.decoder, parts.runner.cache, "native", "torch")
 
 
@@ -47,28 +47,30 @@ def drafter(target: Target, kept: tuple[int, ...] = ALL, draws: bool = False) ->
     return SelfDrafter(target, kept, drawn=Drawn(), draws=draws)
 
 
-def opened(parts: Parts, tokens: list[int], num_blocks: int, sampling: Sampling = GREEDY) -> Open:
+def contexts(
+    parts: EngineParts, tokens: list[int], num_blocks: int, sampling: Sampling = GREEDY
+) -> DraftContext:
     """The sequence with all but its last token computed."""
     blocks = tuple(range(3, 3 + num_blocks))
     for layer in parts.runner.cache.layers:
         layer.zero_()
     parts.runner.run(StepPlan(0, (Run(0, 0, tuple(tokens[:-1]), blocks, None),)))
-    return Open(0, tokens, 1, "", sampling, 5, 99, len(tokens) - 1, blocks)
+    return DraftContext(0, tokens, 1, "", sampling, 5, 99, len(tokens) - 1, blocks)
 
 
-def test_with_all_layers_it_drafts_the_answer(parts: Parts, target: Target) -> None:
+def test_with_all_layers_it_drafts_the_answer(parts: EngineParts, target: Target) -> None:
     tokens = parts.tokenizer.encode(TEXT)
-    [drafts] = drafter(target).draft([opened(parts, tokens, 9)], [6])
+    [drafts] = drafter(target).draft([contexts(parts, tokens, 9)], [6])
     with Engine.open("demo", kv_cache_memory_bytes=16 << 20, num_threads=1) as engine:
         [expected] = engine.generate([TEXT], Sampling(temperature=0.0, max_tokens=6))
     assert drafts == expected.tokens
 
 
 def test_it_writes_behind_the_computed_tokens_of_kept_layers_only(
-    parts: Parts, target: Target
+    parts: EngineParts, target: Target
 ) -> None:
     tokens, kept = parts.tokenizer.encode(TEXT)[:40], (0, 2, 5)
-    each = opened(parts, tokens, 3)
+    each = contexts(parts, tokens, 3)
     before = [layer.clone() for layer in parts.runner.cache.layers]
     [drafts] = drafter(target, kept).draft([each], [4])
     assert len(drafts) == 4
@@ -80,33 +82,33 @@ def test_it_writes_behind_the_computed_tokens_of_kept_layers_only(
 
 @pytest.mark.parametrize(("num_tokens", "depth"), [(32, 1), (31, 2), (29, 4), (17, 5)])
 def test_a_draft_ends_where_the_block_ends(
-    parts: Parts, target: Target, num_tokens: int, depth: int
+    parts: EngineParts, target: Target, num_tokens: int, depth: int
 ) -> None:
     tokens = parts.tokenizer.encode(TEXT * 2)[:num_tokens]
-    [drafts] = drafter(target).draft([opened(parts, tokens, 2)], [5])
+    [drafts] = drafter(target).draft([contexts(parts, tokens, 2)], [5])
     assert len(drafts) == depth
 
 
-def test_without_places_or_far_behind_it_says_nothing(parts: Parts, target: Target) -> None:
+def test_without_places_or_far_behind_it_says_nothing(parts: EngineParts, target: Target) -> None:
     tokens = parts.tokenizer.encode(TEXT * 4)[:90]
-    nothing = Open(0, tokens, 1, "", GREEDY, 5, 99, 89, ())
-    behind = Open(1, tokens, 1, "", GREEDY, 5, 99, 0, tuple(range(6)))
+    nothing = DraftContext(0, tokens, 1, "", GREEDY, 5, 99, 89, ())
+    behind = DraftContext(1, tokens, 1, "", GREEDY, 5, 99, 0, tuple(range(6)))
     assert drafter(target).draft([nothing, behind], [3, 3]) == [(), ()]
 
 
-def test_drawn_drafts_come_with_their_distribution(parts: Parts, target: Target) -> None:
+def test_drawn_drafts_come_with_their_distribution(parts: EngineParts, target: Target) -> None:
     tokens, own = parts.tokenizer.encode(TEXT), drafter(target, (0, 1, 3, 5), draws=True)
-    warm = opened(parts, tokens, 9, Sampling(temperature=1.1, top_k=20))
+    warm = contexts(parts, tokens, 9, Sampling(temperature=1.1, top_k=20))
     [drafts] = own.draft([warm], [3])
     _, rows = own._drawn._rows[0]
     assert torch.allclose(rows.sum(1), torch.ones(3).double())
     assert bool(((rows > 0).sum(1) <= 20).all())
     assert all(row[token] > 0 for row, token in zip(rows, drafts, strict=True))
-    own.draft([opened(parts, tokens, 9, Sampling(temperature=1.0, seed=3))], [3])
+    own.draft([contexts(parts, tokens, 9, Sampling(temperature=1.0, seed=3))], [3])
     assert not own._drawn._rows
 
 
-def test_layers_that_do_nothing_are_left_out(target: Target, parts: Parts) -> None:
+def test_layers_that_do_nothing_are_left_out(target: Target, parts: EngineParts) -> None:
     """Two blocks are made to pass their input on: they go first, and nothing disagrees."""
     decoder = target.decoder
     idle = {1, 4}
@@ -121,7 +123,7 @@ def test_layers_that_do_nothing_are_left_out(target: Target, parts: Parts) -> No
     assert found[1] == pytest.approx(0.0, abs=1e-6) and min(found[0], found[2]) > 1e-3
 
 
-def test_the_best_measured_set_is_taken(target: Target, parts: Parts) -> None:
+def test_the_best_measured_set_is_taken(target: Target, parts: EngineParts) -> None:
     tokens = parts.tokenizer.encode(TEXT * 3)[:64]
     kept = choose_layers(target, tokens, 3, time.perf_counter, 60.0)
     assert 1 <= len(kept.layers) < 6 and kept.layers == tuple(sorted(kept.layers))

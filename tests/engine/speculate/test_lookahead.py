@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ridgeline.engine.scheduler.plan import Run, SampleAt
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.plan import Run, SamplePoint
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.lookahead import MOST_GRAMS, LookaheadDrafter
 from ridgeline.engine.speculate.verify.exact_match import confirmed
 from ridgeline.records import Sampling
 
-AT = SampleAt(Sampling(), 0, 0, 1)
+AT = SamplePoint(Sampling(), 0, 0, 1)
 
 
-def opened(tokens: list[int], seq_id: int = 0) -> Open:
-    return Open(seq_id, tokens, 1, "", Sampling(), 0, 99)
+def contexts(tokens: list[int], seq_id: int = 0) -> DraftContext:
+    return DraftContext(seq_id, tokens, 1, "", Sampling(), 0, 99)
 
 
 def after(text: tuple[int, ...]) -> int:
@@ -22,7 +22,7 @@ def after(text: tuple[int, ...]) -> int:
 
 def step(drafter: LookaheadDrafter, tokens: list[int], depth: int) -> int:
     """One verified step; how many drafts were accepted."""
-    drafts = drafter.look(opened(tokens), depth).tokens
+    drafts = drafter.look(contexts(tokens), depth).tokens
     assert len(drafts) <= depth
     fed = (tokens[-1], *drafts)
     text = tuple(tokens[:-1])
@@ -47,31 +47,31 @@ def test_the_model_is_followed_and_guessed() -> None:
 def test_a_window_is_iterated() -> None:
     """Rows behind the first refused one become the next guesses, one place further on."""
     drafter = LookaheadDrafter()
-    drafter.look(opened([1, 2]), 3)
+    drafter.look(contexts([1, 2]), 3)
     run = Run(0, 1, (2, 50, 51, 52), (0,), AT, num_drafts=3)
     drafter.watch(run, [(50, None), (60, None), (61, None), (62, None)])
-    assert drafter.look(opened([1, 2, 50, 60]), 3).tokens == (61, 62)
+    assert drafter.look(contexts([1, 2, 50, 60]), 3).tokens == (61, 62)
 
 
 def test_runs_that_agree_make_longer_grams() -> None:
     drafter = LookaheadDrafter()
-    drafter.look(opened([1, 2]), 4)
+    drafter.look(contexts([1, 2]), 4)
     run = Run(0, 1, (2, 9, 20, 21, 22), (0,), AT, num_drafts=4)
     drafter.watch(run, [(8, None), (7, None), (21, None), (22, None), (23, None)])
-    found = drafter.look(opened([1, 2, 20]), 6)
+    found = drafter.look(contexts([1, 2, 20]), 6)
     assert found.tokens[:3] == (21, 22, 23), "said after 20, and each fed as it was said"
-    assert found.kinds[0] > drafter.look(opened([1, 2, 9]), 6).kinds[0]
+    assert found.kinds[0] > drafter.look(contexts([1, 2, 9]), 6).kinds[0]
     assert list(found.kinds) == sorted(found.kinds, reverse=True), "the further, the vaguer"
 
 
 def test_a_pool_is_bounded_and_ends_with_its_sequence() -> None:
     drafter = LookaheadDrafter()
-    drafter.look(opened([1]), 1)
+    drafter.look(contexts([1]), 1)
     for token in range(2 * MOST_GRAMS):
         run = Run(0, 0, (token,), (0,), AT)
         drafter.watch(run, [(token + 1, None)])
     assert len(drafter._pools[0].grams) == MOST_GRAMS
-    assert drafter.look(opened([1, 2 * MOST_GRAMS - 2]), 2).tokens[0] == 2 * MOST_GRAMS - 1
+    assert drafter.look(contexts([1, 2 * MOST_GRAMS - 2]), 2).tokens[0] == 2 * MOST_GRAMS - 1
     drafter.forget(0, [], "")
     assert not drafter._pools
     drafter.watch(Run(0, 0, (5,), (0,), AT), [(6, None)])

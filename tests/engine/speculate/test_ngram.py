@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.base import (
     AGAIN,
     AGREES,
@@ -30,8 +30,8 @@ SAMPLING = Sampling()
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
-def opened(tokens: Sequence[int], seq_id: int = 0, tenant: str = "") -> Open:
-    return Open(seq_id, tokens, 1, tenant, SAMPLING, 0, 99)
+def contexts(tokens: Sequence[int], seq_id: int = 0, tenant: str = "") -> DraftContext:
+    return DraftContext(seq_id, tokens, 1, tenant, SAMPLING, 0, 99)
 
 
 @given(TEXTS, st.integers(1, 3), st.integers(0, 2), st.integers(0, 12), st.data())
@@ -43,7 +43,7 @@ def test_it_finds_what_the_slow_search_finds(
     at, num_prompt = 1, data.draw(st.integers(1, len(tokens)))
     while at <= len(tokens):
         text = tokens[:at]
-        each = Open(0, text, num_prompt, "", SAMPLING, 0, 99)
+        each = DraftContext(0, text, num_prompt, "", SAMPLING, 0, 99)
         assert drafter.look(each, depth) == slow_guess(text, low, low + more, num_prompt, depth)
         at += data.draw(st.integers(1, 9))
 
@@ -54,24 +54,24 @@ def test_large_tokens_and_long_texts() -> None:
     text = [rng.choice(words) for _ in range(700)]
     drafter = NgramDrafter(2, 4)
     for at in range(300, 700, 37):
-        assert drafter.look(opened(text[:at]), 24) == slow_guess(text[:at], 2, 4, 1, 24)
+        assert drafter.look(contexts(text[:at]), 24) == slow_guess(text[:at], 2, 4, 1, 24)
 
 
 def test_sequences_do_not_see_each_other() -> None:
     drafter = NgramDrafter(1, 3)
-    assert drafter.look(opened([1, 2, 3, 1]), 2).tokens == (2, 3)
-    assert drafter.look(opened([5, 1], seq_id=1), 2) == NO_GUESS
+    assert drafter.look(contexts([1, 2, 3, 1]), 2).tokens == (2, 3)
+    assert drafter.look(contexts([5, 1], seq_id=1), 2) == NO_GUESS
 
 
 def test_what_is_forgotten_is_gone() -> None:
     """Ids are never used twice, but a preempted sequence comes back with the same one."""
     drafter = NgramDrafter(1, 3)
-    drafter.look(opened([1, 2, 3, 1]), 2)
+    drafter.look(contexts([1, 2, 3, 1]), 2)
     drafter.forget(0, [], "")
     assert drafter._texts.num_texts == 0
-    assert drafter.look(opened([9, 8, 9]), 1).tokens == (8,)
-    assert drafter.look(opened([9, 8]), 1) == NO_GUESS, "a text that became shorter is read anew"
-    assert drafter.look(opened([9, 7, 9]), 1).tokens == (7,), "and one with another end"
+    assert drafter.look(contexts([9, 8, 9]), 1).tokens == (8,)
+    assert drafter.look(contexts([9, 8]), 1) == NO_GUESS, "a text that became shorter is read anew"
+    assert drafter.look(contexts([9, 7, 9]), 1).tokens == (7,), "and one with another end"
 
 
 def test_lengths_of_grams_and_tokens_are_checked() -> None:
@@ -79,7 +79,7 @@ def test_lengths_of_grams_and_tokens_are_checked() -> None:
         with pytest.raises(ValueError, match="grams"):
             NgramDrafter(low, high)
     with pytest.raises(TypeError):
-        NgramDrafter(1, 2).look(opened(["a", "b"]), 1)  # type: ignore[list-item]
+        NgramDrafter(1, 2).look(contexts(["a", "b"]), 1)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_evidence_is_what_was_said_before_and_by_whom(
     text: list[int], length: int, told: int
 ) -> None:
     def looked(num_prompt: int) -> Guess:
-        each = Open(0, text, num_prompt, "", SAMPLING, 0, 99)
+        each = DraftContext(0, text, num_prompt, "", SAMPLING, 0, 99)
         return NgramDrafter(2, 3).look(each, 1)
 
     assert looked(1).kinds == (kind_of(length, told),)
@@ -105,7 +105,7 @@ def test_evidence_is_what_was_said_before_and_by_whom(
 def test_every_copied_token_has_its_own_kind() -> None:
     """Once "1 2" was followed by 5, then by 6: whoever copies 3 after it comes past that place."""
     text = [1, 2, 5, 0, 1, 2, 6, 3, 0, 1, 2]
-    found = NgramDrafter(2, 3).look(Open(0, text, 1, "", SAMPLING, 0, 99), 9)
+    found = NgramDrafter(2, 3).look(DraftContext(0, text, 1, "", SAMPLING, 0, 99), 9)
     assert found.tokens == (6, 3, 0, 1, 2, 6, 3, 0, 1)
     told = (DIFFERS, ALONE, ALONE, ALONE, AGREES)
     expected = [kind_of(3 + i, each) for i, each in enumerate((*told, *told[:4]))]

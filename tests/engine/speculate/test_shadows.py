@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 import ridgeline._native as _native
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room
+from ridgeline.engine.scheduler.speculation.base import DraftContext, StepCapacity
 from ridgeline.engine.speculate.depth_control.lookup_accuracy import Shadows, prior
 from ridgeline.engine.speculate.depth_control.plan import LEAST_CHANCE, Costs, best_plan
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
@@ -25,8 +25,8 @@ from ridgeline.records import Sampling
 from tests.engine.speculate.slow_lookup import SlowShadows, slow_depths
 
 
-def opened(tokens: list[int], seq_id: int = 0) -> Open:
-    return Open(seq_id, tokens, 1, "", Sampling(), 0, 99)
+def contexts(tokens: list[int], seq_id: int = 0) -> DraftContext:
+    return DraftContext(seq_id, tokens, 1, "", Sampling(), 0, 99)
 
 
 def guess(tokens: Sequence[int], *kinds: int) -> Guess:
@@ -44,7 +44,7 @@ def test_plain_decoding_judges_a_guess() -> None:
         said = [
             t if rng.random() < chance else -1 for t, chance in zip(right, chances, strict=True)
         ]
-        shadows.keep(opened(tokens), guess(said, good, bad, good))
+        shadows.keep(contexts(tokens), guess(said, good, bad, good))
         tokens += range(len(tokens), len(tokens) + rng.randint(1, 3))
     assert shadows.chance(good) == pytest.approx(0.9, abs=0.12)
     assert shadows.chance(bad) == pytest.approx(0.3, abs=0.15)
@@ -57,17 +57,17 @@ def test_plain_decoding_judges_a_guess() -> None:
 
 def test_what_is_known_of_a_guess_is_learnt_once() -> None:
     shadows, kind = Shadows(), kind_of(8)
-    shadows.keep(opened([1, 2]), guess((3, 4, 5), kind))
+    shadows.keep(contexts([1, 2]), guess((3, 4, 5), kind))
     shadows.compare(0, [1, 2])
     assert shadows.chance(kind) == prior(kind) and not shadows._record.num_pending
-    shadows.keep(opened([1, 2]), guess((3, 4, 5), kind))
+    shadows.keep(contexts([1, 2]), guess((3, 4, 5), kind))
     shadows.compare(0, [1, 2, 3, 9])
     shadows.compare(0, [1, 2, 3, 9, 5])
     assert shadows._record.counts(kind) == (pytest.approx(0.99), pytest.approx(1.99))
-    shadows.keep(opened([1], 7), guess((3,), kind))
-    shadows.keep(opened([1], 7), NO_GUESS)
+    shadows.keep(contexts([1], 7), guess((3,), kind))
+    shadows.keep(contexts([1], 7), NO_GUESS)
     assert not shadows._record.num_pending
-    shadows.keep(opened([1], 7), guess((3,), kind))
+    shadows.keep(contexts([1], 7), guess((3,), kind))
     shadows.forget(7)
     assert not shadows._record.num_pending
 
@@ -75,12 +75,12 @@ def test_what_is_known_of_a_guess_is_learnt_once() -> None:
 def test_a_sequence_is_like_the_others_until_it_shows_more() -> None:
     shadows, kind = Shadows(), kind_of(8)
     for _ in range(40):
-        shadows.keep(opened([1]), guess((2, 3), kind))
+        shadows.keep(contexts([1]), guess((2, 3), kind))
         shadows.compare(0, [1, 2, 3])
     easy = shadows.survivals(5, guess((2,), kind))
     assert easy == [shadows.chance(kind)] and easy[0] > 0.95
     for _ in range(4):
-        shadows.keep(opened([1], 5), guess((2, 3), kind))
+        shadows.keep(contexts([1], 5), guess((2, 3), kind))
         shadows.compare(5, [1, 9])
     assert (
         shadows.survivals(5, guess((2,), kind))[0]
@@ -103,7 +103,7 @@ def test_the_record_is_that_of_the_plain_way() -> None:
         num, kinds = rng.randint(0, 6), [rng.randrange(56) for _ in range(6)]
         made = Guess(tuple(rng.randrange(3) for _ in range(num)), tuple(kinds[:num]))
         assert shadows.survivals(seq_id, made) == pytest.approx(slow.survivals(seq_id, made.kinds))
-        shadows.keep(opened(text, seq_id), made)
+        shadows.keep(contexts(text, seq_id), made)
         pending[seq_id] = len(text), made
         text += [rng.randrange(3) for _ in range(rng.randint(0, 7))]
         if rng.random() < 0.02:
@@ -126,7 +126,7 @@ class _Says:
     def __init__(self, name: str, guess: Guess) -> None:
         self.name, self.guess, self.forgotten = name, guess, 0
 
-    def look(self, each: Open, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> Guess:
         return Guess(self.guess.tokens[:most], self.guess.kinds[:most])
 
     def forget(self, seq_id: int, tokens: object, tenant: str) -> None:
@@ -139,7 +139,7 @@ class _Computes:
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
 
-    def draft(self, opens: list[Open], depths: list[int]) -> list[tuple[int, ...]]:
+    def draft(self, contexts: list[DraftContext], depths: list[int]) -> list[tuple[int, ...]]:
         self.asked.append(list(depths))
         return [(7,) * depth for depth in depths]
 
@@ -150,14 +150,14 @@ class _Computes:
 def test_the_longest_evidence_speaks_and_the_model_where_there_is_none() -> None:
     short, long = _Says("short", guess((1, 2), 2)), _Says("long", guess((3, 4), 5))
     both = Lookups([short, long])
-    assert both.look(opened([0]), 9) == ((3, 4), (KINDS + 5,) * 2)
+    assert both.look(contexts([0]), 9) == ((3, 4), (KINDS + 5,) * 2)
     long.guess = NO_GUESS
-    assert both.look(opened([0]), 9).tokens == (1, 2)
+    assert both.look(contexts([0]), 9).tokens == (1, 2)
     model = _Computes()
     combined = Combined(both, model)
-    assert combined.draft([opened([0])], [1]) == [(1,)]
+    assert combined.draft([contexts([0])], [1]) == [(1,)]
     short.guess = NO_GUESS
-    assert combined.draft([opened([0])], [3]) == [(7, 7, 7)]
+    assert combined.draft([contexts([0])], [3]) == [(7, 7, 7)]
     assert model.asked == [[0], [3]], "asked in every step, so that what it drew before is dropped"
     combined.forget(0, [], "")
     assert short.forgotten == long.forgotten == 1
@@ -173,7 +173,7 @@ def test_the_plan_is_the_best_of_all_plans() -> None:
         )
         survivals = [sorted((rng.random() for _ in range(3)), reverse=True) for _ in range(2)]
         computed = [turn % 2 == 1 and rng.random() < 0.7 for _ in range(2)]
-        room = Room(2, 2, 6)
+        room = StepCapacity(2, 2, 6)
         found = best_plan(survivals, computed, room, costs)
         rates = [_rate([a, b], survivals, computed, costs) for a in range(4) for b in range(4)]
         assert found.rate == pytest.approx(_rate(found.depths, survivals, computed, costs))

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ridgeline._native import Automaton, Seat
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.base import NO_GUESS
 from ridgeline.engine.speculate.drafters.suffix import SuffixDrafter
 from ridgeline.records import Sampling
@@ -16,8 +16,10 @@ from ridgeline.records import Sampling
 TOKENS = st.lists(st.integers(0, 2), max_size=30)
 
 
-def opened(tokens: list[int], seq_id: int = 0, tenant: str = "a", num_prompt: int = 1) -> Open:
-    return Open(seq_id, tokens, num_prompt, tenant, Sampling(), 0, 99)
+def contexts(
+    tokens: list[int], seq_id: int = 0, tenant: str = "a", num_prompt: int = 1
+) -> DraftContext:
+    return DraftContext(seq_id, tokens, num_prompt, tenant, Sampling(), 0, 99)
 
 
 def longest_tail(text: list[int], other: list[int]) -> int:
@@ -82,29 +84,29 @@ def test_states_and_steps_are_linear() -> None:
 
 def test_what_a_tenant_was_answered_is_drafted_for_it_alone() -> None:
     drafter = SuffixDrafter()
-    assert drafter.look(opened([1, 5, 6, 7, 8, 9]), 4) == NO_GUESS
+    assert drafter.look(contexts([1, 5, 6, 7, 8, 9]), 4) == NO_GUESS
     drafter.forget(0, [1, 5, 6, 7, 8, 9], "a")
-    assert drafter.look(opened([2, 5, 6, 7], 1), 4).tokens == (8, 9), "not beyond the text's end"
-    assert drafter.look(opened([2, 5, 6, 7], 2, "b"), 4) == NO_GUESS, "another tenant"
-    assert drafter.look(opened([2, 4, 1, 5], 3), 4) == NO_GUESS, "the prompt is not remembered"
+    assert drafter.look(contexts([2, 5, 6, 7], 1), 4).tokens == (8, 9), "not beyond the text's end"
+    assert drafter.look(contexts([2, 5, 6, 7], 2, "b"), 4) == NO_GUESS, "another tenant"
+    assert drafter.look(contexts([2, 4, 1, 5], 3), 4) == NO_GUESS, "the prompt is not remembered"
 
 
 def test_a_longer_match_is_of_a_higher_kind() -> None:
     drafter = SuffixDrafter()
-    drafter.look(opened([0, *range(10, 40)]), 1)
+    drafter.look(contexts([0, *range(10, 40)]), 1)
     drafter.forget(0, [0, *range(10, 40)], "a")
-    short = drafter.look(opened([0, 12, 13], 1), 4)
-    long = drafter.look(opened([0, *range(12, 22)], 2), 4)
+    short = drafter.look(contexts([0, 12, 13], 1), 4)
+    long = drafter.look(contexts([0, *range(12, 22)], 2), 4)
     assert short.tokens == (14, 15, 16, 17) and long.tokens == (22, 23, 24, 25)
     assert long.kinds > short.kinds and list(long.kinds) == sorted(long.kinds)
 
 
 def test_a_sequence_that_comes_back_shorter_is_read_anew() -> None:
     drafter = SuffixDrafter()
-    drafter.look(opened([0, 1, 2, 3, 4]), 1)
+    drafter.look(contexts([0, 1, 2, 3, 4]), 1)
     drafter.forget(0, [0, 1, 2, 3, 4], "a")
-    drafter.look(opened([7, 7, 7, 7, 1, 2], 1), 1)
-    assert drafter.look(opened([7, 1, 2], 1), 1).tokens == (3,)
+    drafter.look(contexts([7, 7, 7, 7, 1, 2], 1), 1)
+    assert drafter.look(contexts([7, 1, 2], 1), 1).tokens == (3,)
 
 
 def test_memory_is_bounded_and_the_oldest_tenant_goes_first() -> None:
@@ -112,7 +114,7 @@ def test_memory_is_bounded_and_the_oldest_tenant_goes_first() -> None:
     for seq_id in range(200):
         tenant = f"t{seq_id % 7}"
         tokens = [0, *(rng.randrange(50) for _ in range(rng.randrange(150)))]
-        drafter.look(opened(tokens, seq_id, tenant), 1)
+        drafter.look(contexts(tokens, seq_id, tenant), 1)
         drafter.forget(seq_id, tokens, tenant)
         assert drafter.num_tokens <= 500 + 100
         assert all(texts.num_tokens <= 2 * 101 + 100 for texts in drafter._texts.values())

@@ -23,8 +23,8 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.build import assemble
 from ridgeline.engine.config import resolve
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
-from ridgeline.engine.scheduler.plan import Run, SampleAt
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.plan import Run, SamplePoint
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.checkpoint import CONFIG, write_drafter
 from ridgeline.engine.speculate.drafters.eagle import EagleDrafter, EagleLayer
 from ridgeline.engine.speculate.drafters.hidden_states import States
@@ -63,8 +63,8 @@ def asked(kind: str, folder: Path | str, **config: object) -> dict[str, Any]:
     }
 
 
-def opened(tokens: list[int], seq_id: int = 0, sampling: Sampling = GREEDY) -> Open:
-    return Open(seq_id, tokens, 1, "", sampling, 5, 99)
+def contexts(tokens: list[int], seq_id: int = 0, sampling: Sampling = GREEDY) -> DraftContext:
+    return DraftContext(seq_id, tokens, 1, "", sampling, 5, 99)
 
 
 def text(count: int, salt: int = 0) -> list[int]:
@@ -84,15 +84,15 @@ def test_heads_say_what_the_student_learnt(teacher: Teacher) -> None:
     states.note([Run(0, 0, tuple(tokens), (), None)], [0], h_TC)
     heads = Heads(student.weight_KCC.detach(), student.bias_KC.detach())
     drafter = MedusaDrafter(heads, teacher.decoder, states, drawn=Drawn(), draws=False)
-    [drafts] = drafter.draft([opened([*tokens, 9])], [5])
+    [drafts] = drafter.draft([contexts([*tokens, 9])], [5])
     expected = []
     for w_CC, b_C in zip(student.weight_KCC, student.bias_KC, strict=True):
         z_C = h_TC[-1] + F.silu(w_CC @ h_TC[-1] + b_C)
         expected.append(int((teacher.head_VC @ z_C).argmax()))
     assert drafts == tuple(expected)
-    assert drafter.draft([opened(tokens)], [3]) == [()], "states of another place"
+    assert drafter.draft([contexts(tokens)], [3]) == [()], "states of another place"
     drafter.forget(0, tokens, "")
-    assert drafter.draft([opened([*tokens, 9])], [3]) == [()]
+    assert drafter.draft([contexts([*tokens, 9])], [3]) == [()]
 
 
 def make_eagle(teacher: Teacher, num_blocks: int = 40) -> tuple[EagleStudent, EagleDrafter]:
@@ -136,7 +136,7 @@ def test_the_layer_says_what_the_student_learnt(teacher: Teacher) -> None:
             run = Run(i, seen[i], tuple(tokens[seen[i] : -1]), (), None)
             drafter._states.note([run], [0], h_TC[seen[i] :])
             seen[i] = len(tokens) - 1
-        found = drafter.draft([opened(t, i) for i, t in enumerate(texts)], [3, 4])
+        found = drafter.draft([contexts(t, i) for i, t in enumerate(texts)], [3, 4])
         for tokens, drafts, depth, num in zip(texts, found, (3, 4), kept, strict=True):
             assert drafts == slow_drafts(student, tokens, depth)
             tokens += [*drafts[:num], 77]
@@ -147,17 +147,17 @@ def test_the_layer_says_what_the_student_learnt(teacher: Teacher) -> None:
 
 def test_without_states_or_blocks_eagle_says_nothing(teacher: Teacher) -> None:
     _, drafter = make_eagle(teacher, num_blocks=2)
-    assert drafter.draft([opened(text(5))], [3]) == [()]
+    assert drafter.draft([contexts(text(5))], [3]) == [()]
     tokens = text(30)
     drafter._states.note(
         [Run(0, 0, tuple(tokens[:-1]), (), None)], [0], teacher(torch.tensor([tokens])).h_BLC[0]
     )
-    assert drafter.draft([opened(tokens)], [3]) == [()]
+    assert drafter.draft([contexts(tokens)], [3]) == [()]
 
 
 def test_states_follow_what_was_accepted() -> None:
     """Rows of rejected drafts never get in; a gap begins anew; the window bounds what is kept."""
-    at = SampleAt(GREEDY, 0, 0, 1)
+    at = SamplePoint(GREEDY, 0, 0, 1)
     states = States(window=4)
     rows = torch.arange(20.0)[:, None]
     states.note([Run(1, 0, (5, 6), (), None), Run(2, 0, (5,), (), at)], [0, 1], rows[:3])
@@ -182,7 +182,7 @@ def test_states_follow_what_was_accepted() -> None:
 def test_states_of_steps_that_were_put_aside() -> None:
     """Whenever they are asked for, and whatever was put aside by then, they are the latest rows:
     against a list that keeps everything."""
-    rng, at = random.Random(5), SampleAt(GREEDY, 0, 0, 1)
+    rng, at = random.Random(5), SamplePoint(GREEDY, 0, 0, 1)
     for window in (1, 3, 100):
         states, all_rows, told = States(window), {0: [0.0], 1: [1.0]}, 2.0
         states.note([Run(i, 0, (5,), (), at) for i in (0, 1)], [1, 1], torch.tensor([[0.0], [1]]))
@@ -376,7 +376,7 @@ def test_a_cancelled_request_leaves_nothing(folders: dict[str, Path]) -> None:
     for step in range(5):
         plan = parts.scheduler.plan(float(step))
         parts.scheduler.commit(plan, parts.runner.run(plan), step + 0.5)
-    drafter: Any = parts.scheduler.drafting._drafts._drafter  # type: ignore[attr-defined]
+    drafter: Any = parts.scheduler.draft_scheduler._proposer._drafter  # type: ignore[attr-defined]
     assert len(drafter._readers) == 3 and drafter._pool.num_owned > 0
     for i in range(3):
         parts.scheduler.cancel(f"{i}")

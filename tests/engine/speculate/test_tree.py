@@ -14,7 +14,13 @@ from torch import Tensor
 
 from ridgeline.engine.sampling import sample
 from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.scheduler.plan import Branch, Run, SampleAt, paths, samples_of
+from ridgeline.engine.scheduler.plan import (
+    DraftBranch,
+    Run,
+    SamplePoint,
+    draft_paths,
+    sample_points,
+)
 from ridgeline.engine.speculate.verify import rejection_sampling
 from ridgeline.engine.speculate.verify.rejection_sampling import (
     Path,
@@ -192,10 +198,12 @@ def play(toy: Toy, shape: TokenTree, seed: int) -> tuple[int, ...]:
         leaves = shape.within(9, [len(own) for own in draws])
         drawn.note_tree(0, places)
         run = run_of([places.along(leaf) for leaf in leaves], WARM, seed, len(text))
-        every = paths(run)
-        rows = [[toy.p((*text, *path.drafts[:i])) for i in range(path.num_given)] for path in every]
+        every = draft_paths(run)
+        rows = [
+            [toy.p((*text, *path.drafts[:i])) for i in range(path.max_outputs)] for path in every
+        ]
         logits_SV = torch.stack(list(itertools.chain(*rows))).log()
-        at = [each for path in every for each in samples_of(path)]
+        at = [each for path in every for each in sample_points(path)]
         [taken] = Verifier("standard", drawn).choose_trees(logits_SV, [run], at)
         tokens = tuple(token for token, _ in taken.choices)
         assert tokens[:-1] == every[taken.path].drafts[: len(tokens) - 1]
@@ -209,8 +217,8 @@ WARM, GREEDY = Sampling(temperature=1.0), Sampling(temperature=0.0, logprobs=1)
 def run_of(
     chains: Sequence[tuple[int, ...]], sampling: Sampling, seed: int = 1, index: int = 7
 ) -> Run:
-    at = SampleAt(sampling, seed, index, 3)
-    branches = tuple(Branch(chain, (0, 1)) for chain in chains[1:])
+    at = SamplePoint(sampling, seed, index, 3)
+    branches = tuple(DraftBranch(chain, (0, 1)) for chain in chains[1:])
     return Run(0, 9, (1, *chains[0]), (0,), at, num_drafts=len(chains[0]), branches=branches)
 
 
@@ -327,12 +335,12 @@ def test_the_walk_goes_down_where_the_model_goes() -> None:
     chains = [(4, 4), (2, 0), (2, 1, 3)]
     run = run_of(chains, GREEDY)
     says = {(): 2, (2,): 1, (2, 1): 0, (4,): 3, (2, 0): 3, (4, 4): 3, (2, 1, 3): 1}
-    every = paths(run)
-    heads = [path.drafts[:i] for path in every for i in range(path.num_given)]
+    every = draft_paths(run)
+    heads = [path.drafts[:i] for path in every for i in range(path.max_outputs)]
     logits_SV = torch.full((len(heads), 5), -1.0)
     for row, head in enumerate(heads):
         logits_SV[row, says[head]] = 1.0
-    at = [each for path in every for each in samples_of(path)]
+    at = [each for path in every for each in sample_points(path)]
     [taken] = Verifier().choose_trees(logits_SV, [run], at)
     assert taken.path == 2 and [token for token, _ in taken.choices] == [2, 1, 0]
     told = [logprobs for _, logprobs in taken.choices]
@@ -354,9 +362,9 @@ def test_what_a_seed_draws_does_not_depend_on_the_tree() -> None:
     for turn in range(200):
         chains = [tuple(map(int, rng.integers(0, 3, rng.integers(1, 4)))) for _ in range(4)]
         run = run_of(chains, seeded, seed=turn)
-        every = paths(run)
-        heads = [path.drafts[:i] for path in every for i in range(path.num_given)]
-        at = [each for path in every for each in samples_of(path)]
+        every = draft_paths(run)
+        heads = [path.drafts[:i] for path in every for i in range(path.max_outputs)]
+        at = [each for path in every for each in sample_points(path)]
         [taken] = Verifier().choose_trees(torch.stack([logits(h) for h in heads]), [run], at)
         given = tuple(token for token, _ in taken.choices)
         plain: tuple[int, ...] = ()
@@ -370,9 +378,9 @@ def test_what_a_seed_draws_does_not_depend_on_the_tree() -> None:
     assert lengths[1] > 10 and lengths[2] > 10
 
 
-def at_index(run: Run, i: int) -> SampleAt:
+def at_index(run: Run, i: int) -> SamplePoint:
     assert run.sample is not None
-    return SampleAt(run.sample.sampling, run.sample.seed, run.sample.index + i, 3)
+    return SamplePoint(run.sample.sampling, run.sample.seed, run.sample.index + i, 3)
 
 
 def test_numbers_of_a_step_are_its_own() -> None:

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import chisquare
 
 from ridgeline.engine.sampling import probabilities, sample
-from ridgeline.engine.scheduler.plan import Run, SampleAt, samples_of
+from ridgeline.engine.scheduler.plan import Run, SamplePoint, sample_points
 from ridgeline.engine.speculate.verify.rejection_sampling import DRAFT, draw, numbers
 from ridgeline.engine.speculate.verify.verifier import Drawn, Verifier
 from ridgeline.records import Sampling
@@ -21,7 +21,7 @@ WARM = Sampling(temperature=0.8, top_k=4)
 
 
 def run(seq_id: int, drafts: tuple[int, ...], sampling: Sampling, seed: int = 1) -> Run:
-    at = SampleAt(sampling, seed, 7, 3)
+    at = SamplePoint(sampling, seed, 7, 3)
     return Run(seq_id, 9, (1, *drafts), (0,), at, num_drafts=len(drafts))
 
 
@@ -38,7 +38,7 @@ def test_rows_stay_with_their_runs() -> None:
     ]
     drawn = Drawn()
     drawn.note(3, (2, 3, 4), torch.full((3, V), 1 / V, dtype=torch.float64))
-    at = [each for r in runs for each in samples_of(r)]
+    at = [each for r in runs for each in sample_points(r)]
     silent, plain, walked, judged = Verifier("standard", drawn).choices(logits_SV, runs, at)
     assert silent == [] and [t for t, _ in plain] == best[:1]
     assert [t for t, _ in walked] == best[1:3]
@@ -58,8 +58,8 @@ def test_named_tokens_are_walked_as_sampled_ones(seed: int) -> None:
     runs = [
         run(i, tuple(rng.randrange(2) for _ in range(rng.randrange(4))), GREEDY) for i in range(5)
     ]
-    logits_SV = torch.randn(sum(r.num_given for r in runs), V) + torch.tensor([2.0, 2, 0, 0, 0])
-    at = [each for r in runs for each in samples_of(r)]
+    logits_SV = torch.randn(sum(r.max_outputs for r in runs), V) + torch.tensor([2.0, 2, 0, 0, 0])
+    at = [each for r in runs for each in sample_points(r)]
     seen: list[list[tuple[int, list[int]]]] = []
     for witnessed in (False, True):
         shown: list[tuple[int, list[int]]] = []
@@ -82,9 +82,9 @@ def test_judged_drafts_keep_the_distribution() -> None:
         drawn = Drawn()
         drawn.note(0, (draft,), q_V[None])
         one = run(0, (draft,), WARM, seed)
-        [given] = Verifier("block", drawn).choices(logits_SV, [one], samples_of(one))
+        [given] = Verifier("block", drawn).choices(logits_SV, [one], sample_points(one))
         counts[given[0][0]] += 1
-    p_V = probabilities(logits_SV[:1], samples_of(run(0, (), WARM)))[0].tolist()
+    p_V = probabilities(logits_SV[:1], sample_points(run(0, (), WARM)))[0].tolist()
     assert p_V[3] == 0 and counts[3] == 0
     kept = [token for token in range(V) if p_V[token]]
     assert chisquare([counts[t] for t in kept], [3000 * p_V[t] for t in kept]).pvalue > 1e-3

@@ -34,8 +34,8 @@ CONFIGS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Engine]:
-    with Engine.open("demo", kv_cache_memory_bytes=32 << 20, num_threads=1) as opened:
-        yield opened
+    with Engine.open("demo", kv_cache_memory_bytes=32 << 20, num_threads=1) as contexts:
+        yield contexts
 
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda config: config["method"])
@@ -45,8 +45,8 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[Engine]:
         kv_cache_memory_bytes=32 << 20,
         num_threads=1,
         speculative_config=request.param,
-    ) as opened:
-        yield opened
+    ) as contexts:
+        yield contexts
 
 
 def same(found: Sequence[Completion], expected: Sequence[Completion]) -> None:

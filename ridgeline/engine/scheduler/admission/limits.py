@@ -13,7 +13,7 @@ from ridgeline.records import Request
 MAX_PRIORITY = 1_000_000
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """`max_num_seqs` seats; tokens per step; tokens per sequence, output included.
 
     `aging_s`: seconds of waiting that are worth one priority level (see `queue.py`).
@@ -38,7 +38,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInput("aging_s must be positive and finite", value=self.aging_s, limit="> 0 s")
 
 
-def check_request(request: Request, limits: Limits, pool: BlockPool) -> None:
+def check_request(request: Request, limits: SchedulerLimits, pool: BlockPool) -> None:
     """Raise BadInput or DoesNotFit if the request could not be served even by an empty engine."""
     if abs(request.priority) > MAX_PRIORITY:
         raise BadInput(
@@ -53,14 +53,14 @@ def check_request(request: Request, limits: Limits, pool: BlockPool) -> None:
     _check_blocks(request, limits, pool)
 
 
-def longest(request: Request, limits: Limits) -> int:
+def longest(request: Request, limits: SchedulerLimits) -> int:
     """Tokens of one choice when nothing stops it early."""
     wanted = request.sampling.max_tokens
     room = limits.max_model_len - len(request.prompt)
     return len(request.prompt) + (room if wanted is None else min(wanted, room))
 
 
-def _check_prompt(request: Request, limits: Limits) -> None:
+def _check_prompt(request: Request, limits: SchedulerLimits) -> None:
     most = limits.max_model_len - 1
     if len(request.prompt) > most:
         raise BadInput(
@@ -72,7 +72,7 @@ def _check_prompt(request: Request, limits: Limits) -> None:
         )
 
 
-def _check_blocks(request: Request, limits: Limits, pool: BlockPool) -> None:
+def _check_blocks(request: Request, limits: SchedulerLimits, pool: BlockPool) -> None:
     """The last output token is never fed back, so it needs no place."""
     places, needed = pool.num_blocks * pool.block_size, longest(request, limits) - 1
     if needed <= places:

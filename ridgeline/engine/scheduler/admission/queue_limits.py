@@ -34,7 +34,7 @@ _RECENT = 64  # starts from which the queue's pace is taken
 _LONGEST_S = 60.0
 
 
-class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     """None: no limit. `max_tokens` counts the prompts of requests that have not started."""
 
     max_requests: int | None = None
@@ -64,10 +64,10 @@ class _Window:
     tpot_s: list[float] = field(default_factory=list)
 
 
-class Gate:
+class QueueLimiter:
     """See the head of this file."""
 
-    def __init__(self, limits: GateLimits) -> None:
+    def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
         self.num_queued = self.num_queued_tokens = 0
         self.refused: dict[str, int] = dict.fromkeys(("requests", "tokens", "slo"), 0)

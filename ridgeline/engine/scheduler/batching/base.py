@@ -24,7 +24,7 @@ import msgspec
 class QueueView(msgspec.Struct, frozen=True):
     """What a policy sees, before each request that might join.
 
-    `num_started` sequences held a seat before this step and `num_joined` were given one in it (an
+    `num_started` sequences held a seat before this step and `num_admitted` were given one in it (an
     request takes a seat for each of its choices). `num_waiting` requests wait, those that just joined not
     counted; the oldest came at `oldest_arrival_s`. `num_tokens` is what the step's token budget
     would grant the next request: 0 means that it would get a seat now but be computed only in a later
@@ -33,15 +33,15 @@ class QueueView(msgspec.Struct, frozen=True):
 
     now_s: float
     num_started: int
-    num_joined: int
+    num_admitted: int
     max_num_seqs: int
     num_waiting: int
     oldest_arrival_s: float
     num_tokens: int
 
     @property
-    def num_seats(self) -> int:
-        return self.max_num_seqs - self.num_started - self.num_joined
+    def num_free_slots(self) -> int:
+        return self.max_num_seqs - self.num_started - self.num_admitted
 
 
 class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,9 +57,9 @@ class BatchingPolicy(Protocol):
 
     def __init__(self, options: PolicyOptions) -> None: ...
 
-    def joins(self, view: QueueView) -> bool:
+    def admits(self, view: QueueView) -> bool:
         """May the next waiting request take its seats now?"""
 
     def wake_s(self, view: QueueView) -> float | None:
-        """With requests waiting: the instant from which `joins` may turn true although no request comes or
+        """With requests waiting: the instant from which `admits` may turn true although no request comes or
         goes (view.now_s: now; None: never)."""

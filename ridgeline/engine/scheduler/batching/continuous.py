@@ -22,8 +22,8 @@ class ContinuousBatching:
     def __init__(self, options: PolicyOptions) -> None:
         pass
 
-    def joins(self, view: QueueView) -> bool:
-        return view.num_tokens > 0 and view.num_seats > 0
+    def admits(self, view: QueueView) -> bool:
+        return view.num_tokens > 0 and view.num_free_slots > 0
 
     def wake_s(self, view: QueueView) -> float | None:
-        return view.now_s if view.num_seats > 0 else None
+        return view.now_s if view.num_free_slots > 0 else None

@@ -22,10 +22,10 @@ class DynamicBatching:
     def __init__(self, options: PolicyOptions) -> None:
         self._wait_s, self._num_to_start = options.wait_s, options.num_to_start
 
-    def joins(self, view: QueueView) -> bool:
-        if view.num_started or view.num_seats <= 0:
+    def admits(self, view: QueueView) -> bool:
+        if view.num_started or view.num_free_slots <= 0:
             return False
-        return view.num_joined > 0 or self._enough(view) or view.now_s >= self._due_s(view)
+        return view.num_admitted > 0 or self._enough(view) or view.now_s >= self._due_s(view)
 
     def wake_s(self, view: QueueView) -> float | None:
         if view.num_started:

@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections import Counter
 
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
-from ridgeline.engine.scheduler.kv.prefix_cache import Cache
+from ridgeline.engine.scheduler.kv.prefix_cache import BlockCache
 from ridgeline.engine.scheduler.sequence import Sequence
 
 
 class BlockTables:
     """Every change of a sequence's block table goes through here."""
 
-    def __init__(self, pool: BlockPool, cache: Cache) -> None:
+    def __init__(self, pool: BlockPool, cache: BlockCache) -> None:
         self._pool, self._cache = pool, cache
         self._copied_from: dict[int, int] = {}  # destination -> origin, of the plan being made
         self._pins: Counter[int] = Counter()  # references that the plan holds on origins

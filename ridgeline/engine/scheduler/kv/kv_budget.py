@@ -18,8 +18,8 @@ _MOST_BYTES = {"cpu": 4 * GIB}
 _CUDA_WORKSPACE_BYTES = 2 * GIB  # activations, logits and the allocator's slack
 
 
-class BudgetAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the budget is derived from. `asked_bytes` None: derive it."""
+class KvBudgetInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the budget is derived from. `requested_bytes` None: derive it."""
 
     weight_bytes: int
     kv_bytes_per_token: int
@@ -29,7 +29,7 @@ class BudgetAsked(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     available_bytes: int
     device: str
-    asked_bytes: int | None
+    requested_bytes: int | None
 
     @property
     def block_bytes(self) -> int:
@@ -56,9 +56,11 @@ class KvBudget(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks_why: str
 
 
-def kv_budget(asked: BudgetAsked) -> KvBudget:
+def kv_budget(asked: KvBudgetInputs) -> KvBudget:
     """The budget; DoesNotFit where one sequence of `max_model_len` would not fit."""
-    nbytes, why = _share(asked) if asked.asked_bytes is None else (asked.asked_bytes, "asked for")
+    nbytes, why = (
+        _share(asked) if asked.requested_bytes is None else (asked.requested_bytes, "asked for")
+    )
     num_blocks = nbytes // asked.block_bytes
     if num_blocks < asked.blocks_per_sequence:
         raise _too_small(asked, nbytes)
@@ -73,7 +75,7 @@ def kv_budget(asked: BudgetAsked) -> KvBudget:
     )
 
 
-def _share(asked: BudgetAsked) -> tuple[int, str]:
+def _share(asked: KvBudgetInputs) -> tuple[int, str]:
     """The default: the least of three bounds, by name."""
     share = _SHARE[asked.device]
     everybody = asked.max_num_seqs * asked.blocks_per_sequence * asked.block_bytes
@@ -89,7 +91,7 @@ def _share(asked: BudgetAsked) -> tuple[int, str]:
     return bounds[why], why
 
 
-def _check_available(asked: BudgetAsked, nbytes: int) -> None:
+def _check_available(asked: KvBudgetInputs, nbytes: int) -> None:
     """An explicit budget is obeyed as far as there is memory for it."""
     if asked.weight_bytes + nbytes <= asked.available_bytes:
         return
@@ -101,24 +103,24 @@ def _check_available(asked: BudgetAsked, nbytes: int) -> None:
     )
 
 
-def _too_small(asked: BudgetAsked, nbytes: int) -> DoesNotFit:
+def _too_small(asked: KvBudgetInputs, nbytes: int) -> DoesNotFit:
     """One change that mends it: more memory where there is some, else shorter sequences."""
     needed = asked.blocks_per_sequence * asked.block_bytes
-    more = asked.asked_bytes is not None and needed <= asked.left_bytes
+    more = asked.requested_bytes is not None and needed <= asked.left_bytes
     return DoesNotFit(
         "the KV cache cannot hold one sequence of --max-model-len\n" + budget_table(asked, nbytes),
         fix=f"use --kv-cache-memory-bytes {needed}" if more else _shorter(asked, nbytes),
     )
 
 
-def _shorter(asked: BudgetAsked, nbytes: int) -> str:
+def _shorter(asked: KvBudgetInputs, nbytes: int) -> str:
     tokens = nbytes // asked.block_bytes * asked.block_size
     if tokens >= 1:
         return f"use --max-model-len {min(tokens, asked.max_model_len)}"
     return f"free {size(asked.weight_bytes + asked.block_bytes)} of memory, or use a smaller model"
 
 
-def budget_table(asked: BudgetAsked, nbytes: int) -> str:
+def budget_table(asked: KvBudgetInputs, nbytes: int) -> str:
     """The arithmetic, line by line."""
     per_sequence = asked.blocks_per_sequence * asked.block_bytes
     holds = nbytes // asked.block_bytes * asked.block_size

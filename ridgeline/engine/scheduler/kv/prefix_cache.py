@@ -50,7 +50,7 @@ def block_digest(parent: bytes, tokens: Seq[int]) -> bytes:
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
-class Cache(Protocol):
+class BlockCache(Protocol):
     """What the scheduler needs of a prefix cache. Instants are seconds on the caller's clock."""
 
     queried_tokens: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import heapq
 
-from ridgeline.engine.scheduler.sequence import Choices
+from ridgeline.engine.scheduler.sequence import SequenceGroup
 
 
 class Deadlines:
@@ -13,17 +13,17 @@ class Deadlines:
     checks."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Choices]] = []
+        self._heap: list[tuple[float, int, SequenceGroup]] = []
 
     @property
     def next_s(self) -> float | None:
         return self._heap[0][0] if self._heap else None
 
-    def add(self, choices: Choices) -> None:
-        if choices.request.deadline_s is not None:
-            heapq.heappush(self._heap, (choices.request.deadline_s, choices.serial, choices))
+    def add(self, group: SequenceGroup) -> None:
+        if group.request.deadline_s is not None:
+            heapq.heappush(self._heap, (group.request.deadline_s, group.serial, group))
 
-    def passed(self, now_s: float) -> list[Choices]:
+    def passed(self, now_s: float) -> list[SequenceGroup]:
         """Take out those whose deadline is `now_s` or earlier, earliest first."""
         found = []
         while self._heap and self._heap[0][0] <= now_s:

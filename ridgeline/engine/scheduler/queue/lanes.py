@@ -29,17 +29,17 @@ from ridgeline.engine.scheduler.queue.waiting_queue import WaitingQueue
 class Lane:
     """What waits in one lane, and counts of its sequences.
 
-    `fresh`: choice 0 of requests that have not started. `returning`: started, but without a seat.
+    `unstarted`: choice 0 of requests that have not started. `resuming`: started, but without a seat.
     `num_started`: unfinished choices of requests that have started. `num_running`: with a seat.
     """
 
     rank: int
-    fresh: WaitingQueue = field(default_factory=WaitingQueue)
-    returning: WaitingQueue = field(default_factory=WaitingQueue)
+    unstarted: WaitingQueue = field(default_factory=WaitingQueue)
+    resuming: WaitingQueue = field(default_factory=WaitingQueue)
     num_started: int = 0
     num_running: int = 0
 
     @property
-    def waits(self) -> bool:
+    def has_waiting(self) -> bool:
         """Does anybody want a seat?"""
-        return len(self.fresh) > 0 or len(self.returning) > 0
+        return len(self.unstarted) > 0 or len(self.resuming) > 0

@@ -20,13 +20,13 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 
-from ridgeline.engine.scheduler.sequence import Key, Place, Sequence
+from ridgeline.engine.scheduler.sequence import OrderKey, Sequence, SortKey
 from ridgeline.records import Request
 
 _SLACK = 64  # dead heap entries that are tolerated before the heap is rebuilt
 
 
-def order_key(request: Request, aging_s: float, serial: int, index: int) -> Key:
+def order_key(request: Request, aging_s: float, serial: int, index: int) -> OrderKey:
     """The static sort key of choice `index` of a request; `serial` breaks ties in order of arrival."""
     promised_s = (request.slo.ttft_s or 0.0) if request.slo is not None else 0.0
     return (request.arrival_s + promised_s + request.priority * aging_s, serial, index)
@@ -36,7 +36,7 @@ class WaitingQueue:
     """Sequences by key. `discard` is lazy: the heap keeps a dead entry until it surfaces."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Place, Sequence]] = []
+        self._heap: list[tuple[SortKey, Sequence]] = []
         self._live: OrderedDict[int, Sequence] = OrderedDict()  # in order of being pushed
 
     def __len__(self) -> int:

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.engine.scheduler.kv.block_tables import BlockTables
-from ridgeline.engine.scheduler.plan import Branch, Run, Sampled, along
+from ridgeline.engine.scheduler.plan import DraftBranch, Run, RunOutput, with_branch
 from ridgeline.engine.scheduler.sequence import Sequence as Known
-from ridgeline.engine.scheduler.step_builder import Step
+from ridgeline.engine.scheduler.step_builder import StepBuilder
 
 
-class Branches:
+class DraftBranches:
     """The blocks of the branches of the step under way, by sequence."""
 
     def __init__(self, tables: BlockTables) -> None:
@@ -28,7 +28,12 @@ class Branches:
         self._fresh: dict[int, list[list[int]]] = {}
 
     def grow(
-        self, step: Step, i: int, seq: Known, chains: Sequence[tuple[int, ...]], num_spare: int
+        self,
+        step: StepBuilder,
+        i: int,
+        seq: Known,
+        chains: Sequence[tuple[int, ...]],
+        num_spare: int,
     ) -> None:
         """Put chains beside the drafts of run `i`, in order, as many as budget and spare blocks
         allow. A younger sibling is never there without the elder: verification counts on it."""
@@ -45,10 +50,10 @@ class Branches:
             self._fresh.setdefault(seq.id, []).append(fresh)
             step.budget.left -= num_tokens
             num_spare -= num_blocks
-            found.append(Branch(chain, (*seq.blocks[:place], *fresh)))
+            found.append(DraftBranch(chain, (*seq.blocks[:place], *fresh)))
         step.runs[i] = msgspec.structs.replace(run, branches=tuple(found))
 
-    def settle(self, seq: Known | None, run: Run, sampled: Sampled) -> Run:
+    def settle(self, seq: Known | None, run: Run, sampled: RunOutput) -> Run:
         """The path that the run has taken, as a run without branches; the sequence (None: it has
         ended) goes on in its blocks, those of the others are given back."""
         every = self._fresh.pop(run.seq_id)
@@ -59,4 +64,4 @@ class Branches:
                 self._tables.graft(seq, fresh)
             else:
                 self._tables.cut(fresh)
-        return along(trunk, run.branches[taken]) if taken >= 0 else trunk
+        return with_branch(trunk, run.branches[taken]) if taken >= 0 else trunk

@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room, Verdict
+from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftOutcome, StepCapacity
 from ridgeline.engine.speculate.depth_control.acceptance_rate import Acceptance
 from ridgeline.engine.speculate.depth_control.lookup_accuracy import Shadows
 from ridgeline.engine.speculate.depth_control.plan import Costs, Plan, best_plan, plain_plan
@@ -74,7 +74,7 @@ class Step:
         "room",
     )
 
-    def __init__(self, room: Room, plan: Plan) -> None:
+    def __init__(self, room: StepCapacity, plan: Plan) -> None:
         self.room, self.plan = room, plan
         self.looked_up = set[int]()  # sequences whose draft was looked up
         self.num_computed = self.deepest = 0
@@ -88,7 +88,7 @@ def _nothing() -> None:
 
 
 class Controller:
-    """See the head of this file. `drafter`: who computes drafts, if anybody does; `most`: drafts
+    """See the head of this file. `drafter`: who computes drafts, if anybody does; `max_drafts`: drafts
     per sequence and step at the very most. `lookup`: who is asked first. `renew` is called before
     every step that may draft without asking the drafter."""
 
@@ -104,7 +104,7 @@ class Controller:
         self.acceptance, self.shadows = Acceptance(), Shadows()
         self.account = Account(both=drafter is not None and lookup is not None)
         self._drafter, self._lookup = drafter, lookup
-        self.most, self._clock, self._renew = most, clock, renew
+        self.max_drafts, self._clock, self._renew = most, clock, renew
         self._costs: Costs | None = None
         self._under_way: Step | None = None
         self._drafting, self._since_plain, self._until_plain = False, 0, FIRST_PLAIN
@@ -136,7 +136,7 @@ class Controller:
 
     # -- the scheduler's side
 
-    def wants(self, runs: Sequence[Run]) -> bool:
+    def should_propose(self, runs: Sequence[Run]) -> bool:
         """While nothing is drafted, the question is asked every few steps only."""
         self._since_asked += 1
         if self._costs is None:
@@ -149,38 +149,40 @@ class Controller:
         self._pace.must_learn()
         return False
 
-    def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
-        if self._costs is None or not opens:
-            return [()] * len(opens)
+    def propose(
+        self, contexts: Sequence[DraftContext], room: StepCapacity
+    ) -> list[tuple[int, ...]]:
+        if self._costs is None or not contexts:
+            return [()] * len(contexts)
         self._pace.asked()
         self.account.begun(self._since_asked)
         self._leisure += self._since_asked * self._ask_share()
         self._leisure = min(MOST_LEISURE, self._leisure)
         self._since_asked = 0
-        guesses = [self._look(each) for each in opens]
-        plan, computed = self._decide(opens, guesses, room)
+        guesses = [self._look(each) for each in contexts]
+        plan, computed = self._decide(contexts, guesses, room)
         step = self._under_way = Step(room, plan)
         step.is_try = not self._drafting
-        drafts = self._drafts(opens, guesses, computed, step)
+        drafts = self._proposer(contexts, guesses, computed, step)
         step.drafted_s = self._clock()
         if not step.looked_up and not step.deepest:
-            self._idle(opens, step)
+            self._idle(contexts, step)
         return drafts
 
-    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+    def alternatives(self, seq_id: int) -> Sequence[tuple[int, ...]]:
         return ()
 
-    def learn(self, verdicts: Sequence[Verdict]) -> None:
+    def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         step, self._under_way = self._under_way, None
         if step is None:
             self._passed()
             return
-        for verdict in verdicts:
-            if verdict.seq_id not in step.looked_up:
-                told = verdict.seq_id, verdict.num_drafted, verdict.num_accepted
+        for outcome in outcomes:
+            if outcome.seq_id not in step.looked_up:
+                told = outcome.seq_id, outcome.num_drafted, outcome.num_accepted
                 self.acceptance.learn(*told)
         if self._costs is not None:
-            self._settle(step, verdicts, self._costs)
+            self._settle(step, outcomes, self._costs)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self.acceptance.forget(seq_id)
@@ -194,31 +196,31 @@ class Controller:
             self._drafter.forget(seq_id, tokens, tenant)
         self._spend(self._clock() - begun_s)
 
-    def numbers(self) -> dict[str, float]:
+    def counters(self) -> dict[str, float]:
         return self.account.as_dict()
 
     # -- deciding
 
-    def _look(self, each: Open) -> Guess:
+    def _look(self, each: DraftContext) -> Guess:
         """What can be looked up; what was looked up before is judged on the way."""
         if self._lookup is None:
             return NO_GUESS
         self.shadows.compare(each.seq_id, each.tokens)
-        guess = self._lookup.look(each, min(each.most, self.most))
+        guess = self._lookup.look(each, min(each.max_drafts, self.max_drafts))
         self.shadows.keep(each, guess)
         return guess
 
     def _decide(
-        self, opens: Sequence[Open], guesses: Sequence[Guess], room: Room
+        self, contexts: Sequence[DraftContext], guesses: Sequence[Guess], room: StepCapacity
     ) -> tuple[Plan, list[bool]]:
         """The plan, and whose drafts are to be computed. All depths are 0 where none is clearly
         worth it."""
         assert self._costs is not None
         costs = self._costs
-        none, plain = [False] * len(opens), plain_plan(len(opens), room, costs)
+        none, plain = [False] * len(contexts), plain_plan(len(contexts), room, costs)
         looked = [
             self.shadows.survivals(each.seq_id, guess) if guess.tokens else []
-            for each, guess in zip(opens, guesses, strict=True)
+            for each, guess in zip(contexts, guesses, strict=True)
         ]
         if self._drafter is None and not any(looked):
             self._drafting = False
@@ -226,46 +228,46 @@ class Controller:
         best, computed, chances = best_plan(looked, none, room, costs), none, looked
         enough = plain.rate * (1 + (MARGIN / 2 if self._drafting else MARGIN))
         if self._drafter is not None and (best.rate <= enough or self.account.computed.credit > 0):
-            mixed, which = self._with_computed(opens, looked)
+            mixed, which = self._with_computed(contexts, looked)
             other = best_plan(mixed, which, room, costs)
             if other.rate > best.rate:
                 best, computed, chances = other, which, mixed
         purse, pays = self.account.purse(any(computed)), best.rate > enough
         self._drafting = pays and purse.credit > 0
         if self._drafting or (pays and purse.may_try()):
-            return self._read_one(opens, best, computed, chances, room), computed
+            return self._read_one(contexts, best, computed, chances, room), computed
         if self._drafter is not None and self.account.computed.may_probe():
-            return self._probe(opens, plain), [True] * len(opens)
+            return self._probe(contexts, plain), [True] * len(contexts)
         return self._probe_curve(looked, plain), none
 
     def _with_computed(
-        self, opens: Sequence[Open], looked: Sequence[list[float]]
+        self, contexts: Sequence[DraftContext], looked: Sequence[list[float]]
     ) -> tuple[list[list[float]], list[bool]]:
         """Chances where a drafter speaks for every sequence of which it expects more."""
-        rates = self.acceptance.rates(self.most)
+        rates = self.acceptance.rates(self.max_drafts)
         mixed, which = [], []
-        for each, own in zip(opens, looked, strict=True):
-            computed = self.acceptance.survivals(each.seq_id, rates[: each.most])
+        for each, own in zip(contexts, looked, strict=True):
+            computed = self.acceptance.survivals(each.seq_id, rates[: each.max_drafts])
             which.append(sum(computed) > sum(own))
             mixed.append(computed if which[-1] else own)
         return mixed, which
 
-    def _num_new(self, each: Open) -> int:
+    def _num_new(self, each: DraftContext) -> int:
         return len(each.tokens) - self._read.get(each.seq_id, 0)
 
     def _read_one(
         self,
-        opens: Sequence[Open],
+        contexts: Sequence[DraftContext],
         plan: Plan,
         computed: Sequence[bool],
         chances: Sequence[Sequence[float]],
-        room: Room,
+        room: StepCapacity,
     ) -> Plan:
         """`plan`, with one sequence at most that the drafter has to read first: a whole batch's
         prompts for one try cost more steps than many tries save."""
         new = [
             i
-            for i, (each, own) in enumerate(zip(opens, computed, strict=True))
+            for i, (each, own) in enumerate(zip(contexts, computed, strict=True))
             if own and plan.depths[i] and self._num_new(each) > NEW_TO_READ
         ]
         if len(new) < 2:
@@ -285,10 +287,10 @@ class Controller:
         is_due = self._since_plain >= self._until_plain
         return (is_due or not cost.has_seen(len(runs))) and is_decode(runs)
 
-    def _probe(self, opens: Sequence[Open], plain: Plan) -> Plan:
+    def _probe(self, contexts: Sequence[DraftContext], plain: Plan) -> Plan:
         """For the first in order: it stays the first until it is finished, so that a draft model
         reads few prompts for this."""
-        depths = [min(PROBE_DEPTH, opens[0].most), *plain.depths[1:]]
+        depths = [min(PROBE_DEPTH, contexts[0].max_drafts), *plain.depths[1:]]
         return Plan(depths, plain.tokens, plain.seconds)
 
     def _probe_curve(self, looked: Sequence[list[float]], plain: Plan) -> Plan:
@@ -300,9 +302,9 @@ class Controller:
             return plain
         return Plan(depths, plain.tokens, plain.seconds)
 
-    def _drafts(
+    def _proposer(
         self,
-        opens: Sequence[Open],
+        contexts: Sequence[DraftContext],
         guesses: Sequence[Guess],
         computed: Sequence[bool],
         step: Step,
@@ -313,24 +315,24 @@ class Controller:
             () if own else guess.tokens[:depth]
             for own, guess, depth in zip(computed, guesses, depths, strict=True)
         ]
-        step.looked_up = {each.seq_id for each, draft in zip(opens, found, strict=True) if draft}
+        step.looked_up = {each.seq_id for each, draft in zip(contexts, found, strict=True) if draft}
         asked = [depth if own else 0 for depth, own in zip(depths, computed, strict=True)]
         if self._drafter is None or not any(asked):
             self._renew()
             return found
-        for each, depth in zip(opens, asked, strict=True):
+        for each, depth in zip(contexts, asked, strict=True):
             if depth:
                 step.must_read |= self._num_new(each) > NEW_TO_READ
                 self._read[each.seq_id] = len(each.tokens)
         begun_s = self._clock()
-        drafted = self._drafter.draft(opens, asked)
+        drafted = self._drafter.draft(contexts, asked)
         step.computed_s = self._clock() - begun_s
         step.deepest, step.num_computed = max(asked), sum(depth > 0 for depth in asked)
         return [own or other for own, other in zip(found, drafted, strict=True)]
 
-    def _idle(self, opens: Sequence[Open], step: Step) -> None:
+    def _idle(self, contexts: Sequence[DraftContext], step: Step) -> None:
         """Nothing is drafted: the next question is put off."""
-        for each in opens:
+        for each in contexts:
             self.acceptance.idle(each.seq_id)
         self._plain_s = step.plan.seconds
         self._spend(max(self._pace.took_s(), self._pace.asking_s))
@@ -362,12 +364,12 @@ class Controller:
         elif over_s and self._drafted is not None:
             self._drafted.pay(-over_s / plain_s)
 
-    def _settle(self, step: Step, verdicts: Sequence[Verdict], costs: Costs) -> None:
+    def _settle(self, step: Step, outcomes: Sequence[DraftOutcome], costs: Costs) -> None:
         """Correct the curves by this step, and the balance by what it saved."""
         room, cost, now_s = step.room, costs.step, self._clock()
         if step.deepest and costs.draft is not None and not step.must_read:
             costs.draft.learn(step.num_computed, step.deepest, step.computed_s)
-        num_drafted = sum(verdict.num_drafted for verdict in verdicts)
+        num_drafted = sum(outcome.num_drafted for outcome in outcomes)
         took_s, plain_s = self._pace.took_s(), cost.seconds(room.num_runs, room.num_runs)
         beside_prompts = room.num_rows != room.num_runs
         if beside_prompts:
@@ -375,20 +377,22 @@ class Controller:
             took_s += more_s + step.drafted_s - now_s
         self._since_plain += 1
         self._drafted = None
-        if verdicts or step.deepest:
+        if outcomes or step.deepest:
             self._drafted = self.account.purse(step.deepest > 0)
-            self._book(step, verdicts, plain_s, took_s)
+            self._book(step, outcomes, plain_s, took_s)
             if not beside_prompts:
                 cost.learn(room.num_runs, room.num_rows + num_drafted, now_s - step.drafted_s)
         elif not beside_prompts:
             self._pace.asked_in_vain(took_s - plain_s, step.drafted_s - now_s + took_s)
         self.account.asked(self._clock() - now_s)
 
-    def _book(self, step: Step, verdicts: Sequence[Verdict], plain_s: float, took_s: float) -> None:
+    def _book(
+        self, step: Step, outcomes: Sequence[DraftOutcome], plain_s: float, took_s: float
+    ) -> None:
         """A step with drafts, that took `took_s` where a plain one takes `plain_s`."""
         num_runs = step.room.num_runs
         per_token_s = plain_s / num_runs
-        tokens = num_runs + sum(verdict.num_accepted for verdict in verdicts)
+        tokens = num_runs + sum(outcome.num_accepted for outcome in outcomes)
         promised_s = per_token_s * step.plan.tokens - step.plan.seconds
         took_s = min(took_s, MOST_SLOWER * max(step.plan.seconds, plain_s))
         saved_s = per_token_s * tokens - took_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room, Verdict
+from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftOutcome, StepCapacity
 from ridgeline.engine.speculate.drafters.base import Drafter
 
 
@@ -15,20 +15,24 @@ class FixedDepth:
     def __init__(self, drafter: Drafter, depth: int) -> None:
         self._drafter, self._depth = drafter, depth
 
-    def wants(self, runs: Sequence[Run]) -> bool:
+    def should_propose(self, runs: Sequence[Run]) -> bool:
         return True
 
-    def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
-        return self._drafter.draft(opens, [min(each.most, self._depth) for each in opens])
+    def propose(
+        self, contexts: Sequence[DraftContext], room: StepCapacity
+    ) -> list[tuple[int, ...]]:
+        return self._drafter.draft(
+            contexts, [min(each.max_drafts, self._depth) for each in contexts]
+        )
 
-    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+    def alternatives(self, seq_id: int) -> Sequence[tuple[int, ...]]:
         return ()
 
-    def learn(self, verdicts: Sequence[Verdict]) -> None:
+    def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         pass
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self._drafter.forget(seq_id, tokens, tenant)
 
-    def numbers(self) -> dict[str, float]:
+    def counters(self) -> dict[str, float]:
         return {}

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import ridgeline._native as _native
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.depth_control.plan import LEAST_CHANCE
 from ridgeline.engine.speculate.drafters.base import (
     AGAIN,
@@ -70,7 +70,7 @@ class Shadows:
         considering."""
         return self._record.survivals(seq_id, guess.kinds)
 
-    def keep(self, each: Open, guess: Guess) -> None:
+    def keep(self, each: DraftContext, guess: Guess) -> None:
         """What was said of a sequence in this step, whether or not it is drafted."""
         self._record.keep(each.seq_id, len(each.tokens), guess.tokens, guess.kinds)
 

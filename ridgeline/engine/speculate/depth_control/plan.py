@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import ridgeline._native as _native
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Room
+from ridgeline.engine.scheduler.speculation.base import StepCapacity
 from ridgeline.engine.speculate.depth_control.step_cost import DraftCost, StepTimeCurve
 
 LEAST_CHANCE = 0.02  # a token that is less likely is not considered
@@ -40,14 +40,14 @@ class Costs(NamedTuple):
     draft: DraftCost | None
 
 
-def plain_plan(num_opens: int, room: Room, costs: Costs) -> Plan:
+def plain_plan(num_opens: int, room: StepCapacity, costs: Costs) -> Plan:
     """Nothing is drafted."""
     seconds = costs.step.seconds(room.num_runs, room.num_rows)
     return Plan([0] * num_opens, float(room.num_runs), seconds)
 
 
 def best_plan(
-    survivals: Sequence[Sequence[float]], computed: Sequence[bool], room: Room, costs: Costs
+    survivals: Sequence[Sequence[float]], computed: Sequence[bool], room: StepCapacity, costs: Costs
 ) -> Plan:
     """`survivals[i][k]`: the chance that the first k + 1 drafts of sequence i are all accepted.
     `computed[i]`: its draft costs what `costs.draft` says; the others cost nothing."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room, Verdict
+from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftOutcome, StepCapacity
 from ridgeline.engine.speculate.depth_control.controller import Controller
 from ridgeline.engine.speculate.depth_control.step_cost import StepTimeCurve
 from ridgeline.engine.speculate.drafters.base import Lookup
@@ -56,8 +56,8 @@ class _Sequence:
     def left(self) -> int:
         return len(self.whole) - len(self.known)
 
-    def open(self) -> Open:
-        return Open(self.seq_id, self.known, self.num_prompt, "", _GREEDY, 0, self.left - 1)
+    def open(self) -> DraftContext:
+        return DraftContext(self.seq_id, self.known, self.num_prompt, "", _GREEDY, 0, self.left - 1)
 
     def take(self, draft: Sequence[int]) -> int:
         """The head of the draft that the text confirms, and one token more; how long that head
@@ -100,17 +100,17 @@ def _step(
 ) -> int:
     """One step of everybody; how many tokens it gave."""
     num = len(running)
-    wants = controller.wants([_RUN] * num)
+    wants = controller.should_propose([_RUN] * num)
     able = [each for each in running if each.left > 1] if wants else []
-    drafts = controller.propose([each.open() for each in able], Room(num, num, 1 << 16))
+    drafts = controller.propose([each.open() for each in able], StepCapacity(num, num, 1 << 16))
     of = {each.seq_id: draft for each, draft in zip(able, drafts, strict=True)}
     clock.now_s += curve.seconds(num, num + sum(map(len, drafts)))
-    verdicts, gave = [], num
+    outcomes, gave = [], num
     for each in running:
         draft = of.get(each.seq_id, ())
         num_kept = each.take(draft)
         gave += num_kept
         if draft:
-            verdicts.append(Verdict(each.seq_id, len(draft), num_kept))
-    controller.learn(verdicts)
+            outcomes.append(DraftOutcome(each.seq_id, len(draft), num_kept))
+    controller.observe(outcomes)
     return gave

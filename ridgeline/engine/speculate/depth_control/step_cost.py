@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 import ridgeline._native as _native
-from ridgeline.engine.scheduler.plan import Run, Runner, SampleAt, StepPlan
+from ridgeline.engine.scheduler.plan import Run, Runner, SamplePoint, StepPlan
 from ridgeline.records import Sampling
 
 Grid = Mapping[tuple[int, int], float]
@@ -116,7 +116,7 @@ def _median_s(runner: Runner, plan: StepPlan, clock: Callable[[], float]) -> flo
 
 
 def _plan(runs: int, depth: int, context: int, blocks_each: int) -> StepPlan:
-    at = SampleAt(_GREEDY, 0, 0, 0, is_argmax=True)
+    at = SamplePoint(_GREEDY, 0, 0, 0, is_argmax=True)
     return StepPlan(
         0,
         tuple(

@@ -109,7 +109,7 @@ class Account:
         self.lost_s += took_s
 
     def as_dict(self) -> dict[str, float]:
-        """Seconds so far. `drafting`: of steps with drafts. `promised`: predicted to be saved."""
+        """Seconds so far. `draft_scheduler`: of steps with drafts. `promised`: predicted to be saved."""
         return {
             "speculation_saved_s": self.saved_s,
             "speculation_lost_s": self.lost_s,

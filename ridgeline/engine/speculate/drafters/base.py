@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 
 
 class Drafter(Protocol):
@@ -30,7 +30,9 @@ class Drafter(Protocol):
 
     name: str
 
-    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+    def draft(
+        self, contexts: Sequence[DraftContext], depths: Sequence[int]
+    ) -> list[tuple[int, ...]]:
         """One draft per entry, of at most its depth; empty where it has nothing to say."""
         ...
 
@@ -56,7 +58,7 @@ class Lookup(Protocol):
 
     name: str
 
-    def look(self, each: Open, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> Guess:
         """At most `most` tokens; none where it has nothing to say."""
         ...
 

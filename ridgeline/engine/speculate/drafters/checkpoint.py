@@ -117,8 +117,8 @@ def read_tensors(
             value=f"{name}: {differing[0]} is {found.get(differing[0], 'missing')}",
             limit=shapes.get(differing[0], "not there"),
         )
-    with open_tensors(file) as opened:
-        return {tensor: opened.get_tensor(tensor).to(dtype) for tensor in shapes}
+    with open_tensors(file) as contexts:
+        return {tensor: contexts.get_tensor(tensor).to(dtype) for tensor in shapes}
 
 
 def weight_bytes(name: str, kind: str, dtype: str) -> int:

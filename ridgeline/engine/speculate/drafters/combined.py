@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.base import KINDS, NO_GUESS, Drafter, Guess, Lookup
 
 
@@ -27,7 +27,7 @@ class Lookups:
         self._lookups = tuple(lookups)
         self.name = "+".join(each.name for each in self._lookups)
 
-    def look(self, each: Open, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> Guess:
         best, found = -1, NO_GUESS
         for place, lookup in enumerate(self._lookups):
             guess = lookup.look(each, most)
@@ -49,12 +49,14 @@ class Combined:
         self._lookup, self._drafter = lookup, drafter
         self.name = "+".join(each.name for each in (lookup, drafter) if each is not None)
 
-    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
-        found = [self._looked_up(o, d) for o, d in zip(opens, depths, strict=True)]
+    def draft(
+        self, contexts: Sequence[DraftContext], depths: Sequence[int]
+    ) -> list[tuple[int, ...]]:
+        found = [self._looked_up(o, d) for o, d in zip(contexts, depths, strict=True)]
         if self._drafter is None:
             return found
         left = [0 if draft else depth for draft, depth in zip(found, depths, strict=True)]
-        computed = self._drafter.draft(opens, left)
+        computed = self._drafter.draft(contexts, left)
         return [own or other for own, other in zip(found, computed, strict=True)]
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
@@ -62,5 +64,5 @@ class Combined:
             if each is not None:
                 each.forget(seq_id, tokens, tenant)
 
-    def _looked_up(self, each: Open, depth: int) -> tuple[int, ...]:
+    def _looked_up(self, each: DraftContext, depth: int) -> tuple[int, ...]:
         return self._lookup.look(each, depth).tokens if self._lookup and depth > 0 else ()

@@ -29,7 +29,7 @@ from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.sampling import (
     Guess,
     all_argmax,
@@ -81,22 +81,24 @@ class DraftModelDrafter:
         self._readers: dict[int, _Reader] = {}
 
     @torch.inference_mode()
-    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+    def draft(
+        self, contexts: Sequence[DraftContext], depths: Sequence[int]
+    ) -> list[tuple[int, ...]]:
         self._drawn.clear()
-        guesses = [self._begin(o, d) for o, d in zip(opens, depths, strict=True) if d > 0]
+        guesses = [self._begin(o, d) for o, d in zip(contexts, depths, strict=True) if d > 0]
         going = [guess for guess in guesses if guess is not None]
         self._read(going)
         while going:
             self._go_on(going)
             going = [guess for guess in going if not guess.is_done]
-        return given(opens, [guess for guess in guesses if guess is not None], self._drawn)
+        return given(contexts, [guess for guess in guesses if guess is not None], self._drawn)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         reader = self._readers.pop(seq_id, None)
         if reader is not None:
             self._pool.release_all(reader.blocks)
 
-    def _begin(self, each: Open, depth: int) -> _Guess | None:
+    def _begin(self, each: DraftContext, depth: int) -> _Guess | None:
         """Go back to what is still right, and find blocks for what is to come; None without."""
         reader = self._readers.setdefault(each.seq_id, _Reader())
         _go_back(reader.tokens, each.tokens)

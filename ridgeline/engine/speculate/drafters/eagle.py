@@ -42,7 +42,7 @@ from ridgeline.engine.quant.dense import DenseLinear
 from ridgeline.engine.sampling.likeliest import likeliest_of
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, check_target, read_tensors
 from ridgeline.engine.speculate.drafters.hidden_states import States
 from ridgeline.engine.speculate.drafters.sampling import (
@@ -216,15 +216,17 @@ class EagleDrafter:
         self._readers: dict[int, _Reader] = {}
 
     @torch.inference_mode()
-    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+    def draft(
+        self, contexts: Sequence[DraftContext], depths: Sequence[int]
+    ) -> list[tuple[int, ...]]:
         self._drawn.clear()
-        begun = [self._begin(o, d) for o, d in zip(opens, depths, strict=True) if d > 0]
+        begun = [self._begin(o, d) for o, d in zip(contexts, depths, strict=True) if d > 0]
         guesses = [guess for guess in begun if guess is not None]
         going = guesses
         while going:
             self._go_on(going)
             going = [guess for guess in going if not guess.is_done]
-        return given(opens, guesses, self._drawn)
+        return given(contexts, guesses, self._drawn)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self._states.forget(seq_id)
@@ -232,7 +234,7 @@ class EagleDrafter:
         if reader is not None:
             self._pool.release_all(reader.blocks)
 
-    def _begin(self, each: Open, depth: int) -> _Guess | None:
+    def _begin(self, each: DraftContext, depth: int) -> _Guess | None:
         """Take the states that are new, and find blocks; None without states or without blocks."""
         known = self._states.of(each.seq_id, len(each.tokens))
         if known is None:

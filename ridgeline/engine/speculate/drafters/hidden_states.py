@@ -102,7 +102,7 @@ class States:
             first = 0
             for run, given in zip(runs, num_given, strict=True):
                 num_fed = len(run.tokens)
-                num_kept = num_fed - (run.num_given - given if given else run.num_drafts)
+                num_kept = num_fed - (run.max_outputs - given if given else run.num_drafts)
                 self._add(run.seq_id, run.start, x_TC[first : first + num_kept])
                 first += num_fed
 

@@ -37,7 +37,7 @@ from torch import Tensor
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.sampling import (
     Guess,
     all_argmax,
@@ -71,15 +71,17 @@ class SelfDrafter:
         self._block_size, self._drawn, self._draws = own.cache.block_size, drawn, draws
 
     @torch.inference_mode()
-    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+    def draft(
+        self, contexts: Sequence[DraftContext], depths: Sequence[int]
+    ) -> list[tuple[int, ...]]:
         self._drawn.clear()
-        begun = (self._begin(each, depth) for each, depth in zip(opens, depths, strict=True))
+        begun = (self._begin(each, depth) for each, depth in zip(contexts, depths, strict=True))
         guesses = [guess for guess in begun if guess.depth > 0]
         going = guesses
         while going:
             self._go_on(going)
             going = [guess for guess in going if not guess.is_done]
-        return given(opens, guesses, self._drawn)
+        return given(contexts, guesses, self._drawn)
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         """Nothing is kept."""
@@ -93,7 +95,7 @@ class SelfDrafter:
             x_SC = last_hidden(self._decoder, self._attention, runs)
             take(guesses, self._decoder.logits(x_SC))
 
-    def _begin(self, each: Open, depth: int) -> Guess:
+    def _begin(self, each: DraftContext, depth: int) -> Guess:
         """As deep as there are places: the last draft needs none, nobody feeds it."""
         places = len(each.blocks) * self._block_size - len(each.tokens)
         fits = len(each.tokens) - each.num_computed <= CHUNK and places >= 0

@@ -23,7 +23,7 @@ from itertools import pairwise
 
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.base import Guess, kind_of
 
 MOST_GRAMS = 4096  # of a sequence's pool; the oldest go first
@@ -68,7 +68,7 @@ class LookaheadDrafter:
     def __init__(self) -> None:
         self._pools: dict[int, _Pool] = {}
 
-    def look(self, each: Open, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> Guess:
         pool = self._pools.setdefault(each.seq_id, _Pool())
         pool.before = each.tokens[-2] if len(each.tokens) > 1 else NOBODY
         chained = pool.chain(pool.before, each.tokens[-1], max(1, most - WINDOW))
@@ -83,7 +83,7 @@ class LookaheadDrafter:
         pool = self._pools.get(run.seq_id)
         if pool is None:
             return
-        fed = run.tokens[len(run.tokens) - run.num_given :]
+        fed = run.tokens[len(run.tokens) - run.max_outputs :]
         said = [token for token, _ in chosen]
         for i, (before, first) in enumerate(pairwise((pool.before, *fed))):
             rest = _agreeing(fed, said, i)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling.likeliest import likeliest_of
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, check_target, read_tensors
 from ridgeline.engine.speculate.drafters.hidden_states import States
 from ridgeline.engine.speculate.drafters.sampling import (
@@ -90,10 +90,12 @@ class MedusaDrafter:
         self._likeliest = likeliest_of(decoder)
 
     @torch.inference_mode()
-    def draft(self, opens: Sequence[Open], depths: Sequence[int]) -> list[tuple[int, ...]]:
+    def draft(
+        self, contexts: Sequence[DraftContext], depths: Sequence[int]
+    ) -> list[tuple[int, ...]]:
         self._drawn.clear()
         guesses, rows = [], []
-        for each, depth in zip(opens, depths, strict=True):
+        for each, depth in zip(contexts, depths, strict=True):
             known = self._states.of(each.seq_id, len(each.tokens))
             depth = min(depth, self._heads.num_heads)
             if known is not None and depth > 0:
@@ -101,30 +103,32 @@ class MedusaDrafter:
                 rows.append(known[1][-1])
         if guesses:
             self._fill(guesses, torch.stack(rows))
-        return given(opens, guesses, self._drawn)
+        return given(contexts, guesses, self._drawn)
 
     @torch.inference_mode()
-    def trees(self, opens: Sequence[Open], tree: TokenTree) -> list[list[tuple[int, ...]]]:
+    def trees(
+        self, contexts: Sequence[DraftContext], tree: TokenTree
+    ) -> list[list[tuple[int, ...]]]:
         """The leaves of each entry's tree: every place has as many guesses as the tree is wide
         there, whatever they follow."""
         self._drawn.clear()
-        known = [self._states.of(each.seq_id, len(each.tokens)) for each in opens]
+        known = [self._states.of(each.seq_id, len(each.tokens)) for each in contexts]
         at = [i for i, own in enumerate(known) if own is not None]
-        found: list[list[tuple[int, ...]]] = [[] for _ in opens]
+        found: list[list[tuple[int, ...]]] = [[] for _ in contexts]
         if not at:
             return found
         x_SC = torch.stack([own[1][-1] for own in known if own is not None])
         z_SKC = self._heads(x_SC, tree.depth)
         logits_SKV = self._decoder.logits(z_SKC.flatten(0, 1)).view(len(at), tree.depth, -1)
         for i, logits_KV in zip(at, logits_SKV, strict=True):
-            guess = Guess(opens[i], tree.depth, numbers_for(opens[i], tree.size, self._draws))
+            guess = Guess(contexts[i], tree.depth, numbers_for(contexts[i], tree.size, self._draws))
             draws, q_KV = places_of(guess, logits_KV, tree.widths)
             places = Places(draws, q_KV)
-            leaves = tree.within(opens[i].most, [len(own) for own in draws])
+            leaves = tree.within(contexts[i].max_drafts, [len(own) for own in draws])
             found[i] = [places.along(leaf) for leaf in leaves]
             if guess.numbers and leaves:
-                self._drawn.note_tree(opens[i].seq_id, places)
-                self._drawn.note(opens[i].seq_id, found[i][0], q_KV[: len(leaves[0])])
+                self._drawn.note_tree(contexts[i].seq_id, places)
+                self._drawn.note(contexts[i].seq_id, found[i][0], q_KV[: len(leaves[0])])
         return found
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:

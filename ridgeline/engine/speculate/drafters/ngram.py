@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import ridgeline._native as _native
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.base import NO_GUESS, Guess
 
 
@@ -34,7 +34,7 @@ class NgramDrafter:
     def __init__(self, min_n: int, max_n: int) -> None:
         self._texts = _native.PromptLookup(min_n, max_n)
 
-    def look(self, each: Open, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> Guess:
         """Of exactly `most` tokens where a gram was found, else empty."""
         found = self._texts.look(each.seq_id, each.tokens, each.num_prompt, most)
         return NO_GUESS if found is None else Guess(*found)

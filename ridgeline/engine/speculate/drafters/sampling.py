@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from ridgeline.engine.sampling import probabilities, sample
-from ridgeline.engine.scheduler.plan import SampleAt
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.plan import SamplePoint
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.verify.rejection_sampling import DRAFT, draw, drawn_apart, numbers
 from ridgeline.engine.speculate.verify.verifier import Drawn
 
@@ -30,7 +30,7 @@ class Guess:
     """One sequence's draft. `numbers`: one per token where they are drawn, else none. `rows`: what
     each token was drawn from. `is_argmax`: its tokens are the first largest logits."""
 
-    each: Open
+    each: DraftContext
     depth: int
     numbers: Sequence[float]
     drafts: list[int] = field(default_factory=list)
@@ -48,16 +48,16 @@ class Guess:
         return len(self.drafts) >= self.depth
 
     @property
-    def at(self) -> SampleAt:
+    def at(self) -> SamplePoint:
         """How the next token is to be sampled."""
         each, text = self.each, (*self.each.tokens, *self.drafts)
         history = text if each.sampling.has_penalties else ()
         sampling = each.sampling if self.numbers else replace(each.sampling, temperature=0.0)
         index = len(text) - each.num_prompt
-        return SampleAt(replace(sampling, logprobs=None), 0, index, each.num_prompt, history)
+        return SamplePoint(replace(sampling, logprobs=None), 0, index, each.num_prompt, history)
 
 
-def numbers_for(each: Open, depth: int, draws: bool) -> list[float]:
+def numbers_for(each: DraftContext, depth: int, draws: bool) -> list[float]:
     """The numbers that a draft of `depth` tokens spends; none where its tokens are named."""
     if not draws or each.sampling.greedy or each.sampling.seed is not None:
         return []
@@ -106,10 +106,12 @@ def places_of(
     return draws, q_KV
 
 
-def given(opens: Sequence[Open], guesses: Sequence[Guess], drawn: Drawn) -> list[tuple[int, ...]]:
-    """One draft per entry of `opens`; the verifier is told what they were drawn from."""
+def given(
+    contexts: Sequence[DraftContext], guesses: Sequence[Guess], drawn: Drawn
+) -> list[tuple[int, ...]]:
+    """One draft per entry of `contexts`; the verifier is told what they were drawn from."""
     for guess in guesses:
         if guess.rows:
             drawn.note(guess.each.seq_id, tuple(guess.drafts), torch.stack(guess.rows))
     found = {guess.each.seq_id: tuple(guess.drafts) for guess in guesses}
-    return [found.get(each.seq_id, ()) for each in opens]
+    return [found.get(each.seq_id, ()) for each in contexts]

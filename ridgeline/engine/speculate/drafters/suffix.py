@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import ridgeline._native as _native
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open
+from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.base import NO_GUESS, Guess, kind_of
 
 MOST_TOKENS, MOST_IN_ALL = 16_384, 65_536
@@ -62,7 +62,7 @@ class SuffixDrafter:
         self._seats: dict[int, _Seats] = {}
         self._num_prompt: dict[int, int] = {}
 
-    def look(self, each: Open, most: int) -> Guess:
+    def look(self, each: DraftContext, most: int) -> Guess:
         self._num_prompt[each.seq_id] = each.num_prompt
         texts = self._texts.get(each.tenant)
         if texts is None:
@@ -92,7 +92,7 @@ class SuffixDrafter:
         """Kept of all tenants together."""
         return sum(texts.num_tokens for texts in self._texts.values())
 
-    def _seated(self, each: Open, texts: Texts) -> _Seats:
+    def _seated(self, each: DraftContext, texts: Texts) -> _Seats:
         """The sequence's places in what is remembered now."""
         wanted = [texts.young, texts.old] if texts.old.num_tokens else [texts.young]
         seats = self._seats.get(each.seq_id, [])

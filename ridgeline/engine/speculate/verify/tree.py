@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ridgeline.engine.scheduler.plan import Run
-from ridgeline.engine.scheduler.speculation.draft_scheduler import Open, Room, Verdict
+from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftOutcome, StepCapacity
 from ridgeline.engine.speculate.verify.rejection_sampling import Path
 from ridgeline.errors import BadInput
 
@@ -102,7 +102,9 @@ def _goes_on(node: Path, nodes: Mapping[Path, None] | set[Path]) -> bool:
 class TreeDrafter(Protocol):
     """Guesses trees."""
 
-    def trees(self, opens: Sequence[Open], tree: TokenTree) -> list[list[tuple[int, ...]]]:
+    def trees(
+        self, contexts: Sequence[DraftContext], tree: TokenTree
+    ) -> list[list[tuple[int, ...]]]:
         """Per entry the chains of its leaves, the trunk first, each of at most `most` tokens; none
         where it has nothing to say."""
         ...
@@ -117,22 +119,24 @@ class FixedTree:
         self._drafter, self._tree = drafter, tree
         self._others: dict[int, list[tuple[int, ...]]] = {}
 
-    def wants(self, runs: Sequence[Run]) -> bool:
+    def should_propose(self, runs: Sequence[Run]) -> bool:
         return True
 
-    def propose(self, opens: Sequence[Open], room: Room) -> list[tuple[int, ...]]:
-        found = self._drafter.trees(opens, self._tree)
-        self._others = {each.seq_id: own[1:] for each, own in zip(opens, found, strict=True)}
+    def propose(
+        self, contexts: Sequence[DraftContext], room: StepCapacity
+    ) -> list[tuple[int, ...]]:
+        found = self._drafter.trees(contexts, self._tree)
+        self._others = {each.seq_id: own[1:] for each, own in zip(contexts, found, strict=True)}
         return [own[0] if own else () for own in found]
 
-    def others(self, seq_id: int) -> Sequence[tuple[int, ...]]:
+    def alternatives(self, seq_id: int) -> Sequence[tuple[int, ...]]:
         return self._others.get(seq_id, ())
 
-    def learn(self, verdicts: Sequence[Verdict]) -> None:
+    def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
         self._others = {}
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         self._drafter.forget(seq_id, tokens, tenant)
 
-    def numbers(self) -> dict[str, float]:
+    def counters(self) -> dict[str, float]:
         return {}

@@ -18,7 +18,7 @@ from torch import Tensor
 from ridgeline.engine.sampling import probabilities, sample, token_logprobs
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.scheduler.plan import Run, SampleAt, paths
+from ridgeline.engine.scheduler.plan import Run, SamplePoint, draft_paths
 from ridgeline.engine.speculate.verify.exact_match import confirmed, num_confirmed
 from ridgeline.engine.speculate.verify.rejection_sampling import (
     RULES,
@@ -92,24 +92,24 @@ class Verifier:
             return [(token,) for token in tokens]
         self._shown([(token, None) for token in tokens], runs)
         left = iter(tokens)
-        return [_head(run.drafts, list(islice(left, run.num_given))) for run in runs]
+        return [_head(run.drafts, list(islice(left, run.max_outputs))) for run in runs]
 
     def named_trees(self, tokens: Sequence[int], runs: Sequence[Run]) -> list[Taken]:
         """As `named` for runs with branches; rows are those of their paths, one after the other."""
         left = iter(tokens)
         return [
-            follow([[(next(left), None) for _ in range(p.num_given)] for p in every], every)
-            for every in map(paths, runs)
+            follow([[(next(left), None) for _ in range(p.max_outputs)] for p in every], every)
+            for every in map(draft_paths, runs)
         ]
 
     def choose_trees(
-        self, logits_SV: Tensor, runs: Sequence[Run], at: Sequence[SampleAt]
+        self, logits_SV: Tensor, runs: Sequence[Run], at: Sequence[SamplePoint]
     ) -> list[Taken]:
         """As `choices` for runs with branches."""
-        every = [paths(run) for run in runs]
+        every = [draft_paths(run) for run in runs]
         drawn = [self._drawn.tree_of(run) for run in runs]
-        ends = accumulate(path.num_given for own in every for path in own)
-        left = (range(e - p.num_given, e) for e, p in zip(ends, chain(*every), strict=True))
+        ends = accumulate(path.max_outputs for own in every for path in own)
+        left = (range(e - p.max_outputs, e) for e, p in zip(ends, chain(*every), strict=True))
         rows = [list(islice(left, len(own))) for own in every]
         walked = [
             row
@@ -131,7 +131,7 @@ class Verifier:
         logits_SV: Tensor,
         every: Sequence[Run],
         rows: Sequence[range],
-        at: Sequence[SampleAt],
+        at: Sequence[SamplePoint],
         places: Places,
     ) -> Taken:
         """A tree whose guesses were drawn."""
@@ -154,16 +154,16 @@ class Verifier:
         return Taken(through(node), _with_logprobs(logits_KV, first, tokens))
 
     def choices(
-        self, logits_SV: Tensor, runs: Sequence[Run], at: Sequence[SampleAt]
+        self, logits_SV: Tensor, runs: Sequence[Run], at: Sequence[SamplePoint]
     ) -> list[list[Choice]]:
-        """What each run gives; rows (and `at`) belong to runs in order, `num_given` each."""
+        """What each run gives; rows (and `at`) belong to runs in order, `max_outputs` each."""
         if not any(run.num_drafts for run in runs) and self._witness is None:
             return _plain(sample(logits_SV, at), runs)
         drawn = {i: q for i, run in enumerate(runs) if (q := self._drawn.of(run)) is not None}
         if not drawn:
             return _walked(self._shown(sample(logits_SV, at), runs), runs)
-        ends = accumulate(run.num_given for run in runs)
-        rows = [range(end - run.num_given, end) for run, end in zip(runs, ends, strict=True)]
+        ends = accumulate(run.max_outputs for run in runs)
+        rows = [range(end - run.max_outputs, end) for run, end in zip(runs, ends, strict=True)]
         walked = [row for i, own in enumerate(rows) if i not in drawn for row in own]
         chosen = sample(logits_SV[walked], [at[row] for row in walked]) if walked else []
         others = [runs[i] for i in range(len(runs)) if i not in drawn]
@@ -179,12 +179,12 @@ class Verifier:
         if self._witness is not None:
             left = iter(chosen)
             for run in runs:
-                if run.num_given:
-                    self._witness(run, list(islice(left, run.num_given)))
+                if run.max_outputs:
+                    self._witness(run, list(islice(left, run.max_outputs)))
         return chosen
 
     def _judged(
-        self, logits_KV: Tensor, run: Run, at: Sequence[SampleAt], q_KV: Tensor
+        self, logits_KV: Tensor, run: Run, at: Sequence[SamplePoint], q_KV: Tensor
     ) -> list[Choice]:
         p_KV = probabilities(logits_KV, at)
         tokens = verified(self._rule, p_KV, q_KV, run.drafts, at[0].seed, at[0].index)
@@ -192,11 +192,11 @@ class Verifier:
 
 
 def told_raw(
-    drawn: Sequence[list[Choice]], raw_SV: Tensor, runs: Sequence[Run], at: Sequence[SampleAt]
+    drawn: Sequence[list[Choice]], raw_SV: Tensor, runs: Sequence[Run], at: Sequence[SamplePoint]
 ) -> list[list[Choice]]:
     """What the runs gave, with log-probabilities of the logits as they were before any mask. Rows
     that nobody masked keep theirs to the bit."""
-    firsts = accumulate((run.num_given for run in runs), initial=0)
+    firsts = accumulate((run.max_outputs for run in runs), initial=0)
     return [_told_raw(own, raw_SV, first, at) for own, first in zip(drawn, firsts, strict=False)]
 
 
@@ -204,10 +204,10 @@ def told_raw_trees(
     taken: Sequence[Taken],
     raw_SV: Tensor,
     every: Sequence[Sequence[Run]],
-    at: Sequence[SampleAt],
+    at: Sequence[SamplePoint],
 ) -> list[Taken]:
     """As `told_raw`; `every`: the paths of each run, whose rows follow one another."""
-    firsts = list(accumulate((path.num_given for path in chain(*every)), initial=0))
+    firsts = list(accumulate((path.max_outputs for path in chain(*every)), initial=0))
     starts = accumulate((len(own) for own in every), initial=0)
     return [
         Taken(own.path, _told_raw(own.choices, raw_SV, firsts[start + own.path], at))
@@ -216,7 +216,7 @@ def told_raw_trees(
 
 
 def _told_raw(
-    own: list[Choice], raw_SV: Tensor, first: int, at: Sequence[SampleAt]
+    own: list[Choice], raw_SV: Tensor, first: int, at: Sequence[SamplePoint]
 ) -> list[Choice]:
     if not own or not asks_for_mask(at[first : first + 1]):
         return own
@@ -226,7 +226,7 @@ def _told_raw(
 
 def follow(rows: Sequence[Sequence[Choice]], every: Sequence[Run]) -> Taken:
     """Walk down a tree: `rows[i]` are the model's choices along path i."""
-    if not every[0].num_given:
+    if not every[0].max_outputs:
         return Taken(0, [])
     alive, given = list(range(len(every))), [rows[0][0]]
     while True:
@@ -251,14 +251,14 @@ def _plain(chosen: Sequence[Choice], runs: Sequence[Run]) -> list[list[Choice]]:
 
 def _walked(chosen: Sequence[Choice], runs: Sequence[Run]) -> list[list[Choice]]:
     left = iter(chosen)
-    return [confirmed(run.drafts, list(islice(left, run.num_given))) for run in runs]
+    return [confirmed(run.drafts, list(islice(left, run.max_outputs))) for run in runs]
 
 
 def _head(drafts: Sequence[int], named: Sequence[int]) -> tuple[int, ...]:
     return tuple(named[: num_confirmed(drafts, named) + 1])
 
 
-def _with_logprobs(logits_KV: Tensor, at: SampleAt, tokens: Sequence[int]) -> list[Choice]:
+def _with_logprobs(logits_KV: Tensor, at: SamplePoint, tokens: Sequence[int]) -> list[Choice]:
     k = at.sampling.logprobs
     if k is None:
         return [(token, None) for token in tokens]
