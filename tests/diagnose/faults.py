@@ -19,7 +19,7 @@ from ridgeline.diagnose.blame import Blame, Expected, blame
 from ridgeline.diagnose.causes import Ranked, findings
 from ridgeline.diagnose.facts import facts_of
 from ridgeline.diagnose.step_facts import missed_prefix, step_facts
-from ridgeline.engine.scheduler.admission.limits import Limits
+from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache, PrefixCache
@@ -96,7 +96,7 @@ def arrivals(load: Load, seed: int) -> list[Arrival]:
 
 def scheduler(engine: Engine) -> Scheduler:
     pool = BlockPool(engine.blocks, BLOCK)
-    limits = Limits(
+    limits = SchedulerLimits(
         max_num_seqs=engine.seats,
         max_num_batched_tokens=engine.budget,
         max_model_len=2048,
