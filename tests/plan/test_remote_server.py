@@ -122,7 +122,9 @@ def test_the_file_answers_predict_and_nothing_else(
     given = ["predict", "--calibration", str(path), "--isl", "300", "--osl", "32", "--batch", "2"]
     assert main([*given, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["decode_ms"] > 8
-    assert main([*given, "--tp", "2"]) == 2 and "alone" in capsys.readouterr().err
+    assert (
+        main([*given, "--tp", "2"]) == 2 and "predicts only that server" in capsys.readouterr().err
+    )
     with pytest.raises(CannotRun, match="calibration of a server"):
         load_calibration(path)
     assert main(["calibrate", "--url", "http://x", "--engine", "demo"]) == 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -39,6 +41,9 @@ from ridgeline.cli.params.planning import (
     Sweep,
     Workers,
 )
+
+if TYPE_CHECKING:
+    from ridgeline.hardware.catalogue import Accelerator
 
 
 def add_plan_commands(app: typer.Typer) -> None:
@@ -83,21 +88,30 @@ def predict(
     json: Json = False,
 ) -> None:
     """Predict time, throughput and memory of an operating point, from arithmetic alone."""
-    from msgspec.structs import replace
+    from rich.console import Console
 
+    from ridgeline.cli.render.predict import prediction_table
     from ridgeline.errors import BadInput
-    from ridgeline.plan.calibration.calibration import is_of_server
+    from ridgeline.plan.model.outline import known_shapes
     from ridgeline.plan.step_time.predict import Point
-    from ridgeline.workflows.planning.predict import (
-        answer_file,
-        answer_one,
-        answer_served,
-        chosen_device,
-        list_known,
-        read_catalogue,
-    )
+    from ridgeline.report.json_line import json_line
+    from ridgeline.workflows.planning.device_catalogue import read_catalogue
+    from ridgeline.workflows.planning.predict import predict_point
 
-    asked = Point(
+    out = Console(highlight=False)
+    if list_models:
+        out.print("models:  " + " ".join(known_shapes()))
+        out.print("devices: " + " ".join(read_catalogue(catalogue, calibration)))
+        return
+    if input is not None:
+        if model is not None or device is not None:
+            raise BadInput("MODEL and --device have no effect with --input", value=input)
+        if not predict_file(input, output, read_catalogue(catalogue, calibration)):
+            raise typer.Exit(2)
+        return
+    if output is not None:
+        raise BadInput("--output has no effect without --input", value=str(output))
+    point = Point(
         model=model or "",
         device=device or "",
         isl=isl,
@@ -114,26 +128,42 @@ def predict(
         acceptance=acceptance,
         draft_model=draft_model,
     )
-    if calibration is not None and is_of_server(calibration):
-        answer_served(calibration, asked, input or output or catalogue, json)
-        return
-    rows = read_catalogue(catalogue, calibration)
-    if list_models:
-        list_known(rows)
-        return
-    if input is not None:
-        if model is not None or device is not None:
-            raise BadInput("MODEL and --device have no effect with --input", value=input)
-        code = answer_file(input, output, rows)
-        if code:
-            raise typer.Exit(code)
-        return
-    device = chosen_device(device, rows)
-    if model is None or device is None:
-        raise BadInput("predict needs a MODEL and a --device, or --input FILE", value=model)
+    result = predict_point(point, catalogue=catalogue, calibration=calibration)
+    if json:
+        print(json_line(result.to_dict()))
+    else:
+        out.print(prediction_table(result))
+
+
+def predict_file(source: str, output: Path | None, rows: dict[str, Accelerator]) -> bool:
+    """Predict every line of a JSONL file (`-`: stdin); False if a line could not be predicted."""
+    from ridgeline.errors import BadInput
+    from ridgeline.plan.step_time.predict import predict as predict_point
+    from ridgeline.plan.step_time.predict import predict_lines
+    from ridgeline.report.files import write_file
+    from ridgeline.report.json_line import json_line
+
+    failed = False
+
+    def answers(points: Iterable[str]) -> Iterator[str]:
+        nonlocal failed
+        for answer in predict_lines(points, lambda point: predict_point(point, rows)):
+            failed |= "error" in answer
+            yield json_line(answer)
+
+    if source == "-":
+        points: Iterable[str] = sys.stdin
+    else:
+        try:
+            points = Path(source).read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput("cannot read the points", value=source, fix=str(error)) from None
     if output is not None:
-        raise BadInput("--output has no effect without --input", value=str(output))
-    answer_one(replace(asked, device=device), rows, json)
+        write_file(output, (f"{line}\n".encode() for line in answers(points)))
+    else:
+        for line in answers(points):
+            print(line)
+    return not failed
 
 
 def plan(
@@ -178,10 +208,14 @@ def plan(
     json: Json = False,
 ) -> None:
     """Choose a fleet: devices, layout, formats, replicas; with intervals, dollars and commands."""
-    from datetime import date
+    from rich.console import Console
 
+    from ridgeline.cli.render.plan import print_plan
     from ridgeline.plan.deploy.clusters import Asked
-    from ridgeline.workflows.planning.plan import PlanOptions, command
+    from ridgeline.report.files import write_file
+    from ridgeline.report.json_line import json_line
+    from ridgeline.workflows.planning.plan import PlanOptions
+    from ridgeline.workflows.planning.plan import plan as make_plan
 
     options = PlanOptions(
         model=model,
@@ -197,16 +231,27 @@ def plan(
         budget=budget,
         price_per_hour=price_per_hour,
         accept_stale=accept_stale,
-        today=date.today(),
         max_devices=max_devices,
         max_model_len=max_model_len,
         catalogue=catalogue,
         calibration=calibration,
-        manifests=manifests,
+        manifests=manifests is not None,
         place=Asked(cluster=cluster, image=image, ray_image=ray_image, node_label=node_label),
-        html=html,
     )
-    command(options, json)
+    result = make_plan(options)
+    if html is not None:
+        write_file(html, [result.to_html().encode()])
+    if json:
+        print(json_line(result.to_dict()))
+    else:
+        print_plan(result, Console(highlight=False))
+    if manifests is not None:
+        err = Console(highlight=False, stderr=True)
+        for path in result.save_manifests(manifests):
+            err.print(f"written: {path}", style="dim", markup=False, soft_wrap=True)
+        left_out = {} if result.manifests is None else result.manifests.left_out
+        for name, why in left_out.items():
+            err.print(f"not written: {name}: {why}", style="yellow", markup=False, soft_wrap=True)
 
 
 def simulate(
@@ -260,13 +305,13 @@ def simulate(
     json: Json = False,
 ) -> None:
     """Run a fleet on a virtual clock: the engine's own scheduler, with modelled step times."""
-    from ridgeline.workflows.planning.simulate import SimulateOptions, command
+    from ridgeline.cli.commands.simulate import SimulationOutputs, run_simulation
+    from ridgeline.workflows.planning.simulate import SimulateOptions
 
     options = SimulateOptions(
         model=model,
         device=device,
         tp=tp,
-        pp=1,
         ep=ep,
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
@@ -294,20 +339,14 @@ def simulate(
         repair_s=repair_s,
         catalogue=catalogue,
         calibration=calibration,
-        html=html,
-        trace=trace,
         seed=seed,
         num_seeds=num_seeds,
         step_by_step=step_by_step,
     )
-    if sweep:
-        from ridgeline.workflows.planning.sweep import command as sweep_command
-
-        code = sweep_command(options, sweep, num_workers, json)
-        if code:
-            raise typer.Exit(code)
-        return
-    command(options, json)
+    outputs = SimulationOutputs(html=html, trace=trace, json=json)
+    code = run_simulation(options, outputs, sweep or (), num_workers)
+    if code:
+        raise typer.Exit(code)
 
 
 def cost(
@@ -351,11 +390,14 @@ def cost(
     json: Json = False,
 ) -> None:
     """Compare a fleet of your own with providers' prices: per request, per month, break-even."""
-    from datetime import date
+    from rich.console import Console
 
+    from ridgeline.cli.render.cost import print_cost
     from ridgeline.errors import BadInput
     from ridgeline.plan.cost.ownership import Owned, Spot
-    from ridgeline.workflows.planning.cost import CostOptions, command
+    from ridgeline.report.json_line import json_line
+    from ridgeline.workflows.planning.cost import CostOptions
+    from ridgeline.workflows.planning.cost import cost as compare_cost
 
     owned = None
     if owned_dollars is not None:
@@ -391,6 +433,9 @@ def cost(
         accept_stale=accept_stale,
         catalogue=catalogue,
         calibration=calibration,
-        today=date.today(),
     )
-    command(options, json)
+    result = compare_cost(options)
+    if json:
+        print(json_line(result.to_dict()))
+    else:
+        print_cost(result, Console(highlight=False))

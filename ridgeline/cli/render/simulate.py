@@ -1,51 +1,44 @@
-"""What `ridgeline simulate` prints of a run."""
+"""The tables of `ridgeline simulate`: one run, several seeds, a sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.table import Table
 
-from ridgeline.plan.simulate.fleet import Outcome
 from ridgeline.plan.simulate.summary import FleetSummary, Spread, by_build
-from ridgeline.plan.step_time.replica import Replica
+from ridgeline.workflows.planning.simulate import SimulationResult
+from ridgeline.workflows.planning.simulate_seeds import HIGH, LOW, SeedsResult
+from ridgeline.workflows.planning.simulate_sweep import SweepCase, SweepResult
 
 
-def devices_of(machines: Sequence[Replica]) -> str:
-    """Their names."""
-    return " and ".join(machine.device.name for machine in machines)
-
-
-def table_of(
-    replicas: int, machines: Sequence[Replica], outcome: Outcome, found: FleetSummary
-) -> Table:
-    """Latencies and facts; with several kinds of devices, what each of them did."""
-    size, first = len(outcome.members) if len(machines) > 1 else replicas, machines[0]
+def simulation_table(result: SimulationResult) -> Table:
+    """Latencies and counts; with several kinds of devices, what each of them served."""
+    outcome, summary, kinds = result.outcome, result.summary, result.replicas
+    size = len(outcome.members) if len(kinds) > 1 else result.options.replicas
     title = (
-        f"{size} x {first.outline.name} on {devices_of(machines)} {first.layout}, "
-        f"{found.num_requests:,} requests in {found.duration_s:,.1f} virtual seconds"
+        f"{size} x {kinds[0].outline.name} on {result.device_names} {kinds[0].layout}, "
+        f"{summary.num_requests:,} requests in {summary.duration_s:,.1f} virtual seconds"
     )
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("", "mean", "p50", "p90", "p95", "p99"):
         table.add_column(name, justify="right" if name else "left")
     for name, spread in (
-        ("TTFT ms", found.ttft),
-        ("TPOT ms", found.tpot),
-        ("e2e ms", found.e2e),
-        ("queue ms", found.queue),
+        ("TTFT ms", summary.ttft),
+        ("TPOT ms", summary.tpot),
+        ("e2e ms", summary.e2e),
+        ("queue ms", summary.queue),
     ):
-        table.add_row(name, *_cells(spread))
-    if found.batch is not None:
-        table.add_row("batch, s", *_cells(found.batch.took, 1))
-    for name, value in _facts(found):
+        table.add_row(name, *_spread_cells(spread))
+    if summary.batch is not None:
+        table.add_row("batch, s", *_spread_cells(summary.batch.took, 1))
+    for name, value in _counts(summary):
         table.add_row(name, value)
-    if len(machines) > 1:
+    if len(kinds) > 1:
         for name, served, busy in by_build(outcome):
             table.add_row(f"  {name}", f"{served:,} served", f"{busy:.0%} busy")
     return table
 
 
-def _cells(spread: Spread | None, unit: float = 1000) -> list[str]:
+def _spread_cells(spread: Spread | None, unit: float = 1000) -> list[str]:
     if spread is None:
         return []
     values = (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99)
@@ -56,25 +49,74 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _facts(found: FleetSummary) -> list[tuple[str, str]]:
-    told = [
-        ("served", f"{found.num_served:,}"),
-        ("requests/s", f"{found.request_rate:,.4g}"),
-        ("output tok/s", f"{found.output_tok_s:,.0f}"),
-        ("in flight", f"{found.mean_in_flight:,.1f}"),
-        ("busy", f"{found.utilisation:.0%}"),
-        ("device-hours", f"{found.device_hours:,.3g}"),
-        ("steps", f"{found.num_steps:,}"),
+def _counts(summary: FleetSummary) -> list[tuple[str, str]]:
+    rows = [("served", f"{summary.num_served:,}"), ("requests/s", f"{summary.request_rate:,.4g}")]
+    if summary.attainment is not None and summary.goodput_req_s is not None:
+        rows.append(("goodput/s", f"{summary.goodput_req_s:,.4g}"))
+        rows.append(("attainment", f"{summary.attainment:.1%}"))
+    rows += [
+        ("output tok/s", f"{summary.output_tok_s:,.0f}"),
+        ("in flight", f"{summary.mean_in_flight:,.1f}"),
+        ("busy", f"{summary.utilisation:.0%}"),
+        ("device-hours", f"{summary.device_hours:,.3g}"),
+        ("steps", f"{summary.num_steps:,}"),
     ]
-    if found.attainment is not None and found.goodput_req_s is not None:
-        told.insert(2, ("goodput/s", f"{found.goodput_req_s:,.4g}"))
-        told.insert(3, ("attainment", f"{found.attainment:.1%}"))
-    extra = (
-        ("prefix hits", f"{found.hit_share:.1%}", found.hit_share),
-        ("restarts", f"{found.num_restarts:,}", found.num_restarts),
-        ("preempted", f"{found.num_preempted:,}", found.num_preempted),
-        ("most replicas", str(found.most_replicas), found.most_replicas),
+    if summary.batch is not None:
+        batch = summary.batch
+        rows.append(("batch requests", f"{batch.num_served:,} of {batch.num_lines:,}"))
+    unusual = (
+        ("prefix hits", f"{summary.hit_share:.1%}", summary.hit_share),
+        ("restarts", f"{summary.num_restarts:,}", summary.num_restarts),
+        ("preempted", f"{summary.num_preempted:,}", summary.num_preempted),
+        ("most replicas", str(summary.most_replicas), summary.most_replicas),
     )
-    if found.batch is not None:
-        told.append(("batch lines", f"{found.batch.num_served:,} of {found.batch.num_lines:,}"))
-    return told + [(name, shown) for name, shown, value in extra if value]
+    return rows + [(name, text) for name, text, value in unusual if value]
+
+
+def seeds_table(result: SeedsResult) -> Table:
+    """One row per figure: its median and its 5th and 95th percentile over the seeds."""
+    title = f"{result.replicas} x {result.model}: {result.num_seeds} seeds from {result.first_seed}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("median", f"{LOW} %", f"{HIGH} %"):
+        table.add_column(name, justify="right")
+    for name, interval in result.figures.items():
+        is_time = name.startswith(("ttft", "tpot", "e2e"))
+        label = f"{name.removesuffix('_s')}_ms" if is_time else name
+        unit = 1000 if is_time else 1
+        values = (interval.middle, interval.low, interval.high)
+        table.add_row(label.replace("_", " "), *(f"{unit * value:,.4g}" for value in values))
+    return table
+
+
+def sweep_table(result: SweepResult) -> Table:
+    """One row per fleet, best first."""
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        title=f"{len(result.cases)} fleets, best first",
+        title_justify="left",
+    )
+    names = list(result.cases[0].changes)
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+    for name in ("met", "good/s", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "busy", "dev h"):
+        table.add_column(name, justify="right")
+    for case in result.ranked():
+        table.add_row(*(str(case.changes[name]) for name in names), *_case_cells(case))
+    return table
+
+
+def _case_cells(case: SweepCase) -> list[str]:
+    summary = case.found
+    if summary is None:
+        return [case.problem]
+    attained = "" if summary.attainment is None else f"{summary.attainment:.1%}"
+    goodput = summary.goodput_req_s if summary.goodput_req_s is not None else summary.request_rate
+    cells = [attained, f"{goodput:,.4g}"]
+    for spread in (summary.ttft, summary.tpot):
+        cells += (
+            ["", ""] if spread is None else [f"{1e3 * x:,.4g}" for x in (spread.p50, spread.p99)]
+        )
+    return [*cells, f"{summary.utilisation:.0%}", f"{summary.device_hours:,.3g}"]

@@ -1,4 +1,4 @@
-"""`ridgeline cost`: a fleet of one's own against providers, for the same requests."""
+"""Compare the cost of a fleet of one's own with providers' prices for the same requests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from math import inf
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
@@ -30,50 +28,53 @@ from ridgeline.plan.fleet.infeasible import impossible
 from ridgeline.plan.fleet.search import Candidate, Space, quoted_price, search
 from ridgeline.plan.model.outline import load_outline
 from ridgeline.records import Slo
-from ridgeline.report.json_line import json_line
+from ridgeline.report.result import Result
 from ridgeline.workflows.bench.workload_lengths import workload_lengths
-from ridgeline.workflows.planning.predict import read_catalogue
+from ridgeline.workflows.planning.device_catalogue import read_catalogue
+from ridgeline.workflows.planning.plan import NUM_SAMPLES, PLANNING_SLO
+
+HOURS_PER_MONTH = 730
 
 
 class CostOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The command's flags."""
+    """A fleet on one kind of device, its load, and how it is paid for."""
 
     model: str
     device: str
-    workload: str | None
-    isl: int
-    osl: int
-    rate: float
-    slo: str
-    prefix: int
-    hit_rate: float
-    num_prefixes: int
-    batch: bool
-    long_lived: bool
-    price_per_hour: float | None
-    owned: Owned | None
-    spot: Spot | None
-    prices: Path | None
-    accept_stale: bool
-    catalogue: Path | None
-    calibration: Path | None
-    today: date
+    workload: str | None = None
+    isl: int = 1024
+    osl: int = 256
+    rate: float = 1.0
+    slo: str = PLANNING_SLO
+    prefix: int = 0
+    hit_rate: float = 0.0
+    num_prefixes: int = 1
+    batch: bool = False
+    long_lived: bool = False
+    price_per_hour: float | None = None
+    owned: Owned | None = None
+    spot: Spot | None = None
+    prices: Path | None = None
+    accept_stale: bool = False
+    catalogue: Path | None = None
+    calibration: Path | None = None
+    today: date | None = None
 
     def __post_init__(self) -> None:
-        """BadInput for a number that no bill can be made of, by its flag."""
-        least = {"isl": 1, "osl": 1, "prefix": 0, "num_prefixes": 1}
-        for field, lowest in least.items():
+        for field, lowest in {"isl": 1, "osl": 1, "prefix": 0, "num_prefixes": 1}.items():
             if (value := getattr(self, field)) < lowest:
                 flag = "--" + field.removeprefix("num_")
                 raise BadInput(f"{flag} is too small", value=value, limit=f">= {lowest}")
         if not 0 <= self.hit_rate <= 1:
-            raise BadInput("--hit-rate is a share", value=self.hit_rate, limit="0 to 1")
+            raise BadInput("--hit-rate must be a share", value=self.hit_rate, limit="0 to 1")
         if self.price_per_hour is not None and not 0 <= self.price_per_hour < inf:
-            raise BadInput("--price-per-hour", value=self.price_per_hour, limit=">= 0 $/hour")
+            raise BadInput(
+                "--price-per-hour is out of range", value=self.price_per_hour, limit=">= 0 $/hour"
+            )
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """The same fleet, paid for in another way. Dollars."""
+class PaymentTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to pay for the fleet. Amounts are dollars."""
 
     name: str
     per_device_hour: float
@@ -83,8 +84,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """One provider against the fleet. Dollars."""
+class ProviderOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """One provider's price for the same requests, in dollars, and where the fleet breaks even."""
 
     name: str
     provider: str
@@ -98,28 +99,32 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
-class Bill(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is told."""
+class CostResult(Result, frozen=True, kw_only=True):
+    """The fleet's cost, every known way to pay for it, and the providers, cheapest first.
 
+    `basis`: where the price of the fleet comes from.
+    """
+
+    usage: Usage
     fleet: Candidate
     dollars_per_hour: float
     dollars_per_month: float
     dollars_per_request: float
     kwh_per_million_output: float | None
     basis: str
-    terms: tuple[Terms, ...]
-    offers: tuple[Offer, ...]
+    terms: tuple[PaymentTerms, ...]
+    offers: tuple[ProviderOffer, ...]
     notes: tuple[str, ...]
 
 
-def command(options: CostOptions, as_json: bool) -> int:
-    """Compare and print; the exit code."""
+def cost(options: CostOptions) -> CostResult:
+    """Size the cheapest fleet that meets the SLO and compare its cost. Raises UserError."""
+    catalogue = read_catalogue(options.catalogue, options.calibration)
+    device = find_accelerator(options.device, catalogue)
+    today = options.today or date.today()
     demand = _demand(options)
-    device = find_accelerator(
-        options.device, read_catalogue(options.catalogue, options.calibration)
-    )
-    per_device, basis, notes = _per_device(options, device)
-    fleet = _fleet(options, demand, per_device)
+    device_price, basis, notes = _device_price(options, device, today)
+    fleet = _fleet(options, demand, device_price, catalogue)
     usage = Usage(
         isl=demand.isl,
         osl=demand.osl,
@@ -130,27 +135,36 @@ def command(options: CostOptions, as_json: bool) -> int:
         batch=options.batch,
         long_lived=options.long_lived,
     )
-    hourly = per_device * fleet.num_devices
-    bill = _bill(options, (fleet, hourly, basis), usage, notes)
-    bill = msgspec.structs.replace(bill, terms=_terms(options, device, fleet))
-    if as_json:
-        print(json_line(bill))
-    else:
-        _print(bill, usage, Console(highlight=False))
-    return 0
+    hourly = device_price * fleet.num_devices
+    offers, stale = _offers(options, usage, fleet, hourly, today)
+    joules = fleet.joules_per_output_token
+    return CostResult(
+        usage=usage,
+        fleet=fleet,
+        dollars_per_hour=hourly,
+        dollars_per_month=hourly * HOURS_PER_MONTH,
+        dollars_per_request=hourly / 3600 / usage.rate,
+        kwh_per_million_output=None if joules is None else kwh_per_million(joules),
+        basis=basis,
+        terms=_payment_terms(options, device, fleet, today),
+        offers=offers,
+        notes=(*notes, *stale),
+    )
 
 
 def _demand(options: CostOptions) -> Demand:
     lengths = [(options.isl, options.osl)]
     if options.workload is not None:
-        lengths = workload_lengths(options.workload, 1000)
+        lengths = workload_lengths(options.workload, NUM_SAMPLES)
     mean = sum(prompt for prompt, _ in lengths) / len(lengths)
-    cached = min(options.prefix, mean) * options.hit_rate / mean
-    return demand_of(lengths, options.rate, cached)
+    cached_share = min(options.prefix, mean) * options.hit_rate / mean
+    return demand_of(lengths, options.rate, cached_share)
 
 
-def _per_device(options: CostOptions, device: Accelerator) -> tuple[float, str, list[str]]:
-    """(dollars per device and hour, what they are, warnings)."""
+def _device_price(
+    options: CostOptions, device: Accelerator, today: date
+) -> tuple[float, str, list[str]]:
+    """Dollars per device and hour, where the price comes from, and warnings."""
     if options.owned is not None:
         return options.owned.dollars_per_hour, f"owned for {options.owned.years:g} years", []
     if options.price_per_hour is not None:
@@ -158,111 +172,92 @@ def _per_device(options: CostOptions, device: Accelerator) -> tuple[float, str, 
     price = quoted_price(device)
     if price is None:
         raise BadInput(
-            f"the catalogue has no price of {device.name}",
+            "the catalogue has no price for this device",
             value=device.name,
             fix="give --price-per-hour, or --owned-dollars",
         )
-    stale = check_fresh(device.name, price.as_of, options.today, accept_stale=options.accept_stale)
+    stale = check_fresh(device.name, price.as_of, today, accept_stale=options.accept_stale)
     basis = f"{price.terms}, {price.source}, {price.as_of}"
     return price.usd_per_hour, basis, [stale] if stale else []
 
 
-def _terms(options: CostOptions, device: Accelerator, fleet: Candidate) -> tuple[Terms, ...]:
-    """Every way to pay for the fleet that is known, cheapest first; stale prices only where they
-    are accepted."""
-    month = options.today.isoformat()[:7]
+def _payment_terms(
+    options: CostOptions, device: Accelerator, fleet: Candidate, today: date
+) -> tuple[PaymentTerms, ...]:
+    """Every known way to pay, cheapest first; stale prices only if they are accepted."""
+    month = today.isoformat()[:7]
     rows = [
         (price.terms, price.usd_per_hour, price.as_of, price.source)
         for price in device.prices
-        if options.accept_stale or age_days(device.name, price.as_of, options.today) <= STALE_DAYS
+        if options.accept_stale or age_days(device.name, price.as_of, today) <= STALE_DAYS
     ]
     if options.price_per_hour is not None:
         rows.append(("your price", options.price_per_hour, month, "you"))
     if options.spot is not None:
-        told = f"spot, {options.spot.interruptions_per_hour:g} interruptions an hour"
-        rows.append((told, options.spot.dollars_per_hour, month, "you"))
+        name = f"spot, {options.spot.interruptions_per_hour:g} interruptions an hour"
+        rows.append((name, options.spot.dollars_per_hour, month, "you"))
     if options.owned is not None:
-        told = f"owned for {options.owned.years:g} years, with power"
-        rows.append((told, options.owned.dollars_per_hour, month, "you"))
-    found = [
-        Terms(
+        name = f"owned for {options.owned.years:g} years, with power"
+        rows.append((name, options.owned.dollars_per_hour, month, "you"))
+    terms = [
+        PaymentTerms(
             name=name,
             per_device_hour=dollars,
-            per_month=dollars * fleet.num_devices * 730,
+            per_month=dollars * fleet.num_devices * HOURS_PER_MONTH,
             per_request=dollars * fleet.num_devices / 3600 / options.rate,
             as_of=as_of,
             source=source,
         )
         for name, dollars, as_of, source in rows
     ]
-    return tuple(sorted(found, key=lambda each: each.per_device_hour))
+    return tuple(sorted(terms, key=lambda each: each.per_device_hour))
 
 
-def _fleet(options: CostOptions, demand: Demand, per_device: float) -> Candidate:
-    outline, catalogue = (
-        load_outline(options.model),
-        read_catalogue(options.catalogue, options.calibration),
-    )
+def _fleet(
+    options: CostOptions, demand: Demand, device_price: float, catalogue: dict[str, Accelerator]
+) -> Candidate:
+    outline, slo = load_outline(options.model), Slo.parse(options.slo)
     space = Space(
         devices=(find_accelerator(options.device, catalogue).name,),
-        dollars_per_device_hour=per_device,
+        dollars_per_device_hour=device_price,
     )
-    slo = Slo.parse(options.slo)
     found = search(outline, demand, slo, space, catalogue)
     if not found.fleets:
         raise impossible(outline, demand, slo, space, catalogue, found)
     return found.fleets[0]
 
 
-def _bill(
-    options: CostOptions,
-    own: tuple[Candidate, float, str],
-    usage: Usage,
-    notes: list[str],
-) -> Bill:
-    fleet, hourly, basis = own
-    offers = []
-    for price in _prices(options).values():
-        stale = check_fresh(
-            price.name, price.as_of, options.today, accept_stale=options.accept_stale
-        )
+def _offers(
+    options: CostOptions, usage: Usage, fleet: Candidate, hourly: float, today: date
+) -> tuple[tuple[ProviderOffer, ...], list[str]]:
+    """The providers, cheapest first, and warnings about their prices."""
+    offers, notes = [], []
+    for price in _provider_prices(options.prices).values():
+        stale = check_fresh(price.name, price.as_of, today, accept_stale=options.accept_stale)
         notes += [stale] if stale else []
         offers.append(_offer(price, usage, fleet, hourly))
-    joules = fleet.joules_per_output_token
-    return Bill(
-        fleet=fleet,
-        dollars_per_hour=hourly,
-        dollars_per_month=hourly * 730,
-        dollars_per_request=hourly / 3600 / usage.rate,
-        kwh_per_million_output=None if joules is None else kwh_per_million(joules),
-        basis=basis,
-        terms=(),
-        offers=tuple(sorted(offers, key=lambda offer: offer.total_per_request)),
-        notes=tuple(notes),
-    )
+    return tuple(sorted(offers, key=lambda offer: offer.total_per_request)), notes
 
 
-def _prices(options: CostOptions) -> dict[str, ApiPrice]:
-    if options.prices is None:
+def _provider_prices(path: Path | None) -> dict[str, ApiPrice]:
+    if path is None:
         return load_prices()
     try:
-        return load_prices(options.prices.read_text(encoding="utf-8"))
+        return load_prices(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(
-            "cannot read the prices", value=str(options.prices), fix=str(error)
-        ) from None
+        raise BadInput("cannot read the prices", value=str(path), fix=str(error)) from None
 
 
-def _offer(price: ApiPrice, usage: Usage, fleet: Candidate, hourly: float) -> Offer:
-    cost = request_cost(price, usage)
-    cached = usage.prefix > 0 and cost.caches
-    return Offer(
+def _offer(price: ApiPrice, usage: Usage, fleet: Candidate, hourly: float) -> ProviderOffer:
+    request = request_cost(price, usage)
+    cached = usage.prefix > 0 and request.caches
+    return ProviderOffer(
         name=price.name,
         provider=price.provider,
-        per_request=cost,
-        total_per_request=cost.total,
-        per_month=cost.total * usage.rate * 3600 * 730,
-        break_even=break_even(fleet, hourly, cost.total),
+        per_request=request,
+        total_per_request=request.total,
+        per_month=request.total * usage.rate * 3600 * HOURS_PER_MONTH,
+        break_even=break_even(fleet, hourly, request.total),
         reuses_to_pay=reuses_to_pay(price, long_lived=usage.long_lived) if cached else None,
         reads_per_hour_to_pay=reads_per_hour_to_pay(price)
         if cached and price.storage_per_hour
@@ -270,59 +265,3 @@ def _offer(price: ApiPrice, usage: Usage, fleet: Candidate, hourly: float) -> Of
         as_of=price.as_of,
         source=price.source,
     )
-
-
-def _print(bill: Bill, usage: Usage, out: Console) -> None:
-    fleet = bill.fleet
-    out.print(
-        f"{usage.rate:g} requests/s of {usage.isl} in ({usage.prefix} shared, "
-        f"{usage.hit_rate:.0%} hit), {usage.osl} out{', as a batch' if usage.batch else ''}"
-    )
-    out.print(
-        f"own: {fleet.num_replicas} x {fleet.device} {fleet.layout} {fleet.weight_dtype}: "
-        f"${bill.dollars_per_hour:,.2f} an hour, ${bill.dollars_per_month:,.0f} a month, "
-        f"${1000 * bill.dollars_per_request:.3g} per 1,000 requests ({bill.basis})",
-        soft_wrap=True,
-    )
-    if bill.kwh_per_million_output is not None:
-        out.print(f"energy: {bill.kwh_per_million_output:.3g} kWh per 1M output tokens at most")
-    if len(bill.terms) > 1:
-        out.print(_terms_table(bill))
-        out.print()
-    out.print(_offers(bill))
-    for note in (*bill.notes, "models differ in quality: compare what they answer, too"):
-        out.print(f"- {note}", style="dim", soft_wrap=True)
-
-
-def _terms_table(bill: Bill) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("the same fleet, paid for as", overflow="fold")
-    for name in ("$/device/h", "$ a month", "$ per 1,000", "as of"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for each in bill.terms:
-        table.add_row(
-            each.name,
-            f"{each.per_device_hour:.3g}",
-            f"{each.per_month:,.0f}",
-            f"{1000 * each.per_request:.3g}",
-            each.as_of,
-        )
-    return table
-
-
-def _offers(bill: Bill) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("$ per 1,000 requests", no_wrap=True)
-    for name in ("all", "input", "cache", "output", "a month", "own from", "as of"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for offer in bill.offers:
-        c, even = offer.per_request, offer.break_even
-        parts = (c.total, c.input, c.cached_read + c.cache_write + c.storage, c.output)
-        table.add_row(
-            offer.name,
-            *(f"{1000 * part:.3g}" for part in parts),
-            f"{offer.per_month:,.0f}",
-            "never" if even.rate is None else f"{even.rate:.3g}/s",
-            offer.as_of,
-        )
-    return table

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator, load_catalogue
-from ridgeline.plan.step_time.calibration import MeasuredDevice, load_calibration
+from ridgeline.plan.calibration.calibration import MeasuredDevice, load_calibration
 
 MAX_DEVICES = 10_000
 

@@ -1,4 +1,4 @@
-"""`ridgeline plan`: from a model, a workload and a promise to a fleet, its price and commands."""
+"""Choose a fleet for a model, a workload and an SLO: devices, layout, formats and replicas."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from datetime import date
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
@@ -20,51 +18,55 @@ from ridgeline.plan.deploy.manifests import Written, manifests
 from ridgeline.plan.fleet.demand import Demand, demand_of
 from ridgeline.plan.fleet.disaggregate import Verdict, verdict
 from ridgeline.plan.fleet.infeasible import impossible
-from ridgeline.plan.fleet.pareto_plot import draw_front
 from ridgeline.plan.fleet.search import Candidate, Found, Space, quoted_price, search
 from ridgeline.plan.model.outline import Outline, hub_name, load_outline
 from ridgeline.plan.model.weight_bytes import checkpoint_bytes
 from ridgeline.plan.step_time.memory import Memory, MemoryAsked, memory
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.records import Slo
-from ridgeline.report.files import write_file, write_files
-from ridgeline.report.json_line import json_line
+from ridgeline.report.files import write_files
+from ridgeline.report.result import Result
 from ridgeline.workflows.bench.workload_lengths import ISL, OSL, is_text, workload_lengths
-from ridgeline.workflows.planning.predict import read_catalogue
+from ridgeline.workflows.planning.device_catalogue import read_catalogue
+from ridgeline.workflows.planning.plan_page import plan_page
 
-SHOWN = 8
-SAMPLED = 1000
+MAX_FLEETS_SHOWN = 8
+NUM_SAMPLES = 1000  # requests of a workload that its lengths are taken from
+PLANNING_SLO = "ttft:1000 tpot:50"
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The command's flags; lists are comma-separated names."""
+    """What to plan for. Lists are comma-separated names; None leaves the choice to the search."""
 
     model: str
-    workload: str | None
-    isl: int | None
-    osl: int | None
-    rate: float
-    cached: float
-    slo: str
-    devices: str | None
-    weight_dtypes: str | None
-    kv_dtypes: str | None
-    budget: float | None
-    price_per_hour: float | None
-    accept_stale: bool
-    today: date
-    max_devices: int
-    max_model_len: int | None
-    catalogue: Path | None
-    calibration: Path | None
-    manifests: Path | None
-    place: Asked
-    html: Path | None
+    workload: str | None = None
+    isl: int | None = None
+    osl: int | None = None
+    rate: float = 1.0
+    cached: float = 0.0
+    slo: str = PLANNING_SLO
+    devices: str | None = None
+    weight_dtypes: str | None = None
+    kv_dtypes: str | None = None
+    budget: float | None = None
+    price_per_hour: float | None = None
+    accept_stale: bool = False
+    today: date | None = None
+    max_devices: int = 16
+    max_model_len: int | None = None
+    catalogue: Path | None = None
+    calibration: Path | None = None
+    manifests: bool = False
+    place: Asked = Asked()
     seed: int = 0
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is told."""
+class PlanResult(Result, frozen=True, kw_only=True):
+    """The fleets that meet the SLO, cheapest first, and how to start the first of them.
+
+    `front`: the candidates that no other beats in both speed per user and throughput per device.
+    `memory`: of one device of the cheapest fleet. `manifests`: Kubernetes and Ray Serve, if wanted.
+    """
 
     model: str
     demand: Demand
@@ -76,42 +78,38 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     disaggregation: Verdict
     commands: dict[str, str]
     notes: tuple[str, ...]
+    manifests: Written | None = None
+
+    def to_html(self) -> str:
+        """The plan with the front as a chart."""
+        return plan_page(self, Slo.parse(self.slo))
+
+    def save_manifests(self, folder: str | Path) -> tuple[Path, ...]:
+        """Write the manifests and return their paths. Raises CannotRun if there are none."""
+        if self.manifests is None or not self.manifests.files:
+            reasons = {} if self.manifests is None else self.manifests.left_out
+            why = "; ".join(dict.fromkeys(reasons.values())) or "the plan was made without them"
+            raise CannotRun("no manifest can be written for this fleet", value=why)
+        return write_files(Path(folder), self.manifests.files)
 
 
-def command(options: PlanOptions, as_json: bool) -> int:
-    """Plan and print; the exit code. Raises UserError where no fleet can keep the promise."""
+def plan(options: PlanOptions) -> PlanResult:
+    """Search for fleets. Raises UserError if none can meet the SLO, and says what limits it."""
     _check(options)
-    outline, catalogue = (
-        load_outline(options.model),
-        read_catalogue(options.catalogue, options.calibration),
-    )
+    outline = load_outline(options.model)
+    catalogue = read_catalogue(options.catalogue, options.calibration)
     demand, slo = _demand(options), Slo.parse(options.slo)
     _check_context(options, demand, outline)
-    space = _space(options, catalogue)
-    space, stale = _fresh(options, space, catalogue)
-    found = search(outline, demand, slo, space, catalogue)
-    if not found.fleets:
-        raise impossible(outline, demand, slo, space, catalogue, found)
-    plan = _plan(options, outline, demand, slo, found, catalogue)
-    plan = msgspec.structs.replace(plan, notes=(*plan.notes, *stale))
-    if options.html is not None:
-        from ridgeline.cli.render.plan_html import plan_page
-
-        write_file(options.html, [plan_page(plan, slo).encode()])
-    if as_json:
-        print(json_line(plan))
-    else:
-        _print(plan, slo, Console(highlight=False))
-    if options.manifests is not None:
-        start = _start(options, outline, demand, found.fleets[0], catalogue)
-        written = _written(options.place, outline, start, plan)
-        _write(options.manifests, written, Console(highlight=False, stderr=True))
-    return 0
+    space, stale = _with_fresh_prices(options, _space(options, catalogue), catalogue)
+    search_result = search(outline, demand, slo, space, catalogue)
+    if not search_result.fleets:
+        raise impossible(outline, demand, slo, space, catalogue, search_result)
+    return _result(options, outline, demand, search_result, catalogue, stale)
 
 
 def _check(options: PlanOptions) -> None:
-    """BadInput for a flag that would have no effect."""
-    if options.manifests is None and options.place != Asked():
+    """BadInput for an option that would have no effect."""
+    if not options.manifests and options.place != Asked():
         raise BadInput(
             "--cluster, --image, --ray-image and --node-label have no effect without --manifests",
             fix="name a folder: --manifests FOLDER",
@@ -120,16 +118,18 @@ def _check(options: PlanOptions) -> None:
         if image is not None:
             pinned(image)
     if options.place.node_label is not None and options.place.cluster != DEFAULT_CLUSTER:
-        raise BadInput("--cluster has no effect beside --node-label", value=options.place.cluster)
+        raise BadInput(
+            "--cluster cannot be combined with --node-label", value=options.place.cluster
+        )
 
 
 def _demand(options: PlanOptions) -> Demand:
     if options.workload is not None:
         if options.isl is not None or options.osl is not None:
             raise BadInput(
-                "--isl and --osl have no effect beside --workload", value=options.workload
+                "--isl and --osl cannot be combined with --workload", value=options.workload
             )
-        lengths = workload_lengths(options.workload, SAMPLED, options.seed)
+        lengths = workload_lengths(options.workload, NUM_SAMPLES, options.seed)
     else:
         isl = ISL if options.isl is None else options.isl
         lengths = [(isl, OSL if options.osl is None else options.osl)]
@@ -137,20 +137,19 @@ def _demand(options: PlanOptions) -> Demand:
 
 
 def _check_context(options: PlanOptions, demand: Demand, outline: Outline) -> None:
-    """BadInput for a --max-model-len with which the commands that are printed would refuse the
-    load, or not start."""
-    asked = options.max_model_len
-    if asked is not None and asked < demand.longest:
+    """BadInput for a context length with which the printed commands could not serve the load."""
+    max_model_len = options.max_model_len
+    if max_model_len is not None and max_model_len < demand.longest:
         raise BadInput(
             "--max-model-len is shorter than the longest request",
-            value=asked,
+            value=max_model_len,
             limit=f">= {demand.longest:,} tokens",
-            fix="allow more, or leave it out",
+            fix="raise it, or leave it out",
         )
-    if asked is not None and asked > outline.max_positions:
+    if max_model_len is not None and max_model_len > outline.max_positions:
         raise BadInput(
             "--max-model-len is longer than the model's context",
-            value=asked,
+            value=max_model_len,
             limit=f"<= {outline.max_positions:,} tokens",
         )
 
@@ -158,12 +157,12 @@ def _check_context(options: PlanOptions, demand: Demand, outline: Outline) -> No
 def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> Space:
     names = _names(options.devices)
     if names is None:
-        chosen = tuple(d.name for d in catalogue.values() if d.prices and d.peak_flops)
+        devices = tuple(d.name for d in catalogue.values() if d.prices and d.peak_flops)
     else:
-        chosen = tuple(find_accelerator(name, dict(catalogue)).name for name in names)
+        devices = tuple(find_accelerator(name, dict(catalogue)).name for name in names)
     weights, kvs = _names(options.weight_dtypes), _names(options.kv_dtypes)
     return Space(
-        devices=chosen,
+        devices=devices,
         weight_dtypes=None if weights is None else tuple(map(weight_dtype, weights)),
         kv_dtypes=None if kvs is None else tuple(map(kv_dtype, kvs)),
         max_devices_per_replica=options.max_devices,
@@ -172,112 +171,85 @@ def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> Space:
     )
 
 
-def _fresh(
+def _with_fresh_prices(
     options: PlanOptions, space: Space, catalogue: Mapping[str, Accelerator]
 ) -> tuple[Space, list[str]]:
-    """The space without devices whose price is too old to be used silently, and what to say of it.
+    """The space without devices whose price is stale, and notes about them.
 
-    BadInput where a device was asked for by name, or none is left.
+    Raises BadInput if such a device was named, or no device is left.
     """
     if options.price_per_hour is not None:
         return space, []
-    kept, told, last = [], [], None
+    today = options.today or date.today()
+    fresh, notes, refused = [], [], None
     for name in space.devices:
         price = quoted_price(catalogue[name])
         try:
             note = None
             if price is not None:
-                note = check_fresh(
-                    name, price.as_of, options.today, accept_stale=options.accept_stale
-                )
-            kept.append(name)
-            told += [note] if note else []
+                note = check_fresh(name, price.as_of, today, accept_stale=options.accept_stale)
+            fresh.append(name)
+            notes += [note] if note else []
         except BadInput as error:
-            last = BadInput(
+            refused = BadInput(
                 error.what,
                 value=error.value,
                 limit=error.limit,
-                fix="look it up again: --price-per-hour, --catalogue; or say --accept-stale",
+                fix="give a current price by --price-per-hour or --catalogue, or --accept-stale",
             )
-            told.append(f"{name} is left out: its price is stale ({error.value})")
-    if last is not None and (options.devices is not None or not kept):
-        raise last
-    return msgspec.structs.replace(space, devices=tuple(kept)), told
+            notes.append(f"{name} is left out: its price is stale ({error.value})")
+    if refused is not None and (options.devices is not None or not fresh):
+        raise refused
+    return msgspec.structs.replace(space, devices=tuple(fresh)), notes
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
-    found = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not found:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
         raise BadInput("the list is empty", value=text, fix="name one or more, with commas")
-    return found
+    return names
 
 
-def _context(demand: Demand, outline: Outline) -> int:
-    """The longest request, rounded up to 256 tokens, within the model's own limit."""
-    return min(outline.max_positions, -(-demand.longest // 256) * 256)
-
-
-def _plan(
+def _result(
     options: PlanOptions,
     outline: Outline,
     demand: Demand,
-    slo: Slo,
     found: Found,
     catalogue: Mapping[str, Accelerator],
-) -> Plan:
-    best = found.fleets[0]
-    machine = _machine(outline, best, catalogue)
-    asked = MemoryAsked(max_num_batched_tokens=best.max_num_batched_tokens, max_num_seqs=best.seats)
-    return Plan(
+    stale: list[str],
+) -> PlanResult:
+    best, slo = found.fleets[0], Slo.parse(options.slo)
+    model = replica(
+        outline,
+        catalogue[best.device],
+        best.layout,
+        weight_dtype=best.weight_dtype,
+        kv_dtype=best.kv_dtype,
+    )
+    limits = MemoryAsked(
+        max_num_batched_tokens=best.max_num_batched_tokens, max_num_seqs=best.seats
+    )
+    start = _start(options, outline, demand, best, catalogue)
+    written = None
+    if options.manifests:
+        promise = f"{demand.rate:g} requests/s of {demand.isl} in, {demand.osl} out, under {slo}"
+        where = place(start.device, options.place)
+        written = manifests(start, where, checkpoint_bytes(outline), promise)
+    return PlanResult(
         model=options.model,
         demand=demand,
         slo=str(slo),
         num_candidates=found.num_candidates,
-        fleets=found.fleets[:SHOWN],
+        fleets=found.fleets[:MAX_FLEETS_SHOWN],
         front=found.front,
-        memory=memory(machine, asked),
-        disaggregation=verdict(machine, demand, slo, best),
-        commands=commands(_start(options, outline, demand, best, catalogue)),
-        notes=_notes(options, best, machine, catalogue),
+        memory=memory(model, limits),
+        disaggregation=verdict(model, demand, slo, best),
+        commands=commands(start),
+        notes=(*_notes(options, best, model, catalogue), *stale),
+        manifests=written,
     )
-
-
-def _machine(outline: Outline, each: Candidate, catalogue: Mapping[str, Accelerator]) -> Replica:
-    return replica(
-        outline,
-        catalogue[each.device],
-        each.layout,
-        weight_dtype=each.weight_dtype,
-        kv_dtype=each.kv_dtype,
-    )
-
-
-def _notes(
-    options: PlanOptions,
-    best: Candidate,
-    machine: Replica,
-    catalogue: Mapping[str, Accelerator],
-) -> tuple[str, ...]:
-    """What the reader must know beside the numbers."""
-    told = [f"shares of the peaks: {machine.efficiency.source} ({machine.efficiency.as_of})"]
-    price = quoted_price(catalogue[best.device])
-    if options.price_per_hour is None and price is not None:
-        told.append(
-            f"price: ${price.usd_per_hour:g} per {best.device} and hour, {price.terms}, "
-            f"{price.source}, {price.as_of}"
-        )
-    if options.workload is not None and is_text(options.workload):
-        told.append("the workload is text: its lengths are estimated at four bytes per token")
-    if machine.weight_dtype not in (machine.outline.packed, machine.outline.stored_dtype):
-        told.append(f"{machine.weight_dtype} weights are lossy: measure their quality first")
-    if machine.kv_dtype != machine.outline.stored_dtype:
-        told.append(f"a {machine.kv_dtype} KV cache is lossy: measure its quality first")
-    if not best.sure:
-        told.append("the promise holds at the prediction, not at the far end of its 80 % interval")
-    told.append("watts are the boards' design power: an upper bound without the host")
-    return tuple(told)
 
 
 def _start(
@@ -287,107 +259,44 @@ def _start(
     best: Candidate,
     catalogue: Mapping[str, Accelerator],
 ) -> Start:
-    on_hub = hub_name(options.model)
-    here = Path(options.model)
+    hub = hub_name(options.model)
+    path = Path(options.model)
+    longest = min(outline.max_positions, -(-demand.longest // 256) * 256)
     return Start(
         each=best,
         device=catalogue[best.device],
-        model=on_hub or str(here.parent if here.suffix == ".json" else here),
+        model=hub or str(path.parent if path.suffix == ".json" else path),
         stored=outline.packed or outline.stored_dtype,
-        max_model_len=options.max_model_len or _context(demand, outline),
-        on_hub=on_hub is not None,
+        max_model_len=options.max_model_len or longest,
+        on_hub=hub is not None,
     )
 
 
-def _written(asked: Asked, outline: Outline, start: Start, plan: Plan) -> Written:
-    """The winner's manifests. Raises what `place` raises."""
-    demand = plan.demand
-    promise = f"{demand.rate:g} requests/s of {demand.isl} in, {demand.osl} out, under {plan.slo}"
-    return manifests(start, place(start.device, asked), checkpoint_bytes(outline), promise)
-
-
-def _write(folder: Path, written: Written, out: Console) -> None:
-    """CannotRun where nothing can be written."""
-    if not written.files:
-        why = "; ".join(dict.fromkeys(written.left_out.values()))
-        raise CannotRun("no manifest can be written of this fleet", value=why)
-    for path in write_files(folder, written.files):
-        out.print(f"written: {path}", style="dim", markup=False, soft_wrap=True)
-    for name, why in written.left_out.items():
-        out.print(f"not written: {name}: {why}", style="yellow", markup=False, soft_wrap=True)
-
-
-def _print(plan: Plan, slo: Slo, out: Console) -> None:
-    demand = plan.demand
-    out.print(
-        f"{plan.model}: {demand.rate:g} requests/s of {demand.isl} in (95 %: {demand.isl_p95}), "
-        f"{demand.osl} out, under {slo}; {plan.num_candidates:,} candidates"
-    )
-    out.print(fleet_table(plan.fleets))
-    out.print(_memory_table(plan))
-    split = plan.disaggregation
-    out.print(f"disaggregate prefill and decode: {'yes' if split.yes else 'no'}: {split.why}")
-    picture = draw_front(plan.front, slo.tpot_s)
-    if picture:
-        out.print()
-        out.print(picture, markup=False)
-    out.print()
-    for name, text in plan.commands.items():
-        lines = text.replace("\n", "\n  ")
-        out.print(f"{name}:\n  {lines}", markup=False, soft_wrap=True)
-    out.print()
-    for note in plan.notes:
-        out.print(f"- {note}", markup=False, soft_wrap=True, style="dim")
-
-
-def fleet_table(fleets: tuple[Candidate, ...]) -> Table:
-    """One row per replica kind, cheapest first: ms, dollars per hour and per 1M tokens."""
-    caption = "ms, with 80 % intervals; dollars per hour, per 1M tokens in and out"
-    table = Table(
-        box=None, pad_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left"
-    )
-    for name in ("fleet", "weights/KV"):
-        table.add_column(name, no_wrap=True)
-    for name in ("seqs", "TTFT", "80 %", "TPOT", "80 %", "$/h", "$in", "$out", "kW"):
-        table.add_column(name, justify="right", overflow="fold")
-    for each in fleets:
-        table.add_row(
-            f"{each.num_replicas} x {each.device} {each.layout}",
-            f"{_short(each.weight_dtype)}/{_short(each.kv_dtype)}",
-            str(each.batch),
-            f"{each.ttft_s * 1000:.0f}",
-            _range(each.ttft_interval_s),
-            f"{each.tpot_s * 1000:.3g}",
-            _range(each.tpot_interval_s),
-            _dollars(each.dollars_per_hour),
-            _dollars(each.input_dollars_per_mtok),
-            _dollars(each.output_dollars_per_mtok),
-            "" if each.watts is None else f"{each.watts / 1000:.1f}",
+def _notes(
+    options: PlanOptions,
+    best: Candidate,
+    model: Replica,
+    catalogue: Mapping[str, Accelerator],
+) -> tuple[str, ...]:
+    """What a reader must know to judge the numbers."""
+    notes = [
+        f"shares of the peaks: {model.efficiency.source} ({model.efficiency.as_of})",
+    ]
+    price = quoted_price(catalogue[best.device])
+    if options.price_per_hour is None and price is not None:
+        notes.append(
+            f"price: ${price.usd_per_hour:g} per {best.device} and hour, {price.terms}, "
+            f"{price.source}, {price.as_of}"
         )
-    return table
-
-
-def _range(interval: tuple[float, float]) -> str:
-    low, high = interval
-    return f"{low * 1000:.0f}-{high * 1000:.0f}"
-
-
-def _short(dtype: str) -> str:
-    return {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3": "fp8"}.get(dtype, dtype)
-
-
-def _dollars(value: float | None) -> str:
-    return "" if value is None else f"{value:.2g}" if value < 1 else f"{value:.3g}"
-
-
-def _memory_table(plan: Plan) -> Table:
-    best, found = plan.fleets[0], plan.memory
-    title = f"memory of one {best.device}, {best.layout}, {best.weight_dtype}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
-    table.min_width = len(title)
-    for name, nbytes in found.rows():
-        table.add_row(name, f"{nbytes / 1e9:.2f} GB")
-    copies = "" if found.kv_copies == 1 else f", each number held {found.kv_copies:g} times"
-    table.add_row("KV per token", f"{found.kv_bytes_per_token:,.0f} B{copies}")
-    table.add_row("KV of the replica", f"{found.kv_tokens:,} tokens")
-    return table
+    if options.workload is not None and is_text(options.workload):
+        notes.append("the workload is text: lengths are estimated at four bytes per token")
+    if model.weight_dtype not in (model.outline.packed, model.outline.stored_dtype):
+        notes.append(f"{model.weight_dtype} weights are lossy: measure their quality first")
+    if model.kv_dtype != model.outline.stored_dtype:
+        notes.append(f"a {model.kv_dtype} KV cache is lossy: measure its quality first")
+    if not best.sure:
+        notes.append(
+            "the SLO is met at the prediction, but not at the far end of its 80 % interval"
+        )
+    notes.append("watts are the boards' design power: an upper bound, without the host")
+    return tuple(notes)

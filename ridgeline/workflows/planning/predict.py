@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from ridgeline.errors import BadInput
-from ridgeline.plan.step_time.calibration import is_of_server
+from ridgeline.plan.calibration.calibration import is_of_server
+from ridgeline.plan.calibration.remote_server import Served, Told, load_served, predict_served
 from ridgeline.plan.step_time.predict import Point, Prediction, predict
-from ridgeline.plan.step_time.remote_server import Served, Told, load_served, predict_served
 from ridgeline.report.result import Result
 from ridgeline.workflows.planning.device_catalogue import default_device, read_catalogue
 
@@ -44,22 +46,19 @@ def predict_point(
         raise BadInput(
             "predict needs a MODEL and a --device, or --input FILE", value=point.model or None
         )
-    point = Point(**{**_fields(point), "device": device})
+    point = msgspec.structs.replace(point, device=device)
     return OperatingPointResult(point=point, prediction=predict(point, rows))
 
 
 def _predict_server(point: Point, server: Served) -> OperatingPointResult:
     """From a calibration of a server: only isl, osl and batch can vary."""
     usable = Point(model=point.model, device="", isl=point.isl, osl=point.osl, batch=point.batch)
-    unused = [name for name, value in _fields(point).items() if value != getattr(usable, name)]
+    names = point.__struct_fields__
+    unused = [name for name in names if getattr(point, name) != getattr(usable, name)]
     if unused or point.model not in ("", server.model):
         raise _unused_with_server(", ".join(unused) or point.model, server)
     prediction = predict_served(server, point.isl, point.osl, point.batch)
     return OperatingPointResult(point=point, prediction=prediction, server=server)
-
-
-def _fields(point: Point) -> dict[str, object]:
-    return {name: getattr(point, name) for name in point.__struct_fields__}
 
 
 def _unused_with_server(given: str, server: Served) -> BadInput:

@@ -13,12 +13,12 @@ from ridgeline.plan.fleet.search import Candidate
 from ridgeline.records import Slo
 
 if TYPE_CHECKING:
-    from ridgeline.workflows.planning.plan import Plan
+    from ridgeline.workflows.planning.plan import PlanResult
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 340, 64, 20, 40, 46
 
 
-def plan_page(plan: Plan, slo: Slo) -> str:
+def plan_page(plan: PlanResult, slo: Slo) -> str:
     """Self-contained HTML; every text is escaped."""
     style = files("ridgeline.measure.report").joinpath("style.css").read_text(encoding="utf-8")
     demand = plan.demand
@@ -112,7 +112,7 @@ def _row(each: Candidate) -> str:
     return f"<tr>{told}</tr>"
 
 
-def _memory(plan: Plan) -> str:
+def _memory(plan: PlanResult) -> str:
     """The winner's, line by line."""
     best, found = plan.fleets[0], plan.memory
     rows = [(name, f"{nbytes / 1e9:.2f} GB") for name, nbytes in found.rows()]

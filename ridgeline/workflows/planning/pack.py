@@ -1,0 +1,46 @@
+"""Place several models on a stock of devices."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from ridgeline.errors import BadInput
+from ridgeline.plan.fleet.packing import Packing, Tenant
+from ridgeline.plan.fleet.packing import pack as place_tenants
+from ridgeline.report.json_line import plain
+from ridgeline.report.result import Result
+from ridgeline.workflows.planning.device_catalogue import parse_stock, read_catalogue
+
+
+class PackResult(Result, frozen=True, kw_only=True):
+    """Which models share which device."""
+
+    packing: Packing
+
+    def to_dict(self) -> dict[str, object]:
+        return dict(plain(self.packing))
+
+
+def pack(models: Path, stock: str, *, catalogue: Path | None = None) -> PackResult:
+    """Place the models of a TOML file ([[model]] rows) on devices such as `h100-sxm=2,l4=4`.
+
+    Raises UserError if they do not fit.
+    """
+    rows = read_catalogue(catalogue)
+    return PackResult(packing=place_tenants(_read_models(models), parse_stock(stock, rows), rows))
+
+
+def _read_models(path: Path) -> list[Tenant]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        models = msgspec.convert(document.get("model", []), list[Tenant])
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise BadInput("cannot read the models", value=str(path), fix=str(error)) from None
+    if not models:
+        raise BadInput(
+            "the file names no models", value=str(path), fix="write [[model]] rows in it"
+        )
+    return models

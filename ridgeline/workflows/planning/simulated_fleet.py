@@ -1,0 +1,156 @@
+"""The fleet of a simulation: its kinds of replicas, their schedulers and step times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ridgeline.engine.scheduler import (
+    BlockPool,
+    SchedulerLimits,
+    NoPrefixCache,
+    PrefixCache,
+    Scheduler,
+    make_policy,
+)
+from ridgeline.errors import BadInput
+from ridgeline.hardware.catalogue import Accelerator, find_accelerator
+from ridgeline.modelspec.cost.serving_formats import kv_dtype, weight_dtype
+from ridgeline.plan.calibration.interference import MIDDLE, Sky
+from ridgeline.plan.model.outline import load_outline
+from ridgeline.plan.simulate.block_counter import CountedPool
+from ridgeline.plan.simulate.fleet import Build, Faults, FleetPlan, Scaling
+from ridgeline.plan.step_time.memory import BLOCK_SIZE, MemoryAsked, memory, require_fit
+from ridgeline.plan.step_time.parallel_layout import NETWORK_BYTES_S, Layout
+from ridgeline.plan.step_time.predict import limits_of
+from ridgeline.plan.step_time.replica import Replica, replica
+from ridgeline.plan.step_time.simulated import Modelled, Pace
+from ridgeline.plan.step_time.speculation import Speculation
+from ridgeline.workflows.planning.device_catalogue import (
+    default_device,
+    parse_stock,
+    read_catalogue,
+)
+
+if TYPE_CHECKING:
+    from ridgeline.workflows.planning.simulate import SimulateOptions
+
+MAX_REPLICAS = 10_000
+Kind = tuple[Replica, int]
+"""A kind of replica, and how many of it the fleet has."""
+
+
+def kinds_of(options: SimulateOptions) -> list[Kind]:
+    """One kind of replica, or several: `--device h100-sxm=2,l40s=4` names two."""
+    catalogue = read_catalogue(options.catalogue, options.calibration)
+    device = default_device(options.device, catalogue)
+    if device is None:
+        raise BadInput("simulate needs a --device, or a --calibration", value=device)
+    if "=" not in device:
+        return [(_model_replica(options, find_accelerator(device, catalogue)), options.replicas)]
+    if options.replicas != 1 or options.decode_replicas or options.autoscale is not None:
+        raise BadInput(
+            "--device with counts fixes the size of the fleet",
+            value=device,
+            fix="remove --replicas, --decode-replicas and --autoscale",
+        )
+    stock = parse_stock(device, catalogue)
+    return [(_model_replica(options, catalogue[name]), count) for name, count in stock.items()]
+
+
+def fleet_plan(options: SimulateOptions, kinds: Sequence[Kind], longest_request: int) -> FleetPlan:
+    """The fleet to simulate. `longest_request`: prompt and output tokens that must fit."""
+    builds = [(_build(options, model, longest_request), count) for model, count in kinds]
+    if sum(count for _, count in kinds) > MAX_REPLICAS:
+        raise BadInput("--device names too many replicas", limit=f"{MAX_REPLICAS:,}")
+    faults = None
+    if options.mtbf_s is not None:
+        faults = Faults(mtbf_s=options.mtbf_s, repair_s=options.repair_s)
+    return FleetPlan(
+        builds=tuple(build for build, count in builds for _ in range(count)),
+        decode=(builds[0][0],) * options.decode_replicas,
+        transfer_s=_kv_transfer_s(kinds[0][0]) if options.decode_replicas else None,
+        router=options.router,
+        scaling=_scaling(options),
+        faults=faults,
+        seed=options.seed,
+        leaps=not options.step_by_step,
+    )
+
+
+def _model_replica(options: SimulateOptions, device: Accelerator) -> Replica:
+    return replica(
+        load_outline(options.model),
+        device,
+        Layout(tp=options.tp, pp=options.pp, ep=options.ep),
+        weight_dtype=None if options.weight_dtype is None else weight_dtype(options.weight_dtype),
+        kv_dtype=None if options.kv_dtype is None else kv_dtype(options.kv_dtype),
+    )
+
+
+def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Build:
+    if model.layout.pp > 1 or model.layout.num_attention > 1:
+        raise BadInput(
+            "replicas with pipeline stages or several attention groups cannot be simulated",
+            value=str(model.layout),
+            fix="use tp, and ep up to tp",
+        )
+    slots, tokens = limits_of(model, options.max_num_seqs, options.max_num_batched_tokens)
+    fits = memory(model, MemoryAsked(max_num_batched_tokens=tokens, max_num_seqs=slots))
+    require_fit(model, fits, longest_request)
+    limits = SchedulerLimits(
+        max_num_seqs=slots,
+        max_num_batched_tokens=tokens,
+        max_model_len=min(model.outline.max_positions, max(longest_request, 1)),
+    )
+
+    def make_scheduler() -> Scheduler:
+        num_blocks = fits.kv_tokens // BLOCK_SIZE
+        # Counting free blocks is faster, but only named blocks can be cached or preempted.
+        named = options.prefix_caching or options.batch_share
+        pool = (BlockPool if named else CountedPool)(num_blocks, BLOCK_SIZE)
+        cache = PrefixCache(pool) if options.prefix_caching else NoPrefixCache()
+        return Scheduler(limits, make_policy("continuous"), pool, cache)
+
+    pace: Pace = Modelled(model, _speculation(options))
+    calibration = model.calibration
+    weather = None if calibration is None else calibration.weather
+    level = MIDDLE if options.num_seeds == 1 else None
+    return Build(
+        name=model.device.name,
+        scheduler=make_scheduler,
+        pace=pace,
+        num_devices=model.layout.num_devices,
+        asking_s=0.0 if calibration is None else calibration.overheads.reader_first_s,
+        sky=None if weather is None else partial(Sky, weather, options.seed, level=level),
+    )
+
+
+def _speculation(options: SimulateOptions) -> Speculation | None:
+    if not options.num_speculative_tokens:
+        return None
+    if options.acceptance is None:
+        raise BadInput(
+            "--num-speculative-tokens needs the acceptance rate of draft tokens",
+            value=options.num_speculative_tokens,
+            fix="add --acceptance",
+        )
+    return Speculation(num_tokens=options.num_speculative_tokens, acceptance=options.acceptance)
+
+
+def _kv_transfer_s(model: Replica) -> Callable[[int], float]:
+    """Seconds to send the KV cache of so many prompt tokens, all devices in parallel."""
+    rate = NETWORK_BYTES_S * model.layout.num_devices
+    return lambda tokens: model.kv_bytes(tokens) * model.kv_copies / rate
+
+
+def _scaling(options: SimulateOptions) -> Scaling | None:
+    if options.autoscale is None:
+        return None
+    return Scaling(
+        target=options.target_in_flight,
+        most=options.autoscale,
+        least=options.replicas,
+        startup_s=options.startup_s,
+    )

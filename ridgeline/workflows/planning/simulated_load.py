@@ -1,0 +1,85 @@
+"""The requests of a simulation: recorded traffic, or synthetic lengths under Poisson arrivals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ridgeline.errors import BadInput
+from ridgeline.measure.workload import parse_workload
+from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
+from ridgeline.plan.simulate.fleet import SimulatedRequest
+from ridgeline.plan.simulate.off_peak import OffPeak
+from ridgeline.workflows.bench.workload_lengths import ISL, OSL, workload_lengths
+
+if TYPE_CHECKING:
+    from ridgeline.workflows.planning.simulate import SimulateOptions
+
+Lengths = tuple[int, int, tuple[int, ...]]
+"""Prompt tokens, output tokens, and the ids of the prompt's shared leading blocks."""
+
+
+def requests_of(options: SimulateOptions) -> list[SimulatedRequest]:
+    """All requests in order of arrival. Raises BadInput if the options contradict each other."""
+    if options.workload is not None:
+        source = parse_workload(options.workload)
+        if isinstance(source, TraceWorkload):
+            return _recorded_requests(options, source)
+        lengths = workload_lengths(options.workload, options.num_prompts, options.seed)
+    else:
+        lengths = [(options.isl or ISL, options.osl or OSL)] * options.num_prompts
+    if options.replay_speed is not None:
+        raise BadInput("--replay-speed needs recorded traffic", value=options.workload)
+    arrivals_s = _poisson_arrivals_s(options, len(lengths))
+    return _requests(options, [(*pair, ()) for pair in lengths], arrivals_s)
+
+
+def _recorded_requests(options: SimulateOptions, source: TraceWorkload) -> list[SimulatedRequest]:
+    """A recording, with its own arrival times if `replay_speed` is given."""
+    rows = source.rows[: options.num_prompts]
+    lengths = [(row.num_input, row.num_output, row.blocks) for row in rows]
+    if options.replay_speed is None:
+        return _requests(options, lengths, _poisson_arrivals_s(options, len(rows)))
+    start_s = rows[0].at_s
+    return _requests(
+        options, lengths, [(row.at_s - start_s) / options.replay_speed for row in rows]
+    )
+
+
+def _poisson_arrivals_s(options: SimulateOptions, count: int) -> list[float]:
+    if not options.rate > 0:
+        raise BadInput("the request rate must be positive", value=options.rate)
+    gaps_s = np.random.default_rng(options.seed).exponential(1 / options.rate, count)
+    return [float(arrival_s) for arrival_s in np.cumsum(gaps_s)]
+
+
+def _requests(
+    options: SimulateOptions, lengths: Sequence[Lengths], arrivals_s: Sequence[float]
+) -> list[SimulatedRequest]:
+    """`batch_share` of the requests, chosen by the seed, run in the background.
+
+    With an off-peak window, those are held back until it opens.
+    """
+    window = None if options.off_peak is None else OffPeak.parse(options.off_peak)
+    if window is not None and not options.batch_share:
+        raise BadInput("--off-peak has no effect without --batch-share", value=options.off_peak)
+    draws = np.random.default_rng(options.seed + 1).random(len(lengths))
+    background = (draws < options.batch_share).tolist()
+    return [
+        SimulatedRequest(
+            at_s=arrival_s,
+            num_prompt=num_prompt,
+            num_output=num_output,
+            prefix=blocks,
+            prefix_block=MOONCAKE_BLOCK,
+            session=str(i),
+            background=is_background,
+            kind="batch" if is_background else "",
+            not_before_s=window.opens_s(arrival_s) if is_background and window else 0.0,
+        )
+        for i, ((num_prompt, num_output, blocks), arrival_s, is_background) in enumerate(
+            zip(lengths, arrivals_s, background, strict=True)
+        )
+    ]
