@@ -66,7 +66,7 @@ def test_a_page_is_of_all_requests(
 ) -> None:
     """More than a trace holds and a timeline shows: every figure counts them all, and gaps between
     tokens, whose instants nobody kept, are not told."""
-    monkeypatch.setattr("ridgeline.workflows.planning.simulate.SHOWN_REQUESTS", 40)
+    monkeypatch.setattr("ridgeline.workflows.planning.simulate.MAX_TRACED_REQUESTS", 40)
     page, chrome = tmp_path / "page.html", tmp_path / "trace.json"
     assert main([*SMALL, "--num-prompts", "450", "--html", str(page), "--trace", str(chrome)]) == 0
     capsys.readouterr()

@@ -25,6 +25,7 @@ def pack(
     from rich.console import Console
 
     from ridgeline.cli.render.pack import pack_table
+    from ridgeline.report.json_line import json_line
     from ridgeline.workflows.planning.pack import pack as place_models
 
     result = place_models(models, device, catalogue=catalogue)

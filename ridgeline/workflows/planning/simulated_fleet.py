@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ridgeline.engine.scheduler import (
     BlockPool,
-    SchedulerLimits,
     NoPrefixCache,
     PrefixCache,
     Scheduler,
+    SchedulerLimits,
     make_policy,
 )
 from ridgeline.errors import BadInput
