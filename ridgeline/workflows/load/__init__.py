@@ -1,0 +1,1 @@
+"""Loads sent to an engine or a server, and what is observed meanwhile."""
