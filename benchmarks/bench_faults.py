@@ -40,8 +40,8 @@ from ridgeline.measure.client import OnStart
 from ridgeline.measure.inprocess import InProcessTarget
 from ridgeline.records import RunTrace, Sampling, Slo, StepStat
 from ridgeline.workflows.bench.bench import beside_of, chat_of
-from ridgeline.workflows.bench.server_monitor import Seen, watched
 from ridgeline.workflows.diagnose.diagnose import Diagnosis, judged
+from ridgeline.workflows.load.server_monitor import Seen, watched
 
 LOADS = {
     "chat": "chat",

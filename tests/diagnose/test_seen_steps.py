@@ -15,9 +15,9 @@ from ridgeline.measure.log import Beside, write_run
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.roofline import phase_of
 from ridgeline.workflows.bench.bench import Remote
-from ridgeline.workflows.bench.remote_utilization import device_of
 from ridgeline.workflows.diagnose.diagnose import Held, command, diagnose
 from ridgeline.workflows.diagnose.roofline_points import began_from, roof_of
+from ridgeline.workflows.load.server_utilisation import device_of
 from tests.diagnose.faults import LOADS, Engine, run
 
 DEVICE = device_of("dummy:tinyllama-1.1b", "h100-sxm")

@@ -14,8 +14,8 @@ from ridgeline.measure.steps import utilisation
 from ridgeline.records import EngineInfo
 from ridgeline.roofline import Peaks
 from ridgeline.workflows.bench.bench import Remote
-from ridgeline.workflows.bench.remote_utilization import device_of, on_console, tables, used
-from ridgeline.workflows.bench.server_monitor import Seen
+from ridgeline.workflows.load.server_monitor import Seen
+from ridgeline.workflows.load.server_utilisation import device_of, on_console, tables, used
 from tests.diagnose.faults import LOADS, Engine, run
 
 PEAKS = Peaks(flops_s=1e12, bytes_s=1e10)

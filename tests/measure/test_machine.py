@@ -26,9 +26,9 @@ from ridgeline.measure.server.process import (
     read_tree,
     use_of,
 )
-from ridgeline.workflows.bench import server_monitor
 from ridgeline.workflows.bench.bench import Outputs, Remote, command
-from ridgeline.workflows.bench.server_monitor import Seen, machine_rows, watched
+from ridgeline.workflows.load import server_monitor
+from ridgeline.workflows.load.server_monitor import Seen, machine_rows, watched
 from tests.diagnose.mock_thread import mock_server
 from tests.measure.fake_nvml import FakeNvml
 

@@ -21,9 +21,9 @@ from ridgeline.measure.metrics import Distribution
 from ridgeline.measure.report.pictures import Point
 from ridgeline.measure.summary import Summary
 from ridgeline.records import RunTrace
-from ridgeline.workflows.bench import remote_utilization
-from ridgeline.workflows.bench.server_monitor import Seen
 from ridgeline.workflows.diagnose.diagnose import judged
+from ridgeline.workflows.load import server_utilisation
+from ridgeline.workflows.load.server_monitor import Seen
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,13 +37,13 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     log: Path | None = None
 
 
-def told(made: Made, device: remote_utilization.Device | None) -> dict[str, str]:
+def told(made: Made, device: server_utilisation.Device | None) -> dict[str, str]:
     """What the server said during a run, under short names; without what it did not say."""
     words = _by_steps(made.summary) if made.run.steps else _by_pages(made)
     process = made.seen.machine.process
     if process is not None:
         words["CPU"] = f"{process.cpu_cores:.2f}"
-    use = None if device is None else remote_utilization.used(made.run, made.seen.server, device)
+    use = None if device is None else server_utilisation.used(made.run, made.seen.server, device)
     if use is not None:
         words["MFU"] = f"{use.mfu:.1%}"
         words |= {} if use.mbu is None else {"MBU": f"{use.mbu:.1%}"}
@@ -71,7 +71,7 @@ def _by_pages(made: Made) -> dict[str, str]:
     report = made.seen.server
     if report is None:
         return {}
-    means, hits = report.means, remote_utilization.hit_share(report)
+    means, hits = report.means, server_utilisation.hit_share(report)
     words = {name: f"{means[name]:.1f}" for name in ("running", "waiting") if name in means}
     if "kv_used_share" in means:
         words["KV"] = f"{means['kv_used_share']:.0%}"
@@ -153,7 +153,7 @@ def runs_table(found: Mapping[str, tuple[float, float, float]], count: int) -> T
     return table
 
 
-def as_json(made: Made, device: remote_utilization.Device | None) -> dict[str, object]:
+def as_json(made: Made, device: server_utilisation.Device | None) -> dict[str, object]:
     """What a result file keeps of each run besides its figures."""
     kept: dict[str, object] = {
         "seed": made.options.seed,
@@ -161,7 +161,7 @@ def as_json(made: Made, device: remote_utilization.Device | None) -> dict[str, o
         "server": msgspec.to_builtins(made.seen.server),
         "machine": msgspec.to_builtins(made.seen.machine),
     }
-    use = None if device is None else remote_utilization.used(made.run, made.seen.server, device)
+    use = None if device is None else server_utilisation.used(made.run, made.seen.server, device)
     return kept if use is None else kept | {"use": msgspec.to_builtins(use)}
 
 

@@ -44,8 +44,8 @@ from ridgeline.measure.workload.sharing import shared_of
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace
 from ridgeline.report.files import write_file
 from ridgeline.roofline import Peaks, PriceStep
-from ridgeline.workflows.bench import remote_utilization
-from ridgeline.workflows.bench.server_monitor import Seen, watched
+from ridgeline.workflows.load import server_utilisation
+from ridgeline.workflows.load.server_monitor import Seen, watched
 
 if TYPE_CHECKING:
     from ridgeline.engine.config import ResolvedSettings
@@ -107,20 +107,20 @@ def command(
     report = seen.server
     summary = summarise(run, options.slo, window_of(run, options.warmup_s, options.cooldown_s))
     result = vllm_result(run, summary, percentiles=options.percentiles)
-    use = None if device is None else remote_utilization.used(run, report, device)
+    use = None if device is None else server_utilisation.used(run, report, device)
     if report is not None:
         result["ridgeline"]["server"] = msgspec.to_builtins(report)  # type: ignore[index]
     result["ridgeline"]["machine"] = msgspec.to_builtins(seen.machine)  # type: ignore[index]
     if use is not None:
         result["ridgeline"]["use"] = msgspec.to_builtins(use)  # type: ignore[index]
-    beside = remote_utilization.tables(seen, use, device, in_process=isinstance(on, Settings))
+    beside = server_utilisation.tables(seen, use, device, in_process=isinstance(on, Settings))
     cost = cost_of_run(run, summary, outputs.dollars_per_hour)
     if outputs.layout == "vllm":
         console.print(vllm_block(result, options.metrics, options.percentiles), markup=False)
     else:
         console.print(render(run, summary, options, physics))
         for each in beside:
-            console.print(remote_utilization.on_console(each))
+            console.print(server_utilisation.on_console(each))
         console.print(diagnosis(run, options, physics, beside_of(options, seen)), markup=False)
     if cost is not None:
         console.print(cost_line(cost), markup=False)
@@ -137,11 +137,11 @@ def command(
 
 def device_of(
     on: Settings | Remote, info: EngineInfo | None = None
-) -> remote_utilization.Device | None:
+) -> server_utilisation.Device | None:
     """What a server runs on; `info`: how it is set up, where it has said so."""
     if isinstance(on, Settings) or on.shape is None or on.accelerator is None:
         return None
-    return remote_utilization.device_of(on.shape, on.accelerator, info)
+    return server_utilisation.device_of(on.shape, on.accelerator, info)
 
 
 def check_writable(outputs: Outputs) -> None:

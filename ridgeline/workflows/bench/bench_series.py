@@ -39,7 +39,6 @@ from ridgeline.measure.summary import Summary, summarise
 from ridgeline.measure.vllm_result import vllm_result
 from ridgeline.measure.window import window_of
 from ridgeline.records import RunTrace
-from ridgeline.workflows.bench import remote_utilization
 from ridgeline.workflows.bench.bench import (
     Outputs,
     Remote,
@@ -51,7 +50,8 @@ from ridgeline.workflows.bench.bench import (
     write_outputs,
 )
 from ridgeline.workflows.bench.bench import command as one_command
-from ridgeline.workflows.bench.server_monitor import watched
+from ridgeline.workflows.load import server_utilisation
+from ridgeline.workflows.load.server_monitor import watched
 
 SEARCH_S = 24 * 3600.0
 MOST_RUNS = 3  # of a rate whose interval reaches over the promise
@@ -215,7 +215,7 @@ def _result(
     made: Sequence[Made],
     shown: Made,
     points: Sequence[Point],
-    device: remote_utilization.Device | None,
+    device: server_utilisation.Device | None,
     cost: Cost | None,
 ) -> dict[str, object]:
     """The shown run under vLLM's keys; every run, and every rate, beside it."""
@@ -243,7 +243,7 @@ def _page(
     cost: Cost | None,
     words: Sequence[Mapping[str, str]],
 ) -> str:
-    beside = remote_utilization.tables(shown.seen, None, None, in_process=bool(shown.run.steps))
+    beside = server_utilisation.tables(shown.seen, None, None, in_process=bool(shown.run.steps))
     rates = [f"{each.options.request_rate:.3g}" for each in made]
     labels = rates if points else [str(number) for number in range(1, len(made) + 1)]
     return bench_page(

@@ -51,8 +51,8 @@ from ridgeline.records import RunTrace, Slo
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.bench.bench import Remote, beside_of, measure
-from ridgeline.workflows.bench.remote_utilization import Device, device_of
 from ridgeline.workflows.diagnose.roofline_points import RunRoofline, placed, roof_of
+from ridgeline.workflows.load.server_utilisation import Device, device_of
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from ridgeline.diagnose.seen_steps import Began, one_by_one, seen_steps
 from ridgeline.measure.log import Beside
 from ridgeline.records import RequestTrace, RunTrace, StepStat
 from ridgeline.roofline import Peaks, PriceStep
-from ridgeline.workflows.bench.remote_utilization import Device, hit_share, steps_told, used
+from ridgeline.workflows.load.server_utilisation import Device, hit_share, steps_told, used
 
 ENOUGH = 0.9  # of the served requests, whose tokens must have come one by one
 

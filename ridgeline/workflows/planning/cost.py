@@ -29,7 +29,7 @@ from ridgeline.plan.fleet.search import Candidate, Space, quoted_price, search
 from ridgeline.plan.model.outline import load_outline
 from ridgeline.records import Slo
 from ridgeline.report.result import Result
-from ridgeline.workflows.bench.workload_lengths import workload_lengths
+from ridgeline.workflows.load.workload_lengths import workload_lengths
 from ridgeline.workflows.planning.device_catalogue import read_catalogue
 from ridgeline.workflows.planning.plan import NUM_SAMPLES, PLANNING_SLO
 

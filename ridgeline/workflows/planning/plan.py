@@ -26,7 +26,7 @@ from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.records import Slo
 from ridgeline.report.files import write_files
 from ridgeline.report.result import Result
-from ridgeline.workflows.bench.workload_lengths import ISL, OSL, is_text, workload_lengths
+from ridgeline.workflows.load.workload_lengths import ISL, OSL, is_text, workload_lengths
 from ridgeline.workflows.planning.device_catalogue import read_catalogue
 from ridgeline.workflows.planning.plan_page import plan_page
 

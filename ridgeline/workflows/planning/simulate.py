@@ -20,7 +20,7 @@ from ridgeline.records import RunTrace, Slo
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line, plain
 from ridgeline.report.result import Result
-from ridgeline.workflows.bench.workload_lengths import ISL, OSL, is_text
+from ridgeline.workflows.load.workload_lengths import ISL, OSL, is_text
 from ridgeline.workflows.planning.simulated_fleet import MAX_REPLICAS, fleet_plan, kinds_of
 from ridgeline.workflows.planning.simulated_load import requests_of
 

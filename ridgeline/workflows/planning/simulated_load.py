@@ -12,7 +12,7 @@ from ridgeline.measure.workload import parse_workload
 from ridgeline.measure.workload.traces import MOONCAKE_BLOCK, TraceWorkload
 from ridgeline.plan.simulate.fleet import SimulatedRequest
 from ridgeline.plan.simulate.off_peak import OffPeak
-from ridgeline.workflows.bench.workload_lengths import ISL, OSL, workload_lengths
+from ridgeline.workflows.load.workload_lengths import ISL, OSL, workload_lengths
 
 if TYPE_CHECKING:
     from ridgeline.workflows.planning.simulate import SimulateOptions

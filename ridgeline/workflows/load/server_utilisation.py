@@ -26,7 +26,7 @@ from ridgeline.modelspec.rewrite import (
 )
 from ridgeline.records import EngineInfo, RunTrace
 from ridgeline.roofline import Peaks, PriceStep
-from ridgeline.workflows.bench.server_monitor import Row, Seen, machine_rows
+from ridgeline.workflows.load.server_monitor import Row, Seen, machine_rows
 
 HERE = "here"
 
