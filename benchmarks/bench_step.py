@@ -5,7 +5,7 @@
         [--prompt N] [--steps 15] [--layer-backend auto] [--json FILE] [--html FOLDER]
 
 `ridgeline diagnose MODEL --profile` for each number in turn, on one engine; its words are
-explained in docs/concepts/performance.md. The ceilings are measured around each. `--html` draws a page for
+explained in docs/concepts/kernels.md. The ceilings are measured around each. `--html` draws a page for
 each number: the roofline with every operator on it.
 """
 

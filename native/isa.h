@@ -46,7 +46,7 @@ inline bool adds_bytes_beside() {
 }
 
 // Whether two products of bfloat16 a lane take as long as one of floats: AMD's cores from Zen 4 on. Intel's take four times as
-// long (docs/concepts/performance.md), so that float32 is faster there.
+// long (docs/concepts/kernels.md), so that float32 is faster there.
 inline bool multiplies_pairs_fast() {
 #if defined(__x86_64__)
   __builtin_cpu_init();

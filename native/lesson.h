@@ -1,5 +1,5 @@
 // The four techniques of writing a kernel, one by one, on one operator: h = silu(x G^T) * (x U^T), the gated
-// half of a feed-forward, in float32. A lesson (docs/concepts/performance.md); the engine computes it elsewhere.
+// half of a feed-forward, in float32. A lesson (docs/concepts/kernels.md); the engine computes it elsewhere.
 //
 // Legend: M rows, K inputs, N outputs; x [M, K], g and u [N, K], h [M, N].
 #pragma once

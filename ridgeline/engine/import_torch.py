@@ -2,7 +2,7 @@
 
 The import makes some 170,000 objects that live as long as the process. The collector, which comes
 the more often the more is made, would walk them hundreds of times and find nothing: a twelfth of
-the time of the whole import (docs/concepts/performance.md).
+the time of the whole import (docs/concepts/kernels.md).
 """
 
 from __future__ import annotations

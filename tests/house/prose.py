@@ -53,7 +53,12 @@ RULES = (
     _word("errand", "stream, task", endings="s"),
     _word("anew", "again, from scratch"),
     _phrase(r"\bso many\b", "so many", "give the number: N tokens, that many"),
-    _phrase(r"\bof (?:its|their|his|her) own\b", "own", "separate, dedicated, or drop it"),
+    _phrase(  # "a thread of its own", but not "of its own response"
+        r"\bof (?:its|their|his|her) own\b(?=\W*$|\s*[^\w\s]"
+        r"|\s+(?:and|or|but|that|which|with|in|on|at|for|to|of|is|are|by|as|so|then)\b)",
+        "own",
+        "separate, dedicated, or drop it",
+    ),
     _phrase(r"\b(?:by|in) turns\b", "turns", "alternately, interleaved"),
     _phrase(r"\bto be had\b", "to be had", "available, possible, reachable"),
     _phrase(

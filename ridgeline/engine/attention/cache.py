@@ -90,7 +90,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     `torch.zeros` writes every page at once: 0.9 s and all of the memory for 800 MB, of which a
     lightly loaded server never uses most. Large caches ask for large pages: attention jumps from
     block to block, and the walk to a page that is not in the TLB costs as much as the block
-    (docs/concepts/performance.md).
+    (docs/concepts/kernels.md).
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -10,7 +10,7 @@ even. Codes are stored plus 128, as unsigned bytes: those widen to words by a ma
 where signed ones need shuffles.
 
 Rows of floats stand one behind the other. Bytes of INT8 stand as the native kernel multiplies them,
-so that it never turns them (that took a third of its time, docs/concepts/performance.md):
+so that it never turns them (that took a third of its time, docs/concepts/kernels.md):
 
     keys     [D/4, B, 4]   four dimensions of every token side by side
     values   [B/4, D, 4]   four tokens (0 2 1 3) of every dimension side by side

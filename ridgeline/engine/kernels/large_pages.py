@@ -2,7 +2,7 @@
 
 A core that streams through pages of 4 KB needs the place of another page with every 64th line, of
 weights and of their scales, and waits for some of these walks: on a virtual Xeon a product of one
-row took 1.2 times as long (docs/concepts/performance.md). Linux gives large pages to anonymous memory that
+row took 1.2 times as long (docs/concepts/kernels.md). Linux gives large pages to anonymous memory that
 asks for them (madvise(2), MADV_HUGEPAGE; /sys/kernel/mm/transparent_hugepage/enabled says whether
 it does), where 2 MB of it begin at a multiple of 2 MB. So tensors of any size are cut from slabs.
 

@@ -65,9 +65,7 @@ _PACKED = (
     "bfloat16",
 )  # kernels of our own, whole layers at once; the rest: torch's
 _BEND, _SLOPE, _SHARE = 0.05, 1.0, 1.0
-_SHARE_S = (
-    0.95  # one row, operator by operator, reads at 0.9 to 1.04 (docs/concepts/performance.md)
-)
+_SHARE_S = 0.95  # one row, operator by operator, reads at 0.9 to 1.04 (docs/concepts/kernels.md)
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from ridgeline.modelspec.rewrite import with_dtype
 from ridgeline.workflows.calibrate.step_passes import num_threads
 
 READ_SHARE = 0.9
-"""Of the read bandwidth, by the INT4 and INT8 kernels with one row (docs/concepts/performance.md)."""
+"""Of the read bandwidth, by the INT4 and INT8 kernels with one row (docs/concepts/kernels.md)."""
 LIKELY_BITS = 5  # the size that the bandwidth is measured at: caches read faster
 MOST_BITS = 8.0
 

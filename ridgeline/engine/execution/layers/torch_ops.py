@@ -1,7 +1,7 @@
 """Layers as a chain of torch operators: the plain reading of the model, on any device and dtype.
 
 When it loses: on the CPU every operator is a pass over memory and wakes the threads anew, and a
-decode step is hundreds of them (docs/concepts/performance.md).
+decode step is hundreds of them (docs/concepts/kernels.md).
 """
 
 from __future__ import annotations
