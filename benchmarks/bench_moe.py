@@ -27,7 +27,7 @@ from torch import Tensor
 import ridgeline._native as _native
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.layers import forward_kind
-from ridgeline.engine.execution.layers.base import Forward
+from ridgeline.engine.model.base import Forward
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.model.moe import MoeMlp
 from ridgeline.modelspec.checkpoints.load import load_spec

@@ -27,7 +27,7 @@ from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.rtn import round_rtn
 from ridgeline.compress.statistics import ProductKey, Stats
 from ridgeline.engine.checkpoints.tensor_names import Part
-from ridgeline.engine.model.dtype import is_exact
+from ridgeline.engine.dtype import is_exact
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.engine.quant.outliers import Split
 

@@ -23,7 +23,7 @@ from ridgeline.engine.checkpoints.bit_packing import pack_words
 from ridgeline.engine.checkpoints.safetensors import INDEX, entries_of
 from ridgeline.engine.checkpoints.tensor_names import LAYOUTS, Part, locate, parts, row_sizes
 from ridgeline.engine.checkpoints.write_packed import copy_config
-from ridgeline.engine.model.dtype import DTYPES
+from ridgeline.engine.dtype import DTYPES
 from ridgeline.engine.quant.grid import Grid, side_by_side
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.model import ModelSpec

@@ -16,9 +16,9 @@ from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.config import ResolvedSettings
+from ridgeline.engine.dtype import DTYPES
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.execution.threads import StepThreads
-from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
@@ -59,7 +59,7 @@ def assemble(
     masks = _masks(tokenizer, resolved)
     attention, verifier = target().attention(), speculation.verifier
     threads = StepThreads(resolved.num_threads, resolved.num_threads_decode)
-    runner = TorchRunner(decoder, kv, attention, masks, verifier, speculation.watch, threads)
+    runner = TorchRunner(decoder, kv, attention, masks, verifier, speculation.observer, threads)
     speculation.calibrate(runner)
     num_bytes = decoder.nbytes + speculation.weight_bytes
     return EngineParts(tokenizer, scheduler, runner, masks, num_bytes)

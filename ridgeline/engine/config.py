@@ -19,10 +19,10 @@ import torch
 from ridgeline.config.settings import Batching, Settings
 from ridgeline.engine.attention import choose as choose_attention
 from ridgeline.engine.attention.base import Site
+from ridgeline.engine.dtype import resolve_dtype
 from ridgeline.engine.execution.layers import choose as choose_forward
 from ridgeline.engine.execution.layers import forward_kind
 from ridgeline.engine.execution.threads import measured_rates, plan_threads
-from ridgeline.engine.model.dtype import resolve_dtype
 from ridgeline.engine.quant import linear_kind
 from ridgeline.engine.scheduler.background_budget import SLOWDOWN_WITHOUT_SLO, TPOT_SLO_SHARE
 from ridgeline.engine.scheduler.kv.kv_budget import KvBudget, KvBudgetInputs, kv_budget

@@ -16,9 +16,9 @@ from ridgeline.engine.config import resolve
 from ridgeline.engine.execution.greedy_fast_path import NativeGreedy, NoGreedy
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.sampling.base import Choice
+from ridgeline.engine.sampling.verify.verifier import Verifier
 from ridgeline.engine.scheduler.plan import Run, SamplePoint, StepPlan
 from ridgeline.engine.speculate.drafters.target_model import last_hidden, last_tokens_of
-from ridgeline.engine.speculate.verify.verifier import Verifier
 from ridgeline.records import Sampling
 
 AT = SamplePoint(Sampling(temperature=0.0), 0, 0, 1, is_argmax=True)
@@ -114,7 +114,7 @@ def test_whoever_watches_is_shown_what_the_usual_way_shows(parts: EngineParts) -
     for watcher, way in zip(watchers, (TorchRunner._run, TorchRunner.run), strict=True):
         verifier = Verifier(witness=watcher.witness)
         own = TorchRunner(
-            runner.decoder, runner.cache, runner.attention, verifier=verifier, watch=watcher
+            runner.decoder, runner.cache, runner.attention, verifier=verifier, observer=watcher
         )
         assert own.greedy.takes(runs)
         for some in (runs, runs[:2]):
@@ -167,9 +167,9 @@ class Watcher:
         self.given: list[list[int]] = []
         self.said: list[tuple[int, list[Choice]]] = []
 
-    def note(self, runs: Sequence[Run], num_given: Sequence[int], x_TC: torch.Tensor) -> None:
+    def observe(self, runs: Sequence[Run], num_outputs: Sequence[int], x_TC: torch.Tensor) -> None:
         self.states.append(x_TC)
-        self.given.append(list(num_given))
+        self.given.append(list(num_outputs))
 
     def witness(self, run: Run, chosen: Sequence[Choice]) -> None:
         self.said.append((run.seq_id, list(chosen)))

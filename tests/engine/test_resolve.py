@@ -7,8 +7,8 @@ import torch
 from msgspec.structs import replace
 
 from ridgeline.config.settings import Settings, settings_from
+from ridgeline.engine import dtype
 from ridgeline.engine.config import _formats, resolve
-from ridgeline.engine.model import dtype
 from ridgeline.engine.scheduler.kv.kv_budget import GIB, KvBudgetInputs, kv_budget, size
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
 from ridgeline.modelspec.checkpoints.load import load_spec

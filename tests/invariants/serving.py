@@ -28,6 +28,7 @@ from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling.reference import distribution
 from ridgeline.engine.sampling.uniform import uniform
+from ridgeline.engine.sampling.verify.verifier import Drawn, Verifier, Witness
 from ridgeline.engine.scheduler import (
     BlockPool,
     NoPrefixCache,
@@ -50,8 +51,7 @@ from ridgeline.engine.speculate.drafters.medusa import Heads, MedusaDrafter
 from ridgeline.engine.speculate.drafters.ngram import NgramDrafter
 from ridgeline.engine.speculate.drafters.suffix import SuffixDrafter
 from ridgeline.engine.speculate.drafters.target_model import Target
-from ridgeline.engine.speculate.verify.tree import FixedTree, TokenTree, parse_tree
-from ridgeline.engine.speculate.verify.verifier import Drawn, Verifier, Witness
+from ridgeline.engine.speculate.token_tree import FixedTree, TokenTree, parse_tree
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_quantization, with_dtype, with_kv_dtype
@@ -282,7 +282,7 @@ def _build(
     attention = build_attention(model.attention, model.spec, kv)
     eos, drafts = model.spec.eos_token_ids, drafts_of(model, requests, schedule, kv, states)
     verifier = Verifier(witness=_witness_of(drafts))
-    runner = TorchRunner(model.decoder, kv, attention, verifier=verifier, watch=states)
+    runner = TorchRunner(model.decoder, kv, attention, verifier=verifier, observer=states)
     scheduler = Scheduler(limits, policy, pool, cache, eos_token_ids=eos, drafts=drafts)
     return scheduler, runner
 

@@ -41,7 +41,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ridgeline.engine.model.dtype import DTYPES
+from ridgeline.engine.dtype import DTYPES
 
 SCALE_BYTES = 4
 MAX_CODE = 127

@@ -13,13 +13,13 @@ from ridgeline.engine.checkpoints.gguf import GgufWeights
 from ridgeline.engine.checkpoints.packed import PackedWeights
 from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights, Weights
 from ridgeline.engine.checkpoints.tensor_names import Part
+from ridgeline.engine.dtype import DTYPES, is_exact
 from ridgeline.engine.execution.layers import choose as choose_forward
 from ridgeline.engine.execution.layers import forward_kind
-from ridgeline.engine.execution.layers.base import Body, ForwardKind
 from ridgeline.engine.execution.layers.torch_ops import TorchForward
 from ridgeline.engine.kernels.native_linear import Packed, pack_lines
+from ridgeline.engine.model.base import Body, ForwardKind
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.model.dtype import DTYPES, is_exact
 from ridgeline.engine.model.layers import (
     AttentionLayer,
     Block,

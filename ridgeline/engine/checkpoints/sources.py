@@ -27,8 +27,8 @@ from ridgeline.engine.checkpoints.tensor_names import (
     parts,
     row_sizes,
 )
+from ridgeline.engine.dtype import DTYPES
 from ridgeline.engine.kernels.native_linear import Packed
-from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.engine.quant.packed import random_packed
 from ridgeline.engine.quant.ready import Ready
 from ridgeline.errors import BadModel

@@ -31,8 +31,8 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.attention.native import NativeAttention
 from ridgeline.engine.execution.batch import packed_rows
-from ridgeline.engine.execution.layers.base import Forward
 from ridgeline.engine.execution.layers.native import NativeForward
+from ridgeline.engine.model.base import Forward
 from ridgeline.engine.sampling.likeliest import Likeliest, ThroughKeptLogits
 from ridgeline.engine.scheduler.plan import Run
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.attention.full import alone
+from ridgeline.engine.execution.base import HiddenStatesObserver, NoObserver
 from ridgeline.engine.execution.batch import Batch, make_batch
 from ridgeline.engine.execution.greedy_fast_path import KeptRoom, Room, greedy_of, new_room
 from ridgeline.engine.execution.threads import StepThreads
@@ -29,6 +30,7 @@ from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling import token_logprobs
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.likeliest import likeliest_of
+from ridgeline.engine.sampling.verify.verifier import Taken, Verifier, told_raw, told_raw_trees
 from ridgeline.engine.scheduler.plan import (
     Run,
     RunOutput,
@@ -37,8 +39,6 @@ from ridgeline.engine.scheduler.plan import (
     draft_paths,
     sample_points,
 )
-from ridgeline.engine.speculate.drafters.hidden_states import NoWatch, Watch
-from ridgeline.engine.speculate.verify.verifier import Taken, Verifier, told_raw, told_raw_trees
 from ridgeline.engine.structured_output.base import TokenMasks
 from ridgeline.engine.structured_output.none import NoGrammars
 from ridgeline.records import TokenLogprobs
@@ -56,7 +56,7 @@ class TorchRunner:
         attention: Attention | None,
         masks: TokenMasks | None = None,
         verifier: Verifier | None = None,
-        watch: Watch | None = None,
+        observer: HiddenStatesObserver | None = None,
         threads: StepThreads | None = None,
     ) -> None:
         # None: it only scores, and is never asked to run a plan.
@@ -64,10 +64,10 @@ class TorchRunner:
         like = torch.empty(0, dtype=decoder.compute_dtype, device=decoder.device)
         self.decoder, self._alone = decoder, alone(decoder.spec, like, cache, attention)
         self.masks = masks or NoGrammars("this runner was given none")
-        self.verifier, self.watch = verifier or Verifier(), watch or NoWatch()
+        self.verifier, self.observer = verifier or Verifier(), observer or NoObserver()
         self.threads = threads
         self.likeliest = likeliest_of(decoder)
-        room: Room = KeptRoom() if isinstance(self.watch, NoWatch) else new_room
+        room: Room = KeptRoom() if isinstance(self.observer, NoObserver) else new_room
         self.greedy = greedy_of(decoder.forward, self.attention, self.likeliest, room)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -96,7 +96,7 @@ class TorchRunner:
         if all(run.is_argmax and run.prompt_logprobs is None for run in plan.runs):
             return self._named(self.likeliest(x_TC), plan.runs, x_TC)
         drawn = self._sample(plan.runs, x_TC, batch)
-        self.watch.note(plan.runs, [len(each) for each in drawn], x_TC)
+        self.observer.observe(plan.runs, [len(each) for each in drawn], x_TC)
         prompts = self._prompt_logprobs(plan.runs, x_TC)
         return StepResult(tuple(map(_sampled, drawn, prompts)))
 
@@ -133,7 +133,9 @@ class TorchRunner:
         prompts = self._prompt_logprobs(runs, x_TC)
         rows = [range(firsts[i], firsts[i + 1]) for i in chosen]
         kept = torch.tensor(list(chain(*rows)), device=x_TC.device)
-        self.watch.note([runs[i] for i in chosen], [len(own.choices) for own in taken], x_TC[kept])
+        self.observer.observe(
+            [runs[i] for i in chosen], [len(own.choices) for own in taken], x_TC[kept]
+        )
         return StepResult(
             tuple(
                 msgspec.structs.replace(_sampled(own.choices, prompts[i]), path=own.path)
@@ -144,7 +146,7 @@ class TorchRunner:
     def _named(self, tokens: Sequence[int], runs: Sequence[Run], x_TC: Tensor) -> StepResult:
         """What the runs give where every row named its token."""
         given = self.verifier.named(tokens, runs)
-        self.watch.note(runs, list(map(len, given)), x_TC)
+        self.observer.observe(runs, list(map(len, given)), x_TC)
         return StepResult(tuple([RunOutput(each) for each in given]))
 
     @torch.inference_mode()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
-from ridgeline.engine.execution.layers.base import Body, Forward
+from ridgeline.engine.model.base import Body, Forward
 from ridgeline.engine.quant.base import Linear
 
 

@@ -17,8 +17,10 @@ from ridgeline.engine.attention import choose as choose_attention
 from ridgeline.engine.attention.base import Site
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.checkpoints.load import load_decoder
+from ridgeline.engine.dtype import DTYPES
+from ridgeline.engine.execution.base import HiddenStatesObserver, NoObserver
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.model.dtype import DTYPES
+from ridgeline.engine.sampling.verify.verifier import Drawn, Verifier, Witness
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Runner
 from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftProposer, NoDrafts
@@ -31,7 +33,7 @@ from ridgeline.engine.speculate.drafters.checkpoint import read_config
 from ridgeline.engine.speculate.drafters.combined import Combined, Lookups
 from ridgeline.engine.speculate.drafters.draft_model import DraftModelDrafter
 from ridgeline.engine.speculate.drafters.eagle import WINDOW, EagleDrafter, load_layer
-from ridgeline.engine.speculate.drafters.hidden_states import NoWatch, States, Watch
+from ridgeline.engine.speculate.drafters.hidden_states import States
 from ridgeline.engine.speculate.drafters.layer_skip import SelfDrafter, choose_layers
 from ridgeline.engine.speculate.drafters.lookahead import LookaheadDrafter
 from ridgeline.engine.speculate.drafters.medusa import MedusaDrafter, load_heads
@@ -39,8 +41,7 @@ from ridgeline.engine.speculate.drafters.ngram import NgramDrafter
 from ridgeline.engine.speculate.drafters.suffix import SuffixDrafter
 from ridgeline.engine.speculate.drafters.target_model import Target
 from ridgeline.engine.speculate.drafters.tokenizer_check import check_same_tokens
-from ridgeline.engine.speculate.verify.tree import FixedTree, parse_tree
-from ridgeline.engine.speculate.verify.verifier import Drawn, Verifier, Witness
+from ridgeline.engine.speculate.token_tree import FixedTree, parse_tree
 from ridgeline.engine.tokenization import NoTokenizer, Tokenizer, load_tokenizer
 from ridgeline.records import Sampling
 
@@ -66,7 +67,7 @@ class Speculating:
     verifier: Verifier
     weight_bytes: int = 0
     calibrate: Callable[[Runner], None] = _nothing
-    watch: Watch = field(default_factory=NoWatch)
+    observer: HiddenStatesObserver = field(default_factory=NoObserver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +100,15 @@ def speculate(
     lookup, witness = _lookup(used)
     verifier = Verifier(used.rejection_sample_method or "block", drawn, witness)
     made = _drafter(used, tokenizer, resolved, drawn, target, clock)
-    watch, most = made.states or NoWatch(), used.num_speculative_tokens
+    observer, most = made.states or NoObserver(), used.num_speculative_tokens
     if used.speculative_token_tree is not None:
         assert isinstance(made.drafter, MedusaDrafter)
         tree = FixedTree(made.drafter, parse_tree(used.speculative_token_tree))
-        return Speculating(tree, verifier, made.nbytes, watch=watch)
+        return Speculating(tree, verifier, made.nbytes, observer=observer)
     if not used.automatic:
         alone = made.drafter if lookup is None else None
         fixed = FixedDepth(alone or Combined(lookup, made.drafter), most)
-        return Speculating(fixed, verifier, made.nbytes, watch=watch)
+        return Speculating(fixed, verifier, made.nbytes, observer=observer)
     controller = Controller(made.drafter, most, clock, lookup, drawn.clear)
 
     def calibrate(runner: Runner) -> None:
@@ -117,7 +118,7 @@ def speculate(
         elif drafts := measure_drafts(made.drafter, resolved, clock, made.states):
             controller.calibrate(steps, DraftCost(drafts))
 
-    return Speculating(controller, verifier, made.nbytes, calibrate, watch)
+    return Speculating(controller, verifier, made.nbytes, calibrate, observer)
 
 
 def measure_steps(

@@ -11,7 +11,7 @@ from ridgeline.engine.speculate.drafters.checkpoint import (
     read_config,
     weight_bytes,
 )
-from ridgeline.engine.speculate.verify.tree import TokenTree, parse_tree
+from ridgeline.engine.speculate.token_tree import TokenTree, parse_tree
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import kv_bytes_per_token, num_params, resident_weight_bytes

@@ -15,6 +15,7 @@ from ridgeline import Engine, Sampling
 from ridgeline.config.settings import settings_from
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.config import resolve
+from ridgeline.engine.sampling.verify.verifier import Drawn
 from ridgeline.engine.scheduler.plan import Run, StepPlan
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.config import resolve_speculation
@@ -25,7 +26,6 @@ from ridgeline.engine.speculate.drafters.layer_skip import (
     influences,
 )
 from ridgeline.engine.speculate.drafters.target_model import Target
-from ridgeline.engine.speculate.verify.verifier import Drawn
 from ridgeline.errors import BadInput, CannotRun
 
 GREEDY = Sampling(temperature=0.0, max_tokens=64, ignore_eos=True)

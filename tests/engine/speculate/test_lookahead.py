@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ridgeline.engine.sampling.verify.exact_match import confirmed
 from ridgeline.engine.scheduler.plan import Run, SamplePoint
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.lookahead import MOST_GRAMS, LookaheadDrafter
-from ridgeline.engine.speculate.verify.exact_match import confirmed
 from ridgeline.records import Sampling
 
 AT = SamplePoint(Sampling(), 0, 0, 1)

@@ -20,9 +20,9 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.speculate.verify import rejection_sampling
-from ridgeline.engine.speculate.verify.exact_match import confirmed
-from ridgeline.engine.speculate.verify.rejection_sampling import (
+from ridgeline.engine.sampling.verify import rejection_sampling
+from ridgeline.engine.sampling.verify.exact_match import confirmed
+from ridgeline.engine.sampling.verify.rejection_sampling import (
     RULES,
     Rule,
     draw,

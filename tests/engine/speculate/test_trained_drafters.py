@@ -22,6 +22,7 @@ from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
 from ridgeline.engine.build import assemble
 from ridgeline.engine.config import resolve
+from ridgeline.engine.sampling.verify.verifier import Drawn
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Run, SamplePoint
 from ridgeline.engine.scheduler.speculation.base import DraftContext
@@ -29,7 +30,6 @@ from ridgeline.engine.speculate.drafters.checkpoint import CONFIG, write_drafter
 from ridgeline.engine.speculate.drafters.eagle import EagleDrafter, EagleLayer
 from ridgeline.engine.speculate.drafters.hidden_states import States
 from ridgeline.engine.speculate.drafters.medusa import Heads, MedusaDrafter
-from ridgeline.engine.speculate.verify.verifier import Drawn
 from ridgeline.errors import BadInput, BadModel, UserError
 from ridgeline.records import Request
 
@@ -81,7 +81,7 @@ def test_heads_say_what_the_student_learnt(teacher: Teacher) -> None:
     batch = teacher(torch.tensor([tokens]))
     states = States(window=1)
     h_TC = batch.h_BLC[0]
-    states.note([Run(0, 0, tuple(tokens), (), None)], [0], h_TC)
+    states.observe([Run(0, 0, tuple(tokens), (), None)], [0], h_TC)
     heads = Heads(student.weight_KCC.detach(), student.bias_KC.detach())
     drafter = MedusaDrafter(heads, teacher.decoder, states, drawn=Drawn(), draws=False)
     [drafts] = drafter.draft([contexts([*tokens, 9])], [5])
@@ -134,7 +134,7 @@ def test_the_layer_says_what_the_student_learnt(teacher: Teacher) -> None:
         for i, tokens in enumerate(texts):
             h_TC = teacher(torch.tensor([tokens[:-1]])).h_BLC[0]
             run = Run(i, seen[i], tuple(tokens[seen[i] : -1]), (), None)
-            drafter._states.note([run], [0], h_TC[seen[i] :])
+            drafter._states.observe([run], [0], h_TC[seen[i] :])
             seen[i] = len(tokens) - 1
         found = drafter.draft([contexts(t, i) for i, t in enumerate(texts)], [3, 4])
         for tokens, drafts, depth, num in zip(texts, found, (3, 4), kept, strict=True):
@@ -149,7 +149,7 @@ def test_without_states_or_blocks_eagle_says_nothing(teacher: Teacher) -> None:
     _, drafter = make_eagle(teacher, num_blocks=2)
     assert drafter.draft([contexts(text(5))], [3]) == [()]
     tokens = text(30)
-    drafter._states.note(
+    drafter._states.observe(
         [Run(0, 0, tuple(tokens[:-1]), (), None)], [0], teacher(torch.tensor([tokens])).h_BLC[0]
     )
     assert drafter.draft([contexts(tokens)], [3]) == [()]
@@ -160,19 +160,19 @@ def test_states_follow_what_was_accepted() -> None:
     at = SamplePoint(GREEDY, 0, 0, 1)
     states = States(window=4)
     rows = torch.arange(20.0)[:, None]
-    states.note([Run(1, 0, (5, 6), (), None), Run(2, 0, (5,), (), at)], [0, 1], rows[:3])
+    states.observe([Run(1, 0, (5, 6), (), None), Run(2, 0, (5,), (), at)], [0, 1], rows[:3])
     assert states.of(1, 3) is not None and states.of(1, 2) is None
-    states.note([Run(2, 1, (7, 8, 9), (), at, num_drafts=2)], [2], rows[3:6])
+    states.observe([Run(2, 1, (7, 8, 9), (), at, num_drafts=2)], [2], rows[3:6])
     start, found = states.of(2, 4) or (0, rows)
     assert start == 0 and found.flatten().tolist() == [2, 3, 4]
     states.use_up(2)
     assert states.of(2, 4) is None
-    states.note([Run(2, 3, (9,), (), at)], [1], rows[6:7])
+    states.observe([Run(2, 3, (9,), (), at)], [1], rows[6:7])
     start, found = states.of(2, 5) or (0, rows)
     assert start == 3 and found.flatten().tolist() == [6]
-    states.note([Run(2, 9, (9,), (), at)], [1], rows[7:8])
+    states.observe([Run(2, 9, (9,), (), at)], [1], rows[7:8])
     assert (states.of(2, 11) or (0,))[0] == 9
-    states.note([Run(3, 0, tuple(range(11)), (), None)], [0], rows[:11])
+    states.observe([Run(3, 0, tuple(range(11)), (), None)], [0], rows[:11])
     start, found = states.of(3, 12) or (0, rows)
     assert start == 7 and found.flatten().tolist() == [7, 8, 9, 10]
     states.forget(3)
@@ -185,7 +185,9 @@ def test_states_of_steps_that_were_put_aside() -> None:
     rng, at = random.Random(5), SamplePoint(GREEDY, 0, 0, 1)
     for window in (1, 3, 100):
         states, all_rows, told = States(window), {0: [0.0], 1: [1.0]}, 2.0
-        states.note([Run(i, 0, (5,), (), at) for i in (0, 1)], [1, 1], torch.tensor([[0.0], [1]]))
+        states.observe(
+            [Run(i, 0, (5,), (), at) for i in (0, 1)], [1, 1], torch.tensor([[0.0], [1]])
+        )
         for _ in range(150):
             runs, given, rows = [], [], []
             for seq_id in (0, 1):
@@ -196,7 +198,7 @@ def test_states_of_steps_that_were_put_aside() -> None:
                 fed = [told + i for i in range(1 + drafts)]
                 told, rows = told + len(fed), [*rows, *fed]
                 all_rows[seq_id] += fed[: given[-1]]
-            states.note(runs, given, torch.tensor(rows)[:, None])
+            states.observe(runs, given, torch.tensor(rows)[:, None])
             if rng.random() < 0.1:
                 for seq_id, known in all_rows.items():
                     start, found = states.of(seq_id, len(known) + 1) or (0, torch.empty(0))

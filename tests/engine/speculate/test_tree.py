@@ -14,15 +14,8 @@ from torch import Tensor
 
 from ridgeline.engine.sampling import sample
 from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.scheduler.plan import (
-    DraftBranch,
-    Run,
-    SamplePoint,
-    draft_paths,
-    sample_points,
-)
-from ridgeline.engine.speculate.verify import rejection_sampling
-from ridgeline.engine.speculate.verify.rejection_sampling import (
+from ridgeline.engine.sampling.verify import rejection_sampling
+from ridgeline.engine.sampling.verify.rejection_sampling import (
     Path,
     Places,
     draw,
@@ -30,8 +23,15 @@ from ridgeline.engine.speculate.verify.rejection_sampling import (
     numbers,
     tree,
 )
-from ridgeline.engine.speculate.verify.tree import TokenTree, parse_tree
-from ridgeline.engine.speculate.verify.verifier import Drawn, Verifier
+from ridgeline.engine.sampling.verify.verifier import Drawn, Verifier
+from ridgeline.engine.scheduler.plan import (
+    DraftBranch,
+    Run,
+    SamplePoint,
+    draft_paths,
+    sample_points,
+)
+from ridgeline.engine.speculate.token_tree import TokenTree, parse_tree
 from ridgeline.errors import BadInput
 from ridgeline.records import Sampling
 from tests.engine.speculate.test_rejection import (

@@ -15,7 +15,7 @@ from ridgeline.errors import BadInput, CannotRun
 if TYPE_CHECKING:
     import torch
 
-    from ridgeline.engine.execution.layers.base import ForwardKind
+    from ridgeline.engine.model.base import ForwardKind
     from ridgeline.modelspec.model import ModelSpec
 
 FORWARDS = MappingProxyType(

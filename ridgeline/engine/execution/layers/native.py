@@ -30,9 +30,9 @@ from torch import Tensor
 import ridgeline._native as _native
 from ridgeline.engine.attention.base import Attend
 from ridgeline.engine.attention.native import NativeAttention, NativeStep
-from ridgeline.engine.execution.layers.base import Body
 from ridgeline.engine.execution.layers.native_segments import Op, heads_of, segment_of, stages
 from ridgeline.engine.kernels.native_linear import isa
+from ridgeline.engine.model.base import Body
 from ridgeline.modelspec.format import FP32, Format
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears

@@ -20,7 +20,7 @@ import torch
 
 import ridgeline._native as _native
 from ridgeline.engine.attention.native import NativeAttention
-from ridgeline.engine.execution.layers.base import Body
+from ridgeline.engine.model.base import Body
 from ridgeline.engine.model.layers import (
     AttentionLayer,
     Block,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.engine.attention.base import Attend
-from ridgeline.engine.execution.layers.base import Body
+from ridgeline.engine.model.base import Body
 from ridgeline.modelspec.format import Format
 from ridgeline.modelspec.model import ModelSpec
 

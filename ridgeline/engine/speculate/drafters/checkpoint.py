@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ridgeline.engine.checkpoints.safetensors import SINGLE, open_tensors, read_header
+from ridgeline.engine.dtype import DTYPES
 from ridgeline.engine.model.decoder import Decoder
-from ridgeline.engine.model.dtype import DTYPES
 from ridgeline.errors import BadModel, CannotRun
 from ridgeline.modelspec.model import ModelSpec
 

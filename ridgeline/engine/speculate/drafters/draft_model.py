@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.base import Attention
 from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.sampling.verify.verifier import Drawn
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext
@@ -39,7 +40,6 @@ from ridgeline.engine.speculate.drafters.sampling import (
     take_named,
 )
 from ridgeline.engine.speculate.drafters.target_model import last_hidden, last_tokens_of
-from ridgeline.engine.speculate.verify.verifier import Drawn
 
 CHUNK = 512  # rows of one pass while a prompt is being read
 

@@ -40,6 +40,7 @@ from ridgeline.engine.model.layers import no_qk_norm as plain
 from ridgeline.engine.model.rope import RopeTables
 from ridgeline.engine.quant.dense import DenseLinear
 from ridgeline.engine.sampling.likeliest import likeliest_of
+from ridgeline.engine.sampling.verify.verifier import Drawn
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext
@@ -53,7 +54,6 @@ from ridgeline.engine.speculate.drafters.sampling import (
     take,
     take_named,
 )
-from ridgeline.engine.speculate.verify.verifier import Drawn
 from ridgeline.errors import BadModel
 from ridgeline.modelspec.format import dense
 from ridgeline.modelspec.model import (

@@ -14,28 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ridgeline.engine.scheduler.plan import Run
-
-
-class Watch(Protocol):
-    """Who is shown the hidden states of every step."""
-
-    def note(self, runs: Sequence[Run], num_given: Sequence[int], x_TC: Tensor) -> None:
-        """`num_given[i]`: tokens that run i gave; with drafts, one more than were accepted."""
-        ...
-
-
-class NoWatch:
-    """Nobody looks."""
-
-    def note(self, runs: Sequence[Run], num_given: Sequence[int], x_TC: Tensor) -> None:
-        pass
-
 
 MOST_NOTES = 32  # steps that are put aside
 MANY_ROWS = 256  # of a step that is told apart at once: it would keep much memory from being freed
@@ -62,8 +45,8 @@ class States:
         self._notes: list[tuple[Sequence[Run], Sequence[int], Tensor]] = []
         self._trails: dict[int, _Trail] = {}
 
-    def note(self, runs: Sequence[Run], num_given: Sequence[int], x_TC: Tensor) -> None:
-        self._notes.append((runs, num_given, x_TC))
+    def observe(self, runs: Sequence[Run], num_outputs: Sequence[int], x_TC: Tensor) -> None:
+        self._notes.append((runs, num_outputs, x_TC))
         if len(self._notes) >= MOST_NOTES or len(x_TC) >= MANY_ROWS:
             self._tell_apart()
 
@@ -98,9 +81,9 @@ class States:
         """The rows of what was put aside to their sequences; a window needs no more steps than it
         has rows."""
         notes, self._notes = self._notes[-self._window :], []
-        for runs, num_given, x_TC in notes:
+        for runs, num_outputs, x_TC in notes:
             first = 0
-            for run, given in zip(runs, num_given, strict=True):
+            for run, given in zip(runs, num_outputs, strict=True):
                 num_fed = len(run.tokens)
                 num_kept = num_fed - (run.max_outputs - given if given else run.num_drafts)
                 self._add(run.seq_id, run.start, x_TC[first : first + num_kept])

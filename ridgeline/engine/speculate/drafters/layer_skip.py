@@ -36,6 +36,7 @@ from torch import Tensor
 
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.model.decoder import Decoder
+from ridgeline.engine.sampling.verify.verifier import Drawn
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.sampling import (
@@ -52,7 +53,6 @@ from ridgeline.engine.speculate.drafters.target_model import (
     last_tokens_of,
     states,
 )
-from ridgeline.engine.speculate.verify.verifier import Drawn
 
 CHUNK = 64  # pending tokens beyond which a sequence is not drafted for
 REPEATS = 5

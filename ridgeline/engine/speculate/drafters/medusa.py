@@ -28,6 +28,8 @@ from torch import Tensor
 
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.sampling.likeliest import likeliest_of
+from ridgeline.engine.sampling.verify.rejection_sampling import Places
+from ridgeline.engine.sampling.verify.verifier import Drawn
 from ridgeline.engine.scheduler.speculation.base import DraftContext
 from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, check_target, read_tensors
 from ridgeline.engine.speculate.drafters.hidden_states import States
@@ -39,9 +41,7 @@ from ridgeline.engine.speculate.drafters.sampling import (
     places_of,
     take,
 )
-from ridgeline.engine.speculate.verify.rejection_sampling import Places
-from ridgeline.engine.speculate.verify.tree import TokenTree
-from ridgeline.engine.speculate.verify.verifier import Drawn
+from ridgeline.engine.speculate.token_tree import TokenTree
 
 
 class Heads:

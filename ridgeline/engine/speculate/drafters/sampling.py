@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from ridgeline.engine.sampling import probabilities, sample
+from ridgeline.engine.sampling.verify.rejection_sampling import DRAFT, draw, drawn_apart, numbers
+from ridgeline.engine.sampling.verify.verifier import Drawn
 from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.engine.scheduler.speculation.base import DraftContext
-from ridgeline.engine.speculate.verify.rejection_sampling import DRAFT, draw, drawn_apart, numbers
-from ridgeline.engine.speculate.verify.verifier import Drawn
 
 
 @dataclass(slots=True)

@@ -18,9 +18,8 @@ from torch import Tensor
 from ridgeline.engine.sampling import probabilities, sample, token_logprobs
 from ridgeline.engine.sampling.base import Choice
 from ridgeline.engine.sampling.uniform import uniform
-from ridgeline.engine.scheduler.plan import Run, SamplePoint, draft_paths
-from ridgeline.engine.speculate.verify.exact_match import confirmed, num_confirmed
-from ridgeline.engine.speculate.verify.rejection_sampling import (
+from ridgeline.engine.sampling.verify.exact_match import confirmed, num_confirmed
+from ridgeline.engine.sampling.verify.rejection_sampling import (
     RULES,
     Path,
     Places,
@@ -29,6 +28,7 @@ from ridgeline.engine.speculate.verify.rejection_sampling import (
     tree,
     verified,
 )
+from ridgeline.engine.scheduler.plan import Run, SamplePoint, draft_paths
 from ridgeline.engine.structured_output.base import asks_for_mask
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ridgeline.engine.model.dtype import native_dtypes, resolve_dtype
+from ridgeline.engine.dtype import native_dtypes, resolve_dtype
 from ridgeline.errors import CannotRun
 
 PLAIN = frozenset({"float32"})

@@ -26,9 +26,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from ridgeline.engine.sampling.verify.rejection_sampling import Path
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import DraftContext, DraftOutcome, StepCapacity
-from ridgeline.engine.speculate.verify.rejection_sampling import Path
 from ridgeline.errors import BadInput
 
 MOST_LEAVES, MOST_WIDE = 32, 10

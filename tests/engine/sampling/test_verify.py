@@ -10,9 +10,9 @@ import torch
 from scipy.stats import chisquare
 
 from ridgeline.engine.sampling import probabilities, sample
+from ridgeline.engine.sampling.verify.rejection_sampling import DRAFT, draw, numbers
+from ridgeline.engine.sampling.verify.verifier import Drawn, Verifier
 from ridgeline.engine.scheduler.plan import Run, SamplePoint, sample_points
-from ridgeline.engine.speculate.verify.rejection_sampling import DRAFT, draw, numbers
-from ridgeline.engine.speculate.verify.verifier import Drawn, Verifier
 from ridgeline.records import Sampling
 
 V = 5

@@ -1,0 +1,1 @@
+"""Verification of draft tokens: which of them the target model accepts."""
