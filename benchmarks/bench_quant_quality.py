@@ -41,7 +41,7 @@ from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.format import DIGITS
 from ridgeline.modelspec.rewrite import with_activations, with_dtype
-from ridgeline.optimize.stats import mean_interval
+from ridgeline.stats import mean_interval
 
 
 def held_out(model: str, num_windows: int, window: int, fresh: bool = False) -> list[list[int]]:

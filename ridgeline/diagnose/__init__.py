@@ -1,6 +1,6 @@
 """From a run's records to what bounds it and what would mend it. No torch, no clock."""
 
-from ridgeline.diagnose.blame import Blame, Share, blame
+from ridgeline.diagnose.blame import Blame, blame
 from ridgeline.diagnose.causes import Ranked, findings
 from ridgeline.diagnose.facts import engine_facts, facts_of
 from ridgeline.diagnose.from_gpu import with_gpu
@@ -18,7 +18,6 @@ __all__ = [
     "Ranked",
     "RooflinePoint",
     "Rule",
-    "Share",
     "TimeShares",
     "advise",
     "batch_facts",

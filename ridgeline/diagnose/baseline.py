@@ -16,14 +16,16 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from ridgeline.diagnose.blame import EXPECTED_NOISE, Expected
-from ridgeline.diagnose.facts import percentile
 from ridgeline.diagnose.step_facts import between
 from ridgeline.records import StepStat
 from ridgeline.roofline import phase_of
+from ridgeline.stats import percentile
 
 LEAST_STEPS = 20
 LEAST_OF_A_KIND = 8
-USUAL_SHARE = 0.8  # of the earlier run's steps, which took at most `noise` times what is expected
+USUAL_PERCENTILE = (
+    80  # of the earlier run's steps, which took at most `noise` times what is expected
+)
 
 _Kind = tuple[bool, int]
 _Terms = tuple[float, float, float, float]
@@ -48,7 +50,7 @@ def learn(steps: Sequence[StepStat]) -> Expected | None:
     def seconds(step: StepStat) -> float:
         return fitted(step) * factors.get(_kind(step), 1.0)
 
-    usual = percentile([_over(step, seconds) for step in used], USUAL_SHARE)
+    usual = percentile([_over(step, seconds) for step in used], USUAL_PERCENTILE)
     return Expected(seconds=seconds, noise=max(EXPECTED_NOISE, usual), between_s=sum(between(used)))
 
 

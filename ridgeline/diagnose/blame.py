@@ -16,7 +16,6 @@ It needs step records. A server that gives none is judged by its own histograms 
 
 from __future__ import annotations
 
-import random
 import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -24,9 +23,9 @@ from itertools import pairwise
 
 import msgspec
 
-from ridgeline.diagnose.facts import percentile
 from ridgeline.records import RequestTrace, RunTrace, StepStat
 from ridgeline.roofline import phase_of
+from ridgeline.stats import Interval, percentile, ratio_of_sums_interval
 
 LOSSES = (
     "client_send",
@@ -62,18 +61,10 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
         return step.run_s > self.noise * self.seconds(step)
 
 
-class Share(msgspec.Struct, frozen=True):
-    """A loss over all latency, with its 95% bootstrap interval over requests."""
-
-    mid: float
-    low: float
-    high: float
-
-
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """`shares` by loss; they sum to about one (the rest: waiting for a step to end)."""
 
-    shares: dict[str, Share]
+    shares: dict[str, Interval]
     num_requests: int
     total_s: float
 
@@ -162,12 +153,12 @@ def decode_step(steps: Sequence[StepStat]) -> Callable[[int], float]:
     """
     pure = [step for step in steps if phase_of(step) == "decode"]
     if len(pure) < LEAST_DECODE_STEPS:
-        quick_s = percentile([step.run_s for step in steps], 0.25)
+        quick_s = percentile([step.run_s for step in steps], 25)
         return lambda num_runs: quick_s
     sizes = [float(len(step.shapes)) for step in pure]
     times = [step.run_s for step in pure]
     if max(sizes) - min(sizes) < 2:
-        median_s = percentile(times, 0.5)
+        median_s = percentile(times, 50)
         return lambda num_runs: median_s
     slope, base_s = statistics.linear_regression(sizes, times)
     return lambda num_runs: base_s + max(0.0, slope) * num_runs
@@ -238,18 +229,6 @@ def _split(line: _Timeline, i: int, over_s: float, lost: dict[str, float], usefu
     lost[useful] += max(0.0, over_s - host_s - slow_s)
 
 
-def shares_of(rows: Sequence[dict[str, float]], totals: Sequence[float]) -> dict[str, Share]:
+def shares_of(rows: Sequence[dict[str, float]], totals: Sequence[float]) -> dict[str, Interval]:
     """Each loss over all latency, with its bootstrap interval over requests."""
-    rng = random.Random(0)
-    count = len(rows)
-    draws = [[rng.randrange(count) for _ in range(count)] for _ in range(NUM_DRAWS)]
-    over = [sum(totals[i] for i in draw) for draw in draws]
-    found = {}
-    for loss in LOSSES:
-        values = [row[loss] for row in rows]
-        drawn = [
-            sum(values[i] for i in draw) / total for draw, total in zip(draws, over, strict=True)
-        ]
-        mid = sum(values) / sum(totals)
-        found[loss] = Share(mid, percentile(drawn, 0.025), percentile(drawn, 0.975))
-    return found
+    return {loss: ratio_of_sums_interval([row[loss] for row in rows], totals) for loss in LOSSES}

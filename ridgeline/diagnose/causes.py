@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from ridgeline.diagnose.blame import LOSSES, Blame, Share
+from ridgeline.diagnose.blame import LOSSES, Blame
 from ridgeline.diagnose.conditions import Condition, Facts, all_hold, fill, named_in, parse
+from ridgeline.stats import Interval
 
 Verdict = Literal[
     "queue-bound",
@@ -64,7 +65,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     verdict: Verdict
     sentence: str
-    gain: Share
+    gain: Interval
     with_consequences: float
     evidence: dict[str, Any]
     fix: str
@@ -93,7 +94,7 @@ def findings(found: Blame, facts: Facts, server: Server = "ridgeline") -> tuple[
     return tuple(ranked)
 
 
-def _holds(cause: Cause, shares: Mapping[str, Share], facts: Facts) -> bool:
+def _holds(cause: Cause, shares: Mapping[str, Interval], facts: Facts) -> bool:
     if shares[cause.loss].mid < cause.least:
         return False
     if cause.unless and all_hold(_conditions(cause.unless), facts) is True:
@@ -101,7 +102,7 @@ def _holds(cause: Cause, shares: Mapping[str, Share], facts: Facts) -> bool:
     return all_hold(_conditions(cause.when), facts) is True
 
 
-def _ranked(cause: Cause, shares: Mapping[str, Share], facts: Facts, server: Server) -> Ranked:
+def _ranked(cause: Cause, shares: Mapping[str, Interval], facts: Facts, server: Server) -> Ranked:
     own = shares[cause.loss]
     names = {condition.name for condition in _conditions(cause.when)} | named_in(cause.sentence)
     return Ranked(

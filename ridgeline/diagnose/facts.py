@@ -13,6 +13,7 @@ from ridgeline.diagnose.conditions import Value
 from ridgeline.diagnose.roofline import TimeShares
 from ridgeline.records import RequestTrace, RunTrace, Slo, StepStat
 from ridgeline.roofline import phase_of
+from ridgeline.stats import percentile
 
 READING_GAP_S = 0.1
 """Between two tokens of a stream that nobody promised anything of: at ten a second most people read
@@ -53,15 +54,6 @@ def engine_facts(settings: dict[str, object]) -> dict[str, Value]:
     return {name: value for name, value in settings.items() if isinstance(value, plain)}
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Linear interpolation between order statistics; `values` may be unsorted, not empty."""
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
-
-
 def ttft_s(request: RequestTrace) -> float | None:
     """From the scheduled arrival: a client that sends late does not hide the queue."""
     return request.token_s[0] - request.scheduled_s if request.token_s else None
@@ -94,8 +86,8 @@ def _request_facts(run: RunTrace) -> dict[str, Value]:
         "send_lag": [request.sent_s - request.scheduled_s for request in run.requests],
     }
     for name, values in samples.items():
-        for label, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)) if values else ():
-            facts[f"{name}_{label}_s"] = percentile(values, share)
+        for q in (50, 95, 99) if values else ():
+            facts[f"{name}_p{q}_s"] = percentile(values, q)
     facts.update(_token_facts(done, run.duration_s))
     facts.update(_queue_facts(done))
     facts.update(_growth(run, done))
@@ -124,7 +116,7 @@ def _queue_facts(done: Sequence[RequestTrace]) -> dict[str, Value]:
         return {}
     waited, total = sum(wait for wait, _ in told), sum(ttft for _, ttft in told)
     return {
-        "queue_p95_s": percentile([wait for wait, _ in told], 0.95),
+        "queue_p95_s": percentile([wait for wait, _ in told], 95),
         "queue_of_ttft_share": min(1.0, waited / total) if total > 0 else 0.0,
     }
 
@@ -137,7 +129,7 @@ def _growth(run: RunTrace, done: Sequence[RequestTrace]) -> dict[str, Value]:
     came = [request.scheduled_s for request in done]
     if len(done) < LEAST_REQUESTS or run.arrivals.startswith("closed"):
         return {}
-    decoding_s = percentile([request.token_s[-1] - request.token_s[0] for request in done], 0.5)
+    decoding_s = percentile([request.token_s[-1] - request.token_s[0] for request in done], 50)
     if max(came) - min(came) <= 2 * decoding_s:
         return {}
     waited = [ttft_s(request) or 0.0 for request in done]
@@ -153,14 +145,14 @@ def _step_facts(steps: Sequence[StepStat]) -> dict[str, Value]:
     queried = sum(step.queried_tokens for step in steps)
     facts: dict[str, Value] = {
         "num_steps": len(steps),
-        "step_p50_s": percentile([step.run_s for step in steps], 0.5),
-        "step_p99_s": percentile([step.run_s for step in steps], 0.99),
+        "step_p50_s": percentile([step.run_s for step in steps], 50),
+        "step_p99_s": percentile([step.run_s for step in steps], 99),
         "mean_running": _mean((step.num_running, t) for step, t in timed),
         "mean_waiting": _mean((step.num_waiting, t) for step, t in timed),
         "batch_fill_share": _mean(
             (step.num_running / max(1, step.max_num_seqs), t) for step, t in timed
         ),
-        "kv_used_share": percentile([s.used_blocks / max(1, s.num_blocks) for s in steps], 0.95),
+        "kv_used_share": percentile([s.used_blocks / max(1, s.num_blocks) for s in steps], 95),
         "waiting_time_share": sum(t for step, t in timed if step.num_waiting) / busy,
         "mixed_step_share": sum(t for step, t in timed if phase_of(step) != "decode") / busy,
         "preemptions": sum(step.num_preempted for step in steps),

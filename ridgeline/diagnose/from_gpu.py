@@ -17,8 +17,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ridgeline.diagnose.blame import Blame, Share
+from ridgeline.diagnose.blame import Blame
 from ridgeline.records import RunTrace
+from ridgeline.stats import Interval
 
 COMPUTING = ("prefill", "decode", "interference", "prefix_miss")
 
@@ -46,16 +47,16 @@ def in_flight_share(run: RunTrace) -> float:
     return min(1.0, covered / run.duration_s) if run.duration_s > 0 else 0.0
 
 
-def _move(shares: dict[str, Share], to: str, part: float) -> None:
+def _move(shares: dict[str, Interval], to: str, part: float) -> None:
     """A part of all computing becomes another loss."""
     for name in COMPUTING:
         taken, kept = (_scaled(shares[name], by) for by in (part, 1 - part))
         shares[name], shares[to] = kept, _sum(shares[to], taken)
 
 
-def _scaled(share: Share, by: float) -> Share:
-    return Share(share.mid * by, share.low * by, share.high * by)
+def _scaled(share: Interval, by: float) -> Interval:
+    return Interval(low=share.low * by, mid=share.mid * by, high=share.high * by)
 
 
-def _sum(a: Share, b: Share) -> Share:
-    return Share(a.mid + b.mid, a.low + b.low, a.high + b.high)
+def _sum(a: Interval, b: Interval) -> Interval:
+    return Interval(low=a.low + b.low, mid=a.mid + b.mid, high=a.high + b.high)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from ridgeline.diagnose.blame import LEAST_DECODE_STEPS, Expected
 from ridgeline.diagnose.conditions import Value
-from ridgeline.diagnose.facts import percentile
 from ridgeline.records import RunTrace, StepStat
 from ridgeline.roofline import phase_of
+from ridgeline.stats import percentile
 
 SPANS = 10  # of a run, of equal length
 LEAST_EXCESS = 0.1  # of a span's steps' seconds, to call the span slow
@@ -27,7 +27,7 @@ def step_facts(run: RunTrace, expected: Expected | None = None) -> dict[str, Val
         if r.token_s and r.first_computed_s is not None
     ]
     if published:
-        facts["publish_p50_s"] = percentile(published, 0.5)
+        facts["publish_p50_s"] = percentile(published, 50)
     if not steps:
         return facts
     plan_s, gap_s = between(steps)
@@ -44,8 +44,8 @@ def between(steps: Sequence[StepStat]) -> tuple[float, float]:
     """Medians of planning and of the gap before it, while there was work."""
     gaps = [b.at_s - (a.at_s + a.plan_s + a.run_s) for a, b in pairwise(steps)]
     busy = [gap for gap, step in zip(gaps, steps, strict=False) if step.num_running > 0]
-    gap_s = max(0.0, percentile(busy, 0.5)) if busy else 0.0
-    return percentile([step.plan_s for step in steps], 0.5), gap_s
+    gap_s = max(0.0, percentile(busy, 50)) if busy else 0.0
+    return percentile([step.plan_s for step in steps], 50), gap_s
 
 
 def _phases(steps: Sequence[StepStat]) -> dict[str, Value]:
@@ -53,9 +53,9 @@ def _phases(steps: Sequence[StepStat]) -> dict[str, Value]:
     others = [step.run_s for step in steps if phase_of(step) != "decode"]
     facts: dict[str, Value] = {}
     if others:
-        facts["mixed_p95_s"] = percentile(others, 0.95)
+        facts["mixed_p95_s"] = percentile(others, 95)
     if len(decode) >= LEAST_DECODE_STEPS:
-        facts["decode_step_s"] = percentile([step.run_s for step in decode], 0.5)
+        facts["decode_step_s"] = percentile([step.run_s for step in decode], 50)
     by_size = _by_size(decode)
     if by_size is not None:
         facts["batch_slope_share"] = min(1.0, max(0.0, 1 - by_size.own_s / by_size.mean_s))

@@ -14,7 +14,6 @@
     report/       HTML page, Chrome trace, vLLM's console block
     log.py        a RunTrace on disk, losslessly
     search.py     the largest load that keeps the SLO
-    compare.py    A against B, with a confidence interval
     bench.py      one bench run from its options; vllm_result.py its result in vLLM's keys
 
 The definitions are in docs/concepts/measurements.md. Nothing here imports an engine.

@@ -21,10 +21,10 @@ import msgspec
 
 from ridgeline.errors import BadInput, EngineUnavailable
 from ridgeline.measure.arrivals import Arrivals, Closed
-from ridgeline.measure.metrics import percentile
 from ridgeline.measure.target import CANCELLED, TIMEOUT, Recorder, Target
 from ridgeline.measure.workload.base import LoadRequest, Workload
 from ridgeline.records import RequestTrace, RunTrace
+from ridgeline.stats import percentile
 
 UNLIMITED = 10**9
 WARMUP_SEED_SHIFT = (

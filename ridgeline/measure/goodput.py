@@ -12,7 +12,6 @@ What goodput does not show: it can be raised by giving up on late requests ("smo
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from itertools import pairwise
 from typing import Literal
@@ -21,10 +20,10 @@ import msgspec
 
 from ridgeline.measure.metrics import e2e_s, outcome, tpot_s, ttft_s
 from ridgeline.records import RequestTrace, RunTrace, Slo
+from ridgeline.stats import wilson_interval
 
 Verdict = Literal["met", "failed", "unobserved", "ttft", "tpot", "e2e"]
 
-Z_95 = 1.959963984540054
 MAX_CLIENT_CPU_SHARE = 0.8
 MAX_SEND_LAG_S = 0.05
 SEND_LAG_OF_TTFT = 0.1
@@ -68,7 +67,7 @@ def goodput(run: RunTrace, slo: Slo) -> Goodput:
     )
     total, met = len(judged), judged.count(("met",))
     attainment = met / total if total else 0.0
-    low, high = wilson(met, total)
+    interval = wilson_interval(met, total)
     failed = misses["failed"]
     return Goodput(
         num_requests=total,
@@ -76,26 +75,11 @@ def goodput(run: RunTrace, slo: Slo) -> Goodput:
         num_failed=failed,
         goodput_req_s=met / run.duration_s if run.duration_s > 0 else 0.0,
         attainment=attainment,
-        attainment_low=low,
-        attainment_high=high,
+        attainment_low=interval.low,
+        attainment_high=interval.high,
         holds=total > 0 and attainment >= slo.attainment and failed <= slo.error_rate * total,
         misses=dict(misses),
     )
-
-
-def wilson(successes: int, total: int, z: float = Z_95) -> tuple[float, float]:
-    """Wilson's score interval of a share (1927): sound for small counts and for shares near 0 and
-    1.
-    """
-    if total == 0:
-        return 0.0, 1.0
-    share = successes / total
-    centre = share + z * z / (2 * total)
-    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    scale = 1 + z * z / total
-    # rounding must not push the interval past the share that it is about
-    low, high = (centre - half) / scale, (centre + half) / scale
-    return max(0.0, min(share, low)), min(1.0, max(share, high))
 
 
 class Validity(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Literal
 
@@ -17,6 +17,7 @@ import msgspec
 
 from ridgeline.measure.target import CANCELLED, TIMEOUT
 from ridgeline.records import RequestTrace, RunTrace
+from ridgeline.stats import percentile
 
 Base = Literal["scheduled", "sent"]
 Outcome = Literal["ok", "failed", "cancelled", "timeout"]
@@ -131,26 +132,6 @@ def fluidity(request: RequestTrace, first_s: float, next_s: float) -> float | No
             met, total, limit_s = met + in_time, total + 1, next_s
         before_s = at_s
     return met / total if total else None
-
-
-def percentile(values: Sequence[float], q: float) -> float:
-    """The q-th percentile (0..100) by linear interpolation between order statistics (numpy's
-    default).
-
-    Infinite values (failures counted as such) are ordered like others; next to one there is
-    nothing to interpolate, so the larger neighbour is returned.
-    """
-    if not values:
-        raise ValueError("no values have no percentile")
-    ordered = sorted(values)
-    position = q / 100 * (len(ordered) - 1)
-    low = math.floor(position)
-    high = math.ceil(position)
-    if ordered[low] == ordered[high]:
-        return ordered[low]
-    if math.isinf(ordered[high]):
-        return ordered[high]
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,9 +33,10 @@ from typing import Literal, TypedDict, Unpack
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.goodput import Goodput, goodput, meets, wilson
+from ridgeline.measure.goodput import Goodput, goodput, meets
 from ridgeline.measure.metrics import e2e_s, succeeded
 from ridgeline.records import RequestTrace, RunTrace, Slo
+from ridgeline.stats import wilson_interval
 
 Stopped = Literal["tolerance", "high", "plateau", "budget", "probes", "infeasible"]
 RunAt = Callable[[float], Awaitable[RunTrace]]
@@ -139,7 +140,7 @@ def least_requests(slo: Slo, most_runs: int) -> int | None:
     """Requests a run with which so many flawless runs show the promise; None: no number does."""
     if slo.attainment >= 1:
         return None
-    total = next(n for n in range(1, 10**7) if wilson(n, n)[0] >= slo.attainment)
+    total = next(n for n in range(1, 10**7) if wilson_interval(n, n).low >= slo.attainment)
     return -(-total // most_runs)
 
 

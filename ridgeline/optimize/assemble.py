@@ -28,6 +28,7 @@ from ridgeline.optimize.duel import Duel
 from ridgeline.optimize.job import Contender, Job
 from ridgeline.optimize.ladder import Candidate
 from ridgeline.optimize.objective import Reading, pooled, samples, typical
+from ridgeline.optimize.outcome import WORTHWHILE, outcome_of
 from ridgeline.optimize.predict import Forecast
 from ridgeline.optimize.quality import Examination, Quality
 from ridgeline.optimize.result import (
@@ -41,9 +42,9 @@ from ridgeline.optimize.result import (
     Trial,
     Verdict,
 )
-from ridgeline.optimize.stats import WORTHWHILE, Interval, judge
 from ridgeline.optimize.subject import Lab, NextSteps
 from ridgeline.records import EngineInfo, RunTrace, Slo, StepStat
+from ridgeline.stats import Interval
 
 
 class Evidence:
@@ -108,14 +109,14 @@ def judged(evidence: Evidence) -> tuple[Verdict, str]:
         return "quality failed", f"it breaks the quality gate, so its speed was left out: {told}"
     if found is not None and found.beaten_at is not None:
         share = found.beaten_at / found.before_rate
-        return "worse", (
+        return "regressed", (
             f"at {found.beaten_at:.3g} req/s, {share:.0%} of the incumbent's load, it missed the "
             "promise twice, and the incumbent kept it in between"
         )
     if found is None or found.ratio is None:
         rounds = len(found.log_ratios) if found else 0
         return "cut short", f"the budget ended after {rounds} of the rounds that a verdict needs"
-    if found.outcome == "gain":
+    if found.outcome == "improved":
         return _by_quality(found.ratio, evidence)
     return _without_gain(found)
 
@@ -123,15 +124,15 @@ def judged(evidence: Evidence) -> tuple[Verdict, str]:
 def _without_gain(found: Duel) -> tuple[Verdict, str]:
     assert found.ratio is not None
     low, high = _percent(found.ratio.low), _percent(found.ratio.high)
-    if found.outcome == "loss":
-        return "worse", f"it loses: {low} to {high}"
-    if found.outcome == "nothing":
+    if found.outcome == "regressed":
+        return "regressed", f"it loses: {low} to {high}"
+    if found.outcome == "unchanged":
         if found.ratio.low > 1 - WORTHWHILE:
-            return "no gain", f"this change had no effect: between {low} and {high}"
+            return "unchanged", f"this change had no effect: between {low} and {high}"
         limit = f"{100 * WORTHWHILE:.0f}%"
-        return "no gain", f"between {low} and {high}: a gain beyond {limit} is excluded"
+        return "unchanged", f"between {low} and {high}: a gain beyond {limit} is excluded"
     rounds = len(found.log_ratios)
-    if judge(found.ratio) != "unclear":
+    if outcome_of(found.ratio) != "inconclusive":
         seen = f"between {low} and {high} after {rounds} rounds"
         return "inconclusive", f"{seen}, and the slower side was still rising: its knee is unknown"
     return "inconclusive", f"between {low} and {high} after {rounds} rounds: the noise hides it"

@@ -103,7 +103,7 @@ class Gatekeeper:
     ) -> None:
         """A lossy candidate that is faster: the panel reads on until it is decided."""
         examination, found = evidence.examination, evidence.duel
-        if examination is None or found is None or found.outcome != "gain":
+        if examination is None or found is None or found.outcome != "improved":
             return
         self._ground.tell("reading held-out text until its quality is decided")
         self.read_on(examination)

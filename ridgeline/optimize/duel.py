@@ -35,19 +35,17 @@ from ridgeline.optimize.budget import MIN_ROUNDS
 from ridgeline.optimize.ground import Ground, OutOfTimeError
 from ridgeline.optimize.noise import machine_noise
 from ridgeline.optimize.objective import Reading
-from ridgeline.optimize.stats import (
-    INTERIM_LEVEL,
+from ridgeline.optimize.outcome import INTERIM_LEVEL, WORTHWHILE, outcome_of
+from ridgeline.optimize.subject import Subject
+from ridgeline.stats import (
     LEVEL,
-    WORTHWHILE,
     Interval,
     Outcome,
     Prior,
-    judge,
+    add_log_error,
     ratio_interval,
     student_t,
-    widened,
 )
-from ridgeline.optimize.subject import Subject
 
 FIRST_STEP = 0.10  # upwards, of the logarithm of the load
 LEAST_STEP = 0.03
@@ -222,7 +220,7 @@ def _interval(a: Side, b: Side, level: float, prior: Prior) -> Interval:
     rounds = ratio_interval(
         _logs(a, b), level=level, least_sd=_resolution(a, b), widen=WIDEN, prior=prior
     )
-    return widened(rounds, math.hypot(_wander(a), _wander(b)))
+    return add_log_error(rounds, math.hypot(_wander(a), _wander(b)))
 
 
 def _wander(side: Side) -> float:
@@ -235,16 +233,16 @@ def _decided(a: Side, b: Side, prior: Prior) -> bool:
     """A difference at 99 %, or, at 95 %, no gain worth having: giving up early misleads nobody."""
     if a.bracketed and b.bracketed:
         early = _outcome(a, b, _interval(a, b, INTERIM_LEVEL, prior))
-        if early in ("gain", "loss"):
+        if early in ("improved", "regressed"):
             return True
-    return a.crossed and b.crossed and judge(_interval(a, b, LEVEL, prior)) == "nothing"
+    return a.crossed and b.crossed and outcome_of(_interval(a, b, LEVEL, prior)) == "unchanged"
 
 
 def _outcome(a: Side, b: Side, ratio: Interval) -> Outcome:
     """The judgement of the interval, unless the loser still rises: it may yet come up."""
-    found = judge(ratio)
-    loser = {"gain": a, "loss": b}.get(found)
-    return "unclear" if loser is not None and loser.rising else found
+    found = outcome_of(ratio)
+    loser = {"improved": a, "regressed": b}.get(found)
+    return "inconclusive" if loser is not None and loser.rising else found
 
 
 def _futile(a: Side, b: Side, prior: Prior, max_rounds: int) -> bool:
@@ -264,7 +262,7 @@ def _beaten(a: Side, b: Side, rate: float) -> Duel:
         after=tuple(b.approached),
         log_ratios=(),
         ratio=None,
-        outcome="loss",
+        outcome="regressed",
         before_rate=a.stairs.rate,
         after_rate=rate,
         beaten_at=rate,
@@ -279,7 +277,7 @@ def _conclude(a: Side, b: Side, prior: Prior) -> Duel:
         after=tuple(b.readings),
         log_ratios=logs,
         ratio=ratio,
-        outcome=_outcome(a, b, ratio) if ratio else "unclear",
+        outcome=_outcome(a, b, ratio) if ratio else "inconclusive",
         before_rate=_settled(a),
         after_rate=_settled(b),
     )

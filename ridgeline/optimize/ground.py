@@ -16,9 +16,9 @@ from ridgeline.optimize.budget import Budget
 from ridgeline.optimize.cut import decided_after_s
 from ridgeline.optimize.objective import GiveUp, Objective, Reading, read
 from ridgeline.optimize.observe import Observer, Progress
-from ridgeline.optimize.stats import NO_PRIOR, Prior
 from ridgeline.optimize.subject import Load, Subject
 from ridgeline.records import RunTrace, Slo
+from ridgeline.stats import NO_PRIOR, Prior
 
 LATEST_ANSWER_S = 30.0  # without a promise on the whole answer, no answer is waited for longer
 

@@ -287,7 +287,7 @@ class Climb:
             )
 
     def _learn_from(self, trial: Trial) -> None:
-        if trial.verdict == "quality failed" or (trial.verdict == "worse" and not trial.ratio):
+        if trial.verdict == "quality failed" or (trial.verdict == "regressed" and not trial.ratio):
             self._predictor.learn_failure(trial.rung)
         if trial.ratio is not None:
             self._predictor.learn_trial(trial.rung, trial.predicted, trial.ratio.mid)

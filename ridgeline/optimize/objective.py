@@ -24,7 +24,6 @@ from ridgeline.measure.goodput import goodput, meets
 from ridgeline.measure.metrics import (
     distribution,
     e2e_s,
-    percentile,
     succeeded,
     tpot_s,
     ttft_s,
@@ -34,6 +33,7 @@ from ridgeline.optimize.cut import projected
 from ridgeline.optimize.result import Distribution, Measured
 from ridgeline.optimize.subject import Load, dues_s
 from ridgeline.records import RequestTrace, RunTrace, Slo
+from ridgeline.stats import percentile
 
 Objective = Literal["goodput", "latency", "cost"]
 LEAST_MET = 0.5  # a run in which nothing met the SLO still has a logarithm

@@ -22,8 +22,8 @@ from ridgeline.config.settings import Settings
 from ridgeline.errors import UserError
 from ridgeline.optimize.ladder import Candidate, Rung, Weights
 from ridgeline.optimize.objective import Objective, Reading, read
+from ridgeline.optimize.outcome import LEAST_GAIN
 from ridgeline.optimize.result import Prediction
-from ridgeline.optimize.stats import LEAST_GAIN
 from ridgeline.optimize.subject import Load, Oracle
 from ridgeline.records import Slo, StepStat
 

@@ -14,13 +14,13 @@ import msgspec
 from ridgeline.diagnose import Advice, Finding, RooflinePoint
 from ridgeline.optimize.cost import Cost, Price
 from ridgeline.optimize.quality import Quality
-from ridgeline.optimize.stats import Interval
 from ridgeline.roofline import Peaks
+from ridgeline.stats import Interval
 
 Verdict = Literal[
     "kept",
-    "no gain",
-    "worse",
+    "unchanged",
+    "regressed",
     "inconclusive",
     "quality failed",
     "not exact",

@@ -11,7 +11,7 @@ from ridgeline.optimize.cost import Cost
 from ridgeline.optimize.quality import Quality
 from ridgeline.optimize.quality.text import AGREEMENT, KL_MEAN, PERPLEXITY
 from ridgeline.optimize.result import Exactness, Measured, Trial
-from ridgeline.optimize.stats import Interval
+from ridgeline.stats import Interval
 
 DASH = "–"
 

@@ -14,7 +14,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.quality import Quality
 from ridgeline.optimize.quality.thresholds import check_max
-from ridgeline.optimize.stats import Interval
+from ridgeline.stats import Interval
 from ridgeline.workflows.evaluate.lm_eval import (
     Harness,
     ask,

@@ -30,17 +30,17 @@ def effect(a: list[Result], b: list[Result], threshold: float = THRESHOLD) -> Ef
 
 def test_quiet_equal_sides_had_no_effect() -> None:
     found = effect([side(seed=1, noise=0.1)], [side(seed=2, noise=0.1)])
-    assert found.outcome == "none" and found.needed is None
+    assert found.outcome == "unchanged" and found.needed is None
     assert "within ±5%" in found.sentence and found.sentence.endswith(ONE_RUN)
 
 
 def test_noise_is_no_proof_of_no_effect_and_the_way_out_is_told() -> None:
     found = effect([side(seed=1, noise=0.3)], [side(seed=2, noise=0.3)])
-    assert found.outcome == "unclear"
+    assert found.outcome == "inconclusive"
     assert found.unit == "requests" and found.needed is not None and 200 < found.needed < 2500
     enough = found.needed
     again = [[side(seed=s, noise=0.3, count=enough)] for s in (3, 4)]
-    assert effect(*again).outcome == "none"
+    assert effect(*again).outcome == "unchanged"
 
 
 def repeated(factor: float, *, seed: int, noise: float) -> list[Result]:
@@ -59,13 +59,13 @@ def test_equal_sides_are_rarely_said_to_differ() -> None:
         ).outcome
         for s in range(40)
     ]
-    assert outcomes.count("some") <= 4
-    assert "unclear" in outcomes
+    assert sum(outcome in ("improved", "regressed") for outcome in outcomes) <= 4
+    assert "inconclusive" in outcomes
 
 
 def test_one_run_a_side_never_shows_an_effect() -> None:
     found = effect([side(seed=1, noise=0.05)], [side(1.3, seed=2, noise=0.05)])
-    assert found.outcome == "unclear" and found.needed is None
+    assert found.outcome == "inconclusive" and found.needed is None
     assert "repeat both sides, in turns" in found.sentence and found.sentence.endswith(ONE_RUN)
 
 
@@ -77,7 +77,8 @@ def test_a_change_beyond_the_threshold_is_never_called_none(factor: float) -> No
         ).outcome
         for s in range(20)
     ]
-    assert "none" not in outcomes and outcomes.count("some") >= 15
+    wanted = "regressed" if factor > 1 else "improved"
+    assert set(outcomes) <= {wanted, "inconclusive"} and outcomes.count(wanted) >= 15
 
 
 def test_runs_that_differ_by_themselves_hide_a_change() -> None:
@@ -85,17 +86,17 @@ def test_runs_that_differ_by_themselves_hide_a_change() -> None:
     rng = random.Random(7)
     runs = [side(rng.lognormvariate(0, 0.15), seed=s, noise=0.02) for s in range(6)]
     found = effect(runs[:3], runs[3:])
-    assert found.outcome == "unclear" and found.unit == "runs"
+    assert found.outcome == "inconclusive" and found.unit == "runs"
     assert ONE_RUN not in found.sentence
     steady = [side(seed=s, noise=0.02) for s in range(6)]
-    assert effect(steady[:3], steady[3:]).outcome == "none"
+    assert effect(steady[:3], steady[3:]).outcome == "unchanged"
 
 
 def test_the_line_names_the_change() -> None:
     said = {
         outcome: effect_line(Effect(outcome=outcome, sentence="why"), ["x 1 → 2"])
-        for outcome in ("none", "some", "unclear")
+        for outcome in ("unchanged", "regressed", "inconclusive")
     }
-    assert said["none"] == "this change had no effect: x 1 → 2 (why)"
-    assert said["some"].startswith("this change had an effect: x")
-    assert said["unclear"].startswith("inconclusive whether this change had an effect")
+    assert said["unchanged"] == "this change had no effect: x 1 → 2 (why)"
+    assert said["regressed"].startswith("this change had an effect: x")
+    assert said["inconclusive"].startswith("inconclusive whether this change had an effect")

@@ -13,10 +13,10 @@ import pytest
 from ridgeline.cli.commands.compare import command, results
 from ridgeline.errors import BadInput
 from ridgeline.measure.log import write_run
-from ridgeline.measure.metrics import percentile
 from ridgeline.measure.results.base import Result
 from ridgeline.measure.results.judge import differences, judge
 from ridgeline.measure.results.readers import read_result
+from ridgeline.stats import percentile
 
 VLLM = {
     "num_prompts": 3,

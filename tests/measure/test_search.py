@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from ridgeline.errors import BadInput
 from ridgeline.measure.arrivals import Closed, constant, poisson
 from ridgeline.measure.client import LoadOptions, run_load
-from ridgeline.measure.goodput import goodput, wilson
+from ridgeline.measure.goodput import goodput
 from ridgeline.measure.search import MissBudget, find_goodput, least_requests, saturated
 from ridgeline.measure.workload import parse_workload
 from ridgeline.records import Slo
+from ridgeline.stats import wilson_interval
 
 WORK = parse_workload("synthetic:input=8,output=3")
 SLO = Slo.parse("ttft:300")
@@ -95,8 +96,8 @@ def test_how_many_requests_can_show_a_promise():
     for text, runs in (("ttft:300", 1), ("ttft:300", 3), ("ttft:300 attainment:99%", 3)):
         slo = Slo.parse(text)
         least = least_requests(slo, runs)
-        assert wilson(runs * least, runs * least)[0] >= slo.attainment
-        assert wilson(runs * (least - 1), runs * (least - 1))[0] < slo.attainment
+        assert wilson_interval(runs * least, runs * least).low >= slo.attainment
+        assert wilson_interval(runs * (least - 1), runs * (least - 1)).low < slo.attainment
     assert least_requests(Slo.parse("ttft:300 attainment:100%"), 3) is None
 
 

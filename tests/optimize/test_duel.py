@@ -14,9 +14,9 @@ from ridgeline.optimize.duel import Duel, Side, Staircase, duel
 from ridgeline.optimize.ground import Ground
 from ridgeline.optimize.noise import machine_noise
 from ridgeline.optimize.observe import Silent
-from ridgeline.optimize.stats import Interval
 from ridgeline.optimize.subject import Load
 from ridgeline.records import Slo
+from ridgeline.stats import Interval
 from tests.optimize.fake import Fake, FakeSubject, Physics, Quirks, simulate
 
 
@@ -63,20 +63,20 @@ async def test_the_ratio_is_unbiased_and_its_interval_covers_the_truth(
 
 async def test_equal_servers_are_hardly_ever_called_unequal() -> None:
     outcomes = [(await fight(seed, 1.0)).outcome for seed in range(14)]
-    assert sum(outcome in ("gain", "loss") for outcome in outcomes) <= 2
+    assert sum(outcome in ("improved", "regressed") for outcome in outcomes) <= 2
 
 
 async def test_a_clear_gain_is_found_in_few_rounds() -> None:
     duels = [await fight(seed, 1.5) for seed in range(4)]
-    assert all(found.outcome == "gain" for found in duels)
+    assert all(found.outcome == "improved" for found in duels)
     assert statistics.fmean(len(found.log_ratios) for found in duels) < 5.5
 
 
 async def test_noise_is_called_noise() -> None:
     """A machine whose speed wanders by 20 % from run to run must not be taken for a gain."""
     outcomes = [(await fight(seed, 1.0, noise=0.2)).outcome for seed in range(60)]
-    assert sum(outcome in ("gain", "loss") for outcome in outcomes) <= 6
-    assert outcomes.count("unclear") >= 36
+    assert sum(outcome in ("improved", "regressed") for outcome in outcomes) <= 6
+    assert outcomes.count("inconclusive") >= 36
 
 
 async def test_latency_is_compared_at_one_load() -> None:
@@ -142,7 +142,7 @@ async def test_a_clear_loser_needs_no_rounds() -> None:
     found = await duel(
         ground(fake, 3), Side("a", settled, 30.0, settled=True), Side("b", slow, 30.0), max_rounds=6
     )
-    assert found.outcome == "loss" and not found.log_ratios
+    assert found.outcome == "regressed" and not found.log_ratios
     assert found.beaten_at is not None and found.beaten_at <= 0.8 * 30.0
 
 
@@ -187,7 +187,7 @@ async def test_a_side_that_begins_far_too_low_is_not_called_a_loser() -> None:
     found = await duel(ground(fake, 1), *sides, max_rounds=4)
     assert all(reading.holds for reading in found.after)
     assert found.ratio is not None and found.ratio.high < 1
-    assert found.outcome == "unclear"
+    assert found.outcome == "inconclusive"
     assert _without_gain(found)[1].endswith("still rising: its knee is unknown")
 
 
@@ -196,7 +196,7 @@ def test_a_change_without_effect_is_called_that() -> None:
         ratio = Interval(low=low, mid=1.0, high=high, level=0.95)
         rates = {"before_rate": 1.0, "after_rate": 1.0}
         return _without_gain(
-            Duel(before=(), after=(), log_ratios=(), ratio=ratio, outcome="nothing", **rates)
+            Duel(before=(), after=(), log_ratios=(), ratio=ratio, outcome="unchanged", **rates)
         )[1]
 
     assert reason(0.98, 1.03).startswith("this change had no effect")

@@ -28,7 +28,7 @@ from ridgeline.optimize.quality.sequential import ERROR, INTERIM
 from ridgeline.optimize.quality.tail import quantile_interval
 from ridgeline.optimize.quality.text import KL_TAIL, compare_window
 from ridgeline.optimize.quality.thresholds import Check, check_max
-from ridgeline.optimize.stats import UNBOUNDED, mean_interval
+from ridgeline.stats import UNBOUNDED, mean_interval
 
 VOCAB = 50
 NO_TIME = 1e9

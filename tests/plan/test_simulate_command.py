@@ -159,9 +159,9 @@ def test_seeds_give_intervals(capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, "--num-seeds", "5", "--slo", "ttft:300 tpot:20")
     figures: dict[str, dict[str, float]] = found["figures"]  # type: ignore[assignment]
     for each in figures.values():
-        assert each["low"] <= each["middle"] <= each["high"]
+        assert each["low"] <= each["mid"] <= each["high"]
     alone = [told(capsys, "--seed", str(n))["ttft"]["p99"] for n in range(5)]  # type: ignore[index]
-    assert figures["ttft_p99_s"]["middle"] == pytest.approx(sorted(alone)[2])
+    assert figures["ttft_p99_s"]["mid"] == pytest.approx(sorted(alone)[2])
     assert figures["ttft_p99_s"]["low"] < figures["ttft_p99_s"]["high"]
     assert main([*SMALL, "--num-seeds", "5"]) == 0
     assert "ttft p99 ms" in capsys.readouterr().out

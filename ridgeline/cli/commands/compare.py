@@ -20,7 +20,6 @@ from ridgeline.report.json_line import json_line
 
 REGRESSED, INCONCLUSIVE = 1, 3
 _STYLES = {"improved": "green", "regressed": "red", "inconclusive": "yellow", "unchanged": ""}
-_EFFECT_STYLES = {"none": "yellow", "some": "", "unclear": "yellow"}
 
 
 def command(
@@ -45,7 +44,7 @@ def command(
     for each in found:
         out.print(str(each), style=_STYLES[each.outcome], markup=False)
     if effect is not None:
-        out.print(effect_line(effect, changed), style=_EFFECT_STYLES[effect.outcome], markup=False)
+        out.print(effect_line(effect, changed), style=_STYLES[effect.outcome], markup=False)
     if not (found or refused):
         out.print("inconclusive: the two have no metric in common", style="yellow")
     return code
@@ -54,9 +53,9 @@ def command(
 def effect_line(effect: Effect, changed: Sequence[str]) -> str:
     """What a change of settings did, where that can be said."""
     what = "; ".join(changed)
-    if effect.outcome == "none":
+    if effect.outcome == "unchanged":
         return f"this change had no effect: {what} ({effect.sentence})"
-    if effect.outcome == "some":
+    if effect.outcome != "inconclusive":
         return f"this change had an effect: {what} ({effect.sentence})"
     return f"inconclusive whether this change had an effect: {what} ({effect.sentence})"
 

@@ -21,6 +21,7 @@ from ridgeline.measure.metrics import Distribution
 from ridgeline.measure.report.pictures import Point
 from ridgeline.measure.summary import Summary
 from ridgeline.records import RunTrace
+from ridgeline.stats import Interval
 from ridgeline.workflows.diagnose.diagnose import judged
 from ridgeline.workflows.load import server_utilisation
 from ridgeline.workflows.load.server_monitor import Seen
@@ -144,12 +145,13 @@ def _ms(values: Distribution | None, q: float) -> str:
     return "–" if values is None else f"{1000 * values.p(q):,.4g}"
 
 
-def runs_table(found: Mapping[str, tuple[float, float, float]], count: int) -> Table:
+def runs_table(found: Mapping[str, Interval], count: int) -> Table:
     """Each figure's mean over the runs with its 95 % Student interval."""
     table = _table(f"over {count} runs", "mean", "95 % interval")
     table.columns[0].justify = "left"
-    for name, (low, mean, high) in found.items():
-        table.add_row(name, f"{mean:,.4g}", f"[{low:,.4g}, {high:,.4g}]")
+    for name, interval in found.items():
+        ends = f"[{interval.low:,.4g}, {interval.high:,.4g}]"
+        table.add_row(name, f"{interval.mid:,.4g}", ends)
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ridgeline.optimize.quality import Check, Divergence, LengthDrift, Quality, TaskScore
-from ridgeline.optimize.stats import UNBOUNDED, Interval
+from ridgeline.stats import UNBOUNDED, Interval
 from ridgeline.workflows.evaluate.verdict import HarnessScore, Panel, Part
 
 

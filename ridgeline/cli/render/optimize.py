@@ -13,7 +13,7 @@ from ridgeline.optimize import words
 from ridgeline.optimize.report.page import headline
 from ridgeline.optimize.result import LadderResult, Standing, Trial
 
-STYLES = {"kept": "green", "worse": "red", "crashed": "red", "cannot run": "red"}
+STYLES = {"kept": "green", "regressed": "red", "crashed": "red", "cannot run": "red"}
 
 
 def show(console: Console, result: LadderResult, paths: Sequence[Path]) -> None:

@@ -13,7 +13,7 @@ from ridgeline.optimize.observe import Progress as Now
 from ridgeline.optimize.result import Trial
 from ridgeline.optimize.units import minutes_and_seconds
 
-STYLES = {"kept": "green", "worse": "red", "crashed": "red", "cannot run": "red"}
+STYLES = {"kept": "green", "regressed": "red", "crashed": "red", "cannot run": "red"}
 
 
 class Display:

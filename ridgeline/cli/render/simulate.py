@@ -84,7 +84,7 @@ def seeds_table(result: SeedsResult) -> Table:
         is_time = name.startswith(("ttft", "tpot", "e2e"))
         label = f"{name.removesuffix('_s')}_ms" if is_time else name
         unit = 1000 if is_time else 1
-        values = (interval.middle, interval.low, interval.high)
+        values = (interval.mid, interval.low, interval.high)
         table.add_row(label.replace("_", " "), *(f"{unit * value:,.4g}" for value in values))
     return table
 

@@ -3,14 +3,15 @@
 A metric that did not come out significantly different proves nothing: noise hides changes as well
 as it makes them up. So there are three answers:
 
-- *none*: of every headline figure (the means, and the rates) the whole interval lies within ± the
+- *unchanged*: of every headline figure (the means, and the rates) the whole interval lies within ± the
   threshold. Each must pass its own test, so that no correction for their number is due (Berger,
   "Multiparameter hypothesis testing and acceptance sampling", Technometrics 1982).
-- *some*: at least one of them differs by Holm's step-down test at 5 %, which allows for their
+- *improved*, or *regressed* if any figure did: at least one of them differs by Holm's step-down
+  test at 5 %, which allows for their
   number, and by an interval that reaches beyond the threshold: a dozen metrics at 5 % each would
   find a difference in every other pair of equal runs. Never from one run a side: two runs of one
   server on a shared machine have differed by a quarter, one way and then the other.
-- *unclear*: anything else, with how many requests (or runs) a side would show in four of five
+- *inconclusive*: anything else, with how many requests (or runs) a side would show in four of five
   tries that there is none, if there is none: every figure's standard error has to be small enough
   for its interval to fit, Bonferroni's share of the misses each, and it shrinks with the root of
   their number.
@@ -21,12 +22,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
 from ridgeline.measure.results.base import RATES, Result
-from ridgeline.measure.results.judge import NUM_DRAWS, POWER, Judgement
+from ridgeline.measure.results.judge import POWER, Judgement
+from ridgeline.stats import NUM_DRAWS, Outcome
 
 LEVEL = 0.05
 MISSED, NORMAL = 0.2, statistics.NormalDist()
@@ -39,7 +40,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     None where something else is in the way, or nothing.
     """
 
-    outcome: Literal["none", "some", "unclear"]
+    outcome: Outcome
     sentence: str
     needed: int | None = None
     unit: str = ""
@@ -61,25 +62,27 @@ def _effect(
     headline = [each for each in found if _is_headline(each.metric)]
     known = [each for each in headline if each.detectable is not None]
     if not known:
-        return Effect(outcome="unclear", sentence="no figure has an interval: repeat the runs")
+        return Effect(outcome="inconclusive", sentence="no figure has an interval: repeat the runs")
     changed = [each for each in _significant(known) if _beyond(each, threshold)]
     if changed and min(len(a), len(b)) > 1:
-        return Effect(outcome="some", sentence=f"it changed {_told(changed)}")
+        worse = any(each.outcome == "regressed" for each in changed)
+        outcome: Outcome = "regressed" if worse else "improved"
+        return Effect(outcome=outcome, sentence=f"it changed {_told(changed)}")
     if changed:
         seen = f"these runs differ by {_told(changed)}, and nothing says that the change did it"
-        return Effect(outcome="unclear", sentence=f"{seen}: repeat both sides, in turns")
+        return Effect(outcome="inconclusive", sentence=f"{seen}: repeat both sides, in turns")
     limit = f"±{100 * threshold:g}%"
     wide = [each for each in known if not _within(each, threshold)]
     drifted = [each for each in wide if "drift" in each.reason]
     if drifted:
-        return Effect(outcome="unclear", sentence=f"{drifted[0].metric}: {drifted[0].reason}")
+        return Effect(outcome="inconclusive", sentence=f"{drifted[0].metric}: {drifted[0].reason}")
     if not wide:
-        return Effect(outcome="none", sentence=f"within {limit}: {_told(known)}")
+        return Effect(outcome="unchanged", sentence=f"within {limit}: {_told(known)}")
     count, unit = _observations(a, b)
     needed = max(_needed(each, count, threshold, len(known)) for each in wide)
     said = f"{limit} is narrower than what was seen: {_told(wide)}"
     more = f"about {needed:,} {unit} a side would show it if there is none"
-    return Effect(outcome="unclear", sentence=f"{said}; {more}", needed=needed, unit=unit)
+    return Effect(outcome="inconclusive", sentence=f"{said}; {more}", needed=needed, unit=unit)
 
 
 def _is_headline(metric: str) -> bool:

@@ -21,16 +21,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from ridgeline.measure.metrics import percentile
 from ridgeline.measure.results.base import LATENCIES, RATES, Result
+from ridgeline.stats import (
+    LogRatio,
+    Outcome,
+    compare_paired,
+    compare_series,
+    compare_unpaired,
+    halves_differ,
+    percentile,
+    row_statistic,
+)
 
-Outcome = Literal["improved", "regressed", "unchanged", "inconclusive"]
-
-NUM_DRAWS = 1000
 POWER = 1.959963984540054 + 0.8416212335729143
 LOAD_TOLERANCE = 0.02
 LEAST_SAMPLES = 20
@@ -122,17 +128,6 @@ class _Pair(msgspec.Struct, frozen=True):
     b: list[float]
 
 
-class _Spread(msgspec.Struct, frozen=True):
-    """The logarithm of the ratio: its middle, standard error, and interval."""
-
-    mid: float
-    error: float
-    low: float
-    high: float
-    p_value: float
-    drift: float = 0.0
-
-
 def _judge(pair: _Pair, a: Sequence[Result], b: Sequence[Result], threshold: float) -> Judgement:
     ratio = _geometric(pair.b) / _geometric(pair.a)
     base: dict[str, Any] = {
@@ -141,8 +136,11 @@ def _judge(pair: _Pair, a: Sequence[Result], b: Sequence[Result], threshold: flo
         "b": _geometric(pair.b),
         "ratio": ratio,
     }
-    spread = _of_runs(pair) if len(pair.a) > 1 and len(pair.b) > 1 else _of_requests(pair, a, b)
-    if spread is None:
+    if len(pair.a) > 1 and len(pair.b) > 1:
+        tested: tuple[LogRatio, float] | None = (_of_runs(pair), 0.0)
+    else:
+        tested = _of_requests(pair, a, b)
+    if tested is None:
         nothing: dict[str, Any] = {
             "low": 0.0,
             "high": math.inf,
@@ -151,7 +149,8 @@ def _judge(pair: _Pair, a: Sequence[Result], b: Sequence[Result], threshold: flo
         }
         reason = "one run without its requests cannot tell noise from change"
         return Judgement(**base, **nothing, outcome="inconclusive", reason=reason)
-    outcome, reason = _outcome(pair.name, spread, threshold)
+    spread, drift = tested
+    outcome, reason = _outcome(pair.name, spread, drift, threshold)
     return Judgement(
         **base,
         low=math.exp(spread.low),
@@ -167,9 +166,9 @@ def _geometric(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
-def _outcome(name: str, spread: _Spread, threshold: float) -> tuple[Outcome, str]:
+def _outcome(name: str, spread: LogRatio, drift: float, threshold: float) -> tuple[Outcome, str]:
     limit = math.log1p(threshold)
-    if spread.drift > max(abs(spread.mid), limit):
+    if drift > max(abs(spread.mid), limit):
         return "inconclusive", "a run drifted by as much as the two differ"
     if (spread.low > 0 and spread.high > limit) or (spread.high < 0 and spread.low < -limit):
         grew = spread.mid > 0
@@ -182,26 +181,15 @@ def _outcome(name: str, spread: _Spread, threshold: float) -> tuple[Outcome, str
     return "unchanged", ""
 
 
-def _of_runs(pair: _Pair) -> _Spread:
-    from scipy.special import stdtr, stdtrit  # type: ignore[import-untyped, unused-ignore]
-
-    a, b = [list(map(math.log, side)) for side in (pair.a, pair.b)]
-    if len(a) == len(b):
-        logs = [y - x for x, y in zip(a, b, strict=True)]
-        mid, freedom = statistics.fmean(logs), float(len(logs) - 1)
-        error = statistics.stdev(logs) / math.sqrt(len(logs))
-    else:
-        va, vb = statistics.variance(a) / len(a), statistics.variance(b) / len(b)
-        mid, error = statistics.fmean(b) - statistics.fmean(a), math.sqrt(va + vb)
-        below = va**2 / (len(a) - 1) + vb**2 / (len(b) - 1)
-        freedom = (va + vb) ** 2 / below if below > 0 else float(len(a) + len(b) - 2)
-    error = max(error, 1e-12)
-    half = float(stdtrit(freedom, 0.975)) * error
-    p_value = 2 * float(stdtr(freedom, -abs(mid) / error))
-    return _Spread(mid, error, mid - half, mid + half, p_value)
+def _of_runs(pair: _Pair) -> LogRatio:
+    test = compare_paired if len(pair.a) == len(pair.b) else compare_unpaired
+    return test(pair.a, pair.b)
 
 
-def _of_requests(pair: _Pair, a: Sequence[Result], b: Sequence[Result]) -> _Spread | None:
+def _of_requests(
+    pair: _Pair, a: Sequence[Result], b: Sequence[Result]
+) -> tuple[LogRatio, float] | None:
+    """The test over the requests of one run a side, and by how much a run drifted."""
     metric, _, stat = pair.name.rpartition("_")
     if len(a) > 1 or len(b) > 1:
         return None
@@ -209,58 +197,17 @@ def _of_requests(pair: _Pair, a: Sequence[Result], b: Sequence[Result]) -> _Spre
     if min(len(left), len(right)) < LEAST_SAMPLES:
         return None
     paired = bool(a[0].ids) and a[0].ids == b[0].ids and len(left) == len(right)
-    draws = _block_draws(left, right, stat, paired)
-    mid = math.log(pair.b[0] / pair.a[0])
-    error = statistics.stdev(draws)
-    wrong = sum((draw <= 0) if mid > 0 else (draw >= 0) for draw in draws) / len(draws)
-    low, high = percentile(draws, 2.5), percentile(draws, 97.5)
-    drift = max(_drift(left, stat), _drift(right, stat))
-    return _Spread(mid, error, low, high, min(1.0, 2 * wrong), drift)
-
-
-def _block_draws(
-    left: Sequence[float], right: Sequence[float], stat: str, paired: bool
-) -> list[float]:
-    """Logarithms of the ratio in bootstrap draws of blocks; draws without a ratio are left out."""
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    chosen = _blocks(rng, len(left))
-    others = chosen if paired else _blocks(rng, len(right))
-    sides = []
-    for values, drawn in ((left, chosen), (right, others)):
-        rows = np.asarray(values)[drawn]
-        sides.append(
-            rows.mean(axis=1) if stat == "mean" else np.percentile(rows, float(stat[1:]), axis=1)
-        )
-    sound = (sides[0] > 0) & (sides[1] > 0)
-    return [float(x) for x in np.log(sides[1][sound] / sides[0][sound])]
-
-
-def _blocks(rng: Any, count: int) -> Any:
-    """NUM_DRAWS rows of `count` indices, in circular blocks of sqrt(count)."""
-    import numpy as np
-
-    size = max(1, round(math.sqrt(count)))
-    starts = rng.integers(0, count, (NUM_DRAWS, -(-count // size)))
-    spread = starts[:, :, None] + np.arange(size)
-    return spread.reshape(NUM_DRAWS, -1)[:, :count] % count
+    ratio = compare_series(left, right, row_statistic(stat), paired=paired)
+    return ratio, max(_drift(left, stat), _drift(right, stat))
 
 
 def _drift(values: Sequence[float], stat: str) -> float:
-    """How far the second half lies from the first beyond what chance explains; 0 where it does not.
+    """|log ratio| of the second half to the first; 0 unless the halves differ significantly.
 
-    By Mann-Whitney's rank test at 1 %: a run under an ever longer queue drifts in every statistic.
+    A run under an ever longer queue drifts in every statistic.
     """
-    from scipy.special import ndtr
-
-    half = len(values) // 2
-    first, second = values[:half], values[half:]
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = sum(rank for rank, i in enumerate(order, 1) if i < half)
-    mean = half * (len(values) + 1) / 2
-    deviation = math.sqrt(half * (len(values) - half) * (len(values) + 1) / 12)
-    if 2 * float(ndtr(-abs(ranks - mean) / deviation)) > 0.01:
+    if not halves_differ(values):
         return 0.0
-    x, y = _statistic(first, stat), _statistic(second, stat)
-    return abs(math.log(y / x)) if x > 0 and y > 0 else math.inf
+    half = len(values) // 2
+    first, second = _statistic(values[:half], stat), _statistic(values[half:], stat)
+    return abs(math.log(second / first)) if first > 0 and second > 0 else math.inf

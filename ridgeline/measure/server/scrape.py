@@ -15,9 +15,9 @@ from importlib.resources import files
 
 import msgspec
 
-from ridgeline.measure.metrics import percentile
 from ridgeline.measure.server.polling import PERIOD_S, Polling
 from ridgeline.measure.wire import OK, Wire, WireError
+from ridgeline.stats import percentile
 
 GAUGES = ("running", "waiting", "kv_used_share", "hit_share", "seats", "rss_bytes")
 COUNTERS = (

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.optimize.stats import Interval, mean_interval
+from ridgeline.stats import Interval, mean_interval
 
 Outputs = Sequence[Sequence[int]]
 

@@ -20,7 +20,7 @@ from ridgeline.optimize.quality.greedy import Divergence
 from ridgeline.optimize.quality.tasks import TaskQuestion, TaskScore
 from ridgeline.optimize.quality.text import TextQuestion, change_error, perplexity
 from ridgeline.optimize.quality.thresholds import Check, GateVerdict
-from ridgeline.optimize.stats import Interval
+from ridgeline.stats import Interval
 
 ERROR = 0.05
 INTERIM = 0.005

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.optimize.stats import LEVEL, UNBOUNDED, Interval
+from ridgeline.stats import LEVEL, UNBOUNDED, Interval
 
 Array = NDArray[np.floating[Any]]
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from ridgeline.optimize.quality.text import LogprobsOf
 from ridgeline.optimize.quality.thresholds import Check, Gate, GateSize, check_min
-from ridgeline.optimize.stats import mean_interval
+from ridgeline.stats import mean_interval
 
 Encode = Callable[[str], Sequence[int]]
 NUM_SHOTS = 5

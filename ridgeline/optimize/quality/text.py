@@ -32,7 +32,7 @@ from ridgeline.optimize.quality.thresholds import (
     check_max,
     check_min,
 )
-from ridgeline.optimize.stats import Interval, mean_interval
+from ridgeline.stats import Interval, mean_interval
 
 Array = NDArray[np.floating[Any]]
 LogprobsOf = Callable[[Sequence[int]], Array]

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from ridgeline.optimize.stats import Interval
+from ridgeline.stats import Interval
 
 GateVerdict = Literal["pass", "fail", "inconclusive"]
 

@@ -13,7 +13,7 @@ from ridgeline.measure.report.svg import Scale
 from ridgeline.optimize import words
 from ridgeline.optimize.report.style import VERDICT_CSS
 from ridgeline.optimize.result import LadderResult, Standing, Trial
-from ridgeline.optimize.stats import Interval
+from ridgeline.stats import Interval
 
 AXIS = {
     "goodput": "goodput: requests per second that met the SLO",

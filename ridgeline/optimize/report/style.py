@@ -4,10 +4,10 @@ from __future__ import annotations
 
 VERDICT_CSS = {
     "kept": "good",
-    "no gain": "flat",
+    "unchanged": "flat",
     "inconclusive": "flat",
     "cut short": "flat",
-    "worse": "bad",
+    "regressed": "bad",
     "quality failed": "bad",
     "not exact": "bad",
     "cannot run": "bad",

@@ -39,6 +39,7 @@ from ridgeline.measure.summary import Summary, summarise
 from ridgeline.measure.vllm_result import vllm_result
 from ridgeline.measure.window import window_of
 from ridgeline.records import RunTrace
+from ridgeline.stats import mean_interval
 from ridgeline.workflows.bench.bench import (
     Outputs,
     Remote,
@@ -200,7 +201,7 @@ def _print(
         labels = [f"{each.options.request_rate:.3g}" for each in made]
         beside = told_table("req/s", [(labels[i], words[i]) for i in order])
     else:
-        spread = {name: interval(values) for name, values in figures_of(made).items()}
+        spread = {name: mean_interval(values) for name, values in figures_of(made).items()}
         out.print(runs_table(spread, len(made)))
         beside = told_table("run", [(str(i), each) for i, each in enumerate(words, 1)])
     if beside is not None:
@@ -227,10 +228,9 @@ def _result(
     result["ridgeline_runs"] = [as_json(each, device) for each in made]
     result["ridgeline_sweep"] = [_as_json(point) for point in points]
     if not points:
-        spread = {name: interval(values) for name, values in figures_of(made).items()}
+        spread = {name: mean_interval(values) for name, values in figures_of(made).items()}
         result["ridgeline_intervals"] = {
-            name: {"low": low, "mean": mean, "high": high}
-            for name, (low, mean, high) in spread.items()
+            name: msgspec.to_builtins(interval) for name, interval in spread.items()
         }
     return result
 
@@ -345,18 +345,6 @@ def figures(found: Sequence[Summary]) -> dict[str, list[float]]:
         for name, values in rows.items()
         if all(v is not None for v in values)
     }
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean with its 95 % Student interval; infinite for one value."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped, unused-ignore]
-
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return -math.inf, mean, math.inf
-    variance = math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)
-    half = float(stdtrit(len(values) - 1, 0.975)) * math.sqrt(variance / len(values))
-    return mean - half, mean, mean + half
 
 
 def _as_json(point: Point) -> dict[str, object]:

@@ -27,7 +27,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.optimize.quality.thresholds import check_min
-from ridgeline.optimize.stats import mean_interval
+from ridgeline.stats import mean_interval
 from ridgeline.workflows.evaluate.verdict import HarnessScore
 
 PROGRAM = "lm-eval"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ridgeline.optimize.quality import Check, GateVerdict, LengthDrift, Quality, Window
-from ridgeline.optimize.stats import UNBOUNDED, Interval, mean_interval, ratio_interval
+from ridgeline.stats import UNBOUNDED, Interval, mean_interval, ratio_interval
 
 _NO_RATIO = Interval(low=0.0, mid=1.0, high=UNBOUNDED)
 _WORST: tuple[GateVerdict, ...] = ("fail", "inconclusive", "pass")

@@ -15,28 +15,24 @@ from ridgeline.errors import BadInput
 from ridgeline.plan.simulate.summary import FleetSummary, Spread
 from ridgeline.records.progress import Observer, StageAdvanced, silent, stage
 from ridgeline.report.result import Result
+from ridgeline.stats import Interval
 from ridgeline.workflows.planning.simulate import SimulateOptions, simulate
 
 LOW, HIGH = 5, 95  # percentiles over the seeds
 MIN_SEEDS, MAX_SEEDS = 5, 10_000
 
 
-class SeedInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure over the seeds: 5th percentile, median and 95th percentile."""
-
-    low: float
-    middle: float
-    high: float
-
-
 class SeedsResult(Result, frozen=True, kw_only=True):
-    """The same fleet under `num_seeds` loads; times in seconds."""
+    """The same fleet under `num_seeds` loads; times in seconds.
+
+    An interval holds the 5th percentile, median and 95th percentile over the seeds.
+    """
 
     model: str
     replicas: int
     first_seed: int
     num_seeds: int
-    figures: dict[str, SeedInterval]
+    figures: dict[str, Interval]
 
 
 def simulate_seeds(options: SimulateOptions, observer: Observer = silent) -> SeedsResult:
@@ -64,7 +60,7 @@ def simulate_seeds(options: SimulateOptions, observer: Observer = silent) -> See
     )
 
 
-def intervals(summaries: Sequence[FleetSummary]) -> dict[str, SeedInterval]:
+def intervals(summaries: Sequence[FleetSummary]) -> dict[str, Interval]:
     """Every figure that any seed has, by name."""
     values: dict[str, list[float]] = {}
     for summary in summaries:
@@ -73,7 +69,7 @@ def intervals(summaries: Sequence[FleetSummary]) -> dict[str, SeedInterval]:
     result = {}
     for name, samples in values.items():
         low, middle, high = np.percentile(samples, (LOW, 50, HIGH)).tolist()
-        result[name] = SeedInterval(low=low, middle=middle, high=high)
+        result[name] = Interval(low=low, mid=middle, high=high, level=(HIGH - LOW) / 100)
     return result
 
 
