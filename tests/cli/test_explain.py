@@ -74,7 +74,7 @@ def test_facts_answer_every_question(known: topics.Known) -> None:
 
 def test_metrics_name_what_there_is() -> None:
     docs = Path(ridgeline.__file__).parent.parent / "docs"
-    defined = (docs / "metrics.md").read_text(encoding="utf-8")
+    defined = (docs / "concepts" / "measurements.md").read_text(encoding="utf-8")
     words = topics.spelt(defined.replace("*", " "))
     for row in metric.rows().values():
         assert set(row.losses) <= set(LOSSES), row.id

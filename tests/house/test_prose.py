@@ -17,6 +17,8 @@ CLEAN = [
     "benchmarks/results",
     "docs",
     "mkdocs.yml",
+    "ridgeline/techniques.toml",
+    "ridgeline/workflows/explain/topics/errors.toml",
     "scripts/render_results.py",
 ]
 

@@ -1,4 +1,4 @@
-"""Errors, statuses and failures: what they mean, how they are told, and how to mend them."""
+"""Errors, statuses and failures: their meaning, how they are reported, and how to fix them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ridgeline.workflows.explain.topics.base import Known, Page
 
 
 class ErrorRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of errors.toml; see its head."""
+    """One row of errors.toml."""
 
     id: str
     also: tuple[str, ...]
     means: str
-    told_as: str
-    mend: str
+    reported_as: str
+    fix: str
     here: str
 
 
@@ -46,8 +46,8 @@ def page(id: str, known: Known) -> Page:
     row = rows()[id]
     lines = (
         ("means", row.means),
-        ("told as", row.told_as),
-        ("mend", row.mend),
+        ("reported as", row.reported_as),
+        ("fix", row.fix),
         ("here", fill(row.here, known.facts) if row.here else ""),
     )
     return Page(kind="error", id=id, title=id, lines=lines)
