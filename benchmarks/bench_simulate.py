@@ -47,7 +47,7 @@ from ridgeline.measure.http import HttpTarget, first_model
 from ridgeline.measure.server.process import Witness
 from ridgeline.measure.summary import summarise
 from ridgeline.measure.workload import parse_workload
-from ridgeline.optimize.subject import Load, dues_s
+from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.plan.calibration.calibration import Calibration, load_calibration
 from ridgeline.plan.calibration.interference import Busy, Sky, is_fresh
 from ridgeline.plan.simulate.fleet import (
@@ -63,7 +63,7 @@ from ridgeline.plan.step_time.simulated import Modelled, reading_s
 from ridgeline.records import RunTrace, Slo
 from ridgeline.workflows.calibrate.calibrate_engine import machine_for
 from ridgeline.workflows.calibrate.under_load import busy_of
-from ridgeline.workflows.optimize.engine_environment import EngineSubject, Tokenised
+from ridgeline.workflows.optimize.engine_environment import EngineDeployment, Tokenised
 
 PLACES = 40
 CALM = 0.3  # of the CPU time asked for, that others may have had: the client, who shares it, too
@@ -175,7 +175,7 @@ def opened(bench: Bench) -> Iterator[Running]:
     if not bench.served:
         with Engine.from_settings(bench.settings) as engine:
             yield lambda case, load: asyncio.run(
-                EngineSubject(engine, bench.workload(case)).run(load)
+                EngineDeployment(engine, bench.workload(case)).run(load)
             )
         return
     with server(bench.settings) as url:
@@ -224,7 +224,7 @@ def requests_of(real: Real) -> list[SimulatedRequest]:
     """The same lengths at the same instants."""
     bench = BENCHES[real.model]
     load = bench.load(real.rate, real.seed)
-    dues = dues_s(load)
+    dues = arrival_times_s(load)
     asked = bench.workload(real.workload).requests(len(dues), load.seed)
     return [
         SimulatedRequest(at_s=due, num_prompt=len(each.prompt), num_output=each.max_tokens)

@@ -11,7 +11,7 @@ import pytest
 from ridgeline.compress.recipe import METHODS
 from ridgeline.engine.scheduler.batching import POLICIES
 from ridgeline.modelspec.rewrite import QUANTIZATIONS
-from ridgeline.optimize.ladder import shipped
+from ridgeline.optimize.ladder import load_default_ladder
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = tomllib.loads((ROOT / "ridgeline" / "techniques.toml").read_text(encoding="utf-8"))[
@@ -66,7 +66,7 @@ def test_ids_are_unique() -> None:
 
 def test_every_rung_of_the_ladder_has_a_row() -> None:
     known = {row["id"]: row for row in ROWS}
-    for rung in shipped().rungs:
+    for rung in load_default_ladder().rungs:
         assert rung.technique in known, rung.id
         assert known[rung.technique]["honesty"] == rung.honesty, rung.id
 

@@ -19,7 +19,7 @@ from ridgeline.cli.validate.preflight import look_first
 from ridgeline.config.settings import NAIVE, Settings
 
 if TYPE_CHECKING:
-    from ridgeline.optimize.objective import Objective
+    from ridgeline.optimize.comparison.objective import Objective
     from ridgeline.workflows.bench.bench import Remote
 
 app = typer.Typer(

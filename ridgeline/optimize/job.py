@@ -7,13 +7,13 @@ from contextlib import ExitStack
 import msgspec
 
 from ridgeline.config.settings import Settings
-from ridgeline.optimize.cost import Price
-from ridgeline.optimize.objective import Objective, Reading
-from ridgeline.optimize.subject import Subject
+from ridgeline.optimize.comparison.objective import JudgedRun, Objective
+from ridgeline.optimize.cost import MachinePrice
+from ridgeline.optimize.environment import Deployment
 from ridgeline.records import Slo
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class OptimizeJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asked for. `settings` is what every rung starts from (model, dtype, limits)."""
 
     settings: Settings
@@ -21,11 +21,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo
     objective: Objective
     budget_s: float
-    price: Price
+    price: MachinePrice
     seed: int = 0
 
 
-class Contender(msgspec.Struct, frozen=True, kw_only=True):
+class RunningConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration that is up. `stack` closes it; `rate` is its best load so far.
 
     `settled`: that load comes from a staircase, not from a search in wide steps.
@@ -33,8 +33,8 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     settings: Settings
-    subject: Subject
+    deployment: Deployment
     stack: ExitStack
     rate: float
-    readings: tuple[Reading, ...]
+    readings: tuple[JudgedRun, ...]
     settled: bool = False

@@ -39,7 +39,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     needs: tuple[Condition, ...] = ()
 
 
-class Weights(msgspec.Struct, frozen=True, kw_only=True):
+class RankingWeights(msgspec.Struct, frozen=True, kw_only=True):
     """How much predicted gain one level of risk or complexity must bring on top."""
 
     risk: float
@@ -51,10 +51,10 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
 
 class Ladder(msgspec.Struct, frozen=True):
     rungs: tuple[Rung, ...]
-    weights: Weights
+    weights: RankingWeights
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class RungCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """A rung applied to an incumbent: the settings to try, and what differs.
 
     `make`: how weights of that format are made first; until then the settings stand for them.
@@ -67,13 +67,13 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     make: str | None = None
 
 
-def shipped() -> Ladder:
+def load_default_ladder() -> Ladder:
     """The ladder of this package."""
     document = tomllib.loads(_shipped_text())
     return Ladder(_rungs(document), _weights(document["weights"]))
 
 
-def read(text: str) -> Ladder:
+def parse_ladder(text: str) -> Ladder:
     """A ladder of the user's own from TOML: its rungs, with the shipped `[weights]` where it has
     none. BadInput for a key or a setting that does not exist, and for a ladder without rungs.
     """
@@ -84,16 +84,16 @@ def read(text: str) -> Ladder:
     if not rungs:
         raise BadInput("the ladder has no rungs", fix="write at least one [[rung]]")
     given = document.get("weights")
-    return Ladder(rungs, shipped().weights if given is None else _weights(given))
+    return Ladder(rungs, load_default_ladder().weights if given is None else _weights(given))
 
 
 def _shipped_text() -> str:
     return files("ridgeline.optimize").joinpath("ladder.toml").read_text(encoding="utf-8")
 
 
-def _weights(table: object) -> Weights:
+def _weights(table: object) -> RankingWeights:
     try:
-        return msgspec.convert(table, Weights)
+        return msgspec.convert(table, RankingWeights)
     except msgspec.ValidationError as error:
         raise BadInput(f"[weights] of the ladder: {error}", fix="risk and complexity") from None
 
@@ -132,15 +132,15 @@ def _check_values(rung: Rung, changes: Mapping[str, Any]) -> None:
     settings_from(plain, where=f"rung {rung.id!r}")
 
 
-def unmet(rung: Rung, facts: Facts) -> str | None:
+def unmet_need(rung: Rung, facts: Facts) -> str | None:
     """Why the rung is not for this incumbent, or None. What is not known forbids nothing."""
     failed = [need.explain(facts) for need in rung.needs if need.holds(facts) is False]
     return "needs " + "; ".join(failed) if failed else None
 
 
-def candidates(
+def candidates_of(
     rung: Rung, incumbent: Settings, resolved: Mapping[str, object]
-) -> Iterator[Candidate]:
+) -> Iterator[RungCandidate]:
     """Every variant of a rung that would change something. `resolved`: the values really in use."""
     for variant in rung.variants or ({},):
         asked = {**rung.changes, **variant}
@@ -153,7 +153,9 @@ def candidates(
         if changes:
             settings = settings_from({**msgspec.to_builtins(incumbent), **changes})
             label = _label(rung, variant, {**changes, MAKE: make})
-            yield Candidate(rung=rung, label=label, changes=changes, settings=settings, make=make)
+            yield RungCandidate(
+                rung=rung, label=label, changes=changes, settings=settings, make=make
+            )
 
 
 def _value(change: object, current: object) -> object:

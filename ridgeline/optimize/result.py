@@ -12,8 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 from ridgeline.diagnose import Advice, Finding, RooflinePoint
-from ridgeline.optimize.cost import Cost, Price
-from ridgeline.optimize.quality import Quality
+from ridgeline.optimize.cost import MachinePrice, TokenCost
+from ridgeline.optimize.quality import QualityVerdict
 from ridgeline.roofline import Peaks
 from ridgeline.stats import Interval
 
@@ -33,7 +33,7 @@ Ended = Literal[
 ]
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class ConfigurationFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One configuration under its best load: means over its runs, percentiles over all its
     requests.
 
@@ -61,7 +61,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     spread: float | None = None
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+class GainPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """What the simulator promised: `gain` new/old, between `low` and `high` by its error so far."""
 
     gain: float
@@ -91,12 +91,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     verdict: Verdict
     reason: str
-    predicted: Prediction
-    before: Measured | None = None
-    after: Measured | None = None
+    predicted: GainPrediction
+    before: ConfigurationFigures | None = None
+    after: ConfigurationFigures | None = None
     ratio: Interval | None = None
     log_ratios: tuple[float, ...] = ()
-    quality: Quality | None = None
+    quality: QualityVerdict | None = None
     exactness: Exactness | None = None
     points: tuple[RooflinePoint, ...] = ()
     spent_s: float = 0.0
@@ -108,24 +108,24 @@ class NotTried(msgspec.Struct, frozen=True, kw_only=True):
     rung: str
     label: str
     reason: str
-    predicted: Prediction | None = None
+    predicted: GainPrediction | None = None
 
 
-class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+class LatencySamples(msgspec.Struct, frozen=True, kw_only=True):
     """Samples per request, for the pictures: seconds."""
 
     ttft_s: tuple[float, ...]
     tpot_s: tuple[float, ...]
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class ConfigurationSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration at the end of the run: settings, figures, roofline, diagnosis."""
 
     label: str
     settings: dict[str, Any]
-    measured: Measured
-    cost: Cost
-    samples: Distribution
+    measured: ConfigurationFigures
+    cost: TokenCost
+    samples: LatencySamples
     points: tuple[RooflinePoint, ...]
     finding: Finding
     advice: tuple[Advice, ...] = ()
@@ -153,9 +153,9 @@ class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
 
     provenance: Provenance
     ended: Ended
-    price: Price
-    baseline: Standing
-    final: Standing
+    price: MachinePrice
+    baseline: ConfigurationSummary
+    final: ConfigurationSummary
     trials: tuple[Trial, ...]
     not_tried: tuple[NotTried, ...]
     peaks: Peaks | None = None

@@ -12,7 +12,7 @@ from ridgeline.cli.render.evaluate import show
 from ridgeline.config.settings import Settings
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.optimize.quality import Quality
+from ridgeline.optimize.quality import QualityVerdict
 from ridgeline.optimize.quality.thresholds import check_max
 from ridgeline.stats import Interval
 from ridgeline.workflows.evaluate.lm_eval import (
@@ -52,7 +52,7 @@ with (folder / "samples_colours_2026-11-21T10-00-00.jsonl").open("w") as out:
 def plain_panel() -> Panel:
     """A candidate that passes."""
     one = Interval(low=1.0, mid=1.0, high=1.0)
-    found = Quality(
+    found = QualityVerdict(
         verdict="pass",
         checks=(check_max("KL", one, 2.0),),
         perplexity_before=one,

@@ -16,7 +16,7 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.workload import parse_workload
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
-from ridgeline.optimize.subject import Make
+from ridgeline.optimize.environment import MakeWeights
 from ridgeline.workflows.optimize.engine_environment import Tokenised
 from ridgeline.workflows.optimize.quantized_candidates import maker
 
@@ -24,12 +24,12 @@ INT4 = Settings(model="demo", quantization="int4", max_num_seqs=4)
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Make:
+def make(tmp_path: Path) -> MakeWeights:
     tokenizer = load_tokenizer("demo")
     return maker(Tokenised(parse_workload("chat-and-code"), tokenizer), tokenizer, tmp_path)
 
 
-def test_it_is_made_once_and_opens_as_a_model(make: Make, tmp_path: Path) -> None:
+def test_it_is_made_once_and_opens_as_a_model(make: MakeWeights, tmp_path: Path) -> None:
     found = make(INT4, "rtn", 60.0)
     assert found.quantization is None and found.max_num_seqs == 4
     assert load_spec(found.model).layers[0].mlp.gate.format.kind == "int4"
@@ -38,7 +38,7 @@ def test_it_is_made_once_and_opens_as_a_model(make: Make, tmp_path: Path) -> Non
     assert (Path(found.model) / "config.json").stat().st_mtime_ns == written
 
 
-def test_a_model_that_was_trained_on_is_made_anew(make: Make, tmp_path: Path) -> None:
+def test_a_model_that_was_trained_on_is_made_anew(make: MakeWeights, tmp_path: Path) -> None:
     """Its files have the names and sizes of before."""
     own = tmp_path / "own"
     shutil.copytree(model_path("demo"), own)
@@ -71,13 +71,13 @@ def test_a_large_file_is_known_by_pieces(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_takes_too_long_is_refused_and_leaves_no_half_model(
-    make: Make, tmp_path: Path
+    make: MakeWeights, tmp_path: Path
 ) -> None:
     with pytest.raises(CannotRun, match="making the weights takes about"):
         make(INT4, "hqq", -1.0)
     assert not list(tmp_path.glob("demo-int4-hqq-*/config.json"))
 
 
-def test_formats_that_nobody_makes_are_refused(make: Make) -> None:
+def test_formats_that_nobody_makes_are_refused(make: MakeWeights) -> None:
     with pytest.raises(BadInput, match="no weights can be made"):
         make(Settings(model="demo"), "gptq", 60.0)

@@ -21,7 +21,7 @@ from ridgeline.measure.workload import LoadRequest
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model
 from ridgeline.modelspec.rewrite import apply_quantization
-from ridgeline.optimize.subject import Load
+from ridgeline.optimize.environment import Load
 from ridgeline.records import StepStat
 from ridgeline.roofline import Peaks
 from ridgeline.workflows.optimize.simulator import PRIOR_PER_RUN, Costs, SimulatedEngine

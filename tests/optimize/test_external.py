@@ -20,19 +20,19 @@ from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure.server.scrape import parse_page
 from ridgeline.measure.workload import parse_workload
-from ridgeline.optimize.external.dialect import dialect_of, dialects
-from ridgeline.optimize.external.inferred import infer_steps
-from ridgeline.optimize.external.process import Recipe, ServerProcess, Slot
-from ridgeline.optimize.external.subject import (
+from ridgeline.optimize.environment import Load, arrival_times_s
+from ridgeline.optimize.external.inferred_steps import infer_steps
+from ridgeline.optimize.external.server_deployment import (
     WARM_REQUESTS,
-    ServerSubject,
-    Up,
-    check_taken,
+    RunningServer,
+    ServerDeployment,
+    check_settings_applied,
     read_logprobs,
     server_info,
 )
-from ridgeline.optimize.ladder import candidates, shipped
-from ridgeline.optimize.subject import Load, dues_s
+from ridgeline.optimize.external.server_flags import load_server_flags, server_flags_for
+from ridgeline.optimize.external.server_process import ActiveServer, ServerCommand, ServerProcess
+from ridgeline.optimize.ladder import candidates_of, load_default_ladder
 from ridgeline.records import RequestTrace, RunTrace, StepStat
 from tests.diagnose.mock_thread import mock_server
 
@@ -40,7 +40,7 @@ from tests.diagnose.mock_thread import mock_server
 
 
 def test_only_what_differs_becomes_a_flag() -> None:
-    vllm = dialects()["vllm"]
+    vllm = load_server_flags()["vllm"]
     start = settings_from({"model": "demo", **vllm.defaults})
     assert vllm.words(start, start) == []
     other = settings_from(
@@ -50,7 +50,7 @@ def test_only_what_differs_becomes_a_flag() -> None:
 
 
 def test_a_setting_without_a_flag_is_refused_by_name() -> None:
-    llama = dialects()["llama-server"]
+    llama = load_server_flags()["llama-server"]
     start = settings_from({"model": "demo", **llama.defaults})
     with pytest.raises(CannotRun, match="quantization=int8"):
         llama.words(
@@ -62,10 +62,10 @@ def test_a_setting_without_a_flag_is_refused_by_name() -> None:
         )
 
 
-@pytest.mark.parametrize("name", sorted(dialects()))
+@pytest.mark.parametrize("name", sorted(load_server_flags()))
 def test_every_flag_is_read_back_from_a_command_line(name: str) -> None:
     """`given` is the inverse of `words`: whatever one writes, the other finds."""
-    dialect = dialects()[name]
+    dialect = load_server_flags()[name]
     start = settings_from({"model": "demo", **dialect.defaults})
     for setting, flag in dialect.flags.items():
         values = [48] if isinstance(flag, str) else [v for v, text in flag.items() if text]
@@ -91,22 +91,22 @@ def test_every_flag_is_read_back_from_a_command_line(name: str) -> None:
     ],
 )
 def test_the_server_is_told_by_its_program(command: str, name: str) -> None:
-    assert dialect_of(command).name == name
+    assert server_flags_for(command).name == name
 
 
 def test_an_unknown_server_names_the_flag_to_give() -> None:
     with pytest.raises(BadInput, match="--server"):
-        dialect_of("my-server {flags}")
+        server_flags_for("my-server {flags}")
     with pytest.raises(BadInput, match="tgi"):
-        dialect_of("my-server {flags}", "tgi")
+        server_flags_for("my-server {flags}", "tgi")
 
 
 def test_shipped_rungs_reach_other_servers() -> None:
     """The batch limit at least can be turned on every server that is known."""
-    [rung] = [rung for rung in shipped().rungs if rung.id == "batch-limit"]
-    for dialect in dialects().values():
+    [rung] = [rung for rung in load_default_ladder().rungs if rung.id == "batch-limit"]
+    for dialect in load_server_flags().values():
         start = settings_from({"model": "demo", "max_num_seqs": 8} | dialect.defaults)
-        options = candidates(rung, start, {"max_num_seqs": 8})
+        options = candidates_of(rung, start, {"max_num_seqs": 8})
         assert any(dialect.words(option.settings, start) for option in options), dialect.name
 
 
@@ -140,8 +140,8 @@ def script(tmp_path: Path) -> str:
 
 
 def test_two_configurations_are_up_side_by_side_and_end(script: str, tmp_path: Path) -> None:
-    recipe = Recipe(url="http://127.0.0.1:{port}", command=script, start_timeout_s=20)
-    slot = Slot(recipe.side_by_side)
+    recipe = ServerCommand(url="http://127.0.0.1:{port}", command=script, start_timeout_s=20)
+    slot = ActiveServer(recipe.side_by_side)
     a = ServerProcess(recipe, ["--max-num-seqs", "8"], tmp_path / "a.log")
     b = ServerProcess(recipe, [], tmp_path / "b.log")
     slot.activate(a)
@@ -154,15 +154,15 @@ def test_two_configurations_are_up_side_by_side_and_end(script: str, tmp_path: P
 
 
 def test_without_a_port_only_the_last_one_is_up(tmp_path: Path, script: str) -> None:
-    from ridgeline.optimize.external.process import _free_port
+    from ridgeline.optimize.external.server_process import _free_port
 
     port = _free_port()
-    recipe = Recipe(
+    recipe = ServerCommand(
         url=f"http://127.0.0.1:{port}",
         command=script.replace("{port}", str(port)),
         start_timeout_s=20,
     )
-    slot = Slot(recipe.side_by_side)
+    slot = ActiveServer(recipe.side_by_side)
     a, b = (ServerProcess(recipe, [], tmp_path / f"{name}.log") for name in "ab")
     for server, other in ((a, b), (b, a), (a, b)):
         slot.activate(server)
@@ -172,7 +172,7 @@ def test_without_a_port_only_the_last_one_is_up(tmp_path: Path, script: str) -> 
 
 
 def test_a_server_that_dies_shows_the_end_of_its_log(script: str, tmp_path: Path) -> None:
-    recipe = Recipe(url="http://127.0.0.1:{port}", command=script, start_timeout_s=20)
+    recipe = ServerCommand(url="http://127.0.0.1:{port}", command=script, start_timeout_s=20)
     server = ServerProcess(recipe, ["--fail"], tmp_path / "dead.log")
     with pytest.raises(CannotRun, match="no such weights"):
         server.start()
@@ -180,7 +180,7 @@ def test_a_server_that_dies_shows_the_end_of_its_log(script: str, tmp_path: Path
 
 
 def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
-    recipe = Recipe(url="http://127.0.0.1:1", command="no-such-program {flags}")
+    recipe = ServerCommand(url="http://127.0.0.1:1", command="no-such-program {flags}")
     with pytest.raises(CannotRun, match="no-such-program"):
         ServerProcess(recipe, [], tmp_path / "x.log").start()
 
@@ -196,7 +196,7 @@ def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
 )
 def test_a_recipe_that_cannot_work(url: str, command: str, named: str) -> None:
     with pytest.raises(BadInput) as caught:
-        Recipe(url=url, command=command)
+        ServerCommand(url=url, command=command)
     assert named in str(caught.value)
 
 
@@ -321,17 +321,19 @@ async def test_a_server_is_warmed_once_per_start() -> None:
         starts = iter([1, 1, 2])
         info = server_info(Settings(model="demo"), {}, "steady")
         workload = parse_workload("synthetic:input=8,output=2")
-        subject = ServerSubject(lambda: Up(url, next(starts)), "steady", workload, info, {})
+        deployment = ServerDeployment(
+            lambda: RunningServer(url, next(starts)), "steady", workload, info, {}
+        )
         load = Load(rate=100.0, seed=1, window_s=0.05, grace_s=1.0)
         served = [0]
         for _ in range(3):
-            run = await subject.run(load)
+            run = await deployment.run(load)
             with urllib.request.urlopen(f"{url}/metrics") as reply:
                 page = parse_page(reply.read().decode())
             served.append(int(page["vllm:prompt_tokens_total"]) // 8)
-            assert len(run.requests) == len(dues_s(load))
+            assert len(run.requests) == len(arrival_times_s(load))
         await asyncio.sleep(0.05)  # the client's connections end
-    extra = [b - a - len(dues_s(load)) for a, b in pairwise(served)]
+    extra = [b - a - len(arrival_times_s(load)) for a, b in pairwise(served)]
     assert extra[0] >= 2 * WARM_REQUESTS and extra[2] >= 2 * WARM_REQUESTS
     assert extra[1] == 0
 
@@ -339,7 +341,9 @@ async def test_a_server_is_warmed_once_per_start() -> None:
 def test_a_flag_that_the_server_passed_over_is_said() -> None:
     start = Settings(model="demo", max_num_seqs=4)
     more = msgspec.structs.replace(start, max_num_seqs=8)
-    check_taken(more, start, {"max_num_seqs": 8})
-    check_taken(start, start, {"max_num_seqs": 2})  # the baseline is what the server says it is
+    check_settings_applied(more, start, {"max_num_seqs": 8})
+    check_settings_applied(
+        start, start, {"max_num_seqs": 2}
+    )  # the baseline is what the server says it is
     with pytest.raises(CannotRun, match=r"did not take the flag for max_num_seqs.*4 by its own"):
-        check_taken(more, start, {"max_num_seqs": 4})
+        check_settings_applied(more, start, {"max_num_seqs": 4})

@@ -10,7 +10,13 @@ import pytest
 from ridgeline.cli.commands.optimize import OptimizeOptions, ladder_of
 from ridgeline.config.settings import NAIVE, Settings, settings_from
 from ridgeline.errors import BadInput
-from ridgeline.optimize.ladder import Rung, candidates, read, shipped, unmet
+from ridgeline.optimize.ladder import (
+    Rung,
+    candidates_of,
+    load_default_ladder,
+    parse_ladder,
+    unmet_need,
+)
 from tests.house.code import ROOT
 
 HEAD = "[weights]\nrisk = 0.1\ncomplexity = 0.05\n"
@@ -29,7 +35,7 @@ hurts_when = "never"
 
 
 def rung(more: str) -> Rung:
-    return read(HEAD + ROW + more).rungs[0]
+    return parse_ladder(HEAD + ROW + more).rungs[0]
 
 
 def naive() -> Settings:
@@ -38,20 +44,24 @@ def naive() -> Settings:
 
 def test_the_shipped_ladder_starts_from_the_naive_deployment() -> None:
     facts = {"shared_prompt_share": 0.5, **{name: getattr(naive(), name) for name in NAIVE}}
-    possible = {r.id for r in shipped().rungs if unmet(r, {**facts, "quantization": None}) is None}
+    possible = {
+        r.id
+        for r in load_default_ladder().rungs
+        if unmet_need(r, {**facts, "quantization": None}) is None
+    }
     assert {"static-batching", "dynamic-batching", "continuous-batching", "int8"} <= possible
     assert "batch-limit" not in possible
     assert "chunked-prefill" not in possible
 
 
 def test_activations_of_16_bits_can_be_given_up_again() -> None:
-    rungs = {row.id: row for row in shipped().rungs}
+    rungs = {row.id: row for row in load_default_ladder().rungs}
     facts = {"quantization": "int8", "activations": "int16", "device": "cpu"}
-    assert unmet(rungs["int8-weights"], facts) and unmet(rungs["int8"], facts)
-    assert unmet(rungs["int8-activations"], facts) is None
-    [back] = candidates(rungs["int8-activations"], naive(), facts)
+    assert unmet_need(rungs["int8-weights"], facts) and unmet_need(rungs["int8"], facts)
+    assert unmet_need(rungs["int8-activations"], facts) is None
+    [back] = candidates_of(rungs["int8-activations"], naive(), facts)
     assert back.changes == {"activations": "int8"}
-    assert unmet(rungs["int8-activations"], {**facts, "activations": "int8"})
+    assert unmet_need(rungs["int8-activations"], {**facts, "activations": "int8"})
 
 
 def test_a_value_a_multiple_and_back_to_the_default() -> None:
@@ -61,7 +71,7 @@ def test_a_value_a_multiple_and_back_to_the_default() -> None:
         " { max_num_seqs = { times = 0.5 } }]\n"
     )
     incumbent = Settings(batching="static", max_model_len=512)
-    found = list(candidates(row, incumbent, {"max_num_seqs": 16, "batching": "static"}))
+    found = list(candidates_of(row, incumbent, {"max_num_seqs": 16, "batching": "static"}))
     assert [c.settings.max_num_seqs for c in found] == [24, 8]
     assert all(c.settings.batching == "continuous" for c in found)
     assert all(c.settings.max_model_len is None for c in found)
@@ -70,17 +80,17 @@ def test_a_value_a_multiple_and_back_to_the_default() -> None:
 
 def test_a_variant_that_changes_nothing_is_no_candidate() -> None:
     row = rung("changes = { batching = 'continuous' }\n")
-    assert not list(candidates(row, Settings(batching="continuous"), {"batching": "continuous"}))
+    assert not list(candidates_of(row, Settings(batching="continuous"), {"batching": "continuous"}))
 
 
 def test_an_unmet_need_is_explained_and_an_unknown_one_forbids_nothing() -> None:
     row = rung("needs = ['max_num_seqs > 1', 'tokens_per_moon > 3']\n")
-    assert unmet(row, {"max_num_seqs": 1}) == "needs max_num_seqs > 1 (found 1)"
-    assert unmet(row, {"max_num_seqs": 2}) is None
+    assert unmet_need(row, {"max_num_seqs": 1}) == "needs max_num_seqs > 1 (found 1)"
+    assert unmet_need(row, {"max_num_seqs": 2}) is None
 
 
 def test_risk_and_complexity_must_be_paid_for() -> None:
-    ladder = read(HEAD + ROW)
+    ladder = parse_ladder(HEAD + ROW)
     assert ladder.weights.discount(ladder.rungs[0]) == pytest.approx(1.2)
 
 
@@ -106,8 +116,8 @@ def test_the_row_in_the_documentation_is_a_ladder(tmp_path: Path) -> None:
     file.write_text(block[0])
     found = ladder_of(OptimizeOptions(ladder=file))
     assert [r.id for r in found.rungs] == ["small-blocks"]
-    assert found.weights == shipped().weights
-    options = list(candidates(found.rungs[0], naive(), {"block_size": 16}))
+    assert found.weights == load_default_ladder().weights
+    options = list(candidates_of(found.rungs[0], naive(), {"block_size": 16}))
     assert [each.settings.block_size for each in options] == [8]
 
 
@@ -129,15 +139,15 @@ def test_the_row_in_the_documentation_is_a_ladder(tmp_path: Path) -> None:
 )
 def test_a_ladder_that_says_nothing_or_the_impossible_is_refused(text: str, named: str) -> None:
     with pytest.raises(BadInput, match=named):
-        read(text)
+        parse_ladder(text)
 
 
 def test_two_rows_with_one_id_are_refused() -> None:
     with pytest.raises(BadInput, match="same id"):
-        read(HEAD + ROW + ROW)
+        parse_ladder(HEAD + ROW + ROW)
 
 
 def test_every_variant_of_the_shipped_ladder_makes_valid_settings() -> None:
     resolved = {"max_num_seqs": 16, "max_num_batched_tokens": 256}
-    for row in shipped().rungs:
-        assert list(candidates(row, naive(), resolved)), row.id
+    for row in load_default_ladder().rungs:
+        assert list(candidates_of(row, naive(), resolved)), row.id

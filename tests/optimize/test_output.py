@@ -18,14 +18,14 @@ import pytest
 from ridgeline.config.settings import Settings, load_settings, settings_from
 from ridgeline.errors import BadInput
 from ridgeline.measure.report.svg import Scale, log_ticks, nice_ticks
-from ridgeline.optimize import words
-from ridgeline.optimize.config import final_settings, ladder_json, ridgeline_toml
+from ridgeline.optimize.output import number_format
+from ridgeline.optimize.output.config_file import final_settings, ladder_json, ridgeline_toml
+from ridgeline.optimize.output.vllm_command import VllmCommand, serve_command
 from ridgeline.optimize.report.page import headline, report
 from ridgeline.optimize.result import LadderResult
-from ridgeline.optimize.vllm import Command, serve_command
 from ridgeline.report.files import check_writable, write_files
-from tests.optimize.fake import Fake, Physics, Quirks
-from tests.optimize.test_loop import INT8, climb, only
+from tests.optimize.simulated_servers import Fake, Physics, Quirks
+from tests.optimize.test_search import INT8, climb, only
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def page(result: LadderResult) -> str:
     return report(
         result,
         {
-            "ridgeline.toml": Command(ridgeline_toml(result)),
+            "ridgeline.toml": VllmCommand(ridgeline_toml(result)),
             "The same for vLLM": serve_command(final_settings(result)),
         },
     )
@@ -217,7 +217,7 @@ def test_speculation_is_carried_over_and_its_guess_is_told() -> None:
     told = json.loads(words_of[words_of.index("--speculative-config") + 1])
     assert told["method"] == "ngram" and told["num_speculative_tokens"] >= 1
     assert any("no depth by itself" in note for note in command.notes)
-    line = words.settings_line({"speculative_config": {"method": "ngram"}})
+    line = number_format.settings_line({"speculative_config": {"method": "ngram"}})
     assert shlex.split(line) == ["--speculative-config", '{"method": "ngram"}']
 
 

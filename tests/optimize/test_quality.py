@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 
 from ridgeline.optimize.quality import (
-    Examination,
-    Gate,
-    Quality,
-    Reference,
+    QualityLimits,
+    QualityVerdict,
+    SequentialPanel,
     Task,
-    TaskQuestion,
+    TaskPanelPart,
     TaskReference,
-    TextQuestion,
+    TextPanelPart,
+    TextReference,
+    cut_windows,
     divergence,
     length_drift,
+    load_quality_limits,
     make_tasks,
-    shipped,
-    windows,
 )
+from ridgeline.optimize.quality.quantile_interval import quantile_interval
 from ridgeline.optimize.quality.sequential import ERROR, INTERIM
-from ridgeline.optimize.quality.tail import quantile_interval
-from ridgeline.optimize.quality.text import KL_TAIL, compare_window
-from ridgeline.optimize.quality.thresholds import Check, check_max
+from ridgeline.optimize.quality.text_comparison import KL_TAIL, compare_window
+from ridgeline.optimize.quality.thresholds import ThresholdCheck, check_max
 from ridgeline.stats import UNBOUNDED, mean_interval
 
 VOCAB = 50
@@ -51,12 +51,12 @@ def pieces(count: int) -> list[tuple[int, ...]]:
 
 
 def examined(
-    noise: float, count: int = 512, limit_s: float = NO_TIME, gate: Gate | None = None
-) -> Quality:
-    standard, size = shipped()
-    reference = Reference(pieces(count), model(0.0), size.max_reference_bytes)
-    text = TextQuestion(reference, model(noise), gate or standard, size)
-    examination = Examination(
+    noise: float, count: int = 512, limit_s: float = NO_TIME, gate: QualityLimits | None = None
+) -> QualityVerdict:
+    standard, size = load_quality_limits()
+    reference = TextReference(pieces(count), model(0.0), size.max_reference_bytes)
+    text = TextPanelPart(reference, model(noise), gate or standard, size)
+    examination = SequentialPanel(
         text, [], most_looks=size.most_looks, clock=itertools.count().__next__
     )
     examination.run(limit_s)
@@ -96,7 +96,7 @@ def test_too_little_text_or_time_is_inconclusive_not_a_pass() -> None:
 
 
 def test_a_failed_check_outweighs_an_open_one() -> None:
-    strict = Gate(
+    strict = QualityLimits(
         perplexity_ratio_max=10.0,
         kl_mean_max=1e-9,
         kl_p999_max=10.0,
@@ -118,7 +118,7 @@ class Coin:
         self.values = np.concatenate([self.values, self.rng.normal(size=more)])
         return True
 
-    def checks(self, level: float) -> tuple[Check, ...]:
+    def checks(self, level: float) -> tuple[ThresholdCheck, ...]:
         return (check_max("coin", mean_interval(self.values.tolist(), level=level), 0.0),)
 
 
@@ -127,7 +127,7 @@ def test_many_looks_pass_what_is_on_the_limit_no_more_often_than_one() -> None:
     passed = 0
     for seed in range(800):
         coin = Coin(seed)
-        examination = Examination(coin, [], most_looks=6, clock=lambda: 0.0)  # type: ignore[arg-type]
+        examination = SequentialPanel(coin, [], most_looks=6, clock=lambda: 0.0)  # type: ignore[arg-type]
         examination.run(NO_TIME)
         passed += examination.verdict == "pass"
     assert 0 < passed / 800 < 0.025 + 3 * math.sqrt(0.025 / 800)
@@ -175,7 +175,7 @@ def test_bursts_widen_the_tail_s_interval() -> None:
 
 def test_windows_take_every_text_in_turn() -> None:
     texts = [range(10_000), range(20_000, 21_000)]
-    found = windows(texts, 128)
+    found = cut_windows(texts, 128)
     assert len(found) == 2 * (1_000 // 128)
     assert all(len(window) == 128 for window in found)
     assert [window[0] >= 20_000 for window in found] == [False, True] * 7
@@ -189,7 +189,7 @@ def test_what_was_kept_outlives_the_original() -> None:
         reads.append(tokens)
         return np.zeros((len(tokens), 4), dtype=np.float32)
 
-    reference = Reference(pieces(4), read, max_bytes=2 * 128 * 4 * 4)
+    reference = TextReference(pieces(4), read, max_bytes=2 * 128 * 4 * 4)
     for index in (0, 1, 2, 0, 2):
         reference.logprobs(index)
     assert len(reads) == 4  # the third does not fit and is read twice
@@ -266,8 +266,8 @@ def test_right_answers_are_right_and_evenly_drawn(name: str) -> None:
 def test_a_task_passes_fails_or_is_too_hard(
     before: Callable[[int], bool], after: Callable[[int], bool], verdict: str | None
 ) -> None:
-    task, (gate, size) = task_of("recall"), shipped()
-    question = TaskQuestion(
+    task, (gate, size) = task_of("recall"), load_quality_limits()
+    question = TaskPanelPart(
         TaskReference(task, answering(task, before)), answering(task, after), gate, size
     )
     for look in range(3):

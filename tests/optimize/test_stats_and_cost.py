@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.optimize.cost import Price, cost_of
-from ridgeline.optimize.outcome import outcome_of
+from ridgeline.optimize.comparison.outcome import outcome_of
+from ridgeline.optimize.cost import MachinePrice, cost_of
 from ridgeline.stats import Interval
 
 
@@ -26,7 +26,7 @@ def test_what_an_interval_lets_one_say(low: float, mid: float, high: float, outc
 
 def test_dollars_per_million_tokens() -> None:
     """$3.60 per hour is 0.1 cent per second; at 1,000 tokens/s that is $1 per million."""
-    found = cost_of(Price(dollars_per_hour=3.6, notional=False), 1000.0, 3000.0)
+    found = cost_of(MachinePrice(dollars_per_hour=3.6, notional=False), 1000.0, 3000.0)
     assert found.output_dollars_per_mtok == pytest.approx(1.0)
     assert found.total_dollars_per_mtok == pytest.approx(0.25)
-    assert cost_of(Price(), 0.0, 0.0).output_dollars_per_mtok is None
+    assert cost_of(MachinePrice(), 0.0, 0.0).output_dollars_per_mtok is None

@@ -17,20 +17,20 @@ from ridgeline.cli.render.optimize_progress import Display
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
 from ridgeline.optimize import ladder
-from ridgeline.optimize.config import final_settings, ladder_json, ridgeline_toml
-from ridgeline.optimize.cost import Price
-from ridgeline.optimize.job import Job
-from ridgeline.optimize.objective import Objective
-from ridgeline.optimize.observe import Observer, PlainLines
+from ridgeline.optimize.comparison.objective import Objective
+from ridgeline.optimize.cost import MachinePrice
+from ridgeline.optimize.job import OptimizeJob
+from ridgeline.optimize.output.config_file import final_settings, ladder_json, ridgeline_toml
+from ridgeline.optimize.output.vllm_command import VllmCommand, serve_command
+from ridgeline.optimize.progress import LineSearchObserver, SearchObserver
 from ridgeline.optimize.result import LadderResult
-from ridgeline.optimize.vllm import Command, serve_command
 from ridgeline.records import Slo
 from ridgeline.report.files import check_writable, write_files
 
 if TYPE_CHECKING:
     from ridgeline.hardware.machine import Machine
     from ridgeline.measure.workload import Workload
-    from ridgeline.optimize.subject import Lab
+    from ridgeline.optimize.environment import Environment
     from ridgeline.plan.calibration.calibration import Calibration
     from ridgeline.workflows.optimize.server_environment import Server
 
@@ -105,18 +105,20 @@ def check_inputs_stay(options: OptimizeOptions, names: tuple[str, ...]) -> None:
             )
 
 
-def job_of(settings: Settings, options: OptimizeOptions) -> Job:
+def job_of(settings: Settings, options: OptimizeOptions) -> OptimizeJob:
     """Everything that was asked, checked before anything is loaded."""
     dollars = options.dollars_per_hour
     if dollars is not None and not dollars > 0:
         raise BadInput("--price-per-hour must be positive", value=dollars, limit="> 0 $/hour")
-    return Job(
+    return OptimizeJob(
         settings=settings,
         workload=options.workload,
         slo=Slo.parse(DEFAULT_SLO if options.slo is None else options.slo),
         objective=options.objective,
         budget_s=options.budget_s,
-        price=Price() if dollars is None else Price(dollars_per_hour=dollars, notional=False),
+        price=MachinePrice()
+        if dollars is None
+        else MachinePrice(dollars_per_hour=dollars, notional=False),
         seed=options.seed,
     )
 
@@ -124,9 +126,9 @@ def job_of(settings: Settings, options: OptimizeOptions) -> Job:
 def ladder_of(options: OptimizeOptions) -> ladder.Ladder:
     """The shipped ladder, or the user's own."""
     if options.ladder is None:
-        return ladder.shipped()
+        return ladder.load_default_ladder()
     try:
-        return ladder.read(options.ladder.read_text(encoding="utf-8"))
+        return ladder.parse_ladder(options.ladder.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadInput(
             "cannot read the ladder", value=str(options.ladder), fix=str(error)
@@ -140,7 +142,7 @@ def deliver(result: LadderResult, folder: Path) -> tuple[Path, ...]:
     config = ridgeline_toml(result)
     vllm = serve_command(final_settings(result), result.provenance.model)
     notes = "".join(f"# {note}\n" for note in vllm.notes)
-    page = report(result, {"ridgeline.toml": Command(config), "The same for vLLM": vllm})
+    page = report(result, {"ridgeline.toml": VllmCommand(config), "The same for vLLM": vllm})
     script = f"#!/bin/sh\n{notes}{vllm.text}\n"
     contents = (page, ladder_json(result), config, script)
     return write_files(folder, dict(zip(HERE, contents, strict=True)))
@@ -155,21 +157,23 @@ def deliver_elsewhere(
 
     start = server.start(asked)
     script = serve_script(server, final_settings(result), start)
-    contents = (report(result, {"serve.sh": Command(script)}), ladder_json(result), script)
+    contents = (report(result, {"serve.sh": VllmCommand(script)}), ladder_json(result), script)
     return write_files(folder, dict(zip(ELSEWHERE, contents, strict=True)))
 
 
 def _server(asked: ServerOptions) -> Server:
     from ridgeline.measure.http import base_url
-    from ridgeline.optimize.external.dialect import dialect_of
-    from ridgeline.optimize.external.process import Recipe
+    from ridgeline.optimize.external.server_flags import server_flags_for
+    from ridgeline.optimize.external.server_process import ServerCommand
     from ridgeline.workflows.optimize.server_environment import Server
 
-    recipe = Recipe(url=asked.url, command=asked.restart_cmd, start_timeout_s=asked.start_timeout_s)
+    recipe = ServerCommand(
+        url=asked.url, command=asked.restart_cmd, start_timeout_s=asked.start_timeout_s
+    )
     base_url(recipe.at(8000))
     return Server(
         recipe=recipe,
-        dialect=dialect_of(asked.restart_cmd, asked.server),
+        dialect=server_flags_for(asked.restart_cmd, asked.server),
         served_model_name=asked.served_model_name,
     )
 
@@ -200,13 +204,13 @@ def _calibrated(options: OptimizeOptions, server: Server | None) -> Calibration 
 
 
 def _climb(
-    job: Job, rungs: ladder.Ladder, observer: Observer, begun_s: float, place: _Place
+    job: OptimizeJob, rungs: ladder.Ladder, observer: SearchObserver, begun_s: float, place: _Place
 ) -> LadderResult:
     """Probe, build the laboratory, climb; the budget counts from the command's start."""
     from ridgeline.hardware.probe import probe
     from ridgeline.measure.workload import parse_workload
     from ridgeline.modelspec.checkpoints.load import load_spec
-    from ridgeline.optimize.loop import optimize
+    from ridgeline.optimize.search import optimize
 
     workload = parse_workload(job.workload)
     load_spec(job.settings.model)  # a wrong name must not cost the probe
@@ -220,7 +224,7 @@ def _climb(
     )
 
 
-def _lab(job: Job, workload: Workload, machine: Machine, place: _Place) -> Lab:
+def _lab(job: OptimizeJob, workload: Workload, machine: Machine, place: _Place) -> Environment:
     """Imports torch: after the probe has had the cores."""
     from ridgeline.workflows.optimize import engine_environment, server_environment
 
@@ -234,10 +238,10 @@ def _lab(job: Job, workload: Workload, machine: Machine, place: _Place) -> Lab:
 
 
 @contextmanager
-def _watching(console: Console) -> Iterator[Observer]:
+def _watching(console: Console) -> Iterator[SearchObserver]:
     """A live display on a terminal, plain lines elsewhere."""
     if not console.is_terminal:
-        yield PlainLines(lambda line: print(line, flush=True))
+        yield LineSearchObserver(lambda line: print(line, flush=True))
         return
     with Display(console) as display:
         yield display

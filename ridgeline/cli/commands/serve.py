@@ -61,9 +61,9 @@ def _peaks(settings: Settings) -> Peaks | None:
     machine = known()
     if machine is None:
         return None
-    from ridgeline.workflows.optimize.engine_environment import Numbers
+    from ridgeline.workflows.optimize.engine_environment import EngineNumbers
 
-    return Numbers(machine).peaks(settings)
+    return EngineNumbers(machine).peaks(settings)
 
 
 def new_key(name: str) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ridgeline.optimize.quality import Check, Divergence, LengthDrift, Quality, TaskScore
+from ridgeline.optimize.quality import (
+    Divergence,
+    LengthDrift,
+    QualityVerdict,
+    TaskScore,
+    ThresholdCheck,
+)
 from ridgeline.stats import UNBOUNDED, Interval
 from ridgeline.workflows.evaluate.verdict import HarnessScore, Panel, Part
 
@@ -35,7 +41,7 @@ def _lines(panel: Panel) -> Iterator[str]:
     yield from _end(panel)
 
 
-def _row(check: Check, panel: Panel) -> str:
+def _row(check: ThresholdCheck, panel: Panel) -> str:
     mark = {"pass": "✓", "fail": "✗", "inconclusive": "?"}[check.verdict]
     others = [_mid(quality, check.name) for quality in (panel.floor, panel.control)]
     return (
@@ -49,7 +55,7 @@ def _interval(found: Interval) -> str:
     return f"{found.mid:.4g} [{found.low:.4g}, {high}]"
 
 
-def _mid(quality: Quality, name: str) -> str:
+def _mid(quality: QualityVerdict, name: str) -> str:
     return next((f"{c.found.mid:.3g}" for c in quality.checks if c.name == name), "–")
 
 
@@ -57,7 +63,7 @@ def _verdicts(panel: Panel) -> str:
     return f"{panel.floor.verdict:>9}  {panel.control.verdict:>9}"
 
 
-def _text(found: Quality) -> Iterator[str]:
+def _text(found: QualityVerdict) -> Iterator[str]:
     yield (
         f"text      {found.num_windows} windows, {found.num_positions:,} positions, decided "
         f"after {found.num_looks} look(s)"

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.optimize import words
+from ridgeline.optimize.output import number_format
 from ridgeline.optimize.report.page import headline
-from ridgeline.optimize.result import LadderResult, Standing, Trial
+from ridgeline.optimize.result import ConfigurationSummary, LadderResult, Trial
 
 STYLES = {"kept": "green", "regressed": "red", "crashed": "red", "cannot run": "red"}
 
@@ -41,13 +41,13 @@ def show(console: Console, result: LadderResult, paths: Sequence[Path]) -> None:
     )
 
 
-def _standing(standing: Standing) -> Text:
+def _standing(standing: ConfigurationSummary) -> Text:
     found = standing.measured
     text = Text(f"  {standing.label:<9}", style="bold")
     text.append(
-        f"{words.rate(found.goodput_req_s)} req/s within the SLO · "
-        f"TTFT p95 {words.duration(found.ttft_p95_s)} · TPOT p95 {words.duration(found.tpot_p95_s)}"
-        f" · {words.cost(standing.cost)} per 1M output tokens\n{'':<11}",
+        f"{number_format.rate(found.goodput_req_s)} req/s within the SLO · "
+        f"TTFT p95 {number_format.duration(found.ttft_p95_s)} · TPOT p95 {number_format.duration(found.tpot_p95_s)}"
+        f" · {number_format.cost(standing.cost)} per 1M output tokens\n{'':<11}",
         style="default",
     )
     text.append(standing.finding.sentence, style="dim")
@@ -68,8 +68,8 @@ def _row(trial: Trial) -> tuple[Text, ...]:
     return (
         Text(trial.label),
         Text(f"{trial.predicted.gain:.2f}x", style="dim"),
-        Text(words.ratio(trial.ratio)),
-        Text(words.change(trial.before, trial.after)),
-        Text(words.quality(trial), style="dim"),
+        Text(number_format.ratio(trial.ratio)),
+        Text(number_format.change(trial.before, trial.after)),
+        Text(number_format.quality(trial), style="dim"),
         Text(trial.verdict, style=style),
     )

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from ridgeline.optimize import words
-from ridgeline.optimize.observe import Progress as Now
+from ridgeline.optimize.output import number_format
+from ridgeline.optimize.output.units import minutes_and_seconds
+from ridgeline.optimize.progress import SearchProgress
 from ridgeline.optimize.result import Trial
-from ridgeline.optimize.units import minutes_and_seconds
 
 STYLES = {"kept": "green", "regressed": "red", "crashed": "red", "cannot run": "red"}
 
@@ -44,7 +44,7 @@ class Display:
     ) -> None:
         self._progress.stop()
 
-    def progress(self, now: Now) -> None:
+    def progress(self, now: SearchProgress) -> None:
         self._progress.update(
             self._task,
             description=now.stage,
@@ -58,7 +58,7 @@ class Display:
         self._num_trials += 1
         line = Text(f"{self._num_trials:>2}  {trial.label}: ")
         line.append(trial.verdict, style=STYLES.get(trial.verdict, "yellow"))
-        line.append(f"  {words.ratio(trial.ratio)}  {trial.reason}", style="dim")
+        line.append(f"  {number_format.ratio(trial.ratio)}  {trial.reason}", style="dim")
         self._progress.console.print(line)
 
     def note(self, text: str) -> None:

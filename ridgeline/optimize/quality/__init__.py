@@ -11,46 +11,57 @@
 log-probabilities after each of them.
 """
 
-from ridgeline.optimize.quality.greedy import Divergence, LengthDrift, divergence, length_drift
-from ridgeline.optimize.quality.sequential import Examination, Quality
-from ridgeline.optimize.quality.tasks import (
+from ridgeline.optimize.quality.greedy_divergence import (
+    Divergence,
+    LengthDrift,
+    divergence,
+    length_drift,
+)
+from ridgeline.optimize.quality.sequential import QualityVerdict, SequentialPanel
+from ridgeline.optimize.quality.task_questions import (
     Task,
-    TaskQuestion,
+    TaskPanelPart,
     TaskReference,
     TaskScore,
     make_tasks,
 )
-from ridgeline.optimize.quality.text import (
+from ridgeline.optimize.quality.text_comparison import (
     Array,
     LogprobsOf,
-    Reference,
-    TextQuestion,
-    Window,
-    windows,
+    TextPanelPart,
+    TextReference,
+    WindowComparison,
+    cut_windows,
 )
-from ridgeline.optimize.quality.thresholds import Check, Gate, GateSize, GateVerdict, shipped
+from ridgeline.optimize.quality.thresholds import (
+    GateVerdict,
+    PanelSize,
+    QualityLimits,
+    ThresholdCheck,
+    load_quality_limits,
+)
 
 __all__ = [
     "Array",
-    "Check",
     "Divergence",
-    "Examination",
-    "Gate",
-    "GateSize",
     "GateVerdict",
     "LengthDrift",
     "LogprobsOf",
-    "Quality",
-    "Reference",
+    "PanelSize",
+    "QualityLimits",
+    "QualityVerdict",
+    "SequentialPanel",
     "Task",
-    "TaskQuestion",
+    "TaskPanelPart",
     "TaskReference",
     "TaskScore",
-    "TextQuestion",
-    "Window",
+    "TextPanelPart",
+    "TextReference",
+    "ThresholdCheck",
+    "WindowComparison",
+    "cut_windows",
     "divergence",
     "length_drift",
+    "load_quality_limits",
     "make_tasks",
-    "shipped",
-    "windows",
 ]

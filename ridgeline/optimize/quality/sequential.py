@@ -16,17 +16,17 @@ from typing import Protocol
 
 import msgspec
 
-from ridgeline.optimize.quality.greedy import Divergence
-from ridgeline.optimize.quality.tasks import TaskQuestion, TaskScore
-from ridgeline.optimize.quality.text import TextQuestion, change_error, perplexity
-from ridgeline.optimize.quality.thresholds import Check, GateVerdict
+from ridgeline.optimize.quality.greedy_divergence import Divergence
+from ridgeline.optimize.quality.task_questions import TaskPanelPart, TaskScore
+from ridgeline.optimize.quality.text_comparison import TextPanelPart, loss_change_error, perplexity
+from ridgeline.optimize.quality.thresholds import GateVerdict, ThresholdCheck
 from ridgeline.stats import Interval
 
 ERROR = 0.05
 INTERIM = 0.005
 
 
-class Quality(msgspec.Struct, frozen=True, kw_only=True):
+class QualityVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The panel's answer. `perplexity_before`, `_after` are over the same positions;
     `perplexity_error` is the standard error of their ratio's logarithm, paired by window.
 
@@ -35,7 +35,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     verdict: GateVerdict
-    checks: tuple[Check, ...]
+    checks: tuple[ThresholdCheck, ...]
     perplexity_before: Interval
     perplexity_after: Interval
     num_positions: int
@@ -46,33 +46,33 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskScore, ...] = ()
     divergence: Divergence | None = None
 
-    def check(self, name: str) -> Check:
+    def check(self, name: str) -> ThresholdCheck:
         return next(check for check in self.checks if check.name == name)
 
 
-class Question(Protocol):
+class PanelPart(Protocol):
     """A part of the panel that can be read further."""
 
     def read(self, look: int) -> bool: ...
 
-    def checks(self, level: float) -> Sequence[Check]: ...
+    def checks(self, level: float) -> Sequence[ThresholdCheck]: ...
 
 
-class Examination:
+class SequentialPanel:
     """A candidate under the panel. `clock`: seconds, to know what a further look will cost."""
 
     def __init__(
         self,
-        text: TextQuestion,
-        tasks: Sequence[TaskQuestion],
+        text: TextPanelPart,
+        tasks: Sequence[TaskPanelPart],
         *,
         most_looks: int,
         clock: Callable[[], float],
     ) -> None:
         self._text, self._tasks = text, tasks
-        self._open: list[Question] = [text, *tasks]
+        self._open: list[PanelPart] = [text, *tasks]
         self._most_looks, self._clock = most_looks, clock
-        self._checks: dict[str, Check] = {}
+        self._checks: dict[str, ThresholdCheck] = {}
         self._num_looks, self._spent_s = 0, 0.0
 
     @property
@@ -108,22 +108,22 @@ class Examination:
         return 1 - (ERROR - INTERIM * num_interim if last else INTERIM)
 
     def _judge(self, level: float) -> None:
-        questions: list[Question] = [self._text, *self._tasks]
+        questions: list[PanelPart] = [self._text, *self._tasks]
         for question in questions:
             for check in question.checks(level):
                 old = self._checks.get(check.name)
                 if old is None or old.verdict == "inconclusive":
                     self._checks[check.name] = check
 
-    def _settled(self, question: Question) -> bool:
+    def _settled(self, question: PanelPart) -> bool:
         names = [check.name for check in question.checks(1 - INTERIM)]
         return all(self._checks[name].verdict != "inconclusive" for name in names)
 
-    def conclude(self, divergence: Divergence | None = None) -> Quality:
+    def conclude(self, divergence: Divergence | None = None) -> QualityVerdict:
         """What was found so far."""
         found = self._text.found
         positions = sum(window.count for window in found)
-        return Quality(
+        return QualityVerdict(
             verdict=self.verdict,
             checks=tuple(self._checks.values()),
             perplexity_before=perplexity(found, lambda w: w.nll_before),
@@ -132,7 +132,7 @@ class Examination:
             num_windows=len(found),
             num_flips=positions - sum(window.same_top for window in found),
             num_looks=self._num_looks,
-            perplexity_error=change_error(found),
+            perplexity_error=loss_change_error(found),
             tasks=tuple(task.score() for task in self._tasks),
             divergence=divergence,
         )

@@ -14,7 +14,7 @@ from ridgeline.stats import Interval
 GateVerdict = Literal["pass", "fail", "inconclusive"]
 
 
-class Gate(msgspec.Struct, frozen=True, kw_only=True):
+class QualityLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a lossy change may cost; see quality.toml."""
 
     perplexity_ratio_max: float
@@ -24,7 +24,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     task_drop_max: float
 
 
-class GateSize(msgspec.Struct, frozen=True, kw_only=True):
+class PanelSize(msgspec.Struct, frozen=True, kw_only=True):
     """How much the panel reads; see quality.toml."""
 
     window_tokens: int
@@ -34,7 +34,7 @@ class GateSize(msgspec.Struct, frozen=True, kw_only=True):
     max_reference_bytes: int
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class ThresholdCheck(msgspec.Struct, frozen=True, kw_only=True):
     """One threshold, what was found, and what that lets one say."""
 
     name: str
@@ -44,28 +44,30 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def shipped() -> tuple[Gate, GateSize]:
+def load_quality_limits() -> tuple[QualityLimits, PanelSize]:
     """The thresholds of this package."""
     text = files("ridgeline.optimize.quality").joinpath("quality.toml").read_text("utf-8")
     document = tomllib.loads(text)
-    return msgspec.convert(document["gate"], Gate), msgspec.convert(document["size"], GateSize)
+    return msgspec.convert(document["gate"], QualityLimits), msgspec.convert(
+        document["size"], PanelSize
+    )
 
 
-def check_max(name: str, found: Interval, limit: float) -> Check:
+def check_max(name: str, found: Interval, limit: float) -> ThresholdCheck:
     """At most `limit`: passes wholly below it, fails wholly above."""
     verdict: GateVerdict = "inconclusive"
     if found.high <= limit:
         verdict = "pass"
     elif found.low > limit:
         verdict = "fail"
-    return Check(name=name, found=found, limit=limit, verdict=verdict)
+    return ThresholdCheck(name=name, found=found, limit=limit, verdict=verdict)
 
 
-def check_min(name: str, found: Interval, limit: float) -> Check:
+def check_min(name: str, found: Interval, limit: float) -> ThresholdCheck:
     """At least `limit`."""
     verdict: GateVerdict = "inconclusive"
     if found.low >= limit:
         verdict = "pass"
     elif found.high < limit:
         verdict = "fail"
-    return Check(name=name, found=found, limit=limit, verdict=verdict)
+    return ThresholdCheck(name=name, found=found, limit=limit, verdict=verdict)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from ridgeline.optimize import words
-from ridgeline.optimize.result import LadderResult, Measured, Standing
+from ridgeline.optimize.output import number_format
+from ridgeline.optimize.result import ConfigurationFigures, ConfigurationSummary, LadderResult
 
 STEADY = 0.25  # run-to-run spread of the objective beyond which a configuration is called unsteady
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ChecklistLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line; `css` is good, flat or bad."""
 
     group: str
@@ -21,7 +21,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     css: str
 
 
-def checklist(result: LadderResult) -> tuple[Line, ...]:
+def checklist(result: LadderResult) -> tuple[ChecklistLine, ...]:
     """Every line of the list."""
     old, new = result.baseline, result.final
     return (
@@ -35,12 +35,12 @@ def checklist(result: LadderResult) -> tuple[Line, ...]:
     )
 
 
-def _functional(result: LadderResult) -> tuple[Line, ...]:
+def _functional(result: LadderResult) -> tuple[ChecklistLine, ...]:
     lossy = [trial for trial in result.kept if trial.honesty == "lossy"]
     exact = [trial for trial in result.kept if trial.exactness is not None]
     tokens = sum(t.exactness.num_tokens for t in exact if t.exactness is not None)
     lines = [
-        Line(
+        ChecklistLine(
             group="Functional",
             what="same greedy tokens (exact rungs)",
             before="reference",
@@ -52,11 +52,11 @@ def _functional(result: LadderResult) -> tuple[Line, ...]:
     for trial in lossy:
         found = trial.quality
         lines.append(
-            Line(
+            ChecklistLine(
                 group="",
                 what=f"held-out perplexity ({trial.label})",
-                before=f"{found.perplexity_before.mid:.4g}" if found else words.DASH,
-                after=f"{found.perplexity_after.mid:.4g}" if found else words.DASH,
+                before=f"{found.perplexity_before.mid:.4g}" if found else number_format.DASH,
+                after=f"{found.perplexity_after.mid:.4g}" if found else number_format.DASH,
                 says="within limits" if found and found.verdict == "pass" else "not cleared",
                 css="good" if found and found.verdict == "pass" else "bad",
             )
@@ -64,31 +64,33 @@ def _functional(result: LadderResult) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def _higher(group: str, what: str, old: Standing, new: Standing, field: str) -> Line:
+def _higher(
+    group: str, what: str, old: ConfigurationSummary, new: ConfigurationSummary, field: str
+) -> ChecklistLine:
     before, after = getattr(old.measured, field), getattr(new.measured, field)
     times = after / before if before else None
     says = f"×{times:.2f}" if times else "from nothing" if after else "none"
-    return Line(
+    return ChecklistLine(
         group=group,
         what=what,
-        before=words.rate(before),
-        after=words.rate(after),
+        before=number_format.rate(before),
+        after=number_format.rate(after),
         says=says,
         css="flat" if times and 0.97 < times < 1.03 else "good" if after > before else "bad",
     )
 
 
-def _promise(result: LadderResult, what: str, field: str) -> Line:
+def _promise(result: LadderResult, what: str, field: str) -> ChecklistLine:
     """Latency at each one's own load: it need not fall, it must keep the promise."""
     before, after = (getattr(s.measured, field) for s in (result.baseline, result.final))
     limit = _limit(result, field)
     kept = after is not None and (limit is None or after <= limit)
     says = "no promise" if limit is None else "kept" if kept else "broken"
-    return Line(
+    return ChecklistLine(
         group="",
-        what=what + (f" (promise {words.duration(limit)})" if limit else ""),
-        before=words.duration(before),
-        after=words.duration(after),
+        what=what + (f" (promise {number_format.duration(limit)})" if limit else ""),
+        before=number_format.duration(before),
+        after=number_format.duration(after),
         says=says,
         css="flat" if limit is None else "good" if kept else "bad",
     )
@@ -101,32 +103,32 @@ def _limit(result: LadderResult, field: str) -> float | None:
     return slo.ttft_s if field.startswith("ttft") else slo.tpot_s
 
 
-def _cost(result: LadderResult) -> Line:
+def _cost(result: LadderResult) -> ChecklistLine:
     before = result.baseline.cost.output_dollars_per_mtok
     after = result.final.cost.output_dollars_per_mtok
     both = before is not None and after is not None
-    return Line(
+    return ChecklistLine(
         group="Cost",
         what="$ per 1M output tokens",
-        before=words.dollars(before),
-        after=words.dollars(after),
-        says=f"×{after / before:.2f}" if both and before and after else words.DASH,
+        before=number_format.dollars(before),
+        after=number_format.dollars(after),
+        says=f"×{after / before:.2f}" if both and before and after else number_format.DASH,
         css="good" if both and before and after and after < 0.97 * before else "flat",
     )
 
 
-def _stability(old: Measured, new: Measured) -> tuple[Line, ...]:
+def _stability(old: ConfigurationFigures, new: ConfigurationFigures) -> tuple[ChecklistLine, ...]:
     steady = new.spread is None or new.spread < STEADY
     return (
-        Line(
+        ChecklistLine(
             group="Stability",
             what="failed or cut requests",
-            before=words.share(old.failed_share),
-            after=words.share(new.failed_share),
+            before=number_format.share(old.failed_share),
+            after=number_format.share(new.failed_share),
             says="none" if not new.failed_share else "some",
             css="good" if new.failed_share <= old.failed_share else "bad",
         ),
-        Line(
+        ChecklistLine(
             group="",
             what="preemptions",
             before=str(old.preemptions),
@@ -134,11 +136,11 @@ def _stability(old: Measured, new: Measured) -> tuple[Line, ...]:
             says="none" if not new.preemptions else "some",
             css="good" if not new.preemptions else "flat",
         ),
-        Line(
+        ChecklistLine(
             group="",
             what="spread from run to run",
-            before=words.share(old.spread),
-            after=words.share(new.spread),
+            before=number_format.share(old.spread),
+            after=number_format.share(new.spread),
             says="steady" if steady else "unsteady",
             css="good" if steady else "flat",
         ),

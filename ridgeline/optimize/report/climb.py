@@ -10,9 +10,9 @@ import msgspec
 
 from ridgeline.measure.report import svg
 from ridgeline.measure.report.svg import Scale
-from ridgeline.optimize import words
+from ridgeline.optimize.output import number_format
 from ridgeline.optimize.report.style import VERDICT_CSS
-from ridgeline.optimize.result import LadderResult, Standing, Trial
+from ridgeline.optimize.result import ConfigurationSummary, LadderResult, Trial
 from ridgeline.stats import Interval
 
 AXIS = {
@@ -24,7 +24,7 @@ _WIDTH, _LABELS, _ROW, _TOP = 920, 285, 38, 14
 _WIDEST = 20.0  # a whisker beyond this ratio is left to the table
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class GainBar(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the waterfall: from `start` to `end`, an interval in the same unit, and words."""
 
     label: str
@@ -49,7 +49,7 @@ def climb(result: LadderResult) -> str:
     return svg.drawing(_WIDTH, bottom + 48, "Waterfall over the rungs", axis, *body)
 
 
-def _rows(result: LadderResult) -> list[Row]:
+def _rows(result: LadderResult) -> list[GainBar]:
     rows = [_whole("Baseline", result.baseline, "before")]
     level = result.baseline.measured.score
     for number, trial in enumerate(result.trials, 1):
@@ -59,9 +59,9 @@ def _rows(result: LadderResult) -> list[Row]:
     return [*rows, _whole("Final, measured again", result.final, "after")]
 
 
-def _whole(label: str, standing: Standing, css: str) -> Row:
-    score = words.rate(standing.measured.score)
-    return Row(
+def _whole(label: str, standing: ConfigurationSummary, css: str) -> GainBar:
+    score = number_format.rate(standing.measured.score)
+    return GainBar(
         label=label,
         start=0.0,
         end=standing.measured.score,
@@ -72,17 +72,17 @@ def _whole(label: str, standing: Standing, css: str) -> Row:
     )
 
 
-def _row(number: int, trial: Trial, level: float) -> Row:
+def _row(number: int, trial: Trial, level: float) -> GainBar:
     kept = trial.verdict == "kept"
     mid = trial.ratio.mid if trial.ratio else 1.0
     note = f"×{mid:.2f}" + ("" if kept else f"  {trial.verdict}")
-    return Row(
+    return GainBar(
         label=f"{number}  {_shortened(trial.label)}",
         start=level,
         end=level * mid,
         css=VERDICT_CSS[trial.verdict],
         note=note if trial.ratio else trial.verdict,
-        tip=f"{trial.label}: {words.ratio(trial.ratio)}, {trial.verdict}",
+        tip=f"{trial.label}: {number_format.ratio(trial.ratio)}, {trial.verdict}",
         interval=_ends(trial.ratio, level),
         bar=kept,
     )
@@ -94,7 +94,7 @@ def _ends(ratio: Interval | None, level: float) -> tuple[float, float] | None:
     return level * ratio.low, level * ratio.high
 
 
-def _draw(row: Row, scale: Scale, y: float) -> str:
+def _draw(row: GainBar, scale: Scale, y: float) -> str:
     css = " strong" if row.strong else ""
     parts = [svg.text(_LABELS - 14, y + 23, row.label, f"row-label{css}", "end")]
     if not row.strong:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ridgeline.measure.report import svg
 from ridgeline.measure.report.svg import Scale
-from ridgeline.optimize import words
+from ridgeline.optimize.output import number_format
 from ridgeline.optimize.report.style import VERDICT_CSS
 from ridgeline.optimize.result import Trial
 
@@ -23,9 +23,9 @@ def forest(trial: Trial, low: float, high: float) -> str:
         css = VERDICT_CSS[trial.verdict]
         bounded = max(trial.ratio.low, low), min(trial.ratio.high, high)
         parts.append(svg.line(scale(bounded[0]), 15, scale(bounded[1]), 15, f"whisker {css}"))
-        tip = words.ratio(trial.ratio)
+        tip = number_format.ratio(trial.ratio)
         parts.append(svg.mark("circle", scale(trial.ratio.mid), 15, 4.5, f"mark {css}", tip))
-    return svg.drawing(180, 30, f"ratio {words.ratio(trial.ratio)}", *parts)
+    return svg.drawing(180, 30, f"ratio {number_format.ratio(trial.ratio)}", *parts)
 
 
 def forest_range(trials: Sequence[Trial]) -> tuple[float, float]:

@@ -11,18 +11,18 @@ from importlib.resources import files
 from typing import Any
 
 from ridgeline.measure.report.cdf import distribution
-from ridgeline.optimize import words
+from ridgeline.optimize.output import number_format
+from ridgeline.optimize.output.vllm_command import VllmCommand
 from ridgeline.optimize.report.checklist import checklist
 from ridgeline.optimize.report.climb import climb
 from ridgeline.optimize.report.forest import forest, forest_range
 from ridgeline.optimize.report.roof import roofline
 from ridgeline.optimize.report.style import VERDICT_CSS
-from ridgeline.optimize.result import LadderResult, NotTried, Standing, Trial
-from ridgeline.optimize.vllm import Command
+from ridgeline.optimize.result import ConfigurationSummary, LadderResult, NotTried, Trial
 from ridgeline.records import Slo
 
 
-def report(result: LadderResult, shown: Mapping[str, Command]) -> str:
+def report(result: LadderResult, shown: Mapping[str, VllmCommand]) -> str:
     """The whole page. `shown`: what deploys the result, by its heading."""
     style = files("ridgeline.measure.report").joinpath("style.css").read_text(encoding="utf-8")
     body = "".join(
@@ -76,13 +76,18 @@ def headline(result: LadderResult) -> str:
 def _tiles(result: LadderResult) -> str:
     old, new = result.baseline.measured, result.final.measured
     rows = (
-        ("Goodput", words.rate(old.goodput_req_s), words.rate(new.goodput_req_s), "req/s"),
+        (
+            "Goodput",
+            number_format.rate(old.goodput_req_s),
+            number_format.rate(new.goodput_req_s),
+            "req/s",
+        ),
         ("Time to first token, p95", *_pair(old.ttft_p95_s, new.ttft_p95_s), ""),
         ("Time per output token, p95", *_pair(old.tpot_p95_s, new.tpot_p95_s), ""),
         (
             "Cost per 1M output tokens",
-            words.cost(result.baseline.cost),
-            words.cost(result.final.cost),
+            number_format.cost(result.baseline.cost),
+            number_format.cost(result.final.cost),
             "",
         ),
     )
@@ -90,7 +95,7 @@ def _tiles(result: LadderResult) -> str:
 
 
 def _pair(old: float | None, new: float | None) -> tuple[str, str]:
-    return words.duration(old), words.duration(new)
+    return number_format.duration(old), number_format.duration(new)
 
 
 def _tile(name: str, old: str, new: str, unit: str) -> str:
@@ -179,11 +184,11 @@ def _trial_rows(number: int, trial: Trial, cell: str) -> str:
     return (
         f'<tr class="head"><td>{number}</td><td>{escape(trial.label)}</td>'
         f'<td class="num">{trial.predicted.gain:.2f}×</td><td class="cell">{cell}</td>'
-        f'<td class="num">{escape(words.ratio(trial.ratio))}</td>'
-        f'<td class="num">{escape(words.change(trial.before, trial.after))}</td><td>{tag}</td></tr>'
+        f'<td class="num">{escape(number_format.ratio(trial.ratio))}</td>'
+        f'<td class="num">{escape(number_format.change(trial.before, trial.after))}</td><td>{tag}</td></tr>'
         f'<tr class="detail"><td></td><td colspan="6"><div class="why">{escape(trial.reason)}. '
-        f"Tokens: {escape(words.quality(trial))}.</div>"
-        f'<div class="flags">{escape(words.settings_line(trial.changes))}</div></td></tr>'
+        f"Tokens: {escape(number_format.quality(trial))}.</div>"
+        f'<div class="flags">{escape(number_format.settings_line(trial.changes))}</div></td></tr>'
     )
 
 
@@ -220,12 +225,12 @@ def _cost(result: LadderResult) -> str:
     )
 
 
-def _cost_row(standing: Standing) -> str:
+def _cost_row(standing: ConfigurationSummary) -> str:
     return (
         f"<tr><td>{escape(standing.label.capitalize())}</td>"
-        f'<td class="num">{words.dollars(standing.cost.output_dollars_per_mtok)}</td>'
-        f'<td class="num">{words.dollars(standing.cost.total_dollars_per_mtok)}</td>'
-        f'<td class="num">{words.rate(standing.measured.good_output_tok_s)}</td></tr>'
+        f'<td class="num">{number_format.dollars(standing.cost.output_dollars_per_mtok)}</td>'
+        f'<td class="num">{number_format.dollars(standing.cost.total_dollars_per_mtok)}</td>'
+        f'<td class="num">{number_format.rate(standing.measured.good_output_tok_s)}</td></tr>'
     )
 
 
@@ -249,7 +254,7 @@ def _checklist(result: LadderResult) -> str:
 # ---- the end -----------------------------------------------------------------------------------
 
 
-def _deploy(result: LadderResult, shown: Mapping[str, Command]) -> str:
+def _deploy(result: LadderResult, shown: Mapping[str, VllmCommand]) -> str:
     steps = "\n".join(result.next_steps)
     return _section(
         "Use it",
@@ -259,7 +264,7 @@ def _deploy(result: LadderResult, shown: Mapping[str, Command]) -> str:
     )
 
 
-def _shown(heading: str, command: Command) -> str:
+def _shown(heading: str, command: VllmCommand) -> str:
     notes = "".join(f"<li>{escape(note)}</li>" for note in command.notes)
     text = escape(command.text.strip())
     return f"<h3>{escape(heading)}</h3><pre>{text}</pre>" + (f"<ul>{notes}</ul>" if notes else "")

@@ -29,18 +29,18 @@ from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize import quality
 from ridgeline.optimize.quality import (
     Array,
-    Examination,
     LengthDrift,
     LogprobsOf,
-    Quality,
-    Reference,
-    TaskQuestion,
+    QualityVerdict,
+    SequentialPanel,
+    TaskPanelPart,
     TaskReference,
-    TextQuestion,
+    TextPanelPart,
+    TextReference,
     divergence,
     length_drift,
 )
-from ridgeline.optimize.quality.text import compare_window
+from ridgeline.optimize.quality.text_comparison import compare_window
 from ridgeline.records import Sampling
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.evaluate.lm_eval import (
@@ -162,12 +162,12 @@ class _Bench:
     """The original with its texts, questions and answers, and what is compared with it."""
 
     def __init__(self, original: _Model, extent: Extent) -> None:
-        self._gate, self._size = quality.shipped()
+        self._gate, self._size = quality.load_quality_limits()
         self._original, self._extent = original, extent
         self._tokenizer, read = load_tokenizer(original.settings.model), original.logprobs_of
         self._vocab_size = original.engine.resolved.spec.vocab_size
         pieces = heldout_pieces(self._tokenizer, self._vocab_size, self._size.window_tokens)
-        self._text = Reference(pieces, read, self._size.max_reference_bytes)
+        self._text = TextReference(pieces, read, self._size.max_reference_bytes)
         self._tasks = [TaskReference(task, read) for task in tasks_for(self._tokenizer)]
         self._prompts = _prompts(self._tokenizer, original.engine.resolved, extent)
         self._answers = self._answers_of(original)
@@ -175,13 +175,13 @@ class _Bench:
     def _answers_of(self, model: _Model) -> Answers:
         return model.answers(self._prompts, self._extent.answer_tokens)
 
-    def judge(self, other: _Model) -> Quality:
+    def judge(self, other: _Model) -> QualityVerdict:
         """The panel for one other model."""
         examination, _ = self._examined(other.logprobs_of)
         return examination.conclude(divergence(self._answers, self._answers_of(other)))
 
     def panel(
-        self, other: _Model, floor: Quality, control: LogprobsOf, tell: Callable[[str], None]
+        self, other: _Model, floor: QualityVerdict, control: LogprobsOf, tell: Callable[[str], None]
     ) -> Panel:
         """Everything about the candidate, and the verdict that floor and control allow."""
         examination, text = self._examined(other.logprobs_of)
@@ -227,11 +227,13 @@ class _Bench:
             return None
         return length_drift(self._answers, answers, self._extent.answer_tokens)
 
-    def _examined(self, after: LogprobsOf) -> tuple[Examination, TextQuestion]:
+    def _examined(self, after: LogprobsOf) -> tuple[SequentialPanel, TextPanelPart]:
         gate, size = self._gate, self._size
-        text = TextQuestion(self._text, after, gate, size)
-        tasks = [TaskQuestion(task, after, gate, size) for task in self._tasks]
-        examination = Examination(text, tasks, most_looks=size.most_looks, clock=time.perf_counter)
+        text = TextPanelPart(self._text, after, gate, size)
+        tasks = [TaskPanelPart(task, after, gate, size) for task in self._tasks]
+        examination = SequentialPanel(
+            text, tasks, most_looks=size.most_looks, clock=time.perf_counter
+        )
         examination.run(self._extent.budget_s)
         return examination, text
 

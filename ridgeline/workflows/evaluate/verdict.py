@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.optimize.quality import Check, GateVerdict, LengthDrift, Quality, Window
+from ridgeline.optimize.quality import (
+    GateVerdict,
+    LengthDrift,
+    QualityVerdict,
+    ThresholdCheck,
+    WindowComparison,
+)
 from ridgeline.stats import UNBOUNDED, Interval, mean_interval, ratio_interval
 
 _NO_RATIO = Interval(low=0.0, mid=1.0, high=UNBOUNDED)
@@ -36,7 +42,7 @@ class HarnessScore(msgspec.Struct, frozen=True, kw_only=True):
     after: float
     change: Interval
     num_changed: int
-    check: Check | None
+    check: ThresholdCheck | None
 
 
 class Panel(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +54,12 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
 
     original: str
     candidate_name: str
-    floor: Quality
-    candidate: Quality
+    floor: QualityVerdict
+    candidate: QualityVerdict
     by_kind: dict[str, Part]
     by_context: dict[str, Part]
     lengths: LengthDrift | None
-    control: Quality
+    control: QualityVerdict
     refusal: str | None
     verdict: GateVerdict
     harness: tuple[HarnessScore, ...] = ()
@@ -67,7 +73,7 @@ def with_harness(panel: Panel, scores: tuple[HarnessScore, ...]) -> Panel:
     return msgspec.structs.replace(panel, harness=scores, verdict=verdict)
 
 
-def refusal(floor: Quality, control: Quality) -> str | None:
+def refusal(floor: QualityVerdict, control: QualityVerdict) -> str | None:
     """Why no verdict can be given, where none can."""
     if control.verdict != "fail":
         return "a model with a planted fault was not told from the original"
@@ -76,7 +82,7 @@ def refusal(floor: Quality, control: Quality) -> str | None:
     return None
 
 
-def part_of(found: Sequence[Window]) -> Part:
+def part_of(found: Sequence[WindowComparison]) -> Part:
     """Means over windows, with their intervals."""
     return Part(
         num_positions=sum(window.count for window in found),

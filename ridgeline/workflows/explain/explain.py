@@ -33,7 +33,7 @@ from ridgeline.workflows.explain.topics import find, page, unknown
 from ridgeline.workflows.explain.topics.base import Known, Page
 from ridgeline.workflows.explain.topics.topic_index import listed
 from ridgeline.workflows.explain.topics.topic_index import render as render_list
-from ridgeline.workflows.optimize.engine_environment import Numbers, Tokenised, sample_of
+from ridgeline.workflows.optimize.engine_environment import EngineNumbers, Tokenised, sample_of
 
 WORKLOAD = "chat-and-code"
 WORKLOAD_WITHOUT_TEXT = "synthetic:input=512,output=128"  # for a model without a tokenizer
@@ -120,7 +120,7 @@ def facts_of(settings: Settings, asked: Asked) -> tuple[str, Mapping[str, Value]
 
 def techniques(settings: Settings) -> list[Recommendation]:
     """Every rung of the ladder, judged by arithmetic against this machine's probe."""
-    numbers = Numbers(probe())
+    numbers = EngineNumbers(probe())
 
     def price(chosen: Settings) -> Here:
         resolved = numbers.resolved(chosen)

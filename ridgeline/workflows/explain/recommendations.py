@@ -18,7 +18,7 @@ from ridgeline.errors import UserError
 from ridgeline.modelspec.cost import decode_work, prefill_work
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.optimize import ladder
-from ridgeline.optimize.ladder import Candidate, Rung, candidates, unmet
+from ridgeline.optimize.ladder import Rung, RungCandidate, candidates_of, unmet_need
 from ridgeline.roofline import Peaks, bound
 
 CONTEXT = 512
@@ -68,7 +68,7 @@ PriceIt = Callable[[Settings], Here]
 def recommendations(settings: Settings, price: PriceIt) -> Iterator[Recommendation]:
     """One per rung of the shipped ladder, in its order."""
     here = price(settings)
-    for rung in ladder.shipped().rungs:
+    for rung in ladder.load_default_ladder().rungs:
         yield _recommendation(rung, settings, here, price)
 
 
@@ -88,16 +88,16 @@ def _judged(rung: Rung, settings: Settings, here: Here, price: PriceIt) -> tuple
     if rung.changes and all(facts[name] == value for name, value in rung.changes.items()):
         return "in use", "these settings have it already"
     plain = {k: v for k, v in facts.items() if v is None or isinstance(v, bool | int | float | str)}
-    if blocked := unmet(rung, plain):
+    if blocked := unmet_need(rung, plain):
         return "not now", blocked
-    options = candidates(rung, settings, here.values)
+    options = candidates_of(rung, settings, here.values)
     moved = [text for option in options if (text := _moved(option, here, price))]
     if moved:
         return "moves the bound", f"{rung.term}: " + "; ".join(moved)
     return "measure it", f"{rung.term}: no bound of a full step moves, only measuring tells"
 
 
-def _moved(option: Candidate, here: Here, price: PriceIt) -> str:
+def _moved(option: RungCandidate, here: Here, price: PriceIt) -> str:
     """How the bounds change, or why the option cannot run; empty where they stay."""
     try:
         there = price(option.settings)

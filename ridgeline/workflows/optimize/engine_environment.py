@@ -35,8 +35,14 @@ from ridgeline.modelspec.cost import (
     num_params,
 )
 from ridgeline.optimize import quality
+from ridgeline.optimize.environment import (
+    Deployment,
+    Environment,
+    Load,
+    MakeWeights,
+    top_two_margin,
+)
 from ridgeline.optimize.quality import Array, Task
-from ridgeline.optimize.subject import Lab, Load, Make, Subject, margin_of
 from ridgeline.records import EngineInfo, RunTrace, Sampling, Token
 from ridgeline.roofline import Peaks, PriceStep
 from ridgeline.workflows.optimize.calibrated_step_times import Prices, require_known
@@ -51,18 +57,18 @@ NUM_MADE_WINDOWS = 64  # of random tokens
 
 def build(
     settings: Settings, workload: Workload, machine: Machine, prices: Prices | None = None
-) -> Lab:
+) -> Environment:
     """Everything that the loop needs, for one model on this machine."""
     if prices is not None:
         require_known(prices, settings)
     tokenizer = load_tokenizer(settings.model)
     tokenised = Tokenised(workload, tokenizer)
-    numbers = Numbers(machine)
+    numbers = EngineNumbers(machine)
     sample = sample_of(tokenised, numbers.resolved(settings))
-    spec, (_, size) = numbers.resolved(settings).spec, quality.shipped()
-    return Lab(
+    spec, (_, size) = numbers.resolved(settings).spec, quality.load_quality_limits()
+    return Environment(
         open=lambda chosen: _open(chosen, tokenised),
-        oracle=SimulatedEngine(numbers.costs, numbers.scheduler, tokenised.requests, prices),
+        simulator=SimulatedEngine(numbers.costs, numbers.scheduler, tokenised.requests, prices),
         price_of=numbers.price,
         peaks_of=numbers.peaks,
         facts=base_facts(machine, numbers, settings, sample),
@@ -75,7 +81,7 @@ def build(
     )
 
 
-def _maker(workload: Tokenised, tokenizer: Tokenizer) -> Make:
+def _maker(workload: Tokenised, tokenizer: Tokenizer) -> MakeWeights:
     from ridgeline.workflows.optimize.quantized_candidates import maker  # which needs this file
 
     return maker(workload, tokenizer)
@@ -197,7 +203,7 @@ def heldout_pieces(
         return tuple(tuple(window) for window in made.tolist())
     half = len(tokens["code"]) // 2
     turns = (tokens["code"][:half], tokens["prose"], tokens["code"][half:], tokens["chat"])
-    return quality.windows(turns, length, seed)
+    return quality.cut_windows(turns, length, seed)
 
 
 def tasks_for(tokenizer: Tokenizer) -> tuple[Task, ...]:
@@ -211,7 +217,7 @@ def tasks_for(tokenizer: Tokenizer) -> tuple[Task, ...]:
 # ---- the arithmetic ----------------------------------------------------------------------------
 
 
-class Numbers:
+class EngineNumbers:
     """What the spec and the probe say about a configuration; each is worked out once."""
 
     def __init__(self, machine: Machine) -> None:
@@ -280,7 +286,7 @@ def _bandwidth(machine: Machine, resolved: ResolvedSettings, nbytes: float) -> f
 
 
 def base_facts(
-    machine: Machine, numbers: Numbers, settings: Settings, sample: Sequence[LoadRequest]
+    machine: Machine, numbers: EngineNumbers, settings: Settings, sample: Sequence[LoadRequest]
 ) -> dict[str, Value]:
     """Of the machine, the model and the workload."""
     return {**_machine_facts(machine), **numbers.model_facts(settings), **_load_facts(sample)}
@@ -303,12 +309,12 @@ def _machine_facts(machine: Machine) -> dict[str, Value]:
 
 
 @contextmanager
-def _open(settings: Settings, workload: Tokenised) -> Iterator[Subject]:
+def _open(settings: Settings, workload: Tokenised) -> Iterator[Deployment]:
     with Engine.from_settings(settings) as engine:
-        yield EngineSubject(engine, workload)
+        yield EngineDeployment(engine, workload)
 
 
-class EngineSubject:
+class EngineDeployment:
     """A real engine as the loop sees it."""
 
     def __init__(self, engine: Engine, workload: Tokenised) -> None:
@@ -330,7 +336,7 @@ class EngineSubject:
         return await asyncio.gather(*(self._tokens(prompt, sampling) for prompt in prompts))
 
     def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
-        return margin_of(self.logprobs_of((*prompt, *output[:place])))
+        return top_two_margin(self.logprobs_of((*prompt, *output[:place])))
 
     def logprobs_of(self, tokens: Sequence[int]) -> Array:
         return self._engine.logprobs_of(tokens)

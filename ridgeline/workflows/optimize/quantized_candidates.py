@@ -26,7 +26,7 @@ from ridgeline.config.settings import Settings
 from ridgeline.engine.tokenization import Tokenizer
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.probe import default_cache_dir
-from ridgeline.optimize.subject import Make
+from ridgeline.optimize.environment import MakeWeights
 from ridgeline.workflows.optimize.engine_environment import Tokenised
 
 HELD_OUT = ("chat", "code", "chat-and-code")  # workloads drawn from the held-out text
@@ -34,7 +34,7 @@ BITS = {"int4": 4, "int8": 8}
 NUM_PROMPTS = 256
 
 
-def maker(workload: Tokenised, tokenizer: Tokenizer, folder: Path | None = None) -> Make:
+def maker(workload: Tokenised, tokenizer: Tokenizer, folder: Path | None = None) -> MakeWeights:
     """Makes weights for settings whose `quantization` says in which format."""
     place = folder or default_cache_dir() / "made"
 

@@ -1,6 +1,6 @@
 """The laboratory of `ridgeline optimize --url … --restart-cmd …`: somebody else's server.
 
-Its processes are started and ended here, its flags come from `optimize/external/dialects.toml`,
+Its processes are started and ended here, its flags come from `optimize/external/server_flags.toml`,
 and the simulator learns step times that were inferred from what the clients saw. The model is
 named too, for its tokenizer and its arithmetic; its weights are not loaded here.
 """
@@ -19,22 +19,22 @@ from ridgeline.config.settings import Settings, settings_from
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.workload import Workload
-from ridgeline.optimize.external.dialect import Dialect
-from ridgeline.optimize.external.inferred import infer_steps
-from ridgeline.optimize.external.process import Recipe, ServerProcess, Slot
-from ridgeline.optimize.external.subject import (
-    Names,
-    ServerSubject,
-    Up,
-    check_taken,
+from ridgeline.optimize.environment import Deployment, Environment, Load, NextSteps
+from ridgeline.optimize.external.inferred_steps import infer_steps
+from ridgeline.optimize.external.server_deployment import (
+    RunningServer,
+    ServerDeployment,
+    TokenNumbers,
+    check_settings_applied,
     read_settings,
     server_info,
 )
-from ridgeline.optimize.subject import Lab, Load, NextSteps, Subject
+from ridgeline.optimize.external.server_flags import ServerFlags
+from ridgeline.optimize.external.server_process import ActiveServer, ServerCommand, ServerProcess
 from ridgeline.records import RunTrace
 from ridgeline.roofline import Peaks
 from ridgeline.workflows.optimize.engine_environment import (
-    Numbers,
+    EngineNumbers,
     Tokenised,
     base_facts,
     check_prompts_of,
@@ -50,8 +50,8 @@ NEAR_TIE = 0.1
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """What --url, --restart-cmd, --server and --served-model-name said, checked."""
 
-    recipe: Recipe
-    dialect: Dialect
+    recipe: ServerCommand
+    dialect: ServerFlags
     served_model_name: str | None = None
 
     @property
@@ -65,17 +65,17 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
 def build(
     settings: Settings, workload: Workload, machine: Machine, server: Server, logs: Path
-) -> Lab:
+) -> Environment:
     """Everything that the loop needs, for one model on one server."""
     tokenised = Tokenised(workload, load_tokenizer(settings.model))
-    numbers = Numbers(machine)
+    numbers = EngineNumbers(machine)
     start = server.start(settings)
     sample = sample_of(tokenised, numbers.resolved(start))
     facts = base_facts(machine, numbers, start, sample)
     fleet = _Fleet(server, start, tokenised, logs)
-    return Lab(
+    return Environment(
         open=fleet.open,
-        oracle=_Oracle(
+        simulator=_ServerSimulator(
             SimulatedEngine(numbers.costs, numbers.scheduler, tokenised.requests), server, start
         ),
         price_of=numbers.price,
@@ -86,7 +86,7 @@ def build(
         longest_output=max(request.max_tokens for request in sample),
         vocab_size=numbers.resolved(start).spec.vocab_size,
         start=server.changes,
-        start_words="starting the server as its command line stands",
+        start_description="starting the server as its command line stands",
         steps_of=partial(infer_steps, shared_share=shared_share(sample)),
         near_tie=NEAR_TIE,
         next_steps=NextSteps(
@@ -105,7 +105,7 @@ def _from_outside(peaks: Peaks) -> Peaks:
     return msgspec.structs.replace(peaks, source=f"{peaks.source}; {note}")
 
 
-class _Oracle:
+class _ServerSimulator:
     """The simulator, which knows besides what this server has no flag for."""
 
     def __init__(self, simulated: SimulatedEngine, server: Server, start: Settings) -> None:
@@ -118,31 +118,31 @@ class _Oracle:
 
 
 class _Fleet:
-    """Opens configurations: at most the two sides of a duel at a time."""
+    """Opens configurations: at most the two sides of a comparison at a time."""
 
     def __init__(self, server: Server, start: Settings, workload: Tokenised, logs: Path) -> None:
         self._server, self._start, self._workload, self._logs = server, start, workload, logs
-        self._slot = Slot(server.recipe.side_by_side)
-        self._names: Names = {}
+        self._slot = ActiveServer(server.recipe.side_by_side)
+        self._names: TokenNumbers = {}
         self._numbers = count(1)
 
     @contextmanager
-    def open(self, settings: Settings) -> Iterator[Subject]:
+    def open(self, settings: Settings) -> Iterator[Deployment]:
         words = self._server.dialect.words(settings, self._start)
         log = self._logs / f"server-{next(self._numbers)}.log"
         process = ServerProcess(self._server.recipe, words, log)
 
-        def up() -> Up:
+        def up() -> RunningServer:
             self._slot.activate(process)
-            return Up(process.url, process.num_starts)
+            return RunningServer(process.url, process.num_starts)
 
         try:
             url = up().url
             model = self._server.served_model_name or _first_model(url)
             told = read_settings(url, self._server.dialect.reads)
-            check_taken(settings, self._start, told)
+            check_settings_applied(settings, self._start, told)
             info = server_info(settings, told, model)
-            yield ServerSubject(up, model, self._workload, info, self._names)
+            yield ServerDeployment(up, model, self._workload, info, self._names)
         finally:
             self._slot.retire(process)
 

@@ -1,4 +1,4 @@
-"""The simulator as the optimiser's oracle: plan's virtual engine with step times learnt from real
+"""The simulator as the optimiser's simulator: plan's virtual engine with step times learnt from real
 ones.
 
 Steps of one sequence cannot tell what a second one would cost: the time per step, per run and of
@@ -25,7 +25,7 @@ from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import CannotRun
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.modelspec.cost import CostModel, step_work
-from ridgeline.optimize.subject import Load, dues_s
+from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.plan.calibration.roofline_fit import (
     LEAST_STEPS,
     StepSample,
@@ -140,7 +140,7 @@ class SimulatedEngine:
         return lambda num_runs: gain(1 << (num_runs.bit_length() - 1))
 
     def _arrivals(self, load: Load) -> list[Arrival]:
-        dues = dues_s(load)
+        dues = arrival_times_s(load)
         requests = self._requests(len(dues), load.seed)
         return [_arrival(*pair) for pair in zip(requests, dues, strict=True)]
 

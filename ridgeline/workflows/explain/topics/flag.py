@@ -26,7 +26,7 @@ def page(id: str, known: Known) -> Page:
     flag = "--" + id.replace("_", "-")
     own = _engine(id, known) if id in ENGINE else _server(id)
     techniques = [row for row in technique.rows().values() if _names(row["switch"], flag)]
-    rungs = {rung.id for rung in ladder.shipped().rungs if id in _changed(rung)}
+    rungs = {rung.id for rung in ladder.load_default_ladder().rungs if id in _changed(rung)}
     causes = [each for each in shipped_causes() if _names(each.flag.get("ridgeline", ""), flag)]
     lines = (
         *own,

@@ -22,7 +22,7 @@ def rows() -> Mapping[str, dict[str, str]]:
 
 def names() -> Mapping[str, str]:
     """Ids and titles; the ladder's own names where a rung has one technique, and those of pages."""
-    found = {rung.id: rung.technique for rung in ladder.shipped().rungs}
+    found = {rung.id: rung.technique for rung in ladder.load_default_ladder().rungs}
     found |= {Path(row["page"]).stem: id for id, row in rows().items() if "page" in row}
     found |= {row["title"]: id for id, row in rows().items()}
     return found | {id: id for id in rows()}
@@ -31,7 +31,7 @@ def names() -> Mapping[str, str]:
 def page(id: str, known: Known) -> Page:
     """What it is, what was measured, and whether it is for this place."""
     row = rows()[id]
-    rungs = {rung.id for rung in ladder.shipped().rungs if rung.technique == id}
+    rungs = {rung.id for rung in ladder.load_default_ladder().rungs if rung.technique == id}
     here = tuple((each.verdict, each.reason) for each in known.told if each.rung in rungs)
     asked = tuple(
         ("yes" if each.answer else "no", f"{each.question} {each.why}")

@@ -7,11 +7,11 @@ import pytest
 
 from ridgeline.config.settings import Settings
 from ridgeline.measure.goodput import meets
-from ridgeline.optimize.cut import decided_after_s, projected
-from ridgeline.optimize.objective import read
-from ridgeline.optimize.subject import Load
+from ridgeline.optimize.comparison.early_stop import complete_unfinished, time_to_decide_s
+from ridgeline.optimize.comparison.objective import judge_run
+from ridgeline.optimize.environment import Load
 from ridgeline.records import RequestTrace, RunTrace, Slo
-from tests.optimize.fake import Physics, simulate
+from tests.optimize.simulated_servers import Physics, simulate
 
 SLO = Slo.parse("ttft:500 tpot:50")
 
@@ -30,7 +30,7 @@ def cut(
 
 
 def test_who_keeps_the_pace_is_completed_at_it() -> None:
-    found = projected(cut(11)).requests[0]
+    found = complete_unfinished(cut(11)).requests[0]
     assert meets(found, SLO) and found.output_tokens == 101
     assert found.finished_s == pytest.approx(0.2 + 100 * 0.04)
 
@@ -46,13 +46,13 @@ def test_who_keeps_the_pace_is_completed_at_it() -> None:
     ],
 )
 def test_who_does_not_or_is_not_known_to_has_missed(run: RunTrace) -> None:
-    assert not meets(projected(run).requests[0], SLO)
+    assert not meets(complete_unfinished(run).requests[0], SLO)
 
 
 def test_runs_are_waited_for_where_whole_answers_are_promised() -> None:
-    assert decided_after_s(SLO) == pytest.approx(0.5 + 12 * 0.05)
-    assert decided_after_s(Slo.parse("ttft:500 tpot:50 e2e:5000")) is None
-    assert decided_after_s(Slo.parse("tpot:50")) is None
+    assert time_to_decide_s(SLO) == pytest.approx(0.5 + 12 * 0.05)
+    assert time_to_decide_s(Slo.parse("ttft:500 tpot:50 e2e:5000")) is None
+    assert time_to_decide_s(Slo.parse("tpot:50")) is None
 
 
 def test_a_cut_run_is_scored_as_the_whole_one() -> None:
@@ -63,7 +63,7 @@ def test_a_cut_run_is_scored_as_the_whole_one() -> None:
         whole = Load(rate=rate, seed=3, window_s=3.0, grace_s=30.0)
         short = msgspec.structs.replace(whole, grace_s=1.1)
         scores = [
-            read(simulate(physics, settings, load, 1.0), load, SLO, "goodput")
+            judge_run(simulate(physics, settings, load, 1.0), load, SLO, "goodput")
             for load in (whole, short)
         ]
         assert scores[1].holds == scores[0].holds

@@ -24,11 +24,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ridgeline.optimize.quality.tail import quantile_interval
+from ridgeline.optimize.quality.quantile_interval import quantile_interval
 from ridgeline.optimize.quality.thresholds import (
-    Check,
-    Gate,
-    GateSize,
+    PanelSize,
+    QualityLimits,
+    ThresholdCheck,
     check_max,
     check_min,
 )
@@ -43,7 +43,7 @@ PERPLEXITY, KL_MEAN = "perplexity ratio", "KL mean (nats)"
 AGREEMENT, KL_TAIL = "greedy agreement", "KL p99.9 (nats)"
 
 
-class Window(msgspec.Struct, frozen=True):
+class WindowComparison(msgspec.Struct, frozen=True):
     """Sums over one window's positions."""
 
     count: int
@@ -53,7 +53,7 @@ class Window(msgspec.Struct, frozen=True):
     same_top: int
 
 
-def windows(
+def cut_windows(
     texts: Sequence[Sequence[int]], length: int, seed: int = 0
 ) -> tuple[tuple[int, ...], ...]:
     """Every whole piece of `length` tokens of each text, the texts in turn, in a drawn order.
@@ -69,7 +69,7 @@ def windows(
     return tuple(piece for turn in zip(*turns, strict=False) for piece in turn)
 
 
-class Reference:
+class TextReference:
     """What the original says about each piece of text, read once and kept while memory lasts.
 
     Pieces beyond that are read again each time, until `freeze` says that nobody can any more.
@@ -100,7 +100,7 @@ class Reference:
             self._left_bytes -= found.nbytes
         return found
 
-    def read_by(self, read: LogprobsOf) -> None:
+    def read_with(self, read: LogprobsOf) -> None:
         """The same distributions come from another place now."""
         self._read = read
 
@@ -111,13 +111,13 @@ class Reference:
 
 def compare_window(
     tokens: Sequence[int], before_TV: Array, after_TV: Array
-) -> tuple[Window, Array]:
+) -> tuple[WindowComparison, Array]:
     """Sums of one window, and the KL of each position. Row t predicts token t + 1."""
     targets = np.asarray(tokens[1:], dtype=np.int64)
     rows = np.arange(len(targets))
     before_TV, after_TV = before_TV[: len(targets)], after_TV[: len(targets)]
-    kl_T = kl_of(before_TV, after_TV)
-    window = Window(
+    kl_T = kl_divergence(before_TV, after_TV)
+    window = WindowComparison(
         count=len(targets),
         nll_before=-float(before_TV[rows, targets].sum(dtype=np.float64)),
         nll_after=-float(after_TV[rows, targets].sum(dtype=np.float64)),
@@ -127,7 +127,7 @@ def compare_window(
     return window, kl_T
 
 
-def kl_of(before_TV: Array, after_TV: Array) -> Array:
+def kl_divergence(before_TV: Array, after_TV: Array) -> Array:
     """KL(before || after) per position; where `before` gives no mass, `after` may say anything."""
     mass = np.exp(before_TV.astype(np.float64))
     gap = np.where(mass > 0, before_TV.astype(np.float64) - after_TV, 0.0)
@@ -135,12 +135,14 @@ def kl_of(before_TV: Array, after_TV: Array) -> Array:
     return kl_T
 
 
-class TextQuestion:
+class TextPanelPart:
     """Held-out text as one part of the panel: how far it was read, and the checks on it."""
 
-    def __init__(self, reference: Reference, after: LogprobsOf, gate: Gate, size: GateSize) -> None:
+    def __init__(
+        self, reference: TextReference, after: LogprobsOf, gate: QualityLimits, size: PanelSize
+    ) -> None:
         self._reference, self._after, self._gate, self._size = reference, after, gate, size
-        self.found: list[Window] = []
+        self.found: list[WindowComparison] = []
         self.kl: list[Array] = []
 
     def read(self, look: int) -> bool:
@@ -154,7 +156,7 @@ class TextQuestion:
             self.kl.append(kl_T)
         return wanted == self._size.first_windows << look
 
-    def checks(self, level: float) -> tuple[Check, ...]:
+    def checks(self, level: float) -> tuple[ThresholdCheck, ...]:
         """Every threshold against what was read so far, at a level of confidence."""
         gate, found = self._gate, self.found
         change = _per_token(found, lambda w: w.nll_after - w.nll_before, level)
@@ -170,19 +172,23 @@ class TextQuestion:
         )
 
 
-def perplexity(found: Sequence[Window], nll: Callable[[Window], float]) -> Interval:
+def perplexity(
+    found: Sequence[WindowComparison], nll: Callable[[WindowComparison], float]
+) -> Interval:
     """Perplexity with its interval over windows, unpaired."""
     return _exp(_per_token(found, nll))
 
 
-def change_error(found: Sequence[Window]) -> float:
+def loss_change_error(found: Sequence[WindowComparison]) -> float:
     """Standard error of the change of the loss per token, over windows; 0 for fewer than two."""
     changes = [(window.nll_after - window.nll_before) / window.count for window in found]
     return statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else 0.0
 
 
 def _per_token(
-    found: Sequence[Window], total: Callable[[Window], float], level: float = 0.95
+    found: Sequence[WindowComparison],
+    total: Callable[[WindowComparison], float],
+    level: float = 0.95,
 ) -> Interval:
     return mean_interval([total(window) / window.count for window in found], level=level)
 

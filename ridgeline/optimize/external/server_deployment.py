@@ -26,34 +26,34 @@ from ridgeline.measure.client import LoadOptions, OnFinish, run_load
 from ridgeline.measure.http import HttpTarget, wire_to
 from ridgeline.measure.wire import OK, WireError
 from ridgeline.measure.workload import Workload
-from ridgeline.optimize.quality.text import Array
-from ridgeline.optimize.subject import Load
+from ridgeline.optimize.environment import Load
+from ridgeline.optimize.quality.text_comparison import Array
 from ridgeline.records import EngineInfo, RunTrace
 
-Names = dict[str, int]
+TokenNumbers = dict[str, int]
 
 WARM_VOLLEYS, WARM_REQUESTS, WARM_USERS = 4, 8, 4
 WARM_ENOUGH = 0.8  # a volley that took more than this share of the one before ends the warming
 WARM_SEED = 10**9  # far from the seeds of runs: no measured prompt may be in the prefix cache
 
 
-class Up(NamedTuple):
+class RunningServer(NamedTuple):
     """A server that is up: where, and its how many-th start this is."""
 
     url: str
     start: int
 
 
-class ServerSubject:
+class ServerDeployment:
     """See the head of this file. `up` makes sure that the server is up and says where."""
 
     def __init__(
         self,
-        up: Callable[[], Up],
+        up: Callable[[], RunningServer],
         model: str,
         workload: Workload,
         info: EngineInfo,
-        names: Names,
+        names: TokenNumbers,
     ) -> None:
         self._up, self._model, self._workload = up, model, workload
         self._info, self._names = info, names
@@ -182,7 +182,7 @@ def read_settings(url: str, reads: dict[str, str]) -> dict[str, object]:
     return found
 
 
-def check_taken(settings: Settings, start: Settings, told: dict[str, object]) -> None:
+def check_settings_applied(settings: Settings, start: Settings, told: dict[str, object]) -> None:
     """A flag that the server passed over is a rung without effect: refused before it is measured.
 
     Raises CannotRun, naming the setting and what the server says of it.

@@ -16,12 +16,12 @@ The rounds of a staircase are not independent: in simulations of equal and unequ
 Student's interval was a quarter too narrow, which `WIDEN` makes up for. And a staircase locks
 onto whatever its first runs found, so that a machine whose speed wanders from run to run would be
 taken for a difference; how much it wandered is read off the step times (`noise.py`) and added to
-the interval. tests/optimize/test_duel.py holds both to the truth.
+the interval. tests/optimize/test_paired_comparison.py holds both to the truth.
 
 Time is saved where the outcome is clear. A candidate that misses four fifths of the incumbent's
 load twice, while the incumbent keeps it in between, has lost without rounds. Rounds end when no
 number of them would decide, and they need not learn their scatter from themselves alone
-(`ground.Spread`).
+(`runner.Spread`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ridgeline.optimize.budget import MIN_ROUNDS
-from ridgeline.optimize.ground import Ground, OutOfTimeError
-from ridgeline.optimize.noise import machine_noise
-from ridgeline.optimize.objective import Reading
-from ridgeline.optimize.outcome import INTERIM_LEVEL, WORTHWHILE, outcome_of
-from ridgeline.optimize.subject import Subject
+from ridgeline.optimize.comparison.load_runner import LoadRunner, OutOfTimeError
+from ridgeline.optimize.comparison.machine_noise import machine_noise
+from ridgeline.optimize.comparison.objective import JudgedRun
+from ridgeline.optimize.comparison.outcome import INTERIM_LEVEL, WORTHWHILE, outcome_of
+from ridgeline.optimize.environment import Deployment
+from ridgeline.optimize.time_budget import MIN_ROUNDS
 from ridgeline.stats import (
     LEVEL,
     Interval,
@@ -58,14 +58,14 @@ BEATEN = 0.8  # of the rival's load: who misses that twice while the rival keeps
 KNEE_RUNS = 3.0  # that decide where a staircase settles
 
 
-class Duel(msgspec.Struct, frozen=True, kw_only=True):
+class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
     """What the rounds gave. `ratio` is after/before, more is better; None under three rounds.
 
     `beaten_at`: the load that the second side missed twice and the first kept in between.
     """
 
-    before: tuple[Reading, ...]
-    after: tuple[Reading, ...]
+    before: tuple[JudgedRun, ...]
+    after: tuple[JudgedRun, ...]
     log_ratios: tuple[float, ...]
     ratio: Interval | None
     outcome: Outcome
@@ -74,7 +74,7 @@ class Duel(msgspec.Struct, frozen=True, kw_only=True):
     beaten_at: float | None = None
 
 
-class Staircase:
+class LoadStaircase:
     """One side's load: up after a run that held, down after one that did not."""
 
     def __init__(self, rate: float, step: float = FIRST_STEP) -> None:
@@ -85,8 +85,8 @@ class Staircase:
         self._step = max(self._step * SHRINK, LEAST_STEP) if self._step else 0.0
 
 
-class Side:
-    """A contender: its subject, its staircase, its readings.
+class ComparisonSide:
+    """A configuration: its deployment, its staircase, its readings.
 
     `fixed`: its load stays as it is. `settled`: it starts at its knee and need not approach it.
     """
@@ -94,16 +94,16 @@ class Side:
     def __init__(
         self,
         name: str,
-        subject: Subject,
+        deployment: Deployment,
         rate: float,
         *,
         fixed: bool = False,
         settled: bool = False,
     ) -> None:
-        self.name, self.subject, self.settled = name, subject, settled or fixed
-        self.stairs = Staircase(rate, 0.0 if fixed else FIRST_STEP)
-        self.readings: list[Reading] = []
-        self.approached: list[Reading] = []
+        self.name, self.deployment, self.settled = name, deployment, settled or fixed
+        self.stairs = LoadStaircase(rate, 0.0 if fixed else FIRST_STEP)
+        self.readings: list[JudgedRun] = []
+        self.approached: list[JudgedRun] = []
         self.fixed = fixed
 
     @property
@@ -125,11 +125,11 @@ class Side:
         return not self.fixed and all(reading.holds for reading in self.readings)
 
     async def approach(
-        self, ground: Ground, *, closing: bool, rival: Side | None = None
+        self, runner: LoadRunner, *, closing: bool, rival: ComparisonSide | None = None
     ) -> float | None:
         """From wherever it starts to about its knee: up while runs hold, down while they do not.
 
-        Returns the load at which it was clearly beaten by its `rival`, which ends the duel.
+        Returns the load at which it was clearly beaten by its `rival`, which ends the comparison.
         """
         if self.settled:
             return None
@@ -137,11 +137,11 @@ class Side:
         rate, factor = self.stairs.rate, APPROACH
         for _ in range(MAX_APPROACH):
             doing = f"finding the load of the {self.name}"
-            seed = ground.fresh_seed()
-            reading = await ground.run(self.subject, rate, seed, doing, closing=closing)
+            seed = runner.fresh_seed()
+            reading = await runner.run(self.deployment, rate, seed, doing, closing=closing)
             self.approached.append(reading)
             if rival is not None and not reading.holds and rate <= BEATEN * rival.stairs.rate:
-                if await self._beaten(ground, rate, rival):
+                if await self._is_beaten(runner, rate, rival):
                     return rate
                 rival = None  # close enough for rounds
             rates[reading.holds] = rate
@@ -152,49 +152,58 @@ class Side:
         self.stairs.rate = math.sqrt(rates[True] * rates[False]) if len(rates) == 2 else rate
         return None
 
-    async def _beaten(self, ground: Ground, rate: float, rival: Side) -> bool:
+    async def _is_beaten(self, runner: LoadRunner, rate: float, rival: ComparisonSide) -> bool:
         """Whether the rival holds a load that this side has just missed, and misses again."""
-        seed, doing = ground.fresh_seed(), "a load far below the incumbent's"
-        held = await ground.run(rival.subject, rate, seed, f"{doing}, {rival.name}")
+        seed, doing = runner.fresh_seed(), "a load far below the incumbent's"
+        held = await runner.run(rival.deployment, rate, seed, f"{doing}, {rival.name}")
         if not held.holds:
             return False
-        again = await ground.run(self.subject, rate, seed, f"{doing}, {self.name}")
+        again = await runner.run(self.deployment, rate, seed, f"{doing}, {self.name}")
         self.approached.append(again)
         return not again.holds
 
 
-async def duel(
-    ground: Ground, before: Side, after: Side, *, max_rounds: int, closing: bool = False
-) -> Duel:
+async def compare_in_rounds(
+    runner: LoadRunner,
+    before: ComparisonSide,
+    after: ComparisonSide,
+    *,
+    max_rounds: int,
+    closing: bool = False,
+) -> PairedComparison:
     """Alternate two sides. Ends early only when sure (the closing never), or out of time."""
     try:
-        await before.approach(ground, closing=closing)
+        await before.approach(runner, closing=closing)
         rival = before if before.settled and not closing else None
-        beaten_at = await after.approach(ground, closing=closing, rival=rival)
+        beaten_at = await after.approach(runner, closing=closing, rival=rival)
         if beaten_at is not None:
-            return _beaten(before, after, beaten_at)
+            return _early_loss(before, after, beaten_at)
         for number in range(max_rounds):
             order = (before, after) if number % 2 == 0 else (after, before)
-            await _round(ground, order, f"round {number + 1} of {max_rounds}", closing)
+            await _round(runner, order, f"round {number + 1} of {max_rounds}", closing)
             if number + 1 >= MIN_ROUNDS and not closing:
-                prior = ground.spread.prior
-                if _decided(before, after, prior) or _futile(before, after, prior, max_rounds):
+                prior = runner.spread.prior
+                if _is_decided(before, after, prior) or _cannot_be_decided(
+                    before, after, prior, max_rounds
+                ):
                     break
     except OutOfTimeError:
         pass  # whole rounds that were measured stand
-    found = _conclude(before, after, ground.spread.prior)
-    ground.spread.note(found.log_ratios)
+    found = _conclude(before, after, runner.spread.prior)
+    runner.spread.note(found.log_ratios)
     return found
 
 
-async def _round(ground: Ground, order: tuple[Side, Side], doing: str, closing: bool) -> None:
+async def _round(
+    runner: LoadRunner, order: tuple[ComparisonSide, ComparisonSide], doing: str, closing: bool
+) -> None:
     """Both sides once under one seed; a round that is cut in its middle leaves no trace."""
-    if not ground.budget.affords_runs(2, closing=closing):
+    if not runner.budget.affords_runs(2, closing=closing):
         raise OutOfTimeError
-    seed = ground.fresh_seed()
+    seed = runner.fresh_seed()
     readings = [
-        await ground.run(
-            side.subject, side.stairs.rate, seed, f"{doing}, {side.name}", closing=closing
+        await runner.run(
+            side.deployment, side.stairs.rate, seed, f"{doing}, {side.name}", closing=closing
         )
         for side in order
     ]
@@ -203,33 +212,33 @@ async def _round(ground: Ground, order: tuple[Side, Side], doing: str, closing: 
         side.stairs.learn(reading.holds)
 
 
-def _logs(a: Side, b: Side) -> tuple[float, ...]:
+def _log_ratios(a: ComparisonSide, b: ComparisonSide) -> tuple[float, ...]:
     pairs = zip(a.readings, b.readings, strict=True)
     return tuple(math.log(after.score / before.score) for before, after in pairs)
 
 
-def _resolution(a: Side, b: Side) -> float:
+def _resolution(a: ComparisonSide, b: ComparisonSide) -> float:
     """The least difference that rounds of this size can show: about one request in each run."""
     pairs = zip(a.readings, b.readings, strict=True)
     sizes = [math.hypot(before.resolution, after.resolution) for before, after in pairs]
     return sum(sizes) / len(sizes)
 
 
-def _interval(a: Side, b: Side, level: float, prior: Prior) -> Interval:
+def _interval(a: ComparisonSide, b: ComparisonSide, level: float, prior: Prior) -> Interval:
     """The ratio b/a from the rounds, widened by what the machine itself wandered."""
     rounds = ratio_interval(
-        _logs(a, b), level=level, least_sd=_resolution(a, b), widen=WIDEN, prior=prior
+        _log_ratios(a, b), level=level, least_sd=_resolution(a, b), widen=WIDEN, prior=prior
     )
-    return add_log_error(rounds, math.hypot(_wander(a), _wander(b)))
+    return add_log_error(rounds, math.hypot(_drift_error(a), _drift_error(b)))
 
 
-def _wander(side: Side) -> float:
+def _drift_error(side: ComparisonSide) -> float:
     """Standard error of a knee that `KNEE_RUNS` runs decide, on a machine that is not steady."""
     runs = [reading.run for reading in (*side.approached, *side.readings)]
     return machine_noise(runs) / math.sqrt(KNEE_RUNS)
 
 
-def _decided(a: Side, b: Side, prior: Prior) -> bool:
+def _is_decided(a: ComparisonSide, b: ComparisonSide, prior: Prior) -> bool:
     """A difference at 99 %, or, at 95 %, no gain worth having: giving up early misleads nobody."""
     if a.bracketed and b.bracketed:
         early = _outcome(a, b, _interval(a, b, INTERIM_LEVEL, prior))
@@ -238,14 +247,14 @@ def _decided(a: Side, b: Side, prior: Prior) -> bool:
     return a.crossed and b.crossed and outcome_of(_interval(a, b, LEVEL, prior)) == "unchanged"
 
 
-def _outcome(a: Side, b: Side, ratio: Interval) -> Outcome:
+def _outcome(a: ComparisonSide, b: ComparisonSide, ratio: Interval) -> Outcome:
     """The judgement of the interval, unless the loser still rises: it may yet come up."""
     found = outcome_of(ratio)
     loser = {"improved": a, "regressed": b}.get(found)
     return "inconclusive" if loser is not None and loser.rising else found
 
 
-def _futile(a: Side, b: Side, prior: Prior, max_rounds: int) -> bool:
+def _cannot_be_decided(a: ComparisonSide, b: ComparisonSide, prior: Prior, max_rounds: int) -> bool:
     """Whether the rounds that are left could not decide, should they go on as they went so far."""
     now, count = _interval(a, b, LEVEL, prior), len(a.readings)
     mid, half = math.log(now.mid), math.log(now.high / now.mid)
@@ -256,8 +265,8 @@ def _futile(a: Side, b: Side, prior: Prior, max_rounds: int) -> bool:
     return not gains and not loses and mid + reach > math.log(1 + WORTHWHILE)
 
 
-def _beaten(a: Side, b: Side, rate: float) -> Duel:
-    return Duel(
+def _early_loss(a: ComparisonSide, b: ComparisonSide, rate: float) -> PairedComparison:
+    return PairedComparison(
         before=(),
         after=tuple(b.approached),
         log_ratios=(),
@@ -269,25 +278,25 @@ def _beaten(a: Side, b: Side, rate: float) -> Duel:
     )
 
 
-def _conclude(a: Side, b: Side, prior: Prior) -> Duel:
-    logs = _logs(a, b)
+def _conclude(a: ComparisonSide, b: ComparisonSide, prior: Prior) -> PairedComparison:
+    logs = _log_ratios(a, b)
     ratio = _interval(a, b, LEVEL, prior) if len(logs) >= MIN_ROUNDS else None
-    return Duel(
+    return PairedComparison(
         before=tuple(a.readings),
         after=tuple(b.readings),
         log_ratios=logs,
         ratio=ratio,
         outcome=_outcome(a, b, ratio) if ratio else "inconclusive",
-        before_rate=_settled(a),
-        after_rate=_settled(b),
+        before_rate=_final_rate(a),
+        after_rate=_final_rate(b),
     )
 
 
-def _settled(side: Side) -> float:
-    """The load that a side ended at: where the next duel of it begins."""
+def _final_rate(side: ComparisonSide) -> float:
+    """The load that a side ended at: where the next comparison of it begins."""
     return _mean_rate(side.readings) if len(side.readings) >= MIN_ROUNDS else side.stairs.rate
 
 
-def _mean_rate(readings: Sequence[Reading]) -> float:
+def _mean_rate(readings: Sequence[JudgedRun]) -> float:
     last = readings[-MIN_ROUNDS:]
     return math.exp(sum(math.log(reading.rate) for reading in last) / len(last))

@@ -18,7 +18,13 @@ import numpy as np
 
 from ridgeline.config.settings import Settings, changed
 from ridgeline.measure.client import OnFinish
-from ridgeline.optimize.subject import Lab, Load, Subject, dues_s, margin_of
+from ridgeline.optimize.environment import (
+    Deployment,
+    Environment,
+    Load,
+    arrival_times_s,
+    top_two_margin,
+)
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 from ridgeline.roofline import Peaks, Work
 
@@ -65,7 +71,7 @@ class Fake:
     """Everything a test may turn."""
 
     physics: Physics = field(default_factory=Physics)
-    believed: Physics | None = None  # what the oracle thinks; the truth by default
+    believed: Physics | None = None  # what the simulator thinks; the truth by default
     quirks: dict[tuple[str, object], Quirks] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
     opened: list[Settings] = field(default_factory=list)
@@ -80,10 +86,10 @@ class Fake:
                 return quirks
         return Quirks()
 
-    def lab(self) -> Lab:
-        return Lab(
+    def environment(self) -> Environment:
+        return Environment(
             open=self._open,
-            oracle=FakeOracle(self.believed or self.physics),
+            simulator=FakeOracle(self.believed or self.physics),
             price_of=lambda settings: _price,
             peaks_of=lambda settings: Peaks(flops_s=1e11, bytes_s=2e10, dtype="float32"),
             facts={"machine_cores": 2, "model_params": 8e6, "shared_prompt_share": 0.5},
@@ -94,7 +100,7 @@ class Fake:
         )
 
     @contextmanager
-    def _open(self, settings: Settings) -> Iterator[Subject]:
+    def _open(self, settings: Settings) -> Iterator[Deployment]:
         quirks = self.quirks_of(settings)
         self.clock.now_s += self.open_s
         if quirks.open_error is not None:
@@ -103,12 +109,12 @@ class Fake:
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         try:
-            yield FakeSubject(self, settings, quirks)
+            yield SimulatedDeployment(self, settings, quirks)
         finally:
             self.num_open -= 1
 
 
-class FakeSubject:
+class SimulatedDeployment:
     def __init__(self, fake: Fake, settings: Settings, quirks: Quirks) -> None:
         self._fake, self._settings, self._quirks = fake, settings, quirks
 
@@ -149,7 +155,7 @@ class FakeSubject:
         return [tuple((sum(p) + i + shift) % VOCAB for i in range(max_tokens)) for p in prompts]
 
     def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
-        return margin_of(self.logprobs_of((*prompt, *output[:place])))
+        return top_two_margin(self.logprobs_of((*prompt, *output[:place])))
 
     def logprobs_of(self, tokens: Sequence[int]) -> np.ndarray:
         logits = np.zeros((len(tokens), VOCAB))
@@ -189,7 +195,9 @@ def simulate(physics: Physics, settings: Settings, load: Load, speed: float) -> 
     """One run: Poisson arrivals, then steps until everything is done or the grace is over."""
     if settings.quantization == "int8":
         speed *= physics.int8_speed
-    waiting = [_Job(f"r{i}", due_s, physics.output) for i, due_s in enumerate(dues_s(load))]
+    waiting = [
+        _Job(f"r{i}", due_s, physics.output) for i, due_s in enumerate(arrival_times_s(load))
+    ]
     jobs, running, steps, now_s = list(waiting), [], [], 0.0
     seats = settings.max_num_seqs or 8
     stop_s = load.window_s + load.grace_s

@@ -2,7 +2,7 @@
 until it answers, and ended with everything that it started.
 
 Where the command line has {port}, each configuration has a port of its own, and the two sides of a
-duel stay up beside each other. Where it has none, only one can be up: the `Slot` then stops one
+comparison stay up beside each other. Where it has none, only one can be up: the `ActiveServer` then stops one
 before it starts the other. That costs a start per change of sides and empties caches, for both
 sides alike.
 """
@@ -31,7 +31,7 @@ END_S = 20.0
 TAIL_CHARS = 600
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
     """How to start the server: its address and command line, with {port} and {flags} to fill in."""
 
     url: str
@@ -76,7 +76,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 class ServerProcess:
     """One configuration of the server; its output goes to `log`."""
 
-    def __init__(self, recipe: Recipe, flags: Sequence[str], log: Path) -> None:
+    def __init__(self, recipe: ServerCommand, flags: Sequence[str], log: Path) -> None:
         self._recipe, self._log = recipe, log
         port = _free_port() if recipe.side_by_side else None
         self.url, self.num_starts = recipe.at(port), 0
@@ -147,7 +147,7 @@ class ServerProcess:
             self._out = None
 
 
-class Slot:
+class ActiveServer:
     """Who may be up. Side by side everybody may; otherwise the one that was asked for last."""
 
     def __init__(self, side_by_side: bool) -> None:

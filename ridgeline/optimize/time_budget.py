@@ -24,7 +24,7 @@ LEAST_REQUESTS = 6  # of a run; a slow configuration gets a longer window for th
 MOST_STRETCH = 2.5  # of the window
 
 
-class Budget:
+class TimeBudget:
     """A deadline that several parts share."""
 
     def __init__(self, total_s: float, clock: Clock) -> None:

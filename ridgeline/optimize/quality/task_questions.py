@@ -23,8 +23,13 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from ridgeline.optimize.quality.text import LogprobsOf
-from ridgeline.optimize.quality.thresholds import Check, Gate, GateSize, check_min
+from ridgeline.optimize.quality.text_comparison import LogprobsOf
+from ridgeline.optimize.quality.thresholds import (
+    PanelSize,
+    QualityLimits,
+    ThresholdCheck,
+    check_min,
+)
 from ridgeline.stats import mean_interval
 
 Encode = Callable[[str], Sequence[int]]
@@ -46,7 +51,7 @@ NUM_PAIRS = 6
 SURE = 2.24  # standard errors above chance, one-sided 98.75 %: mastered
 
 
-class Item(msgspec.Struct, frozen=True):
+class TokenQuestion(msgspec.Struct, frozen=True):
     """One question: tokens so far, the tokens that may follow, and which of them is right."""
 
     prompt: tuple[int, ...]
@@ -54,7 +59,7 @@ class Item(msgspec.Struct, frozen=True):
     right: int
 
 
-class Asked(msgspec.Struct, frozen=True):
+class TextQuestion(msgspec.Struct, frozen=True):
     """One question as text: the options follow the prompt at once."""
 
     prompt: str
@@ -65,11 +70,13 @@ class Asked(msgspec.Struct, frozen=True):
 class Task:
     """A kind of question; `item(i)` is always the same one."""
 
-    def __init__(self, name: str, draw: Callable[[random.Random], Asked], encode: Encode) -> None:
+    def __init__(
+        self, name: str, draw: Callable[[random.Random], TextQuestion], encode: Encode
+    ) -> None:
         self.name, self._draw, self._encode = name, draw, encode
-        self._items: dict[int, Item] = {}
+        self._items: dict[int, TokenQuestion] = {}
 
-    def item(self, index: int) -> Item:
+    def item(self, index: int) -> TokenQuestion:
         if index not in self._items:
             asked = self._draw(random.Random(f"{self.name}/{index}"))
             item = _item(asked, self._encode)
@@ -105,7 +112,7 @@ def make_tasks(encode: Encode) -> tuple[Task, ...]:
     )
 
 
-def _item(asked: Asked, encode: Encode) -> Item | None:
+def _item(asked: TextQuestion, encode: Encode) -> TokenQuestion | None:
     """None where the options share their first token or are joined with the prompt."""
     coded = [tuple(encode(asked.prompt + option)) for option in asked.options]
     shortest = min(map(len, coded))
@@ -113,7 +120,7 @@ def _item(asked: Asked, encode: Encode) -> Item | None:
     options = tuple(c[same] for c in coded if len(c) > same)
     if same == 0 or len(set(options)) < len(asked.options):
         return None
-    return Item(coded[0][:same], options, asked.right)
+    return TokenQuestion(coded[0][:same], options, asked.right)
 
 
 DIGITS = tuple(f" {digit}" for digit in range(10))
@@ -133,11 +140,11 @@ def _line(values: Sequence[int]) -> str:
     return f"{values[0]} {changes} ="
 
 
-def _arithmetic(rng: random.Random) -> Asked:
+def _arithmetic(rng: random.Random) -> TextQuestion:
     """`3 + 4 - 2 + 1 = 6`."""
     shots = [_steps(rng) for _ in range(NUM_SHOTS + 1)]
     lines = [f"{_line(values)} {values[-1]}\n" for values in shots[:-1]]
-    return Asked("".join(lines) + _line(shots[-1]), DIGITS, shots[-1][-1])
+    return TextQuestion("".join(lines) + _line(shots[-1]), DIGITS, shots[-1][-1])
 
 
 def _program(values: Sequence[int], names: Sequence[str]) -> str:
@@ -149,21 +156,21 @@ def _program(values: Sequence[int], names: Sequence[str]) -> str:
     return first + "".join(rest) + f"assert {names[len(values) - 1]} =="
 
 
-def _variables(rng: random.Random) -> Asked:
+def _variables(rng: random.Random) -> TextQuestion:
     """`a = 3`, `b = a + 4`, `c = b - 2`, …, `assert d == 6`."""
     shots = [_steps(rng) for _ in range(3)]
     programs = [_program(values, "abcd") for values in shots]
     told = [f"{p} {v[-1]}\n\n" for p, v in zip(programs[:-1], shots[:-1], strict=True)]
-    return Asked("".join(told) + programs[-1], DIGITS, shots[-1][-1])
+    return TextQuestion("".join(told) + programs[-1], DIGITS, shots[-1][-1])
 
 
-def _recall(rng: random.Random) -> Asked:
+def _recall(rng: random.Random) -> TextQuestion:
     """`lamp = 4`, `river = 7`, …, `river =`."""
     words, values = rng.sample(WORDS, NUM_PAIRS), rng.sample(range(10), NUM_PAIRS)
     pairs = [f"{word} = {value}\n" for word, value in zip(words, values, strict=True)]
     right = rng.randrange(NUM_PAIRS)
     options = tuple(f" {value}" for value in values)
-    return Asked("".join(pairs) + f"{words[right]} =", options, right)
+    return TextQuestion("".join(pairs) + f"{words[right]} =", options, right)
 
 
 class TaskReference:
@@ -181,7 +188,7 @@ class TaskReference:
                 self._right.append(is_right(self._read, self.task.item(len(self._right))))
         return self._right[:count]
 
-    def read_by(self, read: LogprobsOf) -> None:
+    def read_with(self, read: LogprobsOf) -> None:
         """The same answers come from another place now."""
         self._read = read
 
@@ -196,17 +203,17 @@ class TaskReference:
         self._frozen = True
 
 
-def is_right(read: LogprobsOf, item: Item) -> bool:
+def is_right(read: LogprobsOf, item: TokenQuestion) -> bool:
     """Whether the likeliest of the options is the right one."""
     last_V = np.asarray(read(item.prompt))[-1]
     return int(np.argmax(last_V[list(item.options)])) == item.right
 
 
-class TaskQuestion:
+class TaskPanelPart:
     """One task as a part of the panel."""
 
     def __init__(
-        self, reference: TaskReference, after: LogprobsOf, gate: Gate, size: GateSize
+        self, reference: TaskReference, after: LogprobsOf, gate: QualityLimits, size: PanelSize
     ) -> None:
         self._reference, self._after, self._gate, self._size = reference, after, gate, size
         self._mastered = reference.mastered(size.first_items)
@@ -223,7 +230,7 @@ class TaskQuestion:
             self._right.append(is_right(self._after, task.item(len(self._right))))
         return len(before) == wanted
 
-    def checks(self, level: float) -> tuple[Check, ...]:
+    def checks(self, level: float) -> tuple[ThresholdCheck, ...]:
         """None for a task that is not mastered."""
         if not self._mastered:
             return ()

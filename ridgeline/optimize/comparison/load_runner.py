@@ -12,23 +12,23 @@ from collections.abc import Sequence
 
 from ridgeline.errors import UserError
 from ridgeline.measure.search import GoodputResult, find_goodput
-from ridgeline.optimize.budget import Budget
-from ridgeline.optimize.cut import decided_after_s
-from ridgeline.optimize.objective import GiveUp, Objective, Reading, read
-from ridgeline.optimize.observe import Observer, Progress
-from ridgeline.optimize.subject import Load, Subject
+from ridgeline.optimize.comparison.early_stop import time_to_decide_s
+from ridgeline.optimize.comparison.objective import JudgedRun, Objective, StopWhenLost, judge_run
+from ridgeline.optimize.environment import Deployment, Load
+from ridgeline.optimize.progress import SearchObserver, SearchProgress
+from ridgeline.optimize.time_budget import TimeBudget
 from ridgeline.records import RunTrace, Slo
 from ridgeline.stats import NO_PRIOR, Prior
 
 LATEST_ANSWER_S = 30.0  # without a promise on the whole answer, no answer is waited for longer
 
 
-class Spread:
-    """How much the rounds of the last few duels scattered about their means.
+class RoundVariance:
+    """How much the rounds of the last few comparisons scattered about their means.
 
     Three rounds alone hardly know their own scatter, and Student's interval makes up for that by
     being twice as wide as it had to be. Rounds of one climb are made alike, so that what the last
-    duels showed counts as well, up to `MOST` degrees of freedom.
+    comparisons showed counts as well, up to `MOST` degrees of freedom.
     """
 
     DUELS, MOST = 3, 6
@@ -54,7 +54,7 @@ class OutOfTimeError(Exception):
     """The budget ended in the middle of something; what was measured so far stands."""
 
 
-class Ground:
+class LoadRunner:
     """Runs loads against subjects within the budget and tells the observer."""
 
     def __init__(
@@ -62,18 +62,18 @@ class Ground:
         *,
         slo: Slo,
         objective: Objective,
-        budget: Budget,
-        observer: Observer,
+        budget: TimeBudget,
+        observer: SearchObserver,
         seed: int,
         longest_output: int,
     ) -> None:
         self.slo, self.objective, self.budget = slo, objective, budget
         self._observer, self._seed = observer, seed
-        decided_s = None if objective == "latency" else decided_after_s(slo)
+        decided_s = None if objective == "latency" else time_to_decide_s(slo)
         whole_s = _longest_good_answer_s(slo, longest_output)
         self._grace_s = whole_s if decided_s is None else min(decided_s, whole_s)
         self._stage = "start"
-        self.spread = Spread()
+        self.spread = RoundVariance()
 
     def stage(self, name: str, doing: str) -> None:
         self._stage = name
@@ -81,7 +81,7 @@ class Ground:
 
     def tell(self, doing: str) -> None:
         spent_s, total_s = self.budget.spent_s, self.budget.total_s
-        now = Progress(stage=self._stage, doing=doing, spent_s=spent_s, total_s=total_s)
+        now = SearchProgress(stage=self._stage, doing=doing, spent_s=spent_s, total_s=total_s)
         self._observer.progress(now)
 
     def fresh_seed(self) -> int:
@@ -95,27 +95,27 @@ class Ground:
         return Load(rate=rate, seed=seed, window_s=window_s, grace_s=grace_s)
 
     async def run(
-        self, subject: Subject, rate: float, seed: int, doing: str, *, closing: bool = False
-    ) -> Reading:
+        self, deployment: Deployment, rate: float, seed: int, doing: str, *, closing: bool = False
+    ) -> JudgedRun:
         """One measured run. Raises OutOfTimeError rather than overrun the budget."""
         if not self.budget.affords_runs(1, closing=closing):
             raise OutOfTimeError
         self.tell(f"{doing} at {rate:.3g} req/s")
         begun_s = self.budget.spent_s
         load = self.load(rate, seed)
-        give_up = None if self.objective == "latency" else GiveUp(load, self.slo)
-        run = await subject.run(load, give_up)
+        give_up = None if self.objective == "latency" else StopWhenLost(load, self.slo)
+        run = await deployment.run(load, give_up)
         self.budget.note_run(self.budget.spent_s - begun_s)
-        return read(run, load, self.slo, self.objective)
+        return judge_run(run, load, self.slo, self.objective)
 
     async def search(
-        self, subject: Subject, low: float, max_probes: int, doing: str
-    ) -> tuple[GoodputResult, list[Reading]]:
+        self, deployment: Deployment, low: float, max_probes: int, doing: str
+    ) -> tuple[GoodputResult, list[JudgedRun]]:
         """Roughly the largest load that holds, from `low` upwards; every probe as a reading."""
-        readings: list[Reading] = []
+        readings: list[JudgedRun] = []
 
         async def run_at(rate: float) -> RunTrace:
-            reading = await self.run(subject, rate, self.fresh_seed(), doing)
+            reading = await self.run(deployment, rate, self.fresh_seed(), doing)
             readings.append(reading)
             return reading.run
 
@@ -142,7 +142,7 @@ def _longest_good_answer_s(slo: Slo, longest_output: int) -> float:
     return min(first_s + slo.tpot_s * longest_output, LATEST_ANSWER_S)
 
 
-def start_of(found: GoodputResult, low: float) -> float:
+def staircase_start(found: GoodputResult, low: float) -> float:
     """Where to begin a staircase: the best load, nudged towards the failing one; or below `low`."""
     if found.best is None:
         return low / 1.5
@@ -154,7 +154,7 @@ def start_of(found: GoodputResult, low: float) -> float:
     )
 
 
-def reason_of(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """One line for the ladder, without a traceback."""
     if isinstance(error, UserError):
         return str(error)

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from ridgeline.config.settings import Settings
-from ridgeline.optimize.assemble import facts_for
-from ridgeline.optimize.budget import Budget
-from ridgeline.optimize.job import Contender, Job
-from ridgeline.optimize.ladder import Candidate, Ladder, Rung, candidates, unmet
-from ridgeline.optimize.predict import Forecast, Predictor
+from ridgeline.optimize.environment import Environment
+from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
+from ridgeline.optimize.ladder import Ladder, Rung, RungCandidate, candidates_of, unmet_need
+from ridgeline.optimize.ranking.predictor import Forecast, Predictor
 from ridgeline.optimize.result import NotTried, Trial
-from ridgeline.optimize.subject import Lab
+from ridgeline.optimize.result_builder import collect_facts
+from ridgeline.optimize.time_budget import TimeBudget
 
 RANKING_SHARE = 0.03  # of the budget, for one ranking; a trial must still fit behind it
 Tried = Set[tuple[Settings, str | None]]
@@ -27,15 +27,22 @@ class Ranking:
     """The rungs in order, and the reasons of those left out."""
 
     def __init__(
-        self, job: Job, lab: Lab, ladder: Ladder, predictor: Predictor, budget: Budget
+        self,
+        job: OptimizeJob,
+        environment: Environment,
+        ladder: Ladder,
+        predictor: Predictor,
+        budget: TimeBudget,
     ) -> None:
-        self._job, self._lab, self._ladder = job, lab, ladder
+        self._job, self._environment, self._ladder = job, environment, ladder
         self._predictor, self._budget = predictor, budget
         self._last: dict[str, Forecast] = {}
         self._left_out: dict[str, NotTried] = {}
         self._trials: Sequence[Trial] = ()
 
-    def rank(self, incumbent: Contender, tried: Tried, trials: Sequence[Trial]) -> list[Forecast]:
+    def rank(
+        self, incumbent: RunningConfiguration, tried: Tried, trials: Sequence[Trial]
+    ) -> list[Forecast]:
         """The promising rungs, each by its best variant, most promising first."""
         self._left_out.clear()
         self._trials = trials
@@ -53,18 +60,20 @@ class Ranking:
         promising = [forecast for forecast in best if self._predictor.promises(forecast)]
         return sorted(promising, key=self._predictor.rank_key, reverse=True)
 
-    def _possible(self, incumbent: Contender, tried: Tried) -> list[tuple[Rung, list[Candidate]]]:
+    def _possible(
+        self, incumbent: RunningConfiguration, tried: Tried
+    ) -> list[tuple[Rung, list[RungCandidate]]]:
         """Rungs whose needs are met, with the variants that were not tried; best known first."""
-        info, settings = incumbent.subject.info, incumbent.settings
-        facts = facts_for(info, incumbent.readings, settings, self._lab, self._job.slo)
+        info, settings = incumbent.deployment.info, incumbent.settings
+        facts = collect_facts(info, incumbent.readings, settings, self._environment, self._job.slo)
         found = []
         for rung in self._ladder.rungs:
-            if reason := unmet(rung, facts) or self._unprovable(rung):
+            if reason := unmet_need(rung, facts) or self._unprovable(rung):
                 self._leave_out(rung.id, rung.title, reason)
                 continue
             options = [
                 option
-                for option in candidates(rung, settings, info.settings)
+                for option in candidates_of(rung, settings, info.settings)
                 if (option.settings, option.make) not in tried
             ]
             if options:
@@ -76,7 +85,11 @@ class Ranking:
         return float("inf") if last is None else last.worth
 
     def _best(
-        self, rung: Rung, options: Sequence[Candidate], incumbent: Contender, stop_s: float
+        self,
+        rung: Rung,
+        options: Sequence[RungCandidate],
+        incumbent: RunningConfiguration,
+        stop_s: float,
     ) -> Forecast | None:
         found: list[Forecast] = []
         for option in options:
@@ -88,7 +101,7 @@ class Ranking:
         self._last[rung.id] = best = max(found, key=self._predictor.rank_key)
         return best
 
-    def _from_before(self, rung: Rung, options: Sequence[Candidate]) -> Forecast:
+    def _from_before(self, rung: Rung, options: Sequence[RungCandidate]) -> Forecast:
         """What it promised last, for the variant that it would be now; else nothing is known."""
         last = self._last.get(rung.id)
         if last is None:
@@ -97,7 +110,7 @@ class Ranking:
         return Forecast(candidate=(like or options)[0], predicted=last.predicted)
 
     def _unprovable(self, rung: Rung) -> str | None:
-        if rung.honesty == "exact" or self._lab.heldout:
+        if rung.honesty == "exact" or self._environment.heldout:
             return None
         return "lossy, and the server does not tell whole distributions: its quality has no proof"
 

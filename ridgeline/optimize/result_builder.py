@@ -23,42 +23,47 @@ from ridgeline.diagnose import (
 )
 from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import UserError
+from ridgeline.optimize.comparison.objective import (
+    JudgedRun,
+    latency_samples,
+    pool_runs,
+    runs_within_slo,
+)
+from ridgeline.optimize.comparison.outcome import WORTHWHILE, outcome_of
+from ridgeline.optimize.comparison.paired_comparison import PairedComparison
 from ridgeline.optimize.cost import cost_of
-from ridgeline.optimize.duel import Duel
-from ridgeline.optimize.job import Contender, Job
-from ridgeline.optimize.ladder import Candidate
-from ridgeline.optimize.objective import Reading, pooled, samples, typical
-from ridgeline.optimize.outcome import WORTHWHILE, outcome_of
-from ridgeline.optimize.predict import Forecast
-from ridgeline.optimize.quality import Examination, Quality
+from ridgeline.optimize.environment import Environment, NextSteps
+from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
+from ridgeline.optimize.ladder import RungCandidate
+from ridgeline.optimize.quality import QualityVerdict, SequentialPanel
+from ridgeline.optimize.ranking.predictor import Forecast
 from ridgeline.optimize.result import (
+    ConfigurationSummary,
     Ended,
     Exactness,
+    GainPrediction,
     LadderResult,
     NotTried,
-    Prediction,
     Provenance,
-    Standing,
     Trial,
     Verdict,
 )
-from ridgeline.optimize.subject import Lab, NextSteps
 from ridgeline.records import EngineInfo, RunTrace, Slo, StepStat
 from ridgeline.stats import Interval
 
 
-class Evidence:
+class TrialEvidence:
     """What one trial gathers while it runs."""
 
     def __init__(self, forecast: Forecast, begun_s: float) -> None:
         self.forecast, self.begun_s = forecast, begun_s
         self.exactness: Exactness | None = None
-        self.duel: Duel | None = None
-        self.examination: Examination | None = None
-        self.quality: Quality | None = None
+        self.comparison: PairedComparison | None = None
+        self.examination: SequentialPanel | None = None
+        self.quality: QualityVerdict | None = None
         self.failure: tuple[Verdict, str] | None = None
 
-    def is_of(self, candidate: Candidate) -> Candidate:
+    def is_of(self, candidate: RungCandidate) -> RungCandidate:
         """What is measured, where it differs from what was simulated: its weights were made."""
         self.forecast = msgspec.structs.replace(self.forecast, candidate=candidate)
         return candidate
@@ -67,11 +72,13 @@ class Evidence:
         self.failure = ("cannot run" if isinstance(error, UserError) else "crashed", reason)
 
 
-def measured_trial(evidence: Evidence, lab: Lab, job: Job, now_s: float) -> Trial:
+def build_trial(
+    evidence: TrialEvidence, environment: Environment, job: OptimizeJob, now_s: float
+) -> Trial:
     """One row of the ladder, with its verdict and the reason."""
-    candidate, found = evidence.forecast.candidate, evidence.duel
-    decided, reason = judged(evidence)
-    predicted = evidence.forecast.predicted or Prediction(gain=1.0, low=1.0, high=1.0)
+    candidate, found = evidence.forecast.candidate, evidence.comparison
+    decided, reason = judge_trial(evidence)
+    predicted = evidence.forecast.predicted or GainPrediction(gain=1.0, low=1.0, high=1.0)
     return Trial(
         rung=candidate.rung.id,
         label=candidate.label,
@@ -82,30 +89,32 @@ def measured_trial(evidence: Evidence, lab: Lab, job: Job, now_s: float) -> Tria
         verdict=decided,
         reason=reason,
         predicted=predicted,
-        before=pooled(typical(found.before), job.slo, job.objective)
+        before=pool_runs(runs_within_slo(found.before), job.slo, job.objective)
         if found and found.before
         else None,
-        after=pooled(typical(found.after), job.slo, job.objective)
+        after=pool_runs(runs_within_slo(found.after), job.slo, job.objective)
         if found and found.after
         else None,
         ratio=found.ratio if found else None,
         log_ratios=found.log_ratios if found else (),
         quality=evidence.quality,
         exactness=evidence.exactness,
-        points=points_of(candidate.label, found.after, candidate.settings, lab) if found else (),
+        points=roofline_points_of(candidate.label, found.after, candidate.settings, environment)
+        if found
+        else (),
         spent_s=now_s - evidence.begun_s,
     )
 
 
-def judged(evidence: Evidence) -> tuple[Verdict, str]:
+def judge_trial(evidence: TrialEvidence) -> tuple[Verdict, str]:
     """The verdict and one sentence for it."""
     if evidence.failure is not None:
         return evidence.failure
     if evidence.exactness is not None and not evidence.exactness.same:
         return "not exact", f"claims the same tokens, but {evidence.exactness.detail}"
-    found = evidence.duel
+    found = evidence.comparison
     if found is None and evidence.quality is not None and evidence.quality.verdict == "fail":
-        told = _broken(evidence.quality)
+        told = _deciding_checks(evidence.quality)
         return "quality failed", f"it breaks the quality gate, so its speed was left out: {told}"
     if found is not None and found.beaten_at is not None:
         share = found.beaten_at / found.before_rate
@@ -117,11 +126,11 @@ def judged(evidence: Evidence) -> tuple[Verdict, str]:
         rounds = len(found.log_ratios) if found else 0
         return "cut short", f"the budget ended after {rounds} of the rounds that a verdict needs"
     if found.outcome == "improved":
-        return _by_quality(found.ratio, evidence)
-    return _without_gain(found)
+        return _judge_quality(found.ratio, evidence)
+    return _judge_no_gain(found)
 
 
-def _without_gain(found: Duel) -> tuple[Verdict, str]:
+def _judge_no_gain(found: PairedComparison) -> tuple[Verdict, str]:
     assert found.ratio is not None
     low, high = _percent(found.ratio.low), _percent(found.ratio.high)
     if found.outcome == "regressed":
@@ -138,7 +147,7 @@ def _without_gain(found: Duel) -> tuple[Verdict, str]:
     return "inconclusive", f"between {low} and {high} after {rounds} rounds: the noise hides it"
 
 
-def _by_quality(ratio: Interval, evidence: Evidence) -> tuple[Verdict, str]:
+def _judge_quality(ratio: Interval, evidence: TrialEvidence) -> tuple[Verdict, str]:
     gain = f"{ratio.mid:.2f}x, surely more than {_percent(ratio.low)}"
     gate = evidence.quality
     if evidence.forecast.candidate.rung.honesty == "exact":
@@ -148,12 +157,12 @@ def _by_quality(ratio: Interval, evidence: Evidence) -> tuple[Verdict, str]:
     if gate.verdict == "pass":
         return "kept", f"{gain}; quality within every limit"
     if gate.verdict == "fail":
-        return "quality failed", f"{gain}, but it breaks the quality gate: {_broken(gate)}"
+        return "quality failed", f"{gain}, but it breaks the quality gate: {_deciding_checks(gate)}"
     read = f"{gate.num_windows} windows of held-out text"
-    return "inconclusive", f"{gain}, but {read} do not clear its quality: {_broken(gate)}"
+    return "inconclusive", f"{gain}, but {read} do not clear its quality: {_deciding_checks(gate)}"
 
 
-def _broken(gate: Quality) -> str:
+def _deciding_checks(gate: QualityVerdict) -> str:
     """The checks that make the verdict."""
     bad = [check for check in gate.checks if check.verdict == gate.verdict]
     return ", ".join(f"{c.name} {c.found} (limit {c.limit:g})" for c in bad)
@@ -166,36 +175,46 @@ def _percent(ratio: float) -> str:
 # ---- where a configuration stands --------------------------------------------------------------
 
 
-def steps_of(readings: Sequence[Reading], settings: Settings, lab: Lab) -> list[StepStat]:
+def steps_of(
+    readings: Sequence[JudgedRun], settings: Settings, environment: Environment
+) -> list[StepStat]:
     """As the engine recorded them, or as they follow from what clients saw of somebody else's."""
-    return [step for reading in readings for step in lab.steps_of(reading.run, settings)]
+    return [step for reading in readings for step in environment.steps_of(reading.run, settings)]
 
 
-def points_of(
-    name: str, readings: Sequence[Reading], settings: Settings, lab: Lab
+def roofline_points_of(
+    name: str, readings: Sequence[JudgedRun], settings: Settings, environment: Environment
 ) -> tuple[RooflinePoint, ...]:
     """Prefill, decode and mixed steps of these runs on this machine's roofline."""
-    peaks = lab.peaks_of(settings)
+    peaks = environment.peaks_of(settings)
     if peaks is None:
         return ()
-    return roofline_points(name, steps_of(readings, settings, lab), lab.price_of(settings), peaks)
+    return roofline_points(
+        name, steps_of(readings, settings, environment), environment.price_of(settings), peaks
+    )
 
 
-def shares_of(run: RunTrace, settings: Settings, lab: Lab) -> TimeShares | None:
-    peaks = lab.peaks_of(settings)
+def time_shares_of(
+    run: RunTrace, settings: Settings, environment: Environment
+) -> TimeShares | None:
+    peaks = environment.peaks_of(settings)
     if peaks is None or not run.steps:
         return None
-    return time_shares(run.steps, run.duration_s, lab.price_of(settings), peaks)
+    return time_shares(run.steps, run.duration_s, environment.price_of(settings), peaks)
 
 
-def facts_for(
-    info: EngineInfo, readings: Sequence[Reading], settings: Settings, lab: Lab, slo: Slo
+def collect_facts(
+    info: EngineInfo,
+    readings: Sequence[JudgedRun],
+    settings: Settings,
+    environment: Environment,
+    slo: Slo,
 ) -> dict[str, Value]:
     """What rungs and rules may ask for: machine, model, workload, this run, these settings."""
-    facts = dict(lab.facts)
+    facts = dict(environment.facts)
     if readings:
-        run = typical(readings)[-1].run
-        facts.update(facts_of(run, slo, shares_of(run, settings, lab)))
+        run = runs_within_slo(readings)[-1].run
+        facts.update(facts_of(run, slo, time_shares_of(run, settings, environment)))
         facts.update(step_facts(run))
     facts.update(msgspec.structs.asdict(settings))
     plain = (bool, int, float, str)
@@ -203,20 +222,24 @@ def facts_for(
     return facts
 
 
-def standing(
-    label: str, contender: Contender, readings: Sequence[Reading], lab: Lab, job: Job
-) -> Standing:
+def summarise_configuration(
+    label: str,
+    configuration: RunningConfiguration,
+    readings: Sequence[JudgedRun],
+    environment: Environment,
+    job: OptimizeJob,
+) -> ConfigurationSummary:
     """Figures, place and diagnosis of one configuration."""
-    settings = contender.settings
-    found = pooled(typical(readings), job.slo, job.objective)
-    facts = facts_for(contender.subject.info, readings, settings, lab, job.slo)
-    return Standing(
+    settings = configuration.settings
+    found = pool_runs(runs_within_slo(readings), job.slo, job.objective)
+    facts = collect_facts(configuration.deployment.info, readings, settings, environment, job.slo)
+    return ConfigurationSummary(
         label=label,
         settings=changed(settings),
         measured=found,
         cost=cost_of(job.price, found.good_output_tok_s, found.good_input_tok_s),
-        samples=samples(typical(readings)),
-        points=points_of(label, readings, settings, lab),
+        samples=latency_samples(runs_within_slo(readings)),
+        points=roofline_points_of(label, readings, settings, environment),
         finding=_finding(facts),
         advice=advise(facts),
     )
@@ -235,13 +258,13 @@ PROTOCOL = (
     "With promises on first token and pace, a run is cut once they are decided, and what is in "
     "flight is judged by its pace so far. Each side's load follows its own staircase around the "
     "largest load that keeps the SLO. The ratio is the mean over rounds of log(after / before) "
-    "with a 95% interval (Student's, its variance moderated by the duels before); looks before "
+    "with a 95% interval (Student's, its variance moderated by the comparisons before); looks before "
     "the last round ask for 99%. Goodput is the offered rate times the share of requests that met "
     "the SLO, failures included, latencies counted from the scheduled arrival."
 )
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class SearchTotals(msgspec.Struct, frozen=True, kw_only=True):
     """What a climb has to show at its end."""
 
     ended: Ended
@@ -253,26 +276,32 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     slo_holds: bool
 
 
-def finish(
-    job: Job, lab: Lab, account: Account, baseline: Standing, final: Standing
+def build_result(
+    job: OptimizeJob,
+    environment: Environment,
+    account: SearchTotals,
+    baseline: ConfigurationSummary,
+    final: ConfigurationSummary,
 ) -> LadderResult:
     """The whole result."""
     result = LadderResult(
-        provenance=_provenance(job, lab, account.spent_s, account.window_s),
+        provenance=_provenance(job, environment, account.spent_s, account.window_s),
         ended=account.ended,
         price=job.price,
         baseline=baseline,
         final=final,
         trials=account.trials,
         not_tried=account.not_tried,
-        peaks=lab.peaks_of(job.settings),
+        peaks=environment.peaks_of(job.settings),
         total=account.total,
         slo_holds=account.slo_holds,
     )
-    return msgspec.structs.replace(result, next_steps=_next_steps(result, lab.next_steps))
+    return msgspec.structs.replace(result, next_steps=_next_steps(result, environment.next_steps))
 
 
-def _provenance(job: Job, lab: Lab, spent_s: float, window_s: float) -> Provenance:
+def _provenance(
+    job: OptimizeJob, environment: Environment, spent_s: float, window_s: float
+) -> Provenance:
     return Provenance(
         version=ridgeline.__version__,
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -283,8 +312,8 @@ def _provenance(job: Job, lab: Lab, spent_s: float, window_s: float) -> Provenan
         seed=job.seed,
         budget_s=job.budget_s,
         spent_s=spent_s,
-        machine=_plain(lab.facts, "machine"),
-        model_facts=_plain(lab.facts, "model"),
+        machine=_plain(environment.facts, "machine"),
+        model_facts=_plain(environment.facts, "model"),
         protocol=PROTOCOL.format(window=window_s),
     )
 

@@ -8,26 +8,26 @@ import pytest
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize import ladder
-from ridgeline.optimize.cost import Price
-from ridgeline.optimize.job import Job
-from ridgeline.optimize.loop import InterruptedEarlyError, optimize
-from ridgeline.optimize.observe import PlainLines
+from ridgeline.optimize.cost import MachinePrice
+from ridgeline.optimize.environment import Load
+from ridgeline.optimize.job import OptimizeJob
+from ridgeline.optimize.progress import LineSearchObserver
 from ridgeline.optimize.result import LadderResult, Trial
-from ridgeline.optimize.subject import Load
+from ridgeline.optimize.search import InterruptedEarlyError, optimize
 from ridgeline.records import RunTrace, Slo
-from tests.optimize.fake import Fake, FakeSubject, Physics, Quirks
+from tests.optimize.simulated_servers import Fake, Physics, Quirks, SimulatedDeployment
 
 INT8 = ("quantization", "int8")
 
 
-def job(budget_s: float = 270.0, objective: str = "goodput") -> Job:
-    return Job(
+def job(budget_s: float = 270.0, objective: str = "goodput") -> OptimizeJob:
+    return OptimizeJob(
         settings=Settings(model="demo"),
         workload="chat-and-code",
         slo=Slo.parse("ttft:500 tpot:50"),
         objective=objective,  # type: ignore[arg-type]
         budget_s=budget_s,
-        price=Price(dollars_per_hour=2.0, notional=False),
+        price=MachinePrice(dollars_per_hour=2.0, notional=False),
     )
 
 
@@ -35,7 +35,10 @@ async def climb(
     fake: Fake, *, rungs: ladder.Ladder | None = None, budget_s: float = 270.0, **more: str
 ) -> LadderResult:
     found = await optimize(
-        job(budget_s, **more), fake.lab(), rungs or ladder.shipped(), clock=fake.clock
+        job(budget_s, **more),
+        fake.environment(),
+        rungs or ladder.load_default_ladder(),
+        clock=fake.clock,
     )
     assert fake.num_open == 0, "an engine was left open"
     assert fake.most_open <= 2
@@ -43,7 +46,7 @@ async def climb(
 
 
 def only(*ids: str) -> ladder.Ladder:
-    shipped = ladder.shipped()
+    shipped = ladder.load_default_ladder()
     return ladder.Ladder(tuple(r for r in shipped.rungs if r.id in ids), shipped.weights)
 
 
@@ -178,7 +181,7 @@ async def test_adding_a_row_is_all_that_a_new_rung_needs(tmp_path) -> None:  # t
     """
     file = tmp_path / "ladder.toml"
     file.write_text(row)
-    result = await climb(Fake(), rungs=ladder.read(file.read_text()))
+    result = await climb(Fake(), rungs=ladder.parse_ladder(file.read_text()))
     assert [trial.rung for trial in result.kept] == ["eight-seats-at-once"]
     assert result.kept[0].predicted.gain > 1.5
 
@@ -219,10 +222,10 @@ async def test_plain_lines_tell_stages_and_verdicts() -> None:
     fake, lines = Fake(), []
     await optimize(
         job(120.0),
-        fake.lab(),
+        fake.environment(),
         only("continuous-batching"),
         clock=fake.clock,
-        observer=PlainLines(lines.append),
+        observer=LineSearchObserver(lines.append),
     )
     assert any("Baseline" in line for line in lines)
     assert any(line.strip().startswith("kept:") for line in lines)
@@ -256,16 +259,16 @@ async def test_weights_that_are_made_first_are_what_is_kept() -> None:
         assert allowed_s > 0
         return settings_from({"model": "made-by-" + method, "quantization": "int8"})
 
-    lab = msgspec.structs.replace(fake.lab(), make=make)
-    rungs = ladder.read(MADE_ROW)
-    result = await optimize(job(), lab, rungs, clock=fake.clock)
+    environment = msgspec.structs.replace(fake.environment(), make=make)
+    rungs = ladder.parse_ladder(MADE_ROW)
+    result = await optimize(job(), environment, rungs, clock=fake.clock)
     assert made[0] == ("int8", "gptq")
     assert settings_from(result.final.settings).model == "made-by-gptq"
     assert result.kept[0].label == "Made (gptq)"
 
 
 async def test_weights_that_cannot_be_made_are_an_outcome() -> None:
-    result = await climb(Fake(Physics(int8_speed=1.6)), rungs=ladder.read(MADE_ROW))
+    result = await climb(Fake(Physics(int8_speed=1.6)), rungs=ladder.parse_ladder(MADE_ROW))
     assert {trial.verdict for trial in result.trials} == {"cannot run"}
 
 
@@ -275,7 +278,7 @@ async def test_a_change_that_the_simulator_does_not_see_comes_after_promises() -
     seen = MADE_ROW.split("[[rung]]")[1].replace(
         'variants = [{ make = "gptq" }, { make = "awq" }]', ""
     )
-    both = ladder.read(unseen + "[[rung]]" + seen)
+    both = ladder.parse_ladder(unseen + "[[rung]]" + seen)
     result = await climb(Fake(Physics(int8_speed=1.04)), rungs=both)
     assert [trial.rung for trial in result.trials][:2] == ["made", "unseen"]
     assert "does not see" in result.trials[1].predicted.note
@@ -284,17 +287,20 @@ async def test_a_change_that_the_simulator_does_not_see_comes_after_promises() -
 async def test_ranking_ends_with_its_share_of_the_time() -> None:
     """A simulator that takes 3 s a run: without a share the ranking would eat the budget."""
     fake = Fake()
-    lab = fake.lab()
+    environment = fake.environment()
 
     class Slow:
-        learn = lab.oracle.learn
+        learn = environment.simulator.learn
 
         def run(self, settings: Settings, load: Load) -> RunTrace:
             fake.clock.now_s += 3.0
-            return lab.oracle.run(settings, load)
+            return environment.simulator.run(settings, load)
 
     result = await optimize(
-        job(), msgspec.structs.replace(lab, oracle=Slow()), ladder.shipped(), clock=fake.clock
+        job(),
+        msgspec.structs.replace(environment, simulator=Slow()),
+        ladder.load_default_ladder(),
+        clock=fake.clock,
     )
     assert fake.clock.now_s <= 270
     assert len(result.trials) >= 2
@@ -302,14 +308,14 @@ async def test_ranking_ends_with_its_share_of_the_time() -> None:
 
 async def test_one_bad_first_run_does_not_end_the_climb(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cold server, a disturbed machine: the search begins again, lower."""
-    whole, rates = FakeSubject.run, []
+    whole, rates = SimulatedDeployment.run, []
 
     async def first_overloaded(self, load, on_finish=None):  # type: ignore[no-untyped-def]
         rates.append(load.rate)
         hard = msgspec.structs.replace(load, rate=200 * load.rate)
         return await whole(self, load if len(rates) > 1 else hard, on_finish)
 
-    monkeypatch.setattr(FakeSubject, "run", first_overloaded)
+    monkeypatch.setattr(SimulatedDeployment, "run", first_overloaded)
     result = await climb(Fake())
     assert rates[1] < rates[0]
     assert result.kept

@@ -25,14 +25,14 @@ VLLM_DRAFTS = 4  # vLLM chooses no depth by itself
 _SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
 
 
-class Command(msgspec.Struct, frozen=True):
+class VllmCommand(msgspec.Struct, frozen=True):
     """A command line and what the reader must know about it."""
 
     text: str
     notes: tuple[str, ...] = ()
 
 
-def serve_command(settings: Settings, original: str | None = None) -> Command:
+def serve_command(settings: Settings, original: str | None = None) -> VllmCommand:
     """`vllm serve …` for these settings. `original`: the model that weights were made of."""
     model = original or settings.model
     words = ["vllm", "serve", model]
@@ -52,7 +52,7 @@ def serve_command(settings: Settings, original: str | None = None) -> Command:
     notes = tuple(note for when, note in _NOTES if when(asked))
     if model != settings.model:
         notes = (_MADE.format(made=settings.model, original=model), *notes)
-    return Command(shlex.join(words), notes)
+    return VllmCommand(shlex.join(words), notes)
 
 
 def _speculative(settings: Settings) -> dict[str, object]:

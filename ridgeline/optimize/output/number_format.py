@@ -7,10 +7,10 @@ import shlex
 from typing import Any
 
 from ridgeline.diagnose.conditions import seconds
-from ridgeline.optimize.cost import Cost
-from ridgeline.optimize.quality import Quality
-from ridgeline.optimize.quality.text import AGREEMENT, KL_MEAN, PERPLEXITY
-from ridgeline.optimize.result import Exactness, Measured, Trial
+from ridgeline.optimize.cost import TokenCost
+from ridgeline.optimize.quality import QualityVerdict
+from ridgeline.optimize.quality.text_comparison import AGREEMENT, KL_MEAN, PERPLEXITY
+from ridgeline.optimize.result import ConfigurationFigures, Exactness, Trial
 from ridgeline.stats import Interval
 
 DASH = "–"
@@ -35,7 +35,7 @@ def dollars(value: float | None) -> str:
     return f"${value:.3g}" if value < 100 else f"${value:,.0f}"
 
 
-def cost(value: Cost) -> str:
+def cost(value: TokenCost) -> str:
     return dollars(value.output_dollars_per_mtok)
 
 
@@ -51,7 +51,7 @@ def bounds(interval: Interval) -> str:
     return f"[{interval.low:.2f}, {high}]"
 
 
-def change(before: Measured | None, after: Measured | None) -> str:
+def change(before: ConfigurationFigures | None, after: ConfigurationFigures | None) -> str:
     if before is None or after is None:
         return DASH
     return f"{rate(before.goodput_req_s)} → {rate(after.goodput_req_s)}"
@@ -66,7 +66,7 @@ def quality(trial: Trial) -> str:
     return "exact by design" if trial.honesty == "exact" else "not measured"
 
 
-def quality_line(found: Quality) -> str:
+def quality_line(found: QualityVerdict) -> str:
     perplexity = found.check(PERPLEXITY).found.mid
     agreement, kl = found.check(AGREEMENT).found.mid, found.check(KL_MEAN).found.mid
     return (

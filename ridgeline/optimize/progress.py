@@ -10,7 +10,7 @@ import msgspec
 from ridgeline.optimize.result import Trial
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class SearchProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Where the climb is: the stage (a rung's name, say), what is being done, and the time."""
 
     stage: str
@@ -19,18 +19,18 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
 
 
-class Observer(Protocol):
-    def progress(self, now: Progress) -> None: ...
+class SearchObserver(Protocol):
+    def progress(self, now: SearchProgress) -> None: ...
 
     def tried(self, trial: Trial) -> None: ...
 
     def note(self, text: str) -> None: ...
 
 
-class Silent:
+class SilentSearchObserver:
     """Nobody watches."""
 
-    def progress(self, now: Progress) -> None:
+    def progress(self, now: SearchProgress) -> None:
         return None
 
     def tried(self, trial: Trial) -> None:
@@ -40,13 +40,13 @@ class Silent:
         return None
 
 
-class PlainLines:
+class LineSearchObserver:
     """One line per stage and verdict, for a log or a pipe."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write, self._stage = write, ""
 
-    def progress(self, now: Progress) -> None:
+    def progress(self, now: SearchProgress) -> None:
         if now.stage != self._stage:
             self._stage = now.stage
             left_s = max(0.0, now.total_s - now.spent_s)

@@ -11,7 +11,7 @@ import json
 import msgspec
 
 from ridgeline.config.settings import NAIVE, Settings, changed, settings_from
-from ridgeline.optimize import words
+from ridgeline.optimize.output import number_format
 from ridgeline.optimize.result import LadderResult
 
 
@@ -39,7 +39,7 @@ def ridgeline_toml(result: LadderResult) -> str:
 def _headline(result: LadderResult) -> str:
     if result.total is None:
         return f"{len(result.kept)} rung(s) kept; ended: {result.ended}."
-    return f"{result.provenance.objective}: {words.ratio(result.total)} of the baseline's."
+    return f"{result.provenance.objective}: {number_format.ratio(result.total)} of the baseline's."
 
 
 def _engine_lines(result: LadderResult) -> list[str]:

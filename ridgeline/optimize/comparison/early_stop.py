@@ -21,20 +21,20 @@ LEAST_TOKENS = 5  # after the first, to know a pace
 UNFINISHED = "unfinished"  # in the error of what was in flight when a run was cut
 
 
-def decided_after_s(slo: Slo) -> float | None:
+def time_to_decide_s(slo: Slo) -> float | None:
     """How long after the last arrival every promise is decided; None: when all have ended."""
     if slo.e2e_s is not None or slo.ttft_s is None or slo.tpot_s is None:
         return None
     return slo.ttft_s + PACE_TOKENS * slo.tpot_s
 
 
-def projected(run: RunTrace) -> RunTrace:
+def complete_unfinished(run: RunTrace) -> RunTrace:
     """The run with what was cut in its middle completed at its pace so far."""
-    requests = tuple(map(_projected, run.requests))
+    requests = tuple(map(_complete_request, run.requests))
     return msgspec.structs.replace(run, requests=requests)
 
 
-def _projected(request: RequestTrace) -> RequestTrace:
+def _complete_request(request: RequestTrace) -> RequestTrace:
     cut = request.error is not None and UNFINISHED in request.error
     if not cut or request.asked_tokens is None or sum(request.token_counts[1:]) < LEAST_TOKENS:
         return request

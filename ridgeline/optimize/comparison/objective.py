@@ -9,7 +9,7 @@ window, so that how many requests happened to arrive in it cancels. A queue that
 behind would look like capacity, so a run that took longer to drain than one answer takes is
 stretched by what it took beyond that. Beyond the knee goodput collapses within a few percent of
 load; how far says little about where the knee is, so a score loses at most `MOST_LOST` of the rate
-(the figures shown to the reader, `pooled`, lose what they lost).
+(the figures shown to the reader, `pool_runs`, lose what they lost).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ridgeline.measure.metrics import (
     ttft_s,
 )
 from ridgeline.measure.search import saturated
-from ridgeline.optimize.cut import projected
-from ridgeline.optimize.result import Distribution, Measured
-from ridgeline.optimize.subject import Load, dues_s
+from ridgeline.optimize.comparison.early_stop import complete_unfinished
+from ridgeline.optimize.environment import Load, arrival_times_s
+from ridgeline.optimize.result import ConfigurationFigures, LatencySamples
 from ridgeline.records import RequestTrace, RunTrace, Slo
 from ridgeline.stats import percentile
 
@@ -40,7 +40,7 @@ LEAST_MET = 0.5  # a run in which nothing met the SLO still has a logarithm
 MOST_LOST = 0.18  # of the score of a run beyond the knee: about one step of a staircase down
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class JudgedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run, judged. `resolution`: the least relative difference that it can show."""
 
     rate: float
@@ -51,11 +51,11 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     run: RunTrace
 
 
-def read(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> Reading:
+def judge_run(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> JudgedRun:
     """Judge a run that was offered this load."""
-    run = run if objective == "latency" else projected(run)
+    run = run if objective == "latency" else complete_unfinished(run)
     judged = goodput(run, slo)
-    return Reading(
+    return JudgedRun(
         rate=load.rate,
         holds=judged.holds and not saturated(run),
         score=_score(run, load, slo, objective),
@@ -65,7 +65,7 @@ def read(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> Reading:
     )
 
 
-class GiveUp:
+class StopWhenLost:
     """Ends a run of `load` as soon as its score is certain to be the least: `MOST_LOST` was lost.
 
     Exact for the score, and it spares the runs that take longest: those far beyond the knee.
@@ -73,7 +73,7 @@ class GiveUp:
 
     def __init__(self, load: Load, slo: Slo) -> None:
         self._slo, self._missed = slo, 0
-        self._allowed = MOST_LOST * len(dues_s(load))
+        self._allowed = MOST_LOST * len(arrival_times_s(load))
 
     def __call__(self, request: RequestTrace) -> str | None:
         self._missed += not meets(request, self._slo)
@@ -124,12 +124,14 @@ def _mean_e2e_s(run: RunTrace) -> float:
     return math.fsum(waited) / len(waited) if waited else run.duration_s or 1.0
 
 
-def typical(readings: Sequence[Reading]) -> Sequence[Reading]:
+def runs_within_slo(readings: Sequence[JudgedRun]) -> Sequence[JudgedRun]:
     """The runs that held: a staircase also probes loads that nobody would choose."""
     return [reading for reading in readings if reading.holds] or readings
 
 
-def pooled(readings: Sequence[Reading], slo: Slo, objective: Objective) -> Measured:
+def pool_runs(
+    readings: Sequence[JudgedRun], slo: Slo, objective: Objective
+) -> ConfigurationFigures:
     """Several runs of one configuration as one record: means of rates, percentiles of requests."""
     requests = [request for reading in readings for request in reading.run.requests]
     done = [request for request in requests if request.error is None and request.token_s]
@@ -143,7 +145,7 @@ def pooled(readings: Sequence[Reading], slo: Slo, objective: Objective) -> Measu
         "cost": sum(request.output_tokens for request in good) / window_s,
         "latency": _geometric(scores),
     }
-    return Measured(
+    return ConfigurationFigures(
         load=f"{rate:.3g} req/s",
         score=delivered[objective],
         goodput_req_s=delivered["goodput"],
@@ -169,10 +171,10 @@ def _latencies(done: Sequence[RequestTrace]) -> dict[str, float | None]:
     return found
 
 
-def samples(readings: Sequence[Reading]) -> Distribution:
+def latency_samples(readings: Sequence[JudgedRun]) -> LatencySamples:
     """Every request's TTFT and TPOT, for the pictures."""
     done = [r for reading in readings for r in reading.run.requests if r.token_s]
-    return Distribution(
+    return LatencySamples(
         ttft_s=tuple(value for value in map(ttft_s, done) if value is not None),
         tpot_s=tuple(value for value in map(tpot_s, done) if value is not None),
     )

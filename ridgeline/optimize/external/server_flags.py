@@ -1,4 +1,4 @@
-"""How a server spells the ladder's settings; the rows are in dialects.toml.
+"""How a server spells the ladder's settings; the rows are in server_flags.toml.
 
 A climb on somebody else's server turns the same named settings as on our own engine. What a
 server has no flag for is not turned: the rung is left out with that reason.
@@ -18,8 +18,8 @@ from ridgeline.config.settings import Settings, Speculative
 from ridgeline.errors import BadInput, CannotRun
 
 
-class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One server's flags; see the head of dialects.toml for the meaning of each field."""
+class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One server's flags; see the head of server_flags.toml for the meaning of each field."""
 
     name: str
     programs: tuple[str, ...]
@@ -69,7 +69,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def _key(value: object) -> str:
-    """How a value is written in dialects.toml; of speculation, its method."""
+    """How a value is written in server_flags.toml; of speculation, its method."""
     if isinstance(value, Speculative):
         return value.method
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -82,16 +82,18 @@ def _setting(name: str, key: str) -> object:
     return {"true": True, "false": False}.get(key, key)
 
 
-def dialects() -> dict[str, Dialect]:
+def load_server_flags() -> dict[str, ServerFlags]:
     """Every server that is known, by name."""
-    path = files("ridgeline.optimize.external") / "dialects.toml"
+    path = files("ridgeline.optimize.external") / "server_flags.toml"
     document = tomllib.loads(path.read_text(encoding="utf-8"))
-    return {name: msgspec.convert({"name": name, **row}, Dialect) for name, row in document.items()}
+    return {
+        name: msgspec.convert({"name": name, **row}, ServerFlags) for name, row in document.items()
+    }
 
 
-def dialect_of(command: str, name: str | None = None) -> Dialect:
+def server_flags_for(command: str, name: str | None = None) -> ServerFlags:
     """The dialect of that name, or the one whose program the command line runs."""
-    known = dialects()
+    known = load_server_flags()
     if name is not None:
         if name not in known:
             raise BadInput("unknown server", value=name, limit=", ".join(known))

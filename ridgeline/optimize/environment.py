@@ -1,6 +1,6 @@
 """What the loop needs of a configuration that is up, and of the place where it opens one.
 
-The loop knows no engine. `Subject` is one configuration being served; `Lab` opens them and holds
+The loop knows no engine. `Deployment` is one configuration being served; `Environment` opens them and holds
 what the spec, the probe and the simulator know. The command line builds a Lab around the real
 engine (`ridgeline.cli.commands.optimize`); a test builds one on a virtual clock.
 """
@@ -20,8 +20,8 @@ from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import CannotRun
 from ridgeline.measure.arrivals import Instants
 from ridgeline.measure.client import LoadOptions, OnFinish
-from ridgeline.optimize.quality.tasks import Task
-from ridgeline.optimize.quality.text import Array
+from ridgeline.optimize.quality.task_questions import Task
+from ridgeline.optimize.quality.text_comparison import Array
 from ridgeline.records import EngineInfo, RunTrace, StepStat
 from ridgeline.roofline import Peaks, PriceStep
 
@@ -39,12 +39,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     def poisson(self) -> tuple[Instants, LoadOptions]:
         """Its arrivals, and how a client runs them."""
-        dues = dues_s(self)
+        dues = arrival_times_s(self)
         options = LoadOptions(num_requests=len(dues), grace_s=self.grace_s, seed=self.seed)
         return Instants(at_s=dues, label=f"poisson:{self.rate!r}", rate=self.rate), options
 
 
-def dues_s(load: Load) -> tuple[float, ...]:
+def arrival_times_s(load: Load) -> tuple[float, ...]:
     """When the requests of a run are due: a Poisson process, given how many arrive in its window.
 
     The number is rate x window exactly, and given the number, Poisson arrivals are uniform. In a
@@ -55,7 +55,7 @@ def dues_s(load: Load) -> tuple[float, ...]:
     return tuple(sorted(rng.uniform(0.0, load.window_s) for _ in range(count)))
 
 
-class Subject(Protocol):
+class Deployment(Protocol):
     """One configuration, up and ready to be loaded."""
 
     @property
@@ -83,13 +83,13 @@ class Subject(Protocol):
         ...
 
 
-def margin_of(logprobs_TV: Array) -> float:
+def top_two_margin(logprobs_TV: Array) -> float:
     """Nats between the two most likely tokens after the last position."""
     last = np.sort(np.asarray(logprobs_TV)[-1])
     return float(last[-1] - last[-2])
 
 
-class Oracle(Protocol):
+class Simulator(Protocol):
     """The simulator: the engine's own scheduler on a virtual clock, its step times learnt."""
 
     def learn(self, settings: Settings, steps: Sequence[StepStat]) -> None:
@@ -109,20 +109,20 @@ class NextSteps(msgspec.Struct, frozen=True, kw_only=True):
     bench: str = "ridgeline bench --config ridgeline.toml --workload {workload}"
 
 
-def own_steps(run: RunTrace, settings: Settings) -> Sequence[StepStat]:
+def recorded_steps(run: RunTrace, settings: Settings) -> Sequence[StepStat]:
     """The steps that the engine itself recorded."""
     return run.steps
 
 
-Make = Callable[[Settings, str, float], Settings]
+MakeWeights = Callable[[Settings, str, float], Settings]
 
 
-def makes_nothing(settings: Settings, method: str, allowed_s: float) -> Settings:
+def cannot_make_weights(settings: Settings, method: str, allowed_s: float) -> Settings:
     """Of a laboratory that cannot make weights."""
     raise CannotRun("weights cannot be made here", value=method)
 
 
-class Lab(msgspec.Struct, frozen=True, kw_only=True):
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that comes in from outside.
 
     `facts` are named numbers of machine, model and workload that rungs may ask for; `heldout` the
@@ -134,8 +134,8 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True):
     many seconds, and returns the settings that open them (CannotRun where time is too short).
     """
 
-    open: Callable[[Settings], AbstractContextManager[Subject]]
-    oracle: Oracle
+    open: Callable[[Settings], AbstractContextManager[Deployment]]
+    simulator: Simulator
     price_of: Callable[[Settings], PriceStep]
     peaks_of: Callable[[Settings], Peaks | None]
     facts: dict[str, Value]
@@ -144,9 +144,9 @@ class Lab(msgspec.Struct, frozen=True, kw_only=True):
     longest_output: int
     vocab_size: int
     start: dict[str, Any] = msgspec.field(default_factory=lambda: dict(NAIVE))
-    start_words: str = "opening the model as a naive deployment would"
-    steps_of: Callable[[RunTrace, Settings], Sequence[StepStat]] = own_steps
+    start_description: str = "opening the model as a naive deployment would"
+    steps_of: Callable[[RunTrace, Settings], Sequence[StepStat]] = recorded_steps
     near_tie: float = 1e-3
     next_steps: NextSteps = NextSteps()
     tasks: tuple[Task, ...] = ()
-    make: Make = makes_nothing
+    make: MakeWeights = cannot_make_weights

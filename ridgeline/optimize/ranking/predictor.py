@@ -20,11 +20,11 @@ import msgspec
 
 from ridgeline.config.settings import Settings
 from ridgeline.errors import UserError
-from ridgeline.optimize.ladder import Candidate, Rung, Weights
-from ridgeline.optimize.objective import Objective, Reading, read
-from ridgeline.optimize.outcome import LEAST_GAIN
-from ridgeline.optimize.result import Prediction
-from ridgeline.optimize.subject import Load, Oracle
+from ridgeline.optimize.comparison.objective import JudgedRun, Objective, judge_run
+from ridgeline.optimize.comparison.outcome import LEAST_GAIN
+from ridgeline.optimize.environment import Load, Simulator
+from ridgeline.optimize.ladder import RankingWeights, Rung, RungCandidate
+from ridgeline.optimize.result import GainPrediction
 from ridgeline.records import Slo, StepStat
 
 FIRST_ERROR = 0.20  # standard error of log(measured / predicted) before anything is known
@@ -39,8 +39,8 @@ BISECTIONS = 2
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate with its promise; `problem` instead where the simulator says it cannot run."""
 
-    candidate: Candidate
-    predicted: Prediction | None
+    candidate: RungCandidate
+    predicted: GainPrediction | None
     problem: str = ""
 
     @property
@@ -54,13 +54,13 @@ class Predictor:
 
     def __init__(
         self,
-        oracle: Oracle,
+        simulator: Simulator,
         slo: Slo,
         objective: Objective,
-        weights: Weights,
+        weights: RankingWeights,
         make_load: Callable[[float], Load],
     ) -> None:
-        self._oracle, self._slo, self._objective = oracle, slo, objective
+        self._simulator, self._slo, self._objective = simulator, slo, objective
         self._weights, self._make_load = weights, make_load
         self._misses: list[float] = []
         self._of_rung: dict[str, float] = {}
@@ -70,10 +70,10 @@ class Predictor:
     def learn_steps(self, settings: Settings, steps: Sequence[StepStat]) -> None:
         """Refit: everything that was simulated before is forgotten."""
         if steps:
-            self._oracle.learn(settings, steps)
+            self._simulator.learn(settings, steps)
             self._known.clear()
 
-    def learn_trial(self, rung: str, predicted: Prediction, measured: float) -> None:
+    def learn_trial(self, rung: str, predicted: GainPrediction, measured: float) -> None:
         """How wrong a promise was."""
         miss = math.log(measured / predicted.gain)
         self._misses.append(miss)
@@ -83,13 +83,13 @@ class Predictor:
         """One variant broke the quality gate: the others come after everything else."""
         self._failed.add(rung)
 
-    def unknown(self, candidate: Candidate, note: str) -> Forecast:
+    def unknown(self, candidate: RungCandidate, note: str) -> Forecast:
         """A candidate of which nothing could be simulated: no gain is promised, none excluded."""
         return Forecast(candidate=candidate, predicted=self._prediction(1.0, note))
 
-    def _prediction(self, gain: float, note: str = "") -> Prediction:
+    def _prediction(self, gain: float, note: str = "") -> GainPrediction:
         spread = math.exp(self.error)
-        return Prediction(gain=gain, low=gain / spread, high=gain * spread, note=note)
+        return GainPrediction(gain=gain, low=gain / spread, high=gain * spread, note=note)
 
     @property
     def error(self) -> float:
@@ -97,7 +97,7 @@ class Predictor:
         squares = [FIRST_ERROR**2] * 2 + [miss**2 for miss in self._misses]
         return max(LEAST_ERROR, math.sqrt(sum(squares) / len(squares)))
 
-    def forecast(self, incumbent: Settings, candidate: Candidate, rate: float) -> Forecast:
+    def forecast(self, incumbent: Settings, candidate: RungCandidate, rate: float) -> Forecast:
         """Simulate both near the incumbent's best load."""
         before, after = self._score(incumbent, rate), self._score(candidate.settings, rate)
         if isinstance(before, str) or isinstance(after, str):
@@ -167,9 +167,9 @@ class Predictor:
         held_scores = [reading.score for reading in readings if reading.holds]
         return max(held_scores, default=min(reading.score for reading in readings))
 
-    def _probe(self, settings: Settings, rate: float) -> Reading:
+    def _probe(self, settings: Settings, rate: float) -> JudgedRun:
         load = self._make_load(rate)
-        return read(self._oracle.run(settings, load), load, self._slo, self._objective)
+        return judge_run(self._simulator.run(settings, load), load, self._slo, self._objective)
 
 
 def _price(rung: Rung) -> str:

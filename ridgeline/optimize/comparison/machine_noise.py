@@ -4,7 +4,7 @@ Steps differ because they carry different work; runs of one configuration should
 that. So step time is fitted to what a step carried (a constant, its sequences, its new tokens,
 the tokens it looks back on), and each run is summed up as measured over fitted time. What is left
 from run to run is the machine: a neighbour, a clock, a throttle. A staircase cannot see it (it
-locks onto whatever the first runs found), so the interval of a duel takes it in from here.
+locks onto whatever the first runs found), so the interval of a comparison takes it in from here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ridgeline.optimize.quality.text import Array
+from ridgeline.optimize.quality.text_comparison import Array
 from ridgeline.records import RunTrace, StepStat
 
 LEAST_STEPS = 20  # of a run, to say how fast it was

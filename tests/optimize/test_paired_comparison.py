@@ -8,26 +8,31 @@ import msgspec
 import pytest
 
 from ridgeline.config.settings import Settings
-from ridgeline.optimize.assemble import _without_gain
-from ridgeline.optimize.budget import Budget
-from ridgeline.optimize.duel import Duel, Side, Staircase, duel
-from ridgeline.optimize.ground import Ground
-from ridgeline.optimize.noise import machine_noise
-from ridgeline.optimize.observe import Silent
-from ridgeline.optimize.subject import Load
+from ridgeline.optimize.comparison.load_runner import LoadRunner
+from ridgeline.optimize.comparison.machine_noise import machine_noise
+from ridgeline.optimize.comparison.paired_comparison import (
+    ComparisonSide,
+    LoadStaircase,
+    PairedComparison,
+    compare_in_rounds,
+)
+from ridgeline.optimize.environment import Load
+from ridgeline.optimize.progress import SilentSearchObserver
+from ridgeline.optimize.result_builder import _judge_no_gain
+from ridgeline.optimize.time_budget import TimeBudget
 from ridgeline.records import Slo
 from ridgeline.stats import Interval
-from tests.optimize.fake import Fake, FakeSubject, Physics, Quirks, simulate
+from tests.optimize.simulated_servers import Fake, Physics, Quirks, SimulatedDeployment, simulate
 
 
-def ground(fake: Fake, seed: int, objective: str = "goodput", total_s: float = 1e9) -> Ground:
-    budget = Budget(total_s, fake.clock)
+def runner(fake: Fake, seed: int, objective: str = "goodput", total_s: float = 1e9) -> LoadRunner:
+    budget = TimeBudget(total_s, fake.clock)
     budget.window_s = 2.5
-    return Ground(
+    return LoadRunner(
         slo=Slo.parse("ttft:500 tpot:50"),
         objective=objective,  # type: ignore[arg-type]
         budget=budget,
-        observer=Silent(),
+        observer=SilentSearchObserver(),
         seed=1000 * seed,
         longest_output=24,
     )
@@ -35,26 +40,26 @@ def ground(fake: Fake, seed: int, objective: str = "goodput", total_s: float = 1
 
 async def fight(
     seed: int, speed: float, *, noise: float = 0.03, objective: str = "goodput", start: float = 1.0
-) -> Duel:
+) -> PairedComparison:
     """A against B, which is `speed` times as fast."""
     fake = Fake()
     settings = Settings(batching="continuous", max_num_seqs=16)
     other = Settings(batching="continuous", max_num_seqs=16, seed=1)
-    a = FakeSubject(fake, settings, Quirks(noise=noise))
-    b = FakeSubject(fake, other, Quirks(noise=noise, speed=speed))
+    a = SimulatedDeployment(fake, settings, Quirks(noise=noise))
+    b = SimulatedDeployment(fake, other, Quirks(noise=noise, speed=speed))
     sides = (
-        Side("a", a, 30.0, fixed=objective == "latency"),
-        Side("b", b, 30.0 * start, fixed=objective == "latency"),
+        ComparisonSide("a", a, 30.0, fixed=objective == "latency"),
+        ComparisonSide("b", b, 30.0 * start, fixed=objective == "latency"),
     )
-    return await duel(ground(fake, seed, objective), *sides, max_rounds=6)
+    return await compare_in_rounds(runner(fake, seed, objective), *sides, max_rounds=6)
 
 
 @pytest.mark.parametrize(("speed", "start"), [(1.2, 1.0), (1.5, 1.2)])
 async def test_the_ratio_is_unbiased_and_its_interval_covers_the_truth(
     speed: float, start: float
 ) -> None:
-    duels = [await fight(seed, speed, start=start) for seed in range(12)]
-    ratios = [found.ratio for found in duels if found.ratio is not None]
+    comparisons = [await fight(seed, speed, start=start) for seed in range(12)]
+    ratios = [found.ratio for found in comparisons if found.ratio is not None]
     assert len(ratios) == 12
     assert statistics.fmean(r.mid for r in ratios) == pytest.approx(speed, rel=0.05)
     covered = sum(r.low <= speed <= r.high for r in ratios)
@@ -67,9 +72,9 @@ async def test_equal_servers_are_hardly_ever_called_unequal() -> None:
 
 
 async def test_a_clear_gain_is_found_in_few_rounds() -> None:
-    duels = [await fight(seed, 1.5) for seed in range(4)]
-    assert all(found.outcome == "improved" for found in duels)
-    assert statistics.fmean(len(found.log_ratios) for found in duels) < 5.5
+    comparisons = [await fight(seed, 1.5) for seed in range(4)]
+    assert all(found.outcome == "improved" for found in comparisons)
+    assert statistics.fmean(len(found.log_ratios) for found in comparisons) < 5.5
 
 
 async def test_noise_is_called_noise() -> None:
@@ -89,16 +94,16 @@ async def test_latency_is_compared_at_one_load() -> None:
 async def test_rounds_alternate_and_share_their_seed() -> None:
     fake, order = Fake(), []
 
-    class Watched(FakeSubject):
+    class Watched(SimulatedDeployment):
         async def run(self, load, on_finish=None):  # type: ignore[no-untyped-def]
             order.append((self._settings.seed, load.seed))
             return await super().run(load, on_finish)
 
     sides = [
-        Side(name, Watched(fake, Settings(seed=i), Quirks()), 5.0, settled=True)
+        ComparisonSide(name, Watched(fake, Settings(seed=i), Quirks()), 5.0, settled=True)
         for i, name in enumerate("ab")
     ]
-    await duel(ground(fake, 0), sides[0], sides[1], max_rounds=4, closing=True)
+    await compare_in_rounds(runner(fake, 0), sides[0], sides[1], max_rounds=4, closing=True)
     assert [who for who, _ in order] == [0, 1, 1, 0, 0, 1, 1, 0]
     seeds = [seed for _, seed in order]
     assert seeds[::2] == seeds[1::2]
@@ -107,11 +112,12 @@ async def test_rounds_alternate_and_share_their_seed() -> None:
 
 async def test_a_round_that_does_not_fit_the_budget_is_not_begun() -> None:
     fake = Fake()
-    place = ground(fake, 0, total_s=60.0)
+    place = runner(fake, 0, total_s=60.0)
     sides = [
-        Side(name, FakeSubject(fake, Settings(), Quirks()), 5.0, settled=True) for name in "ab"
+        ComparisonSide(name, SimulatedDeployment(fake, Settings(), Quirks()), 5.0, settled=True)
+        for name in "ab"
     ]
-    found = await duel(place, sides[0], sides[1], max_rounds=100)
+    found = await compare_in_rounds(place, sides[0], sides[1], max_rounds=100)
     assert len(found.before) == len(found.after) > 3
     assert fake.clock.now_s < 60
 
@@ -129,7 +135,7 @@ def test_the_machine_noise_is_read_off_the_step_times() -> None:
 
 
 def test_a_staircase_falls_twice_as_far_as_it_climbs() -> None:
-    up, down = Staircase(10.0), Staircase(10.0)
+    up, down = LoadStaircase(10.0), LoadStaircase(10.0)
     up.learn(True)
     down.learn(False)
     assert (up.rate / 10) ** 2 == pytest.approx(10 / down.rate)
@@ -137,10 +143,13 @@ def test_a_staircase_falls_twice_as_far_as_it_climbs() -> None:
 
 async def test_a_clear_loser_needs_no_rounds() -> None:
     fake = Fake()
-    settled = FakeSubject(fake, Settings(batching="continuous", max_num_seqs=16), Quirks())
-    slow = FakeSubject(fake, Settings(batching="continuous", seed=1), Quirks(speed=0.4))
-    found = await duel(
-        ground(fake, 3), Side("a", settled, 30.0, settled=True), Side("b", slow, 30.0), max_rounds=6
+    settled = SimulatedDeployment(fake, Settings(batching="continuous", max_num_seqs=16), Quirks())
+    slow = SimulatedDeployment(fake, Settings(batching="continuous", seed=1), Quirks(speed=0.4))
+    found = await compare_in_rounds(
+        runner(fake, 3),
+        ComparisonSide("a", settled, 30.0, settled=True),
+        ComparisonSide("b", slow, 30.0),
+        max_rounds=6,
     )
     assert found.outcome == "regressed" and not found.log_ratios
     assert found.beaten_at is not None and found.beaten_at <= 0.8 * 30.0
@@ -150,25 +159,32 @@ async def test_equals_are_never_beaten_in_the_approach() -> None:
     for seed in range(20):
         fake = Fake()
         sides = [
-            Side(name, FakeSubject(fake, Settings(seed=i), Quirks(noise=0.05)), 30.0, settled=not i)
+            ComparisonSide(
+                name,
+                SimulatedDeployment(fake, Settings(seed=i), Quirks(noise=0.05)),
+                30.0,
+                settled=not i,
+            )
             for i, name in enumerate("ab")
         ]
-        found = await duel(ground(fake, seed), sides[0], sides[1], max_rounds=3)
+        found = await compare_in_rounds(runner(fake, seed), sides[0], sides[1], max_rounds=3)
         assert found.beaten_at is None
 
 
 async def test_what_earlier_duels_scattered_narrows_the_next_ones_honestly() -> None:
-    """Climbs of many duels, each on its ground: intervals from shared scatter still cover the
+    """Climbs of many comparisons, each on its runner: intervals from shared scatter still cover the
     truth, nine in ten of them at least (of a single climb's fourteen 79 % do now and then)."""
     covered, rounds, num_climbs, num_duels = 0, [], 5, 14
     for climb in range(num_climbs):
         fake = Fake()
-        place = ground(fake, 7 + climb)
+        place = runner(fake, 7 + climb)
         for seed in range(num_duels):
             seeds = (0, 1 + seed)
             settings = [Settings(batching="continuous", max_num_seqs=16, seed=s) for s in seeds]
-            a, b = (FakeSubject(fake, each, Quirks(noise=0.03)) for each in settings)
-            found = await duel(place, Side("a", a, 30.0), Side("b", b, 30.0), max_rounds=6)
+            a, b = (SimulatedDeployment(fake, each, Quirks(noise=0.03)) for each in settings)
+            found = await compare_in_rounds(
+                place, ComparisonSide("a", a, 30.0), ComparisonSide("b", b, 30.0), max_rounds=6
+            )
             assert found.ratio is not None
             covered += found.ratio.low <= 1.0 <= found.ratio.high
             rounds.append(len(found.log_ratios))
@@ -181,22 +197,27 @@ async def test_a_side_that_begins_far_too_low_is_not_called_a_loser() -> None:
     """What one disturbed run of an approach can do: every round held, so nothing is known."""
     fake = Fake()
     settings = Settings(batching="continuous", max_num_seqs=16)
-    a, b = (FakeSubject(fake, settings, Quirks(noise=0.03)) for _ in range(2))
+    a, b = (SimulatedDeployment(fake, settings, Quirks(noise=0.03)) for _ in range(2))
     knee = (await fight(0, 1.0)).before_rate
-    sides = Side("a", a, knee, settled=True), Side("b", b, 0.4 * knee, settled=True)
-    found = await duel(ground(fake, 1), *sides, max_rounds=4)
+    sides = (
+        ComparisonSide("a", a, knee, settled=True),
+        ComparisonSide("b", b, 0.4 * knee, settled=True),
+    )
+    found = await compare_in_rounds(runner(fake, 1), *sides, max_rounds=4)
     assert all(reading.holds for reading in found.after)
     assert found.ratio is not None and found.ratio.high < 1
     assert found.outcome == "inconclusive"
-    assert _without_gain(found)[1].endswith("still rising: its knee is unknown")
+    assert _judge_no_gain(found)[1].endswith("still rising: its knee is unknown")
 
 
 def test_a_change_without_effect_is_called_that() -> None:
     def reason(low: float, high: float) -> str:
         ratio = Interval(low=low, mid=1.0, high=high, level=0.95)
         rates = {"before_rate": 1.0, "after_rate": 1.0}
-        return _without_gain(
-            Duel(before=(), after=(), log_ratios=(), ratio=ratio, outcome="unchanged", **rates)
+        return _judge_no_gain(
+            PairedComparison(
+                before=(), after=(), log_ratios=(), ratio=ratio, outcome="unchanged", **rates
+            )
         )[1]
 
     assert reason(0.98, 1.03).startswith("this change had no effect")
