@@ -39,9 +39,9 @@ from ridgeline.measure.bench import BenchOptions, run_bench
 from ridgeline.measure.client import OnStart
 from ridgeline.measure.inprocess import InProcessTarget
 from ridgeline.records import RunTrace, Sampling, Slo, StepStat
-from ridgeline.workflows.bench.bench import beside_of, chat_of
-from ridgeline.workflows.diagnose.diagnose import Diagnosis, judged
-from ridgeline.workflows.load.server_monitor import Seen, watched
+from ridgeline.workflows.diagnose.diagnose_run import Diagnosis, diagnose_run
+from ridgeline.workflows.load.load_session import chat_renderer, run_context
+from ridgeline.workflows.load.server_monitor import Observed, observe_run
 
 LOADS = {
     "chat": "chat",
@@ -153,18 +153,18 @@ def measured(
     settings = settings_from({**USUAL, **fault.settings(pace)})
     with Engine.from_settings(settings) as engine:
         run, seen = asyncio.run(_loaded(engine, options, fault, pace))
-    return run, judged(run, beside_of(options, seen), slo, expected)
+    return run, diagnose_run(run, run_context(options, seen), slo, expected)
 
 
 async def _loaded(
     engine: Engine, options: BenchOptions, fault: Fault, pace: Pace | None
-) -> tuple[RunTrace, Seen]:
+) -> tuple[RunTrace, Observed]:
     source = Wrapped(engine, fault.tokenizer_s(options.request_rate))
-    target = InProcessTarget(source, render_chat=chat_of(engine)[0])
+    target = InProcessTarget(source, render_chat=chat_renderer(engine)[0])
     beside = asyncio.create_task(fault.beside(engine)) if fault.beside else None
     with fault.during(engine, pace) if pace else contextlib.nullcontext():
         try:
-            return await watched(partial(_bench, target, options), None)
+            return await observe_run(partial(_bench, target, options), None)
         finally:
             if beside is not None:
                 beside.cancel()

@@ -20,23 +20,25 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `ridgeline` sets it
 
 from rich.console import Console
 
-from ridgeline.cli.render.diagnose_html import profile_page
+from ridgeline.cli.render.diagnose import print_profile
 from ridgeline.config.settings import settings_from
-from ridgeline.diagnose.profile import Profile, judge
+from ridgeline.diagnose.profile import judge
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.config import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, ResolvedSettings, resolve
 from ridgeline.engine.profiling.profile import ProfileOptions, profile
 from ridgeline.hardware.ceilings import measure_ceilings
-from ridgeline.workflows.diagnose.operator_profile import as_built, show
+from ridgeline.workflows.diagnose.operator_profile import ProfileResult
 
 
-def measured(resolved: ResolvedSettings, parts: EngineParts, options: ProfileOptions) -> Profile:
-    """One number of sequences against ceilings measured before and behind it."""
+def profile_steps(
+    resolved: ResolvedSettings, parts: EngineParts, options: ProfileOptions
+) -> ProfileResult:
+    """The operators for one batch size, against ceilings measured before and after."""
     before = measure_ceilings(resolved.num_threads)
     phases = profile(parts, resolved, options)
     ceilings = before.best_of(measure_ceilings(resolved.num_threads))
     target = f"{resolved.model}, {options.batch} sequences"
-    return judge(target, phases, resolved.spec, ceilings)
+    return ProfileResult(profile=judge(target, phases, resolved.spec, ceilings))
 
 
 def main() -> None:
@@ -83,18 +85,17 @@ def main() -> None:
         }
     )
     resolved = resolve(settings)
-    parts, found = assemble(resolved), []
+    parts, results = assemble(resolved), []
     for options in runs:
-        found.append(measured(resolved, parts, options))
-        show(found[-1], Console(highlight=False, soft_wrap=True))
+        result = profile_steps(resolved, parts, options)
+        print_profile(result, Console(highlight=False, soft_wrap=True))
         if asked.html:
             asked.html.mkdir(parents=True, exist_ok=True)
-            page = asked.html / f"{options.batch}-sequences.html"
-            page.write_text(profile_page(found[-1]), encoding="utf-8")
-    told = [as_built(each) for each in found]
-    print(json.dumps(told))
+            result.save(asked.html / f"{options.batch}-sequences.html")
+        results.append(result.to_dict())
+    print(json.dumps(results))
     if asked.json:
-        asked.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        asked.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

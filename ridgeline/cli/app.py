@@ -20,7 +20,7 @@ from ridgeline.config.settings import NAIVE, Settings
 
 if TYPE_CHECKING:
     from ridgeline.optimize.comparison.objective import Objective
-    from ridgeline.workflows.bench.bench import Remote
+    from ridgeline.workflows.targets import RemoteServer
 
 app = typer.Typer(
     name="ridgeline",
@@ -202,9 +202,9 @@ def bench(
     engine: EngineFlags,
 ) -> None:
     """Measure an engine here, or a server anywhere, and say what bounds it."""
+    from ridgeline.cli.commands.bench import run_bench_options
     from ridgeline.measure.bench import BenchOptions
-    from ridgeline.workflows.bench.bench import Remote
-    from ridgeline.workflows.bench.bench_series import dispatch
+    from ridgeline.workflows.targets import RemoteServer
 
     amount = {"num_prompts": None} if "duration_s" in load else {}  # time ends it, not a number
     options = BenchOptions(**{**amount, **load}, seed=engine.seed)
@@ -218,15 +218,16 @@ def bench(
             "--stream": "stream" in load,
         }
         refuse([flag for flag, value in only.items() if value], "without --url")
-        on: Settings | Remote = engine.settings(model or named)
+        target: Settings | RemoteServer = engine.settings(model or named)
     else:
         refuse(_idle_beside_url(engine, model, accelerator), "with --url")
         refuse(["--accelerator"] if accelerator and not model else [], "without MODEL")
         refuse(["--model"] if named and served_model_name else [], "beside --served-model-name")
         there: dict[str, Any] = {"shape": model, "accelerator": accelerator, "api_key": api_key}
         there |= {"model": served_model_name or named, "endpoint": endpoint or "auto"}
-        on = Remote(url=url, **there)
-    _end(dispatch(options, on, {**report, "json": json, "log": log}, "request_rate" in load))
+        target = RemoteServer(url=url, **there)
+    report |= {"json": json, "log": log}
+    _end(run_bench_options(options, target, report, "request_rate" in load))
 
 
 def _idle_beside_url(

@@ -7,7 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.commands.nsight import command
+from ridgeline.cli.commands.diagnose import run_nsight
 from ridgeline.cli.main import main
 from ridgeline.diagnose.nsight import kind_of, read_profile, sentences
 from ridgeline.errors import BadInput
@@ -184,7 +184,7 @@ def test_the_command(tmp_path, capsys):
     path = tmp_path / "trace.csv"
     path.write_text(TRACE)
     console = Console(record=True, width=160)
-    assert command(path, False, console) == 0
+    assert run_nsight(path, False, console) == 0
     text = console.export_text()
     assert "GPU idle 65%" in text and "flash_fwd_kernel" in text and "host-overhead-bound" in text
     capsys.readouterr()

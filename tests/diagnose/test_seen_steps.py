@@ -8,19 +8,19 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from ridgeline.cli.render.diagnose import print_diagnosis
 from ridgeline.diagnose.seen_steps import seen_steps
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.log import Beside, write_run
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.roofline import phase_of
-from ridgeline.workflows.bench.bench import Remote
-from ridgeline.workflows.diagnose.diagnose import Held, command, diagnose
-from ridgeline.workflows.diagnose.roofline_points import began_from, roof_of
-from ridgeline.workflows.load.server_utilisation import device_of
+from ridgeline.workflows.diagnose.diagnose import ReferenceDevice, diagnose
+from ridgeline.workflows.diagnose.roofline_points import prefill_start, run_roofline
+from ridgeline.workflows.targets import RemoteServer, model_on_device
 from tests.diagnose.faults import LOADS, Engine, run
 
-DEVICE = device_of("dummy:tinyllama-1.1b", "h100-sxm")
+DEVICE = model_on_device("dummy:tinyllama-1.1b", "h100-sxm")
 CHUNKED = replace(Engine(), budget=64)  # prompts take several steps, beside other people's tokens
 
 
@@ -34,7 +34,7 @@ def blind(record, **changes):
 
 
 def points(record, words=None, beside=None):
-    roof = roof_of(record, beside or Beside(), words or {}, DEVICE)
+    roof = run_roofline(record, beside or Beside(), words or {}, DEVICE)
     return {point.phase: point for point in roof.points}, roof.note
 
 
@@ -66,7 +66,7 @@ def test_a_prompt_in_chunks_is_not_taken_for_decoding() -> None:
     record, _ = run(CHUNKED, LOADS[2])
     seen = blind(record)
     prefill_s = {"prefill_s": prefill_mean_s(record)}
-    spread = seen_steps(seen, began=began_from(prefill_s))
+    spread = seen_steps(seen, began=prefill_start(prefill_s))
     assert largest_beside_others(seen_steps(seen)) > 2 * CHUNKED.budget
     assert largest_beside_others(spread) < 2 * CHUNKED.budget
     computed = sum(r.prompt_tokens - r.cached_tokens for r in seen.requests)
@@ -79,10 +79,10 @@ def test_who_says_when_a_prompt_began() -> None:
     request = blind(run(Engine(), LOADS[0])[0]).requests[0]
     first_s = request.token_s[0]
     timed = msgspec.structs.replace(request, started_s=first_s - 0.01)
-    assert began_from({"prefill_s": 9.0})(timed) == timed.started_s
-    assert began_from({"prefill_s": 0.02})(request) == pytest.approx(first_s - 0.02)
-    assert began_from({"waiting_p95": 0.0})(request) == request.sent_s
-    assert began_from({"waiting_p95": 2.0})(request) is None
+    assert prefill_start({"prefill_s": 9.0})(timed) == timed.started_s
+    assert prefill_start({"prefill_s": 0.02})(request) == pytest.approx(first_s - 0.02)
+    assert prefill_start({"waiting_p95": 0.0})(request) == request.sent_s
+    assert prefill_start({"waiting_p95": 2.0})(request) is None
 
 
 def test_several_tokens_per_chunk_give_one_point_or_none() -> None:
@@ -113,16 +113,20 @@ def test_several_tokens_per_chunk_give_one_point_or_none() -> None:
 
 def test_a_recorded_run_is_drawn_where_a_device_is_named(tmp_path) -> None:
     record, _ = run(Engine(), LOADS[0])
-    log, page, console = tmp_path / "run.jsonl", tmp_path / "page.html", Console(record=True)
+    log, page = tmp_path / "run.jsonl", tmp_path / "page.html"
+    console = Console(record=True, width=300)
     write_run(blind(record), log)
-    held = Held(model="dummy:tinyllama-1.1b", accelerator="2xh100-sxm")
-    assert command(BenchOptions(), log, held=held, html=page, console=console) == 0
+    reference = ReferenceDevice(model="dummy:tinyllama-1.1b", accelerator="2xh100-sxm")
+    diagnosis = diagnose(BenchOptions(), log, reference=reference)
+    print_diagnosis(diagnosis, console)
+    diagnosis.save(page)
     text = console.export_text()
     assert "FLOP/byte" in text and "(bandwidth)" in text and "as clients saw them" in text
     drawn = page.read_text(encoding="utf-8")
     assert "data sheet of h100-sxm" in drawn and "<svg" in drawn
     with pytest.raises(BadInput, match="needs the model"):
-        diagnose(BenchOptions(), log, None, console, Held(model=None, accelerator="h100-sxm"))
+        unnamed = ReferenceDevice(model=None, accelerator="h100-sxm")
+        diagnose(BenchOptions(), log, reference=unnamed)
 
 
 def test_our_own_log_says_what_model_it_was_of(tmp_path) -> None:
@@ -134,8 +138,8 @@ def test_our_own_log_says_what_model_it_was_of(tmp_path) -> None:
         settings = {**info.settings, "model": "dummy:tinyllama-1.1b", **told}
         own = msgspec.structs.replace(info, settings=settings, compute_dtype="bfloat16")
         write_run(msgspec.structs.replace(record, info=own), tmp_path / "run.jsonl")
-        held = Held(model=None, accelerator="a100-80-sxm")
-        found = diagnose(BenchOptions(), tmp_path / "run.jsonl", None, Console(), held)
+        reference = ReferenceDevice(model=None, accelerator="a100-80-sxm")
+        found = diagnose(BenchOptions(), tmp_path / "run.jsonl", reference=reference)
         return next(p for p in found.roof.points if p.phase == "decode")
 
     assert decode(quantization="int8").intensity > 1.5 * decode().intensity
@@ -147,9 +151,9 @@ def test_a_server_over_tcp_is_placed() -> None:
     options = BenchOptions(
         workload="synthetic:input=8,output=12", num_prompts=20, max_concurrency=2, num_warmups=0
     )
-    held = Held(model="dummy:tinyllama-1.1b", accelerator="h100-sxm")
+    reference = ReferenceDevice(model="dummy:tinyllama-1.1b", accelerator="h100-sxm")
     with mock_server(ttft_s=0.02, itl_s=0.005) as url:
-        found = diagnose(options, Remote(url=url), None, Console(record=True), held)
+        found = diagnose(options, RemoteServer(url=url), reference=reference)
     decode = next(point for point in found.roof.points if point.phase == "decode")
     assert 1.5 < decode.intensity < 6  # one or two sequences over bfloat16 weights: two each
     assert decode.num_steps > 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from ridgeline.cli.commands.diagnose import DiagnoseOutputs, run_diagnose
 from ridgeline.diagnose.baseline import learn
 from ridgeline.diagnose.causes import findings
 from ridgeline.diagnose.facts import facts_of
@@ -19,9 +21,19 @@ from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.log import Beside, write_run
 from ridgeline.measure.server.scrape import ServerReport
-from ridgeline.workflows.bench.bench import Remote, beside_of, measure
-from ridgeline.workflows.diagnose.diagnose import command, diagnose, judged, recorded, told
+from ridgeline.records.progress import silent
+from ridgeline.workflows.diagnose.diagnose import diagnose, read_recorded_run
+from ridgeline.workflows.diagnose.diagnose_run import diagnose_run
+from ridgeline.workflows.diagnose.server_facts import server_metrics
+from ridgeline.workflows.load.load_session import load_session, run_context
+from ridgeline.workflows.targets import RemoteServer
 from tests.diagnose.faults import DECODING, LOADS, OVERLOADED, SLO, Engine, run
+
+
+def measure(options, url):
+    """One run against the server, and what was observed meanwhile."""
+    with load_session(options, RemoteServer(url=url), silent) as session:
+        return asyncio.run(session.run(options))
 
 
 def as_server(engine, load=LOADS[0]):
@@ -70,7 +82,7 @@ def test_a_server_that_tells_no_steps_is_seen_to_be_overloaded(engine, cause) ->
         counts={},
         mean_s={"queue_s": words["queue_s"]},
     )
-    found = judged(record, Beside(server=report), None).findings
+    found = diagnose_run(record, Beside(server=report), None).findings
     assert found[0].cause == cause
 
 
@@ -161,10 +173,10 @@ def test_the_counters_of_waiting_become_facts_per_request() -> None:
         counts=counts,
         mean_s={"prefill_s": 0.1},
     )
-    found = told(report, record)
+    found = server_metrics(report, record)
     assert found["waited_s"] == pytest.approx(2.0)
     assert (found["full_waiting_share"], found["spent_waiting_share"]) == (0.25, 0.5)
-    gauge = told(msgspec.structs.replace(report, counts={}), record)
+    gauge = server_metrics(msgspec.structs.replace(report, counts={}), record)
     assert gauge["waited_s"] == pytest.approx(77.0 * record.duration_s / num_served)
     assert "queue_s" not in gauge and "full_waiting_share" not in gauge
 
@@ -174,7 +186,7 @@ def test_a_recorded_run_of_somebody_elses_server_gets_nobodys_flags(tmp_path) ->
     sides = {"ours": record, "theirs": msgspec.structs.replace(record, info=None)}
     for name, side in sides.items():
         write_run(side, tmp_path / name)
-        found = diagnose(BenchOptions(), tmp_path / name, None, Console(record=True))
+        found = diagnose(BenchOptions(), tmp_path / name)
         assert found.server == ("ridgeline" if name == "ours" else "another")
         assert found.findings[0].cause == "client-sends-late"
 
@@ -220,24 +232,25 @@ def test_a_baseline_is_learnt_and_a_slower_machine_is_seen(tmp_path) -> None:
     slower, _ = run(replace(Engine(), slower=1.8), LOADS[1], seed=3)
     for name, record in (("a.jsonl", healthy), ("b.jsonl", slower)):
         write_run(record, tmp_path / name)
+    slow, fast = tmp_path / "b.jsonl", tmp_path / "a.jsonl"
+    found = diagnose(BenchOptions(), slow, baseline=fast)
+    assert [each.cause for each in found.findings] == ["machine-slower-than-it-was"]
+    assert diagnose(BenchOptions(), fast, baseline=fast).findings == ()
     console = Console(record=True, width=300)
-    args = (BenchOptions(), tmp_path / "b.jsonl", tmp_path / "a.jsonl", console)
-    assert [each.cause for each in diagnose(*args).findings] == ["machine-slower-than-it-was"]
-    same = (BenchOptions(), tmp_path / "a.jsonl", tmp_path / "a.jsonl", console)
-    assert diagnose(*same).findings == ()
-    assert command(BenchOptions(), tmp_path / "b.jsonl", console=console) == 0
+    assert run_diagnose(BenchOptions(), slow, DiagnoseOutputs(), console=console) == 0
 
 
 def test_the_command_prints_everything_a_reader_needs(tmp_path, capsys) -> None:
     record, _ = run(replace(Engine(), seats=2), LOADS[0])
-    write_run(record, tmp_path / "run.jsonl")
+    log = tmp_path / "run.jsonl"
+    write_run(record, log)
     console = Console(record=True, width=300)
-    assert command(BenchOptions(), tmp_path / "run.jsonl", console=console) == 0
+    assert run_diagnose(BenchOptions(), log, DiagnoseOutputs(), console=console) == 0
     text = console.export_text()
     for words in ("1. queue-bound", "fix", "--max-num-seqs", "trade-off", "will not help", "up to"):
         assert words in text
     capsys.readouterr()
-    assert command(BenchOptions(), tmp_path / "run.jsonl", as_json=True) == 0
+    assert run_diagnose(BenchOptions(), log, DiagnoseOutputs(json=True)) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["findings"][0]["cause"] == "too-few-seats"
 
@@ -247,7 +260,7 @@ def test_a_run_without_a_served_request_is_refused(tmp_path) -> None:
     empty = msgspec.structs.replace(record, requests=(), steps=())
     write_run(empty, tmp_path / "run.jsonl")
     with pytest.raises(BadInput, match="nothing to diagnose"):
-        command(BenchOptions(), tmp_path / "run.jsonl")
+        diagnose(BenchOptions(), tmp_path / "run.jsonl")
 
 
 def test_a_server_over_tcp_is_measured_watched_and_judged() -> None:
@@ -258,10 +271,10 @@ def test_a_server_over_tcp_is_measured_watched_and_judged() -> None:
         workload="synthetic:input=8,output=4", num_prompts=40, request_rate=200.0, num_warmups=0
     )
     with mock_server(seats=1, ttft_s=0.02, itl_s=0.001) as url:
-        found = diagnose(options, Remote(url=url), None, Console(record=True))
+        found = diagnose(options, RemoteServer(url=url))
     assert found.server == "vllm"
     assert found.findings[0].cause == "too-few-seats"
-    assert found.told["waiting"] > 1
+    assert found.metrics["waiting"] > 1
 
 
 def test_a_logged_run_is_judged_later_as_it_was_live(tmp_path) -> None:
@@ -274,40 +287,38 @@ def test_a_logged_run_is_judged_later_as_it_was_live(tmp_path) -> None:
         request_rate=200.0,
         num_warmups=0,
     )
-    console = Console(record=True)
     with mock_server(seats=1, ttft_s=0.02, itl_s=0.001) as url:
-        record, _, seen = measure(options, Remote(url=url), console)
-    beside = beside_of(options, seen)
-    live = judged(record, beside, options.slo)
-    assert live.findings and live.told["waiting"] > 1 and beside.shared_prompt_share > 0.3
+        record, observed = measure(options, url)
+    beside = run_context(options, observed)
+    live = diagnose_run(record, beside, options.slo)
+    assert live.findings and live.metrics["waiting"] > 1 and beside.shared_prompt_share > 0.3
     for name in ("run.jsonl", "run.parquet"):
         folder = tmp_path / name[4:]
         folder.mkdir()
         write_run(record, folder / name, beside)
-        assert diagnose(BenchOptions(), folder, None, console) == live
-        assert diagnose(BenchOptions(), folder / name, None, console) == live
+        assert diagnose(BenchOptions(), folder) == live
+        assert diagnose(BenchOptions(), folder / name) == live
 
 
 def test_bench_writes_what_a_later_diagnosis_needs(tmp_path) -> None:
-    from ridgeline.workflows.bench.bench import Outputs
-    from ridgeline.workflows.bench.bench import command as bench
+    from ridgeline.cli.commands.bench import BenchOutputs, run_bench
     from tests.diagnose.mock_thread import mock_server
 
     options = BenchOptions(
         workload="synthetic:input=8,output=4", num_prompts=30, request_rate=200.0, num_warmups=0
     )
     with mock_server(seats=1, ttft_s=0.02, itl_s=0.001) as url:
-        outputs = Outputs(log=tmp_path / "run.jsonl", json=tmp_path / "run.json")
-        assert bench(options, Remote(url=url), outputs, Console(record=True)) == 0
-    later = diagnose(BenchOptions(), tmp_path, None, Console(record=True))
+        outputs = BenchOutputs(log=tmp_path / "run.jsonl", json=tmp_path / "run.json")
+        assert run_bench(options, RemoteServer(url=url), outputs, Console(record=True)) == 0
+    later = diagnose(BenchOptions(), tmp_path)
     assert later.server == "vllm" and later.findings[0].cause == "too-few-seats"
-    record, beside = recorded(tmp_path)
+    record, beside = read_recorded_run(tmp_path)
     assert beside.server is not None and len(record.requests) == 30
     write_run(record, tmp_path / "run.jsonl")  # as an older version wrote it
-    again = diagnose(BenchOptions(), tmp_path, None, Console(record=True))
-    assert again.told == later.told and again.server == "vllm"
-    alone = diagnose(BenchOptions(), tmp_path / "run.jsonl", None, Console(record=True))
-    assert "waiting" not in alone.told
+    again = diagnose(BenchOptions(), tmp_path)
+    assert again.metrics == later.metrics and again.server == "vllm"
+    alone = diagnose(BenchOptions(), tmp_path / "run.jsonl")
+    assert "waiting" not in alone.metrics
 
 
 def test_what_the_warm_up_did_is_not_in_the_servers_words() -> None:
@@ -316,15 +327,15 @@ def test_what_the_warm_up_did_is_not_in_the_servers_words() -> None:
 
     options = BenchOptions(workload="synthetic:input=8,output=4", num_prompts=10, num_warmups=30)
     with mock_server(ttft_s=0.01, itl_s=0.001) as url:
-        record, _, seen = measure(options, Remote(url=url), Console(record=True))
-    assert seen.server.counts["output_tokens"] == sum(r.output_tokens for r in record.requests)
+        record, observed = measure(options, url)
+    assert observed.server.counts["output_tokens"] == sum(r.output_tokens for r in record.requests)
 
 
 def test_the_page_tells_findings_and_escapes(tmp_path) -> None:
     record, _ = run(replace(Engine(), seats=2), LOADS[0])
     record = msgspec.structs.replace(record, target="<b>mine</b>")
     write_run(record, tmp_path / "run.jsonl")
-    page, console = tmp_path / "page.html", Console(record=True)
-    assert command(BenchOptions(), tmp_path / "run.jsonl", html=page, console=console) == 0
+    page = tmp_path / "page.html"
+    diagnose(BenchOptions(), tmp_path / "run.jsonl").save(page)
     text = page.read_text(encoding="utf-8")
     assert "queue-bound" in text and "--max-num-seqs" in text and "<b>mine" not in text

@@ -10,7 +10,9 @@ import math
 import pytest
 from rich.console import Console
 
-from ridgeline.cli.render.bench import Physics, render
+from ridgeline.cli.commands.bench import BenchOutputs
+from ridgeline.cli.commands.bench import run_bench as bench_command
+from ridgeline.cli.render.bench import bench_tables
 from ridgeline.errors import BadInput, EngineUnavailable
 from ridgeline.measure.bench import (
     BenchOptions,
@@ -24,7 +26,9 @@ from ridgeline.measure.log import Beside, read_run
 from ridgeline.measure.summary import summarise
 from ridgeline.measure.vllm_result import vllm_result
 from ridgeline.roofline import Peaks, Work
-from ridgeline.workflows.bench.bench import Outputs, Remote, command, diagnosis
+from ridgeline.workflows.bench.bench import BenchResult, bench_diagnosis, with_roofline
+from ridgeline.workflows.load.server_monitor import Observed
+from ridgeline.workflows.targets import ModelOnDevice, RemoteServer
 from tests.measure.sse_server import SseServer
 
 VLLM_KEYS = {
@@ -156,10 +160,23 @@ def test_vllms_latencies_count_from_the_send(in_virtual_time, scripted):
     assert (found["request_rate"], found["max_concurrency"]) == (1000.0, 1)
 
 
-def shown(run, options, physics=None):
+def result_of(run, options, device=None):
+    result = BenchResult(
+        options=options,
+        run=run,
+        summary=summarise(run, options.slo),
+        observed=Observed(),
+        context=Beside(),
+        diagnosis=bench_diagnosis(run, options, device, Beside()),
+        in_process=True,
+    )
+    return result if device is None else with_roofline(result, device)
+
+
+def shown(run, options, device=None):
     console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     with console.file:
-        console.print(render(run, summarise(run, options.slo), options, physics))
+        console.print(bench_tables(result_of(run, options, device)))
     return console.export_text()
 
 
@@ -173,9 +190,9 @@ def test_the_tables_show_figures_bounds_and_what_went_wrong(request_trace, run_t
     steps = [step_stat([(10, 0)]), step_stat([(1, 10)])]
     run = run_trace(requests, steps=steps, duration_s=1.0, client_cpu_share=0.99)
     peaks = Peaks(flops_s=1e9, bytes_s=1e9, dtype="float32", source="probe")
-    physics = Physics(price=lambda shapes, n: Work(2e6, 5e6), peaks=peaks)
+    device = ModelOnDevice(price=lambda shapes, n: Work(2e6, 5e6), peaks=peaks, name="here")
     options = BenchOptions(goodput="ttft:250", metric_percentiles="50,99.9")
-    text = shown(run, options, physics)
+    text = shown(run, options, device)
     for part in (
         "p99.9",
         "5.00",  # the bound of TPOT: 5 MB at 1 GB/s
@@ -189,12 +206,12 @@ def test_the_tables_show_figures_bounds_and_what_went_wrong(request_trace, run_t
         "invalid: the load client used 99% of a core",
     ):
         assert part in text, part
-    assert "-bound" in diagnosis(run, options, physics, Beside())
+    assert "-bound" in result_of(run, options, device).diagnosis
 
 
 def test_nothing_succeeded_is_no_diagnosis(request_trace, run_trace):
     run = run_trace([request_trace(error="HTTP 500", token_s=())])
-    assert "No request succeeded" in diagnosis(run, BenchOptions(), None, Beside())
+    assert "No request succeeded" in result_of(run, BenchOptions()).diagnosis
     assert "1 x HTTP 500" in shown(run, BenchOptions())
 
 
@@ -207,10 +224,10 @@ def server():
 
 def bench(server, tmp_path, **options):
     console = Console(width=120, record=True, quiet=False, file=(tmp_path / "out").open("w"))
-    outputs = Outputs(json=tmp_path / "result.json", log=tmp_path / "run.jsonl")
+    outputs = BenchOutputs(json=tmp_path / "result.json", log=tmp_path / "run.jsonl")
     asked = BenchOptions(num_prompts=4, max_concurrency=2, num_warmups=1, **options)
     with console.file:
-        code = command(asked, Remote(url=server.url), outputs, console)
+        code = bench_command(asked, RemoteServer(url=server.url), outputs, console)
     return code, console.export_text()
 
 
@@ -228,7 +245,8 @@ def test_the_command_measures_prints_and_writes(server, tmp_path):
 def test_a_folder_that_is_missing_costs_no_run(server, tmp_path):
     asked = BenchOptions(num_prompts=1)
     with pytest.raises(BadInput, match="no such folder"):
-        command(asked, Remote(url=server.url), Outputs(json=tmp_path / "no" / "r.json"))
+        outputs = BenchOutputs(json=tmp_path / "no" / "r.json")
+        bench_command(asked, RemoteServer(url=server.url), outputs)
     assert server.num_requests == 0
 
 

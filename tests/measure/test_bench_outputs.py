@@ -9,6 +9,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from ridgeline.cli.commands.bench import (
+    BenchOutputs,
+    parse_range,
+    parse_rates,
+    run_bench,
+    run_bench_series,
+)
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.cost import prefill_share
@@ -17,9 +24,8 @@ from ridgeline.measure.report.perfetto import chrome_trace
 from ridgeline.measure.report.pictures import Point
 from ridgeline.measure.summary import summarise
 from ridgeline.records import Slo
-from ridgeline.workflows.bench.bench import Outputs, Remote, command
-from ridgeline.workflows.bench.bench_series import Many, figures, parse_range, parse_rates
-from ridgeline.workflows.bench.bench_series import command as many_command
+from ridgeline.workflows.bench.bench_series import SeriesPlan, figures_of
+from ridgeline.workflows.targets import RemoteServer
 from tests.diagnose.mock_thread import mock_server
 
 LOAD = "synthetic:input=8,output=4"
@@ -27,11 +33,11 @@ LOAD = "synthetic:input=8,output=4"
 
 def test_one_run_in_every_form(tmp_path):
     paths = {name: tmp_path / name for name in ("json", "log", "html", "trace")}
-    outputs = Outputs(**paths, layout="vllm", dollars_per_hour=2.0)
+    outputs = BenchOutputs(**paths, layout="vllm", dollars_per_hour=2.0)
     console = Console(record=True, width=120)
     options = BenchOptions(workload=LOAD, num_prompts=12, num_warmups=0, max_concurrency=4)
     with mock_server(ttft_s=0.01, itl_s=0.002) as url:
-        assert command(options, Remote(url=url), outputs, console) == 0
+        assert run_bench(options, RemoteServer(url=url), outputs, console) == 0
     text = console.export_text()
     assert "============ Serving Benchmark Result ============" in text
     assert re.search(r"Successful requests: +12", text)
@@ -51,9 +57,13 @@ def test_several_runs(tmp_path):
     console = Console(record=True, width=120)
     html = tmp_path / "page.html"
     with mock_server(ttft_s=0.005, itl_s=0.001) as url:
-        server = Remote(url=url)
-        for many in (Many(num_runs=2), Many(rates=(40.0, 80.0)), Many(search=(40.0, 80.0))):
-            assert many_command(options, server, many, Outputs(html=html), console) == 0
+        server = RemoteServer(url=url)
+        for many in (
+            SeriesPlan(num_runs=2),
+            SeriesPlan(rates=(40.0, 80.0)),
+            SeriesPlan(search=(40.0, 80.0)),
+        ):
+            assert run_bench_series(options, server, many, BenchOutputs(html=html), console) == 0
     text = console.export_text()
     assert "over 2 runs" in text and text.count("knee") == 2
     assert "Latency against rate" in html.read_text()
@@ -62,14 +72,16 @@ def test_several_runs(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (BenchOptions(), "promise"),
+        (BenchOptions(), "needs an SLO"),
         (BenchOptions(goodput="ttft:9", num_prompts=24), ">= 25; fix: --num-prompts 100"),
         (BenchOptions(goodput="ttft:9 attainment:100%"), "no number of requests"),
     ],
 )
 def test_a_search_needs_a_promise_that_can_be_shown(options, words):
     with pytest.raises(BadInput, match=words):
-        many_command(options, Remote(url="http://h"), Many(search=(1.0, 2.0)), Outputs())
+        run_bench_series(
+            options, RemoteServer(url="http://h"), SeriesPlan(search=(1.0, 2.0)), BenchOutputs()
+        )
 
 
 def test_rates_and_ranges():
@@ -85,7 +97,7 @@ def test_rates_and_ranges():
 
 def test_figures_missing_from_a_run_have_no_interval(request_trace, run_trace):
     found = [summarise(run_trace([request_trace()])), summarise(run_trace([]))]
-    assert "ttft p50 (ms)" not in figures(found)
+    assert "ttft p50 (ms)" not in figures_of(found)
 
 
 def test_the_page_escapes_what_came_from_outside(request_trace, run_trace):
@@ -127,23 +139,23 @@ def test_a_page_has_no_powers_of_ten() -> None:
 
 def test_every_run_of_several_keeps_what_the_server_said(tmp_path):
     """One log per run, each judged later as a single one is; server and use beside each rate."""
-    from ridgeline.workflows.diagnose.diagnose import diagnose, recorded
+    from ridgeline.workflows.diagnose.diagnose import diagnose, read_recorded_run
 
     options = BenchOptions(workload=LOAD, num_prompts=30, num_warmups=0, request_rate=200.0)
     console = Console(record=True, width=120)
     folder = tmp_path / "runs"
     folder.mkdir()
-    outputs = Outputs(log=folder / "run.jsonl", json=tmp_path / "out.json")
+    outputs = BenchOutputs(log=folder / "run.jsonl", json=tmp_path / "out.json")
     with mock_server(seats=1, ttft_s=0.02, itl_s=0.001) as url:
-        server = Remote(url=url, shape="dummy:tinyllama-1.1b", accelerator="h100-sxm")
-        many_command(options, server, Many(rates=(20.0, 200.0)), outputs, console)
+        server = RemoteServer(url=url, shape="dummy:tinyllama-1.1b", accelerator="h100-sxm")
+        run_bench_series(options, server, SeriesPlan(rates=(20.0, 200.0)), outputs, console)
         slow, fast = sorted(folder.iterdir())
         told = json.loads((tmp_path / "out.json").read_text())
-        many_command(options, server, Many(num_runs=2), outputs, Console(record=True))
+        run_bench_series(options, server, SeriesPlan(num_runs=2), outputs, Console(record=True))
     assert (slow.name, fast.name) == ("run-1.jsonl", "run-2.jsonl")
-    run, beside = recorded(fast)
+    run, beside = read_recorded_run(fast)
     assert run.arrivals.startswith("poisson:200") and beside.server.means["waiting"] > 1
-    assert diagnose(BenchOptions(), fast, None, console).findings[0].cause == "too-few-seats"
+    assert diagnose(BenchOptions(), fast).findings[0].cause == "too-few-seats"
     assert [each["log"] for each in told["ridgeline_runs"]] == [slow.name, fast.name]
     assert all(each["server"]["server"] == "vllm" for each in told["ridgeline_runs"])
     assert told["ridgeline_runs"][0]["use"]["mfu"] > 0
@@ -161,13 +173,19 @@ def test_trimming_counts_in_a_sweep_and_is_refused_where_it_would_not(tmp_path):
     )
     out = tmp_path / "out.json"
     with mock_server(ttft_s=0.005, itl_s=0.001) as url:
-        many_command(
-            options, Remote(url=url), Many(rates=(60.0,)), Outputs(json=out), Console(record=True)
+        run_bench_series(
+            options,
+            RemoteServer(url=url),
+            SeriesPlan(rates=(60.0,)),
+            BenchOutputs(json=out),
+            Console(record=True),
         )
     assert json.loads(out.read_text())["completed"] == 60  # vLLM's keys: all that was sent
     whole = BenchOptions(goodput="ttft:9", num_prompts=100, warmup_s=1.0)
     with pytest.raises(BadInput, match="--warmup-s has no effect with --find-goodput"):
-        many_command(whole, Remote(url="http://h"), Many(search=(1.0, 2.0)), Outputs())
+        run_bench_series(
+            whole, RemoteServer(url="http://h"), SeriesPlan(search=(1.0, 2.0)), BenchOutputs()
+        )
 
 
 def test_a_log_and_a_result_of_one_run_are_one_run(tmp_path):
@@ -177,8 +195,8 @@ def test_a_log_and_a_result_of_one_run_are_one_run(tmp_path):
     with mock_server(ttft_s=0.002, itl_s=0.001) as url:
         for seed in (0, 1):
             chosen = msgspec.structs.replace(options, seed=seed)
-            outputs = Outputs(log=tmp_path / f"{seed}.jsonl", json=tmp_path / f"{seed}.json")
-            assert command(chosen, Remote(url=url), outputs, Console(record=True)) == 0
+            outputs = BenchOutputs(log=tmp_path / f"{seed}.jsonl", json=tmp_path / f"{seed}.json")
+            assert run_bench(chosen, RemoteServer(url=url), outputs, Console(record=True)) == 0
     assert [each.tool for each in results(tmp_path)] == ["ridgeline", "ridgeline"]
     (tmp_path / "1.jsonl").unlink()
     assert [each.tool for each in results(tmp_path)] == ["ridgeline", "vllm"]

@@ -7,15 +7,17 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.params.load import REPORTS
+from ridgeline.cli.render.bench import observed_table
 from ridgeline.errors import UserError
 from ridgeline.measure.distant import use_of
 from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.measure.steps import utilisation
 from ridgeline.records import EngineInfo
 from ridgeline.roofline import Peaks
-from ridgeline.workflows.bench.bench import Remote
-from ridgeline.workflows.load.server_monitor import Seen
-from ridgeline.workflows.load.server_utilisation import device_of, on_console, tables, used
+from ridgeline.workflows.bench.observed_tables import observed_tables
+from ridgeline.workflows.load.server_monitor import Observed
+from ridgeline.workflows.load.server_utilisation import server_utilisation
+from ridgeline.workflows.targets import RemoteServer, model_on_device
 from tests.diagnose.faults import LOADS, Engine, run
 
 PEAKS = Peaks(flops_s=1e12, bytes_s=1e10)
@@ -24,7 +26,7 @@ PEAKS = Peaks(flops_s=1e12, bytes_s=1e10)
 @pytest.mark.parametrize("load", LOADS, ids=str)
 def test_tokens_tell_what_the_steps_tell(load) -> None:
     record, _ = run(Engine(), load)
-    work = device_of("dummy:tinyllama-1.1b", "h100-sxm").price
+    work = model_on_device("dummy:tinyllama-1.1b", "h100-sxm").price
     truth = utilisation(record, work, PEAKS)["overall"]
     blind = msgspec.structs.replace(record, steps=())
     found = use_of(blind, work, PEAKS, num_steps=len([s for s in record.steps if s.shapes]))
@@ -34,10 +36,10 @@ def test_tokens_tell_what_the_steps_tell(load) -> None:
 
 def test_without_a_count_of_steps_there_is_no_mbu() -> None:
     record, _ = run(Engine(), LOADS[0])
-    device = device_of("dummy:tinyllama-1.1b", "2xh100-sxm")
-    found = used(record, None, device)
+    device = model_on_device("dummy:tinyllama-1.1b", "2xh100-sxm")
+    found = server_utilisation(record, None, device)
     assert found.mbu is None and found.nbytes is None and found.mfu > 0
-    one = used(record, None, device_of("dummy:tinyllama-1.1b", "h100-sxm"))
+    one = server_utilisation(record, None, model_on_device("dummy:tinyllama-1.1b", "h100-sxm"))
     assert one.mfu == pytest.approx(2 * found.mfu)
 
 
@@ -53,13 +55,15 @@ def test_the_servers_warm_up_is_not_the_runs() -> None:
         counts=counts | {"hit_tokens": 5.0},
         mean_s={"queue_s": 0.1},
     )
-    device = device_of("dummy:tinyllama-1.1b", "h100-sxm")
-    found = used(record, report, device)
+    device = model_on_device("dummy:tinyllama-1.1b", "h100-sxm")
+    found = server_utilisation(record, report, device)
     assert found.num_steps == 1000
-    assert found.flops < used(record, None, device).flops  # half of the prompts came from the cache
+    assert (
+        found.flops < server_utilisation(record, None, device).flops
+    )  # half of the prompts came from the cache
     console = Console(record=True, width=120)
-    for told in tables(Seen(server=report), found, device, in_process=False):
-        console.print(on_console(told))
+    for table in observed_tables(Observed(server=report), found, device.name, in_process=False):
+        console.print(observed_table(table))
     text = console.export_text()
     for words in ("vllm", "50%", "100.0  ms per request", "MFU, MBU", "1 x h100-sxm"):
         assert words in text
@@ -81,13 +85,13 @@ def test_a_server_of_ours_says_how_often_it_multiplies() -> None:
             device="cpu",
             compute_dtype="float32",
         )
-        return device_of("demo", "t4", info).price([(1, 0)], 0).flops
+        return model_on_device("demo", "t4", info).price([(1, 0)], 0).flops
 
     assert 1.9 < flops(activations="int16") / flops() < 2.0  # attention is not twice
 
 
 def test_a_device_that_nobody_knows_is_refused() -> None:
     with pytest.raises(UserError, match="h1000"):
-        device_of("dummy:tinyllama-1.1b", "h1000")
+        model_on_device("dummy:tinyllama-1.1b", "h1000")
     assert "accelerator" in {name for name, _, _ in REPORTS}
-    assert Remote(url="http://h").shape is None
+    assert RemoteServer(url="http://h").shape is None

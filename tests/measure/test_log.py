@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline.cli.commands.bench import BenchOutputs
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.measure import log
 from ridgeline.measure.log import (
@@ -27,7 +28,6 @@ from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 from ridgeline.report import files
 from ridgeline.report.files import write_file
-from ridgeline.workflows.bench.bench import Outputs, check_writable
 
 INFO = EngineInfo(
     model="tiny",
@@ -208,11 +208,11 @@ def test_without_its_library_a_table_is_refused_before_anything_is_measured(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = tmp_path / "run.parquet"
     with pytest.raises(CannotRun, match=r"ridgeline\[parquet\]"):
-        check_writable(Outputs(log=path))
+        BenchOutputs(log=path).check_writable()
     with pytest.raises(CannotRun, match="pyarrow"):
         write_run(run, path)
     assert not path.exists()
-    check_writable(Outputs(log=tmp_path / "run.jsonl"))
+    BenchOutputs(log=tmp_path / "run.jsonl").check_writable()
 
 
 TOLD = ServerReport(

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from ridgeline.cli.commands.bench import BenchOutputs, run_bench
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.server import gpu as gpu_module
 from ridgeline.measure.server.gpu import NoGpus, NvmlGpus, open_gpus, uses
@@ -26,9 +27,10 @@ from ridgeline.measure.server.process import (
     read_tree,
     use_of,
 )
-from ridgeline.workflows.bench.bench import Outputs, Remote, command
+from ridgeline.workflows.bench.observed_tables import machine_rows
 from ridgeline.workflows.load import server_monitor
-from ridgeline.workflows.load.server_monitor import Seen, machine_rows, watched
+from ridgeline.workflows.load.server_monitor import Observed, observe_run
+from ridgeline.workflows.targets import RemoteServer
 from tests.diagnose.mock_thread import mock_server
 from tests.measure.fake_nvml import FakeNvml
 
@@ -233,22 +235,22 @@ def test_which_addresses_are_here():
 
 
 def test_of_a_server_elsewhere_nothing_is_said_to_be_measured():
-    watch = server_monitor.machine_watch("http://192.0.2.7:8000/v1")
-    assert watch.report() == MachineReport(notes=(server_monitor.ELSEWHERE,))
+    watch = server_monitor.watch_machine("http://192.0.2.7:8000/v1")
+    assert watch.report() == MachineReport(notes=(server_monitor.NOT_LOCAL,))
 
 
 def test_bench_tells_what_it_saw_everywhere(tmp_path, nvml):
     """Console, JSON and page; the server is a thread here, so its process is this one."""
     console = Console(record=True, width=160)
-    outputs = Outputs(json=tmp_path / "r.json", html=tmp_path / "r.html")
+    outputs = BenchOutputs(json=tmp_path / "r.json", html=tmp_path / "r.html")
     options = BenchOptions(workload="synthetic:input=8,output=4", num_prompts=6, num_warmups=0)
     with mock_server(ttft_s=0.01, itl_s=0.002) as url:
-        assert command(options, Remote(url=url), outputs, console) == 0
+        assert run_bench(options, RemoteServer(url=url), outputs, console) == 0
     text = console.export_text()
-    assert "the machine under it" in text and "GPU 0 busy" in text and "CPU cores" in text
-    assert "the server's own words" in text
+    assert "machine" in text and "GPU 0 busy" in text and "CPU cores" in text
+    assert "server metrics" in text
     page = outputs.html.read_text()
-    assert "The machine under it" in page and "NVIDIA H100 80GB HBM3" in page
+    assert "Machine" in page and "NVIDIA H100 80GB HBM3" in page
     assert '"machine":{"process":{"cpu_cores":' in outputs.json.read_text()
 
 
@@ -257,5 +259,5 @@ def test_what_breaks_the_run_is_not_hidden_by_the_watching(nvml):
         raise RuntimeError("gone")
 
     with pytest.raises(RuntimeError, match="gone"):
-        asyncio.run(watched(broken, None))
-    assert not nvml.running and Seen().server is None
+        asyncio.run(observe_run(broken, None))
+    assert not nvml.running and Observed().server is None

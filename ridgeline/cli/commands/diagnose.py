@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from ridgeline.cli.params.engine import EngineFlags, refuse, takes_engine_flags
 from ridgeline.cli.params.load import takes_load_flags
+from ridgeline.report.files import write_file
+from ridgeline.report.json_line import json_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ridgeline.config.settings import Settings
+    from ridgeline.measure.bench import BenchOptions
+    from ridgeline.workflows.diagnose.diagnose import ReferenceDevice
+    from ridgeline.workflows.targets import Target
 
 PROFILED = ("workload", "max_concurrency", "random_input_len", "random_output_len")
 """The load flags that say what is profiled."""
@@ -81,38 +92,111 @@ def diagnose(
     if nsight is not None:
         page = ["--html"] if html else []
         refuse([*engine.given, *_flags(load), *given, *page], "with --nsight")
-        from ridgeline.cli.commands.nsight import command as judge_export
-
-        raise typer.Exit(judge_export(nsight, json))
+        raise typer.Exit(run_nsight(nsight, json))
     from ridgeline.measure.bench import BenchOptions
-    from ridgeline.workflows.bench.bench import Remote
-    from ridgeline.workflows.diagnose.diagnose import Held, command
+    from ridgeline.workflows.diagnose.diagnose import ReferenceDevice
+    from ridgeline.workflows.targets import RemoteServer
 
     refuse(["--stream"] if "stream" in load else [], "here: latency is judged token by token")
     amount = {"num_prompts": None} if "duration_s" in load else {}
     options = BenchOptions(**{**amount, **load}, seed=engine.seed)
     idle = [flag for flag in engine.given if flag != "--seed"]
-    held = Held(model=model, accelerator=accelerator) if accelerator is not None else None
+    reference = None
+    if accelerator is not None:
+        reference = ReferenceDevice(model=model, accelerator=accelerator)
+    outputs = DiagnoseOutputs(html=html, json=json)
     if run is not None:
         loads = [flag for flag in _flags(load) if flag != "--goodput"]
         refuse([*idle, *loads, *(g for g in given if g != "--baseline")], "with --run")
         raise typer.Exit(
-            command(options, run, baseline=baseline, held=held, as_json=json, html=html)
+            run_diagnose(options, run, outputs, baseline=baseline, reference=reference)
         )
     if url is not None:
         refuse([*idle, *(g for g in given if g != "--served-model-name")], "with --url")
-        server = Remote(url=url, model=served_model_name, api_key=api_key)
-        raise typer.Exit(command(options, server, held=held, as_json=json, html=html))
+        server = RemoteServer(url=url, model=served_model_name, api_key=api_key)
+        raise typer.Exit(run_diagnose(options, server, outputs, reference=reference))
     refuse(["--served-model-name"] if served_model_name else [], "without --url")
     refuse(["--accelerator"] if accelerator else [], "without --url or --run: it is here")
     if profile:
         others = [name for name in load if name not in PROFILED]
         refuse([*_flags(others), *(["--baseline"] if baseline else [])], "with --profile")
-        from ridgeline.workflows.diagnose.operator_profile import command as profile_command
+        raise typer.Exit(run_profile(options, engine.settings(model), outputs))
+    raise typer.Exit(run_diagnose(options, engine.settings(model), outputs, baseline=baseline))
 
-        raise typer.Exit(profile_command(options, engine.settings(model), json, html))
-    settings = engine.settings(model)
-    raise typer.Exit(command(options, settings, baseline=baseline, as_json=json, html=html))
+
+class DiagnoseOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """A page to write, and whether to print JSON."""
+
+    html: Path | None = None
+    json: bool = False
+
+
+def run_diagnose(
+    options: BenchOptions,
+    source: Target | Path,
+    outputs: DiagnoseOutputs,
+    *,
+    baseline: Path | None = None,
+    reference: ReferenceDevice | None = None,
+    console: Console | None = None,
+) -> int:
+    """Diagnose, print and write; the exit code. Raises UserError if no request was served."""
+    from rich.console import Console
+
+    from ridgeline.cli.render.diagnose import print_diagnosis
+    from ridgeline.cli.render.live_progress import live_progress
+    from ridgeline.workflows.diagnose.diagnose import diagnose as make_diagnosis
+
+    with live_progress() as observer:
+        diagnosis = make_diagnosis(
+            options, source, baseline=baseline, reference=reference, observer=observer
+        )
+    if outputs.json:
+        print(json_line(diagnosis.to_dict()))
+    else:
+        print_diagnosis(diagnosis, console or Console(highlight=False, soft_wrap=True))
+    if outputs.html is not None:
+        write_file(outputs.html, [diagnosis.to_html().encode()])
+    return 0
+
+
+def run_profile(
+    options: BenchOptions,
+    settings: Settings,
+    outputs: DiagnoseOutputs,
+    console: Console | None = None,
+) -> int:
+    """Profile, print and write; the exit code."""
+    from rich.console import Console
+
+    from ridgeline.cli.render.diagnose import print_profile
+    from ridgeline.cli.render.live_progress import live_progress
+    from ridgeline.workflows.diagnose.operator_profile import profile_operators
+
+    with live_progress() as observer:
+        result = profile_operators(options, settings, observer)
+    if outputs.json:
+        print(json_line(result.to_dict()))
+    else:
+        print_profile(result, console or Console(highlight=False, soft_wrap=True))
+    if outputs.html is not None:
+        write_file(outputs.html, [result.to_html().encode()])
+    return 0
+
+
+def run_nsight(path: Path, as_json: bool, console: Console | None = None) -> int:
+    """Diagnose an export of NVIDIA's profilers and print it; the exit code."""
+    from rich.console import Console
+
+    from ridgeline.cli.render.diagnose import print_nsight
+    from ridgeline.workflows.diagnose.nsight_export import diagnose_nsight
+
+    result = diagnose_nsight(path)
+    if as_json:
+        print(json_line(result.to_dict()))
+    else:
+        print_nsight(result, console or Console(highlight=False, soft_wrap=True))
+    return 0
 
 
 def _flags(names: Any) -> list[str]:

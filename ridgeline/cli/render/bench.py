@@ -1,23 +1,21 @@
-"""The tables of `ridgeline bench`: each figure, and beside it the bound that it is measured
-against.
-"""
+"""The console report of `ridgeline bench`: each figure with its bound."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
-import msgspec
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.metrics import Distribution, by_kind, split
-from ridgeline.measure.steps import LatencyBounds, latency_bounds, utilisation
+from ridgeline.measure.report.page import Told
+from ridgeline.measure.steps import LatencyBounds, Occupancy
 from ridgeline.measure.summary import Summary, summarise
 from ridgeline.records import RunTrace
-from ridgeline.roofline import Peaks, PriceStep
+from ridgeline.workflows.bench.bench import BenchResult
 
 TITLES = {
     "ttft": "to the first token",
@@ -26,32 +24,41 @@ TITLES = {
     "e2e": "end to end",
 }
 MAX_ERRORS = 3
-HELD_BACK_S = 0.010
-NO_BOUNDS = LatencyBounds(ttft_s=None, tpot_s=None, e2e_s=None, output_tok_s=None)
+HELD_BACK_S = 0.010  # the client delayed requests by more than this: show latencies from the send
 
 
-class Physics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is held against: the arithmetic of a step, and the machine's ceilings."""
+def print_bench(result: BenchResult, out: Console) -> None:
+    """Latencies, throughput, engine, what was observed, and what bounds the run."""
+    out.print(bench_tables(result))
+    for table in result.tables():
+        out.print(observed_table(table))
+    out.print(result.diagnosis, markup=False)
 
-    price: PriceStep
-    peaks: Peaks
 
-
-def render(
-    run: RunTrace, summary: Summary, options: BenchOptions, physics: Physics | None
-) -> Group:
-    """Everything that the terminal shows but the diagnosis."""
-    found = latency_bounds(run, physics.price, physics.peaks) if physics else NO_BOUNDS
+def bench_tables(result: BenchResult) -> Group:
+    """The tables of the run's own figures, and its warnings."""
+    run, summary = result.run, result.summary
     parts: list[RenderableType] = [
         _heading(run),
-        _latencies(summary, options, found),
-        _rates(summary, found),
+        _latencies(summary, result.options, result.bounds),
+        _rates(summary, result.bounds),
     ]
     if len({request.kind for request in run.requests}) > 1:
-        parts.append(_kinds(run, options))
+        parts.append(_kinds(run, result.options))
     if summary.occupancy is not None:
-        parts.append(_engine(run, summary, physics))
+        parts.append(_engine(result, summary.occupancy))
     return Group(*parts, *_warnings(run, summary))
+
+
+def observed_table(table: Told) -> Table:
+    """Names on the left, figures on the right, remarks behind them."""
+    shown = Table(box=None, pad_edge=False, header_style="dim")
+    shown.add_column(table.title)
+    shown.add_column("", justify="right")
+    shown.add_column("", style="dim")
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
 
 
 def _heading(run: RunTrace) -> Text:
@@ -60,7 +67,7 @@ def _heading(run: RunTrace) -> Text:
 
 
 def _table(*columns: str, notes: str | None = None) -> Table:
-    """Names on the left, figures on the right, and behind them perhaps a column of notes."""
+    """Names on the left, figures on the right, then an optional column of notes."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left")
@@ -69,10 +76,15 @@ def _table(*columns: str, notes: str | None = None) -> Table:
     return table
 
 
-def _latencies(summary: Summary, options: BenchOptions, found: LatencyBounds) -> Table:
-    """Milliseconds; the sent rows appear where the client had to hold requests back."""
+def _latencies(summary: Summary, options: BenchOptions, bounds: LatencyBounds) -> Table:
+    """Milliseconds; with rows that count from the send if the client delayed requests."""
     names = [f"p{q:g}" for q in options.percentiles]
-    limits = {"ttft": found.ttft_s, "tpot": found.tpot_s, "itl": found.tpot_s, "e2e": found.e2e_s}
+    limits = {
+        "ttft": bounds.ttft_s,
+        "tpot": bounds.tpot_s,
+        "itl": bounds.tpot_s,
+        "e2e": bounds.e2e_s,
+    }
     bound = ["bound"] if any(limits.values()) else []
     none = [""] * len(bound)
     table = _table("latency (ms)", "mean", *names, *bound, "n")
@@ -107,18 +119,19 @@ def _ms(seconds: float | None) -> str:
     return f"{seconds * 1000:.{2 if seconds < 0.01 else 1}f}"
 
 
-def _rates(summary: Summary, found: LatencyBounds) -> Table:
+def _rates(summary: Summary, bounds: LatencyBounds) -> Table:
     table = _table("throughput", "", notes="")
-    bound = f"bound {found.output_tok_s:,.1f}" if found.output_tok_s else ""
+    bound = f"bound {bounds.output_tok_s:,.1f}" if bounds.output_tok_s else ""
     table.add_row("output tok/s", f"{summary.output_tok_s:,.1f}", bound)
     if summary.steady_output_tok_s is not None:
         table.add_row("  … steady", f"{summary.steady_output_tok_s:,.1f}", "", style="dim")
     table.add_row("input tok/s", f"{summary.input_tok_s:,.1f}", "")
     table.add_row("requests/s", f"{summary.request_rate:.3g}", _offered(summary))
     if summary.goodput is not None:
-        good = summary.goodput
-        share = f"{good.attainment:.0%} [{good.attainment_low:.0%}, {good.attainment_high:.0%}]"
-        table.add_row("goodput req/s", f"{good.goodput_req_s:.3g}", f"attainment {share}")
+        goodput = summary.goodput
+        low, high = goodput.attainment_low, goodput.attainment_high
+        share = f"{goodput.attainment:.0%} [{low:.0%}, {high:.0%}]"
+        table.add_row("goodput req/s", f"{goodput.goodput_req_s:.3g}", f"attainment {share}")
     counts = (
         ("failed", summary.num_failed),
         ("timed out", summary.num_timeout),
@@ -138,31 +151,32 @@ def _offered(summary: Summary) -> str:
 def _kinds(run: RunTrace, options: BenchOptions) -> Table:
     table = _table("by kind (p50 ms)", "n", "ttft", "tpot", "e2e", "input tok", "output tok", "met")
     for kind, part in split(run, by_kind).items():
-        found = summarise(part, options.slo)
+        summary = summarise(part, options.slo)
         table.add_row(
             kind,
-            str(found.num_requests),
+            str(summary.num_requests),
             *(
                 _ms(values.p(50)) if values else "–"
-                for values in (found.ttft, found.tpot, found.e2e)
+                for values in (summary.ttft, summary.tpot, summary.e2e)
             ),
-            f"{found.input_tokens:,}",
-            f"{found.output_tokens:,}",
-            f"{found.goodput.attainment:.0%}" if found.goodput else "–",
+            f"{summary.input_tokens:,}",
+            f"{summary.output_tokens:,}",
+            f"{summary.goodput.attainment:.0%}" if summary.goodput else "–",
         )
     return table
 
 
-def _engine(run: RunTrace, summary: Summary, physics: Physics | None) -> Table:
+def _engine(result: BenchResult, occupancy: Occupancy) -> Table:
     """How the engine was used; MFU and MBU of its busy time, by phase."""
     table = _table("engine", "", notes="")
-    for name, value, note in _occupancy_rows(summary):
+    for name, value, note in _occupancy_rows(occupancy):
         table.add_row(name, value, note)
-    if physics is None:
+    peaks = result.peaks
+    if peaks is None:
         return table
-    source = f" of {physics.peaks.flops_s / 1e9:,.0f} GFLOP/s {physics.peaks.dtype}"
-    source += f", {physics.peaks.bytes_s / 1e9:,.1f} GB/s ({physics.peaks.source})"
-    for phase, used in utilisation(run, physics.price, physics.peaks).items():
+    source = f" of {peaks.flops_s / 1e9:,.0f} GFLOP/s {peaks.dtype}"
+    source += f", {peaks.bytes_s / 1e9:,.1f} GB/s ({peaks.source})"
+    for phase, used in result.utilisation.items():
         table.add_row(
             f"{phase} MFU, MBU",
             f"{used.mfu_busy:.1%}, {used.mbu_busy:.1%}",
@@ -172,30 +186,30 @@ def _engine(run: RunTrace, summary: Summary, physics: Physics | None) -> Table:
     return table
 
 
-def _occupancy_rows(summary: Summary) -> Iterator[tuple[str, str, str]]:
-    used = summary.occupancy
-    if used is None:
-        return
+def _occupancy_rows(occupancy: Occupancy) -> Iterator[tuple[str, str, str]]:
     yield (
         "batch fill",
-        f"{used.batch_fill:.0%}",
-        f"{used.mean_runs:.1f} runs, "
-        + (f"{used.mean_tokens:.1f} tokens per step; {used.mean_waiting:.1f} waiting"),
+        f"{occupancy.batch_fill:.0%}",
+        f"{occupancy.mean_runs:.1f} runs, {occupancy.mean_tokens:.1f} tokens per step; "
+        f"{occupancy.mean_waiting:.1f} waiting",
     )
-    yield "KV occupancy", f"{used.kv_occupancy:.0%}", f"at most {used.kv_occupancy_max:.0%}"
-    if used.cache_hit_rate is not None:
-        yield "cache hits", f"{used.cache_hit_rate:.0%}", "of the prompt tokens looked up"
-    yield "preemptions", str(used.num_preemptions), ""
-    yield "engine busy", f"{used.busy_share:.0%}", f"planning {used.plan_share:.1%} of the wall"
+    peak = f"at most {occupancy.kv_occupancy_max:.0%}"
+    yield "KV occupancy", f"{occupancy.kv_occupancy:.0%}", peak
+    if occupancy.cache_hit_rate is not None:
+        yield "cache hits", f"{occupancy.cache_hit_rate:.0%}", "of the prompt tokens looked up"
+    yield "preemptions", str(occupancy.num_preemptions), ""
+    planning = f"planning {occupancy.plan_share:.1%} of the wall time"
+    yield "engine busy", f"{occupancy.busy_share:.0%}", planning
 
 
 def _warnings(run: RunTrace, summary: Summary) -> Iterator[Text]:
     """Why the figures may not be about the server, and what went wrong with requests."""
     for reason in summary.validity.reasons:
         yield Text(f"! invalid: {reason}", style="yellow")
-    unseen = summary.goodput.misses.get("unobserved", 0) if summary.goodput else 0
-    if unseen:
-        yield Text(f"! {unseen} requests showed none of the promised latencies", style="yellow")
+    unobserved = summary.goodput.misses.get("unobserved", 0) if summary.goodput else 0
+    if unobserved:
+        text = f"! {unobserved} requests had none of the latencies that the SLO limits"
+        yield Text(text, style="yellow")
     errors = Counter(request.error for request in run.requests if request.error)
     for error, count in errors.most_common(MAX_ERRORS):
         yield Text(f"! {count} x {error}", style="red")

@@ -1,344 +1,296 @@
-"""Several bench runs as one measurement: repetitions, a sweep of rates, the search for goodput.
+"""Several benchmark runs as one measurement: repetitions, a sweep of rates, or a goodput search.
 
-Every run has a seed of its own: equal seeds send equal prompts, and the second run would find them
-in the prefix cache. Repetitions give each figure a Student interval over the runs.
+Every run has its own seed: with equal seeds the second run would find the prompts of the first in
+the prefix cache.
 """
 
 from __future__ import annotations
 
-import asyncio
-import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
-from rich.console import Console
 
-from ridgeline.cli.params.engine import refuse
-from ridgeline.cli.render.bench_series import (
-    Made,
-    as_json,
-    cells,
-    log_of,
-    runs_table,
-    sweep_table,
-    told,
-    told_table,
-)
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions, check
-from ridgeline.measure.cost import Cost, cost_line, cost_of_run
-from ridgeline.measure.log import write_run
+from ridgeline.measure.cost import Cost, cost_of_run
+from ridgeline.measure.distant import Use
+from ridgeline.measure.log import Beside, write_run
 from ridgeline.measure.report.page import Runs, bench_page
+from ridgeline.measure.report.perfetto import chrome_trace
 from ridgeline.measure.report.pictures import Point
 from ridgeline.measure.search import find_goodput, least_requests, saturated
 from ridgeline.measure.summary import Summary, summarise
 from ridgeline.measure.vllm_result import vllm_result
 from ridgeline.measure.window import window_of
 from ridgeline.records import RunTrace
-from ridgeline.stats import mean_interval
-from ridgeline.workflows.bench.bench import (
-    Outputs,
-    Remote,
-    RunOne,
-    beside_of,
-    check_writable,
-    device_of,
-    session,
-    write_outputs,
-)
-from ridgeline.workflows.bench.bench import command as one_command
-from ridgeline.workflows.load import server_utilisation
-from ridgeline.workflows.load.server_monitor import watched
+from ridgeline.records.progress import Observer, StageFinished, StageStarted, silent
+from ridgeline.report.files import write_file
+from ridgeline.report.json_line import json_line, plain
+from ridgeline.report.result import Result
+from ridgeline.stats import Interval, mean_interval
+from ridgeline.workflows.bench.observed_tables import observed_tables
+from ridgeline.workflows.bench.run_cells import figure_cells, observed_cells
+from ridgeline.workflows.diagnose.diagnose_run import diagnose_run
+from ridgeline.workflows.load.load_session import LoadSession, load_session, run_context
+from ridgeline.workflows.load.server_monitor import Observed
+from ridgeline.workflows.load.server_utilisation import server_utilisation
+from ridgeline.workflows.run_async import run_async
+from ridgeline.workflows.targets import Target
 
-SEARCH_S = 24 * 3600.0
-MOST_RUNS = 3  # of a rate whose interval reaches over the promise
+MAX_SEARCH_S = 24 * 3600.0
+MAX_RUNS_PER_RATE = 3  # while the interval of its attainment includes the SLO's
 
 
-class Many(msgspec.Struct, frozen=True, kw_only=True):
-    """What to repeat; exactly one of the three. `rates` in requests/s; `search` is (low, high)."""
+class SeriesPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Exactly one of the three: repetitions, `rates` in requests/s, or the range of a search."""
 
     num_runs: int | None = None
     rates: tuple[float, ...] = ()
     search: tuple[float, float] | None = None
 
 
-def parse_rates(text: str) -> tuple[float, ...]:
-    """`1,2,4`: positive rates."""
-    return _numbers("--sweep", text, ",", "write e.g. 1,2,4,8")
+class SeriesRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a series. `log`: where its events were written.
 
-
-def parse_range(text: str) -> tuple[float, float]:
-    """`1:32`: the least and the largest rate to try."""
-    low, high = (*_numbers("--find-goodput", text, ":", "write e.g. 1:32"), math.nan)[:2]
-    if not low <= high:
-        raise BadInput("--find-goodput needs a range", value=text, fix="write e.g. 1:32")
-    return low, high
-
-
-def _numbers(flag: str, text: str, sign: str, fix: str) -> tuple[float, ...]:
-    try:
-        found = tuple(float(part) for part in text.split(sign))
-    except ValueError:
-        found = (math.nan,)
-    if not all(math.isfinite(x) and x > 0 for x in found):
-        raise BadInput(f"{flag}: not positive numbers", value=text, fix=fix)
-    return found
-
-
-def dispatch(
-    options: BenchOptions, on: Settings | Remote, report: Mapping[str, Any], rate_given: bool
-) -> int:
-    """What `ridgeline bench` was asked for: one run, or several. `report` holds the flags given."""
-    outputs = Outputs(
-        **{name: report.get(name) for name in ("json", "log", "html", "trace")},
-        layout=report.get("layout", "ridgeline"),
-        dollars_per_hour=report.get("price_per_hour"),
-    )
-    asked = [name for name in ("num_runs", "sweep", "find_goodput") if name in report]
-    if not asked:
-        return one_command(options, on, outputs)
-    flags = ["--" + name.replace("_", "-") for name in asked]
-    idle = [*flags[1:], *(["--layout"] if "layout" in report else [])]
-    refuse([*idle, *(["--request-rate"] if rate_given and asked[0] != "num_runs" else [])],
-           f"with {flags[0]}")  # fmt: skip
-    many = Many(
-        num_runs=report.get("num_runs"),
-        rates=parse_rates(report["sweep"]) if "sweep" in report else (),
-        search=parse_range(report["find_goodput"]) if "find_goodput" in report else None,
-    )
-    return command(options, on, many, outputs)
-
-
-def command(
-    options: BenchOptions,
-    on: Settings | Remote,
-    many: Many,
-    outputs: Outputs,
-    console: Console | None = None,
-) -> int:
-    """Measure them all, print, write: one event log per run; the other files are about the last,
-    best or only one. The exit code: 1 where no request succeeded, or no load held the promise.
+    `lost_to`: the main cause of lost latency, with its share.
     """
-    out = console or Console(highlight=False)
+
+    options: BenchOptions
+    run: RunTrace
+    summary: Summary
+    observed: Observed
+    context: Beside
+    use: Use | None = None
+    lost_to: tuple[str, float] | None = None
+    log: Path | None = None
+
+
+class BenchSeries(Result, frozen=True, kw_only=True):
+    """All runs of a series.
+
+    `shown`: index of the run that the other fields are about: the last at the knee, else the last.
+    `points`: one per rate, and `knee`: the highest rate that meets the SLO (None if none does).
+    `intervals`: of repetitions, the mean of each figure with its 95 % Student interval.
+    """
+
+    runs: tuple[SeriesRun, ...]
+    shown: int
+    in_process: bool
+    points: tuple[Point, ...] = ()
+    knee: float | None = None
+    intervals: dict[str, Interval] = {}
+    cost: Cost | None = None
+
+    @property
+    def shown_run(self) -> SeriesRun:
+        return self.runs[self.shown]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The shown run under vLLM's keys, with all runs, rates and intervals."""
+        shown = self.shown_run
+        result: dict[str, Any] = vllm_result(
+            shown.run, shown.summary, percentiles=shown.options.percentiles
+        )
+        more = result["ridgeline"]
+        more |= {name: value for name, value in _run_dict(shown).items() if name != "log"}
+        if self.cost is not None:
+            more["cost"] = msgspec.to_builtins(self.cost)
+        result["ridgeline_runs"] = [_run_dict(run) for run in self.runs]
+        result["ridgeline_sweep"] = [_point_dict(point) for point in self.points]
+        if not self.points:
+            result["ridgeline_intervals"] = {
+                name: msgspec.to_builtins(interval) for name, interval in self.intervals.items()
+            }
+        return dict(plain(result))
+
+    def to_html(self) -> str:
+        """The page of the shown run, with a table of all runs and the curve over the rates."""
+        shown = self.shown_run
+        return bench_page(
+            shown.run,
+            shown.summary,
+            shown.options.slo,
+            cost=self.cost,
+            beside=observed_tables(shown.observed, None, "", in_process=self.in_process),
+            runs=Runs(
+                label="req/s" if self.points else "run",
+                rows=tuple(
+                    (label, figure_cells(run.summary)) for label, run in self.labelled_runs()
+                ),
+                told=tuple((label, observed_cells(run)) for label, run in self.labelled_runs()),
+                points=self.points,
+                knee=self.knee,
+            ),
+        )
+
+    def labelled_runs(self) -> list[tuple[str, SeriesRun]]:
+        """The runs by their rate in a sweep, else by their number."""
+        if self.points:
+            return [(f"{run.options.request_rate:.3g}", run) for run in self.runs]
+        return [(str(number), run) for number, run in enumerate(self.runs, 1)]
+
+    def save_trace(self, path: str | Path) -> Path:
+        """Write a Chrome trace of the shown run, for Perfetto."""
+        write_file(Path(path), [json_line(chrome_trace(self.shown_run.run)).encode()])
+        return Path(path)
+
+
+def bench_series(
+    options: BenchOptions,
+    target: Target,
+    plan: SeriesPlan,
+    *,
+    log: Path | None = None,
+    dollars_per_hour: float | None = None,
+    observer: Observer = silent,
+) -> BenchSeries:
+    """Run the series. `log`: run.jsonl is written as run-1.jsonl, run-2.jsonl, … as runs end."""
     check(options)
-    check_writable(outputs)
-    device_of(on)  # a wrong name must not cost the runs
-    if many.search is not None:
-        _check_provable(options)
-    with session(options, on, out) as (run_one, _):
-        series = _Series(options, on, run_one, outputs.log)
-        if many.search is not None:
-            points, knee = asyncio.run(_search(series, many.search))
-        elif many.rates:
-            points, knee = asyncio.run(_sweep(series, many.rates))
+    if plan.search is not None:
+        _check_search(options)
+    with load_session(options, target, observer) as session:
+        runner = _SeriesRunner(options, session, log, observer)
+        if plan.search is not None:
+            points, knee = run_async(_search(runner, plan.search))
+        elif plan.rates:
+            points, knee = run_async(_sweep(runner, plan.rates))
         else:
-            points, knee = asyncio.run(_repeat(series, many.num_runs or 1))
-    shown = _shown(series.made, knee)
-    device = device_of(on, shown.run.info)
-    words = [told(each, device) for each in series.made]
-    _print(out, series.made, words, points, knee)
-    cost = cost_of_run(shown.run, shown.summary, outputs.dollars_per_hour)
-    if cost is not None:
-        out.print(cost_line(cost), markup=False)
-    write_outputs(
-        msgspec.structs.replace(outputs, log=None),
-        shown.run,
-        _result(series.made, shown, points, device, cost),
-        lambda: _page(series.made, shown, points, knee, cost, words),
+            points, knee = run_async(_repeat(runner, plan.num_runs or 1))
+    runs = tuple(runner.runs)
+    at_knee = [i for i, run in enumerate(runs) if run.options.request_rate == knee]
+    shown = at_knee[-1] if at_knee else len(runs) - 1
+    figures = {} if points else figures_of([run.summary for run in runs])
+    return BenchSeries(
+        runs=runs,
+        shown=shown,
+        in_process=isinstance(target, Settings),
+        points=tuple(points),
+        knee=knee,
+        intervals={name: mean_interval(values) for name, values in figures.items()},
+        cost=cost_of_run(runs[shown].run, runs[shown].summary, dollars_per_hour),
     )
-    failed = many.search is not None and knee is None
-    return 1 if failed or not shown.summary.num_ok else 0
 
 
-class _Series:
-    """Makes the runs, each with a seed of its own, and keeps what was seen beside each."""
+class _SeriesRunner:
+    """Makes the runs, each with its own seed."""
 
     def __init__(
-        self, options: BenchOptions, on: Settings | Remote, run_one: RunOne, log: Path | None
+        self, options: BenchOptions, session: LoadSession, log: Path | None, observer: Observer
     ) -> None:
-        self.options, self.made = options, list[Made]()
-        self._run_one, self._log = run_one, log
-        self._where = (None, None) if isinstance(on, Settings) else (on.url, on.api_key)
+        self.options, self.runs = options, list[SeriesRun]()
+        self._session, self._log, self._observer = session, log, observer
 
-    async def run(self, rate: float | None = None) -> Made:
-        """One more run, at this rate or as the options say."""
-        number = len(self.made)
-        chosen = msgspec.structs.replace(self.options, seed=self.options.seed + number)
+    async def run(self, rate: float | None = None) -> SeriesRun:
+        """One more run, at this rate or that of the options."""
+        number = len(self.runs)
+        options = msgspec.structs.replace(self.options, seed=self.options.seed + number)
         if rate is not None:
-            chosen = msgspec.structs.replace(chosen, request_rate=rate)
-        run, seen = await watched(partial(self._run_one, chosen), *self._where)
-        beside = beside_of(chosen, seen)
-        log = None if self._log is None else log_of(self._log, number + 1)
+            options = msgspec.structs.replace(options, request_rate=rate)
+        name = f"run {number + 1}" + ("" if rate is None else f" at {rate:.3g} req/s")
+        self._observer(StageStarted(stage=name))
+        trace, observed = await self._session.run(options)
+        context = run_context(options, observed)
+        log = None if self._log is None else numbered(self._log, number + 1)
         if log is not None:
-            write_run(run, log, beside)
-        window = window_of(run, chosen.warmup_s, chosen.cooldown_s)
-        made = Made(
-            options=chosen,
-            run=run,
-            summary=summarise(run, chosen.slo, window),
-            seen=seen,
-            beside=beside,
+            write_run(trace, log, context)
+        window = window_of(trace, options.warmup_s, options.cooldown_s)
+        device = None if trace.steps else self._session.device(trace)
+        findings = diagnose_run(trace, context, options.slo).findings
+        run = SeriesRun(
+            options=options,
+            run=trace,
+            summary=summarise(trace, options.slo, window),
+            observed=observed,
+            context=context,
+            use=None if device is None else server_utilisation(trace, observed.server, device),
+            lost_to=(findings[0].cause, findings[0].gain.mid) if findings else None,
             log=log,
         )
-        self.made.append(made)
-        return made
+        self.runs.append(run)
+        self._observer(StageFinished(stage=name))
+        return run
 
 
-def _print(
-    out: Console,
-    made: Sequence[Made],
-    words: Sequence[Mapping[str, str]],
-    points: Sequence[Point],
-    knee: float | None,
-) -> None:
-    if points:
-        out.print(sweep_table(points, knee))
-        order = sorted(range(len(made)), key=lambda i: made[i].options.request_rate)
-        labels = [f"{each.options.request_rate:.3g}" for each in made]
-        beside = told_table("req/s", [(labels[i], words[i]) for i in order])
-    else:
-        spread = {name: mean_interval(values) for name, values in figures_of(made).items()}
-        out.print(runs_table(spread, len(made)))
-        beside = told_table("run", [(str(i), each) for i, each in enumerate(words, 1)])
-    if beside is not None:
-        out.print()
-        out.print(beside)
-    for number, each in enumerate(made, 1):
-        for reason in each.summary.validity.reasons:
-            out.print(f"! run {number} invalid: {reason}", style="yellow", markup=False)
+def numbered(path: Path, number: int) -> Path:
+    """`run.jsonl` → `run-2.jsonl`."""
+    return path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
-def _result(
-    made: Sequence[Made],
-    shown: Made,
-    points: Sequence[Point],
-    device: server_utilisation.Device | None,
-    cost: Cost | None,
-) -> dict[str, object]:
-    """The shown run under vLLM's keys; every run, and every rate, beside it."""
-    result = vllm_result(shown.run, shown.summary, percentiles=shown.options.percentiles)
-    ours = cast("dict[str, object]", result["ridgeline"])
-    ours |= {name: value for name, value in as_json(shown, device).items() if name != "log"}
-    if cost is not None:
-        ours["cost"] = msgspec.to_builtins(cost)
-    result["ridgeline_runs"] = [as_json(each, device) for each in made]
-    result["ridgeline_sweep"] = [_as_json(point) for point in points]
-    if not points:
-        spread = {name: mean_interval(values) for name, values in figures_of(made).items()}
-        result["ridgeline_intervals"] = {
-            name: msgspec.to_builtins(interval) for name, interval in spread.items()
-        }
-    return result
-
-
-def _page(
-    made: Sequence[Made],
-    shown: Made,
-    points: Sequence[Point],
-    knee: float | None,
-    cost: Cost | None,
-    words: Sequence[Mapping[str, str]],
-) -> str:
-    beside = server_utilisation.tables(shown.seen, None, None, in_process=bool(shown.run.steps))
-    rates = [f"{each.options.request_rate:.3g}" for each in made]
-    labels = rates if points else [str(number) for number in range(1, len(made) + 1)]
-    return bench_page(
-        shown.run,
-        shown.summary,
-        shown.options.slo,
-        cost=cost,
-        beside=beside,
-        runs=Runs(
-            label="req/s" if points else "run",
-            rows=tuple(zip(labels, (cells(each.summary) for each in made), strict=True)),
-            told=tuple(zip(labels, words, strict=True)),
-            points=points,
-            knee=knee,
-        ),
-    )
-
-
-def _check_provable(options: BenchOptions) -> None:
-    """A search claims what its intervals show; with too few requests they can show nothing."""
-    slo, asked = options.slo, options.num_prompts
+def _check_search(options: BenchOptions) -> None:
+    """BadInput if so few requests can neither show that the SLO is met nor that it is not."""
+    slo, num_prompts = options.slo, options.num_prompts
     if slo is None:
-        raise BadInput("--find-goodput needs a promise", fix="--goodput 'ttft:200 tpot:50'")
-    trimmed = {"--warmup-s": options.warmup_s, "--cooldown-s": options.cooldown_s}
-    refuse([flag for flag, value in trimmed.items() if value], "with --find-goodput")
-    least = least_requests(slo, MOST_RUNS)
+        raise BadInput("--find-goodput needs an SLO", fix="--goodput 'ttft:200 tpot:50'")
+    for flag, value in {"--warmup-s": options.warmup_s, "--cooldown-s": options.cooldown_s}.items():
+        if value:
+            raise BadInput(f"{flag} has no effect with --find-goodput", fix=f"remove {flag}")
+    least = least_requests(slo, MAX_RUNS_PER_RATE)
     if least is None:
         raise BadInput(
-            "no number of requests can show that all are in time",
+            "no number of requests can show that all of them meet the SLO",
             value=f"attainment:{slo.attainment:.0%}",
             fix="--goodput '… attainment:99%'",
         )
-    if asked is not None and asked < least:
+    if num_prompts is not None and num_prompts < least:
         raise BadInput(
-            f"too few requests to show {slo.attainment:.0%} in time, even in {MOST_RUNS} runs",
-            value=f"--num-prompts {asked}",
+            f"too few requests to show that {slo.attainment:.0%} meet the SLO, even in "
+            f"{MAX_RUNS_PER_RATE} runs",
+            value=f"--num-prompts {num_prompts}",
             limit=f">= {least}",
             fix=f"--num-prompts {4 * least}",
         )
 
 
-async def _repeat(series: _Series, count: int) -> tuple[list[Point], float | None]:
+async def _repeat(runner: _SeriesRunner, count: int) -> tuple[list[Point], float | None]:
     for _ in range(count):
-        await series.run()
+        await runner.run()
     return [], None
 
 
-async def _sweep(series: _Series, rates: Sequence[float]) -> tuple[list[Point], float | None]:
-    points = [_point(rate, await series.run(rate)) for rate in rates]
-    held = [point.rate for point in points if point.holds]
-    return points, max(held, default=None)
+async def _sweep(runner: _SeriesRunner, rates: Sequence[float]) -> tuple[list[Point], float | None]:
+    points = [_point(rate, await runner.run(rate)) for rate in rates]
+    return points, max((point.rate for point in points if point.holds), default=None)
 
 
-async def _search(series: _Series, span: tuple[float, float]) -> tuple[list[Point], float | None]:
-    slo = series.options.slo
+async def _search(
+    runner: _SeriesRunner, span: tuple[float, float]
+) -> tuple[list[Point], float | None]:
+    slo = runner.options.slo
     assert slo is not None
 
     async def run_at(rate: float) -> RunTrace:
-        return (await series.run(rate)).run
+        return (await runner.run(rate)).run
 
-    found = await find_goodput(run_at, slo, *span, SEARCH_S, prove_within=MOST_RUNS)
+    result = await find_goodput(run_at, slo, *span, MAX_SEARCH_S, prove_within=MAX_RUNS_PER_RATE)
     points = []
-    for probe in found.probes:
-        summary = next(each.summary for each in series.made if each.run is probe.run)
+    for probe in result.probes:
+        summary = next(run.summary for run in runner.runs if run.run is probe.run)
         pooled = msgspec.structs.replace(summary, goodput=probe.goodput)
         points.append(Point(rate=probe.load, summary=pooled, holds=probe.holds))
-    return points, found.load
+    return points, result.load
 
 
-def _point(rate: float, made: Made) -> Point:
-    good = made.summary.goodput
-    holds = None if good is None else good.holds and not saturated(made.run)
-    return Point(rate=rate, summary=made.summary, holds=holds)
+def _point(rate: float, run: SeriesRun) -> Point:
+    goodput = run.summary.goodput
+    holds = None if goodput is None else goodput.holds and not saturated(run.run)
+    return Point(rate=rate, summary=run.summary, holds=holds)
 
 
-def _shown(made: Sequence[Made], knee: float | None) -> Made:
-    """The last run at the knee where there is one, else the last."""
-    at_knee = [each for each in made if each.options.request_rate == knee]
-    return (at_knee or list(made))[-1]
-
-
-def figures_of(made: Sequence[Made]) -> dict[str, list[float]]:
-    return figures([each.summary for each in made])
-
-
-def figures(found: Sequence[Summary]) -> dict[str, list[float]]:
+def figures_of(summaries: Sequence[Summary]) -> Mapping[str, list[float]]:
     """The figures that every run has, one value per run."""
     rows: dict[str, list[float | None]] = {
-        "output tok/s": [each.output_tok_s for each in found],
-        "requests/s": [each.request_rate for each in found],
-        "goodput req/s": [each.goodput.goodput_req_s if each.goodput else None for each in found],
+        "output tok/s": [each.output_tok_s for each in summaries],
+        "requests/s": [each.request_rate for each in summaries],
+        "goodput req/s": [
+            each.goodput.goodput_req_s if each.goodput else None for each in summaries
+        ],
     }
     for metric in ("ttft", "tpot", "itl", "e2e"):
         for q in (50, 99):
-            values = [getattr(each, metric) for each in found]
+            values = [getattr(each, metric) for each in summaries]
             rows[f"{metric} p{q} (ms)"] = [1000 * v.p(q) if v else None for v in values]
     return {
         name: [v for v in values if v is not None]
@@ -347,14 +299,25 @@ def figures(found: Sequence[Summary]) -> dict[str, list[float]]:
     }
 
 
-def _as_json(point: Point) -> dict[str, object]:
-    found = point.summary
+def _run_dict(run: SeriesRun) -> dict[str, object]:
+    """What a result file holds about each run besides its figures."""
+    fields: dict[str, object] = {
+        "seed": run.options.seed,
+        "log": None if run.log is None else run.log.name,
+        "server": msgspec.to_builtins(run.observed.server),
+        "machine": msgspec.to_builtins(run.observed.machine),
+    }
+    return fields if run.use is None else fields | {"use": msgspec.to_builtins(run.use)}
+
+
+def _point_dict(point: Point) -> dict[str, object]:
+    summary = point.summary
     return {
         "rate": point.rate,
         "holds": point.holds,
-        "request_throughput": found.request_rate,
-        "output_throughput": found.output_tok_s,
-        "p99_ttft_ms": 1000 * found.ttft.p(99) if found.ttft else None,
-        "median_tpot_ms": 1000 * found.tpot.p(50) if found.tpot else None,
-        "attainment": found.goodput.attainment if found.goodput else None,
+        "request_throughput": summary.request_rate,
+        "output_throughput": summary.output_tok_s,
+        "p99_ttft_ms": 1000 * summary.ttft.p(99) if summary.ttft else None,
+        "median_tpot_ms": 1000 * summary.tpot.p(50) if summary.tpot else None,
+        "attainment": summary.goodput.attainment if summary.goodput else None,
     }

@@ -1,9 +1,9 @@
-"""Where a measured run's prefill and decode stand under a device's roofline, whoever served it.
+"""The phases of a measured run under a device's roofline, whatever server it was measured on.
 
-An engine of ours keeps its steps. Of somebody else's they follow from the instants at which clients
-saw tokens (diagnose/seen_steps.py), with what the server says of its prompts: when it began with
-each, or how long one took on average. Where tokens come several at a time (speculation, coalesced
-chunks) there is one point for the whole run, if the server counts its steps, and none if not.
+A Ridgeline engine records its steps. Those of another server are inferred from the times at which
+clients saw tokens (`ridgeline.diagnose.seen_steps`) and what the server reports about prompts: when
+each started, or how long one took on average. If tokens arrive several at a time (speculation,
+coalesced chunks), there is one point for the whole run, provided that the server counts its steps.
 """
 
 from __future__ import annotations
@@ -19,14 +19,20 @@ from ridgeline.diagnose.seen_steps import Began, one_by_one, seen_steps
 from ridgeline.measure.log import Beside
 from ridgeline.records import RequestTrace, RunTrace, StepStat
 from ridgeline.roofline import Peaks, PriceStep
-from ridgeline.workflows.load.server_utilisation import Device, hit_share, steps_told, used
+from ridgeline.workflows.load.server_utilisation import (
+    hit_share,
+    server_utilisation,
+    steps_of_run,
+)
+from ridgeline.workflows.targets import ModelOnDevice
 
-ENOUGH = 0.9  # of the served requests, whose tokens must have come one by one
+MIN_ONE_BY_ONE = 0.9  # share of requests whose tokens must arrive one by one
 
 
 class RunRoofline(msgspec.Struct, frozen=True, kw_only=True):
-    """The phases of a run under `peaks`; `note` says where their steps are from, or why there
-    are no points.
+    """The phases of a run under `peaks`.
+
+    `note` says where the steps come from, or why there are no points.
     """
 
     points: tuple[RooflinePoint, ...]
@@ -34,63 +40,65 @@ class RunRoofline(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-def placed(
-    steps: tuple[StepStat, ...], price: PriceStep, peaks: Peaks
-) -> tuple[RooflinePoint, ...]:
-    """One point per phase that occurred, each under its own name."""
-    found = roofline_points("", steps, price, peaks)
-    return tuple(msgspec.structs.replace(each, name=each.phase) for each in found)
-
-
-def roof_of(
-    run: RunTrace, beside: Beside, words: Mapping[str, float], device: Device
+def run_roofline(
+    run: RunTrace, context: Beside, metrics: Mapping[str, float], device: ModelOnDevice
 ) -> RunRoofline:
-    """`words`: what the server told, as `cli.diagnose.told` gives it."""
+    """Roofline of a run. `metrics`: what the server reported, by name (`server_metrics`)."""
     if run.steps:
-        points = placed(run.steps, device.price, device.peaks)
+        points = phase_points(run.steps, device.price, device.peaks)
         return RunRoofline(
             points=points, peaks=device.peaks, note="steps: the engine's own records"
         )
     served = [request for request in run.requests if request.token_s]
-    if len(one_by_one(run)) < ENOUGH * max(1, len(served)):
-        return _whole(run, beside, device)
-    report = beside.server
+    if len(one_by_one(run)) < MIN_ONE_BY_ONE * max(1, len(served)):
+        return _whole_run(run, context, device)
+    report = context.server
     steps = seen_steps(
-        run, cached_share=(report and hit_share(report)) or 0.0, began=began_from(words)
+        run, cached_share=(report and hit_share(report)) or 0.0, began=prefill_start(metrics)
     )
-    counted = steps_told(run, report)
-    told = f"; the server counted {counted:,.0f}" if counted else ""
+    counted = steps_of_run(run, report)
+    count = f"; the server counted {counted:,.0f}" if counted else ""
     return RunRoofline(
-        points=placed(steps, device.price, device.peaks),
+        points=phase_points(steps, device.price, device.peaks),
         peaks=device.peaks,
-        note=f"steps: {len(steps):,} as clients saw them{told}. Their time runs from token to "
-        "token: host and network are in it",
+        note=f"steps: {len(steps):,} as clients saw them{count}. Their times run from token to "
+        "token and include host and network",
     )
 
 
-def began_from(words: Mapping[str, float]) -> Began:
-    """When a prompt's computing began: as the server says of the request itself, or by its mean
-    time for a prompt; at its send where nobody ever waited.
-    """
-    prefill_s, waiting = words.get("prefill_s"), words.get("waiting_p95")
+def phase_points(
+    steps: tuple[StepStat, ...], price: PriceStep, peaks: Peaks
+) -> tuple[RooflinePoint, ...]:
+    """One point per phase that occurred, named after its phase."""
+    points = roofline_points("", steps, price, peaks)
+    return tuple(msgspec.structs.replace(point, name=point.phase) for point in points)
 
-    def began(request: RequestTrace) -> float | None:
+
+def prefill_start(metrics: Mapping[str, float]) -> Began:
+    """When the prefill of a request started, or None if that is unknown.
+
+    As the server says of the request itself; else by its mean prefill time; else when the request
+    was sent, if none ever waited.
+    """
+    prefill_s, waiting = metrics.get("prefill_s"), metrics.get("waiting_p95")
+
+    def start_s(request: RequestTrace) -> float | None:
         if request.started_s is not None:
             return request.started_s
         if prefill_s is not None:
             return request.token_s[0] - prefill_s
         return request.sent_s if waiting == 0 else None
 
-    return began
+    return start_s
 
 
-def _whole(run: RunTrace, beside: Beside, device: Device) -> RunRoofline:
-    """One point, from the tokens and the server's count of its steps."""
-    use = used(run, beside.server, device)
-    why = "tokens came several at a time, so that steps cannot be told from outside"
+def _whole_run(run: RunTrace, context: Beside, device: ModelOnDevice) -> RunRoofline:
+    """One point for all steps, from the tokens and the server's count of its steps."""
+    use = server_utilisation(run, context.server, device)
+    why = "tokens arrived several at a time, so that steps cannot be inferred from outside"
     if use is None or use.nbytes is None:
-        why += "; nor does the server count them: no phase can be placed"
-        return RunRoofline(points=(), peaks=device.peaks, note=why)
+        note = f"{why}, and the server does not count them: no phase can be placed"
+        return RunRoofline(points=(), peaks=device.peaks, note=note)
     time_s, intensity = in_flight_share(run) * run.duration_s, use.flops / use.nbytes
     point = RooflinePoint(
         name=WHOLE_RUN,

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from ridgeline.cli.render.profile import COLUMNS, cells, total
-from ridgeline.diagnose import Blame, Ranked, RooflinePoint
-from ridgeline.diagnose.conditions import written
+from ridgeline.diagnose import Ranked, RooflinePoint
 from ridgeline.diagnose.profile import PhaseTable, Profile
 from ridgeline.optimize.report.roof import Marked, picture
 from ridgeline.roofline import Peaks
+from ridgeline.workflows.diagnose.finding_text import finding_lines, shares_line
+from ridgeline.workflows.diagnose.profile_cells import COLUMNS, operator_cells, total_cells
 
 if TYPE_CHECKING:
-    from ridgeline.workflows.diagnose.diagnose import Diagnosis
+    from ridgeline.workflows.diagnose.diagnose_run import Diagnosis
 
 CSS = {"prefill": "flat", "decode": "after", "mixed": "before"}
 WHOLE = {"prefill": "P", "decode": "D", "mixed": "M"}
@@ -82,7 +82,9 @@ def _operators(phase: PhaseTable, marks: Sequence[Marked]) -> str:
     head = "".join(f'<th class="num">{name}</th>' for name in COLUMNS[1:])
     shown = {mark.number for mark in marks}
     rows = []
-    for number, (title, *figures) in enumerate([*map(cells, phase.rows), total(phase)], 1):
+    for number, (title, *figures) in enumerate(
+        [*map(operator_cells, phase.rows), total_cells(phase)], 1
+    ):
         label = str(number) if str(number) in shown else ""
         told = "".join(f'<td class="num">{escape(figure)}</td>' for figure in figures)
         rows.append(f'<tr><td class="num">{label}</td><td>{escape(title)}</td>{told}</tr>')
@@ -99,29 +101,6 @@ def _finding(found: Ranked) -> str:
         if text
     )
     return _section(escape(found.verdict), escape(found.sentence), f"<dl>{rows}</dl>")
-
-
-def finding_lines(each: Ranked) -> Mapping[str, str]:
-    """A finding's particulars as text, by name."""
-    gain, more = each.gain, each.with_consequences - each.gain.mid
-    worth = f"up to {gain.mid:.0%} of latency [{gain.low:.0%}, {gain.high:.0%}]"
-    if more > 0.01:
-        worth += f", and {more:.0%} that follows from it"
-    evidence = ", ".join(f"{name} = {written(name, each.evidence)}" for name in each.evidence)
-    return {
-        "fix": each.fix,
-        "flag": each.flag,
-        "gain": worth,
-        "trade-off": each.trade_off,
-        "will not help": each.not_help,
-        "evidence": evidence,
-    }
-
-
-def shares_line(found: Blame) -> str:
-    """Each loss that is worth naming with its share of all latency."""
-    rows = sorted(found.shares.items(), key=lambda item: -item[1].mid)
-    return ", ".join(f"{name} {share.mid:.0%}" for name, share in rows if share.mid >= 0.005)
 
 
 def _header(what: str, target: str, lede: str) -> str:

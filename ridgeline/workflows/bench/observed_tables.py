@@ -1,0 +1,110 @@
+"""What was observed during a run, as tables for the console and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ridgeline.measure.distant import Use
+from ridgeline.measure.report.page import Told
+from ridgeline.measure.server.gpu import GpuUse
+from ridgeline.measure.server.machine import MachineReport
+from ridgeline.measure.server.process import ProcessUse
+from ridgeline.measure.server.scrape import ServerReport
+from ridgeline.workflows.load.server_monitor import Observed
+from ridgeline.workflows.load.server_utilisation import hit_share
+
+Row = tuple[str, str, str]
+"""Name, figure, remark."""
+
+
+def observed_tables(
+    observed: Observed, use: Use | None, device_name: str, *, in_process: bool
+) -> list[Told]:
+    """The server's metrics, the device's utilisation and the machine; tables without rows are
+    left out.
+
+    An engine in this process reports no metrics: its step records are more precise.
+    """
+    tables = [
+        Told("server metrics", () if observed.server is None else tuple(_server(observed.server))),
+        Told("device", tuple(_device(use, device_name))),
+        Told("machine", tuple(machine_rows(observed.machine, in_process=in_process))),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def _server(report: ServerReport) -> Iterator[Row]:
+    means, counts = report.means, report.counts
+    yield "server", report.server, f"{report.num_readings} readings of /metrics"
+    if "running" in means:
+        slots = f"of {means['seats']:.0f} slots, " if "seats" in means else ""
+        yield "running", f"{means['running']:.1f}", f"{slots}{means.get('waiting', 0):.1f} waiting"
+    if "kv_used_share" in means:
+        yield "KV occupancy", f"{means['kv_used_share']:.0%}", "mean of the gauge"
+    hits = hit_share(report)
+    if hits is not None:
+        yield "cache hits", f"{hits:.0%}", "of the prompt tokens looked up"
+    if "preemptions" in counts:
+        yield "preemptions", f"{counts['preemptions']:.0f}", ""
+    if counts.get("num_steps"):
+        yield "steps", f"{counts['num_steps']:.0f}", ""
+    if "cpu_s" in counts and "rss_bytes" in means:
+        memory = f"s of its process, which uses {means['rss_bytes'] / 1e6:,.0f} MB"
+        yield "CPU", f"{counts['cpu_s']:.1f}", memory
+    for name, text in (("queue_s", "queue"), ("prefill_s", "prefill"), ("decode_s", "decode")):
+        if name in report.mean_s:
+            yield text, f"{1000 * report.mean_s[name]:.1f}", "ms per request (mean)"
+
+
+def _device(use: Use | None, device_name: str) -> Iterator[Row]:
+    if use is None:
+        return
+    mbu = "no MBU: the server does not count steps" if use.mbu is None else f"MBU {use.mbu:.1%}"
+    yield "MFU, MBU", f"{use.mfu:.1%}", f"{mbu}, of {device_name}, over the whole run"
+
+
+def machine_rows(machine: MachineReport, *, in_process: bool) -> Iterator[Row]:
+    """One row per measured figure, and one per thing that could not be measured."""
+    if machine.process is not None:
+        yield from _process(machine.process, in_process)
+    for number, gpu in enumerate(machine.gpus):
+        yield from _gpu(f"GPU {number}", gpu)
+    for note in machine.notes:
+        yield "not measured", "–", note
+
+
+def _process(process: ProcessUse, in_process: bool) -> Iterator[Row]:
+    owner = "this process, client included" if in_process else "the server's processes"
+    if process.num_processes > 1:
+        owner += f" ({process.num_processes})"
+    yield "CPU cores", f"{process.cpu_cores:.2f}", owner
+    if process.taken_share is not None:
+        yield (
+            "CPU steal/wait",
+            f"{process.taken_share:.0%}",
+            "of the CPU time demanded: threads waited for a core, or the host took it",
+        )
+    peak_mb = f"{process.rss_peak_bytes / 1e6:,.0f}"
+    yield "memory", f"{process.rss_bytes / 1e6:,.0f}", f"MB, at most {peak_mb}"
+
+
+def _gpu(label: str, gpu: GpuUse) -> Iterator[Row]:
+    yield (
+        f"{label} busy",
+        _percent(gpu.busy_share),
+        f"{gpu.name}; memory was used {_percent(gpu.memory_busy_share)} of the time a kernel ran",
+    )
+    if gpu.memory_used_bytes is not None and gpu.memory_total_bytes:
+        total = f"of {gpu.memory_total_bytes / 1e9:.1f} GB"
+        yield f"{label} memory", f"{gpu.memory_used_bytes / 1e9:.1f}", total
+    if gpu.power_w is not None:
+        limit = "" if gpu.power_limit_w is None else f" of {gpu.power_limit_w:.0f}"
+        yield f"{label} power", f"{gpu.power_w:.0f}", f"W{limit}"
+    if gpu.clock_share is not None:
+        reasons = ", ".join(f"{name} {share:.0%}" for name, share in gpu.slowed_by.items())
+        slowed = f"; throttled {gpu.slowed_share:.0%} of the time: {reasons}" if reasons else ""
+        yield f"{label} clock", _percent(gpu.clock_share), f"of its maximum{slowed}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"

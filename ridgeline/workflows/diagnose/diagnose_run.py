@@ -1,0 +1,88 @@
+"""Diagnose a run: what its latency is lost to, ranked by how much there is to gain.
+
+An engine of ours is judged by its step records; any other server by its /metrics and the times at
+which the client saw tokens.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ridgeline.diagnose import (
+    Blame,
+    Ranked,
+    batch_facts,
+    blame,
+    blame_server,
+    findings,
+    missed_prefix,
+    step_facts,
+    with_gpu,
+)
+from ridgeline.diagnose.blame import Expected
+from ridgeline.diagnose.causes import Server
+from ridgeline.diagnose.seen_steps import seen_steps
+from ridgeline.measure.log import Beside
+from ridgeline.measure.server.config import ELSEWHERE
+from ridgeline.records import RunTrace, Slo
+from ridgeline.report.result import Result
+from ridgeline.workflows.diagnose.diagnosis_page import diagnosis_page
+from ridgeline.workflows.diagnose.roofline_points import RunRoofline
+from ridgeline.workflows.diagnose.server_facts import run_facts, server_metrics
+
+
+class Diagnosis(Result, frozen=True, kw_only=True):
+    """The findings, the most worthwhile first, and the losses of latency that they rest on.
+
+    `blame` is None if no request was served. `metrics`: what the server and its machine reported.
+    `roof`: prefill, decode and mixed steps under the peaks of the device, if it is known.
+    """
+
+    target: str
+    server: str
+    findings: tuple[Ranked, ...]
+    blame: Blame | None
+    metrics: dict[str, float] = {}
+    roof: RunRoofline | None = None
+
+    def to_html(self) -> str:
+        """Losses, findings and roofline."""
+        return diagnosis_page(self)
+
+
+def diagnose_run(
+    run: RunTrace, context: Beside, slo: Slo | None, expected: Expected | None = None
+) -> Diagnosis:
+    """Diagnose a run that was just measured, or one read from its log.
+
+    `expected`: step times learnt from an earlier run on the same machine.
+    """
+    report = context.server
+    metrics = {**server_metrics(report, run), **context.machine.facts()}
+    missed = missed_prefix(run, context.shared_prompt_share, metrics)
+    if run.steps:
+        token_budget = run.info.settings.get("max_num_batched_tokens") if run.info else None
+        losses = blame(
+            run,
+            missed_prefix=missed,
+            expected=expected,
+            token_budget=token_budget if isinstance(token_budget, int) else None,
+        )
+    else:
+        losses = blame_server(run, metrics, missed)
+    losses = None if losses is None else with_gpu(losses, run, metrics)
+    server = cast("Server", report.server if report else _server_of(run))
+    facts = {**run_facts(run, slo, metrics), **step_facts(run, expected)}
+    if not run.steps:
+        facts.update(batch_facts(seen_steps(run)))
+    facts["missed_prefix_share"] = missed
+    facts.setdefault("cpu_taken_share", 0.0)  # not observed: no reason to suspect other processes
+    ranked = findings(losses, facts, server) if losses is not None else ()
+    return Diagnosis(
+        target=run.target, server=server, findings=ranked, blame=losses, metrics=metrics
+    )
+
+
+def _server_of(run: RunTrace) -> Server:
+    """Without /metrics: a Ridgeline server describes itself in full, others only as elsewhere."""
+    return "ridgeline" if run.info is not None and run.info.device != ELSEWHERE else "another"

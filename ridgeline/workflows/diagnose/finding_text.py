@@ -1,0 +1,40 @@
+"""Findings and losses of a diagnosis in words, for the console and the page."""
+
+from __future__ import annotations
+
+from ridgeline.diagnose import Blame, Ranked
+from ridgeline.diagnose.conditions import written
+
+MIN_SHARE = 0.005  # smaller losses are not listed
+NO_FINDING = "no cause accounts for enough of the latency to be worth fixing"
+
+
+def finding_lines(finding: Ranked) -> dict[str, str]:
+    """The details of a finding by name."""
+    gain, more = finding.gain, finding.with_consequences - finding.gain.mid
+    text = f"up to {gain.mid:.0%} of latency [{gain.low:.0%}, {gain.high:.0%}]"
+    if more > 0.01:
+        text += f", and {more:.0%} that follows from it"
+    evidence = ", ".join(f"{name} = {written(name, finding.evidence)}" for name in finding.evidence)
+    return {
+        "fix": finding.fix,
+        "flag": finding.flag,
+        "gain": text,
+        "trade-off": finding.trade_off,
+        "will not help": finding.not_help,
+        "evidence": evidence,
+    }
+
+
+def shares_line(blame: Blame) -> str:
+    """The losses with their shares of all latency, largest first."""
+    rows = sorted(blame.shares.items(), key=lambda item: -item[1].mid)
+    return ", ".join(f"{name} {share.mid:.0%}" for name, share in rows if share.mid >= MIN_SHARE)
+
+
+def first_finding(findings: tuple[Ranked, ...]) -> str:
+    """The most worthwhile finding as a sentence."""
+    if not findings:
+        return f"{NO_FINDING[0].upper()}{NO_FINDING[1:]} (`ridgeline diagnose`)."
+    first = findings[0]
+    return f"{first.verdict.capitalize()}: {first.sentence} {first.fix} Here: {first.flag}."
