@@ -12,7 +12,7 @@ and exits with 1 where a page is out of date. A result file holds what was measu
      "columns": ["…"], "rows": [["…", 1.5, {"median": 29.6, "runs": [29.3, 29.6, 29.8]}]]}
 
 A cell is a text, a number, null, `{"median", "runs"}`, `{"value", "interval"}` or `{"runs"}`; `"bold": true` in it
-marks a target that is met. `machine`, `date` and `command` may differ by row: then they are columns.
+marks a target that is met. `"decimals": [null, null, 2]` fixes the decimals of a column's numbers.
 """
 
 from __future__ import annotations
@@ -28,35 +28,37 @@ RESULTS = ROOT / "benchmarks" / "results"
 MARKED = re.compile(r"(<!-- result: ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def number(value: float) -> str:
+def number(value: float, decimals: int | None = None) -> str:
     """Thousands separated from 10,000 on; otherwise as it stands in the file."""
+    if decimals is not None:
+        return f"{value:.{decimals}f}"
     if isinstance(value, int) and abs(value) >= 10_000:
         return f"{value:,}"
     return f"{value:g}" if abs(value) < 0.01 else str(value)
 
 
-def cell(value: Any) -> str:
+def cell(value: Any, decimals: int | None = None) -> str:
     if value is None:
         return ""
     if isinstance(value, dict):
-        text = number(value["median"]) if "median" in value else ""
-        text = number(value["value"]) if "value" in value else text
-        runs = ", ".join(map(number, value.get("runs", ())))
+        figure = value.get("median", value.get("value"))
+        text = "" if figure is None else number(figure, decimals)
+        runs = ", ".join(number(run, decimals) for run in value.get("runs", ()))
         if runs:
             text = f"{text} ({runs})" if text else runs
         if "interval" in value:
-            text += f" [{', '.join(map(number, value['interval']))}]"
-        text += value.get("unit", "")
+            text += f" [{', '.join(number(end, decimals) for end in value['interval'])}]"
         return f"**{text}**" if value.get("bold") else text
-    return value if isinstance(value, str) else number(value)
+    return value if isinstance(value, str) else number(value, decimals)
 
 
 def table(result: dict[str, Any]) -> str:
     """The result as a Markdown table, followed by its machine, date and command."""
     lines = [f"| {' | '.join(result['columns'])} |", "|---" * len(result["columns"]) + "|"]
+    decimals = result.get("decimals", [None] * len(result["columns"]))
     for row in result["rows"]:
-        assert len(row) == len(result["columns"]), row
-        lines.append(f"| {' | '.join(map(cell, row))} |")
+        cells = [cell(value, places) for value, places in zip(row, decimals, strict=True)]
+        lines.append(f"| {' | '.join(cells)} |")
     origin = [result[key] for key in ("machine", "date") if key in result]
     if "command" in result:
         origin.append(f"`{result['command']}`")

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from ridgeline.cli.main import main
+from scripts.draw_peers import PICTURE, draw
 from scripts.render_results import MARKED, RESULTS, stale
 from tests.house.code import ROOT
 
@@ -128,6 +129,10 @@ def test_mentioned_files_exist() -> None:
 
 def test_tables_are_those_of_the_results() -> None:
     assert not stale(), "run: python scripts/render_results.py"
+
+
+def test_picture_is_that_of_the_results() -> None:
+    assert PICTURE.read_text(encoding="utf-8") == draw(), "run: python scripts/draw_peers.py"
 
 
 def test_every_result_is_shown() -> None:
