@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     # A thread that spins at a barrier takes the core from the one it waits for, whenever anything
     # else runs: the event loop of this very process, or a neighbour. libgomp reads this when torch
-    # is imported, hence here. Measured in notes/experiments/2026-11-26-tried.md.
+    # is imported, hence here. Measured in notes/experiments/2026-11-26-tried-linear-kernels.md.
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     given = list(sys.argv[1:] if argv is None else argv)
     args, debug = _without_debug(given)

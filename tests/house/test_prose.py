@@ -17,6 +17,7 @@ CLEAN = [
     "benchmarks/results",
     "docs",
     "mkdocs.yml",
+    "notes",
     "ridgeline/techniques.toml",
     "ridgeline/workflows/explain/topics/errors.toml",
     "scripts/render_results.py",
