@@ -1,8 +1,11 @@
-"""Climbs the ladder: measure, diagnose, apply, verify quality and cost, keep what is proven.
+"""The optimisation loop: measure, diagnose, apply, verify quality and cost, keep what is proven.
 
-ladder.py   the rungs as data (ladder.toml)     predict.py   what each promises, simulated
-loop.py     the climb                           ranking.py   which rung is next
-comparison.py     two configurations in alternation   cut.py       how long a run has to be
-checks.py   the same tokens, or within the gate quality/     the panel that is the gate
-result.py   what was found    report/  config.py  vllm.py  write.py   how it is handed over
+ladder.py       the rungs as data (ladder.toml)
+ranking/        predicts each rung's gain by simulation and picks the next one
+search.py       the loop: baseline, trials, closing comparison
+comparison/     two configurations measured in alternation
+trial_checks.py same tokens for exact rungs, the quality panel for lossy ones
+quality/        the panel: perplexity, KL divergence, agreement, tasks
+external/       the same search on a server that is not this engine
+result.py       the records of the result; report/ and output/ present them
 """

@@ -1,8 +1,8 @@
-"""Dollars per million tokens at the SLO: what a machine costs per hour over what it does in it.
+"""Dollars per million tokens at the SLO: the machine's hourly price over what it delivers in an
+hour.
 
-Only tokens of requests that kept the promise count: tokens that came too late were paid for and not
-delivered. The price of the machine is the user's; without one, everything is quoted at a notional
-$1 per hour, which leaves every ratio right.
+Only tokens of requests that met the SLO count. Without a price from the user, costs are quoted at a
+notional $1 per hour, which leaves every ratio correct.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ NOTIONAL_PRICE = 1.0
 
 
 class MachinePrice(msgspec.Struct, frozen=True, kw_only=True):
-    """Dollars per machine-hour; `notional` where nobody named one."""
+    """Dollars per machine-hour; `notional` if the user named no price."""
 
     dollars_per_hour: float = NOTIONAL_PRICE
     notional: bool = True
 
 
 class TokenCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Dollars per million tokens; None where nothing was delivered within the SLO."""
+    """Dollars per million tokens; None if no request met the SLO."""
 
     output_dollars_per_mtok: float | None
     total_dollars_per_mtok: float | None
 
 
 def cost_of(price: MachinePrice, good_output_tok_s: float, good_input_tok_s: float) -> TokenCost:
-    """The whole bill divided by output tokens alone, and by input and output tokens together."""
+    """Divide the whole bill by output tokens alone, and by input and output tokens together."""
     return TokenCost(
         output_dollars_per_mtok=dollars_per_million(price.dollars_per_hour, good_output_tok_s),
         total_dollars_per_mtok=dollars_per_million(

@@ -1,8 +1,9 @@
-"""What the loop needs of a configuration that is up, and of the place where it opens one.
+"""What the search needs from outside: running configurations, a simulator, facts and prices.
 
-The loop knows no engine. `Deployment` is one configuration being served; `Environment` opens them and holds
-what the spec, the probe and the simulator know. The command line builds a Lab around the real
-engine (`ridgeline.cli.commands.optimize`); a test builds one on a virtual clock.
+The search knows no engine and no clock. A `Deployment` is one configuration that is up; an
+`Environment` opens deployments and holds what the model spec, the hardware probe and the simulator
+know. `ridgeline.workflows.optimize` builds one around the engine or around an external server; the
+tests build one on a virtual clock.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from ridgeline.roofline import Peaks, PriceStep
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: `rate` requests/s for `window_s`, then up to `grace_s` for what is still in flight.
+    """One run: `rate` requests/s offered for `window_s`, then up to `grace_s` for requests still in
+    flight.
 
-    Equal seeds are equal prompts, and equal gaps up to the rate.
+    The same seed gives the same prompts and, up to a factor of the rate, the same arrival gaps.
     """
 
     rate: float
@@ -38,17 +40,18 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float
 
     def poisson(self) -> tuple[Instants, LoadOptions]:
-        """Its arrivals, and how a client runs them."""
+        """The arrival process of this load and the client options that run it."""
         dues = arrival_times_s(self)
         options = LoadOptions(num_requests=len(dues), grace_s=self.grace_s, seed=self.seed)
         return Instants(at_s=dues, label=f"poisson:{self.rate!r}", rate=self.rate), options
 
 
 def arrival_times_s(load: Load) -> tuple[float, ...]:
-    """When the requests of a run are due: a Poisson process, given how many arrive in its window.
+    """Arrival times of one run: a Poisson process conditioned on its number of arrivals.
 
-    The number is rate x window exactly, and given the number, Poisson arrivals are uniform. In a
-    short run the luck of how many arrive would otherwise drown every difference worth finding.
+    The count is exactly rate × window, and given the count, Poisson arrivals are uniform. In a
+    short run the random number of arrivals would otherwise hide the differences that the search
+    looks for.
     """
     rng = random.Random(f"{load.seed}/arrivals")
     count = max(1, round(load.rate * load.window_s))
@@ -56,30 +59,33 @@ def arrival_times_s(load: Load) -> tuple[float, ...]:
 
 
 class Deployment(Protocol):
-    """One configuration, up and ready to be loaded."""
+    """One configuration that is up and ready to receive load."""
 
     @property
     def info(self) -> EngineInfo: ...
 
     async def run(self, load: Load, on_finish: OnFinish | None = None) -> RunTrace:
-        """Measure one run; returns at most a moment after window_s + grace_s.
+        """Measure one run; returns shortly after window_s + grace_s at the latest.
 
-        `on_finish` sees every request as it ends; a reason from it may end the run early.
+        `on_finish` is called for every finished request; a reason returned by it ends the run
+        early.
         """
         ...
 
     async def greedy(
         self, prompts: Sequence[Sequence[int]], max_tokens: int
     ) -> list[tuple[int, ...]]:
-        """Greedy continuations, all prompts at once (so that they share batches)."""
+        """Greedy continuations of all prompts, sent together so that they share batches."""
         ...
 
     def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
-        """Nats between the two most likely tokens at `place` of an `output` that `greedy` gave."""
+        """Nats between the two most likely tokens at position `place` of an `output` returned by
+        `greedy`.
+        """
         ...
 
     def logprobs_of(self, tokens: Sequence[int]) -> Array:
-        """[T, V] log-softmax after each position of `tokens`."""
+        """Log-softmax after each of the T tokens, as an array [T, V]."""
         ...
 
 
@@ -90,19 +96,19 @@ def top_two_margin(logprobs_TV: Array) -> float:
 
 
 class Simulator(Protocol):
-    """The simulator: the engine's own scheduler on a virtual clock, its step times learnt."""
+    """The engine's own scheduler on a virtual clock, with step times learnt from measured steps."""
 
     def learn(self, settings: Settings, steps: Sequence[StepStat]) -> None:
-        """Take in measured steps of a configuration."""
+        """Fit the step times to measured steps of a configuration."""
         ...
 
     def run(self, settings: Settings, load: Load) -> RunTrace:
-        """What a run under this load would give. Raises UserError where settings cannot run."""
+        """Simulate a run under this load. Raises UserError if the settings cannot run."""
         ...
 
 
 class NextSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """The commands that a result ends with; {model} and {workload} are filled in."""
+    """Commands printed at the end of a result; {model} and {workload} are substituted."""
 
     serve: str = "ridgeline serve --config ridgeline.toml"
     optimize: str = "ridgeline optimize {model} --workload {workload}"
@@ -118,20 +124,21 @@ MakeWeights = Callable[[Settings, str, float], Settings]
 
 
 def cannot_make_weights(settings: Settings, method: str, allowed_s: float) -> Settings:
-    """Of a laboratory that cannot make weights."""
+    """The `make` of an environment that cannot quantise weights: always raises CannotRun."""
     raise CannotRun("weights cannot be made here", value=method)
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that comes in from outside.
+    """Everything the search receives from outside.
 
-    `facts` are named numbers of machine, model and workload that rungs may ask for; `heldout` the
-    windows of the quality panel (none where distributions cannot be read: no lossy rung is tried
-    then), `tasks` its questions, `check_prompts` those of the exactness check; `longest_output` the
-    most tokens that one request of the workload asks for; `start` the settings of the baseline;
-    `steps_of` what the simulator learns from a run; `near_tie` the nats between two tokens that
-    rounding may exchange; `make` writes weights as settings ask for them, by a method and within so
-    many seconds, and returns the settings that open them (CannotRun where time is too short).
+    `facts`: named numbers about machine, model and workload that rungs may require. `heldout`:
+    windows of held-out text for the quality panel (empty if full distributions cannot be read;
+    lossy rungs are then left out). `tasks`: its questions. `check_prompts`: prompts of the
+    exactness check. `longest_output`: the most tokens that one request of the workload generates.
+    `start`: settings of the baseline. `steps_of`: the steps the simulator learns from a run.
+    `near_tie`: nats between two tokens below which rounding may swap them. `make`: quantises
+    weights by a method within a time limit in seconds and returns settings that open them; raises
+    CannotRun if the time is too short.
     """
 
     open: Callable[[Settings], AbstractContextManager[Deployment]]

@@ -1,4 +1,4 @@
-"""What was asked of a climb, and a configuration that is up."""
+"""What the user requested, and a configuration that is up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ridgeline.records import Slo
 
 
 class OptimizeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for. `settings` is what every rung starts from (model, dtype, limits)."""
+    """One optimisation request. `settings` are common to all rungs (model, dtype, limits)."""
 
     settings: Settings
     workload: str
@@ -26,9 +26,9 @@ class OptimizeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration that is up. `stack` closes it; `rate` is its best load so far.
+    """A configuration that is up. `stack` closes it; `rate` is its best load so far, in requests/s.
 
-    `settled`: that load comes from a staircase, not from a search in wide steps.
+    `settled`: that load comes from a staircase rather than from the coarse initial search.
     """
 
     label: str

@@ -1,8 +1,8 @@
-"""The rungs, as data (ladder.toml), and what each would make of the incumbent.
+"""The rungs of the ladder as data (ladder.toml), and the candidates each makes of a configuration.
 
-Nothing in here or in the loop knows a rung by name. A row says which settings it changes, what it
-needs and how honest it is; the prediction comes from the simulator with the rewritten settings,
-the verdict from the measurement. So a later technique joins the ladder by adding its row.
+Neither this module nor the search knows a rung by name. A row says which settings it changes, what
+it requires and whether it is exact; the prediction comes from simulating the changed settings and
+the verdict from measuring them. A new technique joins the ladder by adding a row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Honesty = Literal["exact", "lossy"]
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the ladder; see the head of ladder.toml for the meaning of each field."""
+    """One row of the ladder; the fields are described at the top of ladder.toml."""
 
     id: str
     title: str
@@ -40,7 +40,7 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankingWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """How much predicted gain one level of risk or complexity must bring on top."""
+    """How much additional predicted gain one level of risk or complexity requires."""
 
     risk: float
     complexity: float
@@ -55,9 +55,10 @@ class Ladder(msgspec.Struct, frozen=True):
 
 
 class RungCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A rung applied to an incumbent: the settings to try, and what differs.
+    """A rung applied to a configuration: the settings to try and the changes they contain.
 
-    `make`: how weights of that format are made first; until then the settings stand for them.
+    `make` is the method that quantises the weights first; until then `settings` stand for the
+    result.
     """
 
     rung: Rung
@@ -68,14 +69,15 @@ class RungCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_default_ladder() -> Ladder:
-    """The ladder of this package."""
+    """The ladder shipped with this package."""
     document = tomllib.loads(_shipped_text())
     return Ladder(_rungs(document), _weights(document["weights"]))
 
 
 def parse_ladder(text: str) -> Ladder:
-    """A ladder of the user's own from TOML: its rungs, with the shipped `[weights]` where it has
-    none. BadInput for a key or a setting that does not exist, and for a ladder without rungs.
+    """A user's ladder from TOML. Uses the default `[weights]` if it has none.
+
+    Raises BadInput for an unknown key or setting and for a ladder without rungs.
     """
     document = tomllib.loads(text)
     if unknown := sorted(set(document) - {"rung", "weights"}):
@@ -127,13 +129,13 @@ def _rung(row: dict[str, Any]) -> Rung:
 
 
 def _check_values(rung: Rung, changes: Mapping[str, Any]) -> None:
-    """A value that its setting cannot take: it would be refused only when the rung is tried."""
+    """Raise BadInput for a value its setting cannot take, before any trial starts."""
     plain = {k: v for k, v in changes.items() if k != MAKE and not _is_relative(v)}
     settings_from(plain, where=f"rung {rung.id!r}")
 
 
 def unmet_need(rung: Rung, facts: Facts) -> str | None:
-    """Why the rung is not for this incumbent, or None. What is not known forbids nothing."""
+    """Why the rung does not apply to this configuration, or None. Unknown facts exclude nothing."""
     failed = [need.explain(facts) for need in rung.needs if need.holds(facts) is False]
     return "needs " + "; ".join(failed) if failed else None
 
@@ -141,7 +143,7 @@ def unmet_need(rung: Rung, facts: Facts) -> str | None:
 def candidates_of(
     rung: Rung, incumbent: Settings, resolved: Mapping[str, object]
 ) -> Iterator[RungCandidate]:
-    """Every variant of a rung that would change something. `resolved`: the values really in use."""
+    """Every variant of a rung that changes something. `resolved`: the values in effect, by setting."""
     for variant in rung.variants or ({},):
         asked = {**rung.changes, **variant}
         make = asked.pop(MAKE, None)
@@ -159,7 +161,7 @@ def candidates_of(
 
 
 def _value(change: object, current: object) -> object:
-    """What a change makes of the current value."""
+    """The new value of a setting, given its current one."""
     if not _is_relative(change):
         return change
     assert isinstance(change, dict)
@@ -173,7 +175,7 @@ def _value(change: object, current: object) -> object:
 
 
 def _is_relative(change: object) -> bool:
-    """Is it made from the current value?"""
+    """Whether the change is computed from the current value."""
     return isinstance(change, dict) and bool({"times", "unset"} & change.keys())
 
 

@@ -1,4 +1,4 @@
-"""Who watches a climb: told of every stage, run and verdict, and never asked anything."""
+"""Progress of a search, reported to an observer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ridgeline.optimize.result import Trial
 
 
 class SearchProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the climb is: the stage (a rung's name, say), what is being done, and the time."""
+    """The current stage (for example a rung's name), the activity, and the time spent."""
 
     stage: str
     doing: str
@@ -28,7 +28,7 @@ class SearchObserver(Protocol):
 
 
 class SilentSearchObserver:
-    """Nobody watches."""
+    """Ignores all progress."""
 
     def progress(self, now: SearchProgress) -> None:
         return None
@@ -41,7 +41,7 @@ class SilentSearchObserver:
 
 
 class LineSearchObserver:
-    """One line per stage and verdict, for a log or a pipe."""
+    """Writes one line per stage and verdict, for a log or a pipe."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write, self._stage = write, ""

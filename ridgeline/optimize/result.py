@@ -1,8 +1,7 @@
-"""What an optimisation found, as frozen records: the content of ladder.json.
+"""The result of an optimisation as frozen records: the content of ladder.json.
 
-Everything that the report, the terminal and the configuration file show is in `LadderResult` and
-nowhere else, so that an interrupted run, a re-rendered report and a test all start from the same
-thing.
+Report, terminal output and configuration file show nothing that is not in `LadderResult`, so an
+interrupted run, a re-rendered report and a test all start from the same record.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ Ended = Literal[
 
 
 class ConfigurationFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration under its best load: means over its runs, percentiles over all its
-    requests.
+    """One configuration at its best load: means over runs, percentiles over all requests.
 
-    `score` is the objective, more is better. Rates are per second of offered load; `good_*` count
+    `score` is the objective (more is better). Rates are per second of offered load; `good_*` count
     only requests that met the SLO.
     """
 
@@ -62,7 +60,7 @@ class ConfigurationFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GainPrediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What the simulator promised: `gain` new/old, between `low` and `high` by its error so far."""
+    """The simulator's prediction: `gain` new/old, between `low` and `high` given its error so far."""
 
     gain: float
     low: float
@@ -71,7 +69,9 @@ class GainPrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exactness(msgspec.Struct, frozen=True, kw_only=True):
-    """Greedy outputs against the incumbent's. `near_ties`: parted where the top two were equal."""
+    """Greedy outputs compared with the incumbent's. `near_ties`: differences between two equal best
+    tokens.
+    """
 
     num_prompts: int
     num_tokens: int
@@ -81,7 +81,7 @@ class Exactness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One rung that was tried, whatever came of it."""
+    """One rung that was tried, with its outcome."""
 
     rung: str
     label: str
@@ -112,14 +112,14 @@ class NotTried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencySamples(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples per request, for the pictures: seconds."""
+    """TTFT and TPOT of every request, in seconds, for the figures."""
 
     ttft_s: tuple[float, ...]
     tpot_s: tuple[float, ...]
 
 
 class ConfigurationSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration at the end of the run: settings, figures, roofline, diagnosis."""
+    """A configuration at the end of the search: settings, figures, roofline points, diagnosis."""
 
     label: str
     settings: dict[str, Any]
@@ -132,7 +132,7 @@ class ConfigurationSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """Under what the figures were taken."""
+    """The conditions under which the figures were measured."""
 
     version: str
     started: str
@@ -149,7 +149,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LadderResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole climb. `total` is measured at the end, baseline against final, interleaved."""
+    """The whole search. `total` is the closing comparison: baseline against final, in alternation."""
 
     provenance: Provenance
     ended: Ended

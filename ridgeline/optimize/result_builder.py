@@ -1,4 +1,4 @@
-"""From what was measured to the records of the result: verdicts, standings, next steps."""
+"""Turns measurements into the records of the result: verdicts, summaries, next steps."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from ridgeline.stats import Interval
 
 
 class TrialEvidence:
-    """What one trial gathers while it runs."""
+    """What one trial collects while it runs."""
 
     def __init__(self, forecast: Forecast, begun_s: float) -> None:
         self.forecast, self.begun_s = forecast, begun_s
@@ -64,7 +64,7 @@ class TrialEvidence:
         self.failure: tuple[Verdict, str] | None = None
 
     def is_of(self, candidate: RungCandidate) -> RungCandidate:
-        """What is measured, where it differs from what was simulated: its weights were made."""
+        """Replace the simulated candidate by the one measured, whose weights have been quantised."""
         self.forecast = msgspec.structs.replace(self.forecast, candidate=candidate)
         return candidate
 
@@ -107,7 +107,7 @@ def build_trial(
 
 
 def judge_trial(evidence: TrialEvidence) -> tuple[Verdict, str]:
-    """The verdict and one sentence for it."""
+    """The verdict and one sentence of explanation."""
     if evidence.failure is not None:
         return evidence.failure
     if evidence.exactness is not None and not evidence.exactness.same:
@@ -163,7 +163,7 @@ def _judge_quality(ratio: Interval, evidence: TrialEvidence) -> tuple[Verdict, s
 
 
 def _deciding_checks(gate: QualityVerdict) -> str:
-    """The checks that make the verdict."""
+    """The checks that decided the verdict, as text."""
     bad = [check for check in gate.checks if check.verdict == gate.verdict]
     return ", ".join(f"{c.name} {c.found} (limit {c.limit:g})" for c in bad)
 
@@ -178,14 +178,14 @@ def _percent(ratio: float) -> str:
 def steps_of(
     readings: Sequence[JudgedRun], settings: Settings, environment: Environment
 ) -> list[StepStat]:
-    """As the engine recorded them, or as they follow from what clients saw of somebody else's."""
+    """Steps as the engine recorded them, or inferred from what clients of an external server saw."""
     return [step for reading in readings for step in environment.steps_of(reading.run, settings)]
 
 
 def roofline_points_of(
     name: str, readings: Sequence[JudgedRun], settings: Settings, environment: Environment
 ) -> tuple[RooflinePoint, ...]:
-    """Prefill, decode and mixed steps of these runs on this machine's roofline."""
+    """Prefill, decode and mixed steps of these runs on the machine's roofline."""
     peaks = environment.peaks_of(settings)
     if peaks is None:
         return ()
@@ -210,7 +210,7 @@ def collect_facts(
     environment: Environment,
     slo: Slo,
 ) -> dict[str, Value]:
-    """What rungs and rules may ask for: machine, model, workload, this run, these settings."""
+    """Facts that rungs and rules may refer to: machine, model, workload, this run, these settings."""
     facts = dict(environment.facts)
     if readings:
         run = runs_within_slo(readings)[-1].run
@@ -229,7 +229,7 @@ def summarise_configuration(
     environment: Environment,
     job: OptimizeJob,
 ) -> ConfigurationSummary:
-    """Figures, place and diagnosis of one configuration."""
+    """Figures, roofline points and diagnosis of one configuration."""
     settings = configuration.settings
     found = pool_runs(runs_within_slo(readings), job.slo, job.objective)
     facts = collect_facts(configuration.deployment.info, readings, settings, environment, job.slo)
@@ -246,7 +246,7 @@ def summarise_configuration(
 
 
 def _finding(facts: dict[str, Value]) -> Finding:
-    """What bounds the run; without the load's own idle time, which the search chose."""
+    """What bounds the run, leaving out idle time, which the search itself chose by its load."""
     return verdict({name: value for name, value in facts.items() if name != "idle_share"})
 
 
@@ -265,7 +265,7 @@ PROTOCOL = (
 
 
 class SearchTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What a climb has to show at its end."""
+    """Totals of a search at its end."""
 
     ended: Ended
     spent_s: float
@@ -283,7 +283,7 @@ def build_result(
     baseline: ConfigurationSummary,
     final: ConfigurationSummary,
 ) -> LadderResult:
-    """The whole result."""
+    """Assemble the complete result."""
     result = LadderResult(
         provenance=_provenance(job, environment, account.spent_s, account.window_s),
         ended=account.ended,
@@ -319,7 +319,7 @@ def _provenance(
 
 
 def _plain(facts: dict[str, Value], prefix: str) -> dict[str, Any]:
-    """The facts about one thing: `machine_cores` under machine as `cores`."""
+    """Facts with a common prefix, without it: `machine_cores` under "machine" becomes `cores`."""
     start = prefix + "_"
     return {k.removeprefix(start): v for k, v in facts.items() if k.startswith(start)}
 

@@ -1,16 +1,16 @@
-"""The climb: measure, name the bound, rank, try the best, keep it or take it back, again.
+"""The search: measure, find the bound, rank the rungs, try the best, keep or discard it, repeat.
 
-    baseline      what a naive deployment does, at its own best load
-    rank          every rung's promise, simulated from the incumbent's measured steps
-    try           open the candidate beside the incumbent, check its tokens, measure both in
-                  alternation, gate its quality if it is lossy
-    keep or not   with the reason, either way
-    close         baseline against final, in alternation: the headline is measured, never
-                  multiplied up
+  baseline   a naive deployment, at its best load
+  rank       predict every rung's gain by simulating from the incumbent's measured steps
+  try        open the candidate beside the incumbent, check its tokens, measure both in
+             alternation, judge its quality if it is lossy
+  decide     keep or discard, with the reason
+  close      compare baseline and final configuration in alternation: the headline is measured,
+             never multiplied up from the trials
 
-Nothing here knows a technique, an engine or a clock: rungs are rows, subjects and time come in
-from outside (`ridgeline.optimize.environment.Environment`). A candidate that cannot run, crashes or runs out
-of memory is an outcome of its trial. Ctrl-C ends the climb with what was found so far.
+The search knows no technique, engine or clock: rungs are data, and deployments and time come from
+an `Environment`. A candidate that cannot run, crashes or runs out of memory is an outcome of its
+trial. Ctrl-C ends the search with the results so far.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ LOWER_STARTS = 3
 
 
 class InterruptedEarlyError(RidgelineError):
-    """Stopped before even the baseline was measured: there is nothing to report."""
+    """Interrupted before the baseline was measured; there is no result."""
 
 
 async def optimize(
@@ -70,7 +70,10 @@ async def optimize(
     clock: Callable[[], float],
     observer: SearchObserver | None = None,
 ) -> LadderResult:
-    """Climb until nothing promises more or the budget ends. BadInput for a hopeless budget."""
+    """Search until no rung is predicted to gain or the budget ends.
+
+    Raises BadInput if the budget is too small for a baseline and one trial.
+    """
     climb = LadderSearch(
         job,
         environment,
@@ -85,7 +88,7 @@ async def optimize(
 
 
 class LadderSearch:
-    """The state of one climb: the incumbent, what was tried, what was not."""
+    """The state of one search: the incumbent, the trials, the rungs left out."""
 
     def __init__(
         self,
@@ -123,7 +126,7 @@ class LadderSearch:
     # ---- the life of a climb -------------------------------------------------------------------
 
     async def run(self) -> LadderResult:
-        """Baseline, rungs, closing; an interruption keeps what there is."""
+        """Baseline, trials, closing comparison. An interruption keeps the results so far."""
         closing: PairedComparison | None = None
         try:
             await self._measure_baseline()
@@ -134,7 +137,7 @@ class LadderSearch:
         return self._result(ended, closing)
 
     def close(self) -> None:
-        """Shut whatever is still open."""
+        """Close every configuration that is still open."""
         self._stack.close()
 
     async def _measure_baseline(self) -> None:
@@ -167,8 +170,8 @@ class LadderSearch:
     async def _first_load(
         self, deployment: Deployment, low: float
     ) -> tuple[GoodputResult, list[JudgedRun]]:
-        """The baseline's search. Where even its first load fails (a machine that others disturb, an
-        answer that was timed in a lucky moment), it begins lower: one bad run is no verdict.
+        """Find the baseline's load. If its first load fails, start lower: one disturbed run is no
+        verdict.
         """
         seen: list[JudgedRun] = []
         for _ in range(LOWER_STARTS):
@@ -195,7 +198,7 @@ class LadderSearch:
         )
 
     async def _climb(self) -> Ended:
-        """Try the most promising rung until none is left or the time is."""
+        """Try the most promising rung until none is left or the time is used up."""
         while True:
             self._runner.stage("Ranking", "simulating rungs from the incumbent's measured steps")
             promising = self._ranking.rank(self._the_incumbent, self._tried, self._trials)
@@ -209,7 +212,7 @@ class LadderSearch:
     # ---- one trial -----------------------------------------------------------------------------
 
     async def _try(self, forecast: Forecast) -> None:
-        """Open, check, measure, gate, decide. Whatever goes wrong is this trial's outcome."""
+        """Open, check, measure, decide. Any failure becomes the outcome of this trial."""
         candidate = forecast.candidate
         self._tried.add((candidate.settings, candidate.make))
         evidence = TrialEvidence(forecast, begun_s=self._budget.spent_s)
@@ -235,7 +238,7 @@ class LadderSearch:
             self._note_readings(evidence)
 
     def _made(self, candidate: RungCandidate) -> RungCandidate:
-        """The candidate with its weights made, where they are to be made first."""
+        """The candidate after quantising its weights, if it needs that."""
         if candidate.make is None:
             return candidate
         self._runner.tell(f"making its weights ({candidate.make})")
@@ -250,7 +253,7 @@ class LadderSearch:
         stack: ExitStack,
         evidence: TrialEvidence,
     ) -> RunningConfiguration | None:
-        """The candidate as a configuration, or None where its tokens or the time ended it before."""
+        """Measure the candidate; None if its tokens or the time ended the trial before."""
         incumbent = self._the_incumbent
         honesty = candidate.rung.honesty
         if not await self._checks.outputs_agree(
@@ -283,7 +286,7 @@ class LadderSearch:
         )
 
     def _know_the_baseline(self, evidence: TrialEvidence) -> None:
-        """Rounds show the baseline at its knee, many times: better than the search's last probe."""
+        """Update the baseline's best load: rounds measure it better than the initial search."""
         found, baseline = evidence.comparison, self._the_baseline
         if found is None or found.ratio is None:
             return
@@ -293,7 +296,7 @@ class LadderSearch:
             )
 
     def _promote(self, configuration: RunningConfiguration) -> None:
-        """The candidate is the incumbent now; the old one is shut."""
+        """Make the candidate the incumbent and close the old one."""
         if self._trials[-1].honesty == "lossy":
             self._checks.freeze_references()
         self._the_incumbent.stack.close()
@@ -303,7 +306,7 @@ class LadderSearch:
         self._learn_from(self._trials[-1])
 
     def _note_readings(self, evidence: TrialEvidence) -> None:
-        """The incumbent stays; what the rounds showed of it is newer than what was known."""
+        """Keep the incumbent, with the figures of the latest rounds."""
         if evidence.comparison is not None and evidence.comparison.ratio is not None:
             self._incumbent = msgspec.structs.replace(
                 self._the_incumbent,
@@ -321,7 +324,7 @@ class LadderSearch:
     # ---- the end -------------------------------------------------------------------------------
 
     async def _close_the_account(self) -> PairedComparison | None:
-        """Baseline against final in alternation, if anything was kept."""
+        """Compare baseline and final configuration in alternation, if anything was kept."""
         baseline, final = self._the_baseline, self._the_incumbent
         if final.settings == baseline.settings:
             return None
@@ -379,7 +382,7 @@ class LadderSearch:
         ]
 
     def _open(self, settings: Settings) -> tuple[Deployment, ExitStack]:
-        """Open a configuration on a stack of its own, which this climb closes at the latest."""
+        """Open a configuration on its own exit stack; the search closes it at the latest."""
         begun_s = self._budget.spent_s
         stack = self._stack.enter_context(ExitStack())
         deployment = stack.enter_context(self._environment.open(settings))
@@ -388,7 +391,7 @@ class LadderSearch:
 
 
 def _nearest_run(readings: list[JudgedRun], rate: float) -> tuple[JudgedRun, ...]:
-    """The readings at the loads closest to the one that was chosen."""
+    """The run whose load is closest to `rate`, preferably one that met the SLO."""
     held = [reading for reading in readings if reading.holds] or readings
     best = min(held, key=lambda reading: abs(reading.rate - rate))
     return (best,)

@@ -1,9 +1,8 @@
-"""Time as the currency of a climb: what is left, what a run costs, and how long runs may be.
+"""The time budget of a search: what is left, what a run costs, and how long runs may be.
 
-The budget covers everything from the first baseline run to the last closing round. Every step
-asks before it begins whether its cost still fits beside what is kept back for the closing
-measurement, without which the rest would be worth little. Costs are learnt: a run costs what the
-runs before it cost.
+The budget covers everything from the first baseline run to the closing comparison. Before each step
+the search checks that its cost fits beside the reserve for the closing comparison, without which
+the other results would be worth little. Costs are learnt from the runs already made.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MOST_STRETCH = 2.5  # of the window
 
 
 class TimeBudget:
-    """A deadline that several parts share."""
+    """A deadline shared by the parts of a search. Times are in seconds."""
 
     def __init__(self, total_s: float, clock: Clock) -> None:
         self.total_s, self._clock = total_s, clock
@@ -43,12 +42,12 @@ class TimeBudget:
         return self.total_s - self.spent_s
 
     def choose_window(self, answer_s: float) -> None:
-        """Settle the length of runs, once, from the budget and the time of one lone answer."""
+        """Fix the length of runs once, from the budget and the duration of a single request."""
         wanted = max(self.total_s / RUNS_IN_BUDGET, ANSWERS_PER_WINDOW * answer_s)
         self.window_s = min(max(wanted, MIN_WINDOW_S), MAX_WINDOW_S)
 
     def window_for(self, rate: float) -> float:
-        """The length of a run at `rate` requests per second."""
+        """Length of a run at `rate` requests/s; low rates get a longer window."""
         return min(max(self.window_s, LEAST_REQUESTS / rate), MOST_STRETCH * self.window_s)
 
     def note_run(self, seconds: float) -> None:
@@ -59,34 +58,36 @@ class TimeBudget:
 
     @property
     def run_cost_s(self) -> float:
-        """What the next run is likely to cost: the mean of the last few. (Overrunning is not at
-        stake: `grace_s` ends every run in time.)"""
+        """Expected cost of the next run: the mean of the last six.
+
+        Overruns cannot accumulate, because `grace_s` ends every run in time.
+        """
         recent = self._run_costs_s[-6:] or [self.window_s]
         return max(self.window_s, sum(recent) / len(recent))
 
     @property
     def closing_cost_s(self) -> float:
-        """Kept back: reopening the baseline and the closing rounds, at the least number of them."""
+        """The reserve: reopening the baseline and the minimum number of closing rounds."""
         return self._open_cost_s + 2 * MIN_ROUNDS * self.run_cost_s + REPORT_S
 
     @property
     def trial_cost_s(self) -> float:
-        """The least that a trial needs to be worth starting."""
+        """The least time in which a trial can reach a verdict."""
         return 1.5 * self._open_cost_s + (2 * MIN_ROUNDS + 3) * self.run_cost_s
 
     @property
     def smallest_s(self) -> float:
-        """The least budget with which anything can be said: a baseline, one trial, the closing."""
+        """The smallest budget that gives a result: baseline, one trial and the closing comparison."""
         return 4 * self.run_cost_s + self.trial_cost_s + self.closing_cost_s
 
     def affords_trial(self) -> bool:
         return self.left_s >= self.trial_cost_s + self.closing_cost_s
 
     def affords_runs(self, count: int, *, closing: bool = False) -> bool:
-        """Whether `count` more runs fit; `closing`: the closing itself may use what was kept."""
+        """Whether `count` more runs fit. With `closing` they may use the reserve."""
         kept = REPORT_S if closing else self.closing_cost_s
         return self.left_s >= count * self.run_cost_s + kept
 
     def grace_s(self, wanted_s: float, window_s: float) -> float:
-        """How long a run may wait for its last answers without overrunning the budget."""
+        """How long a run may wait for its last requests without exceeding the budget."""
         return max(0.0, min(wanted_s, self.left_s - window_s - REPORT_S / 2))

@@ -1,10 +1,8 @@
-"""Does a candidate still say the same? Token for token if it claims to be exact, by the quality
-panel if not.
+"""Checks of a candidate's outputs: equal tokens for exact rungs, the quality panel for lossy ones.
 
-An exact rung is checked and not believed: its greedy continuations of a few prompts, sent
-together so that they share batches, must equal the incumbent's. Where two outputs part at a
-position whose two best tokens are as good as equal, that is rounding and is counted as a near
-tie.
+A rung that claims to be exact is verified: its greedy continuations of a few prompts, sent together
+so that they share batches, must equal the incumbent's. Where two outputs differ at a position whose
+two best tokens are practically equal, the difference is rounding and counts as a near tie.
 """
 
 from __future__ import annotations
@@ -36,7 +34,9 @@ Outputs = list[tuple[int, ...]]
 
 
 class CandidateChecks:
-    """Holds what the checks compare with: the incumbent's tokens, the baseline's distributions."""
+    """Runs the checks and caches their references: the incumbent's tokens, the baseline's
+    distributions.
+    """
 
     def __init__(self, environment: Environment, runner: LoadRunner) -> None:
         self._environment, self._runner = environment, runner
@@ -47,7 +47,7 @@ class CandidateChecks:
         self._gone = False
 
     async def time_one_answer(self, deployment: Deployment) -> float:
-        """Seconds of one typical answer to a lone request, after a little warm-up."""
+        """Seconds of one typical response to a single request, after a short warm-up."""
         prompts = self._environment.check_prompts[:1]
         await deployment.greedy(prompts, 2)
         num_tokens = max(2, min(self._environment.longest_output, MOST_TOKENS))
@@ -88,7 +88,9 @@ class CandidateChecks:
     async def outputs_agree(
         self, honesty: str, incumbent: Deployment, candidate: Deployment, evidence: TrialEvidence
     ) -> bool:
-        """Before any time goes into speed: equal tokens, or a first look that does not fail."""
+        """The cheap check before speed is measured: equal tokens, or a first look that does not
+        fail.
+        """
         if honesty == "exact":
             evidence.exactness = await self.same_tokens(incumbent, candidate)
             return evidence.exactness.same
@@ -101,7 +103,7 @@ class CandidateChecks:
     async def finish_quality(
         self, incumbent: Deployment, candidate: Deployment, evidence: TrialEvidence
     ) -> None:
-        """A lossy candidate that is faster: the panel reads on until it is decided."""
+        """For a lossy candidate that is faster: continue the panel until it is decided."""
         examination, found = evidence.examination, evidence.comparison
         if examination is None or found is None or found.outcome != "improved":
             return
@@ -110,10 +112,10 @@ class CandidateChecks:
         evidence.quality = examination.conclude(await self.parting(incumbent, candidate))
 
     def examine(self, incumbent: Deployment, candidate: Deployment) -> SequentialPanel:
-        """A lossy candidate under the panel, against the baseline's own distributions.
+        """A panel for a lossy candidate, against the baseline's distributions.
 
-        Until a lossy rung is kept every kept rung was exact, so the incumbent speaks for the
-        baseline; from then on (`freeze_references`) what was read of it must do.
+        Until a lossy rung is kept, every kept rung was exact, so the incumbent's distributions are
+        the baseline's. After that (`freeze_references`) only what was already read can be compared.
         """
         gate, size = quality.load_quality_limits()
         text, tasks = self._references(incumbent, size)
@@ -125,20 +127,20 @@ class CandidateChecks:
         )
 
     def read_on(self, examination: SequentialPanel) -> None:
-        """Until it is decided, within the gate's share of the budget."""
+        """Continue the panel until it is decided, within its share of the budget."""
         budget = self._runner.budget
         spare_s = budget.left_s - budget.closing_cost_s
         examination.run(min(GATE_SHARE * budget.total_s, spare_s))
 
     async def parting(self, incumbent: Deployment, candidate: Deployment) -> Divergence:
-        """Where greedy answers to the check prompts part."""
+        """Where the greedy outputs for the check prompts diverge."""
         before = await self._greedy(incumbent)
         return divergence(
             before, await candidate.greedy(self._environment.check_prompts, self._num_tokens)
         )
 
     def freeze_references(self) -> None:
-        """A lossy rung was kept: the incumbent no longer says what the baseline said."""
+        """Call when a lossy rung is kept: the incumbent no longer speaks for the baseline."""
         if self._text is not None:
             self._text.freeze()
         for task in self._tasks:

@@ -1,1 +1,1 @@
-"""Comparison."""
+"""Compares two configurations by measuring them in alternation."""

@@ -1,12 +1,11 @@
-"""Runs end when every promise is decided, not when the last answer is written.
+"""Ends a run when the SLO of every request is decided rather than when the last token arrives.
 
-A load with promises on the first token and on the pace is decided once the last arrival has had
-time for its first tokens: who has none by then has missed the first promise, and who keeps the pace
-under the full load keeps it when the others leave. Waiting for the last word of every answer would
-take longer than the load itself, in every run of a climb. So a run is cut then, and what is still
-being written is judged by its pace so far and completed at that pace on paper (a workload of fixed
-lengths knows how many tokens are left). Where whole answers are promised, or latency is the
-objective, runs are waited for.
+With limits on TTFT and TPOT, a load is decided once the last arrival has had time for its first
+tokens: a request without any by then has missed its TTFT, and one that meets its TPOT under full
+load meets it when other requests leave. Waiting for the last token of every response would take
+longer than the load itself. So the run is cut at that point, and responses in flight are judged by
+their TPOT so far and completed at that rate on paper (the number of remaining tokens is known in
+workloads of fixed lengths). With a limit on e2e, or with latency as the objective, runs complete.
 """
 
 from __future__ import annotations
@@ -22,14 +21,16 @@ UNFINISHED = "unfinished"  # in the error of what was in flight when a run was c
 
 
 def time_to_decide_s(slo: Slo) -> float | None:
-    """How long after the last arrival every promise is decided; None: when all have ended."""
+    """Seconds after the last arrival at which the SLO is decided; None if all requests must
+    complete.
+    """
     if slo.e2e_s is not None or slo.ttft_s is None or slo.tpot_s is None:
         return None
     return slo.ttft_s + PACE_TOKENS * slo.tpot_s
 
 
 def complete_unfinished(run: RunTrace) -> RunTrace:
-    """The run with what was cut in its middle completed at its pace so far."""
+    """The run with its cut-off responses completed at their TPOT so far."""
     requests = tuple(map(_complete_request, run.requests))
     return msgspec.structs.replace(run, requests=requests)
 

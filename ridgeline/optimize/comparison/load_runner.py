@@ -1,7 +1,7 @@
-"""Where configurations are measured: one place for load, seed, budget and the watcher.
+"""Runs loads against deployments: owns load, seeds, time budget and progress reports.
 
-A fresh seed for every probe and every round: a prompt that was sent before would be found in the
-prefix cache, and the second configuration measured would look better than the first.
+Every probe and round gets a fresh seed. A prompt that was sent before would hit the prefix cache
+and make the configuration measured second look better than the first.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LATEST_ANSWER_S = 30.0  # without a promise on the whole answer, no answer is wa
 
 
 class RoundVariance:
-    """How much the rounds of the last few comparisons scattered about their means.
+    """Variance of the rounds of the last few comparisons around their means.
 
-    Three rounds alone hardly know their own scatter, and Student's interval makes up for that by
-    being twice as wide as it had to be. Rounds of one climb are made alike, so that what the last
-    comparisons showed counts as well, up to `MOST` degrees of freedom.
+    Three rounds alone estimate their own variance poorly, so Student's interval is about twice as
+    wide as necessary. Rounds of one search are alike, so earlier comparisons count too, up to
+    `MOST` degrees of freedom.
     """
 
     DUELS, MOST = 3, 6
@@ -51,11 +51,11 @@ class RoundVariance:
 
 
 class OutOfTimeError(Exception):
-    """The budget ended in the middle of something; what was measured so far stands."""
+    """The budget ended during a measurement; what was measured before remains valid."""
 
 
 class LoadRunner:
-    """Runs loads against subjects within the budget and tells the observer."""
+    """Runs loads within the budget and reports progress to the observer."""
 
     def __init__(
         self,
@@ -89,7 +89,9 @@ class LoadRunner:
         return self._seed
 
     def load(self, rate: float, seed: int) -> Load:
-        """A run of the settled length, and the time after it in which its promises are decided."""
+        """A run of the chosen length, with enough time after it to decide the SLO of its last
+        requests.
+        """
         window_s = self.budget.window_for(rate)
         grace_s = self.budget.grace_s(self._grace_s, window_s)
         return Load(rate=rate, seed=seed, window_s=window_s, grace_s=grace_s)
@@ -97,7 +99,7 @@ class LoadRunner:
     async def run(
         self, deployment: Deployment, rate: float, seed: int, doing: str, *, closing: bool = False
     ) -> JudgedRun:
-        """One measured run. Raises OutOfTimeError rather than overrun the budget."""
+        """One measured run. Raises OutOfTimeError instead of exceeding the budget."""
         if not self.budget.affords_runs(1, closing=closing):
             raise OutOfTimeError
         self.tell(f"{doing} at {rate:.3g} req/s")
@@ -111,7 +113,9 @@ class LoadRunner:
     async def search(
         self, deployment: Deployment, low: float, max_probes: int, doing: str
     ) -> tuple[GoodputResult, list[JudgedRun]]:
-        """Roughly the largest load that holds, from `low` upwards; every probe as a reading."""
+        """Find roughly the largest load that meets the SLO, from `low` upwards; returns every
+        probe.
+        """
         readings: list[JudgedRun] = []
 
         async def run_at(rate: float) -> RunTrace:
@@ -133,7 +137,7 @@ class LoadRunner:
 
 
 def _longest_good_answer_s(slo: Slo, longest_output: int) -> float:
-    """After this long an answer has missed the SLO, whatever still comes of it."""
+    """After this many seconds a response has missed the SLO regardless of what follows."""
     if slo.e2e_s is not None:
         return min(slo.e2e_s, LATEST_ANSWER_S)
     if slo.tpot_s is None:
@@ -143,7 +147,7 @@ def _longest_good_answer_s(slo: Slo, longest_output: int) -> float:
 
 
 def staircase_start(found: GoodputResult, low: float) -> float:
-    """Where to begin a staircase: the best load, nudged towards the failing one; or below `low`."""
+    """Where a staircase starts: the best load moved towards the failing one, or below `low`."""
     if found.best is None:
         return low / 1.5
     failed = found.failed_load

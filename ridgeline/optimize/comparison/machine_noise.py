@@ -1,10 +1,10 @@
-"""How steady was the machine? From the step times of several runs of one configuration.
+"""How steady the machine was, from step times of several runs of one configuration.
 
 Steps differ because they carry different work; runs of one configuration should not differ beyond
-that. So step time is fitted to what a step carried (a constant, its sequences, its new tokens,
-the tokens it looks back on), and each run is summed up as measured over fitted time. What is left
-from run to run is the machine: a neighbour, a clock, a throttle. A staircase cannot see it (it
-locks onto whatever the first runs found), so the interval of a comparison takes it in from here.
+that. So step time is regressed on what a step carried (a constant, its sequences, its new tokens,
+its cached tokens), and each run is summarised as measured over fitted time. The remaining variation
+from run to run is the machine: a neighbour, the clock, throttling. A staircase cannot detect it (it
+locks onto whatever the first runs found), so the interval of a comparison includes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST_STEPS = 20  # of a run, to say how fast it was
 def machine_noise(runs: Sequence[RunTrace]) -> float:
     """Standard deviation, from run to run, of the logarithm of speed at equal work.
 
-    Zero where nothing can be told: fewer than two runs with step records.
+    Zero if it cannot be estimated: fewer than two runs with step records.
     """
     told = [[step for step in run.steps if step.shapes and step.run_s > 0] for run in runs]
     told = [steps for steps in told if len(steps) >= LEAST_STEPS]
@@ -48,7 +48,7 @@ def _rows(steps: Sequence[StepStat]) -> Array:
 
 
 def _fit(steps: Sequence[StepStat]) -> Array:
-    """Least squares on relative errors; the four prices of a step."""
+    """Least squares on relative errors; returns the four coefficients."""
     times = np.array([step.run_s for step in steps])
     rows = np.array([_features(step) for step in steps]) / times[:, None]
     scale = np.abs(rows).max(0)

@@ -1,15 +1,15 @@
-"""What is to be made better, as one number per run where more is better.
+"""The objective as one number per run, where more is better.
 
-    goodput   requests per second that met the SLO
-    cost      output tokens per second that met the SLO: its inverse is dollars per token
-    latency   1 / mean end-to-end latency, at a load that both configurations carry
+  goodput   requests per second that met the SLO
+  cost      output tokens per second of requests that met the SLO; inverse to dollars per token
+  latency   1 / mean end-to-end latency, at a load that both configurations carry
 
-Goodput at an offered rate is the rate times the share that met the SLO: counted over the offered
-window, so that how many requests happened to arrive in it cancels. A queue that a short run leaves
-behind would look like capacity, so a run that took longer to drain than one answer takes is
-stretched by what it took beyond that. Beyond the knee goodput collapses within a few percent of
-load; how far says little about where the knee is, so a score loses at most `MOST_LOST` of the rate
-(the figures shown to the reader, `pool_runs`, lose what they lost).
+Goodput at an offered rate is the rate times the share that met the SLO, counted over the offered
+window, so the random number of arrivals cancels. A queue left over from a short run would look like
+capacity, so a run that took longer to drain than one response takes is stretched by the excess.
+Above the knee goodput collapses within a few percent of load; how far says little about where the
+knee is, so a score loses at most `MOST_LOST` of the rate. The figures shown to the user
+(`pool_runs`) are not limited in this way.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_LOST = 0.18  # of the score of a run beyond the knee: about one step of a s
 
 
 class JudgedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, judged. `resolution`: the least relative difference that it can show."""
+    """One run and its score. `resolution`: the smallest relative difference that it can show."""
 
     rate: float
     holds: bool
@@ -52,7 +52,7 @@ class JudgedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge_run(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> JudgedRun:
-    """Judge a run that was offered this load."""
+    """Score a run that was offered this load."""
     run = run if objective == "latency" else complete_unfinished(run)
     judged = goodput(run, slo)
     return JudgedRun(
@@ -66,9 +66,9 @@ def judge_run(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> Judg
 
 
 class StopWhenLost:
-    """Ends a run of `load` as soon as its score is certain to be the least: `MOST_LOST` was lost.
+    """Ends a run once its score is certain to be the minimum because `MOST_LOST` of it is lost.
 
-    Exact for the score, and it spares the runs that take longest: those far beyond the knee.
+    This does not change the score and shortens the longest runs: those far above the knee.
     """
 
     def __init__(self, load: Load, slo: Slo) -> None:
@@ -95,7 +95,7 @@ def _score(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> float:
 
 
 def _most(run: RunTrace, objective: Objective) -> float:
-    """What a request would be worth if every one of them had met the SLO."""
+    """A request's worth if every request had met the SLO."""
     if objective != "cost":
         return 1.0
     asked = [float(r.asked_tokens or r.output_tokens) for r in run.requests]
@@ -103,9 +103,9 @@ def _most(run: RunTrace, objective: Objective) -> float:
 
 
 def _stretch(run: RunTrace, window_s: float) -> float:
-    """How much longer than the window the run took, one typical answer apart; 1 if not at all.
+    """How much longer than the window the run took, beyond one typical response; at least 1.
 
-    Typical is the median answer of the first third, which met the shortest queue.
+    Typical is the median of the first third of responses, which met the shortest queue.
     """
     done = sorted(succeeded(run.requests), key=lambda request: request.scheduled_s)
     early = [e2e_s(request) or 0.0 for request in done[: max(1, len(done) // 3)]]
@@ -116,7 +116,7 @@ def _stretch(run: RunTrace, window_s: float) -> float:
 
 
 def _mean_e2e_s(run: RunTrace) -> float:
-    """A request that never ended counts with the whole run: failing is not fast."""
+    """A request that failed counts as lasting the whole run: failing is not fast."""
     waited = [
         end if (end := e2e_s(request)) is not None and request.error is None else run.duration_s
         for request in run.requests
@@ -125,14 +125,14 @@ def _mean_e2e_s(run: RunTrace) -> float:
 
 
 def runs_within_slo(readings: Sequence[JudgedRun]) -> Sequence[JudgedRun]:
-    """The runs that held: a staircase also probes loads that nobody would choose."""
+    """The runs that met the SLO, or all if none did: a staircase also probes loads beyond the knee."""
     return [reading for reading in readings if reading.holds] or readings
 
 
 def pool_runs(
     readings: Sequence[JudgedRun], slo: Slo, objective: Objective
 ) -> ConfigurationFigures:
-    """Several runs of one configuration as one record: means of rates, percentiles of requests."""
+    """Several runs of one configuration as one record: mean rates, percentiles over all requests."""
     requests = [request for reading in readings for request in reading.run.requests]
     done = [request for request in requests if request.error is None and request.token_s]
     good = [request for request in requests if meets(request, slo)]
@@ -172,7 +172,7 @@ def _latencies(done: Sequence[RequestTrace]) -> dict[str, float | None]:
 
 
 def latency_samples(readings: Sequence[JudgedRun]) -> LatencySamples:
-    """Every request's TTFT and TPOT, for the pictures."""
+    """Every request's TTFT and TPOT, for the figures."""
     done = [r for reading in readings for r in reading.run.requests if r.token_s]
     return LatencySamples(
         ttft_s=tuple(value for value in map(ttft_s, done) if value is not None),

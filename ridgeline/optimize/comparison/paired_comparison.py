@@ -1,27 +1,27 @@
-"""Two configurations, measured in alternation until a difference is sure or the rounds are over.
+"""Two configurations measured in alternation until the difference is certain or the rounds end.
 
-Each round runs both under the same seed, in the order A B, B A, A B, …: what the round has in
-common and a linear drift of the machine cancel in its ratio.
+Each round runs both under the same seed, in the order A B, B A, A B, …: what a round has in common,
+and a linear drift of the machine, cancel in its ratio.
 
-Under which load? Goodput at one fixed load hides a difference (both carry it) or exaggerates it
-(one collapses). So each side first *approaches* its own knee, until one run has held the SLO and
-one has not, and then climbs a staircase around it, as psychophysics finds a threshold: a run that
-held raises that side's load, one that did not lowers it twice as far, by steps that shrink; it
-settles where two runs in three hold (Kaernbach's weighted up-down method, 1991). Below the knee two
-unequal configurations look alike, so nothing is decided before both sides have been on both sides
-of theirs. Beyond it goodput collapses within a few percent of load, so a run that missed counts as
-at most the step down that it causes. For the objective `latency` both stay at one common load.
+The load. Goodput at one fixed load hides a difference (both carry it) or exaggerates it (one
+collapses). So each side first approaches its own knee, until one run has met the SLO and one has
+not, and then follows a staircase around it, as psychophysics finds a threshold: a run that met the
+SLO raises that side's load, one that missed it lowers the load twice as far, in shrinking steps. It
+settles where two runs in three succeed (weighted up-down method, Kaernbach 1991). Below the knee
+two unequal configurations look alike, so nothing is decided before both sides have been above and
+below theirs. Above it goodput collapses within a few percent of load, so a run that missed counts
+as at most the step down that it causes. With the objective `latency` both sides stay at one common
+load.
 
-The rounds of a staircase are not independent: in simulations of equal and unequal servers
-Student's interval was a quarter too narrow, which `WIDEN` makes up for. And a staircase locks
-onto whatever its first runs found, so that a machine whose speed wanders from run to run would be
-taken for a difference; how much it wandered is read off the step times (`noise.py`) and added to
-the interval. tests/optimize/test_paired_comparison.py holds both to the truth.
+The interval. Rounds of a staircase are not independent: in simulations of equal and unequal servers
+Student's interval was a quarter too narrow, which `WIDEN` corrects. And a staircase locks onto
+whatever its first runs found, so a machine whose speed drifts from run to run would be mistaken for
+a difference; the drift is estimated from step times (machine_noise.py) and added to the interval.
+tests/optimize/test_paired_comparison.py checks the coverage of both.
 
-Time is saved where the outcome is clear. A candidate that misses four fifths of the incumbent's
-load twice, while the incumbent keeps it in between, has lost without rounds. Rounds end when no
-number of them would decide, and they need not learn their scatter from themselves alone
-(`runner.Spread`).
+Early ends. A candidate that twice misses the SLO at four fifths of the incumbent's load, while the
+incumbent meets it in between, has lost without rounds. Rounds end when no number of them would
+decide, and their variance estimate also uses earlier comparisons (`RoundVariance`).
 """
 
 from __future__ import annotations
@@ -59,9 +59,11 @@ KNEE_RUNS = 3.0  # that decide where a staircase settles
 
 
 class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rounds gave. `ratio` is after/before, more is better; None under three rounds.
+    """The result of the rounds. `ratio` is after/before, more is better; None with fewer than three
+    rounds.
 
-    `beaten_at`: the load that the second side missed twice and the first kept in between.
+    `beaten_at`: the load at which the second side missed the SLO twice and the first met it in
+    between.
     """
 
     before: tuple[JudgedRun, ...]
@@ -75,7 +77,7 @@ class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadStaircase:
-    """One side's load: up after a run that held, down after one that did not."""
+    """A side's load: up after a run that met the SLO, twice as far down after one that missed it."""
 
     def __init__(self, rate: float, step: float = FIRST_STEP) -> None:
         self.rate, self._step = rate, step
@@ -86,9 +88,9 @@ class LoadStaircase:
 
 
 class ComparisonSide:
-    """A configuration: its deployment, its staircase, its readings.
+    """One side of a comparison: its deployment, its staircase, its runs.
 
-    `fixed`: its load stays as it is. `settled`: it starts at its knee and need not approach it.
+    `fixed`: its load does not change. `settled`: it starts at its knee and needs no approach.
     """
 
     def __init__(
@@ -108,28 +110,31 @@ class ComparisonSide:
 
     @property
     def crossed(self) -> bool:
-        """Has been both below and above its knee since the rounds began."""
+        """Whether its rounds include runs both above and below its knee."""
         return self.fixed or len({reading.holds for reading in self.readings}) == 2
 
     @property
     def bracketed(self) -> bool:
-        """Has been both below and above its knee at all."""
+        """Whether its rounds or its approach include runs both above and below its knee."""
         seen = {reading.holds for reading in (*self.approached, *self.readings)}
         return self.settled or len(seen) == 2
 
     @property
     def rising(self) -> bool:
-        """Kept its promise in every round: its knee lies higher, nobody knows how much. (One
-        disturbed run of the approach can make a staircase begin far too low.)
+        """Whether it met the SLO in every round, so that its knee is at an unknown higher load.
+
+        One disturbed run during the approach can make a staircase start far too low.
         """
         return not self.fixed and all(reading.holds for reading in self.readings)
 
     async def approach(
         self, runner: LoadRunner, *, closing: bool, rival: ComparisonSide | None = None
     ) -> float | None:
-        """From wherever it starts to about its knee: up while runs hold, down while they do not.
+        """Move from the initial load to about the knee: up while runs meet the SLO, down while they
+        miss it.
 
-        Returns the load at which it was clearly beaten by its `rival`, which ends the comparison.
+        Returns the load at which it clearly lost to its `rival`, which ends the comparison; else
+        None.
         """
         if self.settled:
             return None
@@ -153,7 +158,7 @@ class ComparisonSide:
         return None
 
     async def _is_beaten(self, runner: LoadRunner, rate: float, rival: ComparisonSide) -> bool:
-        """Whether the rival holds a load that this side has just missed, and misses again."""
+        """Whether the rival meets the SLO at a load at which this side misses it twice."""
         seed, doing = runner.fresh_seed(), "a load far below the incumbent's"
         held = await runner.run(rival.deployment, rate, seed, f"{doing}, {rival.name}")
         if not held.holds:
@@ -171,7 +176,7 @@ async def compare_in_rounds(
     max_rounds: int,
     closing: bool = False,
 ) -> PairedComparison:
-    """Alternate two sides. Ends early only when sure (the closing never), or out of time."""
+    """Alternate two sides. Stops early only when certain (never in the closing), or out of time."""
     try:
         await before.approach(runner, closing=closing)
         rival = before if before.settled and not closing else None
@@ -197,7 +202,7 @@ async def compare_in_rounds(
 async def _round(
     runner: LoadRunner, order: tuple[ComparisonSide, ComparisonSide], doing: str, closing: bool
 ) -> None:
-    """Both sides once under one seed; a round that is cut in its middle leaves no trace."""
+    """Run both sides once under one seed. A round that is interrupted leaves no trace."""
     if not runner.budget.affords_runs(2, closing=closing):
         raise OutOfTimeError
     seed = runner.fresh_seed()
@@ -218,14 +223,14 @@ def _log_ratios(a: ComparisonSide, b: ComparisonSide) -> tuple[float, ...]:
 
 
 def _resolution(a: ComparisonSide, b: ComparisonSide) -> float:
-    """The least difference that rounds of this size can show: about one request in each run."""
+    """The smallest difference that rounds of this size can show: about one request per run."""
     pairs = zip(a.readings, b.readings, strict=True)
     sizes = [math.hypot(before.resolution, after.resolution) for before, after in pairs]
     return sum(sizes) / len(sizes)
 
 
 def _interval(a: ComparisonSide, b: ComparisonSide, level: float, prior: Prior) -> Interval:
-    """The ratio b/a from the rounds, widened by what the machine itself wandered."""
+    """The ratio b/a over the rounds, widened by the drift of the machine."""
     rounds = ratio_interval(
         _log_ratios(a, b), level=level, least_sd=_resolution(a, b), widen=WIDEN, prior=prior
     )
@@ -233,13 +238,16 @@ def _interval(a: ComparisonSide, b: ComparisonSide, level: float, prior: Prior) 
 
 
 def _drift_error(side: ComparisonSide) -> float:
-    """Standard error of a knee that `KNEE_RUNS` runs decide, on a machine that is not steady."""
+    """Standard error of a knee located by `KNEE_RUNS` runs on a machine whose speed drifts."""
     runs = [reading.run for reading in (*side.approached, *side.readings)]
     return machine_noise(runs) / math.sqrt(KNEE_RUNS)
 
 
 def _is_decided(a: ComparisonSide, b: ComparisonSide, prior: Prior) -> bool:
-    """A difference at 99 %, or, at 95 %, no gain worth having: giving up early misleads nobody."""
+    """Whether there is a difference at 99 %, or no worthwhile gain at 95 %.
+
+    Stopping early on "no gain" needs less certainty because it keeps the incumbent.
+    """
     if a.bracketed and b.bracketed:
         early = _outcome(a, b, _interval(a, b, INTERIM_LEVEL, prior))
         if early in ("improved", "regressed"):
@@ -248,14 +256,14 @@ def _is_decided(a: ComparisonSide, b: ComparisonSide, prior: Prior) -> bool:
 
 
 def _outcome(a: ComparisonSide, b: ComparisonSide, ratio: Interval) -> Outcome:
-    """The judgement of the interval, unless the loser still rises: it may yet come up."""
+    """The outcome of the interval; inconclusive if the loser's load is still rising."""
     found = outcome_of(ratio)
     loser = {"improved": a, "regressed": b}.get(found)
     return "inconclusive" if loser is not None and loser.rising else found
 
 
 def _cannot_be_decided(a: ComparisonSide, b: ComparisonSide, prior: Prior, max_rounds: int) -> bool:
-    """Whether the rounds that are left could not decide, should they go on as they went so far."""
+    """Whether the remaining rounds could not decide if they continued like the ones so far."""
     now, count = _interval(a, b, LEVEL, prior), len(a.readings)
     mid, half = math.log(now.mid), math.log(now.high / now.mid)
     freedom = prior.freedom
@@ -293,7 +301,7 @@ def _conclude(a: ComparisonSide, b: ComparisonSide, prior: Prior) -> PairedCompa
 
 
 def _final_rate(side: ComparisonSide) -> float:
-    """The load that a side ended at: where the next comparison of it begins."""
+    """The load at which a side ended; its next comparison starts there."""
     return _mean_rate(side.readings) if len(side.readings) >= MIN_ROUNDS else side.stairs.rate
 
 

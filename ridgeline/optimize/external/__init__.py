@@ -1,5 +1,5 @@
-"""The climb on a server that is not this engine: its flags as data, its process, its token times.
+"""Optimises a server that is not this engine: its flags as data, its process, its inferred steps.
 
-`ridgeline optimize MODEL --url … --restart-cmd '… {flags}'` restarts somebody else's server with
-other flags and measures it over HTTP, with the same comparison, the same SLO and the same ladder.
+`ridgeline optimize MODEL --url … --restart-cmd '… {flags}'` restarts an external server with other
+flags and measures it over HTTP, with the same comparison, SLO and ladder.
 """

@@ -1,9 +1,9 @@
-"""The steps of somebody else's server, from what its clients saw, for the simulator to learn from
-and the roofline to place.
+"""Steps of an external server, inferred from what its clients saw, for the simulator and the
+roofline.
 
-Where prompts may have come from a prefix cache and the server does not say how much of them did, it
-is taken to be `shared_share`: the share of the workload's prompts that repeats. What can be told
-from outside, and what cannot: diagnose/seen_steps.py.
+If prompts may be served from a prefix cache and the server does not report hits, the share that
+hits is taken to be `shared_share`: the repeated part of the workload's prompts. The limits of what
+can be inferred from outside are described in `ridgeline.diagnose`.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ from ridgeline.records import RunTrace, StepStat
 def infer_steps(
     run: RunTrace, settings: Settings, *, shared_share: float = 0.0
 ) -> tuple[StepStat, ...]:
-    """The steps that explain a run; () where no request brought tokens one by one."""
+    """The steps that explain a run; () if no request streamed token by token."""
     return seen_steps(run, cached_share=shared_share if settings.enable_prefix_caching else 0.0)

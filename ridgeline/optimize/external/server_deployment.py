@@ -1,13 +1,13 @@
-"""One configuration of somebody else's server, as the loop sees it: over HTTP, from outside.
+"""One configuration of an external server as a `Deployment`, over HTTP.
 
-Prompts go as token ids to /v1/completions, so that both sides and the simulator get the very same
-ones. What the server does not tell (its steps, its distributions) stays unknown: diagnosis works
-from the clients' side, and lossy rungs are left out. Greedy continuations are compared by the texts
-of their tokens, with the margin between the two best ones from the server's own logprobs.
+Prompts go as token ids to /v1/completions, so both sides and the simulator receive the same ones.
+Steps and full distributions stay unknown: diagnosis uses what clients see, and lossy rungs are left
+out. Greedy continuations are compared by the texts of their tokens, with the margin between the two
+best tokens from the server's own logprobs.
 
-A server that has just come up is warmed before anything counts: its first requests pay for what it
-does once (kernels compiled, buffers allocated, pages touched), and a first probe that missed its
-promise for that reason would end a climb before it began. Small volleys are sent until one is no
+A server that has just started is warmed up before anything counts. Its first requests pay for one-
+time work (kernels compiled, buffers allocated, pages touched), and a first probe that missed the
+SLO for that reason would end the search before it began. Small bursts are sent until one is no
 longer much faster than the one before.
 """
 
@@ -38,14 +38,14 @@ WARM_SEED = 10**9  # far from the seeds of runs: no measured prompt may be in th
 
 
 class RunningServer(NamedTuple):
-    """A server that is up: where, and its how many-th start this is."""
+    """The address of a server that is up, and the number of its current start."""
 
     url: str
     start: int
 
 
 class ServerDeployment:
-    """See the head of this file. `up` makes sure that the server is up and says where."""
+    """A `Deployment` over HTTP. `up` makes sure that the server is up and returns its address."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ServerDeployment:
             await target.close()
 
     async def _url(self) -> str:
-        """Where the server is, up and warm."""
+        """The address of the server, up and warmed up."""
         url, start = self._up()
         if start != self._warmed:
             self._warmed = start
@@ -96,7 +96,7 @@ class ServerDeployment:
     async def greedy(
         self, prompts: Sequence[Sequence[int]], max_tokens: int
     ) -> list[tuple[int, ...]]:
-        """Tokens by the number of their text: equal numbers are equal texts."""
+        """Greedy continuations as numbers of token texts: equal numbers are equal texts."""
         url = await self._url()
         return await asyncio.gather(*(self._complete(url, each, max_tokens) for each in prompts))
 
@@ -123,9 +123,9 @@ class ServerDeployment:
 
 
 def read_logprobs(answer: dict[str, Any]) -> tuple[list[str], list[float]]:
-    """Token texts and margins (nats) of a completion, in OpenAI's old layout or in its chat one.
+    """Token texts and margins (nats) of a completion, in OpenAI's completions or chat layout.
 
-    Where a server told no logprobs, the characters stand for the tokens, without margins.
+    Without logprobs in the response, characters stand for tokens and there are no margins.
     """
     choice = answer["choices"][0]
     told = choice.get("logprobs") or {}
@@ -140,13 +140,13 @@ def read_logprobs(answer: dict[str, Any]) -> tuple[list[str], list[float]]:
 
 
 def _margin(logprobs: Sequence[float]) -> float:
-    """Of the two best; infinite where fewer were told."""
+    """Difference of the two best; infinite with fewer than two."""
     best = sorted(logprobs, reverse=True)[:2]
     return best[0] - best[1] if len(best) == 2 else float("inf")
 
 
 async def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """One request that is not streamed. Raises CannotRun with the server's own words."""
+    """One request that is not streamed. Raises CannotRun with the server's own message."""
     wire, prefix = wire_to(url, None)
     parts: list[bytes] = []
     try:
@@ -165,7 +165,7 @@ async def post(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_settings(url: str, reads: dict[str, str]) -> dict[str, object]:
-    """Settings that the running server tells: "path of a JSON document#key"; only what it tells."""
+    """Settings reported by the running server, from rows "path of a JSON document#key"."""
     import urllib.error
     import urllib.request
 
@@ -183,9 +183,9 @@ def read_settings(url: str, reads: dict[str, str]) -> dict[str, object]:
 
 
 def check_settings_applied(settings: Settings, start: Settings, told: dict[str, object]) -> None:
-    """A flag that the server passed over is a rung without effect: refused before it is measured.
+    """Refuse a rung whose flag the server ignored, before it is measured.
 
-    Raises CannotRun, naming the setting and what the server says of it.
+    Raises CannotRun, naming the setting and what the server reports.
     """
     for name, value in told.items():
         asked = getattr(settings, name, None)

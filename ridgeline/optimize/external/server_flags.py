@@ -1,7 +1,7 @@
-"""How a server spells the ladder's settings; the rows are in server_flags.toml.
+"""How each server spells the ladder's settings; the rows are in server_flags.toml.
 
-A climb on somebody else's server turns the same named settings as on our own engine. What a
-server has no flag for is not turned: the rung is left out with that reason.
+The search changes the same named settings on an external server as on this engine. A rung whose
+setting has no flag on the server is left out, with that reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ridgeline.errors import BadInput, CannotRun
 
 
 class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One server's flags; see the head of server_flags.toml for the meaning of each field."""
+    """The flags of one server; the fields are described at the top of server_flags.toml."""
 
     name: str
     programs: tuple[str, ...]
@@ -28,7 +28,7 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reads: dict[str, str] = {}
 
     def given(self, command: str) -> dict[str, object]:
-        """Settings that the command line holds already: its own flags, read backwards."""
+        """Settings already on a command line, read back from the server's flags."""
         words = shlex.split(command)
         found: dict[str, object] = {}
         for name, flag in self.flags.items():
@@ -43,9 +43,9 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return found
 
     def words(self, settings: Settings, start: Settings) -> list[str]:
-        """The flags that turn the server's `start` into `settings`.
+        """The flags that turn the server's `start` settings into `settings`.
 
-        Raises CannotRun, naming the setting, where the server has no flag for it.
+        Raises CannotRun, naming the setting, if the server has no flag for it.
         """
         names = [field.name for field in msgspec.structs.fields(Settings)]
         differing = [name for name in names if getattr(settings, name) != getattr(start, name)]
@@ -69,21 +69,21 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def _key(value: object) -> str:
-    """How a value is written in server_flags.toml; of speculation, its method."""
+    """How server_flags.toml spells a value; for speculation, its method."""
     if isinstance(value, Speculative):
         return value.method
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _setting(name: str, key: str) -> object:
-    """The setting that such a key stands for."""
+    """The setting value that a key of server_flags.toml stands for."""
     if name == "speculative_config":
         return {"method": key}
     return {"true": True, "false": False}.get(key, key)
 
 
 def load_server_flags() -> dict[str, ServerFlags]:
-    """Every server that is known, by name."""
+    """Flags of every known server, by name."""
     path = files("ridgeline.optimize.external") / "server_flags.toml"
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     return {
@@ -92,7 +92,7 @@ def load_server_flags() -> dict[str, ServerFlags]:
 
 
 def server_flags_for(command: str, name: str | None = None) -> ServerFlags:
-    """The dialect of that name, or the one whose program the command line runs."""
+    """The server of that name, or the one whose program the command line runs."""
     known = load_server_flags()
     if name is not None:
         if name not in known:
@@ -111,7 +111,9 @@ def server_flags_for(command: str, name: str | None = None) -> ServerFlags:
 
 
 def _after(words: list[str], flag: str) -> str | None:
-    """The value of a flag on a command line (`--flag value` or `--flag=value`); the last counts."""
+    """The value of a flag on a command line (`--flag value` or `--flag=value`); the last one
+    counts.
+    """
     pairs = zip(words, [*words[1:], ""], strict=True)
     found = [following for word, following in pairs if word == flag]
     found += [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]

@@ -1,10 +1,9 @@
-"""The process of somebody else's server: started with the flags of one configuration, awaited
-until it answers, and ended with everything that it started.
+"""The process of an external server: started with one configuration's flags, awaited, stopped.
 
-Where the command line has {port}, each configuration has a port of its own, and the two sides of a
-comparison stay up beside each other. Where it has none, only one can be up: the `ActiveServer` then stops one
-before it starts the other. That costs a start per change of sides and empties caches, for both
-sides alike.
+With {port} in the command line, each configuration has a port of its own, and both sides of a
+comparison stay up together. Without it only one can be up: `ActiveServer` stops one before it
+starts the other. That costs a start per change of sides and empties the caches, for both sides
+alike.
 """
 
 from __future__ import annotations
@@ -89,9 +88,9 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Return when it answers.
+        """Start the server and return once it answers.
 
-        Raises CannotRun, with the end of its log, where it ends or never answers.
+        Raises CannotRun, with the end of its log, if it exits or does not answer in time.
         """
         if self.is_up:
             return
@@ -134,7 +133,7 @@ class ServerProcess:
         )
 
     def stop(self) -> None:
-        """SIGTERM to the whole group, SIGKILL to what is left of it after a while."""
+        """SIGTERM to the process group, then SIGKILL to what is left of it."""
         process, self._process = self._process, None
         if process is not None:
             _signal(process.pid, signal.SIGTERM)
@@ -148,14 +147,14 @@ class ServerProcess:
 
 
 class ActiveServer:
-    """Who may be up. Side by side everybody may; otherwise the one that was asked for last."""
+    """Which servers are up: all of them side by side, or only the one activated last."""
 
     def __init__(self, side_by_side: bool) -> None:
         self._side_by_side = side_by_side
         self._up: ServerProcess | None = None
 
     def activate(self, server: ServerProcess) -> None:
-        """Have this server up, whatever that takes."""
+        """Make sure that this server is up, stopping another one if necessary."""
         if not self._side_by_side and self._up is not None and self._up is not server:
             self._up.stop()
         self._up = server

@@ -1,1 +1,1 @@
-"""Output."""
+"""Writes results: configuration files, command lines, numbers as text."""

@@ -1,7 +1,7 @@
-"""ridgeline.toml: the settings that were found, each with where it came from.
+"""Writes ridgeline.toml: the settings found, each with the rung it comes from.
 
-Only the `[engine]` table means anything to `ridgeline serve --config`; `[provenance]` says under
-what the settings were found, for whoever opens the file in a year.
+`ridgeline serve --config` reads only the `[engine]` table; `[provenance]` records the conditions
+under which the settings were found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def final_settings(result: LadderResult) -> Settings:
 
 
 def ridgeline_toml(result: LadderResult) -> str:
-    """The whole file."""
+    """The content of the file."""
     told = result.provenance
     lines = [
         f"# Found by `ridgeline optimize` {told.version} on {told.started}.",
@@ -43,7 +43,7 @@ def _headline(result: LadderResult) -> str:
 
 
 def _engine_lines(result: LadderResult) -> list[str]:
-    """What differs from the defaults, and whatever a naive deployment would have set otherwise."""
+    """What differs from the defaults, and what a naive deployment would have set otherwise."""
     settings = final_settings(result)
     why = {name: trial.label for trial in result.kept for name in trial.changes}
     shown = {**{name: getattr(settings, name) for name in NAIVE}, **changed(settings)}
@@ -69,7 +69,7 @@ def _provenance(result: LadderResult) -> dict[str, object]:
 
 
 def _value(value: object) -> str:
-    """TOML of a plain value: what is plain as JSON has it, a table in one line."""
+    """A plain value as TOML; a table on one line."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_value(each)}" for key, each in value.items()) + " }"
     if isinstance(value, float) and value == int(value):
@@ -78,5 +78,5 @@ def _value(value: object) -> str:
 
 
 def ladder_json(result: LadderResult) -> str:
-    """Everything, for machines."""
+    """The complete result as JSON."""
     return msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"

@@ -1,4 +1,4 @@
-"""Numbers in words: the same few formats in the terminal and in the report."""
+"""Formats numbers the same way in the terminal and in the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def duration(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Three figures of a rate."""
+    """A rate with three significant digits."""
     return DASH if value is None else f"{value:.3g}"
 
 
@@ -40,7 +40,7 @@ def cost(value: TokenCost) -> str:
 
 
 def ratio(interval: Interval | None) -> str:
-    """1.42x [1.30, 1.55]."""
+    """For example 1.42x [1.30, 1.55]."""
     if interval is None:
         return DASH
     return f"{interval.mid:.2f}x {bounds(interval)}"
@@ -58,7 +58,7 @@ def change(before: ConfigurationFigures | None, after: ConfigurationFigures | No
 
 
 def quality(trial: Trial) -> str:
-    """One cell: what was found about the tokens."""
+    """One table cell: what is known about the candidate's tokens."""
     if trial.quality is not None:
         return quality_line(trial.quality)
     if trial.exactness is not None:
@@ -83,7 +83,7 @@ def exactness_line(found: Exactness) -> str:
 
 
 def settings_line(changes: dict[str, Any]) -> str:
-    """--max-num-seqs 16 --enable-prefix-caching, as a user would type it."""
+    """The changes as command-line flags, e.g. --max-num-seqs 16 --enable-prefix-caching."""
     return " ".join(_flag(name, value) for name, value in changes.items())
 
 

@@ -1,7 +1,7 @@
-"""The same settings as a `vllm serve` command line, and what has no equivalent there.
+"""The same settings as a `vllm serve` command line, with notes on what vLLM lacks.
 
-The names agree by construction (`ridgeline.config.settings` follows vLLM). What differs is said, not
-dropped: a flag that would be silently ignored is worse than a note.
+Setting names follow vLLM's. Differences are stated, not dropped: a flag that is silently ignored is
+worse than a note.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class VllmCommand(msgspec.Struct, frozen=True):
 
 
 def serve_command(settings: Settings, original: str | None = None) -> VllmCommand:
-    """`vllm serve …` for these settings. `original`: the model that weights were made of."""
+    """`vllm serve …` for these settings. `original`: the model from which the weights were
+    quantised.
+    """
     model = original or settings.model
     words = ["vllm", "serve", model]
     if settings.dtype != "auto":
@@ -62,7 +64,7 @@ def _speculative(settings: Settings) -> dict[str, object]:
 
 
 def ridgeline_command(config: str) -> str:
-    """`ridgeline serve` with the configuration file that was written."""
+    """`ridgeline serve` with the written configuration file."""
     return shlex.join(["ridgeline", "serve", "--config", config])
 
 

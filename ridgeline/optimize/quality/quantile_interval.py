@@ -1,12 +1,12 @@
-"""The interval of an extreme quantile, by counting what lies beyond it.
+"""Confidence interval of an extreme quantile, by counting the values beyond it.
 
-Of N positions about N/1000 lie above the 99.9th percentile: a count that is Poisson. So the value
-that only `few` positions exceed is above the quantile unless that count came out unusually small,
-and the value that `many` exceed is below it. Nothing is assumed about the shape of the tail. With
-too few positions nothing bounds the quantile from above, and the interval says so (`UNBOUNDED`).
+Of N positions about N/1000 lie above the 99.9th percentile; that count is Poisson distributed. So a
+value that only `few` positions exceed is above the quantile unless the count is unusually small,
+and one that `many` exceed is below it. Nothing is assumed about the shape of the tail. With too few
+positions nothing bounds the quantile from above, and the interval says so (`UNBOUNDED`).
 
-Large values come in bursts (one hard passage, several positions). The counts per window tell how
-much they do; the evidence shrinks by that factor (the design effect of cluster sampling).
+Large values come in bursts (one hard passage, several positions). The counts per window estimate
+the clustering, and the evidence shrinks by that factor (the design effect of cluster sampling).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Array = NDArray[np.floating[Any]]
 
 
 def quantile_interval(windows: Sequence[Array], share: float, level: float = LEVEL) -> Interval:
-    """Interval of the value that `share` of all positions exceed. `windows`: values of each."""
+    """Interval of the value exceeded by `share` of all positions. `windows`: the values of each
+    window.
+    """
     values = np.sort(np.concatenate(windows))[::-1]
     expected = share * len(values)
     mid = float(values[min(len(values) - 1, int(expected))])
@@ -40,7 +42,7 @@ def quantile_interval(windows: Sequence[Array], share: float, level: float = LEV
 
 
 def _burst(counts: Sequence[int]) -> float:
-    """Variance over mean of the counts per window; 1 where they are as scattered as chance."""
+    """Variance over mean of the counts per window; at least 1."""
     mean = sum(counts) / len(counts)
     if len(counts) < 2 or mean == 0:
         return 1.0
@@ -48,7 +50,7 @@ def _burst(counts: Sequence[int]) -> float:
 
 
 def _count_interval(expected: float, level: float) -> tuple[int, int]:
-    """Counts that a Poisson of this mean stays between, with so much certainty."""
+    """Counts between which a Poisson variable of this mean stays with probability `level`."""
     from scipy.special import pdtr  # type: ignore[import-untyped]
 
     tail = (1 - level) / 2

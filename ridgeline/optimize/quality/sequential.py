@@ -1,12 +1,12 @@
-"""Reads on until every threshold is decided, without finding passes in noise.
+"""A sequential test: read more text until every threshold is decided, without false passes.
 
-The first look reads a little; each further one doubles it. Looking often and stopping at the first
-pass would pass too much, so all looks together share one chance of error: 5 % for each threshold,
-two-sided. Each look before the last spends half a percent of it, the last whatever is left. The sum
-bounds the whole by Bonferroni, however the looks depend on each other (they share most of their
-text), and whenever the time ends: the end of the time knows nothing of the data. What one threshold
-has decided stays decided; a change passes when all have passed (an intersection-union test, which
-needs no further correction) and fails with the first that fails.
+The first look reads a little; each further one doubles it. Stopping at the first pass over many
+looks would pass too often, so all looks share one error probability: 5 % per threshold, two-sided.
+Each look before the last spends half a percent, the last one the remainder. The sum bounds the
+total by Bonferroni's inequality regardless of how the looks depend on each other (they share most
+of their text) and of when the time ends, since the end of the time does not depend on the data. A
+decided threshold stays decided. A change passes when all thresholds have passed (an intersection-
+union test, which needs no further correction) and fails with the first one that fails.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ INTERIM = 0.005
 
 
 class QualityVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The panel's answer. `perplexity_before`, `_after` are over the same positions;
-    `perplexity_error` is the standard error of their ratio's logarithm, paired by window.
+    """The result of the panel.
 
-    `num_flips`: positions whose most likely token changed. `num_looks`: how often the evidence was
-    looked at.
+    `perplexity_before` and `perplexity_after` are over the same positions; `perplexity_error` is
+    the standard error of the logarithm of their ratio, paired by window. `num_flips`: positions
+    whose most likely token changed. `num_looks`: how often the evidence was examined.
     """
 
     verdict: GateVerdict
@@ -51,7 +51,7 @@ class QualityVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PanelPart(Protocol):
-    """A part of the panel that can be read further."""
+    """A part of the panel that can be extended: held-out text or one task."""
 
     def read(self, look: int) -> bool: ...
 
@@ -59,7 +59,7 @@ class PanelPart(Protocol):
 
 
 class SequentialPanel:
-    """A candidate under the panel. `clock`: seconds, to know what a further look will cost."""
+    """The panel for one candidate. `clock` (seconds) predicts what a further look costs."""
 
     def __init__(
         self,
@@ -77,14 +77,14 @@ class SequentialPanel:
 
     @property
     def verdict(self) -> GateVerdict:
-        """As far as it has been read."""
+        """The verdict so far."""
         verdicts = {check.verdict for check in self._checks.values()}
         if "fail" in verdicts:
             return "fail"
         return "inconclusive" if "inconclusive" in verdicts or not verdicts else "pass"
 
     def look(self) -> None:
-        """One look further."""
+        """Take one more look."""
         begun_s = self._clock()
         more = [question for question in self._open if question.read(self._num_looks)]
         self._num_looks += 1
@@ -94,7 +94,7 @@ class SequentialPanel:
         self._spent_s += self._clock() - begun_s
 
     def run(self, limit_s: float) -> None:
-        """Look until it is decided, or the next look would take the whole beyond `limit_s`."""
+        """Look until decided, or until the next look would take the total beyond `limit_s`."""
         while self.verdict == "inconclusive" and (self._open or not self._num_looks):
             if self._num_looks and 2 * self._spent_s > limit_s:
                 break  # a look doubles what was read, and so what it took
@@ -104,7 +104,7 @@ class SequentialPanel:
             self._open = []
 
     def _level(self, last: bool, num_interim: int) -> float:
-        """The confidence that a look asks for; `num_interim` looks have had their share."""
+        """Confidence level of a look, after `num_interim` looks have spent their share."""
         return 1 - (ERROR - INTERIM * num_interim if last else INTERIM)
 
     def _judge(self, level: float) -> None:
@@ -120,7 +120,7 @@ class SequentialPanel:
         return all(self._checks[name].verdict != "inconclusive" for name in names)
 
     def conclude(self, divergence: Divergence | None = None) -> QualityVerdict:
-        """What was found so far."""
+        """The result so far."""
         found = self._text.found
         positions = sum(window.count for window in found)
         return QualityVerdict(

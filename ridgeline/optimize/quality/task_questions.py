@@ -1,16 +1,16 @@
-"""Questions with one right answer, made on the spot: what perplexity averages away.
+"""Generated questions with one right answer, which perplexity averages away.
 
-    arithmetic   three steps with small numbers, a few worked lines before     (maths)
-    variables    the value of a variable after three assignments, as Python    (code)
-    recall       which number stood beside a word, six pairs before            (memory)
+  arithmetic   three steps with small numbers, after a few worked examples    (maths)
+  variables    the value of a variable after three assignments, as Python     (code)
+  recall       which number was paired with a word, six pairs earlier         (memory)
 
-An answer is one token of a known few, and the model's is the likeliest of those: that scores models
-which could never write the answer by themselves, and makes the level of chance known. The right
-answer is drawn evenly, so that no constant guess beats chance. A task that the original does not
-master beyond chance cannot show a loss: it is reported as such and counts neither way.
+An answer is one token out of a few, and the model's answer is the most likely of those. That scores
+models that could never write the answer freely, and makes the chance level known. The right answer
+is drawn uniformly, so no constant guess beats chance. A task at which the original does not beat
+chance cannot show a loss: it is reported as such and does not count.
 
-The change is paired by question. Where hardly any answer flips, the interval cannot be taken from
-the flips alone: it is never narrower than one more flip would make it.
+The change is paired by question. With hardly any flips the interval cannot come from the flips
+alone: it is never narrower than one additional flip would make it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SURE = 2.24  # standard errors above chance, one-sided 98.75 %: mastered
 
 
 class TokenQuestion(msgspec.Struct, frozen=True):
-    """One question: tokens so far, the tokens that may follow, and which of them is right."""
+    """One question: prompt tokens, the tokens allowed as answers, and the index of the right one."""
 
     prompt: tuple[int, ...]
     options: tuple[int, ...]
@@ -60,7 +60,7 @@ class TokenQuestion(msgspec.Struct, frozen=True):
 
 
 class TextQuestion(msgspec.Struct, frozen=True):
-    """One question as text: the options follow the prompt at once."""
+    """One question as text; an option directly follows the prompt."""
 
     prompt: str
     options: tuple[str, ...]
@@ -68,7 +68,7 @@ class TextQuestion(msgspec.Struct, frozen=True):
 
 
 class Task:
-    """A kind of question; `item(i)` is always the same one."""
+    """A kind of question; `item(i)` is the same question on every call."""
 
     def __init__(
         self, name: str, draw: Callable[[random.Random], TextQuestion], encode: Encode
@@ -90,8 +90,9 @@ class Task:
 
 
 class TaskScore(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of right answers. `right_after` None: the original is not beyond chance, so that the
-    candidate was not asked.
+    """Shares of right answers.
+
+    `right_after` is None if the original does not beat chance, so the candidate was not asked.
     """
 
     name: str
@@ -103,7 +104,7 @@ class TaskScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_tasks(encode: Encode) -> tuple[Task, ...]:
-    """The tasks whose answers this tokenizer can tell apart by one token."""
+    """The tasks whose answers this tokenizer distinguishes by a single token."""
     kinds = (("arithmetic", _arithmetic), ("variables", _variables), ("recall", _recall))
     return tuple(
         Task(name, draw, encode)
@@ -113,7 +114,7 @@ def make_tasks(encode: Encode) -> tuple[Task, ...]:
 
 
 def _item(asked: TextQuestion, encode: Encode) -> TokenQuestion | None:
-    """None where the options share their first token or are joined with the prompt."""
+    """None if options share their first token or merge with the end of the prompt."""
     coded = [tuple(encode(asked.prompt + option)) for option in asked.options]
     shortest = min(map(len, coded))
     same = next((i for i in range(shortest) if len({c[i] for c in coded}) > 1), shortest)
@@ -127,7 +128,7 @@ DIGITS = tuple(f" {digit}" for digit in range(10))
 
 
 def _steps(rng: random.Random) -> list[int]:
-    """Values from the first to the last, each a digit; the last is drawn evenly."""
+    """Values from first to last, each a digit; the last is drawn uniformly."""
     return [rng.randrange(10) for _ in range(NUM_STEPS + 1)]
 
 
@@ -174,7 +175,7 @@ def _recall(rng: random.Random) -> TextQuestion:
 
 
 class TaskReference:
-    """The original's answers, asked once each."""
+    """The original's answers, each computed once."""
 
     def __init__(self, task: Task, read: LogprobsOf) -> None:
         self.task, self._read = task, read
@@ -182,29 +183,29 @@ class TaskReference:
         self._frozen = False
 
     def right(self, count: int) -> Sequence[bool]:
-        """Of the first `count` questions, fewer once it is frozen."""
+        """Whether each of the first `count` questions is answered correctly; fewer after `freeze`."""
         if not self._frozen:
             while len(self._right) < count:
                 self._right.append(is_right(self._read, self.task.item(len(self._right))))
         return self._right[:count]
 
     def read_with(self, read: LogprobsOf) -> None:
-        """The same answers come from another place now."""
+        """Compute the answers by another function from now on."""
         self._read = read
 
     def mastered(self, count: int) -> bool:
-        """Whether the first look shows more right answers than chance would."""
+        """Whether the first look has more right answers than chance explains."""
         right, chance = self.right(count), self.task.chance
         error = math.sqrt(chance * (1 - chance) / max(1, len(right)))
         return sum(right) / max(1, len(right)) > chance + SURE * error
 
     def freeze(self) -> None:
-        """The original is gone: only what it was asked is known."""
+        """The original is no longer available: only answers already computed are known."""
         self._frozen = True
 
 
 def is_right(read: LogprobsOf, item: TokenQuestion) -> bool:
-    """Whether the likeliest of the options is the right one."""
+    """Whether the most likely of the options is the right one."""
     last_V = np.asarray(read(item.prompt))[-1]
     return int(np.argmax(last_V[list(item.options)])) == item.right
 
@@ -220,7 +221,9 @@ class TaskPanelPart:
         self._right: list[bool] = []
 
     def read(self, look: int) -> bool:
-        """Ask as many questions as the given look wants; False where no further were left."""
+        """Ask as many questions as look number `look` requires; False if no further ones are
+        available.
+        """
         if not self._mastered:
             return False
         wanted = self._size.first_items << look
@@ -231,7 +234,7 @@ class TaskPanelPart:
         return len(before) == wanted
 
     def checks(self, level: float) -> tuple[ThresholdCheck, ...]:
-        """None for a task that is not mastered."""
+        """Empty for a task that the original does not master."""
         if not self._mastered:
             return ()
         changes = self._changes()
@@ -248,7 +251,7 @@ class TaskPanelPart:
         return [float(new) - float(old) for old, new in zip(before, self._right, strict=True)]
 
     def score(self) -> TaskScore:
-        """What to show."""
+        """The scores to show."""
         count = len(self._right) or self._size.first_items
         before = self._reference.right(count)
         return TaskScore(

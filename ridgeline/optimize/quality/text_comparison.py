@@ -1,15 +1,14 @@
-"""Held-out text, read by the original and by the candidate, compared position by position.
+"""Held-out text read by the original and by the candidate, compared position by position.
 
-    perplexity   exp(mean change of the true token's negative log-probability)
-    KL           KL(original || candidate), mean and 99.9th percentile: the whole distribution, not
-                 only the token that happened to come next
-    agreement    share of positions with the same most likely token: how soon greedy outputs part
+  perplexity   exp(mean change of the true token's negative log-probability)
+  KL           KL(original || candidate), mean and 99.9th percentile: the whole distribution rather
+               than the true token alone
+  agreement    share of positions with the same most likely token: how soon greedy outputs diverge
 
-Tokens of one piece of text are not independent, so the interval is over windows, not over tokens.
-The pairing does the work: perplexity itself varies by tens of percent between windows, its *change*
-hardly.
+Tokens of one text are not independent, so intervals are over windows, not tokens. Pairing provides
+the power: perplexity itself varies by tens of percent between windows, its change hardly at all.
 
-Legend: T positions, V vocabulary.
+Array suffixes: T positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ AGREEMENT, KL_TAIL = "greedy agreement", "KL p99.9 (nats)"
 
 
 class WindowComparison(msgspec.Struct, frozen=True):
-    """Sums over one window's positions."""
+    """Sums over the positions of one window; log-probabilities in nats."""
 
     count: int
     nll_before: float
@@ -56,9 +55,9 @@ class WindowComparison(msgspec.Struct, frozen=True):
 def cut_windows(
     texts: Sequence[Sequence[int]], length: int, seed: int = 0
 ) -> tuple[tuple[int, ...], ...]:
-    """Every whole piece of `length` tokens of each text, the texts in turn, in a drawn order.
+    """Every whole window of `length` tokens, the texts taking turns, each in random order.
 
-    However far one reads, each text has had its share; it ends with the shortest one.
+    Any prefix of the result covers all texts equally; it ends with the shortest text.
     """
     turns = []
     for number, tokens in enumerate(texts):
@@ -70,9 +69,9 @@ def cut_windows(
 
 
 class TextReference:
-    """What the original says about each piece of text, read once and kept while memory lasts.
+    """The original's log-probabilities of each window, computed once and cached up to `max_bytes`.
 
-    Pieces beyond that are read again each time, until `freeze` says that nobody can any more.
+    Windows beyond the limit are recomputed each time, until `freeze`.
     """
 
     def __init__(self, pieces: Sequence[Sequence[int]], read: LogprobsOf, max_bytes: int) -> None:
@@ -81,7 +80,7 @@ class TextReference:
         self._frozen = False
 
     def __len__(self) -> int:
-        """How many pieces can be compared."""
+        """How many windows can be compared."""
         if not self._frozen:
             return len(self._pieces)
         return next(i for i in range(len(self._pieces) + 1) if i not in self._kept)
@@ -90,7 +89,7 @@ class TextReference:
         return self._pieces[index]
 
     def logprobs(self, index: int) -> Array:
-        """[T, V] of a piece."""
+        """Log-probabilities [T, V] of a window."""
         if index in self._kept:
             return self._kept[index]
         assert not self._frozen, "only kept pieces are left"
@@ -101,18 +100,18 @@ class TextReference:
         return found
 
     def read_with(self, read: LogprobsOf) -> None:
-        """The same distributions come from another place now."""
+        """Compute the same distributions by another function from now on."""
         self._read = read
 
     def freeze(self) -> None:
-        """The original is gone: only what was kept is left."""
+        """The original is no longer available: only cached windows can be compared."""
         self._frozen = True
 
 
 def compare_window(
     tokens: Sequence[int], before_TV: Array, after_TV: Array
 ) -> tuple[WindowComparison, Array]:
-    """Sums of one window, and the KL of each position. Row t predicts token t + 1."""
+    """Sums of one window, and the KL divergence of each position. Row t predicts token t + 1."""
     targets = np.asarray(tokens[1:], dtype=np.int64)
     rows = np.arange(len(targets))
     before_TV, after_TV = before_TV[: len(targets)], after_TV[: len(targets)]
@@ -128,7 +127,7 @@ def compare_window(
 
 
 def kl_divergence(before_TV: Array, after_TV: Array) -> Array:
-    """KL(before || after) per position; where `before` gives no mass, `after` may say anything."""
+    """KL(before || after) per position; positions where `before` has no mass contribute nothing."""
     mass = np.exp(before_TV.astype(np.float64))
     gap = np.where(mass > 0, before_TV.astype(np.float64) - after_TV, 0.0)
     kl_T: Array = np.maximum((mass * gap).sum(-1), 0.0)
@@ -136,7 +135,7 @@ def kl_divergence(before_TV: Array, after_TV: Array) -> Array:
 
 
 class TextPanelPart:
-    """Held-out text as one part of the panel: how far it was read, and the checks on it."""
+    """Held-out text as a part of the panel."""
 
     def __init__(
         self, reference: TextReference, after: LogprobsOf, gate: QualityLimits, size: PanelSize
@@ -146,7 +145,7 @@ class TextPanelPart:
         self.kl: list[Array] = []
 
     def read(self, look: int) -> bool:
-        """Read as far as the given look goes (the first is 0); False where no text was left."""
+        """Read as far as look number `look` (from 0) requires; False if the text has ended."""
         wanted = min(len(self._reference), self._size.first_windows << look)
         for index in range(len(self.found), wanted):
             tokens = self._reference.piece(index)
@@ -157,7 +156,7 @@ class TextPanelPart:
         return wanted == self._size.first_windows << look
 
     def checks(self, level: float) -> tuple[ThresholdCheck, ...]:
-        """Every threshold against what was read so far, at a level of confidence."""
+        """Every threshold against what has been read, at a confidence level."""
         gate, found = self._gate, self.found
         change = _per_token(found, lambda w: w.nll_after - w.nll_before, level)
         return (
@@ -180,7 +179,7 @@ def perplexity(
 
 
 def loss_change_error(found: Sequence[WindowComparison]) -> float:
-    """Standard error of the change of the loss per token, over windows; 0 for fewer than two."""
+    """Standard error of the change in loss per token, over windows; 0 with fewer than two."""
     changes = [(window.nll_after - window.nll_before) / window.count for window in found]
     return statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else 0.0
 

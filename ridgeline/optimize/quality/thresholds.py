@@ -1,4 +1,4 @@
-"""What may be lost, how much is read to tell, and one threshold with what was found about it."""
+"""Limits of the quality panel, how much it reads, and one threshold with its measurement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GateVerdict = Literal["pass", "fail", "inconclusive"]
 
 
 class QualityLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a lossy change may cost; see quality.toml."""
+    """What a lossy change may cost; see quality.toml for the units."""
 
     perplexity_ratio_max: float
     kl_mean_max: float
@@ -25,7 +25,7 @@ class QualityLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PanelSize(msgspec.Struct, frozen=True, kw_only=True):
-    """How much the panel reads; see quality.toml."""
+    """How much the panel reads; see quality.toml for the units."""
 
     window_tokens: int
     first_windows: int
@@ -35,7 +35,7 @@ class PanelSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThresholdCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One threshold, what was found, and what that lets one say."""
+    """One threshold, the measured interval, and the resulting verdict."""
 
     name: str
     found: Interval
@@ -45,7 +45,7 @@ class ThresholdCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def load_quality_limits() -> tuple[QualityLimits, PanelSize]:
-    """The thresholds of this package."""
+    """The limits shipped with this package."""
     text = files("ridgeline.optimize.quality").joinpath("quality.toml").read_text("utf-8")
     document = tomllib.loads(text)
     return msgspec.convert(document["gate"], QualityLimits), msgspec.convert(
@@ -54,7 +54,7 @@ def load_quality_limits() -> tuple[QualityLimits, PanelSize]:
 
 
 def check_max(name: str, found: Interval, limit: float) -> ThresholdCheck:
-    """At most `limit`: passes wholly below it, fails wholly above."""
+    """At most `limit`: passes if the whole interval is below it, fails if the whole is above."""
     verdict: GateVerdict = "inconclusive"
     if found.high <= limit:
         verdict = "pass"
@@ -64,7 +64,7 @@ def check_max(name: str, found: Interval, limit: float) -> ThresholdCheck:
 
 
 def check_min(name: str, found: Interval, limit: float) -> ThresholdCheck:
-    """At least `limit`."""
+    """At least `limit`: passes if the whole interval is above it, fails if the whole is below."""
     verdict: GateVerdict = "inconclusive"
     if found.low >= limit:
         verdict = "pass"

@@ -1,1 +1,1 @@
-"""Ranking."""
+"""Predicts the gain of every rung and decides which to try next."""

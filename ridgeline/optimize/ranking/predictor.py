@@ -1,14 +1,14 @@
-"""What each rung promises, before anything is measured.
+"""Predicts each rung's gain before anything is measured.
 
-The simulator runs the engine's own scheduler on a virtual clock with step times learnt from the
-incumbent's measured steps; a rung's settings (and through them the spec's bytes and FLOPs) go in,
-the objective comes out. The promise is the ratio candidate / incumbent, both simulated: what the
-model gets wrong about both cancels.
+The simulator runs the engine's own scheduler on a virtual clock, with step times learnt from the
+incumbent's measured steps. A rung's settings go in (and through them the spec's bytes and FLOPs),
+the objective comes out. The prediction is the ratio candidate / incumbent, both simulated: model
+error common to both cancels.
 
-A prediction carries its error. At first that is a guess (`FIRST_ERROR`); afterwards it is what
-the tried rungs showed, and a rung's own measured shortfall is remembered for its other variants.
-A rung is worth measuring while the *upper* end of its prediction promises something: saying from
-arithmetic alone that INT8 will not pay is cheaper than a trial, and saying so wrongly is dearer.
+A prediction carries its error. It starts as an assumption (`FIRST_ERROR`) and becomes what the
+tried rungs showed; a rung's own measured shortfall also applies to its other variants. A rung is
+worth measuring while the upper end of its prediction is a gain: concluding from arithmetic that
+INT8 will not pay is cheaper than a trial, but a wrong conclusion costs more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BISECTIONS = 2
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate with its promise; `problem` instead where the simulator says it cannot run."""
+    """A candidate with its prediction, or with the `problem` for which it cannot run."""
 
     candidate: RungCandidate
     predicted: GainPrediction | None
@@ -45,12 +45,12 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def worth(self) -> float:
-        """Predicted gain, discounted by risk and complexity: what candidates are ranked by."""
+        """Predicted gain before the discount for risk and complexity; 0 without a prediction."""
         return self.predicted.gain if self.predicted else 0.0
 
 
 class Predictor:
-    """Ranks candidates with a simulator that it trusts as far as it has been right."""
+    """Predicts candidates' gains with a simulator, trusting it as far as it has been right."""
 
     def __init__(
         self,
@@ -68,23 +68,23 @@ class Predictor:
         self._known: dict[Settings, float | str] = {}
 
     def learn_steps(self, settings: Settings, steps: Sequence[StepStat]) -> None:
-        """Refit: everything that was simulated before is forgotten."""
+        """Refit the simulator and drop everything simulated before."""
         if steps:
             self._simulator.learn(settings, steps)
             self._known.clear()
 
     def learn_trial(self, rung: str, predicted: GainPrediction, measured: float) -> None:
-        """How wrong a promise was."""
+        """Record the error of a prediction."""
         miss = math.log(measured / predicted.gain)
         self._misses.append(miss)
         self._of_rung[rung] = self._of_rung.get(rung, 0.0) + miss
 
     def learn_failure(self, rung: str) -> None:
-        """One variant broke the quality gate: the others come after everything else."""
+        """One variant failed the quality gate: its siblings rank after everything else."""
         self._failed.add(rung)
 
     def unknown(self, candidate: RungCandidate, note: str) -> Forecast:
-        """A candidate of which nothing could be simulated: no gain is promised, none excluded."""
+        """A candidate that was not simulated: no gain is predicted and none excluded."""
         return Forecast(candidate=candidate, predicted=self._prediction(1.0, note))
 
     def _prediction(self, gain: float, note: str = "") -> GainPrediction:
@@ -93,12 +93,12 @@ class Predictor:
 
     @property
     def error(self) -> float:
-        """Root mean square of what was missed so far; the first guess counts as two trials."""
+        """Root mean square of the prediction errors; the initial assumption counts as two trials."""
         squares = [FIRST_ERROR**2] * 2 + [miss**2 for miss in self._misses]
         return max(LEAST_ERROR, math.sqrt(sum(squares) / len(squares)))
 
     def forecast(self, incumbent: Settings, candidate: RungCandidate, rate: float) -> Forecast:
-        """Simulate both near the incumbent's best load."""
+        """Simulate candidate and incumbent near the incumbent's best load."""
         before, after = self._score(incumbent, rate), self._score(candidate.settings, rate)
         if isinstance(before, str) or isinstance(after, str):
             problem = after if isinstance(after, str) else str(before)
@@ -110,7 +110,7 @@ class Predictor:
     def promises(self, forecast: Forecast) -> bool:
         """Whether the upper end of the prediction pays for the rung's risk and complexity.
 
-        A rung of which one variant was measured has had the benefit of the doubt already.
+        Once one variant was measured, its siblings are judged by their central prediction.
         """
         if forecast.predicted is None:
             return False
@@ -120,8 +120,8 @@ class Predictor:
         return best / self._weights.discount(rung) > 1 + LEAST_GAIN
 
     def rank_key(self, forecast: Forecast) -> tuple[int, float]:
-        """Clear promises by size; then rungs not measured yet, those of which the simulator saw
-        nothing last; then more of the same rungs.
+        """Clear gains by size; then rungs not yet measured, those invisible to the simulator last;
+        then further variants of measured rungs.
         """
         rung, predicted = forecast.candidate.rung, forecast.predicted
         worth = forecast.worth / self._weights.discount(rung)
@@ -132,7 +132,7 @@ class Predictor:
         return (1 if predicted.note else 2), worth
 
     def why_not(self, forecast: Forecast) -> str:
-        """The reason for leaving a rung out, with the arithmetic."""
+        """The reason for leaving a rung out, with its arithmetic."""
         if forecast.predicted is None:
             return f"cannot run here: {forecast.problem}"
         rung, predicted = forecast.candidate.rung, forecast.predicted
@@ -143,7 +143,7 @@ class Predictor:
         )
 
     def _score(self, settings: Settings, rate: float) -> float | str:
-        """The objective in simulation, or why it cannot be had."""
+        """The simulated objective, or why it cannot be simulated."""
         if settings not in self._known:
             try:
                 self._known[settings] = self._search(settings, rate)
@@ -152,7 +152,7 @@ class Predictor:
         return self._known[settings]
 
     def _search(self, settings: Settings, rate: float) -> float:
-        """The best score over loads: steps of `SEARCH_STEP` until one flips, then bisected."""
+        """The best score over loads: steps of `SEARCH_STEP` until the SLO flips, then bisection."""
         if self._objective == "latency":
             return self._probe(settings, rate).score
         readings = [self._probe(settings, rate)]

@@ -1,9 +1,9 @@
-"""Which rung is worth a trial next, and why the others are not: within a share of the time.
+"""Which rung to try next, and why the others are left out, within a share of the time budget.
 
-Simulating every rung's variants is cheaper than trying one, but not free: where loads are high, a
-simulated run takes a good part of a measured one. So each ranking has a share of the budget. Rungs
-are simulated in the order of what they promised last (new ones first); those that the time does not
-reach keep their last promise, and without one are ranked behind everything that has one.
+Simulating every rung's variants is cheaper than one trial but not free: at high loads a simulated
+run takes a noticeable part of a measured one. So each ranking has a time limit. Rungs are simulated
+in the order of their last prediction (new ones first); those not reached keep their last
+prediction, and without one they rank behind all others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Tried = Set[tuple[Settings, str | None]]
 
 
 class Ranking:
-    """The rungs in order, and the reasons of those left out."""
+    """The rungs in order, and the reasons for those left out."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Ranking:
     def rank(
         self, incumbent: RunningConfiguration, tried: Tried, trials: Sequence[Trial]
     ) -> list[Forecast]:
-        """The promising rungs, each by its best variant, most promising first."""
+        """The promising rungs, each represented by its best variant, most promising first."""
         self._left_out.clear()
         self._trials = trials
         budget = self._budget
@@ -63,7 +63,7 @@ class Ranking:
     def _possible(
         self, incumbent: RunningConfiguration, tried: Tried
     ) -> list[tuple[Rung, list[RungCandidate]]]:
-        """Rungs whose needs are met, with the variants that were not tried; best known first."""
+        """Rungs whose needs are met, with their untried variants; best known first."""
         info, settings = incumbent.deployment.info, incumbent.settings
         facts = collect_facts(info, incumbent.readings, settings, self._environment, self._job.slo)
         found = []
@@ -102,7 +102,7 @@ class Ranking:
         return best
 
     def _from_before(self, rung: Rung, options: Sequence[RungCandidate]) -> Forecast:
-        """What it promised last, for the variant that it would be now; else nothing is known."""
+        """The last prediction applied to the current variant, or an unknown one."""
         last = self._last.get(rung.id)
         if last is None:
             return self._predictor.unknown(options[0], "the time for simulating was over")
@@ -121,7 +121,7 @@ class Ranking:
         return tuple(self._left_out.values())
 
     def leave_out_for_time(self, promising: Sequence[Forecast]) -> None:
-        """The budget ended before these."""
+        """Record that the budget ended before these were tried."""
         needed_s, left_s = self._budget.trial_cost_s, self._budget.left_s
         reason = (
             f"the budget ended: a trial takes about {needed_s:.0f} s, and of {left_s:.0f} s left "
