@@ -23,7 +23,7 @@ import numpy as np
 
 from ridgeline.engine.scheduler import NoPrefixCache, Scheduler, SchedulerLimits, make_policy
 from ridgeline.hardware.catalogue import find_accelerator
-from ridgeline.plan.model.outline import load_outline
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.simulate.block_counter import CountedPool
 from ridgeline.plan.simulate.fleet import Build, FleetPlan, SimulatedRequest, simulate_fleet
 from ridgeline.plan.step_time.replica import replica
@@ -50,7 +50,7 @@ def load(count: int, rate: float, seed: int) -> list[SimulatedRequest]:
 
 
 def cost_us(requests: list[SimulatedRequest], replicas: int, leaps: bool) -> float:
-    machine = replica(load_outline("llama-3.1-8b"), find_accelerator("h100-sxm"))
+    machine = replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"))
     build = Build(name="h100", scheduler=make_scheduler, pace=Modelled(machine))
     plan = FleetPlan(builds=(build,) * replicas, leaps=leaps)
     began_s = time.process_time()

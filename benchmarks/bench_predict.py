@@ -37,9 +37,9 @@ from ridgeline.config.settings import settings_from
 from ridgeline.engine.config import resolve
 from ridgeline.hardware import system
 from ridgeline.measure.server.process import Witness
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.calibration.calibration import Calibration, Memory
 from ridgeline.plan.calibration.fit import Facts
-from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.step_time.memory import MemoryAsked, memory
 from ridgeline.plan.step_time.predict import Point, predict_on
 from ridgeline.workflows.calibrate.calibrate_engine import (
@@ -200,7 +200,7 @@ def memory_now() -> Memory:
 def default_kv_tokens(run: Run) -> int:
     """What the engine would resolve to by itself."""
     fields = {"model": run.model, "quantization": run.quantization}
-    limit = load_outline(run.model).max_positions
+    limit = load_planning_spec(run.model).max_positions
     found = resolve(settings_from({**fields, "max_model_len": min(KV_LENGTH, limit)}))
     return found.num_blocks * found.block_size
 
@@ -234,7 +234,7 @@ def rows_of(raws: list[Raw], calibration: Calibration, single: bool) -> Iterator
         if name not in told:
             told.add(name)
             machine = machine_for(calibration, ran.model, ran.quantization)
-            longest = min(KV_LENGTH, machine.outline.max_positions)
+            longest = min(KV_LENGTH, machine.spec.max_positions)
             asked = MemoryAsked(max_num_seqs=64, max_model_len=longest)
             tokens = memory(machine, asked).kv_tokens
             yield Row(name=name, metric="kv", predicted=tokens, measured=raw.kv_tokens)

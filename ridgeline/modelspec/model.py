@@ -1,7 +1,7 @@
-"""The frozen description of a model that engine, arithmetic, roofline, sizing and simulator share.
+"""The frozen description of a model that engine, arithmetic, roofline, planning and simulator share.
 
-Nothing here knows a model's name in a branch: a family (`ridgeline.modelspec.families.registry`) is read into
-these records once, and from then on only the records are looked at.
+No code branches on a model's name: a family (`ridgeline.modelspec.families`) turns a config.json
+into these records, and everything downstream reads only the records.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import msgspec
 from ridgeline.modelspec.format import Format
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding of one attention. `dim` leading dimensions of the head are rotated.
+    """Rotary embedding of one attention; rotates the first `dim` dimensions of each head.
 
-    `factor`, `low_freq_factor`, … are those of the Hugging Face `rope_scaling` of that kind;
-    `attention_factor` multiplies cos and sin (yarn, longrope); None means the kind's own default.
+    `factor`, `low_freq_factor`, … are the fields of Hugging Face's `rope_scaling` of that kind.
+    `attention_factor` multiplies cos and sin (yarn, longrope); None means the kind's default.
     """
 
     dim: int
@@ -49,21 +49,47 @@ class LinearSpec(msgspec.Struct, frozen=True, kw_only=True):
     bias: bool = False
 
     @property
+    def num_weights(self) -> int:
+        """Entries of W."""
+        return self.num_out * self.num_in
+
+    @property
     def num_params(self) -> int:
-        return self.num_out * self.num_in + (self.num_out if self.bias else 0)
+        """Entries of W and of the bias."""
+        return self.num_weights + (self.num_out if self.bias else 0)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of W in its format, and of a float32 bias."""
         return self.format.nbytes(self.num_out, self.num_in) + (
             4 * self.num_out if self.bias else 0
         )
+
+
+class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    The keys and values of all heads are projected up from one latent vector of `rank` numbers per
+    token; `rope_dim` further numbers hold the rotated part of the key, which all heads share. Only
+    these rank + rope_dim numbers are cached. `kv_down` produces them. `q_down` compresses the
+    query (None: it is not compressed).
+    """
+
+    rank: int
+    rope_dim: int
+    kv_down: LinearSpec
+    q_down: LinearSpec | None = None
 
 
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Attention of one layer. `window` W: a query at position p sees keys p-W+1..p (None: all).
 
     `scale` multiplies q·k; `softcap` c bounds scores as c·tanh(s/c); `qk_norm` normalises each
-    head of q and k (RMS over head_dim) before the rotation.
+    head of q and k (RMS over head_dim) before the rotation; `sinks` adds one learned logit per
+    head to the softmax. With `shares_kv` the layer has no k and v projections and reads the KV
+    cache of an earlier layer, whose projections `k` and `v` then describe. With `latent`, q, k and
+    v are the up-projections, `head_dim` is the size of a query head, and `num_kv_heads` is 1: the
+    latent vector serves every head.
     """
 
     num_heads: int
@@ -78,27 +104,33 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None = None
     softcap: float | None = None
     qk_norm: bool = False
+    sinks: bool = False
+    shares_kv: bool = False
+    latent: LatentSpec | None = None
 
 
 class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Gated feed-forward: down(act(gate(x)) · up(x)); with `num_experts` > 0, a routed set of them.
+    """Feed-forward layer: down(act(gate(x)) · up(x)), or down(act(up(x))) where it is not `gated`.
 
-    The three linears describe ONE expert. `norm_topk` renormalises the chosen experts'
-    probabilities.
+    With `num_experts` > 0 a router picks `experts_per_token` of them for each token; every token
+    also passes through the `num_shared_experts`. The three linears then describe ONE expert.
+    `norm_topk` renormalises the chosen experts' probabilities.
     """
 
     activation: Activation
     gate: LinearSpec
     up: LinearSpec
     down: LinearSpec
+    gated: bool = True
     num_experts: int = 0
     experts_per_token: int = 0
+    num_shared_experts: int = 0
     norm_topk: bool = True
     router: LinearSpec | None = None
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One decoder block. `sandwich_norms`: Gemma 2/3 normalise each branch's output too."""
+    """One decoder block. `sandwich_norms`: each branch's output is normalised too (Gemma 2, 3)."""
 
     attention: AttentionSpec
     mlp: MlpSpec
@@ -108,12 +140,13 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder-only transformer and every technique applied to it.
 
-    `stored_dtype` is what the checkpoint holds; `dtype` is that of embeddings, norms and
-    activations as run. `embed_scale` is exact: the model rounds it to its compute dtype.
-    `norm_plus_one`: the RMSNorm gain is (1 + w), as Gemma stores it. `embed_scale` multiplies the
-    embedding rows. `embed_format`: how the embedding table is packed; None where it is plain; a
-    tied LM head of the same format shares it. `rewrites` records the techniques applied, in order,
-    each with its reason.
+    `stored_dtype` is the dtype of the checkpoint; `dtype` that of embeddings, norms and activations
+    at run time. `norm_plus_one`: the RMSNorm gain is 1 + w (Gemma); `norm_bias`: norms have a bias
+    (LayerNorm). `embed_scale` multiplies embedding rows and is rounded to the compute dtype by the
+    model. `embed_format` is the format of a packed embedding table (None: plain); a tied LM head of
+    the same format shares the table. `learned_positions` counts rows of a position table (0: none).
+    `rewrites` lists the techniques applied, in order, each with its reason. `unsupported` says why
+    the engine cannot run the model; planning still can ("": the engine runs it).
     """
 
     name: str
@@ -128,10 +161,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     stored_dtype: str
     dtype: str = "float32"
     norm_plus_one: bool = False
+    norm_bias: bool = False
     embed_scale: float = 1.0
     final_softcap: float | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     kv_dtype: str = "float32"
     embed_format: Format | None = None
+    learned_positions: int = 0
     rewrites: tuple[str, ...] = ()
+    unsupported: str = ""

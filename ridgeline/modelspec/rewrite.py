@@ -230,8 +230,17 @@ def _map_layer(layer: LayerSpec, path: str, on_linear: OnLinear) -> LayerSpec:
 
 
 def _map_attention(attention: AttentionSpec, path: str, on_linear: OnLinear) -> AttentionSpec:
+    latent = attention.latent
+    if latent is not None:
+        q_down = latent.q_down
+        latent = replace(
+            latent,
+            kv_down=on_linear(f"{path}.kv_down", latent.kv_down),
+            q_down=None if q_down is None else on_linear(f"{path}.q_down", q_down),
+        )
     return replace(
         attention,
+        latent=latent,
         q=on_linear(f"{path}.q", attention.q),
         k=on_linear(f"{path}.k", attention.k),
         v=on_linear(f"{path}.v", attention.v),

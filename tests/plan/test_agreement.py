@@ -11,9 +11,9 @@ import pytest
 
 from ridgeline.engine.scheduler import NoPrefixCache, Scheduler, SchedulerLimits, make_policy
 from ridgeline.hardware.catalogue import load_catalogue
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.fleet.demand import Demand
 from ridgeline.plan.fleet.search import Candidate, Space, search
-from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.simulate.block_counter import CountedPool
 from ridgeline.plan.simulate.fleet import Build, FleetPlan, SimulatedRequest, simulate_fleet
 from ridgeline.plan.simulate.summary import summarise
@@ -40,13 +40,13 @@ def best_of_one(isl: int, osl: int, slo: Slo, tokens: int) -> Candidate:
         token_budgets=(tokens,),
         max_devices_per_replica=1,
     )
-    found = search(load_outline(MODEL), demand, slo, space, CATALOGUE)
+    found = search(load_planning_spec(MODEL), demand, slo, space, CATALOGUE)
     return max(found.fleets, key=lambda each: each.rate)
 
 
 def attained(planned: Candidate, isl: int, osl: int, slo: Slo, rate: float) -> float:
     """Share of the requests that kept the promise, the first tenth left to warm up."""
-    machine = replica(load_outline(MODEL), CATALOGUE[DEVICE], Layout())
+    machine = replica(load_planning_spec(MODEL), CATALOGUE[DEVICE], Layout())
     limits = SchedulerLimits(
         max_num_seqs=planned.seats,
         max_num_batched_tokens=planned.max_num_batched_tokens,

@@ -16,6 +16,7 @@ from ridgeline.cli.main import main
 from ridgeline.config.settings import settings_from
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput, CannotRun
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost import cost_model, resident_weight_bytes
 from ridgeline.plan.calibration import fit as calibrate
 from ridgeline.plan.calibration.calibration import (
@@ -28,7 +29,6 @@ from ridgeline.plan.calibration.calibration import (
 )
 from ridgeline.plan.calibration.fit import Facts, Sample, blank, fit, seconds
 from ridgeline.plan.calibration.interference import Weather
-from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.step_time.memory import MemoryAsked, memory
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import Point, predict
@@ -103,7 +103,7 @@ def made_up() -> Calibration:
 
 
 def machine(calibration: Calibration, model: str, dtype: str | None) -> Replica:
-    return replica(load_outline(model), calibration.accelerator(), weight_dtype=dtype)
+    return replica(load_planning_spec(model), calibration.accelerator(), weight_dtype=dtype)
 
 
 def sample_points(truth: Calibration, noise: float = 0.0) -> list[Sample]:
@@ -117,7 +117,7 @@ def sample_points(truth: Calibration, noise: float = 0.0) -> list[Sample]:
         decodes += [[(1, 1500)], [(1, 1000)] * 8, [(1, 500)] * 32]
         prompts = [[(2**n, 0)] for n in range(1, 10)] + [[(256, 1024)], [(64, 1024)]]
         for shapes in (*decodes, *prompts):
-            work = here.work(shapes, len(shapes))
+            work = here.calibrated_work(shapes, len(shapes))
             took_s = seconds(truth, work) * float(np.exp(noise * rng.standard_normal()))
             prompt = shapes[0][0] > 1
             found.append(Sample(what=str(shapes[0]), work=work, seconds=took_s, prompt=prompt))
@@ -144,9 +144,9 @@ def test_the_fit_predicts_models_that_it_did_not_see(found: Calibration) -> None
 
 def test_what_a_sequence_costs_to_begin_is_no_cost_of_the_steps_after(found: Calibration) -> None:
     assert found.overheads.begun_s == pytest.approx(4e-4, rel=0.3)
-    begins, goes_on = (machine(found, "demo", "int8").work([(8, n)], 1) for n in (0, 64))
+    begins, goes_on = (machine(found, "demo", "int8").calibrated_work([(8, n)], 1) for n in (0, 64))
     assert (begins.num_begun, goes_on.num_begun) == (1, 0)
-    decodes = machine(found, "demo", "int8").work([(1, 7), (16, 0), (1, 9), (16, 0)], 4)
+    decodes = machine(found, "demo", "int8").calibrated_work([(1, 7), (16, 0), (1, 9), (16, 0)], 4)
     assert decodes.num_begun == 2
     free = msgspec.structs.replace(
         found, overheads=msgspec.structs.replace(found.overheads, begun_s=0.0)
@@ -282,7 +282,7 @@ def test_what_was_not_calibrated_is_refused(found: Calibration) -> None:
         machine(found, "demo", "mxfp4")
     device = msgspec.structs.replace(found.accelerator(), link_bytes_s=1e9)
     with pytest.raises(CannotRun, match="one device was calibrated"):
-        replica(load_outline("demo"), device, Layout(tp=2))
+        replica(load_planning_spec("demo"), device, Layout(tp=2))
     with pytest.raises(BadInput, match="too few steps"):
         fit(sample_points(made_up())[:5], FACTS)
 

@@ -11,6 +11,7 @@ import pytest
 from ridgeline.cli.main import main
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import load_catalogue
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.cost.api_prices import (
     ApiPrice,
     Usage,
@@ -23,7 +24,6 @@ from ridgeline.plan.cost.api_prices import (
 from ridgeline.plan.cost.ownership import Owned, Spot, break_even, kwh_per_million
 from ridgeline.plan.fleet.demand import Demand
 from ridgeline.plan.fleet.search import Space, search
-from ridgeline.plan.model.outline import load_outline
 from ridgeline.records import Slo
 
 PRICES = load_prices()
@@ -107,7 +107,7 @@ def test_an_owned_device_by_hand() -> None:
 
 def test_the_fleet_is_cheaper_from_where_the_bills_meet() -> None:
     fleet = search(
-        load_outline("llama-3.1-8b"),
+        load_planning_spec("llama-3.1-8b"),
         Demand(rate=2, isl=1024, osl=256, isl_p95=1024, longest=1280),
         Slo.parse("ttft:1000 tpot:50"),
         Space(devices=("h100-sxm",), token_budgets=(2048,), max_devices_per_replica=1),

@@ -18,7 +18,7 @@ from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache, PrefixCach
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import find_accelerator
-from ridgeline.plan.model.outline import load_outline
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.simulate.fleet import (
     Build,
     Faults,
@@ -35,7 +35,7 @@ from ridgeline.plan.step_time.simulated import Glide, Modelled, Pace
 from ridgeline.records import Request, Sampling
 from tests.plan.steady import Steady
 
-MODEL = Modelled(replica(load_outline("llama-3.1-8b"), find_accelerator("h100-sxm")))
+MODEL = Modelled(replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm")))
 
 
 def make(

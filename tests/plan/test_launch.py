@@ -8,18 +8,18 @@ import msgspec
 import pytest
 
 from ridgeline.hardware.catalogue import load_catalogue
-from ridgeline.modelspec.cost.serving_formats import KV_BYTES, WEIGHTS
+from ridgeline.modelspec.checkpoints.planning import hub_name, load_planning_spec
+from ridgeline.modelspec.cost.serving_formats import KV_DTYPES, SERVING_FORMATS
 from ridgeline.plan.deploy.launch import Start, commands
 from ridgeline.plan.fleet.demand import Demand
 from ridgeline.plan.fleet.search import Space, search
-from ridgeline.plan.model.outline import hub_name, load_outline
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.records import Slo
 
 CATALOGUE = load_catalogue()
 ENGINES = ("ridgeline", "vllm", "tensorrt-llm", "sglang")
 BEST = search(
-    load_outline("llama-3.1-8b"),
+    load_planning_spec("llama-3.1-8b"),
     Demand(rate=20, isl=1024, osl=256, isl_p95=1500, longest=2048),
     Slo.parse("ttft:1000 tpot:50"),
     Space(devices=("h100-sxm",), token_budgets=(2048,), max_devices_per_replica=1),
@@ -63,7 +63,7 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize(("engine", "weights"), list(product(ENGINES, WEIGHTS)))
+@pytest.mark.parametrize(("engine", "weights"), list(product(ENGINES, SERVING_FORMATS)))
 def test_the_format_of_the_weights_is_not_left_out(engine: str, weights: str) -> None:
     text = commands(start(weight_dtype=weights))[engine]
     wanted = FORMATS.get((engine, weights))
@@ -86,7 +86,7 @@ CACHES = {
 
 @pytest.mark.parametrize(("engine", "kv"), list(product(ENGINES, ("float8_e4m3", "int8"))))
 def test_the_format_of_the_cache_is_not_left_out(engine: str, kv: str) -> None:
-    assert kv in KV_BYTES
+    assert kv in KV_DTYPES
     text = commands(start(kv_dtype=kv))[engine]
     wanted = CACHES.get((engine, kv))
     assert wanted in text if wanted else text.startswith("# ")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ridgeline.hardware.catalogue import find_accelerator
-from ridgeline.plan.model.outline import load_outline
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.step_time.mixed_steps import Mixing
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import Point, decoding_s, mixing, predict, timing
@@ -21,7 +21,9 @@ def point(**fields: object) -> Point:
 
 
 def mixed(pp: int = 1, **fields: object) -> Mixing:
-    return mixing(replica(load_outline("llama-3.1-8b"), DEVICE, Layout(pp=pp)), point(**fields))
+    return mixing(
+        replica(load_planning_spec("llama-3.1-8b"), DEVICE, Layout(pp=pp)), point(**fields)
+    )
 
 
 def test_a_step_lies_between_whole_numbers_of_prompts() -> None:
@@ -72,11 +74,12 @@ def test_stages_add_room_for_prompts() -> None:
     while a rare prompt delays everybody as before."""
     busy = point(isl=4000, osl=2, batch=64)
     one, four = (
-        timing(replica(load_outline("llama-3.1-8b"), DEVICE, Layout(pp=pp)), busy) for pp in (1, 4)
+        timing(replica(load_planning_spec("llama-3.1-8b"), DEVICE, Layout(pp=pp)), busy)
+        for pp in (1, 4)
     )
     assert 3.5 < four.output_tok_s / one.output_tok_s <= 4.1
     rare = point(osl=4096, batch=4)
-    machine = replica(load_outline("llama-3.1-8b"), DEVICE, Layout(pp=4))
+    machine = replica(load_planning_spec("llama-3.1-8b"), DEVICE, Layout(pp=4))
     late_s = timing(machine, rare).tpot_s - decoding_s(machine, rare)
     assert late_s == pytest.approx(3 / 4096 * mixing(machine, rare).added_s, rel=0.01)
 

@@ -13,12 +13,12 @@ from msgspec.structs import replace as with_
 from ridgeline.cli.main import main
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import load_catalogue
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.fleet.demand import Demand, demand_of, wait_quantile
 from ridgeline.plan.fleet.disaggregate import pools, transfer_seconds, verdict
 from ridgeline.plan.fleet.infeasible import impossible
 from ridgeline.plan.fleet.pareto_plot import draw_front
 from ridgeline.plan.fleet.search import Found, Space, front, search
-from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.replica import replica
 from ridgeline.records import Slo
@@ -30,7 +30,7 @@ SPACE = Space(devices=("h100-sxm", "h200-sxm"), token_budgets=(2048,), max_devic
 
 
 def found(model: str = "llama-3.1-70b", slo: Slo = SLO, space: Space = SPACE) -> Found:
-    return search(load_outline(model), DEMAND, slo, space, CATALOGUE)
+    return search(load_planning_spec(model), DEMAND, slo, space, CATALOGUE)
 
 
 def test_fleets_keep_the_promise_and_come_by_price() -> None:
@@ -60,8 +60,8 @@ def test_prompts_are_charged_even_where_their_steps_wait_for_memory() -> None:
     """By the arithmetic that they take at least, of all that the device could do in the time."""
     idle = with_(DEMAND, rate=5, isl=128, isl_p95=128)
     space = with_(SPACE, devices=("h100-sxm",), max_devices_per_replica=1)
-    outline = load_outline("llama-3.1-8b")
-    best = search(outline, idle, SLO, space, CATALOGUE).fleets[0]
+    spec = load_planning_spec("llama-3.1-8b")
+    best = search(spec, idle, SLO, space, CATALOGUE).fleets[0]
     assert best.input_dollars_per_mtok and best.output_dollars_per_mtok
     paid_in = best.input_dollars_per_mtok * idle.isl
     paid = paid_in + best.output_dollars_per_mtok * idle.osl
@@ -96,10 +96,10 @@ def test_the_queue_is_that_of_theory() -> None:
 
 
 def refusal(slo: str, space: Space = SPACE, model: str = "llama-3.1-70b") -> CannotRun:
-    outline, promise = load_outline(model), Slo.parse(slo)
-    result = search(outline, DEMAND, promise, space, CATALOGUE)
+    spec, promise = load_planning_spec(model), Slo.parse(slo)
+    result = search(spec, DEMAND, promise, space, CATALOGUE)
     assert not result.fleets
-    return impossible(outline, DEMAND, promise, space, CATALOGUE, result)
+    return impossible(spec, DEMAND, promise, space, CATALOGUE, result)
 
 
 def test_an_impossible_promise_names_the_bound() -> None:
@@ -121,7 +121,7 @@ def test_a_workload_beyond_the_context_is_refused() -> None:
         with pytest.raises(BadInput, match="need tokens"):
             demand_of([(1024, 256), lengths], 1.0)
     with pytest.raises(BadInput, match="context"):
-        search(load_outline("llama-2-7b"), long, SLO, SPACE, CATALOGUE)
+        search(load_planning_spec("llama-2-7b"), long, SLO, SPACE, CATALOGUE)
 
 
 def test_demand_from_lengths() -> None:
@@ -131,14 +131,14 @@ def test_demand_from_lengths() -> None:
 
 
 def test_the_transfer_by_hand() -> None:
-    machine = replica(load_outline("llama-3.1-70b"), CATALOGUE["h100-sxm"], Layout(tp=4))
+    machine = replica(load_planning_spec("llama-3.1-70b"), CATALOGUE["h100-sxm"], Layout(tp=4))
     assert transfer_seconds(machine, DEMAND) == pytest.approx(1024 * 327_680 / (4 * 50e9))
 
 
 def test_disaggregation_is_refused_when_it_takes_more_devices() -> None:
     best = found().fleets[0]
     machine = replica(
-        load_outline("llama-3.1-70b"),
+        load_planning_spec("llama-3.1-70b"),
         CATALOGUE[best.device],
         best.layout,
         weight_dtype=best.weight_dtype,
@@ -153,7 +153,7 @@ def test_disaggregation_is_refused_when_it_takes_more_devices() -> None:
 
 def test_a_split_leaves_the_prompt_its_part_of_an_end_to_end_promise() -> None:
     """A promise of e2e is one of both pools' times together, whatever was not said of TTFT."""
-    machine = replica(load_outline("llama-3.1-70b"), CATALOGUE["h100-sxm"], Layout(tp=4))
+    machine = replica(load_planning_spec("llama-3.1-70b"), CATALOGUE["h100-sxm"], Layout(tp=4))
     for e2e_ms in (6000, 8000, 12_000):
         split = pools(machine, DEMAND, Slo.parse(f"e2e:{e2e_ms}"))
         assert split is not None
@@ -166,7 +166,8 @@ def test_a_split_leaves_the_prompt_its_part_of_an_end_to_end_promise() -> None:
 
 def test_stages_of_a_prefill_pool_work_at_once() -> None:
     machine, staged = (
-        replica(load_outline("llama-3.1-8b"), CATALOGUE["h100-sxm"], Layout(pp=pp)) for pp in (1, 4)
+        replica(load_planning_spec("llama-3.1-8b"), CATALOGUE["h100-sxm"], Layout(pp=pp))
+        for pp in (1, 4)
     )
     heavy = with_(DEMAND, rate=200.0)
     one, four = pools(machine, heavy, SLO), pools(staged, heavy, SLO)
@@ -177,12 +178,14 @@ def test_stages_of_a_prefill_pool_work_at_once() -> None:
 def test_a_promise_of_tpot_alone_says_nothing_of_one_token() -> None:
     single = with_(DEMAND, osl=1)
     with pytest.raises(BadInput, match="no TPOT"):
-        search(load_outline("llama-3.1-8b"), single, Slo.parse("tpot:50"), SPACE, CATALOGUE)
+        search(load_planning_spec("llama-3.1-8b"), single, Slo.parse("tpot:50"), SPACE, CATALOGUE)
     space = with_(SPACE, devices=("h100-sxm",), max_devices_per_replica=1)
-    kept = search(load_outline("llama-3.1-8b"), single, Slo.parse("ttft:500"), space, CATALOGUE)
+    kept = search(
+        load_planning_spec("llama-3.1-8b"), single, Slo.parse("ttft:500"), space, CATALOGUE
+    )
     same = Slo.parse("ttft:500 tpot:0.01")  # not judged
     assert kept.fleets
-    assert search(load_outline("llama-3.1-8b"), single, same, space, CATALOGUE).fleets
+    assert search(load_planning_spec("llama-3.1-8b"), single, same, space, CATALOGUE).fleets
 
 
 def test_nothing_is_promised_to_everybody() -> None:

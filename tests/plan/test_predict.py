@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from ridgeline.cli.main import main
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
 from ridgeline.hardware.catalogue import find_accelerator
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.cost.parameters import num_kv_heads
 from ridgeline.plan.calibration.published_efficiency import Efficiency, interval
-from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.step_time.memory import MemoryAsked, memory
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import Point, predict, predict_lines, predict_on, timing
@@ -40,7 +41,9 @@ def point(**fields: object) -> Point:
 
 
 def test_by_hand_without_losses() -> None:
-    machine = replica(load_outline("llama-3.1-8b"), find_accelerator("h100-sxm"), efficiency=IDEAL)
+    machine = replica(
+        load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"), efficiency=IDEAL
+    )
     found = predict_on(machine, point())
     weights = 2 * (8_030_261_248 - 128_256 * 4096)  # the embedding table is not read
     decode_s = (weights + 131_072 * (1050 + 2)) / 3.35e12
@@ -55,12 +58,12 @@ def test_by_hand_without_losses() -> None:
 
 
 def test_kv_is_copied_where_there_are_more_devices_than_heads() -> None:
-    outline, device = load_outline("qwen2.5-7b"), find_accelerator("h100-sxm")
-    assert outline.num_kv_heads == 4
-    four, seven = (replica(outline, device, Layout(tp=tp)) for tp in (4, 7))
+    spec, device = load_planning_spec("qwen2.5-7b"), find_accelerator("h100-sxm")
+    assert num_kv_heads(spec) == 4
+    four, seven = (replica(spec, device, Layout(tp=tp)) for tp in (4, 7))
     assert memory(four).kv_copies == 1 and memory(seven).kv_copies == 7 / 4
     assert memory(seven).kv_bytes_per_token == memory(four).kv_bytes_per_token
-    latent = load_outline("deepseek-v3")
+    latent = load_planning_spec("deepseek-v3")
     eight = memory(
         replica(latent, find_accelerator("h200-sxm"), Layout(tp=8), weight_dtype="float8_e4m3")
     )
@@ -71,10 +74,10 @@ def test_kv_is_copied_where_there_are_more_devices_than_heads() -> None:
 
 
 def test_windows_bound_what_is_read_and_kept() -> None:
-    machine = replica(load_outline("gemma-3-27b"), find_accelerator("h100-sxm"))
-    grown = machine.kv_bytes(65_536) - machine.kv_bytes(32_768)
-    full = sum(g.kv_numbers * g.num_cached for g in machine.outline.attention if g.window is None)
-    assert grown == full * 2 * 32_768
+    machine = replica(load_planning_spec("gemma-3-27b"), find_accelerator("h100-sxm"))
+    grown = machine.cost.kv_bytes(65_536) - machine.cost.kv_bytes(32_768)
+    full = sum(g.kv_bytes_per_token for g in machine.cost.windows if g.window is None)
+    assert grown == full * 32_768
 
 
 @given(
@@ -109,7 +112,7 @@ def test_no_prediction_beats_the_roofline(
 ) -> None:
     """What is predicted, summed up as work per second of one device, stays below its peaks."""
     device = find_accelerator("h100-sxm")
-    machine = replica(load_outline(model), device, layout, efficiency=IDEAL)
+    machine = replica(load_planning_spec(model), device, layout, efficiency=IDEAL)
     asked = point(isl=isl, osl=osl, batch=batch, max_num_batched_tokens=tokens)
     found = timing(machine, asked)
     requests = found.output_tok_s / osl / layout.pp  # per second, as passes of one stage's share
@@ -131,7 +134,7 @@ def test_the_interval_covers_four_in_five() -> None:
 
 def test_equal_runs_cost_what_their_list_costs() -> None:
     for model in ("deepseek-v3", "gpt-oss-20b", "mixtral-8x7b"):
-        machine = replica(load_outline(model), find_accelerator("b200"), Layout(tp=8))
+        machine = replica(load_planning_spec(model), find_accelerator("b200"), Layout(tp=8))
         for new, done in ((1, 500), (64, 130)):
             listed = machine.price([(new, done)] * 7, 7)
             assert machine.uniform(7, new, done, sampled=7).seconds == pytest.approx(listed.seconds)
@@ -139,7 +142,10 @@ def test_equal_runs_cost_what_their_list_costs() -> None:
 
 def test_communication_is_a_ring_by_hand() -> None:
     machine = replica(
-        load_outline("llama-3.1-70b"), find_accelerator("h100-sxm"), Layout(tp=4), efficiency=IDEAL
+        load_planning_spec("llama-3.1-70b"),
+        find_accelerator("h100-sxm"),
+        Layout(tp=4),
+        efficiency=IDEAL,
     )
     moved = 80 * 2 * 2 * 3 / 4 * (32 * 8192 * 2)  # layers, all-reduces, ring, activations
     assert machine.uniform(32, 1, 0, sampled=32).communication_s == pytest.approx(moved / 450e9)
@@ -169,7 +175,7 @@ def test_what_cannot_be_is_refused_with_the_number() -> None:
 
 
 def test_the_activations_and_the_runtime_come_off_the_cache() -> None:
-    machine = replica(load_outline("llama-3.1-8b"), find_accelerator("h100-sxm"))
+    machine = replica(load_planning_spec("llama-3.1-8b"), find_accelerator("h100-sxm"))
     little, much = (
         memory(machine, MemoryAsked(max_num_batched_tokens=tokens)) for tokens in (512, 8192)
     )

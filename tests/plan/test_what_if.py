@@ -19,8 +19,8 @@ from ridgeline.engine.scheduler import (
 )
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import find_accelerator
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.fleet.demand import demand_of
-from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.simulate.block_counter import CountedPool
 from ridgeline.plan.simulate.fleet import Build, FleetPlan, SimulatedRequest, simulate_fleet
 from ridgeline.plan.simulate.off_peak import OffPeak
@@ -34,7 +34,7 @@ WORDS = ["simulate", "llama-3.1-8b", "--device", "h100-sxm", "--num-prompts", "4
 
 
 def machine(model: str = "llama-3.1-8b") -> Replica:
-    return replica(load_outline(model), find_accelerator("h100-sxm"))
+    return replica(load_planning_spec(model), find_accelerator("h100-sxm"))
 
 
 @pytest.mark.parametrize("seed", range(4))

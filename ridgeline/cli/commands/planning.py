@@ -92,7 +92,7 @@ def predict(
 
     from ridgeline.cli.render.predict import prediction_table
     from ridgeline.errors import BadInput
-    from ridgeline.plan.model.outline import known_shapes
+    from ridgeline.modelspec.families.shapes import known_shapes
     from ridgeline.plan.step_time.predict import Point
     from ridgeline.report.json_line import json_line
     from ridgeline.workflows.planning.device_catalogue import read_catalogue

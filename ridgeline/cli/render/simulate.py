@@ -15,7 +15,7 @@ def simulation_table(result: SimulationResult) -> Table:
     outcome, summary, kinds = result.outcome, result.summary, result.replicas
     size = len(outcome.members) if len(kinds) > 1 else result.options.replicas
     title = (
-        f"{size} x {kinds[0].outline.name} on {result.device_names} {kinds[0].layout}, "
+        f"{size} x {kinds[0].spec.name} on {result.device_names} {kinds[0].layout}, "
         f"{summary.num_requests:,} requests in {summary.duration_s:,.1f} virtual seconds"
     )
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)

@@ -1,11 +1,12 @@
-"""Weight and KV formats for sizing: bytes per number, and the dtype that the products run in.
+"""Weight formats that planning can serve a model in, and the bytes that a model takes in them.
 
-Only the layers' linears and experts take a weight format; the LM head, embeddings, router-sized
-rest and norms stay in 16 (or 32) bits, as every engine leaves them. Of a routed model mxfp4 takes
-the experts alone: attention, shared experts and router stay as they are, as in gpt-oss, and so do
-activations. Scales are counted: one of 4 bytes per output row for fp8 and int8, one of 2 bytes per
-group of 128 for int4, one byte per 32 for mxfp4. A device without a rate for a format's own
-products computes in bfloat16 after unpacking.
+Unlike the formats of a spec, which are those of this engine's kernels, these stand for what any
+engine does under the name of a dtype. Only the layers' linears and experts take a weight format;
+LM head, embeddings and norms stay in 16 (or 32) bits, as every engine leaves them. In a routed
+model mxfp4 applies to the experts alone: attention, shared experts and router stay as they are, as
+in gpt-oss, and so do activations. Scales are counted: 4 bytes per output row for fp8 and int8, 2
+bytes per group of 128 weights for int4, 1 byte per 32 for mxfp4. A device without a peak for a
+format's own products unpacks the weights and computes in bfloat16.
 """
 
 from __future__ import annotations
@@ -14,68 +15,133 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import msgspec
+from msgspec.structs import replace
 
 from ridgeline.errors import BadInput
+from ridgeline.modelspec.cost.parameters import (
+    count_layers,
+    dense_linears,
+    mlp_linears,
+    num_params,
+)
+from ridgeline.modelspec.cost.step import CostModel, cost_model
+from ridgeline.modelspec.format import BYTES_OF_DTYPE, FP8, INT4, INT8, MXFP4, Format, dense
+from ridgeline.modelspec.model import ModelSpec
+
+WIDE_DTYPES = ("bfloat16", "float16", "float32")
+KV_DTYPES = tuple(BYTES_OF_DTYPE)
 
 
-class WeightFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """`bits` per weight; `group_size` weights share `scale_bytes` (None: a whole row does).
+class ServingFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """A weight format and the dtypes of its products, best first; the first with a peak is used.
 
-    `computed_in`: dtypes of the product, best first; the device's first known one is used.
-    `spares_shared`: of a routed model only the experts take it.
+    `experts_only`: in a routed model only the experts take it.
     """
 
-    bits: int
+    format: Format
     computed_in: tuple[str, ...]
-    group_size: int | None = None
-    scale_bytes: int = 0
-    spares_shared: bool = False
+    experts_only: bool = False
 
-    def nbytes(self, params: float, rows: float) -> float:
-        """Bytes of `params` weights in `rows` output rows, scales included."""
-        scales = rows if self.group_size is None else params / self.group_size
-        return params * self.bits / 8 + scales * self.scale_bytes
+    def nbytes(self, weights: float, outputs: float) -> float:
+        """Bytes of `weights` numbers in matrices with `outputs` rows together, scales included."""
+        group_size = self.format.group_size
+        scales = outputs if group_size is None else weights / group_size
+        return weights * self.format.bits / 8 + scales * self.format.scale_bytes
 
 
-WIDE = ("bfloat16", "float16", "float32")
-WEIGHTS: Mapping[str, WeightFormat] = MappingProxyType(
+SERVING_FORMATS: Mapping[str, ServingFormat] = MappingProxyType(
     {
-        "float32": WeightFormat(bits=32, computed_in=("float32",)),
-        "bfloat16": WeightFormat(bits=16, computed_in=WIDE),
-        "float16": WeightFormat(bits=16, computed_in=WIDE),
-        "float8_e4m3": WeightFormat(bits=8, computed_in=("float8_e4m3", *WIDE), scale_bytes=4),
-        "int8": WeightFormat(bits=8, computed_in=("int8", *WIDE), scale_bytes=4),
-        "int4": WeightFormat(bits=4, computed_in=WIDE, group_size=128, scale_bytes=2),
-        "mxfp4": WeightFormat(
-            bits=4,
-            computed_in=("float4", *WIDE),
-            group_size=32,
-            scale_bytes=1,
-            spares_shared=True,
+        "float32": ServingFormat(format=dense("float32"), computed_in=("float32",)),
+        "bfloat16": ServingFormat(format=dense("bfloat16"), computed_in=WIDE_DTYPES),
+        "float16": ServingFormat(format=dense("float16"), computed_in=WIDE_DTYPES),
+        "float8_e4m3": ServingFormat(format=FP8, computed_in=("float8_e4m3", *WIDE_DTYPES)),
+        "int8": ServingFormat(format=INT8, computed_in=("int8", *WIDE_DTYPES)),
+        "int4": ServingFormat(format=INT4, computed_in=WIDE_DTYPES),
+        "mxfp4": ServingFormat(
+            format=MXFP4, computed_in=("float4", *WIDE_DTYPES), experts_only=True
         ),
     }
 )
-KV_BYTES: Mapping[str, int] = MappingProxyType(
-    {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
-)
-KV_ROW_SCALE_BYTES: Mapping[str, int] = MappingProxyType({"int8": 4})
-_SHORT = MappingProxyType(
+_SHORT_NAMES = MappingProxyType(
     {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3", "fp4": "mxfp4"}
 )
 
 
-def weight_dtype(name: str) -> str:
-    """The full name of a weight format; BadInput lists them."""
-    return _known("weight dtype", name, tuple(WEIGHTS))
+def parse_weight_dtype(name: str) -> str:
+    """The full name of a weight format. Raises BadInput that lists them for an unknown one."""
+    return _full_name("weight dtype", name, tuple(SERVING_FORMATS))
 
 
-def kv_dtype(name: str) -> str:
-    """The full name of a KV cache dtype; BadInput lists them."""
-    return _known("KV cache dtype", name, tuple(KV_BYTES))
+def parse_kv_dtype(name: str) -> str:
+    """The full name of a KV cache dtype. Raises BadInput that lists them for an unknown one."""
+    return _full_name("KV cache dtype", name, KV_DTYPES)
 
 
-def _known(what: str, name: str, known: tuple[str, ...]) -> str:
-    full = _SHORT.get(name.lower(), name.lower())
+def _full_name(what: str, name: str, known: tuple[str, ...]) -> str:
+    full = _SHORT_NAMES.get(name.lower(), name.lower())
     if full not in known:
         raise BadInput(f"unknown {what}", value=name, limit=", ".join(known))
     return full
+
+
+def quantised_as(spec: ModelSpec) -> str | None:
+    """The format that the checkpoint's weights are quantised in; None where they are plain."""
+    kinds = {
+        linear.format.kind
+        for layer in count_layers(spec)
+        for linear in (*dense_linears(layer), *mlp_linears(layer.mlp))
+    } - {"dense"}
+    return min(kinds) if kinds else None
+
+
+def dense_format(spec: ModelSpec, weight_dtype: str, rest_dtype: str) -> ServingFormat:
+    """The format of the linears that every token uses."""
+    chosen = SERVING_FORMATS[weight_dtype]
+    routed = any(layer.mlp.num_experts for layer in count_layers(spec))
+    return SERVING_FORMATS[rest_dtype] if chosen.experts_only and routed else chosen
+
+
+def serving_cost(
+    spec: ModelSpec, weight_dtype: str, rest_dtype: str, head_dtype: str, kv_dtype: str
+) -> CostModel:
+    """The cost model of a spec served in these formats.
+
+    `rest_dtype` holds what is not quantised: norms, biases and position tables.
+    """
+    model = cost_model(replace(spec, kv_dtype=kv_dtype))
+    every_token = dense_format(spec, weight_dtype, rest_dtype)
+    fixed = every_token.nbytes(model.linear_params, model.linear_outputs)
+    fixed += _rest_params(spec, model) * SERVING_FORMATS[rest_dtype].format.bits / 8
+    expert = SERVING_FORMATS[weight_dtype]
+    return replace(
+        model,
+        fixed_weight_bytes=fixed,
+        head_weight_bytes=table_bytes_in(spec, head_dtype),
+        experts=tuple(
+            replace(
+                group, expert_bytes=group.num_layers * expert.nbytes(group.params, group.outputs)
+            )
+            for group in model.experts
+        ),
+    )
+
+
+def _rest_params(spec: ModelSpec, model: CostModel) -> int:
+    """Parameters outside of linears' weights, experts, embedding table and LM head."""
+    tables = (1 if spec.tied_embeddings else 2) * spec.vocab_size * spec.hidden_size
+    routed = sum(g.num_layers * g.num_experts * g.params for g in model.experts)
+    return num_params(spec) - tables - model.linear_params - routed
+
+
+def table_bytes_in(spec: ModelSpec, dtype: str) -> float:
+    """Bytes of the embedding table, or of the LM head, in a serving format."""
+    return SERVING_FORMATS[dtype].nbytes(spec.vocab_size * spec.hidden_size, spec.vocab_size)
+
+
+def checkpoint_bytes(spec: ModelSpec) -> float:
+    """Bytes of the published weight files, whatever format they are served in."""
+    stored = spec.stored_dtype
+    model = serving_cost(spec, quantised_as(spec) or stored, stored, stored, spec.kv_dtype)
+    routed = sum(group.num_experts * group.expert_bytes for group in model.experts)
+    num_tables = 1 if spec.tied_embeddings else 2
+    return model.fixed_weight_bytes + routed + num_tables * table_bytes_in(spec, stored)

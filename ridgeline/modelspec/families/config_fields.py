@@ -92,6 +92,13 @@ class Values:
     def opt_count(self, key: str) -> int | None:
         return None if self.raw(key) is None else self.count(key)
 
+    def whole(self, key: str) -> int:
+        """An integer >= 0."""
+        value = self.raw(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.bad(key, "an integer >= 0")
+        return value
+
     def number(self, key: str) -> float:
         """A positive finite number."""
         value = self.raw(key)

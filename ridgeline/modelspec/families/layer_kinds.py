@@ -49,7 +49,7 @@ def sliding_from_layer(values: Values) -> list[str]:
     num = num_layers(values)
     first = num
     if values.flag("use_sliding_window") and values.raw("sliding_window") is not None:
-        first = _whole(values, "max_window_layers")
+        first = values.whole("max_window_layers")
     return [SLIDING if i >= first else FULL for i in range(num)]
 
 
@@ -105,10 +105,3 @@ def sparse_layers(values: Values) -> list[bool]:
 def _every(values: Values, n: int) -> list[str]:
     num = num_layers(values)
     return [SLIDING if (i + 1) % n else FULL for i in range(num)]
-
-
-def _whole(values: Values, key: str) -> int:
-    value = values.raw(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise values.bad(key, "an integer >= 0")
-    return value

@@ -15,6 +15,7 @@ from ridgeline.modelspec.families import layer_kinds as kinds
 from ridgeline.modelspec.families.build import build
 from ridgeline.modelspec.families.config_fields import Values, check_names
 from ridgeline.modelspec.families.rope_config import TOP_LEVEL, RopeFields
+from ridgeline.modelspec.families.unsupported import UNSUPPORTED
 from ridgeline.modelspec.model import ModelSpec
 
 
@@ -332,8 +333,14 @@ def _family_name(config: Mapping[str, Any], where: str) -> str:
         model_type = next((by_architecture.get(a) for a in architectures), None)
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         asked = config.get("model_type") or architectures or None
+        reason = UNSUPPORTED.get(str(asked))
         raise BadModel(
-            f"{where}: the architecture is not supported", value=asked, limit=f"supported: {known}"
+            f"{where}: the architecture is not supported",
+            value=asked,
+            limit=f"supported: {known}",
+            fix=None
+            if reason is None
+            else f"only `ridgeline plan` and `predict` read it: {reason}",
         )
     _check_architecture(config, FAMILIES[model_type].architecture, model_type, where)
     return model_type

@@ -1,23 +1,40 @@
-"""Published model shapes for `dummy:NAME`: speed-only work with random weights, and sizing."""
+"""Published model shapes: `dummy:NAME` runs them with random weights, planning sizes them."""
 
 from __future__ import annotations
 
 import difflib
 import tomllib
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from ridgeline.errors import BadModel
 
 
+@cache
 def shape_table() -> dict[str, dict[str, Any]]:
-    """Every row of shapes.toml: config.json fields, plus where the row comes from (`source`)."""
-    text = files("ridgeline.modelspec.families").joinpath("shapes.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    """Shapes that the engine runs, by name: config.json fields, and their `source`."""
+    return _read("shapes.toml")
+
+
+@cache
+def planning_table() -> dict[str, dict[str, Any]]:
+    """Shapes for planning only, by name: config.json fields, `source` and `params_b`."""
+    return _read("planning_shapes.toml")
+
+
+def _read(file: str) -> dict[str, dict[str, Any]]:
+    path = files("ridgeline.modelspec.families").joinpath(file)
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def known_shapes() -> tuple[str, ...]:
+    """Names of all published shapes."""
+    return (*shape_table(), *planning_table())
 
 
 def shape_config(name: str) -> dict[str, Any]:
-    """The config.json fields of a published shape; BadModel lists near names for an unknown one."""
+    """The config.json fields of a shape that the engine runs; BadModel lists near names."""
     table = shape_table()
     if name not in table:
         near = difflib.get_close_matches(name.lower(), table, n=5, cutoff=0.4) or list(table)
@@ -27,5 +44,20 @@ def shape_config(name: str) -> dict[str, Any]:
             limit=f"near: {', '.join(f'dummy:{n}' for n in near)}",
             fix="choose one of these, or give a model directory",
         )
-    row = {key: value for key, value in table[name].items() if key != "source"}
-    return {key: None if value == "none" else value for key, value in row.items()}
+    return _config(table[name])
+
+
+def planning_row(name: str) -> dict[str, Any]:
+    """The row of any published shape; empty for an unknown name."""
+    return shape_table().get(name) or planning_table().get(name) or {}
+
+
+def planning_config(name: str) -> dict[str, Any]:
+    """The config.json fields of any published shape."""
+    return _config(planning_row(name))
+
+
+def _config(row: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no null: "none" stands for it."""
+    fields = {key: value for key, value in row.items() if key not in ("source", "params_b")}
+    return {key: None if value == "none" else value for key, value in fields.items()}

@@ -36,7 +36,7 @@ SERVER = (
 )
 
 
-class Part(msgspec.Struct, frozen=True):
+class ProductWork(msgspec.Struct, frozen=True):
     """Matrix products of one step in one format: `weights` numbers, each met by `rows` rows."""
 
     format: str
@@ -48,18 +48,18 @@ class Part(msgspec.Struct, frozen=True):
 class CalibratedWork(msgspec.Struct, frozen=True, kw_only=True):
     """One step's work, as far as a calibrated device is concerned.
 
-    `decode_*`: attention of runs with one new token, `fresh_flops` that of the others.
+    `decode_*`: attention of runs with one new token, `prompt_flops` that of the others.
     `weight_set_bytes`: what is read over and over, which decides from where it comes.
     `layer_format`: of the layers' weights; `num_outputs`: numbers that their products write.
     `num_begun`: runs with nothing in the cache: sequences that are admitted in this step.
     `num_logits`: sampled rows times vocabulary.
     """
 
-    parts: tuple[Part, ...]
+    products: tuple[ProductWork, ...]
     weight_set_bytes: float
     decode_flops: float
     decode_kv_bytes: float
-    fresh_flops: float
+    prompt_flops: float
     layer_format: str
     num_layers: int
     num_runs: int
@@ -208,7 +208,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds of one step; its formats are known (`linear`)."""
         memory_s = compute_s = products_s = 0.0
         rate = self.bandwidth(work.weight_set_bytes)
-        for part in work.parts:
+        for part in work.products:
             linear = self.linears[part.format]
             by_memory = part.nbytes / (rate * linear.bandwidth)
             by_compute = part.weights * linear.seconds_per_weight(part.rows)
@@ -219,7 +219,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         read_s = attend.decode_byte_s * work.decode_kv_bytes
         multiplied_s = attend.decode_flop_s * work.decode_flops
         decode_s = joined(read_s, multiplied_s, self.overlap)
-        fresh_s = attend.fresh_flop_s * work.fresh_flops
+        fresh_s = attend.fresh_flop_s * work.prompt_flops
         layers = self.linears[work.layer_format]
         overhead_s = over.step_s + over.logit_s * work.num_logits
         overhead_s += (over.run_s + over.run_layer_s * work.num_layers) * work.num_runs

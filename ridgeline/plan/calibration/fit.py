@@ -170,7 +170,7 @@ class _Fit:
         counting = blank(self._facts, ())
         for i, sample in enumerate(samples):
             rate = counting.bandwidth(sample.work.weight_set_bytes)
-            for part in sample.work.parts:
+            for part in sample.work.products:
                 first = self._first[part.format]
                 at_peak_s = part.weights * part.rows * self._row_s(part.format)
                 rows.append((i, first, part.weights, part.nbytes / rate, at_peak_s))
@@ -287,7 +287,7 @@ def _terms_of(work: CalibratedWork) -> tuple[float, ...]:
         work.num_begun,
         work.decode_flops,
         work.decode_kv_bytes,
-        work.fresh_flops,
+        work.prompt_flops,
         work.num_layers * plain,
         work.num_layers * packed,
         work.num_outputs * plain,
@@ -316,7 +316,7 @@ def _knots_of(samples: Sequence[Sample]) -> dict[str, tuple[int, ...]]:
     """Per format: the knots near which something was measured."""
     met: dict[str, set[int]] = {}
     for sample in samples:
-        for part in sample.work.parts:
+        for part in sample.work.products:
             near = min(KNOTS, key=lambda knot: abs(math.log(knot / max(part.rows, 1.0))))
             met.setdefault(part.format, set()).add(near)
     return {name: tuple(sorted(rows)) for name, rows in sorted(met.items())}
@@ -325,9 +325,9 @@ def _knots_of(samples: Sequence[Sample]) -> dict[str, tuple[int, ...]]:
 def _per_row(samples: Sequence[Sample], name: str) -> float:
     """Seconds per weight and row of a format's best steps, all of the step charged to it."""
     return min(
-        s.seconds / (sum(part.weights for part in s.work.parts) * part.rows)
+        s.seconds / (sum(part.weights for part in s.work.products) * part.rows)
         for s in samples
-        for part in s.work.parts
+        for part in s.work.products
         if part.format == name
     )
 

@@ -61,7 +61,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def transfer_seconds(machine: Replica, demand: Demand) -> float:
     """A mean prompt's KV over the network, every device of the replica sending its share."""
-    nbytes = machine.kv_bytes(demand.isl) * machine.kv_copies
+    nbytes = machine.cost.kv_bytes(demand.isl) * machine.kv_copies
     return nbytes / (NETWORK_BYTES_S * machine.layout.num_devices)
 
 
@@ -129,7 +129,7 @@ def _prefill_rate(
 
 def _decode_batches(machine: Replica, demand: Demand) -> Iterator[int]:
     """Those whose answers fit a decode replica's cache, three deviations above the mean."""
-    per_request = machine.kv_bytes(demand.isl + demand.osl) / machine.kv_bytes_per_token
+    per_request = machine.cost.kv_bytes(demand.isl + demand.osl) / machine.cost.kv_bytes_per_token
     for batch in batches():
         seats = math.ceil(batch + 3 * math.sqrt(batch))
         asked = MemoryAsked(max_num_batched_tokens=seats, max_num_seqs=seats)

@@ -14,9 +14,9 @@ import msgspec
 
 from ridgeline.errors import CannotRun
 from ridgeline.hardware.catalogue import Accelerator
+from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.fleet.demand import Demand
 from ridgeline.plan.fleet.search import HOURS_PER_MONTH, Candidate, Found, Space, machines
-from ridgeline.plan.model.outline import Outline
 from ridgeline.plan.step_time.replica import Replica, StepCost
 from ridgeline.records import Slo
 from ridgeline.roofline import bound
@@ -58,7 +58,7 @@ def ttft_floor(machine: Replica, demand: Demand) -> Floor:
 
 
 def impossible(
-    outline: Outline,
+    spec: ModelSpec,
     demand: Demand,
     slo: Slo,
     space: Space,
@@ -66,9 +66,9 @@ def impossible(
     found: Found,
 ) -> CannotRun:
     """The error to raise where `search` found no fleet."""
-    known = list(machines(outline, space, catalogue, {}))
+    known = list(machines(spec, space, catalogue, {}))
     if not known or not found.num_candidates:
-        return _no_memory(outline, known, found)
+        return _no_memory(spec, known, found)
     tpot = min((tpot_floor(m, demand) for m in known), key=lambda f: f.seconds)
     ttft = min((ttft_floor(m, demand) for m in known), key=lambda f: f.seconds)
     for name, floor, limit in (("TPOT", tpot, slo.tpot_s), ("TTFT", ttft, slo.ttft_s)):
@@ -91,12 +91,12 @@ def _physics(name: str, floor: Floor, limit_s: float) -> CannotRun:
     )
 
 
-def _no_memory(outline: Outline, known: Sequence[Replica], found: Found) -> CannotRun:
+def _no_memory(spec: ModelSpec, known: Sequence[Replica], found: Found) -> CannotRun:
     reason = next(iter(found.left_out.values()), "")
     least = min((m.resident_bytes for m in known), default=0.0)
     value = f"{least / 1e9:.1f} GB of weights per device at least" if known else reason
     return CannotRun(
-        f"no layout of {outline.name} fits the memory of these devices (memory capacity)",
+        f"no layout of {spec.name} fits the memory of these devices (memory capacity)",
         value=value,
         fix="allow more devices per replica (--max-devices), fewer bits, or larger devices",
     )

@@ -20,8 +20,8 @@ import msgspec
 
 from ridgeline.errors import DoesNotFit, UserError
 from ridgeline.hardware.catalogue import Accelerator
-from ridgeline.modelspec.cost.serving_formats import kv_dtype, weight_dtype
-from ridgeline.plan.model.outline import load_outline
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.step_time.memory import RUNTIME_BYTES, UTILIZATION
 from ridgeline.plan.step_time.predict import Point, timing
 from ridgeline.plan.step_time.replica import Replica, replica
@@ -88,10 +88,12 @@ def usable(device: Accelerator) -> float:
 def pieces_of(tenant: Tenant, device: Accelerator) -> tuple[Piece, ...]:
     """The tenant as replicas on this kind of device. Raises what `replica` raises."""
     machine = replica(
-        load_outline(tenant.model),
+        load_planning_spec(tenant.model),
         device,
-        weight_dtype=None if tenant.weight_dtype is None else weight_dtype(tenant.weight_dtype),
-        kv_dtype=None if tenant.kv_dtype is None else kv_dtype(tenant.kv_dtype),
+        weight_dtype=None
+        if tenant.weight_dtype is None
+        else parse_weight_dtype(tenant.weight_dtype),
+        kv_dtype=None if tenant.kv_dtype is None else parse_kv_dtype(tenant.kv_dtype),
     )
     count = 1
     while True:
@@ -107,7 +109,7 @@ def _piece(tenant: Tenant, machine: Replica, rate: float) -> Piece:
     at = timing(machine, Point(model="", device="", isl=tenant.isl, osl=tenant.osl, batch=COMPANY))
     in_flight = rate * at.request_s
     spread = math.ceil(in_flight + 3 * math.sqrt(in_flight)) or 1
-    kv_bytes = spread * machine.kv_bytes(tenant.isl + tenant.osl)
+    kv_bytes = spread * machine.cost.kv_bytes(tenant.isl + tenant.osl)
     return Piece(
         model=tenant.model,
         memory_bytes=machine.resident_bytes + kv_bytes,

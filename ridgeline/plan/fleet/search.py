@@ -19,15 +19,15 @@ import msgspec
 
 from ridgeline.errors import BadInput, UserError
 from ridgeline.hardware.catalogue import Accelerator, Price
+from ridgeline.modelspec.cost.serving_formats import quantised_as
+from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.calibration.published_efficiency import interval
 from ridgeline.plan.fleet.demand import Demand, meets
 from ridgeline.plan.fleet.queueing import Open, in_flight
-from ridgeline.plan.model.outline import Outline
-from ridgeline.plan.model.weight_bytes import served_dtype
 from ridgeline.plan.step_time.memory import MemoryAsked, memory
 from ridgeline.plan.step_time.parallel_layout import Layout
 from ridgeline.plan.step_time.predict import Point, asking_s, decoding_s, mixing
-from ridgeline.plan.step_time.replica import Replica, replica
+from ridgeline.plan.step_time.replica import Replica, replica, served_dtype
 from ridgeline.records import Slo
 from ridgeline.records.price import dollars_per_million
 
@@ -95,7 +95,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def search(
-    outline: Outline,
+    spec: ModelSpec,
     demand: Demand,
     slo: Slo,
     space: Space,
@@ -103,11 +103,11 @@ def search(
 ) -> Found:
     """Every candidate judged. Raises BadInput for a workload longer than the model's context, or
     one of which nothing was promised."""
-    check_demand(outline, demand)
+    check_demand(spec, demand)
     _check_promise(slo, demand)
     left_out: dict[str, str] = {}
     everything: list[Candidate] = []
-    for machine in machines(outline, space, catalogue, left_out):
+    for machine in machines(spec, space, catalogue, left_out):
         before = len(everything)
         everything += _of_machine(machine, demand, slo, space)
         if len(everything) == before:
@@ -123,13 +123,13 @@ def search(
     )
 
 
-def check_demand(outline: Outline, demand: Demand) -> None:
+def check_demand(spec: ModelSpec, demand: Demand) -> None:
     """BadInput where a request would not fit the model's context."""
-    if demand.longest > outline.max_positions:
+    if demand.longest > spec.max_positions:
         raise BadInput(
             "the workload is longer than the model's context",
             value=f"{demand.longest} tokens",
-            limit=outline.max_positions,
+            limit=spec.max_positions,
             fix="choose another workload, or a model with a longer context",
         )
 
@@ -155,7 +155,7 @@ def _kind(machine: Replica) -> str:
 
 
 def machines(
-    outline: Outline,
+    spec: ModelSpec,
     space: Space,
     catalogue: Mapping[str, Accelerator],
     left_out: dict[str, str],
@@ -163,36 +163,36 @@ def machines(
     """Every replica kind of the space; why one cannot be is noted in `left_out`."""
     for name in space.devices:
         device = catalogue[name]
-        for layout in layouts(outline, space.max_devices_per_replica):
-            for weights in space.weight_dtypes or _weights(outline, device):
-                for kv in space.kv_dtypes or _kvs(outline, device, weights):
+        for layout in layouts(spec, space.max_devices_per_replica):
+            for weights in space.weight_dtypes or _weights(spec, device):
+                for kv in space.kv_dtypes or _kvs(spec, device, weights):
                     try:
-                        yield replica(outline, device, layout, weight_dtype=weights, kv_dtype=kv)
+                        yield replica(spec, device, layout, weight_dtype=weights, kv_dtype=kv)
                     except UserError as error:
                         left_out[f"{name} {layout} {weights}"] = str(error)
 
 
-def layouts(outline: Outline, most: int) -> Iterator[Layout]:
+def layouts(spec: ModelSpec, most: int) -> Iterator[Layout]:
     """tp within a node, pp, and for routed models ep within and beyond tp."""
     for tp in (1, 2, 4, 8):
         for pp in (1, 2, 4):
             if tp * pp <= most:
                 yield Layout(tp=tp, pp=pp)
-        if outline.experts:
+        if any(layer.mlp.num_experts for layer in spec.layers):
             for ep in (2, 4, 8, 16, 32):
                 if max(tp, 2) <= ep <= most and ep % tp == 0:
                     yield Layout(tp=tp, ep=ep)
 
 
-def _weights(outline: Outline, device: Accelerator) -> tuple[str, ...]:
-    stored = outline.packed or served_dtype(outline, device)
+def _weights(spec: ModelSpec, device: Accelerator) -> tuple[str, ...]:
+    stored = quantised_as(spec) or served_dtype(spec, device)
     if stored in ("bfloat16", "float16") and "float8_e4m3" in device.peak_flops:
         return (stored, "float8_e4m3")
     return (stored,)
 
 
-def _kvs(outline: Outline, device: Accelerator, weights: str) -> tuple[str, ...]:
-    served = served_dtype(outline, device, weights)
+def _kvs(spec: ModelSpec, device: Accelerator, weights: str) -> tuple[str, ...]:
+    served = served_dtype(spec, device, weights)
     return (served, "float8_e4m3") if "float8_e4m3" in device.peak_flops else (served,)
 
 
@@ -207,8 +207,8 @@ def batches(most: int = MOST_BATCH) -> Iterator[int]:
 def _of_machine(machine: Replica, demand: Demand, slo: Slo, space: Space) -> Iterator[Candidate]:
     """Every batch and token budget that fits this replica."""
     price = _price(machine.device, space)
-    per_request = machine.kv_bytes(demand.isl + demand.osl) / machine.kv_bytes_per_token
-    longest = machine.kv_bytes(demand.longest) / machine.kv_bytes_per_token
+    per_request = machine.cost.kv_bytes(demand.isl + demand.osl) / machine.cost.kv_bytes_per_token
+    longest = machine.cost.kv_bytes(demand.longest) / machine.cost.kv_bytes_per_token
     for tokens in space.token_budgets:
         for batch in batches():
             point = _point(demand, batch, tokens)

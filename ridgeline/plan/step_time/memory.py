@@ -14,6 +14,7 @@ import msgspec
 
 from ridgeline.engine.scheduler.kv.kv_budget import KvBudgetInputs, kv_budget
 from ridgeline.errors import DoesNotFit
+from ridgeline.modelspec.cost.parameters import largest_mlp
 from ridgeline.plan.calibration.calibration import Memory as Calibrated
 from ridgeline.plan.step_time.replica import Replica
 
@@ -73,11 +74,11 @@ def memory(machine: Replica, asked: MemoryAsked | None = None) -> Memory:
     asked = MemoryAsked() if asked is None else asked
     if machine.calibration is not None:
         return _as_the_engine(machine, asked, machine.calibration.memory)
-    layout, outline = machine.layout, machine.outline
+    layout = machine.layout
     usable = machine.device.memory_bytes * asked.utilization
     activations = _activations(machine, asked)
     left = usable - machine.resident_bytes - activations - asked.runtime_bytes
-    per_token = machine.kv_bytes_per_token / min(layout.tp, outline.num_kv_heads) / layout.pp
+    per_token = machine.cost.kv_bytes_per_token / min(layout.tp, machine.num_kv_heads) / layout.pp
     blocks = max(0, int(left // (per_token * asked.block_size)))
     return Memory(
         device_bytes=machine.device.memory_bytes,
@@ -94,11 +95,11 @@ def memory(machine: Replica, asked: MemoryAsked | None = None) -> Memory:
 
 def _as_the_engine(machine: Replica, asked: MemoryAsked, found: Calibrated) -> Memory:
     """What Ridgeline's engine would resolve to on this machine; no cache where it would refuse."""
-    per_token = int(machine.kv_bytes_per_token)
+    per_token = machine.cost.kv_bytes_per_token
     rule = KvBudgetInputs(
         weight_bytes=int(machine.resident_bytes),
         kv_bytes_per_token=per_token,
-        max_model_len=asked.max_model_len or machine.outline.max_positions,
+        max_model_len=asked.max_model_len or machine.spec.max_positions,
         max_num_seqs=asked.max_num_seqs,
         block_size=asked.block_size,
         memory_bytes=found.total_bytes,
@@ -135,21 +136,21 @@ def _budget(rule: KvBudgetInputs, *, shorter: bool) -> tuple[int, int]:
 
 
 def _activations(machine: Replica, asked: MemoryAsked) -> float:
-    outline, tp = machine.outline, machine.layout.tp
+    spec, tp = machine.spec, machine.layout.tp
     act_bytes = 4 if machine.head_dtype == "float32" else 2
-    per_token = _ROWS_OF_HIDDEN * outline.hidden_size + 2 * outline.widest / tp
-    logits = asked.max_num_seqs * outline.vocab_size * 4 / tp
+    per_token = _ROWS_OF_HIDDEN * spec.hidden_size + 2 * largest_mlp(spec) / tp
+    logits = asked.max_num_seqs * spec.vocab_size * 4 / tp
     return asked.max_num_batched_tokens * per_token * act_bytes + logits
 
 
 def require_fit(machine: Replica, found: Memory, context: int, num_seqs: int = 1) -> None:
     """DoesNotFit unless `num_seqs` sequences of `context` tokens fit; windows counted."""
-    whole = machine.kv_bytes(context) / machine.kv_bytes_per_token * num_seqs
+    whole = machine.cost.kv_bytes(context) / machine.cost.kv_bytes_per_token * num_seqs
     if whole <= found.kv_tokens:
         return
     gb = 1e9
     raise DoesNotFit(
-        f"{machine.outline.name} with {num_seqs} x {context} tokens does not fit "
+        f"{machine.spec.name} with {num_seqs} x {context} tokens does not fit "
         f"{machine.layout.num_devices} x {machine.device.name}",
         value=f"weights {found.weight_bytes / gb:.1f} GB and KV for {whole:,.0f} tokens per device",
         limit=f"{found.usable_bytes / gb:.1f} GB usable, KV for {found.kv_tokens:,} tokens",

@@ -19,7 +19,8 @@ import msgspec
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator
-from ridgeline.plan.model.outline import Outline
+from ridgeline.modelspec.cost.parameters import count_layers
+from ridgeline.modelspec.model import MlpSpec, ModelSpec
 
 NODE_DEVICES = 8
 NETWORK_BYTES_S = 50e9
@@ -48,22 +49,20 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(parts)
 
 
-def check_layout(layout: Layout, outline: Outline, device: Accelerator) -> None:
+def check_layout(layout: Layout, spec: ModelSpec, device: Accelerator) -> None:
     """BadInput or CannotRun, with the number that does not go."""
     for name in ("tp", "pp", "ep"):
         if getattr(layout, name) < 1:
             raise BadInput(f"{name} must be positive", value=getattr(layout, name), limit=">= 1")
     if layout.tp > NODE_DEVICES:
         raise CannotRun("tp beyond one node is not modelled", value=layout.tp, limit=NODE_DEVICES)
-    heads = min(group.num_heads for group in outline.attention)
+    heads = min(layer.attention.num_heads for layer in spec.layers)
     if heads % layout.tp:
         raise CannotRun("tp must divide the attention heads", value=layout.tp, limit=heads)
-    if layout.pp > outline.num_layers:
-        raise CannotRun(
-            "more pipeline stages than layers", value=layout.pp, limit=outline.num_layers
-        )
+    if layout.pp > len(spec.layers):
+        raise CannotRun("more pipeline stages than layers", value=layout.pp, limit=len(spec.layers))
     if layout.ep > 1:
-        _check_experts(layout, outline)
+        _check_experts(layout, spec)
     if layout.num_devices > 1 and device.link_bytes_s is None:
         raise CannotRun(
             f"no rate of a link between {device.name} devices is known",
@@ -72,14 +71,20 @@ def check_layout(layout: Layout, outline: Outline, device: Accelerator) -> None:
         )
 
 
-def _check_experts(layout: Layout, outline: Outline) -> None:
-    if not outline.experts:
-        raise CannotRun(f"{outline.name} has no experts to spread", value=f"ep {layout.ep}")
-    experts = min(group.num_experts for group in outline.experts)
+def _check_experts(layout: Layout, spec: ModelSpec) -> None:
+    routed = _routed(spec)
+    if not routed:
+        raise CannotRun(f"{spec.name} has no experts to spread", value=f"ep {layout.ep}")
+    experts = min(mlp.num_experts for mlp, _ in routed)
     if experts % layout.ep:
         raise CannotRun("ep must divide the experts", value=layout.ep, limit=experts)
     if layout.ep % layout.tp:
         raise CannotRun("ep must be a multiple of tp", value=layout.ep, limit=f"tp {layout.tp}")
+
+
+def _routed(spec: ModelSpec) -> list[tuple[MlpSpec, int]]:
+    """Routed MLPs, and in how many layers each occurs."""
+    return [(layer.mlp, n) for layer, n in count_layers(spec).items() if layer.mlp.num_experts]
 
 
 class Wires(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,20 +98,26 @@ class Wires(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wires(
-    layout: Layout, outline: Outline, link_bytes_s: float, collective_s: float, act_bytes: int
+    layout: Layout,
+    spec: ModelSpec,
+    *,
+    link_bytes_s: float,
+    collective_s: float,
+    act_bytes: int,
 ) -> Wires:
     """What a pass of one attention group's tokens costs on the wire; zero on one device."""
-    row_s = outline.hidden_size * act_bytes / link_bytes_s if layout.num_devices > 1 else 0.0
+    row_s = spec.hidden_size * act_bytes / link_bytes_s if layout.num_devices > 1 else 0.0
     slower = max(1.0, link_bytes_s / NETWORK_BYTES_S) if layout.num_devices > NODE_DEVICES else 1.0
     fixed_s = per_token_s = 0.0
-    spread_layers = outline.num_moe_layers if layout.ep > 1 else 0
+    routed = _routed(spec)
+    spread_layers = sum(n for _, n in routed) if layout.ep > 1 else 0
     if layout.tp > 1:
-        times = 2 * outline.num_layers - spread_layers
+        times = 2 * len(spec.layers) - spread_layers
         fixed_s += times * collective_s
         per_token_s += times * 2 * (layout.tp - 1) / layout.tp * row_s
     if spread_layers:
         fixed_s += 2 * spread_layers * collective_s
-        sent = sum(group.num_layers * group.per_token for group in outline.experts)
+        sent = sum(n * mlp.experts_per_token for mlp, n in routed)
         far = slower if layout.ep > NODE_DEVICES else 1.0
         per_token_s += far * 2 * sent * (layout.ep - 1) / layout.ep * row_s / layout.tp
     if layout.pp > 1:

@@ -32,9 +32,9 @@ import msgspec
 
 from ridgeline.errors import BadInput, UserError
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator, load_catalogue
-from ridgeline.modelspec.cost.serving_formats import kv_dtype, weight_dtype
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.calibration.published_efficiency import interval
-from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.step_time.memory import MemoryAsked, memory, require_fit
 from ridgeline.plan.step_time.mixed_steps import Mixing, most_chunks, num_chunks
 from ridgeline.plan.step_time.parallel_layout import Layout
@@ -114,27 +114,27 @@ def predict(
     check_point(point)
     rows = _catalogue() if catalogue is None else dict(catalogue)
     machine = replica(
-        _outline(point.model),
+        _planning_spec(point.model),
         find_accelerator(point.device, rows),
         Layout(tp=point.tp, pp=point.pp, ep=point.ep),
-        weight_dtype=None if point.weight_dtype is None else weight_dtype(point.weight_dtype),
-        kv_dtype=None if point.kv_dtype is None else kv_dtype(point.kv_dtype),
+        weight_dtype=None if point.weight_dtype is None else parse_weight_dtype(point.weight_dtype),
+        kv_dtype=None if point.kv_dtype is None else parse_kv_dtype(point.kv_dtype),
     )
     return predict_on(machine, point)
 
 
 _catalogue = lru_cache(maxsize=1)(load_catalogue)
-_outline = lru_cache(maxsize=64)(load_outline)
+_planning_spec = lru_cache(maxsize=64)(load_planning_spec)
 
 
 def predict_on(machine: Replica, point: Point, asked: MemoryAsked | None = None) -> Prediction:
     """As `predict`, for a replica at hand; model, device and layout of the point are not read."""
     context = point.isl + point.osl
-    if context > machine.outline.max_positions:
+    if context > machine.spec.max_positions:
         raise BadInput(
             "the workload is longer than the model's context",
             value=f"{point.isl} + {point.osl} tokens",
-            limit=machine.outline.max_positions,
+            limit=machine.spec.max_positions,
         )
     tokens = point.tokens_per_step(machine)
     asked = asked or _memory_asked(machine, point)
@@ -221,8 +221,8 @@ def speculation_of(machine: Replica, point: Point) -> Speculation | None:
         )
     draft = None
     if point.draft_model is not None:
-        outline = _outline(point.draft_model)
-        draft = replica(outline, machine.device, machine.layout, kv_dtype=machine.kv_dtype)
+        draft_spec = _planning_spec(point.draft_model)
+        draft = replica(draft_spec, machine.device, machine.layout, kv_dtype=machine.kv_dtype)
     return Speculation(
         num_tokens=point.num_speculative_tokens, acceptance=point.acceptance, draft=draft
     )

@@ -8,7 +8,8 @@ from typing import Protocol
 
 import msgspec
 
-from ridgeline.plan.step_time.replica import Replica, Shapes
+from ridgeline.modelspec.cost import Shape
+from ridgeline.plan.step_time.replica import Replica
 from ridgeline.plan.step_time.speculation import Speculation
 
 _NEAR = 1024  # tokens of context between which a line is drawn
@@ -42,7 +43,7 @@ class Glide(msgspec.Struct, frozen=True):
 class Pace(Protocol):
     """Seconds of a step; and of calm steps, where they follow a line (None: go step by step)."""
 
-    def step_s(self, shapes: Shapes, num_sampled: int) -> float: ...
+    def step_s(self, shapes: Sequence[Shape], num_sampled: int) -> float: ...
 
     def glide(self, computed: Sequence[int], num_steps: int) -> Glide | None:
         """`computed`: tokens in the cache of each running sequence before the first step."""
@@ -64,15 +65,15 @@ class Modelled:
 
     def __init__(self, machine: Replica, drafts: Speculation | None = None) -> None:
         self._machine, self._drafts = machine, drafts
-        self._linear = all(group.window is None for group in machine.outline.attention)
+        self._linear = all(group.window is None for group in machine.cost.windows)
         self._lines: dict[int, _Lines] = {}
 
-    def step_s(self, shapes: Shapes, num_sampled: int) -> float:
+    def step_s(self, shapes: Sequence[Shape], num_sampled: int) -> float:
         took_s = self._machine.price(shapes, num_sampled).seconds
         took_s += reading_s(self._machine, num_sampled)
         return took_s if self._drafts is None else took_s + self._saved_s(shapes)
 
-    def _saved_s(self, shapes: Shapes) -> float:
+    def _saved_s(self, shapes: Sequence[Shape]) -> float:
         """What drafts change of a step, per token that it gives each decode: below 0 if they pay.
 
         The scheduler that is driven gives one token per step and sequence, so that a step with

@@ -18,11 +18,12 @@ from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
 from ridgeline.measure.server.process import Witness
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.cost import Shape
 from ridgeline.plan.calibration.calibration import Calibration, Memory, Reading
 from ridgeline.plan.calibration.fit import Facts, Sample, blank, fit
 from ridgeline.plan.calibration.interference import Weather, recorded
-from ridgeline.plan.model.outline import load_outline
-from ridgeline.plan.step_time.replica import Replica, Shapes, replica
+from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.plan.step_time.simulated import reading_s
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line
@@ -160,7 +161,9 @@ def calibrated(ran: Sequence[Ran], told: Facts, loaded: Sequence[Loaded] = ()) -
     samples = [
         Sample(
             what=f"{each.model} {each.quantization or 'dense'}: {words(each.shapes)}",
-            work=machines(each.model, each.quantization).work(each.shapes, each.num_sampled),
+            work=machines(each.model, each.quantization).calibrated_work(
+                each.shapes, each.num_sampled
+            ),
             seconds=each.seconds,
             prompt=each.kind == "first",
         )
@@ -199,7 +202,7 @@ def _weather(found: Calibration, loaded: Sequence[Loaded]) -> Weather | None:
         return None
     machine = machine_for(found, loaded[0].model, loaded[0].quantization)
 
-    def fitted_s(shapes: Shapes, num_sampled: int) -> float:
+    def fitted_s(shapes: Sequence[Shape], num_sampled: int) -> float:
         return machine.price(shapes, num_sampled).seconds + reading_s(machine, num_sampled)
 
     return recorded([each.steps for each in loaded], fitted_s)
@@ -209,7 +212,7 @@ def machine_for(calibration: Calibration, model: str, quantization: str | None) 
     """A model of the engine on the calibrated device."""
     chosen = None if quantization is None else FORMATS[quantization]
     return replica(
-        load_outline(model),
+        load_planning_spec(model),
         calibration.accelerator(),
         weight_dtype=chosen,
     )

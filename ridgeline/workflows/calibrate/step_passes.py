@@ -17,7 +17,8 @@ import msgspec
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
-from ridgeline.plan.model.outline import load_outline
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.cost import kv_bytes_per_token
 from ridgeline.workflows.calibrate.step_bench import Measured, Rig
 
 FIRSTS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -32,7 +33,7 @@ LEAST_KINDS = 4  # of steps in a pass, to tell a mood
 LENGTH = 2048
 MANY, SHORT_S, FEW, LONG_S = 9, 0.03, 3, 0.3  # repetitions of short steps and of others; long: 1
 SMALL = "demo"  # fits into a cache: shows what a large model hides, the overheads
-KV_NUMBER_BYTES, MOST_TOKENS = 4, 128  # at most, of the cache; that a measured decode writes
+MOST_TOKENS = 128  # that a measured decode writes
 MOST_KV = 0.25  # of the free memory, for the cache
 FORMATS = {"int8": "int8", "int4": "int4", "bf16": "bfloat16"}
 
@@ -104,8 +105,8 @@ def _also(named: str) -> Run:
 def settings_of(run: Run, kv_bytes: int | None = None) -> Settings:
     """With cache enough for every measured context, as far as a share of the free memory goes,
     unless `kv_bytes` says how much."""
-    outline = load_outline(run.model)
-    row = sum(group.kv_numbers * group.num_cached for group in outline.attention) * KV_NUMBER_BYTES
+    spec = load_planning_spec(run.model)
+    row = kv_bytes_per_token(msgspec.structs.replace(spec, kv_dtype="float32"))
     most = row * max(batch * (context + MOST_TOKENS) for batch, context in DECODES)
     roomy = int(MOST_KV * system.memory().available_bytes)
     return settings_from(
@@ -113,7 +114,7 @@ def settings_of(run: Run, kv_bytes: int | None = None) -> Settings:
             "model": run.model,
             "quantization": run.quantization,
             "kv_cache_memory_bytes": kv_bytes or max(1 << 29, min(most, roomy)),
-            "max_model_len": min(LENGTH, outline.max_positions),
+            "max_model_len": min(LENGTH, spec.max_positions),
         }
     )
 

@@ -14,8 +14,8 @@ from statistics import median
 
 from ridgeline.config.settings import Settings
 from ridgeline.errors import CannotRun, UserError
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.calibration.calibration import Calibration
-from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.records import StepStat
 
@@ -57,7 +57,7 @@ class Prices:
     def _make(self, model: str, quantization: str | None, kv_dtype: str) -> Replica | None:
         try:
             return replica(
-                load_outline(model),
+                load_planning_spec(model),
                 self._device,
                 weight_dtype=None
                 if quantization is None

@@ -10,6 +10,7 @@ import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.cost.api_prices import (
     STALE_DAYS,
     ApiPrice,
@@ -26,7 +27,6 @@ from ridgeline.plan.cost.ownership import BreakEven, Owned, Spot, break_even, kw
 from ridgeline.plan.fleet.demand import Demand, demand_of
 from ridgeline.plan.fleet.infeasible import impossible
 from ridgeline.plan.fleet.search import Candidate, Space, quoted_price, search
-from ridgeline.plan.model.outline import load_outline
 from ridgeline.records import Slo
 from ridgeline.report.result import Result
 from ridgeline.workflows.load.workload_lengths import workload_lengths
@@ -216,14 +216,14 @@ def _payment_terms(
 def _fleet(
     options: CostOptions, demand: Demand, device_price: float, catalogue: dict[str, Accelerator]
 ) -> Candidate:
-    outline, slo = load_outline(options.model), Slo.parse(options.slo)
+    spec, slo = load_planning_spec(options.model), Slo.parse(options.slo)
     space = Space(
         devices=(find_accelerator(options.device, catalogue).name,),
         dollars_per_device_hour=device_price,
     )
-    found = search(outline, demand, slo, space, catalogue)
+    found = search(spec, demand, slo, space, catalogue)
     if not found.fleets:
-        raise impossible(outline, demand, slo, space, catalogue, found)
+        raise impossible(spec, demand, slo, space, catalogue, found)
     return found.fleets[0]
 
 

@@ -10,7 +10,14 @@ import msgspec
 
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
-from ridgeline.modelspec.cost.serving_formats import kv_dtype, weight_dtype
+from ridgeline.modelspec.checkpoints.planning import hub_name, load_planning_spec
+from ridgeline.modelspec.cost.serving_formats import (
+    checkpoint_bytes,
+    parse_kv_dtype,
+    parse_weight_dtype,
+    quantised_as,
+)
+from ridgeline.modelspec.model import ModelSpec
 from ridgeline.plan.cost.api_prices import check_fresh
 from ridgeline.plan.deploy.clusters import DEFAULT_CLUSTER, Asked, pinned, place
 from ridgeline.plan.deploy.launch import Start, commands
@@ -19,8 +26,6 @@ from ridgeline.plan.fleet.demand import Demand, demand_of
 from ridgeline.plan.fleet.disaggregate import Verdict, verdict
 from ridgeline.plan.fleet.infeasible import impossible
 from ridgeline.plan.fleet.search import Candidate, Found, Space, quoted_price, search
-from ridgeline.plan.model.outline import Outline, hub_name, load_outline
-from ridgeline.plan.model.weight_bytes import checkpoint_bytes
 from ridgeline.plan.step_time.memory import Memory, MemoryAsked, memory
 from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.records import Slo
@@ -96,15 +101,15 @@ class PlanResult(Result, frozen=True, kw_only=True):
 def plan(options: PlanOptions) -> PlanResult:
     """Search for fleets. Raises UserError if none can meet the SLO, and says what limits it."""
     _check(options)
-    outline = load_outline(options.model)
+    spec = load_planning_spec(options.model)
     catalogue = read_catalogue(options.catalogue, options.calibration)
     demand, slo = _demand(options), Slo.parse(options.slo)
-    _check_context(options, demand, outline)
+    _check_context(options, demand, spec)
     space, stale = _with_fresh_prices(options, _space(options, catalogue), catalogue)
-    search_result = search(outline, demand, slo, space, catalogue)
+    search_result = search(spec, demand, slo, space, catalogue)
     if not search_result.fleets:
-        raise impossible(outline, demand, slo, space, catalogue, search_result)
-    return _result(options, outline, demand, search_result, catalogue, stale)
+        raise impossible(spec, demand, slo, space, catalogue, search_result)
+    return _result(options, spec, demand, search_result, catalogue, stale)
 
 
 def _check(options: PlanOptions) -> None:
@@ -136,7 +141,7 @@ def _demand(options: PlanOptions) -> Demand:
     return demand_of(lengths, options.rate, options.cached)
 
 
-def _check_context(options: PlanOptions, demand: Demand, outline: Outline) -> None:
+def _check_context(options: PlanOptions, demand: Demand, spec: ModelSpec) -> None:
     """BadInput for a context length with which the printed commands could not serve the load."""
     max_model_len = options.max_model_len
     if max_model_len is not None and max_model_len < demand.longest:
@@ -146,11 +151,11 @@ def _check_context(options: PlanOptions, demand: Demand, outline: Outline) -> No
             limit=f">= {demand.longest:,} tokens",
             fix="raise it, or leave it out",
         )
-    if max_model_len is not None and max_model_len > outline.max_positions:
+    if max_model_len is not None and max_model_len > spec.max_positions:
         raise BadInput(
             "--max-model-len is longer than the model's context",
             value=max_model_len,
-            limit=f"<= {outline.max_positions:,} tokens",
+            limit=f"<= {spec.max_positions:,} tokens",
         )
 
 
@@ -163,8 +168,8 @@ def _space(options: PlanOptions, catalogue: Mapping[str, Accelerator]) -> Space:
     weights, kvs = _names(options.weight_dtypes), _names(options.kv_dtypes)
     return Space(
         devices=devices,
-        weight_dtypes=None if weights is None else tuple(map(weight_dtype, weights)),
-        kv_dtypes=None if kvs is None else tuple(map(kv_dtype, kvs)),
+        weight_dtypes=None if weights is None else tuple(map(parse_weight_dtype, weights)),
+        kv_dtypes=None if kvs is None else tuple(map(parse_kv_dtype, kvs)),
         max_devices_per_replica=options.max_devices,
         dollars_per_month=options.budget,
         dollars_per_device_hour=options.price_per_hour,
@@ -214,7 +219,7 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 def _result(
     options: PlanOptions,
-    outline: Outline,
+    spec: ModelSpec,
     demand: Demand,
     found: Found,
     catalogue: Mapping[str, Accelerator],
@@ -222,7 +227,7 @@ def _result(
 ) -> PlanResult:
     best, slo = found.fleets[0], Slo.parse(options.slo)
     model = replica(
-        outline,
+        spec,
         catalogue[best.device],
         best.layout,
         weight_dtype=best.weight_dtype,
@@ -231,12 +236,12 @@ def _result(
     limits = MemoryAsked(
         max_num_batched_tokens=best.max_num_batched_tokens, max_num_seqs=best.seats
     )
-    start = _start(options, outline, demand, best, catalogue)
+    start = _start(options, spec, demand, best, catalogue)
     written = None
     if options.manifests:
         promise = f"{demand.rate:g} requests/s of {demand.isl} in, {demand.osl} out, under {slo}"
         where = place(start.device, options.place)
-        written = manifests(start, where, checkpoint_bytes(outline), promise)
+        written = manifests(start, where, checkpoint_bytes(spec), promise)
     return PlanResult(
         model=options.model,
         demand=demand,
@@ -254,19 +259,19 @@ def _result(
 
 def _start(
     options: PlanOptions,
-    outline: Outline,
+    spec: ModelSpec,
     demand: Demand,
     best: Candidate,
     catalogue: Mapping[str, Accelerator],
 ) -> Start:
     hub = hub_name(options.model)
     path = Path(options.model)
-    longest = min(outline.max_positions, -(-demand.longest // 256) * 256)
+    longest = min(spec.max_positions, -(-demand.longest // 256) * 256)
     return Start(
         each=best,
         device=catalogue[best.device],
         model=hub or str(path.parent if path.suffix == ".json" else path),
-        stored=outline.packed or outline.stored_dtype,
+        stored=quantised_as(spec) or spec.stored_dtype,
         max_model_len=options.max_model_len or longest,
         on_hub=hub is not None,
     )
@@ -290,9 +295,9 @@ def _notes(
         )
     if options.workload is not None and is_text(options.workload):
         notes.append("the workload is text: lengths are estimated at four bytes per token")
-    if model.weight_dtype not in (model.outline.packed, model.outline.stored_dtype):
+    if model.weight_dtype not in (quantised_as(model.spec), model.spec.stored_dtype):
         notes.append(f"{model.weight_dtype} weights are lossy: measure their quality first")
-    if model.kv_dtype != model.outline.stored_dtype:
+    if model.kv_dtype != model.spec.stored_dtype:
         notes.append(f"a {model.kv_dtype} KV cache is lossy: measure its quality first")
     if not best.sure:
         notes.append(

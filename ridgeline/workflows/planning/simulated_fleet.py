@@ -16,9 +16,9 @@ from ridgeline.engine.scheduler import (
 )
 from ridgeline.errors import BadInput
 from ridgeline.hardware.catalogue import Accelerator, find_accelerator
-from ridgeline.modelspec.cost.serving_formats import kv_dtype, weight_dtype
+from ridgeline.modelspec.checkpoints.planning import load_planning_spec
+from ridgeline.modelspec.cost.serving_formats import parse_kv_dtype, parse_weight_dtype
 from ridgeline.plan.calibration.interference import MIDDLE, Sky
-from ridgeline.plan.model.outline import load_outline
 from ridgeline.plan.simulate.block_counter import CountedPool
 from ridgeline.plan.simulate.fleet import Build, Faults, FleetPlan, Scaling
 from ridgeline.plan.step_time.memory import BLOCK_SIZE, MemoryAsked, memory, require_fit
@@ -81,11 +81,13 @@ def fleet_plan(options: SimulateOptions, kinds: Sequence[Kind], longest_request:
 
 def _model_replica(options: SimulateOptions, device: Accelerator) -> Replica:
     return replica(
-        load_outline(options.model),
+        load_planning_spec(options.model),
         device,
         Layout(tp=options.tp, pp=options.pp, ep=options.ep),
-        weight_dtype=None if options.weight_dtype is None else weight_dtype(options.weight_dtype),
-        kv_dtype=None if options.kv_dtype is None else kv_dtype(options.kv_dtype),
+        weight_dtype=None
+        if options.weight_dtype is None
+        else parse_weight_dtype(options.weight_dtype),
+        kv_dtype=None if options.kv_dtype is None else parse_kv_dtype(options.kv_dtype),
     )
 
 
@@ -102,7 +104,7 @@ def _build(options: SimulateOptions, model: Replica, longest_request: int) -> Bu
     limits = SchedulerLimits(
         max_num_seqs=slots,
         max_num_batched_tokens=tokens,
-        max_model_len=min(model.outline.max_positions, max(longest_request, 1)),
+        max_model_len=min(model.spec.max_positions, max(longest_request, 1)),
     )
 
     def make_scheduler() -> Scheduler:
@@ -142,7 +144,7 @@ def _speculation(options: SimulateOptions) -> Speculation | None:
 def _kv_transfer_s(model: Replica) -> Callable[[int], float]:
     """Seconds to send the KV cache of so many prompt tokens, all devices in parallel."""
     rate = NETWORK_BYTES_S * model.layout.num_devices
-    return lambda tokens: model.kv_bytes(tokens) * model.kv_copies / rate
+    return lambda tokens: model.cost.kv_bytes(tokens) * model.kv_copies / rate
 
 
 def _scaling(options: SimulateOptions) -> Scaling | None:

@@ -1,0 +1,37 @@
+"""Bytes of KV cache that a spec needs."""
+
+from __future__ import annotations
+
+from ridgeline.modelspec.format import BYTES_OF_DTYPE, KV_SCALE_BYTES
+from ridgeline.modelspec.model import AttentionSpec, ModelSpec
+
+
+def layer_kv_bytes(attention: AttentionSpec, kv_dtype: str) -> int:
+    """Bytes of one token's keys and values as one layer reads them."""
+    if attention.latent is not None:
+        return _row_bytes(attention.latent.rank + attention.latent.rope_dim, kv_dtype)
+    return 2 * attention.num_kv_heads * _row_bytes(attention.head_dim, kv_dtype)
+
+
+def _row_bytes(size: int, kv_dtype: str) -> int:
+    return size * BYTES_OF_DTYPE[kv_dtype] + KV_SCALE_BYTES.get(kv_dtype, 0)
+
+
+def kv_bytes_per_token(spec: ModelSpec) -> int:
+    """Bytes of KV cache that one more token needs in all layers, while windows are not full."""
+    return sum(
+        layer_kv_bytes(layer.attention, spec.kv_dtype)
+        for layer in spec.layers
+        if not layer.attention.shares_kv
+    )
+
+
+def kv_bytes(spec: ModelSpec, context: int) -> int:
+    """Bytes of KV cache of one sequence of `context` tokens; a window W keeps min(context, W)."""
+    total = 0
+    for layer in spec.layers:
+        attention = layer.attention
+        if not attention.shares_kv:
+            kept = min(context, attention.window or context)
+            total += kept * layer_kv_bytes(attention, spec.kv_dtype)
+    return total

@@ -1,0 +1,108 @@
+"""Parameter counts of a spec, independent of the formats that hold them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ridgeline.modelspec.model import AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelSpec
+
+LARGE_PARAMS = 1 << 26
+"""From this size on no cache holds a model in any format: the fewest bytes are the fastest."""
+
+
+def count_layers(spec: ModelSpec) -> Counter[LayerSpec]:
+    """How often each distinct layer occurs, in order of first occurrence.
+
+    Equal layers are usually one shared object, so counting by identity first avoids hashing every
+    layer of the model.
+    """
+    by_identity = Counter(map(id, spec.layers))
+    counts: Counter[LayerSpec] = Counter()
+    for layer in {id(layer): layer for layer in spec.layers}.values():
+        counts[layer] += by_identity[id(layer)]
+    return counts
+
+
+def attention_linears(attention: AttentionSpec) -> tuple[LinearSpec, ...]:
+    """The projections that the layer holds."""
+    latent = attention.latent
+    down = () if latent is None else (latent.kv_down,)
+    if latent is not None and latent.q_down is not None:
+        down = (latent.q_down, *down)
+    if attention.shares_kv:
+        return (*down, attention.q, attention.o)
+    return (*down, attention.q, attention.k, attention.v, attention.o)
+
+
+def mlp_linears(mlp: MlpSpec) -> tuple[LinearSpec, ...]:
+    """The linears of a dense MLP, or of one expert."""
+    return (mlp.gate, mlp.up, mlp.down) if mlp.gated else (mlp.up, mlp.down)
+
+
+def dense_linears(layer: LayerSpec) -> tuple[LinearSpec, ...]:
+    """The linears of a layer that every token uses: all of them except routed experts."""
+    attention, mlp = attention_linears(layer.attention), layer.mlp
+    if not mlp.num_experts:
+        return (*attention, *mlp_linears(mlp))
+    router = () if mlp.router is None else (mlp.router,)
+    return (*attention, *router, *(mlp_linears(mlp) * mlp.num_shared_experts))
+
+
+def norm_params(spec: ModelSpec) -> int:
+    """Gains (and biases) of every norm: two or four per layer, those of attention, and the last."""
+    total = spec.hidden_size
+    for layer, count in count_layers(spec).items():
+        attention = layer.attention
+        per_layer = spec.hidden_size * (4 if layer.sandwich_norms else 2)
+        per_layer += 2 * attention.head_dim if attention.qk_norm else 0
+        if attention.latent is not None:
+            q_down = attention.latent.q_down
+            per_layer += attention.latent.rank + (0 if q_down is None else q_down.num_out)
+        total += count * per_layer
+    return 2 * total if spec.norm_bias else total
+
+
+def layer_params(layer: LayerSpec, *, active: bool = False) -> int:
+    """Parameters of one layer, norms apart; `active`: only the experts that one token uses."""
+    mlp = layer.mlp
+    experts = mlp.experts_per_token if active else mlp.num_experts
+    total = sum(linear.num_params for linear in dense_linears(layer))
+    total += experts * sum(linear.num_params for linear in mlp_linears(mlp))
+    return total + (layer.attention.num_heads if layer.attention.sinks else 0)
+
+
+def num_params(spec: ModelSpec) -> int:
+    """Every stored parameter; tied embeddings count once."""
+    return _params(spec, active=False)
+
+
+def num_active_params(spec: ModelSpec) -> int:
+    """Parameters that one token uses: of routed experts, only the chosen ones."""
+    return _params(spec, active=True)
+
+
+def _params(spec: ModelSpec, *, active: bool) -> int:
+    total = sum(n * layer_params(layer, active=active) for layer, n in count_layers(spec).items())
+    total += spec.lm_head.num_out if spec.lm_head.bias else 0
+    return total + norm_params(spec) + table_params(spec)
+
+
+def table_params(spec: ModelSpec) -> int:
+    """Entries of the embedding table, of an untied LM head, and of learned positions."""
+    tables = 1 if spec.tied_embeddings else 2
+    return tables * spec.vocab_size * spec.hidden_size + spec.learned_positions * spec.hidden_size
+
+
+def num_kv_heads(spec: ModelSpec) -> int:
+    """In how many parts the KV cache can be split over devices without storing anything twice."""
+    return min(layer.attention.num_kv_heads for layer in count_layers(spec))
+
+
+def largest_mlp(spec: ModelSpec) -> int:
+    """Activations per token between up and down projection, of the widest layer."""
+    return max(_mlp_width(layer.mlp) for layer in count_layers(spec))
+
+
+def _mlp_width(mlp: MlpSpec) -> int:
+    experts = mlp.experts_per_token + mlp.num_shared_experts if mlp.num_experts else 1
+    return mlp.up.num_out * experts

@@ -1,0 +1,239 @@
+"""Families that can be planned although the engine cannot run them yet.
+
+    deepseek_v2, deepseek_v3, kimi_k2   latent attention; shared experts beside the routed ones
+    gpt_oss                             alternating windows, attention sinks, biases everywhere
+    hunyuan                             groups of `cla_share_factor` layers share one KV cache
+    opt                                 MLPs without a gate, biases, learned positions
+
+Only what decides sizes, FLOPs and KV cache is read. Unknown fields are ignored and rotary scaling
+is not described: unlike the families of `registry`, these specs are never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+from msgspec.structs import replace
+
+from ridgeline.modelspec.families.build import DTYPES, MAX_EXPERTS
+from ridgeline.modelspec.families.config_fields import Values
+from ridgeline.modelspec.families.layer_kinds import num_layers
+from ridgeline.modelspec.format import Format, dense
+from ridgeline.modelspec.model import (
+    AttentionSpec,
+    LatentSpec,
+    LayerSpec,
+    LinearSpec,
+    MlpSpec,
+    ModelSpec,
+    RopeSpec,
+)
+
+_LATENT_ATTENTION = "the engine has no multi-head latent attention"
+UNSUPPORTED: Mapping[str, str] = MappingProxyType(
+    {
+        "deepseek_v2": _LATENT_ATTENTION,
+        "deepseek_v3": _LATENT_ATTENTION,
+        "kimi_k2": _LATENT_ATTENTION,
+        "gpt_oss": "the engine has no attention sinks and no biases in experts",
+        "hunyuan": "the engine does not share a KV cache between layers",
+        "opt": "the engine has no learned positions and no MLP without a gate",
+    }
+)
+"""model_type → why the engine cannot run it."""
+
+_DEFAULTS: dict[str, Any] = {
+    "tie_word_embeddings": False,
+    "rope_theta": 10_000.0,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "q_lora_rank": 0,
+    "first_k_dense_replace": 0,
+    "n_shared_experts": 0,
+    "num_shared_expert": 0,
+    "cla_share_factor": 1,
+}
+
+
+def unsupported_spec(config: Mapping[str, Any], *, name: str) -> ModelSpec:
+    """The spec of a config.json whose model_type is a key of `UNSUPPORTED`, every weight dense.
+
+    Raises BadModel that names a field which is missing or has the wrong type.
+    """
+    given = {key: value for key, value in config.items() if value is not None}
+    values = Values(given, _DEFAULTS, where=f"config.json of {name}")
+    dtype = values.choice("torch_dtype" if "torch_dtype" in given else _dtype_key(given), DTYPES)
+    hidden_size, vocab_size = values.count("hidden_size"), values.count("vocab_size")
+    family = str(config["model_type"])
+    spec = ModelSpec(
+        name=name,
+        family=family,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        layers=_LAYERS[family](values, dense(dtype)),
+        max_positions=values.count("max_position_embeddings"),
+        norm_eps=values.number("rms_norm_eps"),
+        lm_head=LinearSpec(num_out=vocab_size, num_in=hidden_size, format=dense(dtype)),
+        tied_embeddings=values.flag("tie_word_embeddings"),
+        stored_dtype=dtype,
+        dtype=dtype,
+        kv_dtype=dtype,
+        unsupported=UNSUPPORTED[family],
+    )
+    if family == "opt":  # transformers' table has two rows more than positions
+        spec = replace(spec, norm_bias=True, learned_positions=spec.max_positions + 2)
+    return spec
+
+
+def _dtype_key(given: Mapping[str, Any]) -> Literal["dtype", "torch_dtype"]:
+    return "dtype" if "dtype" in given else "torch_dtype"
+
+
+def _latent_layers(values: Values, fmt: Format) -> tuple[LayerSpec, ...]:
+    """DeepSeek V2 and V3, Kimi K2: the first layers have a dense MLP, the others experts."""
+    num, first_routed = num_layers(values), values.whole("first_k_dense_replace")
+    attention = _latent_attention(values, fmt)
+    mlp = _mlp(values, values.count("intermediate_size"), fmt)
+    layer = LayerSpec(attention=attention, mlp=mlp)
+    experts = _experts(
+        values,
+        fmt,
+        inner=values.count("moe_intermediate_size"),
+        num_experts_key="n_routed_experts",
+        top_k_key="num_experts_per_tok",
+    )
+    experts = replace(experts, num_shared_experts=values.whole("n_shared_experts"))
+    routed = LayerSpec(attention=attention, mlp=experts)
+    num_dense = min(num, first_routed)
+    return (layer,) * num_dense + (routed,) * (num - num_dense)
+
+
+def _latent_attention(values: Values, fmt: Format) -> AttentionSpec:
+    hidden_size, heads = values.count("hidden_size"), values.count("num_attention_heads")
+    q_rank, kv_rank = values.whole("q_lora_rank"), values.count("kv_lora_rank")
+    key_dim, rope_dim = values.count("qk_nope_head_dim"), values.count("qk_rope_head_dim")
+    value_dim = values.count("v_head_dim")
+
+    def linear(num_out: int, num_in: int) -> LinearSpec:
+        return LinearSpec(num_out=num_out, num_in=num_in, format=fmt)
+
+    return AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=1,
+        head_dim=key_dim + rope_dim,
+        scale=(key_dim + rope_dim) ** -0.5,
+        rope=RopeSpec(dim=rope_dim, theta=values.number("rope_theta")),
+        q=linear(heads * (key_dim + rope_dim), q_rank or hidden_size),
+        k=linear(heads * key_dim, kv_rank),
+        v=linear(heads * value_dim, kv_rank),
+        o=linear(hidden_size, heads * value_dim),
+        latent=LatentSpec(
+            rank=kv_rank,
+            rope_dim=rope_dim,
+            kv_down=linear(kv_rank + rope_dim, hidden_size),
+            q_down=linear(q_rank, hidden_size) if q_rank else None,
+        ),
+    )
+
+
+def _gpt_oss_layers(values: Values, fmt: Format) -> tuple[LayerSpec, ...]:
+    """Even layers see a window, odd ones everything."""
+    attention = replace(_attention(values, fmt, bias=True), sinks=True)
+    experts = _experts(
+        values,
+        fmt,
+        inner=values.count("intermediate_size"),
+        num_experts_key="num_local_experts",
+        top_k_key="num_experts_per_tok",
+        bias=True,
+    )
+    full = LayerSpec(attention=attention, mlp=experts)
+    windowed = replace(full, attention=replace(attention, window=values.count("sliding_window")))
+    return tuple(full if i % 2 else windowed for i in range(num_layers(values)))
+
+
+def _hunyuan_layers(values: Values, fmt: Format) -> tuple[LayerSpec, ...]:
+    """Cross-layer attention: the first of `cla_share_factor` layers computes and keeps the KV."""
+    attention = _attention(values, fmt)
+    experts = _experts(
+        values,
+        fmt,
+        inner=values.count("intermediate_size"),
+        num_experts_key="num_experts",
+        top_k_key="moe_topk",
+    )
+    experts = replace(experts, num_shared_experts=values.whole("num_shared_expert"))
+    keeps = LayerSpec(attention=attention, mlp=experts)
+    shares = replace(keeps, attention=replace(attention, shares_kv=True))
+    group = values.count("cla_share_factor")
+    return tuple(shares if i % group else keeps for i in range(num_layers(values)))
+
+
+def _opt_layers(values: Values, fmt: Format) -> tuple[LayerSpec, ...]:
+    mlp = _mlp(values, values.count("ffn_dim"), fmt, bias=True)
+    attention = _attention(values, fmt, bias=True)
+    attention = replace(attention, rope=replace(attention.rope, dim=0))
+    layer = LayerSpec(attention=attention, mlp=replace(mlp, activation="relu", gated=False))
+    return (layer,) * num_layers(values)
+
+
+def _attention(values: Values, fmt: Format, *, bias: bool = False) -> AttentionSpec:
+    hidden_size, heads = values.count("hidden_size"), values.count("num_attention_heads")
+    kv_heads = values.opt_count("num_key_value_heads") or heads
+    head_dim = values.opt_count("head_dim") or hidden_size // heads
+
+    def linear(num_out: int, num_in: int) -> LinearSpec:
+        return LinearSpec(num_out=num_out, num_in=num_in, format=fmt, bias=bias)
+
+    return AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=RopeSpec(dim=head_dim, theta=values.number("rope_theta")),
+        q=linear(heads * head_dim, hidden_size),
+        k=linear(kv_heads * head_dim, hidden_size),
+        v=linear(kv_heads * head_dim, hidden_size),
+        o=linear(hidden_size, heads * head_dim),
+    )
+
+
+def _mlp(values: Values, inner: int, fmt: Format, *, bias: bool = False) -> MlpSpec:
+    hidden_size = values.count("hidden_size")
+    up = LinearSpec(num_out=inner, num_in=hidden_size, format=fmt, bias=bias)
+    down = LinearSpec(num_out=hidden_size, num_in=inner, format=fmt, bias=bias)
+    return MlpSpec(activation="silu", gate=up, up=up, down=down)
+
+
+def _experts(
+    values: Values,
+    fmt: Format,
+    *,
+    inner: int,
+    num_experts_key: str,
+    top_k_key: str,
+    bias: bool = False,
+) -> MlpSpec:
+    num_experts = values.count(num_experts_key, at_most=MAX_EXPERTS)
+    return replace(
+        _mlp(values, inner, fmt, bias=bias),
+        num_experts=num_experts,
+        experts_per_token=values.count(top_k_key, at_most=num_experts),
+        router=LinearSpec(
+            num_out=num_experts, num_in=values.count("hidden_size"), format=fmt, bias=bias
+        ),
+    )
+
+
+_LAYERS: Mapping[str, Callable[[Values, Format], tuple[LayerSpec, ...]]] = MappingProxyType(
+    {
+        "deepseek_v2": _latent_layers,
+        "deepseek_v3": _latent_layers,
+        "kimi_k2": _latent_layers,
+        "gpt_oss": _gpt_oss_layers,
+        "hunyuan": _hunyuan_layers,
+        "opt": _opt_layers,
+    }
+)
