@@ -104,7 +104,7 @@ def refusal(slo: str, space: Space = SPACE, model: str = "llama-3.1-70b") -> Can
 
 def test_an_impossible_promise_names_the_bound() -> None:
     assert "memory bandwidth" in str(refusal("tpot:0.5"))
-    assert "arithmetic" in str(refusal("ttft:1"))
+    assert "(compute)" in str(refusal("ttft:1"))
     assert "memory bandwidth" in str(refusal("e2e:200"))
     small = with_(SPACE, devices=("t4",))
     assert "memory capacity" in str(refusal("tpot:50", small))
