@@ -98,14 +98,13 @@ class Wires(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wires(
-    layout: Layout,
-    spec: ModelSpec,
-    *,
-    link_bytes_s: float,
-    collective_s: float,
-    act_bytes: int,
+    layout: Layout, spec: ModelSpec, device: Accelerator, collective_s: float, act_bytes: int
 ) -> Wires:
-    """What a pass of one attention group's tokens costs on the wire; zero on one device."""
+    """Communication of one attention group's tokens in one pass; zero on one device.
+
+    `collective_s` is the fixed cost of a collective, `act_bytes` the size of an activation.
+    """
+    link_bytes_s = device.link_bytes_s or 1.0  # unused on one device
     row_s = spec.hidden_size * act_bytes / link_bytes_s if layout.num_devices > 1 else 0.0
     slower = max(1.0, link_bytes_s / NETWORK_BYTES_S) if layout.num_devices > NODE_DEVICES else 1.0
     fixed_s = per_token_s = 0.0

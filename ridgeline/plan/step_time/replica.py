@@ -246,13 +246,7 @@ def replica(
             peaks, flops_s=peaks.flops_s * eff.compute, bytes_s=peaks.bytes_s * eff.bandwidth
         ),
         efficiency=eff,
-        wires=wires(
-            layout,
-            spec,
-            link_bytes_s=device.link_bytes_s or 1.0,
-            collective_s=eff.collective_s,
-            act_bytes=4 if rest_dtype == "float32" else 2,
-        ),
+        wires=wires(layout, spec, device, eff.collective_s, 4 if rest_dtype == "float32" else 2),
         num_kv_heads=num_kv_heads(spec),
         shared_bytes=cost.fixed_weight_bytes / layout.tp,
         head_bytes=cost.head_weight_bytes / layout.tp,
