@@ -70,6 +70,15 @@ def test_every_page_is_in_the_navigation() -> None:
     assert named == sorted(page.relative_to(ROOT / "docs").as_posix() for page in SITE)
 
 
+def test_the_site_loads_nothing_from_the_network() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    site = yaml.safe_load(text)
+    assert site["theme"]["font"] is False and site["strict"] is True
+    assert "http" not in re.sub(r"#.*", "", text)
+    for name in site["extra"]["polyfills"]:
+        assert (ROOT / "docs" / name).is_file()
+
+
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     shown = {word for words in parsed("make") for word in words}
