@@ -74,6 +74,7 @@ def test_planted_word_is_found(planted: str) -> None:
         "As many requests as slots.",
         '    """See `x` for the layout; returns the number of bytes."""',
         "foretold",
+        "return new Promise(done => Promise.resolve(done))",
         "at most 1 MiB of its own response",
     ],
 )
