@@ -84,9 +84,8 @@ RULES = (
 )
 
 ALLOWED = (
-    re.compile(
-        r"(?:get|current)_weather", re.IGNORECASE
-    ),  # the example of OpenAI's function-calling documentation
+    re.compile(r"(?:get|current)_weather", re.IGNORECASE),  # OpenAI's example of a function call
+    re.compile(r"\bPromise[.(<]"),  # JavaScript
 )
 
 
