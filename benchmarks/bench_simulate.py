@@ -68,7 +68,7 @@ from ridgeline.workflows.optimize.engine_environment import EngineDeployment, To
 PLACES = 40
 CALM = 0.3  # of the CPU time asked for, that others may have had: the client, who shares it, too
 LOW, HIGH = 5, 95  # percentiles of the places
-LEAST_STEPS = 30  # of a kind, that a median is made of
+MIN_STEPS = 30  # of a kind, that a median is made of
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,7 +347,7 @@ def steps_table(reals: list[Real], calibration: Calibration) -> Iterator[str]:
         for step in real.steps:
             kinds.setdefault(kind_of(step), []).append(step)
         for kind, steps in sorted(kinds.items()):
-            if len(steps) < LEAST_STEPS:
+            if len(steps) < MIN_STEPS:
                 continue
             ratios = np.percentile([over(machine, step) for step in steps], (10, 50, 90))
             middle = 1e3 * statistics.median(step.seconds for step in steps)

@@ -36,5 +36,5 @@ class RunningConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     deployment: Deployment
     stack: ExitStack
     rate: float
-    readings: tuple[JudgedRun, ...]
+    runs: tuple[JudgedRun, ...]
     settled: bool = False

@@ -18,7 +18,7 @@ from ridgeline.config.settings import Settings, settings_from
 from ridgeline.diagnose.conditions import Condition, Facts, parse
 from ridgeline.errors import BadInput
 
-MAKE = "make"  # beside settings: how the weights are made
+MAKE = "make"  # key of `changes` that names the quantisation method
 Honesty = Literal["exact", "lossy"]
 
 
@@ -104,7 +104,7 @@ def _rungs(document: Mapping[str, Any]) -> tuple[Rung, ...]:
     try:
         rows = msgspec.convert(document.get("rung", []), list[dict[str, Any]])
     except msgspec.ValidationError:
-        raise BadInput("rungs are written as tables", fix="begin each with [[rung]]") from None
+        raise BadInput("rungs must be tables", fix="begin each with [[rung]]") from None
     rungs = tuple(_rung(row) for row in rows)
     ids = [rung.id for rung in rungs]
     if len(set(ids)) < len(ids):
@@ -123,7 +123,7 @@ def _rung(row: dict[str, Any]) -> Rung:
     known = set(Settings.__struct_fields__)
     for changes in (rung.changes, *rung.variants):
         if unknown := sorted(set(changes) - known - {MAKE}):
-            raise BadInput(f"rung {rung.id!r} changes no setting of this name", value=unknown[0])
+            raise BadInput(f"rung {rung.id!r} changes an unknown setting", value=unknown[0])
         _check_values(rung, changes)
     return msgspec.structs.replace(rung, needs=needs)
 
@@ -145,11 +145,11 @@ def candidates_of(
 ) -> Iterator[RungCandidate]:
     """Every variant of a rung that changes something. `resolved`: the values in effect, by setting."""
     for variant in rung.variants or ({},):
-        asked = {**rung.changes, **variant}
-        make = asked.pop(MAKE, None)
+        combined = {**rung.changes, **variant}
+        make = combined.pop(MAKE, None)
         changes = {
             name: _value(change, resolved.get(name, getattr(incumbent, name)))
-            for name, change in asked.items()
+            for name, change in combined.items()
         }
         changes = {k: v for k, v in changes.items() if v != resolved.get(k, getattr(incumbent, k))}
         if changes:
@@ -168,7 +168,7 @@ def _value(change: object, current: object) -> object:
     if change.get("unset"):
         return None
     if isinstance(current, bool) or not isinstance(current, int | float):
-        return current  # a multiple of nothing changes nothing; `needs` should have said so
+        return current  # no multiple of a missing value; `needs` should exclude this
     value = current * change["times"]
     value = min(max(value, change.get("min", value)), change.get("max", value))
     return round(value) if isinstance(current, int) else value
@@ -180,9 +180,9 @@ def _is_relative(change: object) -> bool:
 
 
 def _label(rung: Rung, variant: dict[str, Any], changes: dict[str, Any]) -> str:
-    told = [
+    shown = [
         str(changes[name]) if name == MAKE else f"{name}={changes[name]}"
         for name in variant
         if name in changes
     ]
-    return f"{rung.title} ({', '.join(told)})" if told else rung.title
+    return f"{rung.title} ({', '.join(shown)})" if shown else rung.title

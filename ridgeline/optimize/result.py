@@ -28,7 +28,7 @@ Verdict = Literal[
     "cut short",
 ]
 Ended = Literal[
-    "nothing promises more", "budget spent", "interrupted", "every rung was tried", "failed"
+    "no gain predicted", "budget spent", "interrupted", "every rung was tried", "failed"
 ]
 
 

@@ -59,11 +59,11 @@ class TrialEvidence:
         self.forecast, self.begun_s = forecast, begun_s
         self.exactness: Exactness | None = None
         self.comparison: PairedComparison | None = None
-        self.examination: SequentialPanel | None = None
+        self.panel: SequentialPanel | None = None
         self.quality: QualityVerdict | None = None
         self.failure: tuple[Verdict, str] | None = None
 
-    def is_of(self, candidate: RungCandidate) -> RungCandidate:
+    def use_candidate(self, candidate: RungCandidate) -> RungCandidate:
         """Replace the simulated candidate by the one measured, whose weights have been quantised."""
         self.forecast = msgspec.structs.replace(self.forecast, candidate=candidate)
         return candidate
@@ -76,7 +76,7 @@ def build_trial(
     evidence: TrialEvidence, environment: Environment, job: OptimizeJob, now_s: float
 ) -> Trial:
     """One row of the ladder, with its verdict and the reason."""
-    candidate, found = evidence.forecast.candidate, evidence.comparison
+    candidate, comparison = evidence.forecast.candidate, evidence.comparison
     decided, reason = judge_trial(evidence)
     predicted = evidence.forecast.predicted or GainPrediction(gain=1.0, low=1.0, high=1.0)
     return Trial(
@@ -89,18 +89,20 @@ def build_trial(
         verdict=decided,
         reason=reason,
         predicted=predicted,
-        before=pool_runs(runs_within_slo(found.before), job.slo, job.objective)
-        if found and found.before
+        before=pool_runs(runs_within_slo(comparison.before), job.slo, job.objective)
+        if comparison and comparison.before
         else None,
-        after=pool_runs(runs_within_slo(found.after), job.slo, job.objective)
-        if found and found.after
+        after=pool_runs(runs_within_slo(comparison.after), job.slo, job.objective)
+        if comparison and comparison.after
         else None,
-        ratio=found.ratio if found else None,
-        log_ratios=found.log_ratios if found else (),
+        ratio=comparison.ratio if comparison else None,
+        log_ratios=comparison.log_ratios if comparison else (),
         quality=evidence.quality,
         exactness=evidence.exactness,
-        points=roofline_points_of(candidate.label, found.after, candidate.settings, environment)
-        if found
+        points=roofline_points_of(
+            candidate.label, comparison.after, candidate.settings, environment
+        )
+        if comparison
         else (),
         spent_s=now_s - evidence.begun_s,
     )
@@ -112,43 +114,49 @@ def judge_trial(evidence: TrialEvidence) -> tuple[Verdict, str]:
         return evidence.failure
     if evidence.exactness is not None and not evidence.exactness.same:
         return "not exact", f"claims the same tokens, but {evidence.exactness.detail}"
-    found = evidence.comparison
-    if found is None and evidence.quality is not None and evidence.quality.verdict == "fail":
-        told = _deciding_checks(evidence.quality)
-        return "quality failed", f"it breaks the quality gate, so its speed was left out: {told}"
-    if found is not None and found.beaten_at is not None:
-        share = found.beaten_at / found.before_rate
-        return "regressed", (
-            f"at {found.beaten_at:.3g} req/s, {share:.0%} of the incumbent's load, it missed the "
-            "promise twice, and the incumbent kept it in between"
+    comparison = evidence.comparison
+    if comparison is None and evidence.quality is not None and evidence.quality.verdict == "fail":
+        failed = _deciding_checks(evidence.quality)
+        return (
+            "quality failed",
+            f"it fails the quality gate, so its speed was not measured: {failed}",
         )
-    if found is None or found.ratio is None:
-        rounds = len(found.log_ratios) if found else 0
-        return "cut short", f"the budget ended after {rounds} of the rounds that a verdict needs"
-    if found.outcome == "improved":
-        return _judge_quality(found.ratio, evidence)
-    return _judge_no_gain(found)
+    if comparison is not None and comparison.beaten_at is not None:
+        share = comparison.beaten_at / comparison.before_rate
+        return "regressed", (
+            f"at {comparison.beaten_at:.3g} req/s, {share:.0%} of the incumbent's load, it missed the "
+            "SLO twice, and the incumbent met it in between"
+        )
+    if comparison is None or comparison.ratio is None:
+        rounds = len(comparison.log_ratios) if comparison else 0
+        return "cut short", f"the budget ended after {rounds} rounds, too few for a verdict"
+    if comparison.outcome == "improved":
+        return _judge_quality(comparison.ratio, evidence)
+    return _judge_no_gain(comparison)
 
 
-def _judge_no_gain(found: PairedComparison) -> tuple[Verdict, str]:
-    assert found.ratio is not None
-    low, high = _percent(found.ratio.low), _percent(found.ratio.high)
-    if found.outcome == "regressed":
-        return "regressed", f"it loses: {low} to {high}"
-    if found.outcome == "unchanged":
-        if found.ratio.low > 1 - WORTHWHILE:
-            return "unchanged", f"this change had no effect: between {low} and {high}"
+def _judge_no_gain(comparison: PairedComparison) -> tuple[Verdict, str]:
+    assert comparison.ratio is not None
+    low, high = _percent(comparison.ratio.low), _percent(comparison.ratio.high)
+    if comparison.outcome == "regressed":
+        return "regressed", f"slower: {low} to {high}"
+    if comparison.outcome == "unchanged":
+        if comparison.ratio.low > 1 - WORTHWHILE:
+            return "unchanged", f"no effect: between {low} and {high}"
         limit = f"{100 * WORTHWHILE:.0f}%"
-        return "unchanged", f"between {low} and {high}: a gain beyond {limit} is excluded"
-    rounds = len(found.log_ratios)
-    if outcome_of(found.ratio) != "inconclusive":
-        seen = f"between {low} and {high} after {rounds} rounds"
-        return "inconclusive", f"{seen}, and the slower side was still rising: its knee is unknown"
-    return "inconclusive", f"between {low} and {high} after {rounds} rounds: the noise hides it"
+        return "unchanged", f"between {low} and {high}: a gain of more than {limit} is excluded"
+    rounds = len(comparison.log_ratios)
+    if outcome_of(comparison.ratio) != "inconclusive":
+        range_text = f"between {low} and {high} after {rounds} rounds"
+        return (
+            "inconclusive",
+            f"{range_text}, and the slower side was still rising: its knee is unknown",
+        )
+    return "inconclusive", f"between {low} and {high} after {rounds} rounds: too noisy to decide"
 
 
 def _judge_quality(ratio: Interval, evidence: TrialEvidence) -> tuple[Verdict, str]:
-    gain = f"{ratio.mid:.2f}x, surely more than {_percent(ratio.low)}"
+    gain = f"{ratio.mid:.2f}x, at least {_percent(ratio.low)}"
     gate = evidence.quality
     if evidence.forecast.candidate.rung.honesty == "exact":
         return "kept", gain
@@ -157,40 +165,40 @@ def _judge_quality(ratio: Interval, evidence: TrialEvidence) -> tuple[Verdict, s
     if gate.verdict == "pass":
         return "kept", f"{gain}; quality within every limit"
     if gate.verdict == "fail":
-        return "quality failed", f"{gain}, but it breaks the quality gate: {_deciding_checks(gate)}"
+        return "quality failed", f"{gain}, but it fails the quality gate: {_deciding_checks(gate)}"
     read = f"{gate.num_windows} windows of held-out text"
-    return "inconclusive", f"{gain}, but {read} do not clear its quality: {_deciding_checks(gate)}"
+    return "inconclusive", f"{gain}, but {read} do not settle its quality: {_deciding_checks(gate)}"
 
 
 def _deciding_checks(gate: QualityVerdict) -> str:
     """The checks that decided the verdict, as text."""
     bad = [check for check in gate.checks if check.verdict == gate.verdict]
-    return ", ".join(f"{c.name} {c.found} (limit {c.limit:g})" for c in bad)
+    return ", ".join(f"{c.name} {c.measured} (limit {c.limit:g})" for c in bad)
 
 
 def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.0f}%" if ratio < 100 else "beyond measure"
+    return f"{100 * (ratio - 1):+.0f}%" if ratio < 100 else "unbounded"
 
 
 # ---- where a configuration stands --------------------------------------------------------------
 
 
 def steps_of(
-    readings: Sequence[JudgedRun], settings: Settings, environment: Environment
+    runs: Sequence[JudgedRun], settings: Settings, environment: Environment
 ) -> list[StepStat]:
     """Steps as the engine recorded them, or inferred from what clients of an external server saw."""
-    return [step for reading in readings for step in environment.steps_of(reading.run, settings)]
+    return [step for judged in runs for step in environment.steps_of(judged.trace, settings)]
 
 
 def roofline_points_of(
-    name: str, readings: Sequence[JudgedRun], settings: Settings, environment: Environment
+    name: str, runs: Sequence[JudgedRun], settings: Settings, environment: Environment
 ) -> tuple[RooflinePoint, ...]:
     """Prefill, decode and mixed steps of these runs on the machine's roofline."""
     peaks = environment.peaks_of(settings)
     if peaks is None:
         return ()
     return roofline_points(
-        name, steps_of(readings, settings, environment), environment.price_of(settings), peaks
+        name, steps_of(runs, settings, environment), environment.price_of(settings), peaks
     )
 
 
@@ -205,15 +213,15 @@ def time_shares_of(
 
 def collect_facts(
     info: EngineInfo,
-    readings: Sequence[JudgedRun],
+    runs: Sequence[JudgedRun],
     settings: Settings,
     environment: Environment,
     slo: Slo,
 ) -> dict[str, Value]:
     """Facts that rungs and rules may refer to: machine, model, workload, this run, these settings."""
     facts = dict(environment.facts)
-    if readings:
-        run = runs_within_slo(readings)[-1].run
+    if runs:
+        run = runs_within_slo(runs)[-1].trace
         facts.update(facts_of(run, slo, time_shares_of(run, settings, environment)))
         facts.update(step_facts(run))
     facts.update(msgspec.structs.asdict(settings))
@@ -225,21 +233,21 @@ def collect_facts(
 def summarise_configuration(
     label: str,
     configuration: RunningConfiguration,
-    readings: Sequence[JudgedRun],
+    runs: Sequence[JudgedRun],
     environment: Environment,
     job: OptimizeJob,
 ) -> ConfigurationSummary:
     """Figures, roofline points and diagnosis of one configuration."""
     settings = configuration.settings
-    found = pool_runs(runs_within_slo(readings), job.slo, job.objective)
-    facts = collect_facts(configuration.deployment.info, readings, settings, environment, job.slo)
+    figures = pool_runs(runs_within_slo(runs), job.slo, job.objective)
+    facts = collect_facts(configuration.deployment.info, runs, settings, environment, job.slo)
     return ConfigurationSummary(
         label=label,
         settings=changed(settings),
-        measured=found,
-        cost=cost_of(job.price, found.good_output_tok_s, found.good_input_tok_s),
-        samples=latency_samples(runs_within_slo(readings)),
-        points=roofline_points_of(label, readings, settings, environment),
+        measured=figures,
+        cost=cost_of(job.price, figures.good_output_tok_s, figures.good_input_tok_s),
+        samples=latency_samples(runs_within_slo(runs)),
+        points=roofline_points_of(label, runs, settings, environment),
         finding=_finding(facts),
         advice=advise(facts),
     )
@@ -253,13 +261,13 @@ def _finding(facts: dict[str, Value]) -> Finding:
 # ---- the whole ---------------------------------------------------------------------------------
 
 PROTOCOL = (
-    "Every rung was measured beside the incumbent in alternating order (A B, B A, …), both under "
+    "Every rung was measured against the incumbent in alternating order (A B, B A, …), both under "
     "the same prompts and arrivals in a round and new ones in the next, in runs of {window:.1f} s. "
-    "With promises on first token and pace, a run is cut once they are decided, and what is in "
-    "flight is judged by its pace so far. Each side's load follows its own staircase around the "
+    "With limits on TTFT and TPOT, a run is cut once they are decided, and requests in "
+    "flight are judged by their TPOT so far. Each side's load follows its own staircase around the "
     "largest load that keeps the SLO. The ratio is the mean over rounds of log(after / before) "
-    "with a 95% interval (Student's, its variance moderated by the comparisons before); looks before "
-    "the last round ask for 99%. Goodput is the offered rate times the share of requests that met "
+    "with a 95% interval (Student's, its variance moderated by earlier comparisons); decisions before "
+    "the last round require 99%. Goodput is the offered rate times the share of requests that met "
     "the SLO, failures included, latencies counted from the scheduled arrival."
 )
 
@@ -325,17 +333,19 @@ def _plain(facts: dict[str, Value], prefix: str) -> dict[str, Any]:
 
 
 def _next_steps(result: LadderResult, commands: NextSteps) -> tuple[str, ...]:
-    told = result.provenance
+    provenance = result.provenance
 
     def filled(command: str) -> str:
-        return command.replace("{model}", told.model).replace("{workload}", told.workload)
+        return command.replace("{model}", provenance.model).replace(
+            "{workload}", provenance.workload
+        )
 
-    steps = [f"{filled(commands.serve)}      # what was found, serving {told.model}"]
+    steps = [f"{filled(commands.serve)}      # serve {provenance.model} with the settings found"]
     waiting = [left for left in result.not_tried if "the budget ended" in left.reason]
     noisy = [trial for trial in result.trials if trial.verdict in ("inconclusive", "cut short")]
     if waiting or noisy:
-        minutes = max(2, round(2 * told.budget_s / 60))
-        why = f"{len(waiting)} rung(s) were not reached, {len(noisy)} stayed inconclusive"
+        minutes = max(2, round(2 * provenance.budget_s / 60))
+        why = f"{len(waiting)} rung(s) not reached, {len(noisy)} inconclusive"
         steps.append(f"{filled(commands.optimize)} --budget {minutes}m      # {why}")
-    steps.append(f"{filled(commands.bench)}      # check it again")
+    steps.append(f"{filled(commands.bench)}      # measure again")
     return tuple(steps)

@@ -123,15 +123,15 @@ class LadderSearch:
         self._baseline: RunningConfiguration | None = None
         self._incumbent: RunningConfiguration | None = None
 
-    # ---- the life of a climb -------------------------------------------------------------------
+    # ---- the whole search --------------------------------------------------------------------------
 
     async def run(self) -> LadderResult:
         """Baseline, trials, closing comparison. An interruption keeps the results so far."""
         closing: PairedComparison | None = None
         try:
             await self._measure_baseline()
-            ended = await self._climb()
-            closing = await self._close_the_account()
+            ended = await self._try_rungs()
+            closing = await self._compare_with_baseline()
         except (KeyboardInterrupt, asyncio.CancelledError):
             ended = "interrupted"
         return self._result(ended, closing)
@@ -151,21 +151,21 @@ class LadderSearch:
         self._refuse_hopeless_budget()
         low = 0.4 / max(answer_s, 1e-3)
         try:
-            found, readings = await self._first_load(deployment, low)
+            result, runs = await self._first_load(deployment, low)
         except OutOfTimeError:
             raise self._hopeless() from None
-        rate = staircase_start(found, low)
+        rate = staircase_start(result, low)
         self._baseline = self._incumbent = RunningConfiguration(
             label="baseline",
             settings=settings,
             deployment=deployment,
             stack=stack,
             rate=rate,
-            readings=_nearest_run(readings, rate),
-            settled=found.best is not None and found.failed_load is not None,
+            runs=_nearest_run(runs, rate),
+            settled=result.best is not None and result.failed_load is not None,
         )
         self._tried.add((settings, None))
-        self._predictor.learn_steps(settings, self._steps_of(readings, settings))
+        self._predictor.learn_steps(settings, self._steps_of(runs, settings))
 
     async def _first_load(
         self, deployment: Deployment, low: float
@@ -173,16 +173,16 @@ class LadderSearch:
         """Find the baseline's load. If its first load fails, start lower: one disturbed run is no
         verdict.
         """
-        seen: list[JudgedRun] = []
+        all_runs: list[JudgedRun] = []
         for _ in range(LOWER_STARTS):
-            found, readings = await self._runner.search(
+            result, runs = await self._runner.search(
                 deployment, low, SEARCH_PROBES, "searching its load"
             )
-            seen += readings
-            if found.best is not None:
+            all_runs += runs
+            if result.best is not None:
                 break
             low /= 3
-        return found, seen
+        return result, all_runs
 
     def _refuse_hopeless_budget(self) -> None:
         if self._budget.left_s < self._budget.smallest_s:
@@ -197,13 +197,13 @@ class LadderSearch:
             fix=f"--budget {needed_s / 60:.0f}m" if needed_s > 90 else f"--budget {needed_s:.0f}s",
         )
 
-    async def _climb(self) -> Ended:
+    async def _try_rungs(self) -> Ended:
         """Try the most promising rung until none is left or the time is used up."""
         while True:
-            self._runner.stage("Ranking", "simulating rungs from the incumbent's measured steps")
-            promising = self._ranking.rank(self._the_incumbent, self._tried, self._trials)
+            self._runner.stage("Ranking", "predicting the gain of every rung")
+            promising = self._ranking.rank(self._running_incumbent, self._tried, self._trials)
             if not promising:
-                return "nothing promises more"
+                return "no gain predicted"
             if not self._budget.affords_trial():
                 self._ranking.leave_out_for_time(promising)
                 return "budget spent"
@@ -216,37 +216,37 @@ class LadderSearch:
         candidate = forecast.candidate
         self._tried.add((candidate.settings, candidate.make))
         evidence = TrialEvidence(forecast, begun_s=self._budget.spent_s)
-        self._runner.stage(candidate.label, "opening it beside the incumbent")
+        self._runner.stage(candidate.label, "opening it next to the incumbent")
         stack = ExitStack()
         try:
-            candidate = evidence.is_of(self._made(candidate))
+            candidate = evidence.use_candidate(self._quantise(candidate))
             deployment, stack = self._open(candidate.settings)
-            configuration = await self._put_to_the_test(candidate, deployment, stack, evidence)
-        except Exception as error:  # whatever a candidate does, the climb goes on
+            configuration = await self._measure_candidate(candidate, deployment, stack, evidence)
+        except Exception as error:  # a failing candidate must not end the search
             stack.close()
             configuration = None
             evidence.failed(error, error_line(error))
         trial = build_trial(evidence, self._environment, self._job, self._budget.spent_s)
         self._trials.append(trial)
         self._observer.tried(trial)
-        self._know_the_baseline(evidence)
+        self._update_baseline(evidence)
         if trial.verdict == "kept" and configuration is not None:
             self._promote(configuration)
         else:
             stack.close()
             self._learn_from(trial)
-            self._note_readings(evidence)
+            self._update_incumbent(evidence)
 
-    def _made(self, candidate: RungCandidate) -> RungCandidate:
+    def _quantise(self, candidate: RungCandidate) -> RungCandidate:
         """The candidate after quantising its weights, if it needs that."""
         if candidate.make is None:
             return candidate
-        self._runner.tell(f"making its weights ({candidate.make})")
+        self._runner.report(f"quantising its weights ({candidate.make})")
         spare_s = self._budget.left_s - self._budget.closing_cost_s - self._budget.trial_cost_s
         settings = self._environment.make(candidate.settings, candidate.make, max(0.0, spare_s))
         return msgspec.structs.replace(candidate, settings=settings)
 
-    async def _put_to_the_test(
+    async def _measure_candidate(
         self,
         candidate: RungCandidate,
         deployment: Deployment,
@@ -254,15 +254,15 @@ class LadderSearch:
         evidence: TrialEvidence,
     ) -> RunningConfiguration | None:
         """Measure the candidate; None if its tokens or the time ended the trial before."""
-        incumbent = self._the_incumbent
+        incumbent = self._running_incumbent
         honesty = candidate.rung.honesty
         if not await self._checks.outputs_agree(
             honesty, incumbent.deployment, deployment, evidence
         ):
             return None
         fixed = self._job.objective == "latency"
-        start = incumbent.rate * (1.0 if fixed else max(1.0, evidence.forecast.worth))
-        evidence.comparison = found = await compare_in_rounds(
+        start = incumbent.rate * (1.0 if fixed else max(1.0, evidence.forecast.predicted_gain))
+        evidence.comparison = comparison = await compare_in_rounds(
             self._runner,
             ComparisonSide(
                 "incumbent",
@@ -280,38 +280,38 @@ class LadderSearch:
             settings=candidate.settings,
             deployment=deployment,
             stack=stack,
-            rate=found.after_rate,
-            readings=found.after,
+            rate=comparison.after_rate,
+            runs=comparison.after,
             settled=True,
         )
 
-    def _know_the_baseline(self, evidence: TrialEvidence) -> None:
+    def _update_baseline(self, evidence: TrialEvidence) -> None:
         """Update the baseline's best load: rounds measure it better than the initial search."""
-        found, baseline = evidence.comparison, self._the_baseline
-        if found is None or found.ratio is None:
+        comparison, baseline = evidence.comparison, self._running_baseline
+        if comparison is None or comparison.ratio is None:
             return
-        if self._the_incumbent.settings == baseline.settings:
+        if self._running_incumbent.settings == baseline.settings:
             self._baseline = msgspec.structs.replace(
-                baseline, rate=found.before_rate, readings=found.before, settled=True
+                baseline, rate=comparison.before_rate, runs=comparison.before, settled=True
             )
 
     def _promote(self, configuration: RunningConfiguration) -> None:
         """Make the candidate the incumbent and close the old one."""
         if self._trials[-1].honesty == "lossy":
             self._checks.freeze_references()
-        self._the_incumbent.stack.close()
+        self._running_incumbent.stack.close()
         self._incumbent = configuration
-        steps = self._steps_of(configuration.readings, configuration.settings)
+        steps = self._steps_of(configuration.runs, configuration.settings)
         self._predictor.learn_steps(configuration.settings, steps)
         self._learn_from(self._trials[-1])
 
-    def _note_readings(self, evidence: TrialEvidence) -> None:
+    def _update_incumbent(self, evidence: TrialEvidence) -> None:
         """Keep the incumbent, with the figures of the latest rounds."""
         if evidence.comparison is not None and evidence.comparison.ratio is not None:
             self._incumbent = msgspec.structs.replace(
-                self._the_incumbent,
+                self._running_incumbent,
                 rate=evidence.comparison.before_rate,
-                readings=evidence.comparison.before,
+                runs=evidence.comparison.before,
                 settled=True,
             )
 
@@ -323,12 +323,12 @@ class LadderSearch:
 
     # ---- the end -------------------------------------------------------------------------------
 
-    async def _close_the_account(self) -> PairedComparison | None:
+    async def _compare_with_baseline(self) -> PairedComparison | None:
         """Compare baseline and final configuration in alternation, if anything was kept."""
-        baseline, final = self._the_baseline, self._the_incumbent
+        baseline, final = self._running_baseline, self._running_incumbent
         if final.settings == baseline.settings:
             return None
-        self._runner.stage("Closing", "measuring baseline against final, in alternation")
+        self._runner.stage("Closing", "comparing baseline and final configuration")
         try:
             deployment, _ = self._open(baseline.settings)
         except OutOfTimeError:
@@ -345,7 +345,7 @@ class LadderSearch:
     def _result(self, ended: Ended, closing: PairedComparison | None) -> LadderResult:
         if self._baseline is None or self._incumbent is None:
             raise InterruptedEarlyError("interrupted before the baseline was measured")
-        before, after = self._baseline.readings, self._incumbent.readings
+        before, after = self._baseline.runs, self._incumbent.runs
         if closing is not None and closing.before:
             before, after = closing.before, closing.after
         account = SearchTotals(
@@ -355,30 +355,28 @@ class LadderSearch:
             trials=tuple(self._trials),
             not_tried=self._ranking.left_out,
             total=closing.ratio if closing else None,
-            slo_holds=any(reading.holds for reading in after),
+            slo_holds=any(judged.holds for judged in after),
         )
         job, environment = self._job, self._environment
         first = summarise_configuration("baseline", self._baseline, before, environment, job)
         last = summarise_configuration("final", self._incumbent, after, environment, job)
         return build_result(job, environment, account, first, last)
 
-    # ---- small things --------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------
 
     @property
-    def _the_incumbent(self) -> RunningConfiguration:
-        assert self._incumbent is not None, "the baseline comes first"
+    def _running_incumbent(self) -> RunningConfiguration:
+        assert self._incumbent is not None, "the baseline is measured first"
         return self._incumbent
 
     @property
-    def _the_baseline(self) -> RunningConfiguration:
-        assert self._baseline is not None, "the baseline comes first"
+    def _running_baseline(self) -> RunningConfiguration:
+        assert self._baseline is not None, "the baseline is measured first"
         return self._baseline
 
-    def _steps_of(self, readings: Sequence[JudgedRun], settings: Settings) -> list[StepStat]:
+    def _steps_of(self, runs: Sequence[JudgedRun], settings: Settings) -> list[StepStat]:
         return [
-            step
-            for reading in readings
-            for step in self._environment.steps_of(reading.run, settings)
+            step for judged in runs for step in self._environment.steps_of(judged.trace, settings)
         ]
 
     def _open(self, settings: Settings) -> tuple[Deployment, ExitStack]:
@@ -390,8 +388,8 @@ class LadderSearch:
         return deployment, stack
 
 
-def _nearest_run(readings: list[JudgedRun], rate: float) -> tuple[JudgedRun, ...]:
+def _nearest_run(runs: list[JudgedRun], rate: float) -> tuple[JudgedRun, ...]:
     """The run whose load is closest to `rate`, preferably one that met the SLO."""
-    held = [reading for reading in readings if reading.holds] or readings
-    best = min(held, key=lambda reading: abs(reading.rate - rate))
+    held = [judged for judged in runs if judged.holds] or runs
+    best = min(held, key=lambda judged: abs(judged.rate - rate))
     return (best,)

@@ -13,14 +13,14 @@ Clock = Callable[[], float]
 
 MIN_ROUNDS = 3
 MAX_ROUNDS = 5
-CLOSING_ROUNDS = 8  # at most; whatever time is left makes the headline more certain
-RUNS_IN_BUDGET = 160  # about how many runs a whole climb makes
+CLOSING_ROUNDS = 8  # at most; more rounds narrow the headline interval
+RUNS_IN_BUDGET = 160  # approximate number of runs in a search
 MIN_WINDOW_S = 1.5
 MAX_WINDOW_S = 60.0
-ANSWERS_PER_WINDOW = 4  # a window shorter than a few answers shows no steady state
+ANSWERS_PER_WINDOW = 4  # a window of fewer responses shows no steady state
 REPORT_S = 2.0
-LEAST_REQUESTS = 6  # of a run; a slow configuration gets a longer window for them
-MOST_STRETCH = 2.5  # of the window
+MIN_REQUESTS = 6  # per run; slow configurations get a longer window
+MAX_STRETCH = 2.5  # longest window, in usual windows
 
 
 class TimeBudget:
@@ -48,7 +48,7 @@ class TimeBudget:
 
     def window_for(self, rate: float) -> float:
         """Length of a run at `rate` requests/s; low rates get a longer window."""
-        return min(max(self.window_s, LEAST_REQUESTS / rate), MOST_STRETCH * self.window_s)
+        return min(max(self.window_s, MIN_REQUESTS / rate), MAX_STRETCH * self.window_s)
 
     def note_run(self, seconds: float) -> None:
         self._run_costs_s.append(seconds)
@@ -85,8 +85,8 @@ class TimeBudget:
 
     def affords_runs(self, count: int, *, closing: bool = False) -> bool:
         """Whether `count` more runs fit. With `closing` they may use the reserve."""
-        kept = REPORT_S if closing else self.closing_cost_s
-        return self.left_s >= count * self.run_cost_s + kept
+        reserve_s = REPORT_S if closing else self.closing_cost_s
+        return self.left_s >= count * self.run_cost_s + reserve_s
 
     def grace_s(self, wanted_s: float, window_s: float) -> float:
         """How long a run may wait for its last requests without exceeding the budget."""

@@ -26,9 +26,9 @@ from ridgeline.optimize.quality.greedy_divergence import first_difference
 from ridgeline.optimize.result import Exactness
 from ridgeline.optimize.result_builder import TrialEvidence
 
-CHECK_S = 1.5  # about how long the continuations may take
-LEAST_TOKENS, MOST_TOKENS = 8, 32
-GATE_SHARE = 0.08  # of the budget, at most, for the panel of one candidate
+CHECK_S = 1.5  # target duration of the continuations
+MIN_TOKENS, MAX_TOKENS = 8, 32
+GATE_SHARE = 0.08  # largest share of the budget for one candidate's panel
 
 Outputs = list[tuple[int, ...]]
 
@@ -40,27 +40,27 @@ class CandidateChecks:
 
     def __init__(self, environment: Environment, runner: LoadRunner) -> None:
         self._environment, self._runner = environment, runner
-        self._num_tokens = LEAST_TOKENS
+        self._num_tokens = MIN_TOKENS
         self._known: tuple[Deployment, Outputs] | None = None
         self._text: TextReference | None = None
         self._tasks: Sequence[TaskReference] = ()
-        self._gone = False
+        self._references_frozen = False
 
     async def time_one_answer(self, deployment: Deployment) -> float:
         """Seconds of one typical response to a single request, after a short warm-up."""
         prompts = self._environment.check_prompts[:1]
         await deployment.greedy(prompts, 2)
-        num_tokens = max(2, min(self._environment.longest_output, MOST_TOKENS))
+        num_tokens = max(2, min(self._environment.longest_output, MAX_TOKENS))
         begun_s = self._runner.budget.spent_s
         await deployment.greedy(prompts, num_tokens)
         took_s = self._runner.budget.spent_s - begun_s
         per_token_s = max(took_s / num_tokens, 1e-6)
-        self._num_tokens = round(min(max(CHECK_S / per_token_s, LEAST_TOKENS), MOST_TOKENS))
+        self._num_tokens = round(min(max(CHECK_S / per_token_s, MIN_TOKENS), MAX_TOKENS))
         return per_token_s * self._environment.longest_output
 
     async def same_tokens(self, incumbent: Deployment, candidate: Deployment) -> Exactness:
         """Compare greedy continuations of the check prompts."""
-        self._runner.tell("checking that it gives the same tokens")
+        self._runner.report("checking that it generates the same tokens")
         prompts = self._environment.check_prompts
         before = await self._greedy(incumbent)
         after = await candidate.greedy(prompts, self._num_tokens)
@@ -94,22 +94,22 @@ class CandidateChecks:
         if honesty == "exact":
             evidence.exactness = await self.same_tokens(incumbent, candidate)
             return evidence.exactness.same
-        self._runner.tell("a first look at what it says of held-out text")
-        evidence.examination = examination = self.examine(incumbent, candidate)
-        examination.look()
-        evidence.quality = examination.conclude()
+        self._runner.report("taking a first look at its quality")
+        evidence.panel = panel = self.examine(incumbent, candidate)
+        panel.look()
+        evidence.quality = panel.conclude()
         return evidence.quality.verdict != "fail"
 
     async def finish_quality(
         self, incumbent: Deployment, candidate: Deployment, evidence: TrialEvidence
     ) -> None:
         """For a lossy candidate that is faster: continue the panel until it is decided."""
-        examination, found = evidence.examination, evidence.comparison
-        if examination is None or found is None or found.outcome != "improved":
+        panel, comparison = evidence.panel, evidence.comparison
+        if panel is None or comparison is None or comparison.outcome != "improved":
             return
-        self._runner.tell("reading held-out text until its quality is decided")
-        self.read_on(examination)
-        evidence.quality = examination.conclude(await self.parting(incumbent, candidate))
+        self._runner.report("reading held-out text until its quality is decided")
+        self.read_on(panel)
+        evidence.quality = panel.conclude(await self.find_divergence(incumbent, candidate))
 
     def examine(self, incumbent: Deployment, candidate: Deployment) -> SequentialPanel:
         """A panel for a lossy candidate, against the baseline's distributions.
@@ -122,17 +122,17 @@ class CandidateChecks:
         return SequentialPanel(
             TextPanelPart(text, candidate.logprobs_of, gate, size),
             [TaskPanelPart(task, candidate.logprobs_of, gate, size) for task in tasks],
-            most_looks=size.most_looks,
+            max_looks=size.max_looks,
             clock=lambda: self._runner.budget.spent_s,
         )
 
-    def read_on(self, examination: SequentialPanel) -> None:
+    def read_on(self, panel: SequentialPanel) -> None:
         """Continue the panel until it is decided, within its share of the budget."""
         budget = self._runner.budget
         spare_s = budget.left_s - budget.closing_cost_s
-        examination.run(min(GATE_SHARE * budget.total_s, spare_s))
+        panel.run(min(GATE_SHARE * budget.total_s, spare_s))
 
-    async def parting(self, incumbent: Deployment, candidate: Deployment) -> Divergence:
+    async def find_divergence(self, incumbent: Deployment, candidate: Deployment) -> Divergence:
         """Where the greedy outputs for the check prompts diverge."""
         before = await self._greedy(incumbent)
         return divergence(
@@ -145,17 +145,17 @@ class CandidateChecks:
             self._text.freeze()
         for task in self._tasks:
             task.freeze()
-        self._gone = True
+        self._references_frozen = True
 
     def _references(
         self, incumbent: Deployment, size: PanelSize
     ) -> tuple[TextReference, Sequence[TaskReference]]:
         read = incumbent.logprobs_of
         if self._text is None:
-            assert not self._gone, "a lossy rung is kept after it was examined"
+            assert not self._references_frozen, "references exist before a lossy rung is kept"
             self._text = TextReference(self._environment.heldout, read, size.max_reference_bytes)
             self._tasks = [TaskReference(task, read) for task in self._environment.tasks]
-        if not self._gone:
+        if not self._references_frozen:
             self._text.read_with(read)
             for task in self._tasks:
                 task.read_with(read)

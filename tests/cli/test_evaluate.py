@@ -19,11 +19,11 @@ def panel() -> Panel:
 
 
 def test_the_panel_on_the_demo_model(panel: Panel) -> None:
-    assert panel.floor.check("KL mean (nats)").found.mid < 1e-6
+    assert panel.floor.check("KL mean (nats)").measured.mid < 1e-6
     assert panel.floor.verdict != "fail"
     assert panel.control.verdict == "fail"
     assert panel.verdict == panel.candidate.verdict == "fail"  # a small model feels 4 bits
-    assert 0.01 < panel.candidate.check("KL mean (nats)").found.mid < 0.2
+    assert 0.01 < panel.candidate.check("KL mean (nats)").measured.mid < 0.2
 
 
 def test_answers_tasks_and_contexts_are_told(panel: Panel) -> None:

@@ -23,7 +23,7 @@ from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.optimize.external.inferred_steps import infer_steps
 from ridgeline.optimize.external.server_deployment import (
-    WARM_REQUESTS,
+    WARMUP_REQUESTS,
     RunningServer,
     ServerDeployment,
     check_settings_applied,
@@ -334,7 +334,7 @@ async def test_a_server_is_warmed_once_per_start() -> None:
             assert len(run.requests) == len(arrival_times_s(load))
         await asyncio.sleep(0.05)  # the client's connections end
     extra = [b - a - len(arrival_times_s(load)) for a, b in pairwise(served)]
-    assert extra[0] >= 2 * WARM_REQUESTS and extra[2] >= 2 * WARM_REQUESTS
+    assert extra[0] >= 2 * WARMUP_REQUESTS and extra[2] >= 2 * WARMUP_REQUESTS
     assert extra[1] == 0
 
 

@@ -86,7 +86,7 @@ async def test_noise_is_called_noise() -> None:
 
 async def test_latency_is_compared_at_one_load() -> None:
     found = await fight(1, 1.3, objective="latency")
-    assert {reading.rate for reading in (*found.before, *found.after)} == {30.0}
+    assert {judged.rate for judged in (*found.before, *found.after)} == {30.0}
     assert found.ratio is not None
     assert found.ratio.low > 1.1
 
@@ -204,7 +204,7 @@ async def test_a_side_that_begins_far_too_low_is_not_called_a_loser() -> None:
         ComparisonSide("b", b, 0.4 * knee, settled=True),
     )
     found = await compare_in_rounds(runner(fake, 1), *sides, max_rounds=4)
-    assert all(reading.holds for reading in found.after)
+    assert all(judged.holds for judged in found.after)
     assert found.ratio is not None and found.ratio.high < 1
     assert found.outcome == "inconclusive"
     assert _judge_no_gain(found)[1].endswith("still rising: its knee is unknown")
@@ -220,5 +220,5 @@ def test_a_change_without_effect_is_called_that() -> None:
             )
         )[1]
 
-    assert reason(0.98, 1.03).startswith("this change had no effect")
+    assert reason(0.98, 1.03).startswith("no effect")
     assert "no effect" not in reason(0.85, 1.03)

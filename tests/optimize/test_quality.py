@@ -57,7 +57,7 @@ def examined(
     reference = TextReference(pieces(count), model(0.0), size.max_reference_bytes)
     text = TextPanelPart(reference, model(noise), gate or standard, size)
     examination = SequentialPanel(
-        text, [], most_looks=size.most_looks, clock=itertools.count().__next__
+        text, [], max_looks=size.max_looks, clock=itertools.count().__next__
     )
     examination.run(limit_s)
     return examination.conclude()
@@ -92,7 +92,7 @@ def test_too_little_text_or_time_is_inconclusive_not_a_pass() -> None:
     assert examined(0.02, count=2).verdict == "inconclusive"
     hurried = examined(0.02, limit_s=0.5)
     assert hurried.verdict == "inconclusive" and hurried.num_looks == 1
-    assert hurried.check(KL_TAIL).found.high == UNBOUNDED
+    assert hurried.check(KL_TAIL).measured.high == UNBOUNDED
 
 
 def test_a_failed_check_outweighs_an_open_one() -> None:
@@ -127,7 +127,7 @@ def test_many_looks_pass_what_is_on_the_limit_no_more_often_than_one() -> None:
     passed = 0
     for seed in range(800):
         coin = Coin(seed)
-        examination = SequentialPanel(coin, [], most_looks=6, clock=lambda: 0.0)  # type: ignore[arg-type]
+        examination = SequentialPanel(coin, [], max_looks=6, clock=lambda: 0.0)  # type: ignore[arg-type]
         examination.run(NO_TIME)
         passed += examination.verdict == "pass"
     assert 0 < passed / 800 < 0.025 + 3 * math.sqrt(0.025 / 800)

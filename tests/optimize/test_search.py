@@ -281,7 +281,7 @@ async def test_a_change_that_the_simulator_does_not_see_comes_after_promises() -
     both = ladder.parse_ladder(unseen + "[[rung]]" + seen)
     result = await climb(Fake(Physics(int8_speed=1.04)), rungs=both)
     assert [trial.rung for trial in result.trials][:2] == ["made", "unseen"]
-    assert "does not see" in result.trials[1].predicted.note
+    assert "does not model" in result.trials[1].predicted.note
 
 
 async def test_ranking_ends_with_its_share_of_the_time() -> None:

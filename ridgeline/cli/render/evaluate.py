@@ -45,7 +45,7 @@ def _row(check: ThresholdCheck, panel: Panel) -> str:
     mark = {"pass": "✓", "fail": "✗", "inconclusive": "?"}[check.verdict]
     others = [_mid(quality, check.name) for quality in (panel.floor, panel.control)]
     return (
-        f"{mark} {check.name:24}{_interval(check.found):32}{check.limit:9.4g}  "
+        f"{mark} {check.name:24}{_interval(check.measured):32}{check.limit:9.4g}  "
         f"{others[0]:>9}  {others[1]:>9}"
     )
 
@@ -56,7 +56,7 @@ def _interval(found: Interval) -> str:
 
 
 def _mid(quality: QualityVerdict, name: str) -> str:
-    return next((f"{c.found.mid:.3g}" for c in quality.checks if c.name == name), "–")
+    return next((f"{c.measured.mid:.3g}" for c in quality.checks if c.name == name), "–")
 
 
 def _verdicts(panel: Panel) -> str:

@@ -16,7 +16,7 @@ from ridgeline.measure.metrics import tpot_s
 from ridgeline.records import RequestTrace, RunTrace, Slo
 
 PACE_TOKENS = 12  # that the last arrival is given time for
-LEAST_TOKENS = 5  # after the first, to know a pace
+MIN_TOKENS = 5  # after the first, to know a pace
 UNFINISHED = "unfinished"  # in the error of what was in flight when a run was cut
 
 
@@ -37,7 +37,7 @@ def complete_unfinished(run: RunTrace) -> RunTrace:
 
 def _complete_request(request: RequestTrace) -> RequestTrace:
     cut = request.error is not None and UNFINISHED in request.error
-    if not cut or request.asked_tokens is None or sum(request.token_counts[1:]) < LEAST_TOKENS:
+    if not cut or request.asked_tokens is None or sum(request.token_counts[1:]) < MIN_TOKENS:
         return request
     pace_s = tpot_s(request) or 0.0
     left = max(0, request.asked_tokens - sum(request.token_counts))

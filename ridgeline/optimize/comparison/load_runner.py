@@ -20,7 +20,7 @@ from ridgeline.optimize.time_budget import TimeBudget
 from ridgeline.records import RunTrace, Slo
 from ridgeline.stats import NO_PRIOR, Prior
 
-LATEST_ANSWER_S = 30.0  # without a promise on the whole answer, no answer is waited for longer
+MAX_RESPONSE_S = 30.0  # longest wait for a response if the SLO does not limit e2e
 
 
 class RoundVariance:
@@ -44,7 +44,7 @@ class RoundVariance:
 
     @property
     def prior(self) -> Prior:
-        freedom = sum(each for _, each in self._recent)
+        freedom = sum(degrees for _, degrees in self._recent)
         if not freedom:
             return NO_PRIOR
         return Prior(sum(squares for squares, _ in self._recent) / freedom, min(freedom, self.MOST))
@@ -77,9 +77,9 @@ class LoadRunner:
 
     def stage(self, name: str, doing: str) -> None:
         self._stage = name
-        self.tell(doing)
+        self.report(doing)
 
-    def tell(self, doing: str) -> None:
+    def report(self, doing: str) -> None:
         spent_s, total_s = self.budget.spent_s, self.budget.total_s
         now = SearchProgress(stage=self._stage, doing=doing, spent_s=spent_s, total_s=total_s)
         self._observer.progress(now)
@@ -102,7 +102,7 @@ class LoadRunner:
         """One measured run. Raises OutOfTimeError instead of exceeding the budget."""
         if not self.budget.affords_runs(1, closing=closing):
             raise OutOfTimeError
-        self.tell(f"{doing} at {rate:.3g} req/s")
+        self.report(f"{doing} at {rate:.3g} req/s")
         begun_s = self.budget.spent_s
         load = self.load(rate, seed)
         give_up = None if self.objective == "latency" else StopWhenLost(load, self.slo)
@@ -116,14 +116,14 @@ class LoadRunner:
         """Find roughly the largest load that meets the SLO, from `low` upwards; returns every
         probe.
         """
-        readings: list[JudgedRun] = []
+        runs: list[JudgedRun] = []
 
         async def run_at(rate: float) -> RunTrace:
-            reading = await self.run(deployment, rate, self.fresh_seed(), doing)
-            readings.append(reading)
-            return reading.run
+            judged = await self.run(deployment, rate, self.fresh_seed(), doing)
+            runs.append(judged)
+            return judged.trace
 
-        found = await find_goodput(
+        result = await find_goodput(
             run_at,
             self.slo,
             low,
@@ -133,28 +133,28 @@ class LoadRunner:
             max_probes=max_probes,
             clock=lambda: self.budget.spent_s,
         )
-        return found, readings
+        return result, runs
 
 
 def _longest_good_answer_s(slo: Slo, longest_output: int) -> float:
     """After this many seconds a response has missed the SLO regardless of what follows."""
     if slo.e2e_s is not None:
-        return min(slo.e2e_s, LATEST_ANSWER_S)
+        return min(slo.e2e_s, MAX_RESPONSE_S)
     if slo.tpot_s is None:
-        return LATEST_ANSWER_S
-    first_s = slo.ttft_s if slo.ttft_s is not None else LATEST_ANSWER_S
-    return min(first_s + slo.tpot_s * longest_output, LATEST_ANSWER_S)
+        return MAX_RESPONSE_S
+    first_s = slo.ttft_s if slo.ttft_s is not None else MAX_RESPONSE_S
+    return min(first_s + slo.tpot_s * longest_output, MAX_RESPONSE_S)
 
 
-def staircase_start(found: GoodputResult, low: float) -> float:
+def staircase_start(result: GoodputResult, low: float) -> float:
     """Where a staircase starts: the best load moved towards the failing one, or below `low`."""
-    if found.best is None:
+    if result.best is None:
         return low / 1.5
-    failed = found.failed_load
+    failed = result.failed_load
     return (
-        math.sqrt(found.best.load * min(failed, 1.5 * found.best.load))
+        math.sqrt(result.best.load * min(failed, 1.5 * result.best.load))
         if failed
-        else found.best.load
+        else result.best.load
     )
 
 

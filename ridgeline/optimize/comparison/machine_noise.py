@@ -18,7 +18,7 @@ import numpy as np
 from ridgeline.optimize.quality.text_comparison import Array
 from ridgeline.records import RunTrace, StepStat
 
-LEAST_STEPS = 20  # of a run, to say how fast it was
+MIN_STEPS = 20  # per run, for a usable estimate
 
 
 def machine_noise(runs: Sequence[RunTrace]) -> float:
@@ -26,14 +26,14 @@ def machine_noise(runs: Sequence[RunTrace]) -> float:
 
     Zero if it cannot be estimated: fewer than two runs with step records.
     """
-    told = [[step for step in run.steps if step.shapes and step.run_s > 0] for run in runs]
-    told = [steps for steps in told if len(steps) >= LEAST_STEPS]
-    if len(told) < 2:
+    steps_by_run = [[step for step in run.steps if step.shapes and step.run_s > 0] for run in runs]
+    steps_by_run = [steps for steps in steps_by_run if len(steps) >= MIN_STEPS]
+    if len(steps_by_run) < 2:
         return 0.0
-    fitted = _fit([step for steps in told for step in steps])
+    fitted = _fit([step for steps in steps_by_run for step in steps])
     slowness = [
         math.log(sum(step.run_s for step in steps) / max(1e-12, float(_rows(steps) @ fitted)))
-        for steps in map(tuple, told)
+        for steps in map(tuple, steps_by_run)
     ]
     return statistics.stdev(slowness)
 
@@ -52,5 +52,5 @@ def _fit(steps: Sequence[StepStat]) -> Array:
     times = np.array([step.run_s for step in steps])
     rows = np.array([_features(step) for step in steps]) / times[:, None]
     scale = np.abs(rows).max(0)
-    found, *_ = np.linalg.lstsq(rows / scale, np.ones(len(times)), rcond=None)
-    return np.asarray(found / scale)
+    coefficients, *_ = np.linalg.lstsq(rows / scale, np.ones(len(times)), rcond=None)
+    return np.asarray(coefficients / scale)

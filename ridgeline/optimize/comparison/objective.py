@@ -8,7 +8,7 @@ Goodput at an offered rate is the rate times the share that met the SLO, counted
 window, so the random number of arrivals cancels. A queue left over from a short run would look like
 capacity, so a run that took longer to drain than one response takes is stretched by the excess.
 Above the knee goodput collapses within a few percent of load; how far says little about where the
-knee is, so a score loses at most `MOST_LOST` of the rate. The figures shown to the user
+knee is, so a score loses at most `MAX_LOSS` of the rate. The figures shown to the user
 (`pool_runs`) are not limited in this way.
 """
 
@@ -36,8 +36,8 @@ from ridgeline.records import RequestTrace, RunTrace, Slo
 from ridgeline.stats import percentile
 
 Objective = Literal["goodput", "latency", "cost"]
-LEAST_MET = 0.5  # a run in which nothing met the SLO still has a logarithm
-MOST_LOST = 0.18  # of the score of a run beyond the knee: about one step of a staircase down
+MIN_MET = 0.5  # keeps the logarithm finite if no request met the SLO
+MAX_LOSS = 0.18  # share of the score of a run above the knee: about one step down
 
 
 class JudgedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class JudgedRun(msgspec.Struct, frozen=True, kw_only=True):
     score: float
     resolution: float
     num_met: int
-    run: RunTrace
+    trace: RunTrace
 
 
 def judge_run(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> JudgedRun:
@@ -61,45 +61,49 @@ def judge_run(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> Judg
         score=_score(run, load, slo, objective),
         resolution=0.5 / max(1, judged.num_requests),
         num_met=judged.num_met,
-        run=run,
+        trace=run,
     )
 
 
 class StopWhenLost:
-    """Ends a run once its score is certain to be the minimum because `MOST_LOST` of it is lost.
+    """Ends a run once its score is certain to be the minimum because `MAX_LOSS` of it is lost.
 
     This does not change the score and shortens the longest runs: those far above the knee.
     """
 
     def __init__(self, load: Load, slo: Slo) -> None:
         self._slo, self._missed = slo, 0
-        self._allowed = MOST_LOST * len(arrival_times_s(load))
+        self._allowed = MAX_LOSS * len(arrival_times_s(load))
 
     def __call__(self, request: RequestTrace) -> str | None:
         self._missed += not meets(request, self._slo)
-        return "more was lost than the score can tell" if self._missed > self._allowed else None
+        return (
+            "too many requests missed the SLO to affect the score"
+            if self._missed > self._allowed
+            else None
+        )
 
 
 def _score(run: RunTrace, load: Load, slo: Slo, objective: Objective) -> float:
     if objective == "latency":
         return 1 / _mean_e2e_s(run)
     good = [request for request in run.requests if meets(request, slo)]
-    worth = float(len(good))
+    delivered = float(len(good))
     if objective == "cost":
-        worth = float(sum(request.output_tokens for request in good))
-    per_request = max(worth, LEAST_MET) / max(1, len(run.requests))
+        delivered = float(sum(request.output_tokens for request in good))
+    per_request = max(delivered, MIN_MET) / max(1, len(run.requests))
     return max(
         load.rate * per_request / _stretch(run, load.window_s),
-        load.rate * _most(run, objective) * (1 - MOST_LOST),
+        load.rate * _most(run, objective) * (1 - MAX_LOSS),
     )
 
 
 def _most(run: RunTrace, objective: Objective) -> float:
-    """A request's worth if every request had met the SLO."""
+    """A request's delivered if every request had met the SLO."""
     if objective != "cost":
         return 1.0
-    asked = [float(r.asked_tokens or r.output_tokens) for r in run.requests]
-    return math.fsum(asked) / max(1, len(asked))
+    lengths = [float(r.asked_tokens or r.output_tokens) for r in run.requests]
+    return math.fsum(lengths) / max(1, len(lengths))
 
 
 def _stretch(run: RunTrace, window_s: float) -> float:
@@ -124,24 +128,22 @@ def _mean_e2e_s(run: RunTrace) -> float:
     return math.fsum(waited) / len(waited) if waited else run.duration_s or 1.0
 
 
-def runs_within_slo(readings: Sequence[JudgedRun]) -> Sequence[JudgedRun]:
+def runs_within_slo(runs: Sequence[JudgedRun]) -> Sequence[JudgedRun]:
     """The runs that met the SLO, or all if none did: a staircase also probes loads beyond the knee."""
-    return [reading for reading in readings if reading.holds] or readings
+    return [judged for judged in runs if judged.holds] or runs
 
 
-def pool_runs(
-    readings: Sequence[JudgedRun], slo: Slo, objective: Objective
-) -> ConfigurationFigures:
+def pool_runs(runs: Sequence[JudgedRun], slo: Slo, objective: Objective) -> ConfigurationFigures:
     """Several runs of one configuration as one record: mean rates, percentiles over all requests."""
-    requests = [request for reading in readings for request in reading.run.requests]
+    requests = [request for judged in runs for request in judged.trace.requests]
     done = [request for request in requests if request.error is None and request.token_s]
     good = [request for request in requests if meets(request, slo)]
-    seen = max(1, len(requests))
-    rate = _geometric([reading.rate for reading in readings])
-    window_s = seen / rate
-    scores = [reading.score for reading in readings]
+    num_requests = max(1, len(requests))
+    rate = _geometric([judged.rate for judged in runs])
+    window_s = num_requests / rate
+    scores = [judged.score for judged in runs]
     delivered = {
-        "goodput": rate * len(good) / seen,
+        "goodput": rate * len(good) / num_requests,
         "cost": sum(request.output_tokens for request in good) / window_s,
         "latency": _geometric(scores),
     }
@@ -152,28 +154,28 @@ def pool_runs(
         good_output_tok_s=delivered["cost"],
         good_input_tok_s=sum(request.prompt_tokens for request in good) / window_s,
         output_tok_s=sum(request.output_tokens for request in done) / window_s,
-        attainment_share=len(good) / seen,
-        failed_share=sum(1 for request in requests if request.error is not None) / seen,
+        attainment_share=len(good) / num_requests,
+        failed_share=sum(1 for request in requests if request.error is not None) / num_requests,
         num_requests=len(requests),
-        num_runs=len(readings),
-        preemptions=sum(s.num_preempted for reading in readings for s in reading.run.steps),
+        num_runs=len(runs),
+        preemptions=sum(s.num_preempted for judged in runs for s in judged.trace.steps),
         spread=_spread(scores),
         **_latencies(done),
     )
 
 
 def _latencies(done: Sequence[RequestTrace]) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
+    latencies: dict[str, float | None] = {}
     for name, of in (("ttft", ttft_s), ("tpot", tpot_s), ("e2e", e2e_s)):
         values = distribution(of(request) for request in done)
         for q in (50, 95):
-            found[f"{name}_p{q}_s"] = values.p(q) if values else None
-    return found
+            latencies[f"{name}_p{q}_s"] = values.p(q) if values else None
+    return latencies
 
 
-def latency_samples(readings: Sequence[JudgedRun]) -> LatencySamples:
+def latency_samples(runs: Sequence[JudgedRun]) -> LatencySamples:
     """Every request's TTFT and TPOT, for the figures."""
-    done = [r for reading in readings for r in reading.run.requests if r.token_s]
+    done = [r for judged in runs for r in judged.trace.requests if r.token_s]
     return LatencySamples(
         ttft_s=tuple(value for value in map(ttft_s, done) if value is not None),
         tpot_s=tuple(value for value in map(tpot_s, done) if value is not None),

@@ -14,7 +14,7 @@ from __future__ import annotations
 from ridgeline.stats import Interval, Outcome
 
 INTERIM_LEVEL = 0.99
-LEAST_GAIN = 0.02  # a smaller gain is not worth a change, however certain it is
+MIN_GAIN = 0.02  # a smaller gain is not worth a change, however certain it is
 WORTHWHILE = 0.08  # a rung that certainly gains less than this is "unchanged"
 
 
@@ -23,8 +23,8 @@ def outcome_of(ratio: Interval) -> Outcome:
 
     "unchanged" excludes a worthwhile gain; it does not exclude a small loss.
     """
-    if ratio.low > 1 and ratio.mid > 1 + LEAST_GAIN:
+    if ratio.low > 1 and ratio.mid > 1 + MIN_GAIN:
         return "improved"
-    if ratio.high < 1 and ratio.mid < 1 / (1 + LEAST_GAIN):
+    if ratio.high < 1 and ratio.mid < 1 / (1 + MIN_GAIN):
         return "regressed"
     return "unchanged" if ratio.high <= 1 + WORTHWHILE else "inconclusive"

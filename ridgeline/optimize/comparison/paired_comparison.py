@@ -47,15 +47,15 @@ from ridgeline.stats import (
     student_t,
 )
 
-FIRST_STEP = 0.10  # upwards, of the logarithm of the load
-LEAST_STEP = 0.03
+FIRST_STEP = 0.10  # first step up, in the logarithm of the load
+MIN_STEP = 0.03
 SHRINK = 0.8
-DOWN = 2.0  # a step down is this many steps up
-APPROACH = 1.2  # first factor of the approach; each next one is larger
+DOWN = 2.0  # a step down, in steps up
+APPROACH = 1.2  # first factor of the approach; later ones are larger
 MAX_APPROACH = 6
 WIDEN = 1.3
-BEATEN = 0.8  # of the rival's load: who misses that twice while the rival keeps it has lost
-KNEE_RUNS = 3.0  # that decide where a staircase settles
+BEATEN = 0.8  # share of the rival's load; missing it twice while the rival meets it is a loss
+KNEE_RUNS = 3.0  # runs that determine where a staircase settles
 
 
 class PairedComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class LoadStaircase:
 
     def learn(self, held: bool) -> None:
         self.rate *= math.exp(self._step if held else -DOWN * self._step)
-        self._step = max(self._step * SHRINK, LEAST_STEP) if self._step else 0.0
+        self._step = max(self._step * SHRINK, MIN_STEP) if self._step else 0.0
 
 
 class ComparisonSide:
@@ -104,20 +104,20 @@ class ComparisonSide:
     ) -> None:
         self.name, self.deployment, self.settled = name, deployment, settled or fixed
         self.stairs = LoadStaircase(rate, 0.0 if fixed else FIRST_STEP)
-        self.readings: list[JudgedRun] = []
-        self.approached: list[JudgedRun] = []
+        self.runs: list[JudgedRun] = []
+        self.approach_runs: list[JudgedRun] = []
         self.fixed = fixed
 
     @property
     def crossed(self) -> bool:
         """Whether its rounds include runs both above and below its knee."""
-        return self.fixed or len({reading.holds for reading in self.readings}) == 2
+        return self.fixed or len({judged.holds for judged in self.runs}) == 2
 
     @property
     def bracketed(self) -> bool:
         """Whether its rounds or its approach include runs both above and below its knee."""
-        seen = {reading.holds for reading in (*self.approached, *self.readings)}
-        return self.settled or len(seen) == 2
+        outcomes = {judged.holds for judged in (*self.approach_runs, *self.runs)}
+        return self.settled or len(outcomes) == 2
 
     @property
     def rising(self) -> bool:
@@ -125,7 +125,7 @@ class ComparisonSide:
 
         One disturbed run during the approach can make a staircase start far too low.
         """
-        return not self.fixed and all(reading.holds for reading in self.readings)
+        return not self.fixed and all(judged.holds for judged in self.runs)
 
     async def approach(
         self, runner: LoadRunner, *, closing: bool, rival: ComparisonSide | None = None
@@ -143,16 +143,16 @@ class ComparisonSide:
         for _ in range(MAX_APPROACH):
             doing = f"finding the load of the {self.name}"
             seed = runner.fresh_seed()
-            reading = await runner.run(self.deployment, rate, seed, doing, closing=closing)
-            self.approached.append(reading)
-            if rival is not None and not reading.holds and rate <= BEATEN * rival.stairs.rate:
+            judged = await runner.run(self.deployment, rate, seed, doing, closing=closing)
+            self.approach_runs.append(judged)
+            if rival is not None and not judged.holds and rate <= BEATEN * rival.stairs.rate:
                 if await self._is_beaten(runner, rate, rival):
                     return rate
-                rival = None  # close enough for rounds
-            rates[reading.holds] = rate
+                rival = None  # close enough to decide by rounds
+            rates[judged.holds] = rate
             if len(rates) == 2:
                 break
-            rate = rate * factor if reading.holds else rate / factor
+            rate = rate * factor if judged.holds else rate / factor
             factor **= 1.5
         self.stairs.rate = math.sqrt(rates[True] * rates[False]) if len(rates) == 2 else rate
         return None
@@ -160,11 +160,11 @@ class ComparisonSide:
     async def _is_beaten(self, runner: LoadRunner, rate: float, rival: ComparisonSide) -> bool:
         """Whether the rival meets the SLO at a load at which this side misses it twice."""
         seed, doing = runner.fresh_seed(), "a load far below the incumbent's"
-        held = await runner.run(rival.deployment, rate, seed, f"{doing}, {rival.name}")
-        if not held.holds:
+        rival_run = await runner.run(rival.deployment, rate, seed, f"{doing}, {rival.name}")
+        if not rival_run.holds:
             return False
         again = await runner.run(self.deployment, rate, seed, f"{doing}, {self.name}")
-        self.approached.append(again)
+        self.approach_runs.append(again)
         return not again.holds
 
 
@@ -193,10 +193,10 @@ async def compare_in_rounds(
                 ):
                     break
     except OutOfTimeError:
-        pass  # whole rounds that were measured stand
-    found = _conclude(before, after, runner.spread.prior)
-    runner.spread.note(found.log_ratios)
-    return found
+        pass  # complete rounds remain valid
+    result = _conclude(before, after, runner.spread.prior)
+    runner.spread.note(result.log_ratios)
+    return result
 
 
 async def _round(
@@ -206,25 +206,25 @@ async def _round(
     if not runner.budget.affords_runs(2, closing=closing):
         raise OutOfTimeError
     seed = runner.fresh_seed()
-    readings = [
+    runs = [
         await runner.run(
             side.deployment, side.stairs.rate, seed, f"{doing}, {side.name}", closing=closing
         )
         for side in order
     ]
-    for side, reading in zip(order, readings, strict=True):
-        side.readings.append(reading)
-        side.stairs.learn(reading.holds)
+    for side, judged in zip(order, runs, strict=True):
+        side.runs.append(judged)
+        side.stairs.learn(judged.holds)
 
 
 def _log_ratios(a: ComparisonSide, b: ComparisonSide) -> tuple[float, ...]:
-    pairs = zip(a.readings, b.readings, strict=True)
+    pairs = zip(a.runs, b.runs, strict=True)
     return tuple(math.log(after.score / before.score) for before, after in pairs)
 
 
 def _resolution(a: ComparisonSide, b: ComparisonSide) -> float:
     """The smallest difference that rounds of this size can show: about one request per run."""
-    pairs = zip(a.readings, b.readings, strict=True)
+    pairs = zip(a.runs, b.runs, strict=True)
     sizes = [math.hypot(before.resolution, after.resolution) for before, after in pairs]
     return sum(sizes) / len(sizes)
 
@@ -239,7 +239,7 @@ def _interval(a: ComparisonSide, b: ComparisonSide, level: float, prior: Prior) 
 
 def _drift_error(side: ComparisonSide) -> float:
     """Standard error of a knee located by `KNEE_RUNS` runs on a machine whose speed drifts."""
-    runs = [reading.run for reading in (*side.approached, *side.readings)]
+    runs = [judged.trace for judged in (*side.approach_runs, *side.runs)]
     return machine_noise(runs) / math.sqrt(KNEE_RUNS)
 
 
@@ -257,14 +257,14 @@ def _is_decided(a: ComparisonSide, b: ComparisonSide, prior: Prior) -> bool:
 
 def _outcome(a: ComparisonSide, b: ComparisonSide, ratio: Interval) -> Outcome:
     """The outcome of the interval; inconclusive if the loser's load is still rising."""
-    found = outcome_of(ratio)
-    loser = {"improved": a, "regressed": b}.get(found)
-    return "inconclusive" if loser is not None and loser.rising else found
+    outcome = outcome_of(ratio)
+    loser = {"improved": a, "regressed": b}.get(outcome)
+    return "inconclusive" if loser is not None and loser.rising else outcome
 
 
 def _cannot_be_decided(a: ComparisonSide, b: ComparisonSide, prior: Prior, max_rounds: int) -> bool:
     """Whether the remaining rounds could not decide if they continued like the ones so far."""
-    now, count = _interval(a, b, LEVEL, prior), len(a.readings)
+    now, count = _interval(a, b, LEVEL, prior), len(a.runs)
     mid, half = math.log(now.mid), math.log(now.high / now.mid)
     freedom = prior.freedom
     less = student_t(LEVEL, max_rounds + freedom) / student_t(LEVEL, count + freedom)
@@ -276,7 +276,7 @@ def _cannot_be_decided(a: ComparisonSide, b: ComparisonSide, prior: Prior, max_r
 def _early_loss(a: ComparisonSide, b: ComparisonSide, rate: float) -> PairedComparison:
     return PairedComparison(
         before=(),
-        after=tuple(b.approached),
+        after=tuple(b.approach_runs),
         log_ratios=(),
         ratio=None,
         outcome="regressed",
@@ -290,8 +290,8 @@ def _conclude(a: ComparisonSide, b: ComparisonSide, prior: Prior) -> PairedCompa
     logs = _log_ratios(a, b)
     ratio = _interval(a, b, LEVEL, prior) if len(logs) >= MIN_ROUNDS else None
     return PairedComparison(
-        before=tuple(a.readings),
-        after=tuple(b.readings),
+        before=tuple(a.runs),
+        after=tuple(b.runs),
         log_ratios=logs,
         ratio=ratio,
         outcome=_outcome(a, b, ratio) if ratio else "inconclusive",
@@ -302,9 +302,9 @@ def _conclude(a: ComparisonSide, b: ComparisonSide, prior: Prior) -> PairedCompa
 
 def _final_rate(side: ComparisonSide) -> float:
     """The load at which a side ended; its next comparison starts there."""
-    return _mean_rate(side.readings) if len(side.readings) >= MIN_ROUNDS else side.stairs.rate
+    return _mean_rate(side.runs) if len(side.runs) >= MIN_ROUNDS else side.stairs.rate
 
 
-def _mean_rate(readings: Sequence[JudgedRun]) -> float:
-    last = readings[-MIN_ROUNDS:]
-    return math.exp(sum(math.log(reading.rate) for reading in last) / len(last))
+def _mean_rate(runs: Sequence[JudgedRun]) -> float:
+    last = runs[-MIN_ROUNDS:]
+    return math.exp(sum(math.log(judged.rate) for judged in last) / len(last))

@@ -32,9 +32,9 @@ from ridgeline.records import EngineInfo, RunTrace
 
 TokenNumbers = dict[str, int]
 
-WARM_VOLLEYS, WARM_REQUESTS, WARM_USERS = 4, 8, 4
-WARM_ENOUGH = 0.8  # a volley that took more than this share of the one before ends the warming
-WARM_SEED = 10**9  # far from the seeds of runs: no measured prompt may be in the prefix cache
+WARMUP_BURSTS, WARMUP_REQUESTS, WARMUP_USERS = 4, 8, 4
+WARMUP_DONE_RATIO = 0.8  # a burst taking more than this share of the previous one ends the warm-up
+WARMUP_SEED = 10**9  # far from the seeds of runs, so that no measured prompt is in the prefix cache
 
 
 class RunningServer(NamedTuple):
@@ -57,7 +57,7 @@ class ServerDeployment:
     ) -> None:
         self._up, self._model, self._workload = up, model, workload
         self._info, self._names = info, names
-        self._warmed: int | None = None  # the start that was warmed
+        self._warmed: int | None = None  # number of the start that was warmed up
         self._margins: dict[tuple[int, ...], list[float]] = {}
 
     @property
@@ -84,10 +84,10 @@ class ServerDeployment:
         target = HttpTarget(url, self._model, endpoint="completions")
         before_s = float("inf")
         try:
-            for volley in range(WARM_VOLLEYS):
-                options = LoadOptions(num_requests=WARM_REQUESTS, seed=WARM_SEED + volley)
-                run = await run_load(target, self._workload, Closed(WARM_USERS), options)
-                if run.duration_s > WARM_ENOUGH * before_s:
+            for burst in range(WARMUP_BURSTS):
+                options = LoadOptions(num_requests=WARMUP_REQUESTS, seed=WARMUP_SEED + burst)
+                run = await run_load(target, self._workload, Closed(WARMUP_USERS), options)
+                if run.duration_s > WARMUP_DONE_RATIO * before_s:
                     return
                 before_s = run.duration_s
         finally:
@@ -98,14 +98,16 @@ class ServerDeployment:
     ) -> list[tuple[int, ...]]:
         """Greedy continuations as numbers of token texts: equal numbers are equal texts."""
         url = await self._url()
-        return await asyncio.gather(*(self._complete(url, each, max_tokens) for each in prompts))
+        return await asyncio.gather(
+            *(self._complete(url, prompt, max_tokens) for prompt in prompts)
+        )
 
     def margin(self, prompt: Sequence[int], output: Sequence[int], place: int) -> float:
         margins = self._margins.get(tuple(prompt), [])
         return margins[place] if place < len(margins) else 0.0
 
     def logprobs_of(self, tokens: Sequence[int]) -> Array:
-        raise CannotRun("this server does not tell whole distributions")
+        raise CannotRun("this server does not return full distributions")
 
     async def _complete(self, url: str, prompt: Sequence[int], max_tokens: int) -> tuple[int, ...]:
         body = {
@@ -128,14 +130,14 @@ def read_logprobs(answer: dict[str, Any]) -> tuple[list[str], list[float]]:
     Without logprobs in the response, characters stand for tokens and there are no margins.
     """
     choice = answer["choices"][0]
-    told = choice.get("logprobs") or {}
-    if told.get("content"):
-        rows = told["content"]
+    logprobs = choice.get("logprobs") or {}
+    if logprobs.get("content"):
+        rows = logprobs["content"]
         tops = [[top["logprob"] for top in row.get("top_logprobs") or ()] for row in rows]
         return [row["token"] for row in rows], [_margin(top) for top in tops]
-    if told.get("tokens"):
-        tops = [list((top or {}).values()) for top in told.get("top_logprobs") or ()]
-        return list(told["tokens"]), [_margin(top) for top in tops]
+    if logprobs.get("tokens"):
+        tops = [list((top or {}).values()) for top in logprobs.get("top_logprobs") or ()]
+        return list(logprobs["tokens"]), [_margin(top) for top in tops]
     return list(choice.get("text", "")), []
 
 
@@ -169,40 +171,42 @@ def read_settings(url: str, reads: dict[str, str]) -> dict[str, object]:
     import urllib.error
     import urllib.request
 
-    found: dict[str, object] = {}
-    for name, place in reads.items():
-        path, _, key = place.partition("#")
+    settings: dict[str, object] = {}
+    for name, source in reads.items():
+        path, _, key = source.partition("#")
         try:
             with urllib.request.urlopen(f"{url.rstrip('/')}{path}", timeout=5) as reply:
                 value = msgspec.json.decode(reply.read(), type=dict[str, Any]).get(key)
         except (urllib.error.URLError, OSError, msgspec.MsgspecError):
             continue
         if value is not None:
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
-def check_settings_applied(settings: Settings, start: Settings, told: dict[str, object]) -> None:
+def check_settings_applied(
+    settings: Settings, start: Settings, reported: dict[str, object]
+) -> None:
     """Refuse a rung whose flag the server ignored, before it is measured.
 
     Raises CannotRun, naming the setting and what the server reports.
     """
-    for name, value in told.items():
-        asked = getattr(settings, name, None)
-        if asked != getattr(start, name, None) and asked != value:
+    for name, value in reported.items():
+        requested = getattr(settings, name, None)
+        if requested != getattr(start, name, None) and requested != value:
             raise CannotRun(
                 f"the server did not take the flag for {name}",
                 value=f"{value} by its own word",
-                limit=f"{asked} was asked for",
+                limit=f"requested {requested}",
             )
 
 
-def server_info(settings: Settings, told: dict[str, object], model: str) -> EngineInfo:
+def server_info(settings: Settings, reported: dict[str, object], model: str) -> EngineInfo:
     """What is known of a server from outside: its settings, as far as they were given or told."""
     return EngineInfo(
         model=model,
-        settings={**msgspec.structs.asdict(settings), **told},
-        derivations=dict.fromkeys(told, "told by the server"),
+        settings={**msgspec.structs.asdict(settings), **reported},
+        derivations=dict.fromkeys(reported, "reported by the server"),
         max_model_len=settings.max_model_len or 0,
         num_blocks=0,
         block_size=settings.block_size or 0,

@@ -30,17 +30,17 @@ class ServerFlags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def given(self, command: str) -> dict[str, object]:
         """Settings already on a command line, read back from the server's flags."""
         words = shlex.split(command)
-        found: dict[str, object] = {}
+        settings: dict[str, object] = {}
         for name, flag in self.flags.items():
             if isinstance(flag, str):
                 number = _number(_after(words, flag.split()[0]))
                 if number is not None:
-                    found[name] = number
+                    settings[name] = number
                 continue
             for value, text in flag.items():
                 if text and _contains(words, shlex.split(text)):
-                    found[name] = _setting(name, value)
-        return found
+                    settings[name] = _setting(name, value)
+        return settings
 
     def words(self, settings: Settings, start: Settings) -> list[str]:
         """The flags that turn the server's `start` settings into `settings`.
@@ -103,7 +103,7 @@ def server_flags_for(command: str, name: str | None = None) -> ServerFlags:
         if words & set(dialect.programs):
             return dialect
     raise BadInput(
-        "cannot tell from its command line which server this is",
+        "the command line does not name a known server",
         value=command,
         limit=", ".join(known),
         fix="name it with --server",
@@ -115,9 +115,9 @@ def _after(words: list[str], flag: str) -> str | None:
     counts.
     """
     pairs = zip(words, [*words[1:], ""], strict=True)
-    found = [following for word, following in pairs if word == flag]
-    found += [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
-    return found[-1] if found else None
+    values = [following for word, following in pairs if word == flag]
+    values += [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
+    return values[-1] if values else None
 
 
 def _number(text: str | None) -> int | float | None:

@@ -44,9 +44,9 @@ class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInput("--restart-cmd is not a command line", fix=str(error)) from None
         if "{flags}" not in words:
             raise BadInput(
-                "--restart-cmd has no place for the flags that the ladder sets",
+                "--restart-cmd has no {flags} placeholder for the flags set by the ladder",
                 value=self.command,
-                fix="write {flags} where they belong, as a word of its own",
+                fix="write {flags} where they belong, as a separate word",
             )
         if ("{port}" in self.command) != ("{port}" in self.url):
             raise BadInput(
@@ -119,7 +119,7 @@ class ServerProcess:
         stop_s = time.monotonic() + self._recipe.start_timeout_s
         while not _answers(self.url):
             if process.poll() is not None:
-                raise self._failure(f"it ended with code {process.returncode} while starting")
+                raise self._failure(f"it exited with code {process.returncode} while starting")
             if time.monotonic() > stop_s:
                 raise self._failure(f"no answer in {self._recipe.start_timeout_s:.0f} s")
             time.sleep(POLL_S)

@@ -21,9 +21,9 @@ def final_settings(result: LadderResult) -> Settings:
 
 def ridgeline_toml(result: LadderResult) -> str:
     """The content of the file."""
-    told = result.provenance
+    provenance = result.provenance
     lines = [
-        f"# Found by `ridgeline optimize` {told.version} on {told.started}.",
+        f"# Found by `ridgeline optimize` {provenance.version} on {provenance.started}.",
         f"# {_headline(result)}",
         "# ridgeline serve --config ridgeline.toml",
         "",
@@ -56,15 +56,15 @@ def _engine_lines(result: LadderResult) -> list[str]:
 
 
 def _provenance(result: LadderResult) -> dict[str, object]:
-    told = result.provenance
+    provenance = result.provenance
     return {
-        "workload": told.workload,
-        "slo": told.slo,
-        "objective": told.objective,
+        "workload": provenance.workload,
+        "slo": provenance.slo,
+        "objective": provenance.objective,
         "goodput_before_req_s": round(result.baseline.measured.goodput_req_s, 4),
         "goodput_after_req_s": round(result.final.measured.goodput_req_s, 4),
-        "seed": told.seed,
-        "started": told.started,
+        "seed": provenance.seed,
+        "started": provenance.started,
     }
 
 

@@ -66,20 +66,20 @@ def quality(trial: Trial) -> str:
     return "exact by design" if trial.honesty == "exact" else "not measured"
 
 
-def quality_line(found: QualityVerdict) -> str:
-    perplexity = found.check(PERPLEXITY).found.mid
-    agreement, kl = found.check(AGREEMENT).found.mid, found.check(KL_MEAN).found.mid
+def quality_line(verdict: QualityVerdict) -> str:
+    perplexity = verdict.check(PERPLEXITY).measured.mid
+    agreement, kl = verdict.check(AGREEMENT).measured.mid, verdict.check(KL_MEAN).measured.mid
     return (
-        f"{found.verdict}: perplexity {100 * (perplexity - 1):+.2f}%, KL {kl:.2g}, "
+        f"{verdict.verdict}: perplexity {100 * (perplexity - 1):+.2f}%, KL {kl:.2g}, "
         f"agreement {100 * agreement:.1f}%"
     )
 
 
-def exactness_line(found: Exactness) -> str:
-    if not found.same:
-        return f"NOT exact: {found.detail}"
-    ties = f", {found.near_ties} near tie(s)" if found.near_ties else ""
-    return f"same tokens ({found.num_prompts} prompts, {found.num_tokens} tokens{ties})"
+def exactness_line(exactness: Exactness) -> str:
+    if not exactness.same:
+        return f"NOT exact: {exactness.detail}"
+    ties = f", {exactness.near_ties} near tie(s)" if exactness.near_ties else ""
+    return f"same tokens ({exactness.num_prompts} prompts, {exactness.num_tokens} tokens{ties})"
 
 
 def settings_line(changes: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ _VALUE_FLAGS = (
     "kv_cache_memory_bytes",
     "block_size",
 )
-VLLM_DRAFTS = 4  # vLLM chooses no depth by itself
+VLLM_DRAFTS = 4  # vLLM has no automatic depth
 _SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
 
 
@@ -50,8 +50,8 @@ def serve_command(settings: Settings, original: str | None = None) -> VllmComman
         words += ["--speculative-config", json.dumps(_speculative(settings))]
     if settings.seed:
         words += ["--seed", str(settings.seed)]
-    asked = msgspec.structs.replace(settings, model=model)
-    notes = tuple(note for when, note in _NOTES if when(asked))
+    requested = msgspec.structs.replace(settings, model=model)
+    notes = tuple(note for when, note in _NOTES if when(requested))
     if model != settings.model:
         notes = (_MADE.format(made=settings.model, original=model), *notes)
     return VllmCommand(shlex.join(words), notes)
@@ -59,8 +59,8 @@ def serve_command(settings: Settings, original: str | None = None) -> VllmComman
 
 def _speculative(settings: Settings) -> dict[str, object]:
     given = msgspec.to_builtins(settings.speculative_config)
-    told = {name: value for name, value in given.items() if value is not None}
-    return {"num_speculative_tokens": VLLM_DRAFTS, **told}
+    options = {name: value for name, value in given.items() if value is not None}
+    return {"num_speculative_tokens": VLLM_DRAFTS, **options}
 
 
 def ridgeline_command(config: str) -> str:
@@ -73,7 +73,7 @@ def _flag(name: str) -> str:
 
 
 _MADE = (
-    "The weights found best ({made}) are in Ridgeline's own form: for vLLM make them again with "
+    "The best weights ({made}) are in Ridgeline's own format; for vLLM write them with "
     "`ridgeline quantize {original} --format compressed-tensors`."
 )
 _NOTES: tuple[tuple[Callable[[Settings], bool], str], ...] = (

@@ -1,14 +1,14 @@
-"""Does a lossy change still say the same? One panel, for `ridgeline eval` and as `optimize`'s gate.
+"""The quality panel: verdicts on lossy changes, for `ridgeline eval` and for `optimize`.
 
-    text.py         held-out text, paired: perplexity, KL (mean and p99.9), greedy agreement
-    tail.py         the interval of an extreme quantile
-    tasks.py        generated questions with one right answer: arithmetic, code, recall
-    greedy.py       where greedy answers part, and whether they grow longer or shorter
-    sequential.py   reads on until every threshold is decided, without finding passes in noise
-    thresholds.py   quality.toml
+  text_comparison    held-out text, paired: perplexity, KL (mean and p99.9), greedy agreement
+  quantile_interval  confidence interval of an extreme quantile
+  task_questions     generated questions with one right answer: arithmetic, code, recall
+  greedy_divergence  where greedy responses diverge, and whether their lengths drift
+  sequential         reads until every threshold is decided, without false passes
+  thresholds         quality.toml
 
-"Inconclusive" is an answer. Nothing here knows an engine: a model is a function from tokens to the
-log-probabilities after each of them.
+A verdict can be "inconclusive". No module here knows an engine: a model is a function from tokens to
+the log-probabilities after each of them.
 """
 
 from ridgeline.optimize.quality.greedy_divergence import (

@@ -1,8 +1,8 @@
-"""Greedy answers of two models side by side: where they part, and how long they are.
+"""Greedy responses of two models compared: where they diverge, and how long they are.
 
-The first divergence is censored by the length that was asked for: answers equal to their end would
-have parted later, or never. The median is therefore Kaplan and Meier's (1958), and there is none
-while more than half of the answers are equal.
+The first divergence is censored by the requested length: responses equal to the end would have
+diverged later, or never. The median is therefore the Kaplan-Meier estimate (1958), which does not
+exist while more than half of the responses are equal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ Outputs = Sequence[Sequence[int]]
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """`median_token`: by which half of the answers have parted; None: more than half never did."""
+    """Divergence of greedy responses; tokens are counted from 1.
+
+    `median_token`: the token by which half of the responses have diverged; None if fewer than half
+    have.
+    """
 
     num_prompts: int
     num_tokens: int
@@ -27,9 +31,9 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LengthDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """Lengths of answers that may end by themselves. `change`: tokens, paired, after - before.
+    """Lengths of responses that may stop on their own. `change`: tokens, paired, after - before.
 
-    `num_cut`: pairs in which an answer reached the limit; what it would have become is unknown.
+    `num_cut`: pairs in which a response reached the limit, so its full length is unknown.
     """
 
     num_prompts: int
@@ -40,40 +44,42 @@ class LengthDrift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def first_difference(old: Sequence[int], new: Sequence[int]) -> int:
-    """The place of the first token that differs; the shorter length where one begins the other."""
+    """Index of the first differing token; the shorter length if one is a prefix of the other."""
     pairs = zip(old, new, strict=False)
     shorter = min(len(old), len(new))
     return next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
 
 
 def divergence(before: Outputs, after: Outputs) -> Divergence:
-    """Where the answers part; tokens are counted from 1."""
-    parted: list[int] = []
-    lasted: list[int] = []
+    """Where the responses diverge; tokens are counted from 1."""
+    diverged_at: list[int] = []
+    equal_to: list[int] = []
     for old, new in zip(before, after, strict=True):
-        (lasted if tuple(old) == tuple(new) else parted).append(first_difference(old, new) + 1)
+        (equal_to if tuple(old) == tuple(new) else diverged_at).append(
+            first_difference(old, new) + 1
+        )
     return Divergence(
         num_prompts=len(before),
         num_tokens=sum(map(len, before)),
-        num_same=len(lasted),
-        first_token=min(parted, default=None),
-        median_token=_median(parted, lasted),
+        num_same=len(equal_to),
+        first_token=min(diverged_at, default=None),
+        median_token=_median(diverged_at, equal_to),
     )
 
 
-def _median(parted: Sequence[int], lasted: Sequence[int]) -> int | None:
-    """Kaplan and Meier's: the token at which the share still equal falls to a half."""
+def _median(diverged_at: Sequence[int], equal_to: Sequence[int]) -> int | None:
+    """Kaplan-Meier estimate: the token at which the share of equal responses falls to one half."""
     equal = 1.0
-    for token in sorted(set(parted)):
-        at_risk = sum(place >= token for place in (*parted, *lasted))
-        equal *= 1 - parted.count(token) / at_risk
+    for token in sorted(set(diverged_at)):
+        at_risk = sum(position >= token for position in (*diverged_at, *equal_to))
+        equal *= 1 - diverged_at.count(token) / at_risk
         if equal <= 0.5:
             return token
     return None
 
 
 def length_drift(before: Outputs, after: Outputs, limit: int) -> LengthDrift:
-    """How lengths changed; `limit` is the most tokens that were asked for."""
+    """How lengths changed; `limit` is the requested maximum."""
     pairs = [(len(old), len(new)) for old, new in zip(before, after, strict=True)]
     return LengthDrift(
         num_prompts=len(pairs),

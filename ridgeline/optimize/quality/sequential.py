@@ -66,12 +66,12 @@ class SequentialPanel:
         text: TextPanelPart,
         tasks: Sequence[TaskPanelPart],
         *,
-        most_looks: int,
+        max_looks: int,
         clock: Callable[[], float],
     ) -> None:
         self._text, self._tasks = text, tasks
         self._open: list[PanelPart] = [text, *tasks]
-        self._most_looks, self._clock = most_looks, clock
+        self._max_looks, self._clock = max_looks, clock
         self._checks: dict[str, ThresholdCheck] = {}
         self._num_looks, self._spent_s = 0, 0.0
 
@@ -86,18 +86,18 @@ class SequentialPanel:
     def look(self) -> None:
         """Take one more look."""
         begun_s = self._clock()
-        more = [question for question in self._open if question.read(self._num_looks)]
+        more = [part for part in self._open if part.read(self._num_looks)]
         self._num_looks += 1
-        last = self._num_looks == self._most_looks or not more
+        last = self._num_looks == self._max_looks or not more
         self._judge(self._level(last, self._num_looks - 1))
-        self._open = [] if last else [each for each in more if not self._settled(each)]
+        self._open = [] if last else [part for part in more if not self._settled(part)]
         self._spent_s += self._clock() - begun_s
 
     def run(self, limit_s: float) -> None:
         """Look until decided, or until the next look would take the total beyond `limit_s`."""
         while self.verdict == "inconclusive" and (self._open or not self._num_looks):
             if self._num_looks and 2 * self._spent_s > limit_s:
-                break  # a look doubles what was read, and so what it took
+                break  # a look doubles the text read, and so its cost
             self.look()
         if self.verdict == "inconclusive" and self._open:
             self._judge(self._level(True, self._num_looks))
@@ -108,31 +108,31 @@ class SequentialPanel:
         return 1 - (ERROR - INTERIM * num_interim if last else INTERIM)
 
     def _judge(self, level: float) -> None:
-        questions: list[PanelPart] = [self._text, *self._tasks]
-        for question in questions:
-            for check in question.checks(level):
+        parts: list[PanelPart] = [self._text, *self._tasks]
+        for part in parts:
+            for check in part.checks(level):
                 old = self._checks.get(check.name)
                 if old is None or old.verdict == "inconclusive":
                     self._checks[check.name] = check
 
-    def _settled(self, question: PanelPart) -> bool:
-        names = [check.name for check in question.checks(1 - INTERIM)]
+    def _settled(self, part: PanelPart) -> bool:
+        names = [check.name for check in part.checks(1 - INTERIM)]
         return all(self._checks[name].verdict != "inconclusive" for name in names)
 
     def conclude(self, divergence: Divergence | None = None) -> QualityVerdict:
         """The result so far."""
-        found = self._text.found
-        positions = sum(window.count for window in found)
+        windows = self._text.windows
+        positions = sum(window.count for window in windows)
         return QualityVerdict(
             verdict=self.verdict,
             checks=tuple(self._checks.values()),
-            perplexity_before=perplexity(found, lambda w: w.nll_before),
-            perplexity_after=perplexity(found, lambda w: w.nll_after),
+            perplexity_before=perplexity(windows, lambda w: w.nll_before),
+            perplexity_after=perplexity(windows, lambda w: w.nll_after),
             num_positions=positions,
-            num_windows=len(found),
-            num_flips=positions - sum(window.same_top for window in found),
+            num_windows=len(windows),
+            num_flips=positions - sum(window.same_top for window in windows),
             num_looks=self._num_looks,
-            perplexity_error=loss_change_error(found),
+            perplexity_error=loss_change_error(windows),
             tasks=tuple(task.score() for task in self._tasks),
             divergence=divergence,
         )

@@ -48,7 +48,7 @@ WORDS = (
     "engine",
 )
 NUM_PAIRS = 6
-SURE = 2.24  # standard errors above chance, one-sided 98.75 %: mastered
+MASTERY_ERRORS = 2.24  # standard errors above chance that count as mastery (one-sided 98.75 %)
 
 
 class TokenQuestion(msgspec.Struct, frozen=True):
@@ -78,8 +78,8 @@ class Task:
 
     def item(self, index: int) -> TokenQuestion:
         if index not in self._items:
-            asked = self._draw(random.Random(f"{self.name}/{index}"))
-            item = _item(asked, self._encode)
+            question = self._draw(random.Random(f"{self.name}/{index}"))
+            item = _item(question, self._encode)
             assert item is not None, "make_tasks tried the options of this task"
             self._items[index] = item
         return self._items[index]
@@ -92,7 +92,7 @@ class Task:
 class TaskScore(msgspec.Struct, frozen=True, kw_only=True):
     """Shares of right answers.
 
-    `right_after` is None if the original does not beat chance, so the candidate was not asked.
+    `right_after` is None if the original does not beat chance, so the candidate was not question.
     """
 
     name: str
@@ -113,15 +113,15 @@ def make_tasks(encode: Encode) -> tuple[Task, ...]:
     )
 
 
-def _item(asked: TextQuestion, encode: Encode) -> TokenQuestion | None:
+def _item(question: TextQuestion, encode: Encode) -> TokenQuestion | None:
     """None if options share their first token or merge with the end of the prompt."""
-    coded = [tuple(encode(asked.prompt + option)) for option in asked.options]
+    coded = [tuple(encode(question.prompt + option)) for option in question.options]
     shortest = min(map(len, coded))
     same = next((i for i in range(shortest) if len({c[i] for c in coded}) > 1), shortest)
     options = tuple(c[same] for c in coded if len(c) > same)
-    if same == 0 or len(set(options)) < len(asked.options):
+    if same == 0 or len(set(options)) < len(question.options):
         return None
-    return TokenQuestion(coded[0][:same], options, asked.right)
+    return TokenQuestion(coded[0][:same], options, question.right)
 
 
 DIGITS = tuple(f" {digit}" for digit in range(10))
@@ -161,8 +161,8 @@ def _variables(rng: random.Random) -> TextQuestion:
     """`a = 3`, `b = a + 4`, `c = b - 2`, …, `assert d == 6`."""
     shots = [_steps(rng) for _ in range(3)]
     programs = [_program(values, "abcd") for values in shots]
-    told = [f"{p} {v[-1]}\n\n" for p, v in zip(programs[:-1], shots[:-1], strict=True)]
-    return TextQuestion("".join(told) + programs[-1], DIGITS, shots[-1][-1])
+    examples = [f"{p} {v[-1]}\n\n" for p, v in zip(programs[:-1], shots[:-1], strict=True)]
+    return TextQuestion("".join(examples) + programs[-1], DIGITS, shots[-1][-1])
 
 
 def _recall(rng: random.Random) -> TextQuestion:
@@ -197,7 +197,7 @@ class TaskReference:
         """Whether the first look has more right answers than chance explains."""
         right, chance = self.right(count), self.task.chance
         error = math.sqrt(chance * (1 - chance) / max(1, len(right)))
-        return sum(right) / max(1, len(right)) > chance + SURE * error
+        return sum(right) / max(1, len(right)) > chance + MASTERY_ERRORS * error
 
     def freeze(self) -> None:
         """The original is no longer available: only answers already computed are known."""
@@ -239,8 +239,8 @@ class TaskPanelPart:
             return ()
         changes = self._changes()
         least_sd = math.sqrt(1 / len(changes))
-        found = mean_interval(changes, level=level, least_sd=least_sd)
-        return (check_min(self.name, found, -self._gate.task_drop_max),)
+        change = mean_interval(changes, level=level, least_sd=least_sd)
+        return (check_min(self.name, change, -self._gate.task_drop_max),)
 
     @property
     def name(self) -> str:

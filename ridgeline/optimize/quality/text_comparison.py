@@ -62,9 +62,9 @@ def cut_windows(
     turns = []
     for number, tokens in enumerate(texts):
         starts = range(0, len(tokens) - length + 1, length)
-        pieces = [tuple(tokens[start : start + length]) for start in starts]
-        random.Random(f"{seed}/{number}").shuffle(pieces)
-        turns.append(pieces)
+        windows = [tuple(tokens[start : start + length]) for start in starts]
+        random.Random(f"{seed}/{number}").shuffle(windows)
+        turns.append(windows)
     return tuple(piece for turn in zip(*turns, strict=False) for piece in turn)
 
 
@@ -74,30 +74,30 @@ class TextReference:
     Windows beyond the limit are recomputed each time, until `freeze`.
     """
 
-    def __init__(self, pieces: Sequence[Sequence[int]], read: LogprobsOf, max_bytes: int) -> None:
-        self._pieces, self._read, self._left_bytes = pieces, read, max_bytes
-        self._kept: dict[int, Array] = {}
+    def __init__(self, windows: Sequence[Sequence[int]], read: LogprobsOf, max_bytes: int) -> None:
+        self._windows, self._read, self._left_bytes = windows, read, max_bytes
+        self._cached: dict[int, Array] = {}
         self._frozen = False
 
     def __len__(self) -> int:
         """How many windows can be compared."""
         if not self._frozen:
-            return len(self._pieces)
-        return next(i for i in range(len(self._pieces) + 1) if i not in self._kept)
+            return len(self._windows)
+        return next(i for i in range(len(self._windows) + 1) if i not in self._cached)
 
-    def piece(self, index: int) -> Sequence[int]:
-        return self._pieces[index]
+    def window(self, index: int) -> Sequence[int]:
+        return self._windows[index]
 
     def logprobs(self, index: int) -> Array:
         """Log-probabilities [T, V] of a window."""
-        if index in self._kept:
-            return self._kept[index]
-        assert not self._frozen, "only kept pieces are left"
-        found = np.asarray(self._read(self._pieces[index]), dtype=np.float32)
-        if found.nbytes <= self._left_bytes:
-            self._kept[index] = found
-            self._left_bytes -= found.nbytes
-        return found
+        if index in self._cached:
+            return self._cached[index]
+        assert not self._frozen, "only cached windows are available"
+        logprobs_TV = np.asarray(self._read(self._windows[index]), dtype=np.float32)
+        if logprobs_TV.nbytes <= self._left_bytes:
+            self._cached[index] = logprobs_TV
+            self._left_bytes -= logprobs_TV.nbytes
+        return logprobs_TV
 
     def read_with(self, read: LogprobsOf) -> None:
         """Compute the same distributions by another function from now on."""
@@ -141,30 +141,30 @@ class TextPanelPart:
         self, reference: TextReference, after: LogprobsOf, gate: QualityLimits, size: PanelSize
     ) -> None:
         self._reference, self._after, self._gate, self._size = reference, after, gate, size
-        self.found: list[WindowComparison] = []
+        self.windows: list[WindowComparison] = []
         self.kl: list[Array] = []
 
     def read(self, look: int) -> bool:
         """Read as far as look number `look` (from 0) requires; False if the text has ended."""
         wanted = min(len(self._reference), self._size.first_windows << look)
-        for index in range(len(self.found), wanted):
-            tokens = self._reference.piece(index)
+        for index in range(len(self.windows), wanted):
+            tokens = self._reference.window(index)
             after_TV = np.asarray(self._after(tokens))
             window, kl_T = compare_window(tokens, self._reference.logprobs(index), after_TV)
-            self.found.append(window)
+            self.windows.append(window)
             self.kl.append(kl_T)
         return wanted == self._size.first_windows << look
 
     def checks(self, level: float) -> tuple[ThresholdCheck, ...]:
         """Every threshold against what has been read, at a confidence level."""
-        gate, found = self._gate, self.found
-        change = _per_token(found, lambda w: w.nll_after - w.nll_before, level)
+        gate, windows = self._gate, self.windows
+        change = _per_token(windows, lambda w: w.nll_after - w.nll_before, level)
         return (
             check_max(PERPLEXITY, _exp(change), gate.perplexity_ratio_max),
-            check_max(KL_MEAN, _per_token(found, lambda w: w.kl, level), gate.kl_mean_max),
+            check_max(KL_MEAN, _per_token(windows, lambda w: w.kl, level), gate.kl_mean_max),
             check_min(
                 AGREEMENT,
-                _per_token(found, lambda w: w.same_top, level),
+                _per_token(windows, lambda w: w.same_top, level),
                 gate.greedy_agreement_min,
             ),
             check_max(KL_TAIL, quantile_interval(self.kl, TAIL, level), gate.kl_p999_max),
@@ -172,24 +172,24 @@ class TextPanelPart:
 
 
 def perplexity(
-    found: Sequence[WindowComparison], nll: Callable[[WindowComparison], float]
+    windows: Sequence[WindowComparison], nll: Callable[[WindowComparison], float]
 ) -> Interval:
     """Perplexity with its interval over windows, unpaired."""
-    return _exp(_per_token(found, nll))
+    return _exp(_per_token(windows, nll))
 
 
-def loss_change_error(found: Sequence[WindowComparison]) -> float:
+def loss_change_error(windows: Sequence[WindowComparison]) -> float:
     """Standard error of the change in loss per token, over windows; 0 with fewer than two."""
-    changes = [(window.nll_after - window.nll_before) / window.count for window in found]
+    changes = [(window.nll_after - window.nll_before) / window.count for window in windows]
     return statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else 0.0
 
 
 def _per_token(
-    found: Sequence[WindowComparison],
+    windows: Sequence[WindowComparison],
     total: Callable[[WindowComparison], float],
     level: float = 0.95,
 ) -> Interval:
-    return mean_interval([total(window) / window.count for window in found], level=level)
+    return mean_interval([total(window) / window.count for window in windows], level=level)
 
 
 def _exp(change: Interval) -> Interval:

@@ -30,7 +30,7 @@ class PanelSize(msgspec.Struct, frozen=True, kw_only=True):
     window_tokens: int
     first_windows: int
     first_items: int
-    most_looks: int
+    max_looks: int
     max_reference_bytes: int
 
 
@@ -38,7 +38,7 @@ class ThresholdCheck(msgspec.Struct, frozen=True, kw_only=True):
     """One threshold, the measured interval, and the resulting verdict."""
 
     name: str
-    found: Interval
+    measured: Interval
     limit: float
     verdict: GateVerdict
 
@@ -53,21 +53,21 @@ def load_quality_limits() -> tuple[QualityLimits, PanelSize]:
     )
 
 
-def check_max(name: str, found: Interval, limit: float) -> ThresholdCheck:
+def check_max(name: str, measured: Interval, limit: float) -> ThresholdCheck:
     """At most `limit`: passes if the whole interval is below it, fails if the whole is above."""
     verdict: GateVerdict = "inconclusive"
-    if found.high <= limit:
+    if measured.high <= limit:
         verdict = "pass"
-    elif found.low > limit:
+    elif measured.low > limit:
         verdict = "fail"
-    return ThresholdCheck(name=name, found=found, limit=limit, verdict=verdict)
+    return ThresholdCheck(name=name, measured=measured, limit=limit, verdict=verdict)
 
 
-def check_min(name: str, found: Interval, limit: float) -> ThresholdCheck:
+def check_min(name: str, measured: Interval, limit: float) -> ThresholdCheck:
     """At least `limit`: passes if the whole interval is above it, fails if the whole is below."""
     verdict: GateVerdict = "inconclusive"
-    if found.low >= limit:
+    if measured.low >= limit:
         verdict = "pass"
-    elif found.high < limit:
+    elif measured.high < limit:
         verdict = "fail"
-    return ThresholdCheck(name=name, found=found, limit=limit, verdict=verdict)
+    return ThresholdCheck(name=name, measured=measured, limit=limit, verdict=verdict)

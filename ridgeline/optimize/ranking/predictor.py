@@ -7,7 +7,7 @@ error common to both cancels.
 
 A prediction carries its error. It starts as an assumption (`FIRST_ERROR`) and becomes what the
 tried rungs showed; a rung's own measured shortfall also applies to its other variants. A rung is
-worth measuring while the upper end of its prediction is a gain: concluding from arithmetic that
+gain measuring while the upper end of its prediction is a gain: concluding from arithmetic that
 INT8 will not pay is cheaper than a trial, but a wrong conclusion costs more.
 """
 
@@ -21,18 +21,18 @@ import msgspec
 from ridgeline.config.settings import Settings
 from ridgeline.errors import UserError
 from ridgeline.optimize.comparison.objective import JudgedRun, Objective, judge_run
-from ridgeline.optimize.comparison.outcome import LEAST_GAIN
+from ridgeline.optimize.comparison.outcome import MIN_GAIN
 from ridgeline.optimize.environment import Load, Simulator
 from ridgeline.optimize.ladder import RankingWeights, Rung, RungCandidate
 from ridgeline.optimize.result import GainPrediction
 from ridgeline.records import Slo, StepStat
 
-FIRST_ERROR = 0.20  # standard error of log(measured / predicted) before anything is known
-LEAST_ERROR = 0.05
-CLEAR_GAIN = 0.10  # a promise beyond this goes before a rung that was not measured yet
-UNSEEN = "the simulator does not see this change"
+FIRST_ERROR = 0.20  # assumed standard error of log(measured / predicted)
+MIN_ERROR = 0.05
+CLEAR_GAIN = 0.10  # a larger predicted gain ranks before rungs not measured yet
+UNSEEN = "the simulator does not model this change"
 SEARCH_STEP = 1.5
-MAX_PROBES = 6  # a promise beyond SEARCH_STEP^5 = 7.6x is ranked first in any case
+MAX_PROBES = 6  # a gain beyond SEARCH_STEP^5 = 7.6x ranks first in any case
 BISECTIONS = 2
 
 
@@ -44,7 +44,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
     @property
-    def worth(self) -> float:
+    def predicted_gain(self) -> float:
         """Predicted gain before the discount for risk and complexity; 0 without a prediction."""
         return self.predicted.gain if self.predicted else 0.0
 
@@ -95,7 +95,7 @@ class Predictor:
     def error(self) -> float:
         """Root mean square of the prediction errors; the initial assumption counts as two trials."""
         squares = [FIRST_ERROR**2] * 2 + [miss**2 for miss in self._misses]
-        return max(LEAST_ERROR, math.sqrt(sum(squares) / len(squares)))
+        return max(MIN_ERROR, math.sqrt(sum(squares) / len(squares)))
 
     def forecast(self, incumbent: Settings, candidate: RungCandidate, rate: float) -> Forecast:
         """Simulate candidate and incumbent near the incumbent's best load."""
@@ -107,7 +107,7 @@ class Predictor:
         note = UNSEEN if after == before else ""
         return Forecast(candidate=candidate, predicted=self._prediction(gain, note))
 
-    def promises(self, forecast: Forecast) -> bool:
+    def is_promising(self, forecast: Forecast) -> bool:
         """Whether the upper end of the prediction pays for the rung's risk and complexity.
 
         Once one variant was measured, its siblings are judged by their central prediction.
@@ -117,29 +117,29 @@ class Predictor:
         rung, predicted = forecast.candidate.rung, forecast.predicted
         known = rung.id in self._of_rung or rung.id in self._failed
         best = predicted.gain if known else predicted.high
-        return best / self._weights.discount(rung) > 1 + LEAST_GAIN
+        return best / self._weights.discount(rung) > 1 + MIN_GAIN
 
     def rank_key(self, forecast: Forecast) -> tuple[int, float]:
         """Clear gains by size; then rungs not yet measured, those invisible to the simulator last;
         then further variants of measured rungs.
         """
         rung, predicted = forecast.candidate.rung, forecast.predicted
-        worth = forecast.worth / self._weights.discount(rung)
+        gain = forecast.predicted_gain / self._weights.discount(rung)
         if predicted is None or rung.id in self._of_rung or rung.id in self._failed:
-            return (3 if worth > 1 + CLEAR_GAIN and rung.id not in self._failed else 0), worth
-        if worth > 1 + CLEAR_GAIN:
-            return 3, worth
-        return (1 if predicted.note else 2), worth
+            return (3 if gain > 1 + CLEAR_GAIN and rung.id not in self._failed else 0), gain
+        if gain > 1 + CLEAR_GAIN:
+            return 3, gain
+        return (1 if predicted.note else 2), gain
 
     def why_not(self, forecast: Forecast) -> str:
         """The reason for leaving a rung out, with its arithmetic."""
         if forecast.predicted is None:
             return f"cannot run here: {forecast.problem}"
         rung, predicted = forecast.candidate.rung, forecast.predicted
-        needed = self._weights.discount(rung) * (1 + LEAST_GAIN)
+        needed = self._weights.discount(rung) * (1 + MIN_GAIN)
         return (
             f"predicted {predicted.gain:.2f}x (at best {predicted.high:.2f}x), "
-            f"and {_price(rung)} asks for {needed:.2f}x"
+            f"but {_price(rung)} require {needed:.2f}x"
         )
 
     def _score(self, settings: Settings, rate: float) -> float | str:
@@ -155,17 +155,17 @@ class Predictor:
         """The best score over loads: steps of `SEARCH_STEP` until the SLO flips, then bisection."""
         if self._objective == "latency":
             return self._probe(settings, rate).score
-        readings = [self._probe(settings, rate)]
-        step = SEARCH_STEP if readings[0].holds else 1 / SEARCH_STEP
-        while len(readings) < MAX_PROBES and readings[-1].holds == readings[0].holds:
+        runs = [self._probe(settings, rate)]
+        step = SEARCH_STEP if runs[0].holds else 1 / SEARCH_STEP
+        while len(runs) < MAX_PROBES and runs[-1].holds == runs[0].holds:
             rate *= step
-            readings.append(self._probe(settings, rate))
+            runs.append(self._probe(settings, rate))
         for _ in range(BISECTIONS):
-            held = max((r.rate for r in readings if r.holds), default=rate / SEARCH_STEP)
-            failed = min((r.rate for r in readings if not r.holds), default=rate * SEARCH_STEP)
-            readings.append(self._probe(settings, math.sqrt(held * failed)))
-        held_scores = [reading.score for reading in readings if reading.holds]
-        return max(held_scores, default=min(reading.score for reading in readings))
+            held = max((r.rate for r in runs if r.holds), default=rate / SEARCH_STEP)
+            failed = min((r.rate for r in runs if not r.holds), default=rate * SEARCH_STEP)
+            runs.append(self._probe(settings, math.sqrt(held * failed)))
+        held_scores = [judged.score for judged in runs if judged.holds]
+        return max(held_scores, default=min(judged.score for judged in runs))
 
     def _probe(self, settings: Settings, rate: float) -> JudgedRun:
         load = self._make_load(rate)

@@ -19,7 +19,7 @@ from ridgeline.optimize.result import NotTried, Trial
 from ridgeline.optimize.result_builder import collect_facts
 from ridgeline.optimize.time_budget import TimeBudget
 
-RANKING_SHARE = 0.03  # of the budget, for one ranking; a trial must still fit behind it
+RANKING_SHARE = 0.03  # share of the budget for one ranking; a trial must still fit after it
 Tried = Set[tuple[Settings, str | None]]
 
 
@@ -55,9 +55,9 @@ class Ranking:
             if (forecast := self._best(rung, options, incumbent, stop_s)) is not None
         ]
         for forecast in best:
-            if not self._predictor.promises(forecast):
+            if not self._predictor.is_promising(forecast):
                 self._leave_out_forecast(forecast, self._predictor.why_not(forecast))
-        promising = [forecast for forecast in best if self._predictor.promises(forecast)]
+        promising = [forecast for forecast in best if self._predictor.is_promising(forecast)]
         return sorted(promising, key=self._predictor.rank_key, reverse=True)
 
     def _possible(
@@ -65,8 +65,8 @@ class Ranking:
     ) -> list[tuple[Rung, list[RungCandidate]]]:
         """Rungs whose needs are met, with their untried variants; best known first."""
         info, settings = incumbent.deployment.info, incumbent.settings
-        facts = collect_facts(info, incumbent.readings, settings, self._environment, self._job.slo)
-        found = []
+        facts = collect_facts(info, incumbent.runs, settings, self._environment, self._job.slo)
+        possible = []
         for rung in self._ladder.rungs:
             if reason := unmet_need(rung, facts) or self._unprovable(rung):
                 self._leave_out(rung.id, rung.title, reason)
@@ -77,12 +77,12 @@ class Ranking:
                 if (option.settings, option.make) not in tried
             ]
             if options:
-                found.append((rung, options))
-        return sorted(found, key=lambda pair: self._known_worth(pair[0]), reverse=True)
+                possible.append((rung, options))
+        return sorted(possible, key=lambda pair: self._last_predicted_gain(pair[0]), reverse=True)
 
-    def _known_worth(self, rung: Rung) -> float:
+    def _last_predicted_gain(self, rung: Rung) -> float:
         last = self._last.get(rung.id)
-        return float("inf") if last is None else last.worth
+        return float("inf") if last is None else last.predicted_gain
 
     def _best(
         self,
@@ -91,28 +91,30 @@ class Ranking:
         incumbent: RunningConfiguration,
         stop_s: float,
     ) -> Forecast | None:
-        found: list[Forecast] = []
+        forecasts: list[Forecast] = []
         for option in options:
             if self._budget.spent_s >= stop_s:
                 break
-            found.append(self._predictor.forecast(incumbent.settings, option, incumbent.rate))
-        if not found:
-            return self._from_before(rung, options)
-        self._last[rung.id] = best = max(found, key=self._predictor.rank_key)
+            forecasts.append(self._predictor.forecast(incumbent.settings, option, incumbent.rate))
+        if not forecasts:
+            return self._last_forecast(rung, options)
+        self._last[rung.id] = best = max(forecasts, key=self._predictor.rank_key)
         return best
 
-    def _from_before(self, rung: Rung, options: Sequence[RungCandidate]) -> Forecast:
+    def _last_forecast(self, rung: Rung, options: Sequence[RungCandidate]) -> Forecast:
         """The last prediction applied to the current variant, or an unknown one."""
         last = self._last.get(rung.id)
         if last is None:
-            return self._predictor.unknown(options[0], "the time for simulating was over")
+            return self._predictor.unknown(
+                options[0], "not simulated: the time limit of the ranking was reached"
+            )
         like = [option for option in options if option.label == last.candidate.label]
         return Forecast(candidate=(like or options)[0], predicted=last.predicted)
 
     def _unprovable(self, rung: Rung) -> str | None:
         if rung.honesty == "exact" or self._environment.heldout:
             return None
-        return "lossy, and the server does not tell whole distributions: its quality has no proof"
+        return "lossy, and the server returns no full distributions to verify its quality with"
 
     # ---- what is left out ----------------------------------------------------------------------
 
@@ -124,8 +126,8 @@ class Ranking:
         """Record that the budget ended before these were tried."""
         needed_s, left_s = self._budget.trial_cost_s, self._budget.left_s
         reason = (
-            f"the budget ended: a trial takes about {needed_s:.0f} s, and of {left_s:.0f} s left "
-            f"{self._budget.closing_cost_s:.0f} s are kept for the closing measurement"
+            f"the budget ended: a trial takes about {needed_s:.0f} s; of the remaining {left_s:.0f} s "
+            f"{self._budget.closing_cost_s:.0f} s are reserved for the closing comparison"
         )
         for forecast in promising:
             self._leave_out_forecast(forecast, reason)

@@ -188,7 +188,7 @@ class _Bench:
         answers = self._answers_of(other)
         candidate = examination.conclude(divergence(self._answers, answers))
         by_kind = {
-            kind: part_of([text.found[i] for i in _places(kind, len(text.found))])
+            kind: part_of([text.windows[i] for i in _places(kind, len(text.windows))])
             for kind in sorted(set(KINDS))
         }
         tell("by length of context")
@@ -232,7 +232,7 @@ class _Bench:
         text = TextPanelPart(self._text, after, gate, size)
         tasks = [TaskPanelPart(task, after, gate, size) for task in self._tasks]
         examination = SequentialPanel(
-            text, tasks, most_looks=size.most_looks, clock=time.perf_counter
+            text, tasks, max_looks=size.max_looks, clock=time.perf_counter
         )
         examination.run(self._extent.budget_s)
         return examination, text

@@ -21,7 +21,7 @@ from ridgeline.records import StepStat
 
 Shapes = Sequence[tuple[int, int]]
 Seconds = Callable[[Shapes, int], float]
-LEAST_STEPS = 8  # under which a factor says nothing
+MIN_STEPS = 8  # under which a factor says nothing
 _FORMATS = {"bf16": "bfloat16"}
 
 
@@ -38,7 +38,7 @@ class Prices:
         """How much slower than calibrated these steps were."""
         machine = self._machine(settings.model, settings.quantization, settings.kv_cache_dtype)
         counted = [step for step in steps if step.shapes]
-        if machine is None or len(counted) < LEAST_STEPS:
+        if machine is None or len(counted) < MIN_STEPS:
             return
         self._latest = median(
             (step.run_s + step.plan_s) / machine.price(step.shapes, step.num_sampled).seconds
