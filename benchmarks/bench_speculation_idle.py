@@ -76,7 +76,7 @@ def steps(engine: Engine, batch: int, num_prompts: int) -> list[Timed]:
         switch.drafts, asked.now = (num_steps // TURN) % 2 == 0, False
         at = [clock()]
         plan = loop.scheduler.plan(at[0])
-        view = loop.scheduler.view()
+        view = loop.scheduler.stats()
         at.append(clock())
         result = loop._compute(plan)
         at.append(clock())

@@ -55,7 +55,7 @@ def assemble(
     speculation = speculate(resolved.speculative_config, tokenizer, resolved, clock, target)
     scheduler = make_scheduler(resolved, speculation.drafts)
     decoder, kv = target().decoder, target().cache
-    scheduler.pool.tell_reach(PagesAhead(kv).reached)
+    scheduler.pool.watch_high_water(PagesAhead(kv).reached)
     masks = _masks(tokenizer, resolved)
     attention, verifier = target().attention(), speculation.verifier
     threads = StepThreads(resolved.num_threads, resolved.num_threads_decode)

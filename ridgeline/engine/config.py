@@ -193,14 +193,14 @@ def _background(settings: Settings, why: dict[str, str]) -> None:
     effect = f"a step that serves people computes {tokens} tokens of batch lines at most"
     if tokens == 0:
         effect = "batch lines stand still while people are served"
-    why["background_tokens"] = f"asked for: {effect}"
+    why["background_tokens"] = f"as requested: {effect}"
 
 
 def _as_asked(settings: Settings, why: Mapping[str, str]) -> dict[str, str]:
     """Derivations of the settings that need none: the user's choice, or the documented default."""
     default = Settings()
     return {
-        name: "default" if getattr(settings, name) == getattr(default, name) else "asked for"
+        name: "default" if getattr(settings, name) == getattr(default, name) else "as requested"
         for name in _UNCHANGED
         if name not in why
     }
@@ -208,7 +208,7 @@ def _as_asked(settings: Settings, why: Mapping[str, str]) -> dict[str, str]:
 
 def _asked_or(settings: Settings, name: str, default: int, why: dict[str, str]) -> int:
     asked = getattr(settings, name)
-    why[name] = "default" if asked is None else "asked for"
+    why[name] = "default" if asked is None else "as requested"
     return int(default if asked is None else asked)
 
 
@@ -217,7 +217,7 @@ def _device(asked: str, why: dict[str, str]) -> torch.device:
     if asked == "auto":
         why["device"] = "auto: a CUDA device is there" if has_cuda else "auto: no CUDA device here"
         return torch.device("cuda" if has_cuda else "cpu")
-    why["device"] = "asked for"
+    why["device"] = "as requested"
     try:
         device = torch.device(asked)
     except RuntimeError:
@@ -258,7 +258,7 @@ def _spec(
         why["kv_cache_dtype"] = "the dtype of the computation"
     else:
         spec = with_kv_dtype(spec, settings.kv_cache_dtype)
-        why["kv_cache_dtype"] = "asked for"
+        why["kv_cache_dtype"] = "as requested"
     return spec, dtype
 
 
@@ -273,7 +273,7 @@ def _formats(
     spec = with_dtype(spec, str(dtype).removeprefix("torch."))
     if settings.quantization is not None:
         spec = apply_quantization(spec, settings.quantization)
-        why["quantization"] = f"asked for: {_kernel(spec.layers[-1].mlp.gate, device)}"
+        why["quantization"] = f"as requested: {_kernel(spec.layers[-1].mlp.gate, device)}"
     spec, why["lm_head_quantization"] = _lm_head(settings, spec, device)
     if settings.activations == "int8":
         return spec
@@ -297,7 +297,7 @@ def _kept_as_stored(spec: ModelSpec, device: torch.device, why: dict[str, str]) 
     if not _runs_native(kept, device):
         return spec
     why["quantization"] = (
-        "none asked for: weights in memory in bfloat16, as they are stored; nothing lost"
+        "none as requested: weights in memory in bfloat16, as they are stored; nothing lost"
         " (--dtype float32 widens them)"
     )
     return kept
@@ -316,7 +316,7 @@ def _lm_head(settings: Settings, spec: ModelSpec, device: torch.device) -> tuple
     asked, dense = settings.lm_head_quantization, spec.lm_head.format.kind == "dense"
     if asked is not None:
         spec = apply_lm_head(spec, asked)
-        return spec, f"asked for: {_kernel(spec.lm_head, device)}"
+        return spec, f"as requested: {_kernel(spec.lm_head, device)}"
     if not dense or _is_dense(spec):
         return spec, "as it is stored" if dense else _kernel(spec.lm_head, device)
     if (spec.stored_dtype, spec.dtype, device.type) == ("bfloat16", "float32", "cpu"):
@@ -354,7 +354,7 @@ def _max_model_len(settings: Settings, spec: ModelSpec, why: dict[str, str]) -> 
             limit=spec.max_positions,
             fix=f"use --max-model-len {spec.max_positions} or less",
         )
-    why["max_model_len"] = "asked for"
+    why["max_model_len"] = "as requested"
     return asked
 
 

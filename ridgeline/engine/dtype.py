@@ -55,11 +55,11 @@ def resolve_dtype(
     if name not in DTYPES:
         raise CannotRun("cannot compute in this dtype", value=name, limit=", ".join(DTYPES))
     if name in native:
-        return DTYPES[name], "as stored" if asked == "auto" else "asked for"
+        return DTYPES[name], "as stored" if asked == "auto" else "as requested"
     lacks = f"this {device.type} has no {name} arithmetic"
     if asked == "auto":
         return torch.float32, f"stored as {stored}, computed in float32: {lacks}"
-    return DTYPES[name], f"asked for, but emulated and slower than float32: {lacks}"
+    return DTYPES[name], f"as requested, but emulated and slower than float32: {lacks}"
 
 
 def is_exact(values_NM: Tensor, dtype: torch.dtype) -> bool:

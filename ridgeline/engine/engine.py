@@ -211,7 +211,7 @@ class Engine:
     @property
     def info(self) -> EngineInfo:
         """What this engine is; what it derives while it serves, as of now."""
-        now = {"background_tokens": self._loop.scheduler.background_budget.policy.told()}
+        now = {"background_tokens": self._loop.scheduler.background_budget.policy.describe()}
         return msgspec.structs.replace(self._info, derivations={**self._info.derivations, **now})
 
     def drain_steps(self) -> list[StepStat]:
@@ -221,8 +221,8 @@ class Engine:
     def counters(self) -> Mapping[str, float]:
         """Running totals and present levels, under vLLM's names where it has one."""
         scheduler = self._loop.scheduler
-        view, totals = scheduler.view(), scheduler.totals
-        running, waiting = scheduler.num_in_background()
+        view, totals = scheduler.stats(), scheduler.totals
+        running, waiting = scheduler.num_background()
         return (
             {
                 "num_requests_running": float(view.num_running),

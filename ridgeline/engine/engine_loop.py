@@ -164,7 +164,7 @@ class EngineLoop:
         """Plan, run, commit."""
         began_s = self.clock()
         plan = self.scheduler.plan(began_s)
-        view, planned_s = self.scheduler.view(), self.clock()
+        view, planned_s = self.scheduler.stats(), self.clock()
         result = self._compute(plan)
         done_s = self.clock()
         events = self.scheduler.commit(plan, result, done_s)
@@ -216,7 +216,7 @@ class EngineLoop:
 
     def _account(self, event: Event) -> None:
         """Under the lock: the gate is asked by whoever submits."""
-        self.queue_limiter.saw(event)
+        self.queue_limiter.observe(event)
         if isinstance(event, Finished | Failed):
             self.counts.told(event)
             listener = self._listeners[event.request_id]
@@ -228,7 +228,7 @@ class EngineLoop:
         del self._listeners[request_id]
         self._texts.end(request_id)
         self._ids.discard(request_id)
-        self.queue_limiter.ended(request_id)
+        self.queue_limiter.remove(request_id)
 
     # -- when something fails
 
@@ -261,7 +261,7 @@ class EngineLoop:
 
     def _fail(self, run: Run, error: Exception) -> RunOutput:
         """Fail the run's request. The scheduler ignores what is committed for it."""
-        request_id = self.scheduler.request_id(run)
+        request_id = self.scheduler.request_id_of(run)
         if request_id is not None:
             is_request = isinstance(error, UserError)
             told = str(error) if is_request else f"{type(error).__name__}: {error}"

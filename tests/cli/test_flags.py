@@ -157,7 +157,7 @@ def test_explain_tells_each_default_and_why(capsys: pytest.CaptureFixture[str]) 
     assert main(["explain", "demo", "--max-num-seqs", "3", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["settings"]["max_num_seqs"] == 3
-    assert told["derivations"]["max_num_seqs"] == "asked for"
+    assert told["derivations"]["max_num_seqs"] == "as requested"
     assert set(HELP) <= set(told["settings"])
     assert main(["explain", "demo", "--quantization", "int8"]) == 0
     assert "int8" in capsys.readouterr().out

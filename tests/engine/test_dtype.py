@@ -19,7 +19,7 @@ MODERN = frozenset({"float32", "bfloat16"})
         ("auto", "bfloat16", MODERN, torch.bfloat16, "as stored"),
         ("auto", "bfloat16", PLAIN, torch.float32, "stored as bfloat16, computed in float32"),
         ("auto", "float16", MODERN, torch.float32, "no float16 arithmetic"),
-        ("float32", "bfloat16", MODERN, torch.float32, "asked for"),
+        ("float32", "bfloat16", MODERN, torch.float32, "as requested"),
         ("bfloat16", "float32", PLAIN, torch.bfloat16, "emulated and slower"),
         ("float16", "float32", PLAIN, torch.float16, "emulated and slower"),
     ],

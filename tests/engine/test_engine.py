@@ -225,7 +225,7 @@ def test_logprobs_are_a_distribution_for_every_position(engine: Engine) -> None:
 
 def test_info_tells_every_setting_and_why(engine: Engine) -> None:
     info = engine.info
-    assert info.settings["num_threads"] == 1 and info.derivations["num_threads"] == "asked for"
+    assert info.settings["num_threads"] == 1 and info.derivations["num_threads"] == "as requested"
     assert set(info.settings) <= set(info.derivations)
     assert info.num_blocks * info.block_size * info.kv_bytes_per_token <= 32 << 20
     assert 0 < engine.load_s < 60 and engine.healthy()

@@ -34,12 +34,12 @@ def parts() -> EngineParts:
 
 
 def decoding(
-    rng: random.Random, seqs: int, starts: tuple[int, int], most_drafts: int = 0
+    rng: random.Random, seqs: int, starts: tuple[int, int], max_useful_drafts: int = 0
 ) -> tuple[Run, ...]:
     """Runs of one token and up to so many drafts over prompts of random tokens, blocks apart."""
     runs = []
     for i in range(seqs):
-        start, num_drafts = rng.randint(*starts), rng.randint(0, most_drafts)
+        start, num_drafts = rng.randint(*starts), rng.randint(0, max_useful_drafts)
         tokens = tuple(rng.randrange(3, 2000) for _ in range(1 + num_drafts))
         blocks = tuple(range(i * 5, i * 5 + (start + num_drafts) // 16 + 1))
         runs.append(Run(i, start, tokens, blocks, AT, num_drafts=num_drafts))
@@ -66,12 +66,12 @@ def right_at_first(runner: TorchRunner, runs: Sequence[Run], rng: random.Random)
 
 
 @pytest.mark.parametrize("most_drafts", [0, 6])
-def test_the_short_way_is_the_usual_way(parts: EngineParts, most_drafts: int) -> None:
+def test_the_short_way_is_the_usual_way(parts: EngineParts, max_useful_drafts: int) -> None:
     """Tokens and cache, bit for bit: one row per run, and several of different numbers."""
     runner, rng = parts.runner, random.Random(3)
     assert isinstance(runner.greedy, NativeGreedy)
     for seqs in (1, 7, 2, 20):
-        runs = decoding(rng, seqs, (0, 50), most_drafts)
+        runs = decoding(rng, seqs, (0, 50), max_useful_drafts)
         read_prompts(runner, runs, rng)
         runs = tuple(right_at_first(runner, runs, rng))
         plan = StepPlan(0, runs)
@@ -84,7 +84,7 @@ def test_the_short_way_is_the_usual_way(parts: EngineParts, most_drafts: int) ->
         assert runner.run(plan) == usual
         assert all(map(torch.equal, after, runner.cache.layers))
     most = max(len(each.tokens) for each in usual.outputs)
-    assert (most > 2) == bool(most_drafts), "drafts are accepted"
+    assert (most > 2) == bool(max_useful_drafts), "drafts are accepted"
 
 
 def test_the_last_row_of_every_run(parts: EngineParts) -> None:
@@ -92,10 +92,10 @@ def test_the_last_row_of_every_run(parts: EngineParts) -> None:
     runner, rng = parts.runner, random.Random(8)
     decoder, attention = parts.runner.decoder, parts.runner.attention
     short = last_tokens_of(decoder, attention)
-    for most_drafts in (0, 5, 30):
+    for max_useful_drafts in (0, 5, 30):
         runs = [
             replace(run, sample=None, num_drafts=0)
-            for run in decoding(rng, 6, (0, 20), most_drafts)
+            for run in decoding(rng, 6, (0, 20), max_useful_drafts)
         ]
         read_prompts(runner, runs, rng)
         with torch.inference_mode():

@@ -57,7 +57,7 @@ def test_what_is_asked_for_is_used() -> None:
     resolved = resolve(Settings(**asked))
     for name, value in asked.items():
         assert getattr(resolved, name) == value
-        assert "asked for" in resolved.derivations[name]
+        assert "as requested" in resolved.derivations[name]
     assert resolved.num_blocks == (8 << 20) // (32 * 6144)
 
 
@@ -93,7 +93,7 @@ def test_the_context_may_be_cut_but_not_stretched() -> None:
         ({}, 4 * 63 * BLOCK_BYTES, "4 sequences"),
         ({"max_num_seqs": 1000}, 2 * GIB, "50% of the 4.0 GiB"),
         ({"max_num_seqs": 1000, "available_bytes": 15 * GIB}, 4 * GIB, "ceiling on cpu"),
-        ({"requested_bytes": 1 * GIB}, 1 * GIB, "asked for"),
+        ({"requested_bytes": 1 * GIB}, 1 * GIB, "as requested"),
         (
             {"device": "cuda", "max_num_seqs": 1000, "available_bytes": 13 * GIB},
             9 * GIB,

@@ -1,4 +1,4 @@
-"""Random operations on a `World`, for hypothesis and for plain generators alike."""
+"""Random operations on a `World`, for hypothesis and for plain random generators."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from tests.invariants.world import World
 
 
 def add_random(world: World, pick: Callable[[int, int], int]) -> None:
-    """Add a request that fits; `pick(low, high)` chooses, both ends included. Few prompts, so that
-    beginnings are often shared; half of them are a longer version of another."""
-    places = world.setup.num_blocks * world.setup.block_size
-    num_prompt = pick(1, min(places - 1, 16))
+    """Add a request that fits; `pick(low, high)` returns an integer, both ends included.
+
+    There are few distinct prompts, so that prefixes are often shared: each extends one of two.
+    """
+    capacity = world.setup.num_blocks * world.setup.block_size
+    num_prompt = pick(1, min(capacity - 1, 16))
     stem = pick(0, 1)
-    max_tokens = pick(1, min(places - num_prompt, 14))
+    max_tokens = pick(1, min(capacity - num_prompt, 14))
     sampling = Sampling(
         n=max(1, pick(-2, 4)),
         max_tokens=max_tokens,
@@ -35,12 +37,12 @@ def add_random(world: World, pick: Callable[[int, int], int]) -> None:
 
 
 def forkable(world: World) -> list[Sequence]:
-    """Running choices that could be forked now."""
-    return [seq for seq in world.running if seq.pending == 1 and seq.num_output]
+    """Running choices that can be forked now."""
+    return [seq for seq in world.running if seq.num_pending == 1 and seq.num_output]
 
 
 def end_random(world: World, pick: Callable[[int, int], int]) -> None:
-    """Cancel, fail or finish somebody."""
+    """Cancel, fail or finish a random choice."""
     unfinished = world.unfinished()
     if not unfinished:
         return
@@ -55,6 +57,6 @@ def end_random(world: World, pick: Callable[[int, int], int]) -> None:
 
 
 def fork_random(world: World, pick: Callable[[int, int], int]) -> None:
-    found = forkable(world)
-    if found:
-        world.fork(found[pick(0, len(found) - 1)])
+    sequences = forkable(world)
+    if sequences:
+        world.fork(sequences[pick(0, len(sequences) - 1)])

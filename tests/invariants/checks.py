@@ -1,4 +1,4 @@
-"""What must hold in a `World`, after every operation and after every plan."""
+"""Invariants of a `World`, checked after every operation and after every plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_always(world: World) -> None:
-    """After every operation."""
+    """Invariants after every operation."""
     check_registry(world)
     check_pool(world)
     if isinstance(world.scheduler.cache, PrefixCache):
@@ -23,22 +23,22 @@ def check_always(world: World) -> None:
 
 
 class Before:
-    """What a plan begins with."""
+    """The state before a plan."""
 
     def __init__(self, world: World) -> None:
         registry = world.scheduler._registry
         self.first = world.running[0] if world.running else None
         self.unstarted = [list(lane.unstarted._live.values()) for lane in registry.lanes]
-        self.back = [list(lane.resuming._live.values()) for lane in registry.lanes]
+        self.resuming = [list(lane.resuming._live.values()) for lane in registry.lanes]
         expired = [
             group
-            for group in registry.requests.values()
+            for group in registry.groups.values()
             if group.started and (group.request.deadline_s or math.inf) <= world.now_s
         ]
         self.num_started = []
-        for lane in registry.lanes:  # it and the better ones
+        for lane in registry.lanes:  # counts of a lane include those of higher priority
             gone = [c for c in expired if c.request.background <= lane.rank]
-            started = sum(each.num_started for each in registry.up_to(lane))
+            started = sum(other.num_started for other in registry.lanes_up_to(lane))
             self.num_started.append(started - sum(group.num_unfinished for group in gone))
 
 
@@ -46,19 +46,19 @@ def check_registry(world: World) -> None:
     registry, running = world.scheduler._registry, world.running
     assert len(running) <= world.setup.max_num_seqs
     assert [seq.key for seq in running] == sorted(seq.key for seq in running)
-    assert {seq.request.id for seq in running} <= set(registry.requests)
-    live = [seq for group in registry.requests.values() for seq in group.live.values()]
-    assert sum(c.num_unfinished for c in registry.requests.values()) == registry.num_unfinished
+    assert {seq.request.id for seq in running} <= set(registry.groups)
+    live = [seq for group in registry.groups.values() for seq in group.live.values()]
+    assert sum(c.num_unfinished for c in registry.groups.values()) == registry.num_unfinished
     for lane in registry.lanes:
-        requests = [c for c in registry.requests.values() if c.request.background == lane.rank]
+        requests = [c for c in registry.groups.values() if c.request.background == lane.rank]
         assert sum(c.num_unfinished for c in requests if c.started) == lane.num_started
         own = [seq for seq in live if seq.request.background == lane.rank]
         assert lane.num_running == sum(seq.state is State.RUNNING for seq in own)
         assert len(own) == lane.num_running + len(lane.unstarted) + len(lane.resuming)
     assert sum(lane.num_running for lane in registry.lanes) == len(running)
     for seq in live:
-        assert 0 <= seq.computed < seq.known
-        assert seq.state is State.RUNNING or not (seq.blocks or seq.computed)
+        assert 0 <= seq.num_computed < seq.num_known
+        assert seq.state is State.RUNNING or not (seq.blocks or seq.num_computed)
 
 
 def check_pool(world: World) -> None:
@@ -68,14 +68,14 @@ def check_pool(world: World) -> None:
     assert len(idle) == len(set(idle)) == pool.num_idle
     assert sum(pool.is_published(block) for block in idle) == pool.num_cached
     owners = Counter(block for seq in running for block in seq.blocks)
-    branches = world.scheduler.draft_scheduler._branches._fresh.values()
-    owners.update(block for every in branches for fresh in every for block in fresh)
-    assert [pool.refs(b) for b in range(pool.num_blocks)] == [
+    branches = world.scheduler.draft_scheduler._branches._blocks.values()
+    owners.update(block for branch in branches for blocks in branch for block in blocks)
+    assert [pool.ref_count(b) for b in range(pool.num_blocks)] == [
         owners[b] for b in range(pool.num_blocks)
-    ], "references are not the number of owners"
+    ], "reference counts differ from the number of owners"
     places: dict[int, tuple[str, int]] = {}
     for seq in running:
-        assert len(set(seq.blocks)) == len(seq.blocks) >= pool.blocks_for(seq.computed)
+        assert len(set(seq.blocks)) == len(seq.blocks) >= pool.num_blocks_for(seq.num_computed)
         for place, block in enumerate(seq.blocks):
             assert places.setdefault(block, (seq.request.tenant, place)) == (
                 seq.request.tenant,
@@ -89,9 +89,9 @@ def check_cache(world: World, cache: PrefixCache) -> None:
     assert published == set(cache._digest_of) == set(cache._block_of.values())
     for digest, block in cache._block_of.items():
         text = world.slots[block][-1]
-        assert text is not None, "a block is published before it is full"
+        assert text is not None, "a block was published before it was full"
         tenant, tokens = text
-        assert digest == _digest(tenant, tokens, pool.block_size), "published under a wrong name"
+        assert digest == _digest(tenant, tokens, pool.block_size), "published under a wrong digest"
 
 
 def check_plan(world: World, plan: StepPlan, before: Before) -> None:
@@ -99,7 +99,7 @@ def check_plan(world: World, plan: StepPlan, before: Before) -> None:
     assert len(set(ids)) == len(ids) <= world.setup.max_num_seqs
     first = before.first
     if first is not None and first.state is not State.FINISHED and not first.request.background:
-        assert first.id in ids, "the first in order was preempted or left out"
+        assert first.id in ids, "the first sequence in order was preempted or left out"
     known = [len(run.tokens) - run.num_drafts for run in plan.runs]
     prompts = [count for count in known if count > 1]
     num_tokens = sum(len(path.tokens) for run in plan.runs for path in draft_paths(run))
@@ -107,39 +107,42 @@ def check_plan(world: World, plan: StepPlan, before: Before) -> None:
     assert num_tokens <= world.setup.max_num_batched_tokens + excess
     if not world.setup.chunked:
         assert all(run.sample for run in plan.runs), "a prompt was split"
-    view = world.scheduler.view()
+    view = world.scheduler.stats()
     assert view.num_running == len(world.running)
     assert view.num_running + view.num_waiting == world.scheduler._registry.num_unfinished
 
 
 def check_trimmed(world: World) -> None:
-    """After a commit nobody owns a block behind its known tokens: rejected drafts are gone, and so
-    are the branches that were not taken."""
-    assert not world.scheduler.draft_scheduler._branches._fresh
+    """After a commit no sequence owns blocks beyond its known tokens, and no branch is left."""
+    assert not world.scheduler.draft_scheduler._branches._blocks
     for seq in world.running:
-        assert len(seq.blocks) <= world.scheduler.pool.blocks_for(seq.known), "a draft's block"
+        assert len(seq.blocks) <= world.scheduler.pool.num_blocks_for(seq.num_known), (
+            "a block of a rejected draft"
+        )
 
 
-def check_joined(world: World, before: Before) -> None:
-    """Who joined came before all who still wait in the same queue."""
-    registry, seated = world.scheduler._registry, {seq.id for seq in world.running}
+def check_admitted(world: World, before: Before) -> None:
+    """Admitted sequences precede all that still wait in the same queue."""
+    registry, running = world.scheduler._registry, {seq.id for seq in world.running}
     for lane in registry.lanes:
-        fresh, back = before.unstarted[lane.rank], before.back[lane.rank]
-        for queue, was_waiting in ((lane.unstarted, fresh), (lane.resuming, back)):
-            joined = [seq.key for seq in was_waiting if seq.id in seated]
+        unstarted, resuming = before.unstarted[lane.rank], before.resuming[lane.rank]
+        for queue, was_waiting in ((lane.unstarted, unstarted), (lane.resuming, resuming)):
+            admitted = [seq.key for seq in was_waiting if seq.id in running]
             waiting = [seq.key for seq in was_waiting if seq.id in queue._live]
-            assert not joined or not waiting or max(joined) < min(waiting), "somebody was overtaken"
-            if joined and queue is lane.unstarted and world.setup.policy != "continuous":
-                assert before.num_started[lane.rank] == 0, "somebody joined a started batch"
-            if joined and lane.rank:
-                assert not registry.lanes[0].has_waiting, "a line joined while somebody waited"
+            assert not admitted or not waiting or max(admitted) < min(waiting), "overtaken"
+            if admitted and queue is lane.unstarted and world.setup.policy != "continuous":
+                assert before.num_started[lane.rank] == 0, "admitted to a running batch"
+            if admitted and lane.rank:
+                assert not registry.lanes[0].has_waiting, "admitted before an interactive request"
 
 
 def check_time_to_live(world: World) -> None:
     pool = world.scheduler.pool
     for block in pool.idle_blocks():
         if pool.is_published(block) and world.setup.ttl_s is not None:
-            assert world.now_s - world.used_s[block] <= world.setup.ttl_s, "cached for too long"
+            assert world.now_s - world.used_s[block] <= world.setup.ttl_s, (
+                "cached beyond its time to live"
+            )
 
 
 def _digest(tenant: str, tokens: tuple[int, ...], size: int) -> bytes:

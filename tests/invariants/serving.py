@@ -1,10 +1,11 @@
-"""Serve requests with a real model under any schedule, step by step in this thread.
+"""Serves requests with a real model under any schedule, step by step in this thread.
 
-`alone` is the truth: one request, one choice, the whole prompt in one step, nothing shared. `check`
-compares any other schedule with it, token for token. Where they part, the difference must be one
-that rounding can make: the other token is within `Model.slack` of being chosen from the logits that
-`alone` chose from. It is printed. Logits of `Model.logits`, without a cache, would not do for that:
-8-bit keys and values move logits by 0.02, so a tie of the served logits is none of theirs.
+`serve_alone` is the reference: one request, one choice, the whole prompt in one step, nothing
+shared. `check` compares any other schedule with it, token for token. Where they differ, rounding
+must explain the difference: the other token must be within `Model.slack` of being chosen from the
+logits that `serve_alone` sampled. Such flips are printed. `Model.logits`, computed without a cache,
+cannot be used for that: 8-bit keys and values move logits by 0.02, so what is a tie in the served
+logits is none there.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ from ridgeline.records import Event, Failed, Request, Token
 
 TREE = parse_tree("[(0,), (0, 0), (0, 0, 0), (0, 1), (1,), (1, 0), (2,)]")
 SLACK = 1e-4
-# Where activations become 8-bit codes, a last bit that differs now and then makes the neighbouring
-# code: on the demo model up to 6e-4 in a logit has been seen; 0.1 to 0.25 with INT8's one scale per
-# row, where nothing that rounds differently is compared (test_metamorphic.py).
+# Where activations are rounded to 8-bit codes, a difference in the last bit occasionally yields the
+# neighbouring code: up to 6e-4 in a logit on the demo model. With INT8's single scale per row it is
+# 0.1 to 0.25, so nothing that rounds differently is compared there (test_metamorphic.py).
 CODE_SLACK = 2e-3
 CONTEXT = 96
 LOOKUPS: dict[str, Callable[[], Lookup]] = {
@@ -79,7 +80,7 @@ class Model:
     spec: ModelSpec
     decoder: Decoder
     attention: str
-    truths: dict[bytes, list[int]] = field(default_factory=dict)
+    references: dict[bytes, list[int]] = field(default_factory=dict)
 
     @staticmethod
     def load(
@@ -100,17 +101,19 @@ class Model:
 
     @property
     def slack(self) -> float:
-        """Distance from being chosen that rounding explains: in logits, or in probability."""
+        """The distance from being chosen that rounding explains, in logits or in probability."""
         layer = self.spec.layers[0]
         codes = layer.mlp.gate.format.kind in ("int8", "int4")
         return CODE_SLACK if codes else SLACK
 
     def served_logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """float64 [V]: after the last of `tokens`, in one step, through a KV cache of the model's
-        own format: what `alone` chose from, up to rounding."""
+        """float64 logits [V] after `tokens`, in one step, through a KV cache of the model's format.
+
+        These are what `serve_alone` samples, up to rounding.
+        """
         num_blocks = -(-len(tokens) // 16)
-        form, like = kv_format(self.spec.kv_dtype), torch.float32
-        kv = KvCache.allocate(self.spec, num_blocks, 16, like, "cpu", form)
+        format, dtype = kv_format(self.spec.kv_dtype), torch.float32
+        kv = KvCache.allocate(self.spec, num_blocks, 16, dtype, "cpu", format)
         run = Run(0, 0, tuple(tokens), tuple(range(num_blocks)), None)
         batch = make_batch([run], torch.device("cpu"))
         attend = build_attention(self.attention, self.spec, kv).prepare([run])
@@ -120,14 +123,14 @@ class Model:
         return logits_V.float().numpy().astype(np.float64)
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """float64 [V]: after the last of `tokens`, without cache, batch or chunks."""
+        """float64 logits [V] after `tokens`, without cache, batch or chunks."""
         runner = TorchRunner(self.decoder, None, None)
         return runner.logits(tokens)[-1].float().numpy().astype(np.float64)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How requests are served. `arrives[i]`: the step before which request i comes (missing: the first)."""
+    """How requests are served. Request i arrives before step `arrives[i]` (missing: the first)."""
 
     num_blocks: int = 200
     block_size: int = 4
@@ -145,7 +148,7 @@ class Schedule:
 
 @dataclass
 class Served:
-    """What came out, and what it took."""
+    """The answers and what the scheduler did."""
 
     answers: Answers = field(default_factory=dict)
     num_preempted: int = 0
@@ -153,12 +156,12 @@ class Served:
     num_forked: int = 0
     num_accepted: int = 0
     num_rejected: int = 0
-    num_short: int = 0  # steps with drafts that took the greedy step's short way
-    num_branched: int = 0  # runs that went on along a branch
+    num_short: int = 0  # steps with drafts that took the greedy fast path
+    num_branched: int = 0  # runs of which a branch was accepted
 
 
 def serve(model: Model, requests: Sequence[Request], schedule: Schedule) -> list[Served]:
-    """All requests in one engine, `rounds` times over; the clock ticks once per step."""
+    """Serve all requests in one engine, `rounds` times over; the clock ticks once per step."""
     scheduler, runner = _build(model, schedule, requests)
     return [
         _round(scheduler, runner, [_named(request, turn) for request in requests], schedule)
@@ -170,10 +173,10 @@ def _named(request: Request, turn: int) -> Request:
     return msgspec.structs.replace(request, id=f"{request.id}/{turn}") if turn else request
 
 
-class _Prophet:
-    """Drafts the truth, with every third token or so wrong."""
+class _Oracle:
+    """Drafts the reference answer with about a third of its tokens replaced."""
 
-    name = "prophet"
+    name = "oracle"
 
     def __init__(self, answers: list[tuple[int, ...]], vocab_size: int) -> None:
         self._answers, self._vocab_size, self._rng = answers, vocab_size, random.Random(5)
@@ -181,7 +184,10 @@ class _Prophet:
     def draft(
         self, contexts: Sequence[DraftContext], depths: Sequence[int]
     ) -> list[tuple[int, ...]]:
-        return [self._draft(tuple(o.tokens), d) for o, d in zip(contexts, depths, strict=True)]
+        return [
+            self._draft(tuple(context.tokens), depth)
+            for context, depth in zip(contexts, depths, strict=True)
+        ]
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
         pass
@@ -193,18 +199,18 @@ class _Prophet:
         return tuple(t if self._rng.random() < 0.7 else wrong for t in future)
 
 
-class _ProphetOfTrees(_Prophet):
-    """Several such chains."""
+class _TreeOracle(_Oracle):
+    """Drafts several such chains."""
 
     def trees(
         self, contexts: Sequence[DraftContext], tree: TokenTree
     ) -> list[list[tuple[int, ...]]]:
         return [
             [
-                self._draft(tuple(each.tokens), min(each.max_drafts, len(leaf)))
+                self._draft(tuple(context.tokens), min(context.max_drafts, len(leaf)))
                 for leaf in tree.leaves
             ]
-            for each in contexts
+            for context in contexts
         ]
 
 
@@ -227,14 +233,14 @@ def drafts_of(
     if schedule.drafts == "eagle":
         return FixedDepth(_eagle(model, schedule, states), schedule.depth)
     choices = [(request, index) for request in requests for index in range(request.sampling.n)]
-    answers = [(*request.prompt, *alone(model, request, index)) for request, index in choices]
+    answers = [(*request.prompt, *serve_alone(model, request, index)) for request, index in choices]
     if schedule.trees:
-        return FixedTree(_ProphetOfTrees(answers, model.spec.vocab_size), TREE)
-    return FixedDepth(_Prophet(answers, model.spec.vocab_size), schedule.depth)
+        return FixedTree(_TreeOracle(answers, model.spec.vocab_size), TREE)
+    return FixedDepth(_Oracle(answers, model.spec.vocab_size), schedule.depth)
 
 
 def _eagle(model: Model, schedule: Schedule, states: States) -> EagleDrafter:
-    """A layer of random weights that passes the state on, more or less."""
+    """A layer of random weights that roughly passes the state on."""
     size, random = model.spec.hidden_size, torch.Generator().manual_seed(6)
     shape = EagleShape(
         num_heads=2,
@@ -281,14 +287,14 @@ def _build(
     states = States(window=64)
     attention = build_attention(model.attention, model.spec, kv)
     eos, drafts = model.spec.eos_token_ids, drafts_of(model, requests, schedule, kv, states)
-    verifier = Verifier(witness=_witness_of(drafts))
+    verifier = Verifier(witness=_row_observer(drafts))
     runner = TorchRunner(model.decoder, kv, attention, verifier=verifier, observer=states)
     scheduler = Scheduler(limits, policy, pool, cache, eos_token_ids=eos, drafts=drafts)
     return scheduler, runner
 
 
-def _witness_of(drafts: DraftProposer) -> Witness | None:
-    """Whoever wants to see what the model says at drafted rows."""
+def _row_observer(drafts: DraftProposer) -> Witness | None:
+    """The lookahead drafter's observer of the model's choices at drafted rows, if it is used."""
     lookup = getattr(getattr(drafts, "_drafter", None), "_lookup", None)
     return lookup.watch if isinstance(lookup, LookaheadDrafter) else None
 
@@ -309,11 +315,11 @@ def _round(
         for i in due:
             scheduler.add(msgspec.structs.replace(waiting.pop(i), arrival_s=float(step)))
         plan = scheduler.plan(float(step))
-        drafted_for = any(run.num_drafts for run in plan.runs)
-        served.num_short += drafted_for and not plan.copies and runner.greedy.takes(plan.runs)
+        has_drafts = any(run.num_drafts for run in plan.runs)
+        served.num_short += has_drafts and not plan.copies and runner.greedy.takes(plan.runs)
         result = runner.run(plan)
-        served.num_branched += sum(each.path > 0 for each in result.outputs)
-        _note(scheduler.commit(plan, result, step + 0.5), served)
+        served.num_branched += sum(output.path > 0 for output in result.outputs)
+        _record(scheduler.commit(plan, result, step + 0.5), served)
         step += 1
         assert step < 5000, "the schedule does not end"
     served.num_preempted = scheduler.totals.num_preempted - before.num_preempted
@@ -325,22 +331,22 @@ def _round(
     return served
 
 
-def _note(events: Sequence[Event], served: Served) -> None:
+def _record(events: Sequence[Event], served: Served) -> None:
     for event in events:
         assert not isinstance(event, Failed), event
         if isinstance(event, Token):
             served.answers[event.request_id.split("/")[0], event.index].append(event.token)
 
 
-def alone(model: Model, request: Request, index: int = 0) -> list[int]:
-    """The answer of choice `index`, computed by itself: one choice with the seed derived for it."""
+def serve_alone(model: Model, request: Request, index: int = 0) -> list[int]:
+    """The answer of choice `index`, computed on its own with the seed derived for it."""
     key = msgspec.json.encode((request.prompt, request.sampling, index))
-    if key not in model.truths:
-        model.truths[key] = _alone(model, request, index)
-    return model.truths[key]
+    if key not in model.references:
+        model.references[key] = _serve_alone(model, request, index)
+    return model.references[key]
 
 
-def _alone(model: Model, request: Request, index: int) -> list[int]:
+def _serve_alone(model: Model, request: Request, index: int) -> list[int]:
     single = msgspec.structs.replace(request.sampling, n=1)
     with mock.patch(
         "ridgeline.engine.scheduler.queue.sequence_registry.derive_seed",
@@ -351,41 +357,41 @@ def _alone(model: Model, request: Request, index: int) -> list[int]:
 
 
 def check(model: Model, requests: Sequence[Request], served: Served) -> None:
-    """Every answer equals the truth, up to flips that rounding explains."""
+    """Every answer equals the reference, up to flips that rounding explains."""
     for request in requests:
         for index in range(request.sampling.n):
             _compare(model, request, index, served.answers[request.id, index])
 
 
-def _compare(model: Model, request: Request, index: int, found: list[int]) -> None:
-    expected = alone(model, request, index)
-    if found == expected:
+def _compare(model: Model, request: Request, index: int, tokens: list[int]) -> None:
+    expected = serve_alone(model, request, index)
+    if tokens == expected:
         return
-    pairs = enumerate(zip(expected, found, strict=False))
+    pairs = enumerate(zip(expected, tokens, strict=False))
     place = next((i for i, (a, b) in pairs if a != b), None)
-    assert place is not None, f"{request.id}[{index}]: {len(found)} tokens, not {len(expected)}"
+    assert place is not None, f"{request.id}[{index}]: {len(tokens)} tokens, not {len(expected)}"
     logits_V = model.served_logits((*request.prompt, *expected[:place]))
-    distance = distance_of(logits_V, request, index, expected[:place], found[place])
-    told = f"{request.id}[{index}] at {place}: {found[place]} for {expected[place]}, {distance:.1e} off"
-    assert distance < model.slack, told
-    print(f"flip that rounding explains: {told}")
+    distance = distance_of(logits_V, request, index, expected[:place], tokens[place])
+    flip = f"{tokens[place]} for {expected[place]}, {distance:.1e} off"
+    message = f"{request.id}[{index}] at {place}: {flip}"
+    assert distance < model.slack, message
+    print(f"flip that rounding explains: {message}")
 
 
 def distance_of(
     logits_V: np.ndarray, request: Request, index: int, output: list[int], token: int
 ) -> float:
-    """How far logits_V are from giving `token` after `output`: in logits if greedy, else in
-    probability."""
-    at = SamplePoint(
+    """How far logits_V are from yielding `token`: in logits if greedy, else in probability."""
+    point = SamplePoint(
         sampling=request.sampling,
         seed=derive_seed(request.sampling.seed or 0, index),
         index=len(output),
         num_prompt=len(request.prompt),
         history=(*request.prompt, *output) if request.sampling.has_penalties else (),
     )
-    probs_V = distribution(logits_V, at)
+    probs_V = distribution(logits_V, point)
     if request.sampling.greedy:
         return float(logits_V[probs_V.argmax()] - logits_V[token])
     upper = probs_V.cumsum()[token]
-    number = uniform(at.seed, at.index)
+    number = uniform(point.seed, point.index)
     return float(max(upper - probs_V[token] - number, number - upper, 0.0))

@@ -1,8 +1,9 @@
-"""Requests in the background change nothing for the others: step by step, run by run.
+"""Background requests do not change the interactive runs of any step.
 
-The same online requests are served twice, by themselves and with background requests among them. Without a
-prefix cache (which both would share) every step's online runs must be the same: who, from which
-token, how many. That the answers are right whoever is put out is `test_scheduler.py`'s business.
+The same interactive requests are served twice, on their own and mixed with background requests.
+Without a prefix cache (which both would share), every step must have the same interactive runs:
+the same sequences, start positions and lengths. That preempted sequences get the right answers is
+tested in test_scheduler.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True)
 class Load:
-    """Requests by the step before which they come, and those that are cancelled before a step."""
+    """Arrivals and cancellations, each with the step it precedes."""
 
     setup: dict[str, object]
     arrivals: list[tuple[int, Request]]
@@ -52,12 +53,12 @@ def random_load(rng: random.Random) -> Load:
     arrivals = []
     for i in range(rng.randint(6, 16)):
         num_prompt = rng.randint(1, min(num_blocks * block_size - 1, 12))
-        most = num_blocks * block_size - num_prompt
+        room = num_blocks * block_size - num_prompt
         made = make_request(
             f"{i}",
             num_prompt,
             first=rng.choice((100, 100, 300)),
-            max_tokens=rng.randint(1, min(most, 10)),
+            max_tokens=rng.randint(1, min(room, 10)),
             n=rng.choice((1, 1, 1, 2, 3)),
             priority=rng.randint(-1, 1),
             background=rng.random() < 0.5,
@@ -69,9 +70,9 @@ def random_load(rng: random.Random) -> Load:
 
 
 def serve(load: Load, *, alone: bool) -> list[Runs]:
-    """The online runs of every step."""
+    """The interactive runs of every step."""
     sched = scheduler(**load.setup)
-    online = {made.id for _, made in load.arrivals if not made.background}
+    interactive = {made.id for _, made in load.arrivals if not made.background}
     steps: list[Runs] = []
     for now in range(2000):
         for at, made in load.arrivals:
@@ -81,7 +82,7 @@ def serve(load: Load, *, alone: bool) -> list[Runs]:
             if at == now:
                 sched.cancel(request_id, float(now))
         plan = sched.plan(float(now))
-        steps.append([each for each in _runs(sched, plan) if each[0] in online])
+        steps.append([run for run in _runs(sched, plan) if run[0] in interactive])
         sched.commit(plan, scripted(plan), now + 0.5)
         if now > 30 and not sched.has_work:
             break
@@ -91,27 +92,27 @@ def serve(load: Load, *, alone: bool) -> list[Runs]:
 
 def _runs(sched: Scheduler, plan: StepPlan) -> Iterator[tuple[str, int, int, int]]:
     for run in plan.runs:
-        seq = sched._registry.running_by_id(run.seq_id)
+        seq = sched._registry.find_running(run.seq_id)
         assert seq is not None
         yield seq.request.id, seq.index, run.start, len(run.tokens)
 
 
-def differing(seeds: range) -> int:
-    """How many of these random loads are planned differently with background requests among them."""
-    found = 0
+def count_differing(seeds: range) -> int:
+    """How many of these random loads are planned differently with background requests."""
+    count = 0
     for seed in seeds:
         load = random_load(random.Random(seed))
         alone, mixed = serve(load, alone=True), serve(load, alone=False)
         last = max((i for i, runs in enumerate(alone) if runs), default=0)
-        found += alone[: last + 1] != mixed[: last + 1] or any(mixed[last + 1 :])
-    return found
+        count += alone[: last + 1] != mixed[: last + 1] or any(mixed[last + 1 :])
+    return count
 
 
-def test_online_runs_are_those_of_an_engine_without_background() -> None:
-    assert differing(range(300)) == 0
+def test_interactive_runs_are_those_of_an_engine_without_background() -> None:
+    assert count_differing(range(300)) == 0
 
 
-def keep_the_seat(patch: pytest.MonkeyPatch) -> None:
+def keep_the_slot(patch: pytest.MonkeyPatch) -> None:
     def candidate(self: Admitter, lane: object, step: object) -> object:
         full = len(self._registry.running) >= self._limits.max_num_seqs
         return None if full else original(self, lane, step)
@@ -121,7 +122,7 @@ def keep_the_seat(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_the_blocks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Admitter, "_num_to_be_had", lambda self, beginning, lane: 0)
+    patch.setattr(Admitter, "_num_preemptible", lambda self, prefix, lane: 0)
 
 
 def background_first(patch: pytest.MonkeyPatch) -> None:
@@ -133,27 +134,27 @@ def background_first(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def count_everybody(patch: pytest.MonkeyPatch) -> None:
+def count_all_lanes(patch: pytest.MonkeyPatch) -> None:
     def view(self: Admitter, lane: object, step: object, num_tokens: int = 0) -> object:
         return original(self, self._registry.lanes[-1], step, num_tokens)
 
-    original = Admitter._view
-    patch.setattr(admitter.Admitter, "_view", view)
+    original = Admitter._queue_view
+    patch.setattr(admitter.Admitter, "_queue_view", view)
 
 
 @pytest.mark.parametrize(
-    "plant", [keep_the_seat, keep_the_blocks, background_first, count_everybody]
+    "plant", [keep_the_slot, keep_the_blocks, background_first, count_all_lanes]
 )
-def test_a_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     try:
-        found = differing(range(60))
+        found = count_differing(range(60))
     except AssertionError:
-        return  # the load is not even served to its end
+        return  # the load is not served to its end
     assert found > 0
 
 
-# -- one by one
+# -- single rules
 
 
 def run(sched: Scheduler, now_s: float = 0.0) -> Runs:
@@ -163,7 +164,7 @@ def run(sched: Scheduler, now_s: float = 0.0) -> Runs:
     return found
 
 
-def test_a_seat_is_given_up_at_once_and_taken_back() -> None:
+def test_background_sequence_yields_its_slot_at_once_and_resumes() -> None:
     sched = scheduler(max_num_seqs=2, num_blocks=32, background_tokens=16)
     for name in ("x", "y"):
         sched.add(make_request(name, 3, background=True, max_tokens=8, priority=-9))
@@ -172,10 +173,10 @@ def test_a_seat_is_given_up_at_once_and_taken_back() -> None:
     assert [each[0] for each in run(sched, 1.0)] == ["a", "x"]
     assert sched.totals.num_preempted == 1
     assert [each[0] for each in run(sched, 2.0)] == ["a", "x"]
-    assert run(sched, 3.0) == [("x", 0, 5, 1), ("y", 0, 0, 4)], "what y knew is kept"
+    assert run(sched, 3.0) == [("x", 0, 5, 1), ("y", 0, 0, 4)], "known tokens of y are kept"
 
 
-def test_blocks_are_given_up_only_if_that_is_enough() -> None:
+def test_background_blocks_are_taken_only_if_they_suffice() -> None:
     sched = scheduler(num_blocks=8, block_size=4, background_tokens=16)
     sched.add(make_request("a", 12, max_tokens=12))
     sched.add(make_request("x", 8, background=True, max_tokens=4))
@@ -187,17 +188,17 @@ def test_blocks_are_given_up_only_if_that_is_enough() -> None:
     assert [each[0] for each in run(sched, 2.0)] == ["a", "c"]
 
 
-def test_online_steps_carry_few_background_tokens() -> None:
+def test_mixed_steps_carry_limited_background_tokens() -> None:
     sched = scheduler(num_blocks=64, max_num_batched_tokens=40, background_tokens=5)
     sched.add(make_request("x", 30, background=True))
     sched.add(make_request("a", 4))
     assert [each[3] for each in run(sched)] == [4, 5]
     assert [each[3] for each in run(sched, 1.0)] == [1, 5]
     sched.cancel("a")
-    assert [each[3] for each in run(sched, 2.0)] == [20], "alone, it may have all of the step"
+    assert [each[3] for each in run(sched, 2.0)] == [20], "on its own it may use the whole step"
 
 
-def test_nobody_is_put_out_for_background_requests() -> None:
+def test_background_requests_preempt_nothing() -> None:
     sched = scheduler(max_num_seqs=1, num_blocks=8, block_size=4)
     sched.add(make_request("a", 8, max_tokens=8))
     run(sched)
@@ -207,8 +208,8 @@ def test_nobody_is_put_out_for_background_requests() -> None:
 
 
 @pytest.mark.parametrize("budget", [ChunkedBudget(8), WholeBudget(8)])
-def test_narrowing(budget: ChunkedBudget | WholeBudget) -> None:
-    budget.narrow(3)
+def test_limit_applies_to_whole_prompts(budget: ChunkedBudget | WholeBudget) -> None:
+    budget.limit(3)
     assert budget.left == 3
-    budget.narrow(5)
+    budget.limit(5)
     assert budget.left == 3

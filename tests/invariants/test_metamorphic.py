@@ -1,8 +1,8 @@
-"""The same tokens whatever a request is batched with and however it is computed.
+"""A request yields the same tokens whatever it is batched with and however it is computed.
 
-alone = batched = chunked by 1..N = prefix cache cold = warm = preempted and resumed = forked by
-copy-on-write, greedy and seeded, token for token, on a random Llama and on the demo model. A flip
-is allowed only where rounding explains it (`serving.py`); it is printed.
+Alone = batched = chunked by 1..N = cold prefix cache = warm prefix cache = preempted and resumed =
+forked by copy-on-write, greedy and seeded, token for token, on a random Llama and on the demo model.
+A flip is allowed, and printed, only where rounding explains it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tests.invariants.serving import (
     SLACK,
     Model,
     Schedule,
-    alone,
     check,
     distance_of,
     serve,
+    serve_alone,
 )
 
 GREEDY = Sampling(temperature=0.0, max_tokens=10, ignore_eos=True)
@@ -49,7 +49,7 @@ PENALISED = Sampling(
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Small products: more threads than one only wait for each other."""
+    """The matrices are small: more threads would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -88,7 +88,7 @@ def tokens(count: int, salt: int = 0) -> list[int]:
 
 
 def some_requests(shared: int = 12) -> list[Request]:
-    """Different lengths and ways of sampling; the first `shared` tokens are common to all."""
+    """Requests with different lengths and sampling parameters, sharing the first `shared` tokens."""
     samplings = [GREEDY, SEEDED, PENALISED, GREEDY, SEEDED]
     lengths = [1, 25, 9, 14, 3]
     head = tokens(shared)
@@ -98,21 +98,21 @@ def some_requests(shared: int = 12) -> list[Request]:
     ]
 
 
-def test_batched_is_alone(model: Model) -> None:
+def test_batched_equals_alone(model: Model) -> None:
     requests = some_requests()
     [served] = serve(model, requests, Schedule(arrives=(0, 2, 2, 5, 9)))
     check(model, requests, served)
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 16])
-def test_chunked_is_alone(model: Model, tokens_per_step: int) -> None:
+def test_chunked_equals_alone(model: Model, tokens_per_step: int) -> None:
     requests = some_requests()
     [served] = serve(model, requests, Schedule(max_num_batched_tokens=tokens_per_step))
     check(model, requests, served)
 
 
-def test_put_out_by_others_is_alone(model: Model) -> None:
-    """Requests in the background lose their seats to those that come later, and go on as if not."""
+def test_preempted_background_requests_equal_alone(model: Model) -> None:
+    """Background requests lose their slots to later requests and resume without a difference."""
     requests = some_requests()
     requests = [msgspec.structs.replace(each, background=i < 3) for i, each in enumerate(requests)]
     [served] = serve(
@@ -123,13 +123,13 @@ def test_put_out_by_others_is_alone(model: Model) -> None:
 
 
 @pytest.mark.parametrize("policy", ["static", "dynamic"])
-def test_other_policies_are_alone(model: Model, policy: str) -> None:
+def test_other_policies_equal_alone(model: Model, policy: str) -> None:
     requests = some_requests()
     schedule = Schedule(policy=policy, chunked=False, max_num_seqs=2, arrives=(0, 0, 1, 4, 4))
     check(model, requests, serve(model, requests, schedule)[0])
 
 
-def test_a_warm_prefix_cache_is_a_cold_one(model: Model) -> None:
+def test_warm_prefix_cache_equals_a_cold_one(model: Model) -> None:
     requests = some_requests(shared=17)
     cold, warm = serve(model, requests, Schedule(prefix=True, rounds=2, arrives=(0, 3, 6, 9, 12)))
     assert 0 < cold.hit_tokens < warm.hit_tokens
@@ -138,7 +138,7 @@ def test_a_warm_prefix_cache_is_a_cold_one(model: Model) -> None:
 
 
 @pytest.mark.parametrize("prefix", [False, True])
-def test_preempted_and_resumed_is_alone(model: Model, prefix: bool) -> None:
+def test_preempted_and_resumed_equals_alone(model: Model, prefix: bool) -> None:
     requests = some_requests()
     [served] = serve(model, requests, Schedule(num_blocks=13, block_size=4, prefix=prefix))
     assert served.num_preempted
@@ -162,8 +162,8 @@ def test_preempted_and_resumed_is_alone(model: Model, prefix: bool) -> None:
         Schedule(drafts="medusa", trees=True, prefix=True, arrives=(0, 1, 2, 3, 4)),
     ],
 )
-def test_with_drafts_is_alone(model: Model, schedule: Schedule) -> None:
-    """Greedy, seeded, penalised: which guesses were made cannot be seen in the tokens."""
+def test_speculation_equals_alone(model: Model, schedule: Schedule) -> None:
+    """Greedy, seeded, penalised: the drafts do not show in the tokens."""
     requests = some_requests()
     *_, served = serve(model, requests, schedule)
     assert schedule.drafts != "prophet" or (served.num_accepted > 8 and served.num_rejected > 5)
@@ -175,9 +175,11 @@ def test_with_drafts_is_alone(model: Model, schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("drafts", ["prophet", "self", "lookahead", "medusa"])
-def test_greedy_with_drafts_is_alone(model: Model, drafts: str, trees: bool) -> None:
-    """Where everybody is greedy and all is native, drafts are verified without torch; different
-    numbers of rows, sequences that come, go and are preempted."""
+def test_greedy_speculation_equals_alone(model: Model, drafts: str, trees: bool) -> None:
+    """All-greedy native steps verify drafts without torch.
+
+    With varying numbers of rows, and sequences that arrive, finish and are preempted.
+    """
     if trees and drafts not in ("prophet", "medusa"):
         return
     requests = [msgspec.structs.replace(each, sampling=GREEDY) for each in some_requests()]
@@ -199,10 +201,10 @@ def test_greedy_with_drafts_is_alone(model: Model, drafts: str, trees: bool) -> 
 
 @pytest.mark.parametrize("num_blocks", [200, 16])
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED])
-def test_forked_choices_are_single_requests(
+def test_forked_choices_equal_single_requests(
     model: Model, sampling: Sampling, num_blocks: int
 ) -> None:
-    """13 prompt tokens in blocks of 4: the last block is shared half full, then copied on write."""
+    """13 prompt tokens in blocks of 4: the last block is shared partly filled, then copied."""
     many = Sampling(
         **{name: getattr(sampling, name) for name in sampling.__struct_fields__} | {"n": 4}
     )
@@ -219,15 +221,15 @@ def test_forked_choices_are_single_requests(
         assert len({tuple(served.answers["forked", i]) for i in range(4)}) > 1
 
 
-def test_the_truth_is_what_the_oracle_draws(model: Model) -> None:
-    """Each token of `alone` against full logits without a cache and the slow sampler.
+def test_reference_equals_the_slow_sampler_on_full_logits(model: Model) -> None:
+    """Compare each token of `serve_alone` with full logits without a cache and the slow sampler.
 
-    The oracle's attention rounds differently; where activations are rounded to 8 bits per group of
-    a few channels, or queries to whole numbers for 8-bit keys or to bfloat16, that becomes larger
-    steps than between two schedules. With one scale for all of a row's activations (INT8) such a
-    step moves logits of the demo model by 0.1 to 0.25, and which texts meet one depends on the
-    last bits of the CPU's kernels (gains multiplied by 1 +- 3e-7 move 60 texts by 0.15 in the
-    median): there the truth is held to one step of the same attention.
+    The full attention rounds differently. Where activations are rounded to 8 bits per group of a few
+    channels, or queries to integers (8-bit keys) or to bfloat16, the difference is larger than
+    between two schedules. With one scale for all of a row's activations (INT8) it moves logits of
+    the demo model by 0.1 to 0.25, and which texts are affected depends on the last bits of the
+    CPU's kernels (gains multiplied by 1 +- 3e-7 move 60 texts by 0.15 in the median). There the
+    reference is compared with one step of the same attention instead.
     """
     kind, kv_dtype = model.spec.layers[0].mlp.gate.format.kind, model.spec.kv_dtype
     rounds = model.attention == "native" and _native.attention_rounds(kv_dtype, "auto")
@@ -237,24 +239,24 @@ def test_the_truth_is_what_the_oracle_draws(model: Model) -> None:
     if kind == "int8":
         oracle, slack = model.served_logits, SLACK
     for each in some_requests():
-        answer = alone(model, each)
+        answer = serve_alone(model, each)
         for place, token in enumerate(answer):
             logits_V = oracle((*each.prompt, *answer[:place]))
             assert distance_of(logits_V, each, 0, answer[:place], token) < slack, (each.id, place)
 
 
-def test_the_truth_itself_depends_on_seed_and_prompt(model: Model) -> None:
-    """Else all of the above would hold for a model that always says the same."""
-    one = alone(model, make_request("a", tokens(13), SEEDED))
-    assert one == alone(model, make_request("b", tokens(13), SEEDED))
-    assert one != alone(model, make_request("a", tokens(13), SEEDED), index=1)
-    assert one != alone(model, make_request("a", tokens(13, salt=1), SEEDED))
+def test_reference_depends_on_seed_and_prompt(model: Model) -> None:
+    """Otherwise all of the above would hold for a model with a constant output."""
+    one = serve_alone(model, make_request("a", tokens(13), SEEDED))
+    assert one == serve_alone(model, make_request("b", tokens(13), SEEDED))
+    assert one != serve_alone(model, make_request("a", tokens(13), SEEDED), index=1)
+    assert one != serve_alone(model, make_request("a", tokens(13, salt=1), SEEDED))
     assert len(one) == 10
 
 
 @st.composite
 def scenes(draw: st.DrawFn) -> tuple[list[Request], Schedule]:
-    """Requests that partly share beginnings, and a schedule under which they can be served."""
+    """Requests that partly share prefixes, and a schedule under which they can be served."""
     head = tokens(draw(st.integers(0, 20)))
     requests = []
     for i in range(draw(st.integers(1, 5))):
@@ -295,7 +297,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Request], Schedule]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(scenes())
-def test_any_schedule_is_alone(model: Model, scene: tuple[list[Request], Schedule]) -> None:
+def test_any_schedule_equals_alone(model: Model, scene: tuple[list[Request], Schedule]) -> None:
     requests, schedule = scene
     for served in serve(model, requests, schedule):
         check(model, requests, served)

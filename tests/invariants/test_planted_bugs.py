@@ -1,4 +1,4 @@
-"""The invariants can fail: each bug below, planted into a part, is caught by `World`."""
+"""The invariants can fail: `World` catches each of the bugs planted below."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def random_setup(rng: random.Random) -> Setup:
     )
 
 
-def live(rng: random.Random, num_operations: int = 40) -> World:
-    """A random world, from its beginning to its end."""
+def run_random_world(rng: random.Random, num_operations: int = 40) -> World:
+    """Perform random operations on a random world, then serve all of its requests."""
     world = World(random_setup(rng))
     for _ in range(num_operations):
         operation = rng.choices(("add", "step", "advance", "end", "fork"), (5, 8, 1, 1, 1))[0]
@@ -69,10 +69,10 @@ def no_copy_on_write(patch: pytest.MonkeyPatch) -> None:
 
 def publish_a_block_that_is_not_full(patch: pytest.MonkeyPatch) -> None:
     def publish(self: PrefixCache, seq: Sequence, now_s: float) -> None:
-        computed, seq.computed = seq.computed, seq.computed + 1
-        if seq.known >= seq.computed:
+        computed, seq.num_computed = seq.num_computed, seq.num_computed + 1
+        if seq.num_known >= seq.num_computed:
             original(self, seq, now_s)
-        seq.computed = computed
+        seq.num_computed = computed
 
     original = PrefixCache.publish
     patch.setattr(PrefixCache, "publish", publish)
@@ -80,7 +80,7 @@ def publish_a_block_that_is_not_full(patch: pytest.MonkeyPatch) -> None:
 
 def forget_a_reference(patch: pytest.MonkeyPatch) -> None:
     def retain(self: BlockPool, block: int) -> None:
-        if not self.refs(block):
+        if not self.ref_count(block):
             original(self, block)
 
     original = BlockPool.retain
@@ -92,27 +92,27 @@ def keep_a_reference(patch: pytest.MonkeyPatch) -> None:
 
 
 def tenants_share(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(prefix_cache, "root_digest", lambda tenant: b"everybody")
+    patch.setattr(prefix_cache, "root_digest", lambda tenant: b"anyone")
 
 
 def hit_the_whole_prompt(patch: pytest.MonkeyPatch) -> None:
     def match(self: PrefixCache, seq: Sequence, now_s: float) -> list[int]:
         seq.tokens.append(0)
-        found = original(self, seq, now_s)
+        blocks = original(self, seq, now_s)
         seq.tokens.pop()
-        return found
+        return blocks
 
     original = PrefixCache.match
     patch.setattr(PrefixCache, "match", match)
 
 
 def preemption_loses_the_output(patch: pytest.MonkeyPatch) -> None:
-    def forget(self: Sequence) -> None:
+    def reset(self: Sequence) -> None:
         original(self)
         del self.tokens[self.num_prompt + 1 :]
 
-    original = Sequence.forget_computed
-    patch.setattr(Sequence, "forget_computed", forget)
+    original = Sequence.reset_computed
+    patch.setattr(Sequence, "reset_computed", reset)
 
 
 def preempt_the_first_in_order(patch: pytest.MonkeyPatch) -> None:
@@ -124,14 +124,16 @@ def preempt_the_first_in_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def cancel_keeps_the_blocks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "_drop", lambda self, group, at_s: self._registry.remove_group(group))
+    patch.setattr(
+        Scheduler, "_remove_group", lambda self, group, at_s: self._registry.remove_group(group)
+    )
 
 
-def forks_draw_the_same(patch: pytest.MonkeyPatch) -> None:
+def forks_share_a_seed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sequence_registry, "derive_seed", lambda base, index: base)
 
 
-def a_chunk_too_many(patch: pytest.MonkeyPatch) -> None:
+def ignore_the_token_budget(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChunkedBudget, "take", lambda self, num_tokens, later=0: None)
 
 
@@ -142,7 +144,7 @@ def long_prompts_wait_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WholeBudget, "offer", offer)
 
 
-def evict_without_telling(patch: pytest.MonkeyPatch) -> None:
+def evict_without_notice(patch: pytest.MonkeyPatch) -> None:
     def init(self: PrefixCache, pool: BlockPool, ttl_s: float | None = None) -> None:
         original(self, pool, ttl_s)
         pool.on_evict = lambda block: None
@@ -151,29 +153,29 @@ def evict_without_telling(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "__init__", init)
 
 
-def lose_who_is_preempted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SequenceRegistry, "wait", lambda self, seq: None)
+def lose_preempted_sequences(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SequenceRegistry, "enqueue_resuming", lambda self, seq: None)
 
 
-def forget_the_next_leader(patch: pytest.MonkeyPatch) -> None:
-    def succeed(self: SequenceRegistry, group: SequenceGroup) -> None:
+def lose_the_next_choice(patch: pytest.MonkeyPatch) -> None:
+    def promote(self: SequenceRegistry, group: SequenceGroup) -> None:
         pass
 
-    patch.setattr(SequenceRegistry, "_succeed", succeed)
+    patch.setattr(SequenceRegistry, "_promote_choice", promote)
 
 
-def last_come_first_served(patch: pytest.MonkeyPatch) -> None:
+def serve_the_last_arrival_first(patch: pytest.MonkeyPatch) -> None:
     def peek(self: WaitingQueue) -> Sequence | None:
         return next(reversed(self._live.values()), None)
 
     patch.setattr(WaitingQueue, "peek", peek)
 
 
-def join_a_running_batch(patch: pytest.MonkeyPatch) -> None:
+def admit_to_a_running_batch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StaticBatching, "admits", lambda self, view: view.num_free_slots > 0)
 
 
-def time_to_live_never_ends(patch: pytest.MonkeyPatch) -> None:
+def ignore_the_time_to_live(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "expire", lambda self, now_s: None)
 
 
@@ -182,47 +184,49 @@ def rejected_drafts_keep_their_blocks(patch: pytest.MonkeyPatch) -> None:
 
 
 def rejected_drafts_count_as_computed(patch: pytest.MonkeyPatch) -> None:
-    def advance(self: Scheduler, seq: Sequence, run: Run, sampled: RunOutput) -> list[Event]:
-        return original(self, seq, replace(run, num_drafts=0), sampled)
+    def advance(self: Scheduler, seq: Sequence, run: Run, output: RunOutput) -> list[Event]:
+        return original(self, seq, replace(run, num_drafts=0), output)
 
     original = Scheduler._advance
     patch.setattr(Scheduler, "_advance", advance)
 
 
-def every_draft_draws_the_same_number(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan, "_after", lambda at, drafts: at)
+def drafts_share_a_sample_index(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan, "_after_drafts", lambda point, drafts: point)
 
 
-def branches_begin_empty(patch: pytest.MonkeyPatch) -> None:
-    def branch(self: BlockTables, seq: Sequence, num_tokens: int) -> list[int]:
-        return self._pool.alloc_many(self.num_of_branch(seq, num_tokens))
+def branches_lack_the_known_part(patch: pytest.MonkeyPatch) -> None:
+    def allocate_branch(self: BlockTables, seq: Sequence, num_tokens: int) -> list[int]:
+        return self._pool.allocate_many(self.num_branch_blocks(seq, num_tokens))
 
-    patch.setattr(BlockTables, "branch", branch)
-
-
-def the_branch_that_was_taken_is_given_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockTables, "graft", lambda self, seq, fresh: self.cut(fresh))
+    patch.setattr(BlockTables, "allocate_branch", allocate_branch)
 
 
-def what_a_branch_replaces_is_kept(patch: pytest.MonkeyPatch) -> None:
-    def graft(self: BlockTables, seq: Sequence, fresh: list[int]) -> None:
-        seq.blocks[seq.computed // self.block_size :] = fresh
+def release_the_accepted_branch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        BlockTables, "accept_branch", lambda self, seq, blocks: self.release_branch(blocks)
+    )
 
-    patch.setattr(BlockTables, "graft", graft)
+
+def leak_the_blocks_a_branch_replaces(patch: pytest.MonkeyPatch) -> None:
+    def accept_branch(self: BlockTables, seq: Sequence, blocks: list[int]) -> None:
+        seq.blocks[seq.num_computed // self.block_size :] = blocks
+
+    patch.setattr(BlockTables, "accept_branch", accept_branch)
 
 
-def branches_take_what_others_need(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockTables, "num_of_branch", lambda self, seq, num_tokens: 0)
+def branches_ignore_the_spare_blocks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockTables, "num_branch_blocks", lambda self, seq, num_tokens: 0)
 
 
 PLANTS: list[Plant] = [
-    branches_begin_empty,
-    the_branch_that_was_taken_is_given_back,
-    what_a_branch_replaces_is_kept,
-    branches_take_what_others_need,
+    branches_lack_the_known_part,
+    release_the_accepted_branch,
+    leak_the_blocks_a_branch_replaces,
+    branches_ignore_the_spare_blocks,
     rejected_drafts_keep_their_blocks,
     rejected_drafts_count_as_computed,
-    every_draft_draws_the_same_number,
+    drafts_share_a_sample_index,
     no_copy_on_write,
     publish_a_block_that_is_not_full,
     forget_a_reference,
@@ -232,29 +236,29 @@ PLANTS: list[Plant] = [
     preemption_loses_the_output,
     preempt_the_first_in_order,
     cancel_keeps_the_blocks,
-    forks_draw_the_same,
-    a_chunk_too_many,
+    forks_share_a_seed,
+    ignore_the_token_budget,
     long_prompts_wait_for_ever,
-    evict_without_telling,
-    lose_who_is_preempted,
-    forget_the_next_leader,
-    last_come_first_served,
-    join_a_running_batch,
-    time_to_live_never_ends,
+    evict_without_notice,
+    lose_preempted_sequences,
+    lose_the_next_choice,
+    serve_the_last_arrival_first,
+    admit_to_a_running_batch,
+    ignore_the_time_to_live,
 ]
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bug_is_caught(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, KeyError, IndexError)):
         for seed in range(60):
-            live(random.Random(seed))
+            run_random_world(random.Random(seed))
 
 
-def test_without_a_bug_nothing_is_caught() -> None:
-    """The same random worlds, and they do exercise what the bugs are about."""
-    worlds = [live(random.Random(seed)) for seed in range(60)]
+def test_random_worlds_pass_without_a_bug() -> None:
+    """The same random worlds pass, and they exercise what the bugs are about."""
+    worlds = [run_random_world(random.Random(seed)) for seed in range(60)]
     assert sum(world.num_preempted for world in worlds) > 50
     assert sum(world.num_copies for world in worlds) > 100
     assert sum(world.num_accepted for world in worlds) > 300

@@ -1,4 +1,4 @@
-"""Random operations on the scheduler: after every one of them, all of `World.check` holds."""
+"""Random operations on the scheduler; `World.check` must hold after every one of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETUPS = st.builds(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Hypothesis chooses the setup and the operations."""
+    """The setup and the operations are chosen by hypothesis."""
 
     @initialize(setup=SETUPS)
     def build(self, setup: Setup) -> None:

@@ -1,10 +1,10 @@
-"""A world around the scheduler in which every lie shows: its own tokens, its own KV memory.
+"""Drives a scheduler and detects every wrong token, wrong event and wrong KV access.
 
-`World` drives a Scheduler with a scripted runner and keeps, from events alone, the tokens that
-every choice should have. The runner's memory holds in each slot the whole text that it stands for
-(tenant and tokens up to that position), so that reading a wrong, stale, unwritten or foreign slot
-is seen at once. What the runner samples depends on the seed, the output index and the entire text:
-any order of steps must end in the same answers as each request served alone (`Answer.expected`).
+`World` runs a Scheduler with a scripted runner and derives from the events alone which tokens every
+choice should have. Each position of the runner's memory holds the entire text it stands for (tenant
+and tokens up to that position), so reading a wrong, stale, unwritten or foreign position is detected
+at once. The sampled token depends on the seed, the output index and the entire text: any order of
+steps must end in the same answers as serving each request on its own (`Answer.expected`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from ridgeline.records import (
 )
 from tests.invariants.checks import (
     Before,
+    check_admitted,
     check_always,
-    check_joined,
     check_plan,
     check_time_to_live,
     check_trimmed,
@@ -68,7 +68,7 @@ Text = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Setup:
-    """A scheduler to be built."""
+    """Parameters of a scheduler."""
 
     num_blocks: int = 9
     block_size: int = 4
@@ -100,7 +100,7 @@ class Setup:
 
 
 def sample(seed: int, text: tuple[int, ...], index: int, banned: tuple[int, ...]) -> int:
-    """The scripted model: a token that depends on everything it may depend on."""
+    """The scripted model: the token depends on everything it is allowed to depend on."""
     digest = blake2b(repr((seed, text, index)).encode(), digest_size=8).digest()
     token = int.from_bytes(digest, "little") % VOCAB
     while token in banned:
@@ -110,7 +110,7 @@ def sample(seed: int, text: tuple[int, ...], index: int, banned: tuple[int, ...]
 
 @dataclass
 class Answer:
-    """One choice as the world sees it; `expected` is what it must be in the end, served alone."""
+    """One choice: its tokens so far, and what they must be in the end (`expected`)."""
 
     request: Request
     seed: int
@@ -141,14 +141,16 @@ class Answer:
         return sample(self.seed, tuple(tokens), index, banned)
 
 
-class Prophet:
-    """Drafts of random length, up to `most` tokens; each token is right three times in four. Up to
-    `branches` chains beside each."""
+class OracleProposer:
+    """Proposes drafts of up to `max_drafts` tokens, each right with probability 3/4.
 
-    def __init__(self, world: World, most: int, branches: int) -> None:
-        self._world, self._most, self._branches = world, most, branches
-        self._rng = random.Random(most)
-        self.num_told = 0
+    Adds up to `branches` alternative chains to each.
+    """
+
+    def __init__(self, world: World, max_drafts: int, branches: int) -> None:
+        self._world, self._max_drafts, self._branches = world, max_drafts, branches
+        self._rng = random.Random(max_drafts)
+        self.num_outcomes = 0
 
     def should_propose(self, runs: Seq[Run]) -> bool:
         return True
@@ -160,34 +162,35 @@ class Prophet:
         chains = [self._chain(seq_id) for _ in range(self._rng.randint(0, self._branches))]
         return [chain for chain in chains if chain]
 
-    def propose(self, contexts: Seq[DraftContext], room: StepCapacity) -> list[tuple[int, ...]]:
-        assert room.num_free > 0 and room.num_runs >= len(contexts)
-        return [self._draft(each) for each in contexts]
+    def propose(self, contexts: Seq[DraftContext], capacity: StepCapacity) -> list[tuple[int, ...]]:
+        assert capacity.num_free > 0 and capacity.num_runs >= len(contexts)
+        return [self._draft(context) for context in contexts]
 
     def observe(self, outcomes: Seq[DraftOutcome]) -> None:
-        self.num_told += len(outcomes)
+        self.num_outcomes += len(outcomes)
 
     def forget(self, seq_id: int, tokens: Seq[int], tenant: str) -> None:
         pass
 
-    def _draft(self, each: DraftContext) -> tuple[int, ...]:
-        seq = self._world.scheduler._registry.running_by_id(each.seq_id)
-        assert seq is not None and each.tokens == seq.tokens and each.tenant == seq.request.tenant
-        return self._chain(each.seq_id)
+    def _draft(self, context: DraftContext) -> tuple[int, ...]:
+        seq = self._world.scheduler._registry.find_running(context.seq_id)
+        assert seq is not None and context.tokens == seq.tokens
+        assert context.tenant == seq.request.tenant
+        return self._chain(context.seq_id)
 
     def _chain(self, seq_id: int) -> tuple[int, ...]:
-        seq = self._world.scheduler._registry.running_by_id(seq_id)
+        seq = self._world.scheduler._registry.find_running(seq_id)
         assert seq is not None
         future = self._world.answers[seq.request.id, seq.index].expected[len(seq.tokens) :]
-        future = future[: self._rng.randint(0, self._most)]
+        future = future[: self._rng.randint(0, self._max_drafts)]
         return tuple(t if self._rng.random() < 0.75 else (t + 1) % VOCAB for t in future)
 
 
 class World:
-    """A scheduler, its runner's memory, and what everybody has been told so far."""
+    """A scheduler, its runner's memory, and the answers according to the events so far."""
 
     def __init__(self, setup: Setup) -> None:
-        drafts = Prophet(self, setup.drafts, setup.branches) if setup.drafts else None
+        drafts = OracleProposer(self, setup.drafts, setup.branches) if setup.drafts else None
         self.setup, self.scheduler, self.now_s = setup, setup.build(drafts), 0.0
         self.slots: list[list[Text | None]] = [
             [None] * setup.block_size for _ in range(setup.num_blocks)
@@ -196,10 +199,10 @@ class World:
         self.started: set[str] = set()
         self.num_requests = self.num_steps = self.num_preempted = self.num_copies = 0
         self.num_accepted = self.num_branched = 0
-        self.patience = 0  # steps that everything added so far may take
+        self.max_steps = 0  # that all requests added so far may take together
         self.used_s: dict[int, float] = {}  # block -> when it last had an owner
 
-    # -- what may happen, in any order
+    # -- operations, allowed in any order
 
     def add(
         self,
@@ -212,7 +215,7 @@ class World:
         background: bool = False,
     ) -> None:
         request = Request(
-            id=f"ask{self.num_requests}",
+            id=f"request{self.num_requests}",
             prompt=prompt,
             sampling=sampling,
             arrival_s=self.now_s,
@@ -229,20 +232,20 @@ class World:
         self.check()
 
     def cancel(self, request_id: str) -> None:
-        self._note_use()
-        self._tell(self.scheduler.cancel(request_id, self.now_s))
+        self._record_use()
+        self._receive(self.scheduler.cancel(request_id, self.now_s))
         assert not self.unfinished(request_id)
         self.check()
 
     def fail(self, request_id: str) -> None:
-        self._note_use()
-        self._tell(self.scheduler.fail(request_id, "for a reason", self.now_s))
+        self._record_use()
+        self._receive(self.scheduler.fail(request_id, "for a reason", self.now_s))
         assert not self.unfinished(request_id)
         self.check()
 
     def finish(self, request_id: str, index: int) -> None:
-        self._note_use()
-        self._tell(self.scheduler.finish(request_id, index, stop_reason="x", now_s=self.now_s))
+        self._record_use()
+        self._receive(self.scheduler.finish(request_id, index, stop_reason="x", now_s=self.now_s))
         self.check()
 
     def fork(self, seq: Sequence) -> None:
@@ -254,35 +257,35 @@ class World:
     def step(self) -> bool:
         """Plan, run, commit; False if there was nothing to run."""
         scheduler, before = self.scheduler, Before(self)
-        self._note_use()
+        self._record_use()
         plan = scheduler.plan(self.now_s)
         self.check()
         check_plan(self, plan, before)
-        check_joined(self, before)
+        check_admitted(self, before)
         check_time_to_live(self)
         result = self._run(plan)
         self.now_s += 0.125
-        self._note_use()
-        self._tell(scheduler.commit(plan, result, self.now_s))
+        self._record_use()
+        self._receive(scheduler.commit(plan, result, self.now_s))
         self.check()
         check_trimmed(self)
         self.num_steps += 1
         return bool(plan.runs)
 
     def drain(self) -> None:
-        """Step until everybody is served, within the bound that the head of scheduler.py argues."""
-        for _ in range(self.patience):
+        """Step until every request is served, within the number of steps that rules out starvation."""
+        for _ in range(self.max_steps):
             if not self.scheduler.has_work:
                 break
             if not self.step() and self.scheduler.has_work:
                 wake_s = self.scheduler.next_wake_s(self.now_s)
-                assert wake_s is not None, "requests wait, and nothing will ever happen"
+                assert wake_s is not None, "requests wait, but no wake-up is due"
                 self.now_s = max(self.now_s, wake_s)
-        assert not self.scheduler.has_work, "somebody starves"
+        assert not self.scheduler.has_work, "a request starves"
         assert self.scheduler.pool.num_owned == 0
         assert all(answer.reason for answer in self.answers.values())
 
-    # -- what may be looked at
+    # -- state
 
     @property
     def running(self) -> list[Sequence]:
@@ -302,24 +305,24 @@ class World:
         return StepResult(tuple([self._take(run) for run in plan.runs]))
 
     def _copy(self, plan: StepPlan) -> None:
-        """All at once, as a device would."""
-        origins, targets = [a for a, _ in plan.copies], [b for _, b in plan.copies]
-        assert not set(origins) & set(targets), "a block is both read and written by copies"
+        """Perform all copies at once, as a device would."""
+        sources, targets = [a for a, _ in plan.copies], [b for _, b in plan.copies]
+        assert not set(sources) & set(targets), "a block is both read and written by copies"
         assert len(set(targets)) == len(targets)
         self.num_copies += len(plan.copies)
-        for target, content in zip(targets, [list(self.slots[a]) for a in origins], strict=True):
+        for target, content in zip(targets, [list(self.slots[a]) for a in sources], strict=True):
             self.slots[target] = content
 
     def _take(self, run: Run) -> RunOutput:
-        """All paths are computed; the one that gives most is taken, the last of several."""
-        found = [self._compute(path) for path in draft_paths(run)]
-        path = max(range(len(found)), key=lambda i: (len(found[i].tokens), i))
-        self.num_accepted += max(0, len(found[path].tokens) - 1)
+        """Compute all paths and take the longest output, the last one among equals."""
+        outputs = [self._compute(path) for path in draft_paths(run)]
+        path = max(range(len(outputs)), key=lambda i: (len(outputs[i].tokens), i))
+        self.num_accepted += max(0, len(outputs[path].tokens) - 1)
         self.num_branched += path > 0
-        return replace(found[path], path=path)
+        return replace(outputs[path], path=path)
 
     def _compute(self, run: Run) -> RunOutput:
-        seq = self.scheduler._registry.running_by_id(run.seq_id)
+        seq = self.scheduler._registry.find_running(run.seq_id)
         assert seq is not None
         answer = self.answers[seq.request.id, seq.index]
         end = run.start + len(run.tokens) - run.num_drafts
@@ -327,7 +330,7 @@ class World:
         assert known == answer.tokens[run.start : end], "tokens lost or duplicated"
         for position in range(run.start):
             assert self._slot(run, position) == _text(answer, position), (
-                "attention reads a wrong slot"
+                "attention reads a wrong position"
             )
         fed = (*answer.tokens[:end], *run.drafts)
         for position in range(run.start, len(fed)):
@@ -336,14 +339,14 @@ class World:
             assert end < len(answer.tokens) and not run.num_drafts
             return RunOutput(prompt_logprobs=self._prompt_logprobs(run))
         assert end == len(answer.tokens) and run.sample.seed == answer.seed
-        given = tuple(self._walk(run, fed, end, answer.num_prompt))
-        return RunOutput(given, prompt_logprobs=self._prompt_logprobs(run))
+        tokens = tuple(self._walk(run, fed, end, answer.num_prompt))
+        return RunOutput(tokens, prompt_logprobs=self._prompt_logprobs(run))
 
     def _walk(self, run: Run, fed: tuple[int, ...], end: int, num_prompt: int) -> Iterator[int]:
-        """The target's tokens, for as long as the drafts agree with them."""
-        for i, at in enumerate(sample_points(run)):
-            assert at.index == end + i - num_prompt
-            token = sample(at.seed, fed[: end + i], at.index, at.banned)
+        """The target model's tokens, as long as the drafts agree with them."""
+        for i, point in enumerate(sample_points(run)):
+            assert point.index == end + i - num_prompt
+            token = sample(point.seed, fed[: end + i], point.index, point.banned)
             yield token
             if (token,) != fed[end + i : end + i + 1]:
                 return
@@ -355,7 +358,7 @@ class World:
     def _write(self, run: Run, position: int, text: Text) -> None:
         block = run.blocks[position // self.setup.block_size]
         pool = self.scheduler.pool
-        assert pool.refs(block) == 1, "a shared block is written"
+        assert pool.ref_count(block) == 1, "a shared block is written"
         assert not pool.is_published(block), "a published block is written"
         self.slots[block][position % self.setup.block_size] = text
 
@@ -365,22 +368,22 @@ class World:
         last = () if run.next_prompt_token is None else (run.next_prompt_token,)
         return tuple(TokenLogprobs(token, -1.0, 1, ()) for token in (*run.tokens[1:], *last))
 
-    # -- what everybody is told
+    # -- events
 
     def _answer(self, request: Request, index: int, tokens: list[int]) -> None:
         answer = Answer(request, derive_seed(request.sampling.seed or 0, index), tokens)
         self.answers[request.id, index] = answer
-        self.patience += len(answer.expected) + 2
+        self.max_steps += len(answer.expected) + 2
 
-    def _tell(self, events: list[Event]) -> None:
+    def _receive(self, events: list[Event]) -> None:
         for event in events:
             assert event.at_s <= self.now_s
             if isinstance(event, Started):
-                self._hear_started(event)
+                self._receive_started(event)
             elif isinstance(event, Token):
-                self._hear_token(event)
+                self._receive_token(event)
             elif isinstance(event, Finished):
-                self._hear_finished(event)
+                self._receive_finished(event)
             elif isinstance(event, Failed):
                 for key in self.unfinished(event.request_id):
                     self.answers[key].reason = "failed"
@@ -388,39 +391,41 @@ class World:
                 assert isinstance(event, Preempted)
                 self.num_preempted += 1
 
-    def _hear_started(self, event: Started) -> None:
+    def _receive_started(self, event: Started) -> None:
         assert event.request_id not in self.started, "started twice"
         self.started.add(event.request_id)
 
-    def _hear_token(self, event: Token) -> None:
+    def _receive_token(self, event: Token) -> None:
         answer = self.answers[event.request_id, event.index]
         assert answer.reason is None and event.request_id in self.started
         first = len(answer.tokens) == answer.num_prompt
         if first and not event.index and answer.request.sampling.prompt_logprobs is not None:
             assert event.prompt_logprobs is not None and event.prompt_logprobs[0] is None
-            told = [entry.token for entry in event.prompt_logprobs[1:] if entry is not None]
-            assert told == list(answer.request.prompt[1:])
+            tokens = [entry.token for entry in event.prompt_logprobs[1:] if entry is not None]
+            assert tokens == list(answer.request.prompt[1:])
         else:
             assert event.prompt_logprobs is None
         answer.tokens.append(event.token)
 
-    def _hear_finished(self, event: Finished) -> None:
+    def _receive_finished(self, event: Finished) -> None:
         answer = self.answers[event.request_id, event.index]
         assert answer.reason is None, "finished twice"
         assert event.usage.completion_tokens == len(answer.tokens) - answer.num_prompt
         assert event.usage.prompt_tokens == answer.num_prompt > event.usage.cached_tokens
-        assert answer.tokens == answer.expected[: len(answer.tokens)], "not as if served alone"
+        assert answer.tokens == answer.expected[: len(answer.tokens)], (
+            "differs from serving the request on its own"
+        )
         if event.reason != "abort" and event.stop_reason is None:
             assert answer.tokens == answer.expected and event.reason == answer.expected_reason
         answer.reason = event.reason
 
     def check(self) -> None:
-        self._note_use()
+        self._record_use()
         check_always(self)
 
-    def _note_use(self) -> None:
+    def _record_use(self) -> None:
         pool = self.scheduler.pool
-        owned = (block for block in range(pool.num_blocks) if pool.refs(block))
+        owned = (block for block in range(pool.num_blocks) if pool.ref_count(block))
         self.used_s.update(dict.fromkeys(owned, self.now_s))
 
 

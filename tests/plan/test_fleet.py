@@ -75,8 +75,8 @@ def conserved(scheduler: Scheduler) -> None:
     assert scheduler.pool.num_owned == len(tables)
     assert scheduler.pool.num_owned + scheduler.pool.num_idle == scheduler.pool.num_blocks
     for seq in running:
-        assert 0 <= seq.computed <= seq.known
-        assert len(seq.blocks) >= scheduler.pool.blocks_for(seq.computed)
+        assert 0 <= seq.num_computed <= seq.num_known
+        assert len(seq.blocks) >= scheduler.pool.num_blocks_for(seq.num_computed)
 
 
 def told(outcome: Outcome) -> list[tuple[object, ...]]:

@@ -48,7 +48,7 @@ def choose(asked: str, site: Site) -> tuple[str, tuple[str, ...]]:
                 value=asked,
                 fix="use --attention-backend auto",
             )
-        return asked, ("asked for",)
+        return asked, ("as requested",)
     rejected: list[str] = []
     for name in AUTO:
         why_not = attention_kind(name).why_not(site)

@@ -56,7 +56,7 @@ def plan_threads(settings: Settings, cores: system.Cores, rates_of: Measure) -> 
     most = settings.num_threads or usable
     why = _why_most(settings, cores.usable, usable)
     many, few = most, settings.num_threads_decode or most
-    why_decode = "as num_threads" if settings.num_threads_decode is None else "asked for"
+    why_decode = "as num_threads" if settings.num_threads_decode is None else "as requested"
     if settings.thread_plan == "auto":
         rates = rates_of(min(most, usable))
         if settings.num_threads is None:
@@ -72,7 +72,7 @@ def _why_most(settings: Settings, granted: float, usable: int) -> str:
     if settings.num_threads is None:
         return f"{granted:g} cores usable (affinity and cgroup quota)"
     over = settings.num_threads > usable
-    return f"asked for; more than the {granted:g} usable cores" if over else "asked for"
+    return f"as requested; more than the {granted:g} usable cores" if over else "as requested"
 
 
 def _told(rates: Mapping[int, float]) -> str:

@@ -1,12 +1,12 @@
-"""The torch-free control plane: scheduler, blocks, prefix cache, batching policies.
+"""The torch-free control plane: scheduler, KV block pool, prefix cache and batching policies.
 
     plan = scheduler.plan(now_s)                     what to compute, frozen
-    result = runner.run(plan)                        torch, a cost model, or a test's script
+    result = runner.run(plan)                        torch, a cost model, or a test script
     events = scheduler.commit(plan, result, now_s)   what happened
 
-Reading order: sequence, plan, scheduler; then roster (who sits where), queue (who goes first),
-budget (how many tokens), tables and blocks (where they live), prefix (what need not be computed),
-batching.
+Reading order: sequence, plan, scheduler; then queue/ (who waits and who runs), admission/ (who gets
+a slot), token_budget (how many tokens), kv/ (where they are stored and what need not be computed),
+batching/ and speculation/.
 """
 
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits

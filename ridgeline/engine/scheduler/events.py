@@ -1,4 +1,4 @@
-"""The events of a sequence: what is told of it, and nothing that changes it but one delivery."""
+"""Builds the events emitted for a sequence."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from ridgeline.engine.scheduler.sequence import Sequence, SequenceGroup
 from ridgeline.records import Event, Finished, FinishReason, Token
 
 
-def token_event(seq: Sequence, sampled: RunOutput, i: int, at_s: float) -> Token:
-    """The i-th sampled token; the first of choice 0 delivers the prompt's log-probabilities."""
+def token_event(seq: Sequence, output: RunOutput, i: int, at_s: float) -> Token:
+    """The i-th token of `output`. The first event of choice 0 carries the prompt's logprobs."""
     return Token(
         request_id=seq.request.id,
         index=seq.index,
-        token=sampled.tokens[i],
+        token=output.tokens[i],
         text="",
         at_s=at_s,
-        logprobs=sampled.logprobs[i] if sampled.logprobs else None,
+        logprobs=output.logprobs[i] if output.logprobs else None,
         prompt_logprobs=None if seq.num_prompt_logprobs is None else seq.take_prompt_logprobs(),
     )
 
@@ -35,7 +35,7 @@ def finished_event(
 
 
 def aborted_events(group: SequenceGroup, at_s: float) -> list[Event]:
-    """The end of every unfinished choice, those that never became sequences too, in order."""
+    """The end of every unfinished choice by index, including those not forked yet."""
     lengths = dict.fromkeys(group.unforked, 0)
     lengths |= {index: seq.num_output for index, seq in group.live.items()}
     return [

@@ -1,6 +1,6 @@
-"""The frozen records between deciding and computing: StepPlan goes down, StepResult comes back.
+"""The frozen records between deciding and computing: a StepPlan goes in, a StepResult comes out.
 
-No tensors: a plan can be printed, logged, and replayed against the reference model.
+They hold no tensors, so a plan can be printed, logged and replayed against the reference model.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from ridgeline.records import Sampling, TokenLogprobs
 class SamplePoint(msgspec.Struct, frozen=True):
     """Sample one token after the last position of a run.
 
-    `index` is the position of the new token within the output: with `seed` it alone determines the
-    random draw, so that batching, chunking and preemption cannot change it. `num_prompt` splits
-    `history` (prompt + output so far) for penalties; it is empty unless the sampling needs it.
-    `banned` tokens must not come out (end-of-sequence before min_tokens). `is_argmax`: it is known
-    that the first largest logit is all that is asked for; False says nothing.
+    `index` is the position of the new token within the output. Together with `seed` it alone
+    determines the random draw, so batching, chunking and preemption cannot change it. `history`
+    holds prompt and output so far, split at `num_prompt`, for penalties and grammars; it is empty
+    unless the sampling needs it. `banned` tokens must not be chosen (end-of-sequence tokens before
+    min_tokens). `is_argmax` True means the first largest logit is all that is needed; False
+    promises nothing.
     """
 
     sampling: Sampling
@@ -32,23 +33,26 @@ class SamplePoint(msgspec.Struct, frozen=True):
 
 
 class DraftBranch(msgspec.Struct, frozen=True):
-    """Other guesses from where a run's drafts begin: `blocks` are the sequence's up to there, and
-    then some that nobody else owns."""
+    """Alternative drafts from the position where a run's own drafts begin.
+
+    `blocks` are the sequence's blocks up to there, followed by blocks that only this branch owns.
+    """
 
     drafts: tuple[int, ...]
     blocks: tuple[int, ...]
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One sequence's share of a step: feed `tokens` at positions start, start+1, …
+    """One sequence's part of a step: feed `tokens` at positions start, start + 1, …
 
-    `blocks` is the sequence's block table; position p lives in blocks[p // block_size]. `sample` is
-    None while known tokens remain uncomputed after this run. `prompt_logprobs` asks for the
-    log-probabilities of the prompt tokens that follow each fed position (k, or None).
+    `blocks` is the block table: position p lives in blocks[p // block_size]. `sample` is None while
+    known tokens remain uncomputed after this run. `prompt_logprobs` k requests the log-probabilities
+    of the prompt tokens that follow each fed position, with k alternatives; `next_prompt_token` is
+    the one after the last position, if there is one.
 
-    The last `num_drafts` of `tokens` are guesses: the run is to give the longest head of them that
-    sampling confirms, and the token after it. `branches` are guesses in their place: with the
-    drafts they make a tree, whose root is the one known token that such a run feeds.
+    The last `num_drafts` of `tokens` are drafts: the run yields the longest accepted prefix of them
+    and one token more. `branches` are alternatives to those drafts. Together they form a tree whose
+    root is the one known token that such a run feeds.
     """
 
     seq_id: int
@@ -67,19 +71,21 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def is_argmax(self) -> bool:
-        """After every token that is fed one is sampled, by the first largest logit."""
-        at = self.sample
-        return at is not None and at.is_argmax and len(self.tokens) == self.num_drafts + 1
+        """True if every fed token is followed by a sampled one, chosen by the first largest logit."""
+        point = self.sample
+        return point is not None and point.is_argmax and len(self.tokens) == self.num_drafts + 1
 
     @property
     def max_outputs(self) -> int:
-        """The most tokens that the run can give: one for each row that is sampled."""
+        """The most tokens the run can yield: one per sampled row."""
         return 0 if self.sample is None else self.num_drafts + 1
 
 
 def draft_paths(run: Run) -> tuple[Run, ...]:
-    """A run's tree as runs without branches: its drafts, then each branch, all from the same known
-    token on."""
+    """A run's draft tree as runs without branches: its own drafts first, then each branch.
+
+    All of them start from the same known token.
+    """
     if not run.branches:
         return (run,)
     trunk = msgspec.structs.replace(run, branches=())
@@ -87,38 +93,38 @@ def draft_paths(run: Run) -> tuple[Run, ...]:
 
 
 def with_branch(trunk: Run, branch: DraftBranch) -> Run:
-    """The run with a branch's guesses in place of its own."""
+    """The run with a branch's drafts in place of its own."""
     assert len(trunk.tokens) == trunk.num_drafts + 1
     tokens, num = (trunk.tokens[0], *branch.drafts), len(branch.drafts)
     return msgspec.structs.replace(trunk, tokens=tokens, blocks=branch.blocks, num_drafts=num)
 
 
 def sample_points(run: Run) -> tuple[SamplePoint, ...]:
-    """How to sample after the known tokens of a run, and after each of its drafts in turn."""
-    at = run.sample
-    if at is None:
+    """How to sample after the known tokens of a run, and after each of its drafts."""
+    point = run.sample
+    if point is None:
         return ()
     if not run.num_drafts:
-        return (at,)
-    if at.sampling.greedy and not at.history and not at.banned:
-        return (at,) * (run.num_drafts + 1)  # nothing that is looked at changes from row to row
+        return (point,)
+    if point.sampling.greedy and not point.history and not point.banned:
+        return (point,) * (run.num_drafts + 1)  # nothing that greedy sampling reads differs by row
     drafts = run.drafts
-    return (at, *(_after(at, drafts[:count]) for count in range(1, len(drafts) + 1)))
+    return (point, *(_after_drafts(point, drafts[:num]) for num in range(1, len(drafts) + 1)))
 
 
-def _after(at: SamplePoint, drafts: tuple[int, ...]) -> SamplePoint:
-    """The same, `drafts` later: as if they were known."""
-    index = at.index + len(drafts)
+def _after_drafts(point: SamplePoint, drafts: tuple[int, ...]) -> SamplePoint:
+    """The sample point after `drafts`, as if they were known tokens."""
+    index = point.index + len(drafts)
     return msgspec.structs.replace(
-        at,
+        point,
         index=index,
-        history=(*at.history, *drafts) if at.history else (),
-        banned=at.banned if index < at.sampling.min_tokens else (),
+        history=(*point.history, *drafts) if point.history else (),
+        banned=point.banned if index < point.sampling.min_tokens else (),
     )
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. `copies` are (from, to) block copies to do first (copy-on-write)."""
+    """One step. `copies` are (from, to) block copies to perform first (copy-on-write)."""
 
     index: int
     runs: tuple[Run, ...]
@@ -126,9 +132,11 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class RunOutput(msgspec.Struct, frozen=True):
-    """What a run gave: its sampled tokens in order (none while the prompt is still being
-    computed; with drafts, those that were accepted and the one after them). `path`: along which of
-    the run's `draft_paths`."""
+    """The tokens a run yielded, in order.
+
+    None while the prompt is still being computed; with drafts, the accepted ones and the token
+    after them. `path` is the index within the run's `draft_paths` that was taken.
+    """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -137,12 +145,12 @@ class RunOutput(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """Aligned with StepPlan.runs."""
+    """One output per run of the plan, in the same order."""
 
     outputs: tuple[RunOutput, ...]
 
 
 class Runner(Protocol):
-    """Whatever computes a plan: torch here, a cost model in the simulator, a script in tests."""
+    """Computes plans: torch in the engine, a cost model in the simulator, a script in tests."""
 
     def run(self, plan: StepPlan) -> StepResult: ...

@@ -1,28 +1,26 @@
-"""The scheduler: which tokens of which sequences are computed in the next step.
+"""The scheduler: decides which tokens of which sequences the next step computes.
 
-One rule (the insight of vLLM V1): a sequence has *known* tokens and *computed* tokens, and every
-step lets the second catch up with the first under a token budget. Prefill, chunked prefill, decode,
-a prefix hit, the recomputation of a preempted sequence and a forked choice differ only in how far
-behind the computed tokens are. Nowhere is there a phase.
+One rule, that of vLLM V1: a sequence has *known* tokens and *computed* tokens, and every step lets
+the computed tokens catch up with the known ones under a token budget. Prefill, chunked prefill,
+decode, a prefix hit, the recomputation of a preempted sequence and a forked choice differ only in
+how far the computed tokens are behind. There are no phases.
 
-    plan    running sequences first, in order (`queue.py`), then waiting ones as the batching
-            policy, the budget and the block pool allow. When blocks run out, the last in order is
-            preempted: it gives all its blocks back and is recomputed later; its tokens stay known.
-    commit  what the runner computed becomes computed; what it sampled becomes known, and events.
+    plan    Running sequences first, in priority order, then waiting ones as the batching policy,
+            the token budget and the block pool allow. When blocks run out, the last sequence in
+            order is preempted: it returns all of its blocks and is recomputed later. Its tokens
+            stay known.
+    commit  What the runner computed becomes computed, what it sampled becomes known, and both are
+            reported as events.
 
-Why nothing starves: the order is static, so the first in order stays first until it is finished; it
-is never preempted while another one owns blocks; alone it always fits (checked by `add`). So it
-finishes, and then the next one is first. At the head of the queue nobody is overtaken for lack of
-blocks.
+No starvation. The order is static, so the first sequence stays first until it finishes. It is never
+preempted while another sequence owns blocks, and on its own it always fits (`add` checks that). So
+it finishes, and the next one becomes first. A request at the head of the queue is not overtaken for
+lack of blocks.
 
-Who may join, and what room it needs: `joining.py`. All of this holds within a lane; requests in the
-background get what the others leave: `lanes.py`.
+All of this holds within a lane. The background lane gets what interactive requests leave over.
 
-Drafts come last (`drafting.py`): what budget and blocks are left may carry guesses behind the last
-known token of a run; `commit` takes in those that the runner confirmed.
-
-No torch, no clock, no randomness: `now_s` and the seed come in, the runner stands between plan and
-commit, and the simulator drives these same classes on a virtual clock.
+No torch, no clock, no randomness: `now_s` and the seed are arguments, and the runner is called
+between plan and commit. The simulator drives this same class on a virtual clock.
 """
 
 from __future__ import annotations
@@ -65,10 +63,10 @@ from ridgeline.records import (
 
 
 class Scheduler:
-    """Owns every sequence; see the head of this file.
+    """Owns every sequence; plans steps and commits their results.
 
-    `eos_token_ids` end a sequence unless its sampling ignores them. `seed` is what requests without a
-    seed of their own derive theirs from, together with their place in the order of `add`.
+    `eos_token_ids` end a sequence unless its sampling ignores them. A request without a seed derives
+    one from `seed` and its place in the order of `add`. Instants are seconds on the caller's clock.
     """
 
     def __init__(
@@ -96,29 +94,29 @@ class Scheduler:
             make_background_policy(limits.background_tokens), self._registry
         )
         self._deadlines = Deadlines()
-        self._events: list[Event] = []  # what plan has to tell; handed out by commit
+        self._events: list[Event] = []  # events of the plan, handed out by the next commit
         self._now_s = 0.0
-        self._last = StepBuilder(limits, 0.0)
+        self._step = StepBuilder(limits, 0.0)  # the latest one
 
-    # -- requests: from any moment between a commit and the next plan, or between plan and commit
+    # -- requests: may be called at any time except within plan or commit
 
     def add(self, request: Request) -> None:
-        """Queue a request. BadInput or DoesNotFit if it could not be served even alone."""
+        """Queue a request. Raises BadInput or DoesNotFit if it could not be served even alone."""
         check_request(request, self.limits, self.pool)
         self._deadlines.add(self._registry.add(request))
-        self.background_budget.add(request)
+        self.background_budget.note_slo(request)
 
     def cancel(self, request_id: str, now_s: float | None = None) -> list[Event]:
-        """End every unfinished choice of a request (unknown ids: none); its blocks are free at once.
+        """Abort every unfinished choice of a request and free its blocks; [] for an unknown id.
 
-        `now_s` None, here and below, stands for the instant of the latest plan or commit.
+        Here and below, `now_s` None means the time of the latest plan or commit.
         """
-        group = self._registry.requests.get(request_id)
+        group = self._registry.groups.get(request_id)
         if group is None:
             return []
-        at_s = self._at(now_s)
+        at_s = self._now_s if now_s is None else now_s
         events = aborted_events(group, at_s)
-        self._drop(group, at_s)
+        self._remove_group(group, at_s)
         return events
 
     def fail(
@@ -128,12 +126,12 @@ class Scheduler:
         now_s: float | None = None,
         cause: FailureCause = "error",
     ) -> list[Event]:
-        """As cancel, for a request that cannot be served any further: one Failed event."""
-        group = self._registry.requests.get(request_id)
+        """Like `cancel`, for a request that cannot be served any further: one Failed event."""
+        group = self._registry.groups.get(request_id)
         if group is None:
             return []
-        at_s = self._at(now_s)
-        self._drop(group, at_s)
+        at_s = self._now_s if now_s is None else now_s
+        self._remove_group(group, at_s)
         return [Failed(request_id=request_id, at_s=at_s, error=error, cause=cause)]
 
     def finish(
@@ -145,59 +143,64 @@ class Scheduler:
         stop_reason: str | int | None = None,
         now_s: float | None = None,
     ) -> list[Event]:
-        """End one choice from outside, e.g. at a stop string. No events if it has ended already:
-        then its Finished is among those of the same commit, for the caller to amend."""
-        seq = self._registry.live(request_id, index)
-        return [] if seq is None else [self._finish(seq, reason, stop_reason, self._at(now_s))]
+        """End one choice from outside, for example at a stop string.
+
+        Returns [] if the choice has already ended: its Finished is then among the events of the
+        same commit, and the caller may amend it.
+        """
+        seq = self._registry.find_choice(request_id, index)
+        if seq is None:
+            return []
+        return [self._finish(seq, reason, stop_reason, self._now_s if now_s is None else now_s)]
 
     def fork(self, request_id: str, index: int) -> int:
-        """Split a running choice in two that share all known tokens; the index of the new one.
+        """Split a running choice into two that share all known tokens; returns the new index.
 
-        To be called between commit and plan, on a choice whose only pending token is its last one.
+        Call it between commit and plan, on a choice whose only pending token is its last one.
         """
-        source = self._registry.live(request_id, index)
-        assert source is not None and source.state is State.RUNNING and source.pending == 1
+        source = self._registry.find_choice(request_id, index)
+        assert source is not None and source.state is State.RUNNING and source.num_pending == 1
         new_index = self._registry.add_choice(source.group)
-        self._fork(source, new_index, source.known)
+        self._fork(source, new_index, source.num_known)
         return new_index
 
     # -- the step
 
     def plan(self, now_s: float) -> StepPlan:
-        """Decide the next step. It may hold no runs; hand it to `commit` all the same."""
-        self._now_s = now_s
-        self.background_budget.begin(now_s)
-        self._expire(now_s)
-        step = self._last = StepBuilder(self.limits, now_s)
+        """Decide the next step. Pass the plan to `commit` even if it has no runs."""
+        step = self._begin_step(now_s)
         for lane in self._registry.lanes:
             self._plan_lane(lane, step)
         self.draft_scheduler.plan(step)
-        self.background_budget.planned(step)
+        self.background_budget.end_plan(step)
         plan = StepPlan(self.totals.num_steps, tuple(step.runs), self._tables.take_copies())
         self.totals.num_steps += bool(step.runs)
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Event]:
-        """Take in what the runner made of a plan. Runs of requests that ended meanwhile are ignored."""
+        """Apply a plan's result. Runs of sequences that ended in the meantime are ignored."""
         self._now_s = now_s
         events, self._events = self._events, []
-        for run, sampled in zip(plan.runs, result.outputs, strict=True):
-            seq = self._registry.running_by_id(run.seq_id)
-            run = self.draft_scheduler.settle(seq, run, sampled)
+        for run, output in zip(plan.runs, result.outputs, strict=True):
+            seq = self._registry.find_running(run.seq_id)
+            run = self.draft_scheduler.resolve_branches(seq, run, output)
             if seq is not None:
-                self.draft_scheduler.judge(run, sampled)
-                events += self._advance(seq, run, sampled)
-        self.draft_scheduler.observe()
+                self.draft_scheduler.count_outcome(run, output)
+                events += self._advance(seq, run, output)
+        self.draft_scheduler.report_outcomes()
         return events
 
     @property
     def has_work(self) -> bool:
-        return bool(self._registry.requests) or bool(self._events)
+        """True while a request is unfinished or an event has not been handed out."""
+        return bool(self._registry.groups) or bool(self._events)
 
     def next_wake_s(self, now_s: float) -> float | None:
-        """When to plan again if no request comes or goes: `now_s` if there is something to do now, a
-        later instant if a policy or a deadline waits for it, None if nothing will happen by
-        itself."""
+        """When to plan again if no request arrives or is cancelled.
+
+        `now_s` if there is work now, a later time if a batching policy or a deadline is due then,
+        None if nothing will become due by itself.
+        """
         registry = self._registry
         if registry.running or self._events or any(len(lane.resuming) for lane in registry.lanes):
             return now_s
@@ -206,60 +209,79 @@ class Scheduler:
         wakes = (self._admitter.wake_s(now_s), self._deadlines.next_s)
         return min((max(now_s, at_s) for at_s in wakes if at_s is not None), default=None)
 
-    def request_id(self, run: Run) -> str | None:
-        """Whose run it is; None once its sequence has ended or lost its seat."""
-        return self._registry.request_id(run.seq_id)
+    def request_id_of(self, run: Run) -> str | None:
+        """The request a run belongs to; None once its sequence has ended or was preempted."""
+        seq = self._registry.find_running(run.seq_id)
+        return None if seq is None else seq.request.id
 
-    def num_in_background(self) -> tuple[int, int]:
-        """Of the running and of the waiting sequences, those of background requests."""
+    def num_background(self) -> tuple[int, int]:
+        """Running and waiting sequences of background requests."""
         lane = self._registry.lanes[1]
         return lane.num_running, len(lane.unstarted) + len(lane.resuming)
 
-    def view(self) -> SchedulerStats:
-        """The scheduler's share of a StepStat; call it after `plan`."""
+    def stats(self) -> SchedulerStats:
+        """The scheduler's part of a StepStat; call it after `plan`."""
         return SchedulerStats(
             num_running=len(self._registry.running),
             num_waiting=self._registry.num_waiting,
             used_blocks=self.pool.num_owned,
             num_blocks=self.pool.num_blocks,
             max_num_seqs=self.limits.max_num_seqs,
-            num_preempted=self._last.num_preempted,
-            queried_tokens=self._last.queried_tokens,
-            hit_tokens=self._last.hit_tokens,
+            num_preempted=self._step.num_preempted,
+            queried_tokens=self._step.queried_tokens,
+            hit_tokens=self._step.hit_tokens,
         )
 
-    # -- plan: those who run
+    # -- plan: running sequences
+
+    def _begin_step(self, now_s: float) -> StepBuilder:
+        """Expire requests and cached blocks that are due, and start an empty step."""
+        self._now_s = now_s
+        self.background_budget.begin_step(now_s)
+        self.cache.expire(now_s)
+        for group in self._deadlines.pop_passed(now_s):
+            if self._registry.groups.get(group.request.id) is group:  # otherwise it has ended
+                error = "its deadline has passed"
+                self._events += self.fail(group.request.id, error, now_s, "deadline")
+        self._step = StepBuilder(self.limits, now_s)
+        return self._step
 
     def _plan_lane(self, lane: Lane, step: StepBuilder) -> None:
-        """Who runs, then who waits, unless somebody better waits or somebody lost blocks."""
+        """Running sequences of a lane, then waiting ones.
+
+        Nothing is admitted while a request of a higher-priority lane waits, nor after this step has
+        preempted a sequence of this or a higher-priority lane.
+        """
         if not (lane.num_running or lane.has_waiting):
             return
-        better = self._registry.lanes[: lane.rank]
-        if any(each.num_running for each in better):
-            self.background_budget.narrow(step)
-        elif better and self.limits.chunked_prefill:
-            self.background_budget.alone(step)
+        higher = self._registry.lanes[: lane.rank]
+        if any(other.num_running for other in higher):
+            self.background_budget.limit_mixed_step(step)
+        elif higher and self.limits.chunked_prefill:
+            self.background_budget.limit_background_step(step)
         self._plan_running(lane, step)
-        if step.best_preempted > lane.rank and not any(each.has_waiting for each in better):
-            self._plan_waiting(lane, step)
+        if step.best_preempted > lane.rank and not any(other.has_waiting for other in higher):
+            while (admitted := self._admitter.admit_next(lane, step)) is not None:
+                self._mark_started(admitted.seq, step)
+                if admitted.num_tokens:
+                    self._append_run(admitted.seq, admitted.num_tokens, step)
 
     def _plan_running(self, lane: Lane, step: StepBuilder) -> None:
-        """Every running sequence of the lane in order; the end of the list may be preempted on the
-        way."""
         running, reserve = self._registry.running, self._tables.reserve
         i = self._registry.num_running_up_to(lane) - lane.num_running
+        # The end moves: making room for one sequence may preempt those behind it.
         while i < (end := self._registry.num_running_up_to(lane)):
             seq, later = running[i], end - i - 1
-            num_tokens = step.budget.offer(seq.pending, later)
+            num_tokens = step.budget.offer(seq.num_pending, later)
             if num_tokens and (reserve(seq, num_tokens) or self._make_room(seq, num_tokens, step)):
-                self._run(seq, num_tokens, step, later)
+                self._append_run(seq, num_tokens, step, later)
             i += 1
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: StepBuilder) -> bool:
-        """Reserve blocks, preempting the last in order while they are short; `seq` itself last."""
+        """Reserve blocks, preempting from the end of the order; False if `seq` itself had to go."""
         while not self._tables.reserve(seq, num_tokens):
             victim = self._registry.running[-1]
-            assert len(self._registry.running) > 1, "alone, a sequence always fits"
+            assert len(self._registry.running) > 1, "a sequence always fits on its own"
             self._preempt(victim, step)
             if victim is seq:
                 return False
@@ -268,76 +290,75 @@ class Scheduler:
     def _preempt(self, seq: Sequence, step: StepBuilder) -> None:
         self.draft_scheduler.forget(seq)
         self._tables.release(seq, step.now_s)
-        seq.forget_computed()
+        seq.reset_computed()
         self._registry.deactivate(seq)
         step.num_preempted += 1
-        step.best_preempted = min(step.best_preempted, self._registry.lane(seq.request).rank)
+        step.best_preempted = min(step.best_preempted, self._registry.lane_of(seq.request).rank)
         self.totals.num_preempted += 1
         self._events.append(Preempted(request_id=seq.request.id, index=seq.index, at_s=step.now_s))
 
-    # -- plan: those who wait
+    # -- plan: waiting sequences
 
-    def _plan_waiting(self, lane: Lane, step: StepBuilder) -> None:
-        while (joined := self._admitter.next(lane, step)) is not None:
-            self._start(joined.seq, step)
-            if joined.num_tokens:
-                self._run(joined.seq, joined.num_tokens, step)
-
-    def _start(self, seq: Sequence, step: StepBuilder) -> None:
-        """If this is the request's first seat: the end of its queue time."""
+    def _mark_started(self, seq: Sequence, step: StepBuilder) -> None:
+        """The first slot of a request ends its queue time."""
         group = seq.group
         if group.started:
             return
-        group.cached_tokens = seq.computed
-        step.num_admitted += self._registry.start(group)
+        group.cached_tokens = seq.num_computed
+        step.num_admitted += self._registry.mark_started(group)
         self._events.append(
-            Started(request_id=seq.request.id, at_s=step.now_s, cached_tokens=seq.computed)
+            Started(request_id=seq.request.id, at_s=step.now_s, cached_tokens=seq.num_computed)
         )
-        if seq.num_prompt_logprobs is None:
-            self.cache.count(seq.num_prompt, seq.computed)
+        if seq.num_prompt_logprobs is None:  # prompt logprobs bypass the cache: not a lookup
+            self.cache.record_lookup(seq.num_prompt, seq.num_computed)
             step.queried_tokens += seq.num_prompt
-            step.hit_tokens += seq.computed
+            step.hit_tokens += seq.num_computed
 
-    def _run(self, seq: Sequence, num_tokens: int, step: StepBuilder, later: int = 0) -> None:
+    def _append_run(
+        self, seq: Sequence, num_tokens: int, step: StepBuilder, later: int = 0
+    ) -> None:
         step.budget.take(num_tokens, later)
-        sample = self._rule.sample_at(seq) if num_tokens == seq.pending else None
+        sample = self._rule.sample_point(seq) if num_tokens == seq.num_pending else None
         step.runs.append(make_run(seq, num_tokens, self.pool.block_size, sample))
 
     # -- commit
 
-    def _advance(self, seq: Sequence, run: Run, sampled: RunOutput) -> list[Event]:
-        assert seq.computed == run.start and bool(sampled.tokens) == (run.sample is not None)
+    def _advance(self, seq: Sequence, run: Run, output: RunOutput) -> list[Event]:
+        """Move one sequence past what its run computed and sampled."""
+        assert seq.num_computed == run.start and bool(output.tokens) == (run.sample is not None)
         num_fed = len(run.tokens)
         end = run.start + num_fed - run.num_drafts
-        if seq.num_prompt_logprobs is not None or sampled.prompt_logprobs:
+        if seq.num_prompt_logprobs is not None or output.prompt_logprobs:
             wanted = num_prompt_positions(seq, run.start, end)
-            assert len(sampled.prompt_logprobs) == wanted, "one per position that was asked for"
-            seq.prompt_logprobs += sampled.prompt_logprobs
-        seq.computed = end
+            assert len(output.prompt_logprobs) == wanted, "one entry per requested position"
+            seq.prompt_logprobs += output.prompt_logprobs
+        seq.num_computed = end
         self.totals.num_tokens += num_fed
         self.cache.publish(seq, self._now_s)
-        if not sampled.tokens:
+        if not output.tokens:
             return []
         if seq.group.unforked:
             self._fork_unforked(seq)
         if run.num_drafts:
-            return self._extend(seq, sampled)
-        event = token_event(seq, sampled, 0, self._now_s)
-        seq.tokens.append(sampled.tokens[0])
+            return self._accept_drafts(seq, output)
+        event = token_event(seq, output, 0, self._now_s)
+        seq.tokens.append(output.tokens[0])
         self.totals.num_sampled += 1
-        stop = self._rule.stop(seq)
+        stop = self._rule.check_stop(seq)
         return [event] if stop is None else [event, self._finish(seq, *stop, self._now_s)]
 
-    def _extend(self, seq: Sequence, sampled: RunOutput) -> list[Event]:
-        """Sampled tokens become known, up to the one that ends the sequence; all but the last of
-        them were drafts, so that the step has computed them too."""
+    def _accept_drafts(self, seq: Sequence, output: RunOutput) -> list[Event]:
+        """Append sampled tokens up to the one that ends the sequence.
+
+        All but the last were drafts, so the step has computed them as well.
+        """
         events: list[Event] = []
-        for i, token in enumerate(sampled.tokens):
-            seq.computed += i > 0
-            events.append(token_event(seq, sampled, i, self._now_s))
+        for i, token in enumerate(output.tokens):
+            seq.num_computed += i > 0
+            events.append(token_event(seq, output, i, self._now_s))
             seq.tokens.append(token)
             self.totals.num_sampled += 1
-            stop = self._rule.stop(seq)
+            stop = self._rule.check_stop(seq)
             if stop is not None:
                 self.cache.publish(seq, self._now_s)
                 return [*events, self._finish(seq, *stop, self._now_s)]
@@ -346,23 +367,23 @@ class Scheduler:
         return events
 
     def _fork_unforked(self, leader: Sequence) -> None:
-        """The prompt is computed: the other choices begin from it."""
+        """The prompt is computed: fork the remaining choices of the request from it."""
         unforked, leader.group.unforked = leader.group.unforked, []
         for index in unforked:
             self._fork(leader, index, leader.num_prompt)
 
     def _fork(self, source: Sequence, index: int, num_known: int) -> None:
-        """A choice that shares the blocks of `source`; without a free seat it waits for one."""
-        seq = self._registry.branch(source, index, num_known)
-        if not self._admitter.ensure_slot(self._registry.lane(seq.request), self._last):
-            self._registry.wait(seq)
+        """Add a choice that shares the blocks of `source`; without a free slot it waits for one."""
+        seq = self._registry.fork(source, index, num_known)
+        if not self._admitter.ensure_slot(self._registry.lane_of(seq.request), self._step):
+            self._registry.enqueue_resuming(seq)
             return
-        blocks = source.blocks[: self.pool.blocks_for(num_known)]
-        self._tables.adopt(seq, blocks, num_known - 1, self._now_s)
+        blocks = source.blocks[: self.pool.num_blocks_for(num_known)]
+        self._tables.adopt_prefix(seq, blocks, num_known - 1, self._now_s)
         self._registry.activate(seq)
         self.totals.num_forked += 1
 
-    # -- endings
+    # -- ends
 
     def _finish(
         self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None, at_s: float
@@ -373,19 +394,8 @@ class Scheduler:
         self.totals.num_finished += 1
         return finished_event(seq, reason, stop_reason, at_s)
 
-    def _drop(self, group: SequenceGroup, at_s: float) -> None:
+    def _remove_group(self, group: SequenceGroup, at_s: float) -> None:
         for seq in group.live.values():
             self.draft_scheduler.forget(seq)
             self._tables.release(seq, at_s)
         self._registry.remove_group(group)
-
-    def _expire(self, now_s: float) -> None:
-        """Deadlines that have passed, and cached blocks whose time is over."""
-        self.cache.expire(now_s)
-        for group in self._deadlines.passed(now_s):
-            if self._registry.requests.get(group.request.id) is group:
-                error = "its deadline has passed"
-                self._events += self.fail(group.request.id, error, now_s, "deadline")
-
-    def _at(self, now_s: float | None) -> float:
-        return self._now_s if now_s is None else now_s

@@ -1,5 +1,4 @@
-"""The one mutable record of the engine: a sequence, and the choices of one request that it belongs
-to."""
+"""Sequences, the engine's one mutable record, grouped by the request they belong to."""
 
 from __future__ import annotations
 
@@ -9,11 +8,11 @@ from enum import Enum
 from ridgeline.records import Request, Sampling, TokenLogprobs, Usage
 
 OrderKey = tuple[float, int, int]
-SortKey = tuple[int, OrderKey]
+SortKey = tuple[int, OrderKey]  # lane rank, then the order within the lane
 
 
 class State(Enum):
-    """Where a sequence is. Only a running one owns blocks."""
+    """Only a running sequence has a slot and owns blocks."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -22,13 +21,13 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Known tokens (prompt and output); the first `computed` of them are in the KV cache.
+    """Known tokens (prompt and output), of which the first `num_computed` are in the KV cache.
 
-    `key` orders sequences: lower goes first, lane by lane (see `queue.py`, `lanes.py`). `blocks` is
-    the block table: position p lives in blocks[p // block_size]. `digests` is the hash chain over
-    full blocks as far as it has been needed; the first `num_published` blocks have been offered to
-    the prefix cache.
-    `num_prompt_logprobs`: how many alternatives per prompt position are still wanted (None: none).
+    `key` orders sequences, lowest first, lane by lane. `blocks` is the block table: position p lives
+    in blocks[p // block_size]. `digests` is the hash chain over full blocks, as far as it has been
+    needed; the first `num_published` blocks have been offered to the prefix cache.
+    `num_prompt_logprobs` is the number of alternatives to report per prompt position; None if none
+    are due (any more).
     """
 
     id: int
@@ -38,14 +37,15 @@ class Sequence:
     key: SortKey
     tokens: list[int]
     num_prompt: int
-    computed: int = 0
+    num_computed: int = 0
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     num_published: int = 0
     num_prompt_logprobs: int | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    request: Request = field(init=False)  # this and what follows: asked for at every token
+    # Copies of what every token needs, to save the lookups.
+    request: Request = field(init=False)
     sampling: Sampling = field(init=False)
     has_history: bool = field(init=False)
     is_argmax: bool = field(init=False)
@@ -57,39 +57,42 @@ class Sequence:
         self.is_argmax = self.sampling.takes_first_largest
 
     @property
-    def known(self) -> int:
+    def num_known(self) -> int:
         return len(self.tokens)
 
     @property
-    def pending(self) -> int:
-        """Known tokens that are not computed yet; at least one while the sequence lives."""
-        return len(self.tokens) - self.computed
+    def num_pending(self) -> int:
+        """Known tokens that are not computed yet: at least one until the sequence finishes."""
+        return len(self.tokens) - self.num_computed
 
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
 
     def take_prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """Those of the whole prompt, for the first token; nothing predicts the prompt's first
-        token."""
+        """Log-probabilities of the whole prompt, to be delivered once, with the first token.
+
+        The first entry is None: nothing predicts the prompt's first token.
+        """
         if self.num_prompt_logprobs is None:
             return None
         taken, self.prompt_logprobs = (None, *self.prompt_logprobs), []
         self.num_prompt_logprobs = None
         return taken
 
-    def forget_computed(self) -> None:
-        """Back to nothing computed; what was generated stays known and is recomputed as prompt."""
-        self.computed = self.num_published = 0
+    def reset_computed(self) -> None:
+        """Back to nothing computed; generated tokens stay known and are recomputed like a prompt."""
+        self.num_computed = self.num_published = 0
         self.prompt_logprobs.clear()
 
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """The sequences of one request. Choice 0 computes the prompt; those in `unforked` wait for it.
+    """The sequences of one request, one per choice.
 
-    `seed` is the request's; every choice derives its own from it. `live` holds unfinished sequences by
-    choice. `started` turns true when the request gets its first seat.
+    Choice 0 computes the prompt; the indices in `unforked` are forked from it afterwards. `live`
+    holds the unfinished sequences by choice index. `started` becomes true with the request's first
+    slot. Every choice derives its seed from `seed`.
     """
 
     request: Request
@@ -106,17 +109,18 @@ class SequenceGroup:
         return len(self.live) + len(self.unforked)
 
     def usage(self, num_output: int) -> Usage:
+        """Token counts for a choice that ends with `num_output` tokens."""
         return Usage(
             prompt_tokens=len(self.request.prompt),
             cached_tokens=self.cached_tokens,
             completion_tokens=num_output,
         )
 
-    def source_for(self, seq: Sequence) -> Sequence | None:
-        """A running sibling that holds the computed prompt which `seq` still has to begin from."""
+    def find_computed_prompt(self, seq: Sequence) -> Sequence | None:
+        """A running sibling that holds the computed prompt which `seq` has yet to start from."""
         if seq.num_output:
             return None
         for other in self.live.values():
-            if other.state is State.RUNNING and other.computed >= seq.num_prompt:
+            if other.state is State.RUNNING and other.num_computed >= seq.num_prompt:
                 return other
         return None

@@ -1,4 +1,4 @@
-"""The plan while it is being made: runs, budget and counts of one step."""
+"""The step under construction: its runs, its token budget and its counts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ridgeline.engine.scheduler.token_budget import ChunkedBudget, TokenBudget, 
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `StepStat` wants to know from the scheduler. Counts of sequences, blocks and tokens.
+    """What a `StepStat` reports about the scheduler: counts of sequences, blocks and tokens.
 
-    The first five are as of now; the last three are what the latest plan did. `num_waiting` counts
-    every unfinished choice without a seat; `used_blocks` have an owner.
+    The first five are levels; the last three are what the latest plan did. `num_waiting` counts
+    every unfinished choice without a slot, `used_blocks` the blocks that have an owner.
     """
 
     num_running: int
@@ -30,7 +30,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerTotals(msgspec.Struct, kw_only=True):
-    """Counts since the scheduler was made."""
+    """Counts since the scheduler was created."""
 
     num_steps: int = 0
     num_tokens: int = 0
@@ -41,7 +41,11 @@ class SchedulerTotals(msgspec.Struct, kw_only=True):
 
 
 class StepBuilder:
-    """One step in the making."""
+    """Collects the runs of one step.
+
+    `num_admitted` counts slots given to requests that started in this step. `best_preempted` is the
+    rank of the highest-priority lane in which a sequence was preempted (inf: none).
+    """
 
     def __init__(self, limits: SchedulerLimits, now_s: float) -> None:
         tokens = limits.max_num_batched_tokens
@@ -51,12 +55,17 @@ class StepBuilder:
         self.now_s = now_s
         self.runs: list[Run] = []
         self.num_admitted = self.num_preempted = self.queried_tokens = self.hit_tokens = 0
-        self.best_preempted = math.inf  # rank of the best lane that somebody lost a seat in
+        self.best_preempted = math.inf
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that the runs so far feed, drafts included."""
+        return sum([len(run.tokens) for run in self.runs])
 
 
 def make_run(seq: Sequence, num_tokens: int, block_size: int, sample: SamplePoint | None) -> Run:
     """The next `num_tokens` pending tokens of `seq` as a run."""
-    start, table = seq.computed, seq.blocks
+    start, table = seq.num_computed, seq.blocks
     end = start + num_tokens
     tokens = tuple(seq.tokens[start:end]) if num_tokens > 1 else (seq.tokens[start],)
     num_blocks = -(-end // block_size)
@@ -68,14 +77,14 @@ def make_run(seq: Sequence, num_tokens: int, block_size: int, sample: SamplePoin
 
 
 def with_drafts(run: Run, seq: Sequence, drafts: tuple[int, ...], block_size: int) -> Run:
-    """The same run with guesses behind its known tokens; `seq` has blocks for them."""
+    """The run with drafts appended to its known tokens; `seq` must have blocks for them."""
     tokens = run.tokens + drafts
     blocks = tuple(seq.blocks[: -(-(run.start + len(tokens)) // block_size)])
     return msgspec.structs.replace(run, tokens=tokens, blocks=blocks, num_drafts=len(drafts))
 
 
 def num_prompt_positions(seq: Sequence, start: int, end: int) -> int:
-    """How many positions of start..end predict a prompt token whose log-probability is wanted."""
+    """How many of positions start..end - 1 predict a prompt token whose logprob was requested."""
     if seq.num_prompt_logprobs is None:
         return 0
     return max(0, min(end, seq.num_prompt - 1) - start)

@@ -1,6 +1,6 @@
-"""What a sampled token means for its sequence, and what the sampler is told in advance.
+"""When a sequence ends, and how its next token is sampled.
 
-Stop *strings* are not here: they can only be seen in text, by the engine, which then calls
+Stop *strings* are not handled here: only text shows them, so the engine detects them and calls
 `Scheduler.finish`.
 """
 
@@ -17,19 +17,18 @@ Stop = tuple[FinishReason, int | None]
 
 
 def derive_seed(base: int, index: int) -> int:
-    """A 63-bit seed that depends on both numbers: choice `index` of a request, or request `index` of an
-    engine."""
+    """A 63-bit seed derived from both numbers: of a request's choice, or of an engine's request."""
     digest = blake2b(f"{base}:{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class StopRule:
-    """End-of-sequence tokens of the model, and the longest sequence it may hold."""
+    """Applies the model's end-of-sequence tokens and its maximum sequence length."""
 
     def __init__(self, eos_token_ids: Iterable[int], max_model_len: int) -> None:
         self._eos, self._max_model_len = tuple(eos_token_ids), max_model_len
 
-    def stop(self, seq: Sequence) -> Stop | None:
+    def check_stop(self, seq: Sequence) -> Stop | None:
         """(finish reason, stop reason) if the sequence ends with its last token, else None."""
         sampling, num_known = seq.sampling, len(seq.tokens)
         num_output = num_known - seq.num_prompt
@@ -43,22 +42,20 @@ class StopRule:
             return "length", None
         return None
 
-    def most_drafts(self, seq: Sequence) -> int:
-        """Drafts that could all be accepted, with a token after them, before the sequence ends."""
+    def max_useful_drafts(self, seq: Sequence) -> int:
+        """How many drafts could all be accepted, with a token after them, before the sequence ends."""
         wanted = seq.sampling.max_tokens
-        room = self._max_model_len - seq.known
+        room = self._max_model_len - seq.num_known
         return (room if wanted is None else min(wanted - seq.num_output, room)) - 1
 
-    def sample_at(self, seq: Sequence) -> SamplePoint:
+    def sample_point(self, seq: Sequence) -> SamplePoint:
         """How to sample the sequence's next token."""
         sampling, num_prompt = seq.sampling, seq.num_prompt
         num_output = len(seq.tokens) - num_prompt
         history = tuple(seq.tokens) if seq.has_history else ()
-        banned = self._banned(seq) if num_output < sampling.min_tokens else ()
+        banned: tuple[int, ...] = ()
+        if num_output < sampling.min_tokens:
+            eos = () if sampling.ignore_eos else self._eos
+            banned = tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))
         is_argmax = seq.is_argmax and not banned
         return SamplePoint(sampling, seq.seed, num_output, num_prompt, history, banned, is_argmax)
-
-    def _banned(self, seq: Sequence) -> tuple[int, ...]:
-        sampling = seq.sampling
-        eos = () if sampling.ignore_eos else self._eos
-        return tuple(dict.fromkeys((*eos, *sampling.stop_token_ids)))

@@ -1,15 +1,14 @@
 """The token budget of one step: how many of its pending tokens a sequence may compute now.
 
-Sequences ask in order. `later` is how many running sequences have yet to come: one token is set
-aside for each, so that a long prompt in front never stalls the answers behind it (stall-free
+Sequences are offered tokens in order. `later` is the number of running sequences still to come: one
+token is reserved for each, so a long prompt in front never stalls the decodes behind it (stall-free
 batching, Sarathi-Serve, Agrawal et al. 2024), and no sequence is left out while the budget covers
 all of them.
 
-    chunked   take what is left: a prompt is computed over as many steps as it needs
-    whole     a prompt is taken entirely or not at all. The first prompt of a step is always taken,
-              since one that exceeds the budget would otherwise wait for ever; it does not use up
-              what is set aside for the others. Decoding sequences (one pending token) are as in
-              chunked.
+    chunked   Take what is left: a prompt is computed over as many steps as it needs.
+    whole     A prompt is computed entirely or not at all. The first prompt of a step is always
+              taken, since one larger than the budget would otherwise wait for ever; it does not use
+              up what is reserved for others. Decodes (one pending token) behave as in chunked.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from typing import Protocol
 
 
 class TokenBudget(Protocol):
-    """Tokens of one step."""
+    """The tokens one step may still compute."""
 
     left: int
 
     def offer(self, pending: int, later: int = 0) -> int:
-        """How many of `pending` tokens may be computed now (0: none)."""
+        """How many of `pending` tokens may be computed now; 0 for none."""
 
     def take(self, num_tokens: int, later: int = 0) -> None:
         """Use what was offered."""
 
-    def narrow(self, num_tokens: int) -> None:
-        """From now on at most `num_tokens` in all, prompts included."""
+    def limit(self, num_tokens: int) -> None:
+        """From now on compute at most `num_tokens` more, whole prompts included."""
 
 
 class ChunkedBudget:
-    """Prompts are split where the budget ends."""
+    """Splits prompts where the budget ends."""
 
     def __init__(self, num_tokens: int) -> None:
         self.left = num_tokens
@@ -44,12 +43,12 @@ class ChunkedBudget:
     def take(self, num_tokens: int, later: int = 0) -> None:
         self.left -= num_tokens
 
-    def narrow(self, num_tokens: int) -> None:
+    def limit(self, num_tokens: int) -> None:
         self.left = min(self.left, num_tokens)
 
 
 class WholeBudget:
-    """Prompts are computed in one step each."""
+    """Computes each prompt in one step."""
 
     def __init__(self, num_tokens: int) -> None:
         self.left = num_tokens
@@ -61,10 +60,10 @@ class WholeBudget:
         return pending if pending > 1 and not self._took_prompt else 0
 
     def take(self, num_tokens: int, later: int = 0) -> None:
-        set_aside = min(self.left, later)
-        self.left = max(self.left - num_tokens, set_aside if num_tokens > 1 else 0)
+        reserved = min(self.left, later)
+        self.left = max(self.left - num_tokens, reserved if num_tokens > 1 else 0)
         self._took_prompt |= num_tokens > 1
 
-    def narrow(self, num_tokens: int) -> None:
+    def limit(self, num_tokens: int) -> None:
         self.left = min(self.left, num_tokens)
-        self._took_prompt = True
+        self._took_prompt = True  # an oversized prompt may not slip in any more

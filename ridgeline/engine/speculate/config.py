@@ -93,7 +93,7 @@ def resolve_speculation(
     if asked.method == "draft_model" or asked.model is not None:
         return _draft_model(asked, depth, target, max_model_len, why)
     told = _DEPTH[asked.num_speculative_tokens is None]
-    why["speculative_config"] = f"asked for: {asked.method}, {told}; tokens stay as without it"
+    why["speculative_config"] = f"as requested: {asked.method}, {told}; tokens stay as without it"
     low, high = _lengths(asked) if asked.method == "ngram" else (None, None)
     return Speculation(
         method=asked.method,
@@ -173,7 +173,7 @@ def _draft_model(
         )
     sampling = asked.draft_sample_method or "probabilistic"
     why["speculative_config"] = (
-        f"asked for: {num_params(spec):,} parameters draft for {num_params(target):,}, "
+        f"as requested: {num_params(spec):,} parameters draft for {num_params(target):,}, "
         f"{_DEPTH[asked.num_speculative_tokens is None]}; greedy and seeded answers stay as "
         "without it, the others keep their distribution"
     )
@@ -198,7 +198,7 @@ def _self(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, str]
             fix='choose another method, such as {"method": "ngram"}',
         )
     why["speculative_config"] = (
-        f"asked for: the model's own layers, some left out by a measurement at the start, "
+        f"as requested: the model's own layers, some left out by a measurement at the start, "
         f"{_DEPTH[asked.num_speculative_tokens is None]}; greedy and seeded answers stay as "
         "without it, the others keep their distribution"
     )
@@ -231,7 +231,7 @@ def _trained(asked: Speculative, depth: int, target: ModelSpec, why: dict[str, s
     tree = None if asked.speculative_token_tree is None else _tree(asked, config, depth)
     how = _DEPTH[num is None] if tree is None else f"a tree of {len(tree.leaves)} leaves"
     why["speculative_config"] = (
-        f"asked for: {asked.method} {asked.model}, {how}; greedy and seeded "
+        f"as requested: {asked.method} {asked.model}, {how}; greedy and seeded "
         "answers stay as without it, the others keep their distribution"
     )
     return Speculation(

@@ -23,12 +23,12 @@ class CountedPool(BlockPool):
     def is_private(self, block: int) -> bool:
         return True
 
-    def alloc(self) -> int:
+    def allocate(self) -> int:
         assert self._num_idle, "alloc from an exhausted pool: reserve first"
         self._num_idle -= 1
         return 0
 
-    def alloc_many(self, count: int) -> list[int]:
+    def allocate_many(self, count: int) -> list[int]:
         assert count <= self._num_idle, "alloc from an exhausted pool: reserve first"
         self._num_idle -= count
         return [0] * count
@@ -39,7 +39,7 @@ class CountedPool(BlockPool):
     def release_all(self, blocks: Sequence[int]) -> None:
         self._num_idle += len(blocks)
 
-    def refs(self, block: int) -> int:
+    def ref_count(self, block: int) -> int:
         return 1
 
     def retain(self, block: int) -> None:

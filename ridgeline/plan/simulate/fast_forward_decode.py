@@ -63,7 +63,7 @@ def num_left(seq: Sequence, max_model_len: int) -> int:
     """Tokens until the sequence ends; 0 where that or its next step is not foreseeable, or where
     the step tells something: a first token."""
     known, num_prompt = len(seq.tokens), seq.num_prompt
-    if known - seq.computed != 1 or known == num_prompt or not foreseeable(seq):
+    if known - seq.num_computed != 1 or known == num_prompt or not foreseeable(seq):
         return 0
     room, wanted = max_model_len - known, seq.group.request.sampling.max_tokens
     return room if wanted is None else min(room, wanted - known + num_prompt)
@@ -86,7 +86,7 @@ def _with_blocks(scheduler: Scheduler, running: list[Sequence], most: int) -> in
     owned = sum([len(seq.blocks) for seq in running])
 
     def lasts(steps: int) -> bool:
-        needed = sum([-(-(seq.computed + steps) // size) for seq in running])
+        needed = sum([-(-(seq.num_computed + steps) // size) for seq in running])
         return needed - owned <= idle
 
     if lasts(most):
@@ -128,10 +128,10 @@ def _decode(scheduler: Scheduler, running: list[Sequence], more: list[int]) -> N
     pool, size, num_steps = scheduler.pool, scheduler.pool.block_size, len(more)
     for seq in running:
         seq.tokens += more
-        computed = seq.computed = seq.computed + num_steps
+        computed = seq.num_computed = seq.num_computed + num_steps
         needed = -(-computed // size) - len(seq.blocks)
         if needed > 0:
-            seq.blocks += pool.alloc_many(needed)
+            seq.blocks += pool.allocate_many(needed)
 
 
 def _decode_published(
@@ -139,24 +139,24 @@ def _decode_published(
 ) -> None:
     """Blocks are taken and published in the order in which the steps would."""
     pool, num_steps = scheduler.pool, len(more)
-    size, bases = pool.block_size, [seq.computed for seq in running]
+    size, bases = pool.block_size, [seq.num_computed for seq in running]
     turns: list[tuple[int, int, int]] = []  # (step, TAKE or PUBLISH, place)
     for place, seq in enumerate(running):
         seq.tokens += more
-        first = len(seq.blocks) * size - seq.computed  # the step that needs a block more
+        first = len(seq.blocks) * size - seq.num_computed  # the step that needs a block more
         turns += [(step, TAKE, place) for step in range(first, num_steps, size)]
-        full = size - seq.computed % size - 1  # the step that fills a block
+        full = size - seq.num_computed % size - 1  # the step that fills a block
         turns += [(step, PUBLISH, place) for step in range(full, num_steps, size)]
     turns.sort()
     for step, what, place in turns:
         seq = running[place]
         if what == TAKE:
-            seq.blocks.append(pool.alloc())
+            seq.blocks.append(pool.allocate())
         else:
-            seq.computed = bases[place] + step + 1
+            seq.num_computed = bases[place] + step + 1
             scheduler.cache.publish(seq, now_s)
     for base, seq in zip(bases, running, strict=True):
-        seq.computed = base + num_steps
+        seq.num_computed = base + num_steps
 
 
 def implant(scheduler: Scheduler, prompt: tuple[int, ...], tenant: str, now_s: float) -> int:
@@ -173,7 +173,7 @@ def implant(scheduler: Scheduler, prompt: tuple[int, ...], tenant: str, now_s: f
     parent = root_digest(tenant)
     for i in range(num_blocks):
         parent = block_digest(parent, prompt[i * pool.block_size : (i + 1) * pool.block_size])
-        taken.append(pool.alloc())
-        cache._enter(parent, taken[-1], now_s)
+        taken.append(pool.allocate())
+        cache.insert(parent, taken[-1], now_s)
     pool.release_all(taken)
     return num_blocks

@@ -33,7 +33,7 @@ class Entry:
 
     def __init__(self, decoding: list[Sequence], joining: list[Sequence], at_s: float) -> None:
         self.decoding, self.joining, self.at_s = decoding, joining, at_s
-        self.shapes: Shapes = [(1, seq.computed) for seq in decoding]
+        self.shapes: Shapes = [(1, seq.num_computed) for seq in decoding]
         self.shapes += [(seq.num_prompt, 0) for seq in joining]
 
 
@@ -53,10 +53,10 @@ def enter(scheduler: Scheduler, now_s: float) -> Entry | None:
         return None
     if not all(map(foreseeable, waiting)):
         return None
-    wanted = [-(-(seq.computed + 1) // scheduler.pool.block_size) for seq in running]
+    wanted = [-(-(seq.num_computed + 1) // scheduler.pool.block_size) for seq in running]
     if not _have_blocks(scheduler, running, wanted, waiting):
         return None
-    scheduler.background_budget.begin(now_s)
+    scheduler.background_budget.begin_step(now_s)
     _grow(scheduler, running, wanted)
     entry = Entry(running.copy(), waiting, now_s)
     for seq in waiting:
@@ -78,12 +78,12 @@ def entered(scheduler: Scheduler, entry: Entry, now_s: float, token: int) -> lis
         for seq in entry.joining
     ]
     for seq in entry.decoding:
-        seq.computed += 1
+        seq.num_computed += 1
         seq.tokens.append(token)
         if not num_left(seq, most):
             events.append(scheduler._finish(seq, "length", None, now_s))
     for seq in entry.joining:
-        seq.computed = seq.num_prompt
+        seq.num_computed = seq.num_prompt
         seq.tokens.append(token)
         events.append(
             Token(request_id=seq.request.id, index=seq.index, token=token, text="", at_s=now_s)
@@ -119,15 +119,15 @@ def _have_blocks(
 def _grow(scheduler: Scheduler, running: list[Sequence], wanted: list[int]) -> None:
     for seq, num in zip(running, wanted, strict=True):
         if num > len(seq.blocks):
-            seq.blocks.append(scheduler.pool.alloc())
+            seq.blocks.append(scheduler.pool.allocate())
 
 
 def _seat(scheduler: Scheduler, seq: Sequence) -> None:
     registry, pool = scheduler._registry, scheduler.pool
     popped = registry.lanes[0].unstarted.pop()
     assert popped is seq, "the queue's order and its heap disagree"
-    seq.blocks = pool.alloc_many(pool.blocks_for(seq.num_prompt))
+    seq.blocks = pool.allocate_many(pool.num_blocks_for(seq.num_prompt))
     registry.activate(seq)
-    registry.start(seq.group)
+    registry.mark_started(seq.group)
     seq.group.cached_tokens = 0
-    scheduler.cache.count(seq.num_prompt, 0)
+    scheduler.cache.record_lookup(seq.num_prompt, 0)

@@ -116,12 +116,12 @@ class Station:
         steps = calm_steps(self.scheduler) if self._leaps else 0
         glide = None
         if steps > 0:
-            computed = [seq.computed for seq in self.scheduler._registry.running]
+            computed = [seq.num_computed for seq in self.scheduler._registry.running]
             glide = self._pace.glide(computed, steps)
         if glide is None:
             self.wake_s = now_s if self.scheduler.has_work else math.inf
             return
-        self.scheduler.background_budget.begin(now_s)  # as the plan of the first of them would
+        self.scheduler.background_budget.begin_step(now_s)  # as the plan of the first of them would
         self._calm = (now_s, steps, glide)
         self.wake_s = now_s + glide.seconds(steps)
 

@@ -95,7 +95,7 @@ def _drafted(
     drafting = engine._loop.scheduler.draft_scheduler
     sampling = Sampling(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     before = msgspec.structs.replace(drafting.totals)
-    tried, kept = list(before.drafted_by_place), list(before.accepted_by_place)
+    tried, kept = list(before.drafted_by_position), list(before.accepted_by_position)
     drafting._proposer = FixedDepth(controller.drafter, min(DEPTH, controller.max_drafts))
     try:
         engine.generate(prompts, sampling)
@@ -104,8 +104,8 @@ def _drafted(
     after = drafting.totals
     num_drafts = after.num_drafts - before.num_drafts
     num_steps = len(prompts) * (TOKENS - 1) - (after.num_accepted - before.num_accepted)
-    more_tried = _less(after.drafted_by_place, tried)
-    more_kept = _less(after.accepted_by_place, kept)
+    more_tried = _less(after.drafted_by_position, tried)
+    more_kept = _less(after.accepted_by_position, kept)
     more_kept += [0.0] * (len(more_tried) - len(more_kept))
     return num_drafts / max(1, num_steps), survivals(more_tried, more_kept)
 

@@ -49,13 +49,13 @@ def wait_for_pages() -> None:
 def test_every_block_is_asked_for_once_and_a_page_before_it_is_given() -> None:
     cache, asked = cache_of(), Asked()
     pool = BlockPool(NUM_BLOCKS, 16)
-    pool.tell_reach(PagesAhead(cache, asked).reached)
+    pool.watch_high_water(PagesAhead(cache, asked).reached)
     each = cache.layers[0].nbytes // NUM_BLOCKS
     rng = np.random.default_rng()
     given = 0
     while pool.num_idle:
         count = int(rng.integers(1, min(9, pool.num_idle) + 1))
-        taken = [pool.alloc()] if count == 1 else pool.alloc_many(count)
+        taken = [pool.allocate()] if count == 1 else pool.allocate_many(count)
         given = max(given, *taken)
         if rng.random() < 0.3:  # comes back, and is given again before a new one
             pool.release_all(taken)

@@ -1,4 +1,4 @@
-"""Small builders for the tests of the control plane."""
+"""Builders for the scheduler tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ridgeline.records import Event, Request, Sampling, TokenLogprobs
 def make_request(
     name: str = "a", num_prompt: int = 6, *, first: int = 100, at_s: float = 0.0, **rest: Any
 ) -> Request:
-    """A request; what is no field of Request goes into its Sampling."""
+    """A request; keywords that are not fields of Request go into its Sampling."""
     own = {
         key: rest.pop(key)
         for key in ("priority", "tenant", "deadline_s", "background", "slo")
@@ -34,7 +34,7 @@ def make_request(
 def sequence(
     tokens: list[int], *, computed: int = 0, tenant: str = "", number: int = 0
 ) -> Sequence:
-    """A sequence outside any scheduler; all of `tokens` are prompt."""
+    """A sequence without a scheduler; all of `tokens` are prompt."""
     own = Request(
         id=str(number), prompt=tuple(tokens), sampling=Sampling(), arrival_s=0.0, tenant=tenant
     )
@@ -46,7 +46,7 @@ def sequence(
         key=(0, (0.0, number, 0)),
         tokens=list(tokens),
         num_prompt=len(tokens),
-        computed=computed,
+        num_computed=computed,
     )
 
 
@@ -77,16 +77,16 @@ def scheduler(
 
 
 def scripted(plan: StepPlan, token: int = 7) -> StepResult:
-    """Every run that samples gives `token`; prompt log-probabilities name the token they are of."""
+    """Every sampling run yields `token`; prompt logprobs name the token they belong to."""
     return StepResult(tuple([_sampled(run, token) for run in plan.runs]))
 
 
 def _sampled(run: Any, token: int) -> RunOutput:
     following = () if run.next_prompt_token is None else (run.next_prompt_token,)
-    told = (*run.tokens[1:], *following) if run.prompt_logprobs is not None else ()
+    targets = (*run.tokens[1:], *following) if run.prompt_logprobs is not None else ()
     return RunOutput(
         (token,) if run.sample else (),
-        prompt_logprobs=tuple([TokenLogprobs(t, -1.0, 1, ()) for t in told]),
+        prompt_logprobs=tuple([TokenLogprobs(t, -1.0, 1, ()) for t in targets]),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a scheduler refuses at the door, and with which remedy."""
+"""Requests that a scheduler rejects, and the fix each error names."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def test_prompt_and_one_token_must_fit_in_the_context() -> None:
     assert (caught.value.value, caught.value.limit) == ("40 tokens", "39 tokens")
 
 
-def test_what_could_never_fit_is_refused_with_a_remedy_that_works() -> None:
+def test_request_that_never_fits_is_rejected_with_a_working_fix() -> None:
     pool = BlockPool(5, 4)
     with pytest.raises(DoesNotFit, match="lower max_tokens to 11") as caught:
         check_request(make_request(num_prompt=10, max_tokens=12), LIMITS, pool)
     assert "20 tokens (5 blocks of 4)" in str(caught.value)
     check_request(
         make_request(num_prompt=10, max_tokens=11), LIMITS, pool
-    )  # the last token needs no place
+    )  # the last token takes no position in the cache
     with pytest.raises(DoesNotFit, match="kv-cache-memory-bytes"):
         check_request(make_request(num_prompt=30, max_tokens=1), LIMITS, pool)
 
 
-def test_without_max_tokens_the_context_is_the_worst_case() -> None:
+def test_without_max_tokens_the_whole_context_must_fit() -> None:
     with pytest.raises(DoesNotFit, match="39 tokens"):
         check_request(make_request(num_prompt=10, max_tokens=None), LIMITS, BlockPool(9, 4))
     check_request(make_request(num_prompt=10, max_tokens=None), LIMITS, BlockPool(10, 4))
@@ -44,7 +44,7 @@ def test_priorities_are_bounded(priority: int) -> None:
         check_request(make_request(priority=priority), LIMITS, BlockPool(10, 4))
 
 
-def test_arrivals_are_instants() -> None:
+def test_arrival_times_must_be_finite() -> None:
     with pytest.raises(BadInput, match="arrival"):
         check_request(make_request(at_s=float("nan")), LIMITS, BlockPool(10, 4))
 
@@ -57,7 +57,7 @@ def test_limits_are_positive(changed: dict[str, float]) -> None:
         scheduler(**changed)
 
 
-def test_a_refused_request_leaves_no_trace() -> None:
+def test_rejected_request_leaves_no_trace() -> None:
     sched = scheduler()
     with pytest.raises(BadInput):
         sched.add(make_request(num_prompt=1000))
@@ -65,4 +65,4 @@ def test_a_refused_request_leaves_no_trace() -> None:
     sched.add(make_request("a"))
     with pytest.raises(BadInput, match="id"):
         sched.add(make_request("a"))
-    assert sched.view().num_waiting == 1
+    assert sched.stats().num_waiting == 1

@@ -1,4 +1,4 @@
-"""The batching policies: when a waiting request may join."""
+"""The batching policies: when a waiting request is admitted."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ def view(**changes: float) -> QueueView:
     return QueueView(**{**defaults, **changes})
 
 
-def test_static_joins_only_when_nothing_has_started() -> None:
+def test_static_admits_only_when_nothing_has_started() -> None:
     policy = make_policy("static")
     assert policy.admits(view())
-    assert policy.admits(view(num_admitted=3, num_tokens=0))  # a seat now, tokens in a later step
+    assert policy.admits(view(num_admitted=3, num_tokens=0))  # a slot now, tokens in a later step
     assert not policy.admits(view(num_admitted=4))
     assert not policy.admits(view(num_started=1))
     assert (policy.wake_s(view()), policy.wake_s(view(num_started=1))) == (10.0, None)
 
 
-def test_dynamic_waits_for_company_or_for_its_time() -> None:
+def test_dynamic_waits_for_a_batch_or_a_timeout() -> None:
     policy = make_policy("dynamic", wait_s=2.0, num_to_start=3)
     assert not policy.admits(view(num_waiting=2))
     assert policy.admits(view(num_waiting=3))
     assert policy.admits(view(oldest_arrival_s=8.0))
-    assert policy.admits(view(num_waiting=1, num_admitted=2))  # the batch has been opened
+    assert policy.admits(view(num_waiting=1, num_admitted=2))  # the batch has started
     assert not policy.admits(view(num_waiting=9, num_started=1))
     assert policy.wake_s(view(num_waiting=2)) == 12.0
     assert policy.wake_s(view(num_waiting=3)) == 10.0
     assert policy.wake_s(view(num_started=1)) is None
 
 
-def test_dynamic_waits_for_a_full_house_by_default() -> None:
+def test_dynamic_waits_for_a_full_batch_by_default() -> None:
     policy = make_policy("dynamic", wait_s=2.0)
     assert not policy.admits(view(num_waiting=3))
     assert policy.admits(view(num_waiting=4))
 
 
-def test_continuous_joins_whenever_there_is_room() -> None:
+def test_continuous_admits_whenever_there_is_room() -> None:
     policy = make_policy("continuous")
     assert policy.admits(view(num_started=3))
     assert not policy.admits(view(num_started=3, num_admitted=1))
@@ -62,7 +62,7 @@ def test_continuous_joins_whenever_there_is_room() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_serves_a_single_request(name: str) -> None:
-    """Invariant 1 of the family: now, or at an instant that it names."""
+    """Invariant 1 of the family: at once, or at a time it names."""
     policy = make_policy(name, wait_s=3.0)
     alone = view()
     wake_s = policy.wake_s(alone)
@@ -70,7 +70,7 @@ def test_every_policy_serves_a_single_request(name: str) -> None:
     assert policy.admits(view(now_s=wake_s))
 
 
-def test_bad_names_and_values() -> None:
+def test_unknown_policies_and_bad_values_are_rejected() -> None:
     with pytest.raises(BadInput, match="static, dynamic, continuous"):
         make_policy("eager")
     with pytest.raises(BadInput):
@@ -81,7 +81,7 @@ def test_bad_names_and_values() -> None:
         make_policy("dynamic", num_to_start=0)
 
 
-def test_nothing_is_imported_until_chosen() -> None:
+def test_policies_are_imported_only_when_chosen() -> None:
     code = (
         "import sys, ridgeline.engine.scheduler.scheduler as s;"
         "print([m for m in sys.modules if m.startswith('ridgeline.engine.scheduler.batching.')"
@@ -91,7 +91,7 @@ def test_nothing_is_imported_until_chosen() -> None:
     assert done.stdout.strip() == "[] False False"
 
 
-def test_a_static_batch_is_formed_at_once_although_its_prompts_take_steps() -> None:
+def test_static_batch_is_admitted_at_once_although_its_prompts_take_steps() -> None:
     sched = scheduler(policy="static", max_num_batched_tokens=8)
     for name in "abcde":
         sched.add(make_request(name, 6))
@@ -99,12 +99,12 @@ def test_a_static_batch_is_formed_at_once_although_its_prompts_take_steps() -> N
     assert [n for n in names(events) if n.startswith("Started")] == [
         f"Started {name}" for name in "abcd"
     ]
-    while sched.view().num_running:
+    while sched.stats().num_running:
         _, events = step(sched)
-        assert "Started e" not in names(events) or not sched.view().num_running - 1
+        assert "Started e" not in names(events) or not sched.stats().num_running - 1
 
 
-def test_dynamic_in_the_scheduler_wakes_when_it_said() -> None:
+def test_dynamic_policy_admits_at_the_wake_time_it_named() -> None:
     sched = scheduler(policy="dynamic", wait_s=2.0)
     sched.add(make_request("a", at_s=1.0))
     plan, _ = step(sched, 1.5)

@@ -10,36 +10,36 @@ from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.errors import BadInput
 
 
-def test_alloc_takes_every_block_once() -> None:
+def test_allocate_hands_out_every_block_once() -> None:
     pool = BlockPool(4, 16)
-    assert [pool.alloc() for _ in range(4)] == [0, 1, 2, 3]
+    assert [pool.allocate() for _ in range(4)] == [0, 1, 2, 3]
     assert (pool.num_idle, pool.num_owned) == (0, 4)
     with pytest.raises(AssertionError):
-        pool.alloc()
+        pool.allocate()
 
 
 def test_the_tail_of_a_table_is_evicted_first() -> None:
     pool = BlockPool(5, 16)
-    table = [pool.alloc() for _ in range(3)]
+    table = [pool.allocate() for _ in range(3)]
     for block in table:
         pool.publish(block)
     pool.release_all(table)
-    assert pool.idle_blocks() == [3, 4, 2, 1, 0]  # worthless ones, then the tail before the head
+    assert pool.idle_blocks() == [3, 4, 2, 1, 0]  # worthless blocks, then the tail before the head
 
 
 def test_worthless_blocks_go_before_cached_ones() -> None:
     pool = BlockPool(2, 16)
-    cached, worthless = pool.alloc(), pool.alloc()
+    cached, worthless = pool.allocate(), pool.allocate()
     pool.publish(cached)
     pool.release(cached)
     pool.release(worthless)
-    assert pool.alloc() == worthless
+    assert pool.allocate() == worthless
     assert pool.num_cached == 1
 
 
-def test_a_block_is_idle_when_its_last_owner_leaves() -> None:
+def test_block_is_idle_once_its_last_owner_releases_it() -> None:
     pool = BlockPool(1, 16)
-    block = pool.alloc()
+    block = pool.allocate()
     pool.retain(block)
     pool.release(block)
     assert pool.num_idle == 0
@@ -49,21 +49,21 @@ def test_a_block_is_idle_when_its_last_owner_leaves() -> None:
         pool.release(block)
 
 
-def test_eviction_is_told_and_forgets() -> None:
+def test_eviction_is_reported_and_unpublishes() -> None:
     pool, told = BlockPool(1, 16), []
     pool.on_evict = told.append
-    block = pool.alloc()
+    block = pool.allocate()
     pool.publish(block)
     pool.release(block)
     assert (pool.num_cached, pool.num_free, told) == (1, 0, [])
-    assert pool.alloc() == block
+    assert pool.allocate() == block
     assert told == [block]
     assert not pool.is_published(block)
 
 
-def test_a_cached_block_comes_back_to_life_from_the_middle_of_the_list() -> None:
+def test_retaining_a_cached_block_takes_it_out_of_the_middle_of_the_list() -> None:
     pool = BlockPool(3, 16)
-    blocks = [pool.alloc() for _ in range(3)]
+    blocks = [pool.allocate() for _ in range(3)]
     for block in blocks:
         pool.publish(block)
         pool.release(block)
@@ -72,10 +72,10 @@ def test_a_cached_block_comes_back_to_life_from_the_middle_of_the_list() -> None
     assert (pool.num_cached, pool.num_owned) == (2, 1)
 
 
-def test_an_unpublished_idle_block_is_given_away_next() -> None:
+def test_unpublished_idle_block_is_reused_next() -> None:
     pool = BlockPool(3, 16)
     for _ in range(3):
-        pool.publish(pool.alloc())
+        pool.publish(pool.allocate())
     pool.release_all([0, 1, 2])
     pool.unpublish(0)
     assert pool.idle_blocks() == [0, 2, 1]
@@ -83,20 +83,20 @@ def test_an_unpublished_idle_block_is_given_away_next() -> None:
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (4, 0)])
-def test_sizes_are_positive(num_blocks: int, block_size: int) -> None:
+def test_sizes_must_be_positive(num_blocks: int, block_size: int) -> None:
     with pytest.raises(BadInput):
         BlockPool(num_blocks, block_size)
 
 
 @given(st.lists(st.tuples(st.sampled_from("amrp"), st.integers(0, 6)), max_size=60))
-def test_many_at_once_are_as_one_by_one(moves: list[tuple[str, int]]) -> None:
-    """Take, give back and publish at random: the same blocks in the same order either way."""
+def test_allocate_many_equals_repeated_allocate(moves: list[tuple[str, int]]) -> None:
+    """Allocate, release and publish at random: the same blocks in the same order either way."""
     many, single = BlockPool(12, 4), BlockPool(12, 4)
     tables: list[list[int]] = []
     for what, number in moves:
         if what in "am" and number <= many.num_idle:
-            taken = many.alloc_many(number)
-            assert taken == [single.alloc() for _ in range(number)]
+            taken = many.allocate_many(number)
+            assert taken == [single.allocate() for _ in range(number)]
             tables.append(taken)
         elif what == "p" and tables:
             for block in tables[number % len(tables)]:

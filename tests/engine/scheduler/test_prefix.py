@@ -1,4 +1,4 @@
-"""The prefix cache: what it finds, forgets and keeps apart."""
+"""The prefix cache: hits, expiry and the separation of tenants."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def pool() -> BlockPool:
 
 
 def computed(pool: BlockPool, tokens: list[int], num: int, tenant: str = "") -> Sequence:
-    """A sequence with blocks of its own, `num` tokens computed."""
+    """A sequence with its own blocks and `num` computed tokens."""
     seq = sequence(tokens, computed=num, tenant=tenant)
-    seq.blocks = [pool.alloc() for _ in range(pool.blocks_for(len(tokens)))]
+    seq.blocks = [pool.allocate() for _ in range(pool.num_blocks_for(len(tokens)))]
     return seq
 
 
@@ -29,7 +29,7 @@ def test_only_full_and_computed_blocks_are_published(pool: BlockPool) -> None:
     cache, seq = PrefixCache(pool), computed(pool, list(range(12)), 7)
     cache.publish(seq, 0.0)
     assert len(cache) == 1
-    seq.computed = 12
+    seq.num_computed = 12
     cache.publish(seq, 0.0)
     assert len(cache) == 3
 
@@ -42,21 +42,21 @@ def test_a_hit_never_covers_the_last_token(pool: BlockPool) -> None:
     assert cache.match(sequence(list(range(4))), 0.0) == []
 
 
-def test_a_hit_ends_where_texts_part(pool: BlockPool) -> None:
+def test_hit_ends_where_the_tokens_differ(pool: BlockPool) -> None:
     cache, seq = PrefixCache(pool), computed(pool, list(range(12)), 12)
     cache.publish(seq, 0.0)
-    other = [*range(4), 99, *range(5, 13)]  # the third block is equal, its beginning is not
+    other = [*range(4), 99, *range(5, 13)]  # the third block is equal, but not what precedes it
     assert cache.match(sequence(other), 0.0) == seq.blocks[:1]
 
 
-def test_tenants_never_share(pool: BlockPool) -> None:
+def test_tenants_never_share_blocks(pool: BlockPool) -> None:
     cache, seq = PrefixCache(pool), computed(pool, list(range(8)), 8, tenant="a")
     cache.publish(seq, 0.0)
     assert cache.match(sequence(list(range(9)), tenant="b"), 0.0) == []
     assert cache.match(sequence(list(range(9)), tenant="a"), 0.0) == seq.blocks
 
 
-def test_the_first_block_of_a_kind_is_kept(pool: BlockPool) -> None:
+def test_first_block_with_some_content_is_kept(pool: BlockPool) -> None:
     cache = PrefixCache(pool)
     one, two = (computed(pool, list(range(5)), 5) for _ in range(2))
     cache.publish(one, 0.0)
@@ -69,18 +69,18 @@ def test_evicted_blocks_are_not_hit(pool: BlockPool) -> None:
     cache, seq = PrefixCache(pool), computed(pool, list(range(8)), 8)
     cache.publish(seq, 0.0)
     pool.release_all(seq.blocks)
-    for _ in range(7):  # six that never held anything, then the tail
-        pool.alloc()
+    for _ in range(7):  # six unused blocks, then the tail
+        pool.allocate()
     assert cache.match(sequence(list(range(9))), 0.0) == seq.blocks[:1]
-    pool.alloc()
+    pool.allocate()
     assert len(cache) == 0
 
 
-def test_time_to_live_begins_with_the_last_use(pool: BlockPool) -> None:
+def test_time_to_live_starts_with_the_last_use(pool: BlockPool) -> None:
     cache, seq = PrefixCache(pool, ttl_s=10.0), computed(pool, list(range(8)), 8)
     cache.publish(seq, 0.0)
     cache.expire(50.0)
-    assert len(cache) == 2  # in use: its time has not begun
+    assert len(cache) == 2  # in use: its time to live has not started
     cache.touch(seq.blocks, 60.0)
     pool.release_all(seq.blocks)
     assert cache.match(sequence(list(range(9))), 70.0) == seq.blocks
@@ -88,7 +88,7 @@ def test_time_to_live_begins_with_the_last_use(pool: BlockPool) -> None:
     assert pool.num_cached == 0
 
 
-def test_clear_forgets_blocks_in_use_and_idle_ones(pool: BlockPool) -> None:
+def test_clear_drops_blocks_in_use_and_idle_ones(pool: BlockPool) -> None:
     cache = PrefixCache(pool)
     idle, used = computed(pool, list(range(8)), 8), computed(pool, list(range(9, 13)), 4)
     cache.publish(idle, 0.0)
@@ -98,7 +98,7 @@ def test_clear_forgets_blocks_in_use_and_idle_ones(pool: BlockPool) -> None:
     assert (len(cache), pool.num_cached, pool.num_owned) == (0, 0, 1)
 
 
-def test_digests_depend_on_parent_tokens_and_their_limits() -> None:
+def test_digests_depend_on_parent_and_tokens() -> None:
     root = root_digest("")
     assert block_digest(root, [1, 23]) != block_digest(root, [12, 3])
     assert block_digest(root, [1, 2]) != block_digest(root_digest("x"), [1, 2])
@@ -106,6 +106,6 @@ def test_digests_depend_on_parent_tokens_and_their_limits() -> None:
     assert len(block_digest(root, [2**40])) == 32  # any token id
 
 
-def test_a_time_to_live_is_positive(pool: BlockPool) -> None:
+def test_time_to_live_must_be_positive(pool: BlockPool) -> None:
     with pytest.raises(BadInput):
         PrefixCache(pool, ttl_s=0.0)

@@ -1,4 +1,4 @@
-"""The order of waiting: priority, arrival, aging."""
+"""The waiting order: priority, arrival, aging, SLO."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def test_lower_priority_first_then_arrival() -> None:
 
 
 def test_waiting_is_worth_priority() -> None:
-    """A request one level behind is overtaken for `aging_s` seconds, then by nobody any more."""
+    """A request one level behind can be overtaken for `aging_s` seconds and no longer."""
     late = order_key(make_request(priority=1, at_s=100.0), AGING_S, 0, 0)
     assert order_key(make_request(priority=0, at_s=109.0), AGING_S, 1, 0) < late
     assert order_key(make_request(priority=0, at_s=111.0), AGING_S, 2, 0) > late
 
 
-def test_the_order_does_not_change_with_time() -> None:
-    """The key orders as effective priorities do at any instant: that is why it may be static."""
+def test_order_does_not_change_with_time() -> None:
+    """The static key orders requests as their effective priorities do at any time."""
     rng = random.Random(0)
     requests = [
         make_request(priority=rng.randint(-3, 3), at_s=rng.uniform(0, 60)) for _ in range(30)
@@ -40,7 +40,7 @@ def test_the_order_does_not_change_with_time() -> None:
         assert [id(a) for a in by_key] == [id(a) for a in by_effect]
 
 
-def test_a_queue_gives_in_order_and_knows_the_oldest() -> None:
+def test_queue_pops_in_order_and_knows_the_oldest() -> None:
     queue, seqs = WaitingQueue(), [sequence([1], number=i) for i in (3, 1, 2)]
     assert (queue.peek(), queue.oldest_arrival_s) == (None, None)
     for seq in seqs:
@@ -49,7 +49,7 @@ def test_a_queue_gives_in_order_and_knows_the_oldest() -> None:
     assert [queue.pop().id for _ in range(len(queue))] == [1, 2, 3]
 
 
-def test_discarded_ones_are_skipped_and_do_not_pile_up() -> None:
+def test_discarded_entries_are_skipped_and_do_not_pile_up() -> None:
     queue, seqs = WaitingQueue(), [sequence([1], number=i) for i in range(500)]
     for seq in seqs:
         queue.push(seq)
@@ -61,8 +61,8 @@ def test_discarded_ones_are_skipped_and_do_not_pile_up() -> None:
     assert queue.pop() is seqs[490]
 
 
-def test_a_promise_is_a_due_time() -> None:
-    """Among promises the earliest due goes first; who was promised nothing is due at once."""
+def test_ttft_slo_is_a_due_time() -> None:
+    """The earliest due request goes first; without an SLO it is due at once."""
     slow, quick = Slo(ttft_s=5.0), Slo(ttft_s=1.0)
     requests = [
         replace(make_request("slow", at_s=0.0), slo=slow),

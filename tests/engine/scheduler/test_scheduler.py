@@ -1,5 +1,7 @@
-"""The scheduler, one rule at a time; the invariants under random operations are in
-tests/invariants."""
+"""The scheduler, one rule at a time.
+
+Its invariants under random operations are in tests/invariants.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def test_a_prompt_is_computed_in_chunks_then_one_token_at_a_time() -> None:
     ]
 
 
-def test_prompts_join_a_batch_of_answers() -> None:
+def test_prompts_are_batched_with_decodes() -> None:
     sched = scheduler(max_num_batched_tokens=8)
     sched.add(make_request("a", 6))
     step(sched)
@@ -34,7 +36,7 @@ def test_prompts_join_a_batch_of_answers() -> None:
     assert shapes(plan) == [(6, 1), (0, 7)]
 
 
-def test_a_long_prompt_in_front_does_not_stall_the_others() -> None:
+def test_long_prompt_in_front_does_not_stall_decodes() -> None:
     sched = scheduler(max_num_batched_tokens=8, aging_s=10.0)
     sched.add(make_request("late", 4))
     step(sched)
@@ -55,48 +57,48 @@ def test_whole_prompts_are_not_split() -> None:
     ]
 
 
-def test_blocks_are_as_many_as_the_run_needs() -> None:
+def test_run_lists_only_the_blocks_it_needs() -> None:
     sched = scheduler(max_num_batched_tokens=4, block_size=4)
     sched.add(make_request(num_prompt=10))
     assert [len(step(sched)[0].runs[0].blocks) for _ in range(3)] == [1, 2, 3]
 
 
-def test_seats_are_limited_and_taken_in_order_of_priority() -> None:
+def test_slots_are_limited_and_taken_in_order_of_priority() -> None:
     sched = scheduler(max_num_seqs=2)
     for name, priority in (("a", 0), ("b", 1), ("c", -1)):
         sched.add(make_request(name, 2, priority=priority))
     _, events = step(sched)
     assert [e.request_id for e in events if isinstance(e, Started)] == ["c", "a"]
-    assert (sched.view().num_running, sched.view().num_waiting) == (2, 1)
+    assert (sched.stats().num_running, sched.stats().num_waiting) == (2, 1)
 
 
-def test_a_flood_of_urgent_requests_cannot_starve_a_patient_one() -> None:
+def test_urgent_requests_cannot_starve_a_patient_one() -> None:
     sched = scheduler(max_num_seqs=1, aging_s=10.0)
     sched.add(make_request("patient", 2, priority=1, max_tokens=1))
-    for i in range(100):  # an urgent one in every second, a second for each
+    for i in range(100):  # one urgent request per second, each takes a second
         sched.add(make_request(f"urgent{i}", 2, at_s=float(i), max_tokens=1))
         _, events = step(sched, float(i))
         if "Started patient" in names(events):
             break
-    assert i == 10  # ten seconds of head start, and not one request more
+    assert i == 10  # a head start of ten seconds, and no more
 
 
-def test_the_last_in_order_is_preempted_and_comes_back() -> None:
+def test_last_in_order_is_preempted_and_resumes() -> None:
     sched = scheduler(num_blocks=4, block_size=4, max_num_batched_tokens=16)
     sched.add(make_request("a", 4, max_tokens=9))
     sched.add(make_request("b", 4, max_tokens=9, first=200))
-    told = []
+    seen = []
     while sched.has_work:
         _, events = step(sched)
-        told += names(events)
-    assert "Preempted b.0" in told
-    assert "Preempted a.0" not in told
-    assert told.count("Token b.0") == told.count("Token a.0") == 9
-    assert told.index("Finished a.0") < told.index("Finished b.0")
-    assert told.count("Started b") == 1
+        seen += names(events)
+    assert "Preempted b.0" in seen
+    assert "Preempted a.0" not in seen
+    assert seen.count("Token b.0") == seen.count("Token a.0") == 9
+    assert seen.index("Finished a.0") < seen.index("Finished b.0")
+    assert seen.count("Started b") == 1
 
 
-def test_a_preempted_sequence_recomputes_its_output_and_goes_on_counting() -> None:
+def test_preempted_sequence_recomputes_its_output_and_continues() -> None:
     sched = scheduler(num_blocks=4, block_size=4)
     sched.add(make_request("a", 4, max_tokens=9))
     sched.add(make_request("b", 4, max_tokens=9, first=200))
@@ -111,7 +113,7 @@ def test_a_preempted_sequence_recomputes_its_output_and_goes_on_counting() -> No
     assert indices == list(range(9))
 
 
-def test_prefix_hits_skip_what_is_cached() -> None:
+def test_prefix_hits_skip_cached_blocks() -> None:
     sched = scheduler(prefix=True)
     sched.add(make_request("a", 10, max_tokens=1))
     step(sched)
@@ -122,11 +124,11 @@ def test_prefix_hits_skip_what_is_cached() -> None:
     assert events[0].cached_tokens == 8
     assert isinstance(events[-1], Finished)
     assert events[-1].usage.cached_tokens == 8
-    assert (sched.view().queried_tokens, sched.view().hit_tokens) == (10, 8)
+    assert (sched.stats().queried_tokens, sched.stats().hit_tokens) == (10, 8)
     assert (sched.cache.queried_tokens, sched.cache.hit_tokens) == (20, 8)
 
 
-def test_a_recomputation_may_hit_but_is_not_counted() -> None:
+def test_recomputation_may_hit_but_is_not_counted() -> None:
     sched = scheduler(num_blocks=4, block_size=4, prefix=True)
     sched.add(make_request("a", 4, max_tokens=9))
     sched.add(make_request("b", 4, max_tokens=9, first=200))
@@ -136,7 +138,7 @@ def test_a_recomputation_may_hit_but_is_not_counted() -> None:
     assert sched.cache.queried_tokens == 8
 
 
-def test_choices_fork_from_the_prompt_and_copy_what_they_write() -> None:
+def test_choices_fork_from_the_prompt_and_copy_on_write() -> None:
     sched = scheduler(max_num_batched_tokens=16)
     sched.add(make_request(num_prompt=6, n=3, max_tokens=2))
     plan, _ = step(sched)
@@ -151,18 +153,18 @@ def test_choices_fork_from_the_prompt_and_copy_what_they_write() -> None:
     assert names(events)[:3] == ["Token a.0", "Finished a.0", "Token a.1"]
 
 
-def test_choices_beyond_the_seats_come_later() -> None:
+def test_choices_beyond_the_slots_run_later() -> None:
     sched = scheduler(max_num_seqs=2)
     sched.add(make_request(num_prompt=6, n=5, max_tokens=2))
-    told = []
+    seen = []
     while sched.has_work:
-        assert sched.view().num_running <= 2
-        told += names(step(sched)[1])
-    assert sorted(n for n in told if n.startswith("Fin")) == [f"Finished a.{i}" for i in range(5)]
+        assert sched.stats().num_running <= 2
+        seen += names(step(sched)[1])
+    assert sorted(n for n in seen if n.startswith("Fin")) == [f"Finished a.{i}" for i in range(5)]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 3])
-def test_choices_fork_although_the_first_ends_at_once(max_tokens: int) -> None:
+def test_choices_fork_even_if_the_first_ends_at_once(max_tokens: int) -> None:
     sched = scheduler()
     sched.add(make_request(num_prompt=6, n=3, max_tokens=max_tokens))
     step(sched)
@@ -170,7 +172,7 @@ def test_choices_fork_although_the_first_ends_at_once(max_tokens: int) -> None:
     assert [shape for shape in shapes(plan) if shape[0] == 5] == [(5, 1), (5, 1)]
 
 
-def test_fork_splits_an_answer_in_the_middle() -> None:
+def test_fork_splits_a_choice_mid_answer() -> None:
     sched = scheduler()
     sched.add(make_request(num_prompt=6, max_tokens=4))
     step(sched)
@@ -236,10 +238,10 @@ def test_a_request_whose_deadline_passes_fails() -> None:
     step(sched, 4.9)
     _, events = step(sched, 5.0)
     assert [e.request_id for e in events if isinstance(e, Failed)] == ["b"]
-    assert sched.view().num_waiting == 0
+    assert sched.stats().num_waiting == 0
 
 
-def test_a_deadline_wakes_who_waits_for_a_batch() -> None:
+def test_deadline_wakes_a_request_that_waits_for_a_batch() -> None:
     sched = scheduler(policy="dynamic", wait_s=60.0)
     sched.add(make_request("a", deadline_s=5.0))
     assert sched.next_wake_s(1.0) == 5.0
@@ -263,7 +265,7 @@ def test_prompt_logprobs_come_with_the_first_token_and_skip_the_cache() -> None:
     assert sched.cache.queried_tokens == 10
 
 
-def test_runs_say_which_prompt_positions_are_wanted() -> None:
+def test_runs_name_the_requested_prompt_positions() -> None:
     sched = scheduler(max_num_batched_tokens=9)
     sched.add(make_request(num_prompt=10, prompt_logprobs=0))
     runs = [step(sched)[0].runs[0] for _ in range(3)]
@@ -281,13 +283,13 @@ def test_an_empty_plan_may_be_committed() -> None:
     assert sched.totals.num_steps == 0
 
 
-def test_joining_leaves_each_running_sequence_a_block_to_grow_into() -> None:
+def test_admission_leaves_each_running_sequence_a_block_to_grow_into() -> None:
     sched = scheduler(num_blocks=6, block_size=4, max_num_seqs=4)
     sched.add(make_request("a", 8, max_tokens=8))
     sched.add(make_request("b", 12, max_tokens=4))
     sched.add(make_request("c", 1, max_tokens=1))
     step(sched)
-    assert sched.view().num_running == 2  # 2 + 3 blocks of 6, and one to spare for a
+    assert sched.stats().num_running == 2  # 2 + 3 of 6 blocks, and one left for a to grow into
     step(sched)
-    assert sched.view().num_running == 2
+    assert sched.stats().num_running == 2
     assert sched.totals.num_preempted == 0

@@ -1,4 +1,4 @@
-"""What ends a sequence, and what the sampler is told in advance."""
+"""What ends a sequence, and how its next token is to be sampled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_end_of_sequence_stops_unless_ignored() -> None:
         assert finished(step(sched, token=5)[1]) == expected
 
 
-def test_stop_tokens_are_named() -> None:
+def test_stop_token_is_the_stop_reason() -> None:
     sched = scheduler()
     sched.add(make_request(stop_token_ids=(8, 9)))
     assert finished(step(sched, token=9)[1]) == [("stop", 9)]
@@ -31,14 +31,14 @@ def test_max_tokens_is_exact() -> None:
     assert told == [[], [], [("length", None)]]
 
 
-def test_the_context_ends_a_sequence() -> None:
+def test_full_context_ends_a_sequence() -> None:
     sched = scheduler(max_model_len=9)
     sched.add(make_request(num_prompt=6, max_tokens=None))
     told = [finished(step(sched)[1]) for _ in range(3)]
     assert told == [[], [], [("length", None)]]
 
 
-def test_min_tokens_bans_every_end_and_then_no_more() -> None:
+def test_min_tokens_bans_end_tokens_until_reached() -> None:
     sched = scheduler(eos=(0, 3))
     sched.add(make_request(min_tokens=2, stop_token_ids=(8, 3)))
     banned = []
@@ -49,7 +49,7 @@ def test_min_tokens_bans_every_end_and_then_no_more() -> None:
     assert banned == [(0, 3, 8), (0, 3, 8), ()]
 
 
-def test_a_greedy_token_is_plainly_argmax_once_nothing_is_banned() -> None:
+def test_greedy_token_is_argmax_once_nothing_is_banned() -> None:
     sched = scheduler(eos=(0, 3))
     sched.add(make_request(min_tokens=2, temperature=0.0))
     runs = [step(sched)[0].runs[0] for _ in range(4)]
@@ -64,7 +64,7 @@ def test_min_tokens_with_ignored_end_of_sequence() -> None:
     assert plan.runs[0].sample.banned == (8,)
 
 
-def test_history_is_carried_only_for_penalties() -> None:
+def test_history_is_passed_only_for_penalties() -> None:
     for penalty, expected in ((0.0, ()), (0.5, (100, 101, 7))):
         sched = scheduler()
         sched.add(make_request(num_prompt=2, presence_penalty=penalty))
@@ -83,7 +83,7 @@ def test_seeds_differ_by_choice_and_repeat_by_request() -> None:
     assert derive_seed(5, 0) == derive_seed(5, 0)
 
 
-def test_requests_without_a_seed_get_their_own() -> None:
+def test_requests_without_a_seed_get_different_ones() -> None:
     drawn = []
     for _ in range(2):
         sched = scheduler()

@@ -48,7 +48,7 @@ def choose(
                 value=asked,
                 fix="use --layer-backend auto",
             )
-        return asked, ("asked for",)
+        return asked, ("as requested",)
     rejected: list[str] = []
     for name in AUTO:
         why_not = forward_kind(name).why_not(spec, device, dtype)

@@ -1,9 +1,9 @@
-"""Who joins next, and the room that it needs: a seat, blocks, tokens of the budget.
+"""Admits waiting sequences: finds each one a slot, blocks, and tokens of the step's budget.
 
-A joining sequence gets blocks for all its known tokens at once, so that prompts in the making never
-preempt each other, and it leaves one idle block per running sequence, so that joining does not
-cause preemption in the next few steps. For both, sequences of a worse lane count as room (`lanes.
-py`): they are put out, but only if that is enough.
+An admitted sequence gets blocks for all of its known tokens at once, so that prompts being computed
+never preempt each other. It must leave one idle block per running sequence, so that admission does
+not cause preemption within the next few steps. Sequences of a lower-priority lane count as free
+room for both purposes: they are preempted, but only if that yields enough.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ from ridgeline.engine.scheduler.step_builder import StepBuilder
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """A sequence that has just been seated, and how many tokens this step computes of it."""
+    """A sequence that was just given a slot, and how many of its tokens this step computes."""
 
     seq: Sequence
     num_tokens: int
 
 
-class _Beginning(msgspec.Struct, frozen=True):
-    """Blocks that hold a sequence's beginning already, and how many tokens of it."""
+class ComputedPrefix(msgspec.Struct, frozen=True):
+    """Blocks that already hold a sequence's first `num_computed` tokens."""
 
     blocks: list[int]
-    computed: int
+    num_computed: int
 
 
 class Admitter:
-    """See the head of this file. `preempt` puts a sequence out of its seat."""
+    """Moves sequences from the waiting queues into slots.
+
+    `preempt` takes a sequence's slot and blocks away.
+    """
 
     def __init__(
         self,
@@ -55,29 +58,36 @@ class Admitter:
         self._tables, self._cache, self._pool = tables, cache, pool
         self._preempt = preempt
 
-    def next(self, lane: Lane, step: StepBuilder) -> Admitted | None:
-        """Seat the next in order of the lane; None if there is nobody, or it has to wait."""
+    def admit_next(self, lane: Lane, step: StepBuilder) -> Admitted | None:
+        """Admit the next sequence of the lane; None if there is none or it has to wait."""
         seq = self._candidate(lane, step)
         if seq is None:
             return None
-        beginning = self._beginning(seq, step.now_s)
-        num_tokens = step.budget.offer(seq.known - beginning.computed)
-        if not num_tokens and not self._sits_idle(seq, lane, step):
+        prefix = self._find_prefix(seq, step.now_s)
+        num_tokens = step.budget.offer(seq.num_known - prefix.num_computed)
+        if not num_tokens:
+            # Some policies fill slots even if the budget has no token left for this step.
+            may_idle = not seq.group.started and self._policy.admits(self._queue_view(lane, step))
+            if not may_idle:
+                return None
+        if not self._make_room(seq, prefix, lane, step):
             return None
-        if not self._make_room(seq, beginning, lane, step):
-            return None
-        self._seat(seq, beginning, lane, step.now_s)
+        (lane.resuming if seq.group.started else lane.unstarted).pop()
+        self._tables.adopt_prefix(seq, prefix.blocks, prefix.num_computed, step.now_s)
+        reserved = self._tables.reserve(seq, seq.num_pending)
+        assert reserved, "num_blocks_needed and reserve disagree"
+        self._registry.activate(seq)
         return Admitted(seq, num_tokens)
 
     def wake_s(self, now_s: float) -> float | None:
-        """When the policy may let somebody join although nobody comes or goes."""
+        """When the policy may admit a request even if none arrives or ends; None for never."""
         for lane in self._registry.lanes:
-            if len(lane.unstarted):  # a worse lane waits for it
-                return self._policy.wake_s(self._view(lane, StepBuilder(self._limits, now_s)))
+            if len(lane.unstarted):  # lower-priority lanes wait for this one
+                return self._policy.wake_s(self._queue_view(lane, StepBuilder(self._limits, now_s)))
         return None
 
     def ensure_slot(self, lane: Lane, step: StepBuilder) -> bool:
-        """Is there a seat, or somebody of a worse lane in one? Then it is freed."""
+        """Return True if a slot is free, preempting a lower-priority sequence if necessary."""
         if len(self._registry.running) < self._limits.max_num_seqs:
             return True
         if self._registry.num_running_up_to(lane) >= self._limits.max_num_seqs:
@@ -86,68 +96,58 @@ class Admitter:
         return True
 
     def _candidate(self, lane: Lane, step: StepBuilder) -> Sequence | None:
-        """The next in order for whom there is a seat; a fresh request needs the policy's leave too."""
+        """The next sequence in order if there is a slot and, for a new request, the policy agrees."""
         if self._registry.num_running_up_to(lane) >= self._limits.max_num_seqs:
             return None
-        fresh, back = lane.unstarted.peek(), lane.resuming.peek()
-        if fresh is None or (back is not None and back.key < fresh.key):
-            return back
-        return fresh if self._policy.admits(self._view(lane, step, step.budget.left)) else back
+        unstarted, resuming = lane.unstarted.peek(), lane.resuming.peek()
+        if unstarted is None or (resuming is not None and resuming.key < unstarted.key):
+            return resuming
+        view = self._queue_view(lane, step, step.budget.left)
+        return unstarted if self._policy.admits(view) else resuming
 
-    def _beginning(self, seq: Sequence, now_s: float) -> _Beginning:
-        source = seq.group.source_for(seq)
+    def _find_prefix(self, seq: Sequence, now_s: float) -> ComputedPrefix:
+        """What need not be computed again: a sibling's prompt, or else a prefix hit."""
+        source = seq.group.find_computed_prompt(seq)
         if source is not None:
-            blocks = source.blocks[: self._pool.blocks_for(seq.num_prompt)]
-            return _Beginning(blocks, seq.num_prompt - 1)
-        if seq.num_prompt_logprobs is not None:  # they take the logits of every prompt position
-            return _Beginning([], 0)
+            blocks = source.blocks[: self._pool.num_blocks_for(seq.num_prompt)]
+            return ComputedPrefix(blocks, seq.num_prompt - 1)
+        if seq.num_prompt_logprobs is not None:  # these need the logits of every prompt position
+            return ComputedPrefix([], 0)
         blocks = self._cache.match(seq, now_s)
-        return _Beginning(blocks, len(blocks) * self._pool.block_size)
-
-    def _sits_idle(self, seq: Sequence, lane: Lane, step: StepBuilder) -> bool:
-        """May it take a seat although the budget leaves it no token in this step?"""
-        return not seq.group.started and self._policy.admits(self._view(lane, step))
+        return ComputedPrefix(blocks, len(blocks) * self._pool.block_size)
 
     def _make_room(
-        self, seq: Sequence, beginning: _Beginning, lane: Lane, step: StepBuilder
+        self, seq: Sequence, prefix: ComputedPrefix, lane: Lane, step: StepBuilder
     ) -> bool:
-        """Put sequences of worse lanes out until there are a seat and blocks; nobody if even that
-        would not be enough."""
-        if self._num_short(seq, beginning, lane) > self._num_to_be_had(beginning, lane):
+        """Preempt lower-priority lanes until a slot and blocks are free; none if not enough."""
+        if self._num_missing(seq, prefix, lane) > self._num_preemptible(prefix, lane):
             return False
-        seated = self.ensure_slot(lane, step)
-        assert seated, "there is no seat for a candidate"
-        while self._num_short(seq, beginning, lane) > 0:
+        has_slot = self.ensure_slot(lane, step)
+        assert has_slot, "a candidate without a slot"
+        while self._num_missing(seq, prefix, lane) > 0:
             self._preempt(self._registry.running[-1], step)
         return True
 
-    def _num_short(self, seq: Sequence, beginning: _Beginning, lane: Lane) -> int:
-        """Blocks that are missing; each running sequence is left one to grow into."""
-        needed = self._tables.num_needed(seq.known, beginning.blocks, beginning.computed)
+    def _num_missing(self, seq: Sequence, prefix: ComputedPrefix, lane: Lane) -> int:
+        """Missing blocks; each running sequence keeps one idle block to grow into."""
+        needed = self._tables.num_blocks_needed(seq.num_known, prefix.blocks, prefix.num_computed)
         return needed + self._registry.num_running_up_to(lane) - self._pool.num_idle
 
-    def _num_to_be_had(self, beginning: _Beginning, lane: Lane) -> int:
-        """Blocks that only sequences of worse lanes own, those that would be taken over apart."""
-        worse = self._registry.running[self._registry.num_running_up_to(lane) :]
-        if not worse:
+    def _num_preemptible(self, prefix: ComputedPrefix, lane: Lane) -> int:
+        """Blocks that preempting lower-priority lanes would free, apart from those of `prefix`."""
+        lower = self._registry.running[self._registry.num_running_up_to(lane) :]
+        if not lower:
             return 0
-        owners = Counter(block for seq in worse for block in seq.blocks)
-        kept = set(beginning.blocks)
-        return sum(self._pool.refs(b) == n and b not in kept for b, n in owners.items())
+        owners = Counter(block for seq in lower for block in seq.blocks)
+        kept = set(prefix.blocks)
+        return sum(self._pool.ref_count(b) == n and b not in kept for b, n in owners.items())
 
-    def _seat(self, seq: Sequence, beginning: _Beginning, lane: Lane, now_s: float) -> None:
-        """Seat and blocks for all known tokens, those of the beginning shared."""
-        (lane.resuming if seq.group.started else lane.unstarted).pop()
-        self._tables.adopt(seq, beginning.blocks, beginning.computed, now_s)
-        reserved = self._tables.reserve(seq, seq.pending)
-        assert reserved, "num_needed and reserve disagree"
-        self._registry.activate(seq)
-
-    def _view(self, lane: Lane, step: StepBuilder, num_tokens: int = 0) -> QueueView:
+    def _queue_view(self, lane: Lane, step: StepBuilder, num_tokens: int = 0) -> QueueView:
         oldest_s = lane.unstarted.oldest_arrival_s
+        num_started = sum(other.num_started for other in self._registry.lanes_up_to(lane))
         return QueueView(
             step.now_s,
-            sum(each.num_started for each in self._registry.up_to(lane)) - step.num_admitted,
+            num_started - step.num_admitted,
             step.num_admitted,
             self._limits.max_num_seqs,
             len(lane.unstarted),

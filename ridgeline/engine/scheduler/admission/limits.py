@@ -1,4 +1,4 @@
-"""What a scheduler is limited to, and the requests that it could never serve."""
+"""The scheduler's limits, and the check that a request can be served within them at all."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ MAX_PRIORITY = 1_000_000
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_num_seqs` seats; tokens per step; tokens per sequence, output included.
+    """Limits of the scheduler.
 
-    `aging_s`: seconds of waiting that are worth one priority level (see `queue.py`).
-    `background_tokens`: most tokens of background requests in a step that serves others too; None:
-    derived from what steps take (see `filling.py`).
+    `max_num_seqs` is the number of slots, `max_num_batched_tokens` the token budget of a step, and
+    `max_model_len` the longest sequence, output included. `aging_s` is the waiting time in seconds
+    worth one priority level. `background_tokens` is the most tokens of background requests in a step
+    that also serves interactive ones; None derives it from measured step times.
     """
 
     max_num_seqs: int
@@ -33,13 +34,15 @@ class SchedulerLimits(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be positive", value=getattr(self, name), limit=">= 1")
         if self.background_tokens is not None and self.background_tokens < 0:
-            raise BadInput("background_tokens is negative", value=self.background_tokens)
+            raise BadInput(
+                "background_tokens must not be negative", value=self.background_tokens, limit=">= 0"
+            )
         if not (self.aging_s > 0 and math.isfinite(self.aging_s)):
             raise BadInput("aging_s must be positive and finite", value=self.aging_s, limit="> 0 s")
 
 
 def check_request(request: Request, limits: SchedulerLimits, pool: BlockPool) -> None:
-    """Raise BadInput or DoesNotFit if the request could not be served even by an empty engine."""
+    """Raise BadInput or DoesNotFit if even an idle engine could not serve the request."""
     if abs(request.priority) > MAX_PRIORITY:
         raise BadInput(
             "the priority is out of range",
@@ -48,39 +51,30 @@ def check_request(request: Request, limits: SchedulerLimits, pool: BlockPool) ->
             fix="send a priority within the limit (lower goes first)",
         )
     if not math.isfinite(request.arrival_s):
-        raise BadInput("the arrival is not an instant", value=request.arrival_s)
-    _check_prompt(request, limits)
-    _check_blocks(request, limits, pool)
-
-
-def longest(request: Request, limits: SchedulerLimits) -> int:
-    """Tokens of one choice when nothing stops it early."""
-    wanted = request.sampling.max_tokens
-    room = limits.max_model_len - len(request.prompt)
-    return len(request.prompt) + (room if wanted is None else min(wanted, room))
-
-
-def _check_prompt(request: Request, limits: SchedulerLimits) -> None:
-    most = limits.max_model_len - 1
-    if len(request.prompt) > most:
+        raise BadInput("the arrival time must be finite", value=request.arrival_s)
+    longest_prompt = limits.max_model_len - 1
+    if len(request.prompt) > longest_prompt:
         raise BadInput(
-            f"the prompt is too long: it and one token of output must fit in max_model_len "
+            f"the prompt is too long: prompt and one output token must fit into max_model_len "
             f"{limits.max_model_len}",
             value=f"{len(request.prompt)} tokens",
-            limit=f"{most} tokens",
-            fix="shorten the prompt, or raise --max-model-len if the model allows it",
+            limit=f"{longest_prompt} tokens",
+            fix="shorten the prompt, or raise --max-model-len if the model supports it",
+        )
+    # The last output token is never fed back, so it takes no position in the cache.
+    capacity, needed = pool.num_blocks * pool.block_size, max_tokens_of(request, limits) - 1
+    if needed > capacity:
+        spare = capacity + 1 - len(request.prompt)
+        raise DoesNotFit(
+            "the KV cache cannot hold the request even on its own",
+            value=f"{needed} tokens ({len(request.prompt)} of prompt)",
+            limit=f"{capacity} tokens ({pool.num_blocks} blocks of {pool.block_size})",
+            fix=f"lower max_tokens to {spare}" if spare > 0 else "raise --kv-cache-memory-bytes",
         )
 
 
-def _check_blocks(request: Request, limits: SchedulerLimits, pool: BlockPool) -> None:
-    """The last output token is never fed back, so it needs no place."""
-    places, needed = pool.num_blocks * pool.block_size, longest(request, limits) - 1
-    if needed <= places:
-        return
-    spare = places + 1 - len(request.prompt)
-    raise DoesNotFit(
-        "the KV cache could not hold the request even alone",
-        value=f"{needed} tokens ({len(request.prompt)} of prompt)",
-        limit=f"{places} tokens ({pool.num_blocks} blocks of {pool.block_size})",
-        fix=f"lower max_tokens to {spare}" if spare > 0 else "raise --kv-cache-memory-bytes",
-    )
+def max_tokens_of(request: Request, limits: SchedulerLimits) -> int:
+    """Length of one choice in tokens, prompt included, if nothing ends it early."""
+    wanted = request.sampling.max_tokens
+    room = limits.max_model_len - len(request.prompt)
+    return len(request.prompt) + (room if wanted is None else min(wanted, room))

@@ -1,21 +1,22 @@
-"""The gate before the queue: who may wait, who is told to come back, and when.
+"""Queue limits: which requests may wait, and when the others should retry.
 
-    refuse   the queue holds `max_requests` requests or `max_tokens` prompt tokens already, or (with the
-             throttle) as many requests of one promise are under way as its limit allows
-    admit    everybody else; `started` takes a request out of the queue's count, `ended` out of all
+    refuse   The queue already holds `max_requests` requests or `max_tokens` prompt tokens, or (with
+             the throttle) as many requests of one SLO are in flight as its limit allows.
+    admit    Every other request. `note_started` takes it out of the queue, `remove` out of all
+             counts.
 
-A full queue refuses at once: a request that waits longer than anybody wants its answer costs the same
-work and helps nobody. When to come back is computed, not guessed: the queue's tokens over the rate
-at which queued tokens have lately been started.
+A full queue refuses at once: a request that waits until nobody wants its answer any more costs the
+same work and helps no one. The retry time is computed: queued tokens divided by the rate at which
+queued tokens were started recently.
 
-Throttle (off unless asked for): per promise, a limit on requests under way that follows the p95 of
-what was delivered, as TCP's window follows loss (additive increase, multiplicative decrease; Chiu
-and Jain 1989). Each window of `WINDOW` finished requests whose p95 TTFT or TPOT breaks the promise
-takes a quarter off the number that was under way; a window within it adds one.
+Throttle (off by default): for each SLO, a limit on the requests in flight that follows the
+p95 of the latencies delivered, as TCP's congestion window follows packet loss (additive increase,
+multiplicative decrease; Chiu and Jain 1989). A window of `WINDOW` finished requests whose p95 TTFT or
+TPOT violates the SLO reduces the number in flight by a quarter; a window within the SLO adds one.
 When it loses: with few, long requests a window takes minutes, and the limit lags behind the load.
 
-Invariants: a refusal changes nothing; every admitted request is counted once until `ended`; with no
-limits the gate admits everybody. No clock: instants come in.
+Invariants: a refusal changes nothing; every admitted request is counted once until `remove`; without
+limits every request is admitted. No clock: instants are arguments, in seconds.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ from ridgeline.errors import EngineFull
 from ridgeline.records import Event, Slo, Started, Token
 
 WINDOW = 32
-_RECENT = 64  # starts from which the queue's pace is taken
-_LONGEST_S = 60.0
+_RATE_WINDOW = 64  # recent starts from which the queue's rate is computed
+_MAX_RETRY_S = 60.0
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """None: no limit. `max_tokens` counts the prompts of requests that have not started."""
+    """Limits of the queue; None is unlimited.
+
+    `max_tokens` counts the prompt tokens of requests that have not started.
+    """
 
     max_requests: int | None = None
     max_tokens: int | None = None
@@ -43,105 +47,105 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class _Known:
+class _TrackedRequest:
     num_tokens: int
     slo: Slo | None
     admitted_s: float
     queued: bool = True
-    first_s: float | None = None
-    last_s: float = 0.0
+    first_token_s: float | None = None
+    last_token_s: float = 0.0
     num_output: int = 0
 
 
 @dataclass(slots=True)
-class _Window:
-    """What was delivered lately under one promise, and how many requests it lets in (None: all)."""
+class _SloWindow:
+    """Latencies delivered recently under one SLO, and the limit on its requests (None: none)."""
 
-    under_way: int = 0
-    most_under_way: int = 0
+    in_flight: int = 0
+    max_in_flight: int = 0
     limit: int | None = None
     ttft_s: list[float] = field(default_factory=list)
     tpot_s: list[float] = field(default_factory=list)
 
 
 class QueueLimiter:
-    """See the head of this file."""
+    """Counts queued and running requests and refuses those beyond the limits."""
 
     def __init__(self, limits: QueueLimits) -> None:
         self.limits = limits
         self.num_queued = self.num_queued_tokens = 0
         self.refused: dict[str, int] = dict.fromkeys(("requests", "tokens", "slo"), 0)
-        self._known: dict[str, _Known] = {}
-        self._windows: dict[Slo, _Window] = {}
-        self._starts: deque[tuple[float, int]] = deque(maxlen=_RECENT)
+        self._requests: dict[str, _TrackedRequest] = {}
+        self._windows: dict[Slo, _SloWindow] = {}
+        self._starts: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
 
     def admit(self, request_id: str, num_tokens: int, slo: Slo | None, now_s: float) -> None:
-        """Count the request as waiting; EngineFull where it may not."""
+        """Count a request with a prompt of `num_tokens` as queued, or raise EngineFull."""
         reason = self._refusal(num_tokens, slo)
         if reason is not None:
             self.refused[reason] += 1
             raise EngineFull(
                 _MESSAGES[reason], reason=reason, retry_after_s=self.retry_after_s(now_s)
             )
-        self._known[request_id] = _Known(num_tokens, slo, now_s)
+        self._requests[request_id] = _TrackedRequest(num_tokens, slo, now_s)
         self.num_queued += 1
         self.num_queued_tokens += num_tokens
         if slo is not None:
-            window = self._windows.setdefault(slo, _Window())
-            window.under_way += 1
-            window.most_under_way = max(window.most_under_way, window.under_way)
+            window = self._windows.setdefault(slo, _SloWindow())
+            window.in_flight += 1
+            window.max_in_flight = max(window.max_in_flight, window.in_flight)
 
-    def started(self, request_id: str, now_s: float) -> None:
-        """The request has its first share of a step."""
-        known = self._known.get(request_id)
-        if known is not None and known.queued:
-            self._starts.append((now_s, known.num_tokens))
-            self._unqueue(known)
-
-    def saw(self, event: Event) -> None:
-        """Follow a request by its events. The last one of its choices is for the caller to notice."""
+    def observe(self, event: Event) -> None:
+        """Follow a request by its events. The caller calls `remove` once the last choice ends."""
         if isinstance(event, Started):
-            self.started(event.request_id, event.at_s)
+            self.note_started(event.request_id, event.at_s)
         elif isinstance(event, Token):
-            self.token(event.request_id, event.at_s)
+            self.note_token(event.request_id, event.at_s)
 
-    def token(self, request_id: str, now_s: float) -> None:
-        """One output token of the request."""
-        known = self._known.get(request_id)
-        if known is None:
-            return
-        if known.first_s is None:
-            known.first_s = now_s
-        known.last_s = now_s
-        known.num_output += 1
+    def note_started(self, request_id: str, now_s: float) -> None:
+        """The request got its first slot."""
+        request = self._requests.get(request_id)
+        if request is not None and request.queued:
+            self._starts.append((now_s, request.num_tokens))
+            self._dequeue(request)
 
-    def ended(self, request_id: str) -> None:
-        """The request is over, one way or another; unknown ids are ignored."""
-        known = self._known.pop(request_id, None)
-        if known is None:
+    def note_token(self, request_id: str, now_s: float) -> None:
+        """The request produced an output token."""
+        request = self._requests.get(request_id)
+        if request is None:
             return
-        if known.queued:
-            self._unqueue(known)
-        if known.slo is not None:
-            self._learn(known, known.slo)
+        if request.first_token_s is None:
+            request.first_token_s = now_s
+        request.last_token_s = now_s
+        request.num_output += 1
+
+    def remove(self, request_id: str) -> None:
+        """The request ended, for whatever reason; unknown ids are ignored."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        if request.queued:
+            self._dequeue(request)
+        if request.slo is not None:
+            self._record_latencies(request, request.slo)
 
     def retry_after_s(self, now_s: float) -> float:
-        """Seconds until what waits now will have started, by the pace of the latest starts."""
+        """Seconds until the requests waiting now will have started, at the recent rate."""
         if len(self._starts) < 2 or not self.num_queued_tokens:
             return 1.0
         tokens = sum(num_tokens for _, num_tokens in self._starts)
         rate = tokens / max(now_s - self._starts[0][0], 1e-3)
-        return min(max(self.num_queued_tokens / max(rate, 1e-9), 1.0), _LONGEST_S)
+        return min(max(self.num_queued_tokens / max(rate, 1e-9), 1.0), _MAX_RETRY_S)
 
     def as_dict(self) -> dict[str, float]:
-        """Levels and totals, for whoever watches."""
+        """Queue levels and refusal counts, for the engine's counters."""
         levels = {"num_queued": self.num_queued, "num_queued_tokens": self.num_queued_tokens}
         return {name: float(value) for name, value in levels.items()} | {
             f"refused_{reason}": float(count) for reason, count in self.refused.items()
         }
 
-    def limit_of(self, slo: Slo) -> int | None:
-        """How many requests of this promise may be under way; None: as many as come."""
+    def slo_limit(self, slo: Slo) -> int | None:
+        """How many requests with this SLO may be in flight; None for any number."""
         window = self._windows.get(slo)
         return None if window is None else window.limit
 
@@ -152,40 +156,41 @@ class QueueLimiter:
         over = limits.max_tokens is not None and (
             self.num_queued_tokens + num_tokens > limits.max_tokens
         )
-        if over and self.num_queued:  # alone, a request may be larger than the whole queue
+        if over and self.num_queued:  # on its own, a request may be larger than the whole queue
             return "tokens"
         window = self._windows.get(slo) if limits.throttle and slo is not None else None
-        full = window is not None and window.limit is not None and window.under_way >= window.limit
+        full = window is not None and window.limit is not None and window.in_flight >= window.limit
         return "slo" if full else None
 
-    def _unqueue(self, known: _Known) -> None:
-        known.queued = False
+    def _dequeue(self, request: _TrackedRequest) -> None:
+        request.queued = False
         self.num_queued -= 1
-        self.num_queued_tokens -= known.num_tokens
+        self.num_queued_tokens -= request.num_tokens
 
-    def _learn(self, known: _Known, slo: Slo) -> None:
+    def _record_latencies(self, request: _TrackedRequest, slo: Slo) -> None:
         window = self._windows[slo]
-        window.under_way -= 1
-        if not self.limits.throttle or known.first_s is None:
+        window.in_flight -= 1
+        if not self.limits.throttle or request.first_token_s is None:
             return
-        window.ttft_s.append(known.first_s - known.admitted_s)
-        if known.num_output > 1:
-            window.tpot_s.append((known.last_s - known.first_s) / (known.num_output - 1))
+        window.ttft_s.append(request.first_token_s - request.admitted_s)
+        if request.num_output > 1:
+            decode_s = request.last_token_s - request.first_token_s
+            window.tpot_s.append(decode_s / (request.num_output - 1))
         if len(window.ttft_s) >= WINDOW:
-            _turn(window, slo)
+            _close_window(window, slo)
 
 
-def _turn(window: _Window, slo: Slo) -> None:
-    """The end of a window: a smaller limit where the promise was broken, a larger one else."""
-    broken = _p95(window.ttft_s) > (slo.ttft_s or math.inf) or (
+def _close_window(window: _SloWindow, slo: Slo) -> None:
+    """Lower the limit if the window violated the SLO, raise it otherwise; start a new window."""
+    violated = _p95(window.ttft_s) > (slo.ttft_s or math.inf) or (
         bool(window.tpot_s) and _p95(window.tpot_s) > (slo.tpot_s or math.inf)
     )
-    if broken:
-        base = window.most_under_way if window.limit is None else window.limit
+    if violated:
+        base = window.max_in_flight if window.limit is None else window.limit
         window.limit = max(1, base * 3 // 4)
     elif window.limit is not None:
         window.limit += 1
-    window.most_under_way = window.under_way
+    window.max_in_flight = window.in_flight
     window.ttft_s.clear()
     window.tpot_s.clear()
 
@@ -195,7 +200,7 @@ def _p95(values: list[float]) -> float:
 
 
 _MESSAGES = {
-    "requests": "the queue is full: as many requests wait as --max-num-queued-reqs allows",
-    "tokens": "the queue is full: as many tokens wait as --max-num-queued-tokens allows",
-    "slo": "the server is holding back new requests of this class to keep its promise to others",
+    "requests": "the queue is full: it holds as many requests as --max-num-queued-reqs allows",
+    "tokens": "the queue is full: it holds as many tokens as --max-num-queued-tokens allows",
+    "slo": "new requests of this SLO class are held back so that running ones meet the SLO",
 }

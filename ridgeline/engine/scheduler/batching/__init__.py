@@ -1,4 +1,4 @@
-"""Batching policies by name; nothing is imported until one is chosen."""
+"""Registry of batching policies: name -> "module:Class". Nothing is imported until chosen."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ __all__ = ["POLICIES", "BatchingPolicy", "PolicyOptions", "QueueView", "make_pol
 def make_policy(
     name: str, *, wait_s: float = 0.0, num_to_start: int | None = None
 ) -> BatchingPolicy:
-    """The policy called `name`. `wait_s` and `num_to_start` are for those that wait for a batch."""
+    """Build the policy `name`; `wait_s` and `num_to_start` apply to policies that wait for a batch."""
     if name not in POLICIES:
         raise BadInput("unknown batching policy", value=name, limit=", ".join(POLICIES))
     if not wait_s >= 0:
         raise BadInput("the batching wait must not be negative", value=wait_s, limit=">= 0 s")
     if num_to_start is not None and num_to_start < 1:
-        raise BadInput("a batch starts with at least one request", value=num_to_start, limit=">= 1")
+        raise BadInput(
+            "a batch needs at least one request to start", value=num_to_start, limit=">= 1"
+        )
     module, _, cls = POLICIES[name].partition(":")
     policy: type[BatchingPolicy] = getattr(import_module(module), cls)
     return policy(PolicyOptions(wait_s=wait_s, num_to_start=num_to_start))

@@ -1,14 +1,14 @@
-"""Continuous batching: a request joins in any step that has a seat and tokens for it.
+"""Continuous batching: a request is admitted in any step that has a slot and tokens for it.
 
-What. Batches are re-formed in every step: who finishes leaves its seat at once, who waits takes it
-in the next step, in the middle of everybody else's answers (iteration-level scheduling: Orca, Yu et
-al., OSDI 2022; "in-flight batching" in TensorRT-LLM).
+What. The batch is re-formed in every step: a finished sequence frees its slot at once, and a waiting
+request takes it in the next step, while the other sequences continue (iteration-level scheduling:
+Orca, Yu et al., OSDI 2022; "in-flight batching" in TensorRT-LLM).
 
-Invariant. While a request waits, all seats are taken, or this step's token budget is used up, or the
+Invariant. While a request waits, all slots are taken, or this step's token budget is used up, or the
 block pool is.
 
-When it loses. Never in throughput; but prompts that join lengthen the steps of those who are
-already answering (their itl), which is what the token budget and chunked prefill bound.
+When it loses. Never in throughput, but newly admitted prompts lengthen the steps of the sequences
+that are already decoding (their ITL). The token budget and chunked prefill bound that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ridgeline.engine.scheduler.batching.base import PolicyOptions, QueueView
 
 
 class ContinuousBatching:
-    """Joins whenever there is room; the options are for policies that wait."""
+    """Admits whenever there is room; ignores the options."""
 
     def __init__(self, options: PolicyOptions) -> None:
         pass

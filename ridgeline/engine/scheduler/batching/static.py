@@ -1,14 +1,14 @@
-"""Static batching: take what waits, finish all of it, then take again.
+"""Static batching: admit what waits, finish all of it, then admit again.
 
-What. When nothing runs, up to `max_num_seqs` sequences join at once; until the last of them is
-finished nobody else does, although finished ones leave empty seats. This is what a loop around
-`model.generate(batch)` does; with one seat it is the naive deployment: one request at a time.
+What. When nothing runs, up to `max_num_seqs` sequences are admitted at once. No other is admitted
+until the last of them has finished, although finished ones leave slots empty. This is what a loop
+around `model.generate(batch)` does; with one slot it is the naive deployment, one request at a time.
 
-Invariant. All sequences of a batch started in the same step.
+Invariant. All sequences of a batch start in the same step.
 
-When it loses. Answers differ in length, so most seats are empty most of the time, and a request that
-comes just too late waits for the longest answer of a batch that it is not part of. It wins only
-where nothing else arrives: an offline batch of equal lengths.
+When it loses. Answers differ in length, so most slots are empty most of the time, and a request that
+arrives just too late waits for the longest answer of a batch it is not part of. It wins only if
+nothing else arrives: an offline batch of equal lengths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ridgeline.engine.scheduler.batching.base import PolicyOptions, QueueView
 
 
 class StaticBatching:
-    """Joins only when nothing has started; the options are for policies that wait."""
+    """Admits only when nothing has started; ignores the options."""
 
     def __init__(self, options: PolicyOptions) -> None:
         pass

@@ -1,26 +1,25 @@
-"""Prefix cache: what one sequence has computed, another with the same beginning need not compute
-again.
+"""Prefix cache: reuses what another sequence with the same beginning has already computed.
 
-What. Every full block of a sequence has a digest: blake2b-256 over its parent's digest and its own
-token ids; the chain starts from the tenant's name. Equal digests therefore mean equal tokens *and*
-an equal beginning *and* the same tenant, so that a dictionary from digest to block finds the
-longest known beginning one lookup per block. The digest is long enough for collisions, accidental
-or forged, to be out of question: a wrong hit would show one user the text of another.
+What. Every full block of a sequence has a digest: BLAKE2b-256 over its parent's digest and its own
+token ids. The chain starts from the tenant's name. Equal digests therefore mean equal tokens, an
+equal beginning and the same tenant, so a dictionary from digest to block finds the longest known
+beginning with one lookup per block. The digest is long enough to rule out collisions, accidental or
+forged: a wrong hit would show one user another user's text.
 
-Source. Automatic prefix caching of vLLM (hash chain per full block, LRU through the free list); the
-radix tree of SGLang finds the same beginnings to the token, at the price of a second structure.
+Source. Automatic prefix caching in vLLM (hash chain per full block, LRU through the free list). The
+radix tree of SGLang matches beginnings to the token, at the price of a second data structure.
 
 Invariants.
-  * A block is published only when it is full and all of it is computed, and is never written again.
-  * At most known - 1 tokens are hit: the last token must be computed, since its logits are wanted.
-  * Tenants never share: the chain's root differs.
-  * Cached blocks cost nothing: they stay in the pool's idle list and are given away, least recently
-    released first. `ttl_s` also forgets what has not been used for that long (time comes from
-    outside).
+  * A block is published only once it is full and entirely computed, and is never written again.
+  * At most num_known - 1 tokens are hit: the last token must be computed to obtain its logits.
+  * Tenants never share blocks, because their chains start differently.
+  * Cached blocks cost nothing: they stay in the pool's idle list and are reused, least recently
+    released first. `ttl_s` additionally drops what has not been used for that long (time is an
+    argument).
 
-When it loses. Prompts that share no beginning of a block's length: hashing costs about 1 µs per
-block and gains nothing. A hit also makes the step shorter, never the sequence's memory smaller than
-its blocks.
+When it loses. Prompts that do not share a beginning of at least one block: hashing costs about 1 µs
+per block and gains nothing. A hit shortens the step; it does not make the sequence's own memory any
+smaller.
 """
 
 from __future__ import annotations
@@ -40,46 +39,46 @@ DIGEST_BYTES = 32
 
 
 def root_digest(tenant: str) -> bytes:
-    """Where a tenant's chains begin."""
+    """The digest a tenant's chains start from."""
     salt = tenant.encode("utf-8", "surrogatepass")
     return blake2b(salt, digest_size=DIGEST_BYTES, person=b"ridgeline-root").digest()
 
 
 def block_digest(parent: bytes, tokens: Seq[int]) -> bytes:
-    """The digest of one full block after `parent`."""
+    """The digest of a full block that follows `parent`."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
 class BlockCache(Protocol):
-    """What the scheduler needs of a prefix cache. Instants are seconds on the caller's clock."""
+    """What the scheduler needs from a prefix cache. Instants are seconds on the caller's clock."""
 
     queried_tokens: int
     hit_tokens: int
 
     def match(self, seq: Sequence, now_s: float) -> list[int]:
-        """The blocks that hold the longest known beginning of `seq`; the caller retains them."""
+        """The blocks that hold the longest cached beginning of `seq`; the caller retains them."""
 
-    def count(self, queried: int, hit: int) -> None:
-        """Count a lookup that was used."""
+    def record_lookup(self, queried: int, hit: int) -> None:
+        """Count a lookup whose result was used, in tokens."""
 
     def publish(self, seq: Sequence, now_s: float) -> None:
         """Offer the full, computed blocks of `seq` that have not been offered yet."""
 
     def touch(self, blocks: Seq[int], now_s: float) -> None:
-        """These blocks are in use until now: their time to live starts again."""
+        """Note that the blocks were in use until now: their time to live starts again."""
 
-    def forget(self, block: int) -> None:
-        """Drop the block's entry: its owner is about to write it."""
+    def invalidate(self, block: int) -> None:
+        """Drop the block's entry, because its owner is about to write to it."""
 
     def expire(self, now_s: float) -> None:
-        """Drop entries whose time to live is over."""
+        """Drop the entries whose time to live is over."""
 
     def clear(self) -> None:
         """Drop every entry."""
 
 
 class NoPrefixCache:
-    """No cache: never a hit, nothing kept."""
+    """Caches nothing."""
 
     def __init__(self) -> None:
         self.queried_tokens = self.hit_tokens = 0
@@ -87,7 +86,7 @@ class NoPrefixCache:
     def match(self, seq: Sequence, now_s: float) -> list[int]:
         return []
 
-    def count(self, queried: int, hit: int) -> None:
+    def record_lookup(self, queried: int, hit: int) -> None:
         pass
 
     def publish(self, seq: Sequence, now_s: float) -> None:
@@ -96,7 +95,7 @@ class NoPrefixCache:
     def touch(self, blocks: Seq[int], now_s: float) -> None:
         pass
 
-    def forget(self, block: int) -> None:
+    def invalidate(self, block: int) -> None:
         pass
 
     def expire(self, now_s: float) -> None:
@@ -107,44 +106,61 @@ class NoPrefixCache:
 
 
 class PrefixCache:
-    """Published blocks by digest, over the idle list of `pool`; see the head of this file."""
+    """Published blocks by digest, on top of the idle list of `pool`.
+
+    `ttl_s` is the time in seconds after which an unused entry is dropped; None keeps entries until
+    their block is reused.
+    """
 
     def __init__(self, pool: BlockPool, ttl_s: float | None = None) -> None:
         if ttl_s is not None and not ttl_s > 0:
-            raise BadInput("the prefix cache's time to live must be positive", value=ttl_s)
+            raise BadInput(
+                "the prefix cache's time to live must be positive", value=ttl_s, limit="> 0 s"
+            )
         self.queried_tokens = self.hit_tokens = 0
         self._pool, self._ttl_s = pool, math.inf if ttl_s is None else ttl_s
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
         self._used_s: OrderedDict[int, float] = OrderedDict()  # block -> last use, oldest first
-        pool.on_evict = self._drop
+        pool.on_evict = self._remove_entry
 
     def __len__(self) -> int:
         return len(self._block_of)
 
     def match(self, seq: Sequence, now_s: float) -> list[int]:
-        self._extend(seq, (seq.known - 1) // self._pool.block_size)
+        num_blocks = (seq.num_known - 1) // self._pool.block_size
+        self._extend_digests(seq, num_blocks)
         self.expire(now_s)
-        found = []
-        for digest in seq.digests[: (seq.known - 1) // self._pool.block_size]:
+        blocks = []
+        for digest in seq.digests[:num_blocks]:
             block = self._block_of.get(digest)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
-    def count(self, queried: int, hit: int) -> None:
+    def record_lookup(self, queried: int, hit: int) -> None:
         self.queried_tokens += queried
         self.hit_tokens += hit
 
     def publish(self, seq: Sequence, now_s: float) -> None:
-        num_full = seq.computed // self._pool.block_size
+        num_full = seq.num_computed // self._pool.block_size
         if num_full <= seq.num_published:
             return
-        self._extend(seq, num_full)
+        self._extend_digests(seq, num_full)
         for i in range(seq.num_published, num_full):
-            self._enter(seq.digests[i], seq.blocks[i], now_s)
+            self.insert(seq.digests[i], seq.blocks[i], now_s)
         seq.num_published = num_full
+
+    def insert(self, digest: bytes, block: int, now_s: float) -> None:
+        """Publish a full, computed block under its digest.
+
+        The first block with some content wins: a second one stays private to its owner.
+        """
+        if digest not in self._block_of:
+            self._block_of[digest], self._digest_of[block] = block, digest
+            self._used_s[block] = now_s
+            self._pool.publish(block)
 
     def touch(self, blocks: Seq[int], now_s: float) -> None:
         for block in reversed(blocks):
@@ -152,9 +168,9 @@ class PrefixCache:
                 self._used_s[block] = now_s
                 self._used_s.move_to_end(block)
 
-    def forget(self, block: int) -> None:
+    def invalidate(self, block: int) -> None:
         if block in self._digest_of:
-            self._drop(block)
+            self._remove_entry(block)
             self._pool.unpublish(block)
 
     def expire(self, now_s: float) -> None:
@@ -162,17 +178,17 @@ class PrefixCache:
             block, used_s = next(iter(self._used_s.items()))
             if now_s - used_s <= self._ttl_s:
                 return
-            if self._pool.refs(block):  # in use: its time to live has not begun
+            if self._pool.ref_count(block):  # in use: its time to live has not started
                 self.touch((block,), now_s)
             else:
-                self.forget(block)
+                self.invalidate(block)
 
     def clear(self) -> None:
         for block in list(self._digest_of):
-            self.forget(block)
+            self.invalidate(block)
 
-    def _extend(self, seq: Sequence, num_blocks: int) -> None:
-        """Carry the sequence's chain on to `num_blocks` digests."""
+    def _extend_digests(self, seq: Sequence, num_blocks: int) -> None:
+        """Extend the sequence's hash chain to `num_blocks` digests."""
         size, digests = self._pool.block_size, seq.digests
         if len(digests) >= num_blocks:
             return
@@ -181,15 +197,6 @@ class PrefixCache:
             parent = block_digest(parent, seq.tokens[i * size : (i + 1) * size])
             digests.append(parent)
 
-    def _enter(self, digest: bytes, block: int, now_s: float) -> None:
-        """First come, first kept: a second block with the same content stays private to its
-        owner."""
-        if digest in self._block_of:
-            return
-        self._block_of[digest], self._digest_of[block] = block, digest
-        self._used_s[block] = now_s
-        self._pool.publish(block)
-
-    def _drop(self, block: int) -> None:
+    def _remove_entry(self, block: int) -> None:
         del self._block_of[self._digest_of.pop(block)]
         del self._used_s[block]

@@ -1,21 +1,22 @@
-"""Lanes: requests that people wait for, and requests that may wait for people.
+"""Two lanes: interactive requests, and background requests that yield to them.
 
-    lane 0   online        everything a client asks for
-    lane 1   background    batch lines: what is left over, and only as long as it is left over
+    lane 0   interactive   everything clients send
+    lane 1   background    batch requests: they use what is left over, as long as it is left over
 
-Priorities order a lane from within, and waiting counts (`queue.py`): whoever holds a seat keeps it
-until blocks run out. Between lanes neither holds. A step is planned lane by lane, and a better lane
-is planned as if the worse one were not there: it takes seats and blocks from whoever sits in the
-worse lane, last in order first, as it takes idle ones. While it waits for anything, nobody of the
-worse lane joins; while it runs, a step computes no more of the worse lane than people's promises
-leave room for (`filling.py`), or than was asked for. Who was put out keeps the tokens it knows and
-comes back; with the prefix cache on, most of what it had computed is found again.
+Within a lane, order is by priority and waiting time, and a sequence keeps its slot until blocks run
+out. Between lanes neither holds. A step is planned lane by lane, and the interactive lane is planned
+as if the background lane were empty: it takes slots and blocks from background sequences, last in
+order first, as readily as it takes free ones. While an interactive request waits, no background
+request is admitted. While interactive requests run, a step computes only as many background tokens
+as their SLOs leave room for, or as many as were configured. A preempted background sequence keeps
+its known tokens and resumes later; with the prefix cache on, most of what it had computed is found
+again.
 
-Invariant (tests/invariants/test_lanes.py): without a prefix cache, the online runs of every step
-are those of an engine that was never asked anything in the background.
+Invariant (tests/invariants/test_lanes.py): without a prefix cache, the interactive runs of every
+step are the same as if there had never been a background request.
 
-When it loses: background requests may starve for as long as people keep the engine busy. Their deadline
-is the batch's business.
+When it loses: background requests may starve for as long as interactive traffic keeps the engine
+busy. Their deadlines are the concern of the batch.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from ridgeline.engine.scheduler.queue.waiting_queue import WaitingQueue
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """What waits in one lane, and counts of its sequences.
+    """The waiting sequences of one lane, and counts of its sequences.
 
-    `unstarted`: choice 0 of requests that have not started. `resuming`: started, but without a seat.
-    `num_started`: unfinished choices of requests that have started. `num_running`: with a seat.
+    `unstarted` holds choice 0 of requests that have not started, `resuming` the sequences of started
+    requests that are without a slot. `num_started` counts unfinished choices of started requests,
+    `num_running` the sequences with a slot.
     """
 
     rank: int
@@ -41,5 +43,5 @@ class Lane:
 
     @property
     def has_waiting(self) -> bool:
-        """Does anybody want a seat?"""
+        """True if a sequence of this lane waits for a slot."""
         return len(self.unstarted) > 0 or len(self.resuming) > 0

@@ -1,14 +1,14 @@
-"""Who exists and who sits where: requests, their sequences, the running list and the two queues.
+"""All requests and their sequences, the list of running sequences and the waiting queues.
 
-                 add            sit                    leave
-    request ──▶ fresh queue ──▶ running (sorted) ──▶ finished
-                              │      ▲ sit
-                        stand ▼      │
-                            returning queue  ◀── choices forked without a free seat
+               add                   activate                remove
+    request ──▶ lane.unstarted ──▶ running (sorted) ──▶ finished
+                                      │       ▲ activate
+                           deactivate ▼       │
+                                  lane.resuming  ◀── choices forked while no slot was free
 
-Every lane (`lanes.py`) has queues of its own; those who run are one list, lane by lane. The roster
-keeps places and counts; blocks are the tables' business, and when anyone moves is the
-scheduler's. A seat is one of `max_num_seqs`; only seated sequences own blocks.
+Each lane has its own queues; the running sequences are one list, ordered lane by lane. The registry
+keeps positions and counts. Blocks are handled by the block tables, and the scheduler decides when a
+sequence moves. There are `max_num_seqs` slots, and only sequences with a slot own blocks.
 """
 
 from __future__ import annotations
@@ -27,49 +27,51 @@ _KEY = attrgetter("key")
 
 
 class SequenceRegistry:
-    """See the head of this file. `seed` is what requests without a seed derive theirs from."""
+    """Finds sequences and moves them between queues and slots.
+
+    `aging_s` is the waiting time worth one priority level. Requests without a seed derive theirs
+    from `seed`.
+    """
 
     def __init__(self, aging_s: float, seed: int) -> None:
         self._aging_s, self._seed = aging_s, seed
-        self.requests: dict[str, SequenceGroup] = {}
-        self.running: list[Sequence] = []  # in order: lowest key first, lane by lane
-        self.lanes = (Lane(0), Lane(1))  # online, background
-        self.num_unfinished = 0  # unfinished choices of all requests
+        self.groups: dict[str, SequenceGroup] = {}  # by request id
+        self.running: list[Sequence] = []  # lowest key first, lane by lane
+        self.lanes = (Lane(0), Lane(1))  # interactive, background
+        self.num_unfinished = 0  # choices of all requests
         self._by_id: dict[int, Sequence] = {}
         self._num_added = self._num_sequences = 0
 
     @property
     def num_waiting(self) -> int:
-        """Unfinished choices without a seat."""
+        """Unfinished choices without a slot."""
         return self.num_unfinished - len(self.running)
 
-    def lane(self, request: Request) -> Lane:
+    def lane_of(self, request: Request) -> Lane:
         return self.lanes[request.background]
 
-    def up_to(self, lane: Lane) -> tuple[Lane, ...]:
-        """The lane and the better ones."""
+    def lanes_up_to(self, lane: Lane) -> tuple[Lane, ...]:
+        """The lane and those of higher priority."""
         return self.lanes[: lane.rank + 1]
 
     def num_running_up_to(self, lane: Lane) -> int:
+        """Running sequences of the lane and of those of higher priority."""
         if not lane.rank:
             return lane.num_running
-        return sum([each.num_running for each in self.up_to(lane)])
+        return sum([other.num_running for other in self.lanes_up_to(lane)])
 
-    def running_by_id(self, seq_id: int) -> Sequence | None:
+    def find_running(self, seq_id: int) -> Sequence | None:
+        """The running sequence with this id; None if it has ended or waits."""
         return self._by_id.get(seq_id)
 
-    def request_id(self, seq_id: int) -> str | None:
-        """Whose running sequence it is."""
-        seq = self._by_id.get(seq_id)
-        return None if seq is None else seq.request.id
-
-    def live(self, request_id: str, index: int) -> Sequence | None:
-        """An unfinished choice that has a sequence."""
-        group = self.requests.get(request_id)
+    def find_choice(self, request_id: str, index: int) -> Sequence | None:
+        """The unfinished sequence of a choice; None if there is none (yet)."""
+        group = self.groups.get(request_id)
         return None if group is None else group.live.get(index)
 
     def add(self, request: Request) -> SequenceGroup:
-        if request.id in self.requests:
+        """Queue a request. Raises BadInput if its id is in use."""
+        if request.id in self.groups:
             raise BadInput(
                 "a request with this id is being served", value=request.id, fix="use a new id"
             )
@@ -78,94 +80,98 @@ class SequenceRegistry:
         seed = derive_seed(self._seed, serial) if own is None else own
         group = SequenceGroup(request, serial, seed, unforked=list(range(1, request.sampling.n)))
         group.next_index = request.sampling.n
-        self.requests[request.id] = group
+        self.groups[request.id] = group
         self.num_unfinished += request.sampling.n
-        self.lane(request).unstarted.push(self._new(group, 0, list(request.prompt)))
+        self.lane_of(request).unstarted.push(self._new_sequence(group, 0, list(request.prompt)))
         return group
 
-    def start(self, group: SequenceGroup) -> int:
-        """The request leaves the fresh queue for good; the number of seats that it will want."""
+    def mark_started(self, group: SequenceGroup) -> int:
+        """Count the request as started; returns the number of slots its choices will take."""
         group.started = True
-        self.lane(group.request).num_started += group.num_unfinished
+        self.lane_of(group.request).num_started += group.num_unfinished
         return group.num_unfinished
 
-    def branch(self, source: Sequence, index: int, num_known: int) -> Sequence:
-        """Choice `index`, not seated yet, knowing the first `num_known` tokens of `source`."""
-        seq = self._new(source.group, index, source.tokens[:num_known])
+    def fork(self, source: Sequence, index: int, num_known: int) -> Sequence:
+        """A new sequence for choice `index`, without a slot.
+
+        It knows the first `num_known` tokens of `source`.
+        """
+        seq = self._new_sequence(source.group, index, source.tokens[:num_known])
         seq.digests = list(source.digests)
         return seq
 
     def add_choice(self, group: SequenceGroup) -> int:
-        """Make place for one choice more than was asked for; its index."""
+        """Make room for one choice more than the request named; returns its index."""
         group.next_index += 1
         self.num_unfinished += 1
-        self.lane(group.request).num_started += 1
+        self.lane_of(group.request).num_started += 1
         return group.next_index - 1
 
     def activate(self, seq: Sequence) -> None:
+        """Give the sequence a slot."""
         seq.state = State.RUNNING
         self._by_id[seq.id] = seq
-        self.lane(seq.request).num_running += 1
+        self.lane_of(seq.request).num_running += 1
         insort(self.running, seq, key=_KEY)
 
     def deactivate(self, seq: Sequence) -> None:
-        """Give the seat back and wait to return."""
+        """Take the sequence's slot and queue it to resume."""
         self._release_slot(seq)
-        self.wait(seq)
+        self.enqueue_resuming(seq)
 
-    def wait(self, seq: Sequence) -> None:
-        """Wait for a seat as a sequence of a request that has started."""
+    def enqueue_resuming(self, seq: Sequence) -> None:
+        """Queue a sequence of a started request until a slot is free."""
         seq.state = State.WAITING
-        self.lane(seq.request).resuming.push(seq)
+        self.lane_of(seq.request).resuming.push(seq)
 
     def remove(self, seq: Sequence) -> None:
-        """The sequence is finished; with its last choice, the request is gone."""
+        """Finish the sequence; its request is removed along with the last choice."""
         if seq.state is State.RUNNING:
             self._release_slot(seq)
-        lane = self.lane(seq.request)
+        lane = self.lane_of(seq.request)
         lane.unstarted.discard(seq)
         lane.resuming.discard(seq)
         seq.state = State.FINISHED
         group = seq.group
         del group.live[seq.index]
-        self._forget(group, 1)
+        self._uncount_choices(group, 1)
         if group.unforked and not group.live:
-            self._succeed(group)
+            self._promote_choice(group)
 
     def remove_group(self, group: SequenceGroup) -> None:
-        """The request is gone, with choices that never became sequences too."""
+        """Remove the request with all of its choices, including those not forked yet."""
         num, group.unforked = len(group.unforked), []
-        self._forget(group, num)
+        self._uncount_choices(group, num)
         for seq in list(group.live.values()):
             self.remove(seq)
 
-    def _succeed(self, group: SequenceGroup) -> None:
-        """The choice that was to compute the prompt is gone: the next one does."""
-        seq = self._new(group, group.unforked.pop(0), list(group.request.prompt))
-        lane = self.lane(group.request)
+    def _promote_choice(self, group: SequenceGroup) -> None:
+        """The choice that was computing the prompt is gone: the next one takes over."""
+        seq = self._new_sequence(group, group.unforked.pop(0), list(group.request.prompt))
+        lane = self.lane_of(group.request)
         (lane.resuming if group.started else lane.unstarted).push(seq)
 
-    def _forget(self, group: SequenceGroup, num: int) -> None:
+    def _uncount_choices(self, group: SequenceGroup, num: int) -> None:
         self.num_unfinished -= num
-        self.lane(group.request).num_started -= num if group.started else 0
+        self.lane_of(group.request).num_started -= num if group.started else 0
         if not group.num_unfinished:
-            self.requests.pop(group.request.id, None)
+            self.groups.pop(group.request.id, None)
 
     def _release_slot(self, seq: Sequence) -> None:
         place = bisect_left(self.running, seq.key, key=_KEY)
         assert self.running[place] is seq
         del self.running[place]
-        self.lane(seq.request).num_running -= 1
+        self.lane_of(seq.request).num_running -= 1
         del self._by_id[seq.id]
 
-    def _new(self, group: SequenceGroup, index: int, tokens: list[int]) -> Sequence:
+    def _new_sequence(self, group: SequenceGroup, index: int, tokens: list[int]) -> Sequence:
         seq = Sequence(
             id=self._num_sequences,
             group=group,
             index=index,
             seed=derive_seed(group.seed, index),
             key=(
-                self.lane(group.request).rank,
+                self.lane_of(group.request).rank,
                 order_key(group.request, self._aging_s, group.serial, index),
             ),
             tokens=tokens,

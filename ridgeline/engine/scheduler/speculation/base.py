@@ -14,9 +14,9 @@ from ridgeline.records import Sampling
 class DraftContext(msgspec.Struct, frozen=True):
     """A sequence whose run could carry up to `max_drafts` drafts.
 
-    `tokens` are its known ones: to be read at once, neither changed nor kept. `tenant`: what is
-    learnt from one tenant's text must not show in another's speed. Of the known tokens the first
-    `num_computed` stand in the KV cache, in `blocks`, which have places for all of them.
+    `tokens` are its known tokens: read them during the call, do not change or keep them. What is
+    learned from one `tenant`'s text must not show in the speed of another. The first `num_computed`
+    known tokens are in the KV cache, in `blocks`, which have room for all of them.
     """
 
     seq_id: int
@@ -31,7 +31,7 @@ class DraftContext(msgspec.Struct, frozen=True):
 
 
 class StepCapacity(msgspec.Struct, frozen=True):
-    """The step so far: runs, rows that they feed, and rows that drafts may add to it."""
+    """The step so far: its runs, the rows they feed, and the rows that drafts may add."""
 
     num_runs: int
     num_rows: int
@@ -39,7 +39,7 @@ class StepCapacity(msgspec.Struct, frozen=True):
 
 
 class DraftOutcome(msgspec.Struct, frozen=True):
-    """What became of one draft: the first `num_accepted` of its tokens were right."""
+    """What became of one draft: the first `num_accepted` of its tokens were accepted."""
 
     seq_id: int
     num_drafted: int
@@ -47,43 +47,43 @@ class DraftOutcome(msgspec.Struct, frozen=True):
 
 
 class DraftProposer(Protocol):
-    """Where guesses come from. Called between plan and run; `observe` once per committed step."""
+    """Proposes drafts. Called between plan and run; `observe` once per committed step."""
 
     def should_propose(self, runs: Sequence[Run]) -> bool:
-        """Whether to be asked in this step at all: preparing the question costs time as well."""
+        """Whether to call `propose` for this step at all: preparing the call takes time as well."""
         ...
 
     def propose(
-        self, contexts: Sequence[DraftContext], room: StepCapacity
+        self, contexts: Sequence[DraftContext], capacity: StepCapacity
     ) -> list[tuple[int, ...]]:
-        """One draft per entry of `contexts`, at most `max_drafts` tokens long (empty: nothing to say)."""
+        """One draft per context, at most `max_drafts` tokens long; empty for no draft."""
         ...
 
     def alternatives(self, seq_id: int) -> Sequence[tuple[int, ...]]:
-        """Of the latest proposal: chains that might be right where the draft is not."""
+        """Further chains of the latest proposal, which may be right where the draft is not."""
         ...
 
     def observe(self, outcomes: Sequence[DraftOutcome]) -> None:
-        """The verdicts of one step; none where it carried no drafts."""
+        """The outcomes of one step; none if it carried no drafts."""
         ...
 
     def forget(self, seq_id: int, tokens: Sequence[int], tenant: str) -> None:
-        """The sequence has left its seat (finished or preempted), knowing `tokens`."""
+        """The sequence has lost its slot (finished or preempted) with `tokens` known."""
         ...
 
     def counters(self) -> dict[str, float]:
-        """Running totals of its own, for the engine's counters."""
+        """Running totals for the engine's counters."""
         ...
 
 
 class NoDrafts:
-    """Nobody guesses."""
+    """Proposes nothing."""
 
     def should_propose(self, runs: Sequence[Run]) -> bool:
         return False
 
     def propose(
-        self, contexts: Sequence[DraftContext], room: StepCapacity
+        self, contexts: Sequence[DraftContext], capacity: StepCapacity
     ) -> list[tuple[int, ...]]:
         return [()] * len(contexts)
 

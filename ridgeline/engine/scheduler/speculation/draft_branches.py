@@ -1,11 +1,11 @@
-"""Trees of drafts: chains of guesses from one place, of which at most one goes on.
+"""Draft trees: several chains of drafts from one position, of which at most one is accepted.
 
-    blocks   [ 4 | 9 | 2 ]            the sequence's; 2 holds its last tokens, and the drafts'
-    branch   [ 4 | 9 | 7 ]            what is known of 2 is copied to 7, the branch's guesses follow
-    after    [ 4 | 9 | 7 ]            where the branch was right, 7 stays and 2 is given back
+    blocks   [ 4 | 9 | 2 ]        the sequence's own; block 2 holds its last tokens and its drafts
+    branch   [ 4 | 9 | 7 ]        the known part of block 2 is copied to 7, the branch's drafts follow
+    after    [ 4 | 9 | 7 ]        if the branch was right, block 7 stays and block 2 is returned
 
-A branch is fed as a run of its own, from the known token on: what two paths have in common is
-computed once for each. It takes blocks that nobody else wants, for one step.
+A branch is fed as a run of its own, starting with the last known token. What two paths have in
+common is computed once for each. Branches only use blocks that no sequence needs, for one step.
 """
 
 from __future__ import annotations
@@ -16,52 +16,56 @@ import msgspec
 
 from ridgeline.engine.scheduler.kv.block_tables import BlockTables
 from ridgeline.engine.scheduler.plan import DraftBranch, Run, RunOutput, with_branch
-from ridgeline.engine.scheduler.sequence import Sequence as Known
+from ridgeline.engine.scheduler.sequence import Sequence as EngineSequence
 from ridgeline.engine.scheduler.step_builder import StepBuilder
 
 
 class DraftBranches:
-    """The blocks of the branches of the step under way, by sequence."""
+    """Owns the blocks of the current step's branches, by sequence id."""
 
     def __init__(self, tables: BlockTables) -> None:
         self._tables = tables
-        self._fresh: dict[int, list[list[int]]] = {}
+        self._blocks: dict[int, list[list[int]]] = {}
 
-    def grow(
+    def add(
         self,
         step: StepBuilder,
         i: int,
-        seq: Known,
+        seq: EngineSequence,
         chains: Sequence[tuple[int, ...]],
         num_spare: int,
     ) -> None:
-        """Put chains beside the drafts of run `i`, in order, as many as budget and spare blocks
-        allow. A younger sibling is never there without the elder: verification counts on it."""
+        """Add chains as branches of run `i`, in order, as many as the budget and spare blocks allow.
+
+        A chain is never added without those before it: verification relies on that.
+        """
         run = step.runs[i]
         if len(run.tokens) != run.num_drafts + 1:
-            return  # what it feeds beside its last known token stands in no cache yet
-        found, place = [], seq.computed // self._tables.block_size
+            return  # further known tokens that the run feeds are not in the cache yet
+        branches, place = [], seq.num_computed // self._tables.block_size
         for chain in chains:
             num_tokens = 1 + len(chain)
-            num_blocks = self._tables.num_of_branch(seq, num_tokens)
+            num_blocks = self._tables.num_branch_blocks(seq, num_tokens)
             if num_tokens > step.budget.left or num_blocks > num_spare:
                 break
-            fresh = self._tables.branch(seq, num_tokens)
-            self._fresh.setdefault(seq.id, []).append(fresh)
+            blocks = self._tables.allocate_branch(seq, num_tokens)
+            self._blocks.setdefault(seq.id, []).append(blocks)
             step.budget.left -= num_tokens
             num_spare -= num_blocks
-            found.append(DraftBranch(chain, (*seq.blocks[:place], *fresh)))
-        step.runs[i] = msgspec.structs.replace(run, branches=tuple(found))
+            branches.append(DraftBranch(chain, (*seq.blocks[:place], *blocks)))
+        step.runs[i] = msgspec.structs.replace(run, branches=tuple(branches))
 
-    def settle(self, seq: Known | None, run: Run, sampled: RunOutput) -> Run:
-        """The path that the run has taken, as a run without branches; the sequence (None: it has
-        ended) goes on in its blocks, those of the others are given back."""
-        every = self._fresh.pop(run.seq_id)
+    def resolve(self, seq: EngineSequence | None, run: Run, output: RunOutput) -> Run:
+        """The accepted path as a run without branches.
+
+        The sequence (None if it has ended) continues in that path's blocks; the blocks of the other
+        branches are returned.
+        """
         trunk = msgspec.structs.replace(run, branches=())
-        taken = sampled.path - 1
-        for at, fresh in enumerate(every):
-            if at == taken and seq is not None:
-                self._tables.graft(seq, fresh)
+        accepted = output.path - 1
+        for at, blocks in enumerate(self._blocks.pop(run.seq_id)):
+            if at == accepted and seq is not None:
+                self._tables.accept_branch(seq, blocks)
             else:
-                self._tables.cut(fresh)
-        return with_branch(trunk, run.branches[taken]) if taken >= 0 else trunk
+                self._tables.release_branch(blocks)
+        return with_branch(trunk, run.branches[accepted]) if accepted >= 0 else trunk

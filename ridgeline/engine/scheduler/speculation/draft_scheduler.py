@@ -1,16 +1,17 @@
-"""Drafts: tokens that somebody guesses cheaply, so that one step can confirm several of them.
+"""Speculative decoding: schedules draft tokens for verification in the same step.
 
-    propose   after the runs of a step are decided, the drafter guesses how some of them go on (if
-              it `should_propose` to: where nothing pays, a step costs what it costs without drafts)
-    verify    the guesses are fed behind the run's last known token; the target model says at each
-              place what comes next
-    accept    the guesses that agree become known, and one token more: what the target says after
-              the last of them
+    propose   Once the runs of a step are decided, the proposer drafts continuations for some of
+              them (if `should_propose`: where drafting does not pay, a step costs what it costs
+              without it).
+    verify    The drafts are fed after the run's last known token, and the target model says at
+              each position what comes next.
+    accept    The drafts that agree become known, and one more token: what the target model says
+              after the last of them.
 
-A draft is a guest. It takes tokens of the budget and blocks that nobody else wanted in this step;
-nobody waits, loses a seat or is preempted for it. Rejected, it leaves nothing behind: the sequence
-gives the blocks behind its known tokens back, nothing of it was published in the prefix cache, and
-its places in the KV cache are written again before they are read.
+Drafts only use budget tokens and blocks that are left over in this step: no sequence waits, loses
+its slot or is preempted for them. A rejected draft leaves nothing behind: the sequence returns the
+blocks after its known tokens, none of the draft was published in the prefix cache, and its positions
+in the KV cache are overwritten before they are read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.block_tables import BlockTables
 from ridgeline.engine.scheduler.plan import Run, RunOutput, draft_paths
 from ridgeline.engine.scheduler.queue.sequence_registry import SequenceRegistry
-from ridgeline.engine.scheduler.sequence import Sequence as Known
+from ridgeline.engine.scheduler.sequence import Sequence
 from ridgeline.engine.scheduler.speculation.base import (
     DraftContext,
     DraftOutcome,
@@ -39,39 +40,44 @@ _LOG = logging.getLogger(__name__)
 
 
 class DraftTotals(msgspec.Struct, kw_only=True):
-    """Counts since the scheduler was made. `accepted_by_place[i]`: drafts whose i-th token was."""
+    """Counts since the scheduler was created.
+
+    `drafted_by_position[i]` counts drafts with an i-th token, `accepted_by_position[i]` those whose
+    i-th token was accepted.
+    """
 
     num_drafts: int = 0
     num_tokens: int = 0
     num_accepted: int = 0
-    accepted_by_place: list[int] = []
-    drafted_by_place: list[int] = []
+    accepted_by_position: list[int] = []
+    drafted_by_position: list[int] = []
 
     def as_dict(self) -> dict[str, float]:
-        """Under vLLM's names; a place's count carries its place behind a slash."""
+        """The counts under vLLM's names; a position's count has the position after a slash."""
         accepted = "spec_decode_num_accepted_tokens"
         return {
             "spec_decode_num_drafts": float(self.num_drafts),
             "spec_decode_num_draft_tokens": float(self.num_tokens),
             accepted: float(self.num_accepted),
-        } | {f"{accepted}_per_pos/{i}": float(n) for i, n in enumerate(self.accepted_by_place)}
+        } | {f"{accepted}_per_pos/{i}": float(n) for i, n in enumerate(self.accepted_by_position)}
 
     def count(self, outcome: DraftOutcome) -> None:
+        """Add the outcome of one draft."""
         self.num_drafts += 1
         self.num_tokens += outcome.num_drafted
         self.num_accepted += outcome.num_accepted
-        _count_places(self.drafted_by_place, outcome.num_drafted)
-        _count_places(self.accepted_by_place, outcome.num_accepted)
+        _count_positions(self.drafted_by_position, outcome.num_drafted)
+        _count_positions(self.accepted_by_position, outcome.num_accepted)
 
 
-def _count_places(counts: list[int], num: int) -> None:
+def _count_positions(counts: list[int], num: int) -> None:
     counts.extend([0] * (num - len(counts)))
-    for place in range(num):
-        counts[place] += 1
+    for position in range(num):
+        counts[position] += 1
 
 
 class DraftScheduler:
-    """The scheduler's side of it: who may carry drafts, what they carry, what became of them."""
+    """Decides which runs carry drafts, attaches them, and reports their outcomes."""
 
     def __init__(
         self,
@@ -86,102 +92,104 @@ class DraftScheduler:
         self._rule, self._tables, self._registry, self._pool = rule, tables, registry, pool
         self._branches = DraftBranches(tables)
         self._outcomes: list[DraftOutcome] = []
-        self._told = False  # that a step went without drafts
+        self._warned = False
 
     def plan(self, step: StepBuilder) -> None:
-        """Guesses for whoever decodes, in what the step has left over."""
+        """Attach drafts to decoding runs, within what the step has left over."""
         if step.budget.left <= 0 or not self._proposer.should_propose(step.runs):
             return
-        contexts = [(i, each) for i, run in enumerate(step.runs) if (each := self._open(run))]
+        contexts = [
+            (i, context)
+            for i, run in enumerate(step.runs)
+            if (context := self._context(run)) is not None
+        ]
         if not contexts:
             return
-        rows = sum(len(run.tokens) for run in step.runs)
-        room = StepCapacity(len(step.runs), rows, step.budget.left)
+        capacity = StepCapacity(len(step.runs), step.num_rows, step.budget.left)
         try:
-            drafts = self._proposer.propose([each for _, each in contexts], room)
+            drafts = self._proposer.propose([context for _, context in contexts], capacity)
         except ArithmeticError as error:
-            if type(error) is not ArithmeticError:  # a division by zero is a bug, not a guess
+            if type(error) is not ArithmeticError:  # e.g. a division by zero: a bug of ours
                 raise
-            self._go_without(contexts, error)
+            # A failing drafter must not stop the engine: this step goes without drafts, and the
+            # drafter starts afresh with these sequences.
+            if not self._warned:
+                _LOG.warning("drafting failed, this step runs without drafts: %s", error)
+                self._warned = True
+            for _, context in contexts:
+                self._proposer.forget(context.seq_id, (), context.tenant)
             return
-        for (i, each), tokens in zip(contexts, drafts, strict=True):
-            self._carry(step, i, tokens, each.max_drafts)
+        for (i, context), tokens in zip(contexts, drafts, strict=True):
+            self._attach(step, i, tokens, context.max_drafts)
 
-    def _go_without(self, contexts: list[tuple[int, DraftContext]], error: ArithmeticError) -> None:
-        """A guess must not end the engine: this step goes without, and the guesser starts afresh
-        with these sequences."""
-        if not self._told:
-            _LOG.warning("a step goes without drafts, as later ones may: %s", error)
-            self._told = True
-        for _, each in contexts:
-            self._proposer.forget(each.seq_id, (), each.tenant)
-
-    def settle(self, seq: Known | None, run: Run, sampled: RunOutput) -> Run:
-        """The run along the path that it has taken. `seq`: None where it has ended meanwhile."""
+    def resolve_branches(self, seq: Sequence | None, run: Run, output: RunOutput) -> Run:
+        """The run along its accepted path. `seq` is None if it has ended in the meantime."""
         if not run.branches:
             return run
-        found = self._branches.settle(seq, run, sampled)
-        every = draft_paths(run)
-        # those of the path that was taken are counted with its verdict
-        self.totals.num_tokens += sum(path.num_drafts for path in every) - found.num_drafts
-        return found
+        accepted = self._branches.resolve(seq, run, output)
+        # Drafts of the accepted path are counted with its outcome.
+        num_drafted = sum(path.num_drafts for path in draft_paths(run))
+        self.totals.num_tokens += num_drafted - accepted.num_drafts
+        return accepted
 
-    def judge(self, run: Run, sampled: RunOutput) -> None:
-        """Note what became of the run's draft, if it carried one and its request did not fail."""
-        if not run.num_drafts or not sampled.tokens:
+    def count_outcome(self, run: Run, output: RunOutput) -> None:
+        """Record what became of the run's draft, if it had one and its request did not fail."""
+        if not run.num_drafts or not output.tokens:
             return
-        num_accepted = len(sampled.tokens) - 1
-        assert sampled.tokens[:-1] == run.drafts[:num_accepted], "only drafts can be accepted"
+        num_accepted = len(output.tokens) - 1
+        assert output.tokens[:-1] == run.drafts[:num_accepted], "only drafts can be accepted"
         outcome = DraftOutcome(run.seq_id, run.num_drafts, num_accepted)
         self.totals.count(outcome)
         self._outcomes.append(outcome)
 
-    def observe(self) -> None:
-        """Tell the drafter the verdicts of the step that was just committed."""
+    def report_outcomes(self) -> None:
+        """Pass the outcomes of the step just committed to the proposer."""
         outcomes, self._outcomes = self._outcomes, []
         self._proposer.observe(outcomes)
 
     def counters(self) -> dict[str, float]:
-        """What was drafted and accepted, and what the drafter counts."""
+        """Drafted and accepted tokens, and the proposer's own counters."""
         return self.totals.as_dict() | self._proposer.counters()
 
-    def forget(self, seq: Known) -> None:
+    def forget(self, seq: Sequence) -> None:
+        """The sequence has lost its slot."""
         self._proposer.forget(seq.id, seq.tokens, seq.request.tenant)
 
-    def _open(self, run: Run) -> DraftContext | None:
-        """The run's sequence, if drafts could follow: it decodes, and does not end at once."""
-        seq = self._registry.running_by_id(run.seq_id) if run.sample is not None else None
+    def _context(self, run: Run) -> DraftContext | None:
+        """What a proposer needs to know of the run; None if drafts could not follow it."""
+        seq = self._registry.find_running(run.seq_id) if run.sample is not None else None
         if seq is None or not seq.num_output:
             return None
-        most = self._rule.most_drafts(seq)
-        if most <= 0:
+        max_drafts = self._rule.max_useful_drafts(seq)
+        if max_drafts <= 0:
             return None
-        request = seq.group.request
         return DraftContext(
             seq.id,
             seq.tokens,
             seq.num_prompt,
-            request.tenant,
-            request.sampling,
+            seq.request.tenant,
+            seq.sampling,
             seq.seed,
-            most,
+            max_drafts,
             run.start,
             run.blocks,
         )
 
-    def _carry(self, step: StepBuilder, i: int, proposed: tuple[int, ...], most: int) -> None:
-        """Put drafts behind run `i`, if there are blocks that nobody else needs."""
-        run, drafts = step.runs[i], proposed[: min(most, step.budget.left)]
-        seq = self._registry.running_by_id(run.seq_id)
+    def _attach(
+        self, step: StepBuilder, i: int, proposed: tuple[int, ...], max_drafts: int
+    ) -> None:
+        """Attach drafts to run `i` if there are blocks that no running sequence may need."""
+        run, drafts = step.runs[i], proposed[: min(max_drafts, step.budget.left)]
+        seq = self._registry.find_running(run.seq_id)
         assert seq is not None
         num_tokens = len(run.tokens) + len(drafts)
         spare = self._pool.num_idle - len(self._registry.running)
-        if not drafts or self._tables.num_missing(seq, num_tokens) > max(0, spare):
+        if not drafts or self._tables.num_missing_blocks(seq, num_tokens) > max(0, spare):
             return
         if self._tables.reserve(seq, num_tokens):
             step.budget.left -= len(drafts)
             step.runs[i] = with_drafts(run, seq, drafts, self._pool.block_size)
-            others = self._proposer.alternatives(seq.id)
-            if others and drafts == proposed:
+            chains = self._proposer.alternatives(seq.id)
+            if chains and drafts == proposed:
                 spare = self._pool.num_idle - len(self._registry.running)
-                self._branches.grow(step, i, seq, others, spare)
+                self._branches.add(step, i, seq, chains, spare)

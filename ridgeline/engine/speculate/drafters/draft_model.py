@@ -103,10 +103,10 @@ class DraftModelDrafter:
         reader = self._readers.setdefault(each.seq_id, _Reader())
         _go_back(reader.tokens, each.tokens)
         depth = min(depth, self._decoder.spec.max_positions - len(each.tokens))
-        num_missing = self._pool.blocks_for(len(each.tokens) + depth) - len(reader.blocks)
+        num_missing = self._pool.num_blocks_for(len(each.tokens) + depth) - len(reader.blocks)
         if depth <= 0 or num_missing > self._pool.num_idle:
             return None
-        reader.blocks += [self._pool.alloc() for _ in range(num_missing)]
+        reader.blocks += [self._pool.allocate() for _ in range(num_missing)]
         own = numbers_for(each, depth, self._draws)
         return _Guess(each, depth, own, reader=reader)
 

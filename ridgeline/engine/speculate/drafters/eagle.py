@@ -242,10 +242,10 @@ class EagleDrafter:
         start, h_RC = known
         reader = self._reader(each.seq_id, start)
         num_places = reader.num + len(h_RC) + depth
-        num_missing = self._pool.blocks_for(num_places) - len(reader.blocks)
+        num_missing = self._pool.num_blocks_for(num_places) - len(reader.blocks)
         if num_missing > self._pool.num_idle:
             return None
-        reader.blocks += [self._pool.alloc() for _ in range(num_missing)]
+        reader.blocks += [self._pool.allocate() for _ in range(num_missing)]
         self._states.use_up(each.seq_id)
         own = numbers_for(each, depth, self._draws)
         return _Guess(each, depth, own, reader=reader, h_RC=h_RC)
