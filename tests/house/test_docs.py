@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,17 +90,49 @@ def test_make_targets_exist() -> None:
         assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), f"no target {target}"
 
 
-def test_commands_and_flags_exist(capsys: pytest.CaptureFixture[str]) -> None:
+@cache
+def help_of(*words: str) -> str:
+    """What `ridgeline … --help` prints; empty where there is no such command."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(io.StringIO()):
+        code = main([*words, "--help"])
+    return "" if code else text.getvalue()
+
+
+def flags_of(*command: str) -> set[str]:
+    return set(re.findall(r"--[a-z][a-z0-9-]*", help_of(*command)))
+
+
+def test_commands_and_flags_exist() -> None:
     shown = parsed("ridgeline")
     assert len(shown) >= 5
     for words in shown:
-        subcommand = words[0]
-        assert main([subcommand, "--help"]) == 0, f"no command {subcommand}"
-        text = capsys.readouterr().out
-        for word in words[1:]:
-            if word.startswith("--"):
-                flag = word.partition("=")[0]
-                assert re.search(rf"{re.escape(flag)}\b", text), f"{subcommand} has no {flag}"
+        flags = {word.partition("=")[0] for word in words[1:] if word.startswith("--")}
+        assert help_of(words[0]), f"no command {words[0]}"
+        assert not flags - flags_of(words[0]), f"{words[0]} has no {flags - flags_of(words[0])}"
+
+
+FOREIGN_FLAGS = {
+    "--cuda-graph-trace",
+    "--enforce-eager",
+    "--parallel",
+    "--threads",
+}  # of other programs
+
+
+def test_mentioned_flags_exist() -> None:
+    """`--flag` in the text of a guide is a flag of some command."""
+    commands = re.findall(r"^ {2}([a-z][a-z-]+) ", help_of(), re.MULTILINE)
+    known = FOREIGN_FLAGS.union(flags_of(), *map(flags_of, commands))
+    unknown = []
+    for page in [ROOT / "README.md", *SITE]:
+        if page.parent.name in ("guides", "quantise", "get-started", "concepts", "docs"):
+            text = FENCE.sub("", MARKED.sub("", page.read_text(encoding="utf-8")))
+            for code in re.findall(r"`([^`]+)`", text):
+                if not code.startswith(("python ", "pip ", "scripts/", "ncu ", "nsys ")):
+                    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", code))
+                    unknown += [f"{page.name}: {flag}" for flag in flags - known]
+    assert not unknown, "\n".join(unknown)
 
 
 WITH_PYTHON = [page for page in PAGES if any(blocks(page, "python"))]
