@@ -32,8 +32,8 @@ import msgspec
 import torch
 
 from ridgeline.cli.commands.quantize import FORMATS, WIDTHS
-from ridgeline.compress.make import HOLDERS, Writer, make
-from ridgeline.compress.mixed import Mixed
+from ridgeline.compress.methods.mixed_precision import Mixed
+from ridgeline.compress.quantize_model import HOLDERS, Writer, make
 from ridgeline.compress.recipe import METHODS, NUMBERS, Recipe
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner

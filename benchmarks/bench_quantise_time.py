@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from ridgeline.compress.balance import Balanced
 from ridgeline.compress.calibration import MOST_HELD
-from ridgeline.compress.lattice import Rounded
+from ridgeline.compress.formats.lattice import Rounded
+from ridgeline.compress.layer_walk import Walk, Walks, watch_both
+from ridgeline.compress.methods.channel_balance import Balanced
+from ridgeline.compress.methods.repair import repair
+from ridgeline.compress.methods.rounding import Product, round_product
 from ridgeline.compress.pipeline import Changed, balance, halves
 from ridgeline.compress.recipe import Recipe, check
-from ridgeline.compress.repair import repair
-from ridgeline.compress.rounding import Product, round_product
-from ridgeline.compress.walk import Walk, Walks, watch_both
 from ridgeline.engine.checkpoints.sources import DummyWeights, PlainWeights, Weights
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.modelspec.checkpoints.load import load_spec

@@ -1,4 +1,4 @@
-// The turn of one group in `ridgeline.compress.ranges`: of the scales and zero-points that it is offered, which
+// The turn of one group in `ridgeline.compress.formats.range_search`: of the scales and zero-points that it is offered, which
 // leaves the least error in a linear's output, while the row's other groups stand still.
 //
 // Legend: M rows (outputs of the linear), J inputs of the group, P = J in whole vectors of 16, C scales, Z zeros.

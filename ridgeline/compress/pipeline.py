@@ -27,19 +27,25 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ridgeline.compress.balance import Balanced, Site, choose_awq, choose_smooth, sites
 from ridgeline.compress.calibration import pieces
-from ridgeline.compress.freed import give_back
-from ridgeline.compress.lattice import Rounded
-from ridgeline.compress.outliers import told_apart
+from ridgeline.compress.formats.lattice import Rounded
+from ridgeline.compress.free_memory import give_back
+from ridgeline.compress.layer_walk import ATTENTION, Walk, Walks, watch_both
+from ridgeline.compress.methods.channel_balance import (
+    Balanced,
+    Site,
+    choose_awq,
+    choose_smooth,
+    sites,
+)
+from ridgeline.compress.methods.outliers import told_apart
+from ridgeline.compress.methods.repair import Half, repair
+from ridgeline.compress.methods.rotate import Rotated, rotated_spec
+from ridgeline.compress.methods.rounding import Product, round_product
 from ridgeline.compress.progress import Progress, Tell
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.repair import Half, repair
-from ridgeline.compress.rotate import Rotated, rotated_spec
-from ridgeline.compress.rounding import Product, round_product
 from ridgeline.compress.statistics import ProductKey, Stats
-from ridgeline.compress.store import Store
-from ridgeline.compress.walk import ATTENTION, Walk, Walks, watch_both
+from ridgeline.compress.writers.store import Store
 from ridgeline.engine.checkpoints.safetensors import open_tensors
 from ridgeline.engine.checkpoints.sources import CheckpointWeights, PlainWeights, Weights
 from ridgeline.engine.checkpoints.tensor_names import Part

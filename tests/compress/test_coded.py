@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from ridgeline.cli.commands.quantize import Choices, command
-from ridgeline.compress.coded import BLOCKS, Coded
-from ridgeline.compress.floats import code_fp8, code_nf4
-from ridgeline.compress.gptq import Factor, factor_of, round_gptq
-from ridgeline.compress.k_quants import k_lattice
+from ridgeline.compress.formats.coded import BLOCKS, Coded
+from ridgeline.compress.formats.floats import code_fp8, code_nf4
+from ridgeline.compress.formats.k_quants import k_lattice
+from ridgeline.compress.methods.gptq import Factor, factor_of, round_gptq
+from ridgeline.compress.methods.rtn import round_rtn
 from ridgeline.compress.recipe import Recipe, check
-from ridgeline.compress.rtn import round_rtn
 from ridgeline.compress.statistics import Stats
 from ridgeline.engine.checkpoints import ForeignWeights, foreign_in
 from ridgeline.engine.checkpoints.gguf import GgufWeights

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.compress.freed import give_back
+from ridgeline.compress.free_memory import give_back
 
 
 def resident_bytes() -> int:

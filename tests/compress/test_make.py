@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ridgeline.compress.balance import Balanced, sites
 from ridgeline.compress.calibration import windows as calibration_windows
-from ridgeline.compress.make import RIDGELINE, make
+from ridgeline.compress.methods.channel_balance import Balanced, sites
+from ridgeline.compress.methods.rotate import Rotated, rotated_spec
 from ridgeline.compress.pipeline import quantise_layers, source_of
 from ridgeline.compress.progress import Progress
+from ridgeline.compress.quantize_model import RIDGELINE, make
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.rotate import Rotated, rotated_spec
 from ridgeline.engine.checkpoints import load
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights, Weights

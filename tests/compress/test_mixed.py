@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from ridgeline.cli.commands.quantize import Choices, command
-from ridgeline.compress.mixed import Mixed, Variant, cost, measure, num_weights, spend
+from ridgeline.compress.methods.mixed_precision import (
+    Mixed,
+    Variant,
+    cost,
+    measure,
+    num_weights,
+    spend,
+)
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.sources import CheckpointWeights
@@ -156,7 +163,7 @@ def test_an_output_that_is_there_is_told_before_anything_is_measured(
     def measured(*_: object) -> None:
         raise AssertionError("measured, and nowhere to write")
 
-    monkeypatch.setattr("ridgeline.compress.make.choose_widths", measured)
+    monkeypatch.setattr("ridgeline.compress.quantize_model.choose_widths", measured)
     (tmp_path / "kept.txt").write_text("theirs", encoding="utf-8")
     with pytest.raises(BadInput, match="not an empty directory"):
         command("demo", tmp_path, Choices(bits_budget=5.0))

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from ridgeline.cli.commands.quantize import Choices, recipe_for
-from ridgeline.compress.make import RIDGELINE, Tables, make
-from ridgeline.compress.outliers import outlying, round_split
+from ridgeline.compress.methods.outliers import outlying, round_split
+from ridgeline.compress.quantize_model import RIDGELINE, Tables, make
 from ridgeline.compress.recipe import Recipe, check
 from ridgeline.compress.statistics import Stats
-from ridgeline.compress.write_gguf import GGUF
-from ridgeline.compress.write_safetensors import COMPRESSED
+from ridgeline.compress.writers.gguf import GGUF
+from ridgeline.compress.writers.safetensors import COMPRESSED
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.self_check import check_layers
 from ridgeline.engine.quant import build_linear

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ridgeline.compress import qat
 from ridgeline.compress.calibration import read_text, tokens_of
-from ridgeline.compress.lattice import rounded
-from ridgeline.compress.make import RIDGELINE, make
+from ridgeline.compress.formats.lattice import rounded
+from ridgeline.compress.methods import qat
+from ridgeline.compress.methods.qat import Latent, Model, tune
+from ridgeline.compress.methods.rtn import round_rtn
 from ridgeline.compress.pipeline import quantise_layers, source_of
 from ridgeline.compress.progress import Progress
-from ridgeline.compress.qat import Latent, Model, tune
+from ridgeline.compress.quantize_model import RIDGELINE, make
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.rtn import round_rtn
 from ridgeline.engine.checkpoints.load import DecoderBuilder
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.quant.grid import Grid

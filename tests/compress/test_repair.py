@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import ridgeline._native as _native
-from ridgeline.compress.lattice import Lattice
-from ridgeline.compress.ranges import ROUNDS, STEPS, settle
+from ridgeline.compress.formats.lattice import Lattice
+from ridgeline.compress.formats.range_search import ROUNDS, STEPS, settle
+from ridgeline.compress.layer_walk import Watched
+from ridgeline.compress.methods.repair import best_share, repair, steps_to
+from ridgeline.compress.methods.rtn import lattice
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.repair import best_share, repair, steps_to
-from ridgeline.compress.rtn import lattice
 from ridgeline.compress.statistics import Pair, Stats
-from ridgeline.compress.walk import Watched
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels.ranges import choose_ranges
 from ridgeline.engine.quant.dense import DenseLinear

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ridgeline.compress.gptq import Factor, factor_of, round_gptq, round_gptq_or_rtn
-from ridgeline.compress.hqq import round_hqq
+from ridgeline.compress.methods.gptq import Factor, factor_of, round_gptq, round_gptq_or_rtn
+from ridgeline.compress.methods.hqq import round_hqq
+from ridgeline.compress.methods.rtn import round_rtn
 from ridgeline.compress.recipe import Recipe, check
-from ridgeline.compress.rtn import round_rtn
 from ridgeline.compress.statistics import Stats
 from ridgeline.engine.kernels.native_linear import NativeLinear
 from ridgeline.engine.quant.grid import Grid, in_order, pack, refusal

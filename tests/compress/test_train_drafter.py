@@ -8,8 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ridgeline.compress.drafter_students import Teacher, accepted, seen
-from ridgeline.compress.train_drafter import Progress, Recipe, teacher_of, train, windows
+from ridgeline.compress.drafter_training.students import Teacher, accepted, seen
+from ridgeline.compress.drafter_training.train_drafter import (
+    Progress,
+    Recipe,
+    teacher_of,
+    train,
+    windows,
+)
 from ridgeline.engine.speculate.drafters.checkpoint import CONFIG
 from ridgeline.errors import BadInput, CannotRun
 

@@ -19,18 +19,18 @@ from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_formats, with_dtype
 
 if TYPE_CHECKING:
-    from ridgeline.compress.make import Writer
-    from ridgeline.compress.mixed import Mixed
+    from ridgeline.compress.methods.mixed_precision import Mixed
+    from ridgeline.compress.quantize_model import Writer
     from ridgeline.compress.recipe import Recipe
 
 FORMATS = {
-    "ridgeline": "ridgeline.compress.make:RIDGELINE",
-    "compressed-tensors": "ridgeline.compress.write_safetensors:COMPRESSED",
-    "gptq": "ridgeline.compress.write_safetensors:GPTQ",
-    "awq": "ridgeline.compress.write_safetensors:AWQ",
-    "bitsandbytes": "ridgeline.compress.write_bitsandbytes:BITSANDBYTES",
-    "fp8": "ridgeline.compress.write_safetensors:FP8",
-    "gguf": "ridgeline.compress.write_gguf:GGUF",
+    "ridgeline": "ridgeline.compress.quantize_model:RIDGELINE",
+    "compressed-tensors": "ridgeline.compress.writers.safetensors:COMPRESSED",
+    "gptq": "ridgeline.compress.writers.safetensors:GPTQ",
+    "awq": "ridgeline.compress.writers.safetensors:AWQ",
+    "bitsandbytes": "ridgeline.compress.writers.bitsandbytes:BITSANDBYTES",
+    "fp8": "ridgeline.compress.writers.safetensors:FP8",
+    "gguf": "ridgeline.compress.writers.gguf:GGUF",
 }
 WIDTHS = {"ridgeline": (4, 8), "compressed-tensors": (3, 4, 8)}
 """What a budget chooses from: our packed form saves nothing by 3 bits."""
@@ -89,8 +89,8 @@ def command(model: str, output: Path, choices: Choices) -> int:
 
 def _made(model: str, output: Path, choices: Choices) -> int:
     from ridgeline.cli.render.quantize_progress import telling
-    from ridgeline.compress.make import TableBits, describe, make
-    from ridgeline.compress.store import refuse_output
+    from ridgeline.compress.quantize_model import TableBits, describe, make
+    from ridgeline.compress.writers.store import refuse_output
 
     refuse_output(output)  # before --step-budget measures
     recipe = recipe_for(choices)
@@ -109,7 +109,7 @@ def _made(model: str, output: Path, choices: Choices) -> int:
 
 
 def _mixed(model: str, choices: Choices) -> Mixed | None:
-    from ridgeline.compress.mixed import Mixed
+    from ridgeline.compress.methods.mixed_precision import Mixed
 
     if not choices.chooses_widths:
         return None

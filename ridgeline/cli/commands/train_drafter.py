@@ -13,7 +13,7 @@ import msgspec
 from ridgeline.errors import BadInput
 
 if TYPE_CHECKING:
-    from ridgeline.compress.train_drafter import Progress
+    from ridgeline.compress.drafter_training.train_drafter import Progress
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 224
 
@@ -35,7 +35,12 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
 def command(model: str, output: Path, choices: Choices) -> int:
     """Sample, train, write; the exit code. Raises BadInput, BadModel, CannotRun."""
     from ridgeline.compress.calibration import read_text
-    from ridgeline.compress.train_drafter import Recipe, check_enough, teacher_of, train
+    from ridgeline.compress.drafter_training.train_drafter import (
+        Recipe,
+        check_enough,
+        teacher_of,
+        train,
+    )
     from ridgeline.engine.tokenization import load_tokenizer
 
     if output.exists() and any(output.iterdir()):

@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.compress.calibration import read_text
-from ridgeline.compress.make import RIDGELINE, make
 from ridgeline.compress.pipeline import fingerprint
 from ridgeline.compress.progress import Progress
+from ridgeline.compress.quantize_model import RIDGELINE, make
 from ridgeline.compress.recipe import METHODS, Recipe, check
 from ridgeline.config.settings import Settings
 from ridgeline.engine.tokenization import Tokenizer

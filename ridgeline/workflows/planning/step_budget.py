@@ -44,7 +44,7 @@ class StepBudget(NamedTuple):
 def step_budget(model: str, milliseconds: float, lm_head_bits: int | None) -> StepBudget:
     """Bits for a budget in milliseconds. Raises BadInput where the LM head alone takes longer, and
     where 8 bits are read in time; CannotRun for experts, of which a step reads only some."""
-    from ridgeline.compress.mixed import num_weights
+    from ridgeline.compress.methods.mixed_precision import num_weights
 
     if not (math.isfinite(milliseconds) and milliseconds > 0):
         raise BadInput("--step-budget must be above zero", value=milliseconds)

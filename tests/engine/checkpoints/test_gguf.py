@@ -14,9 +14,9 @@ import torch
 from safetensors.numpy import load_file
 
 from ridgeline.cli.commands.quantize import Choices, command
-from ridgeline.compress import write_gguf
-from ridgeline.compress.make import Job
-from ridgeline.compress.rtn import round_rtn
+from ridgeline.compress.methods.rtn import round_rtn
+from ridgeline.compress.quantize_model import Job
+from ridgeline.compress.writers import gguf
 from ridgeline.engine.checkpoints.gguf import GgufWeights
 from ridgeline.engine.checkpoints.gguf_blocks import DECODERS, decode_blocks
 from ridgeline.engine.checkpoints.load import load_decoder
@@ -107,9 +107,9 @@ def as_q4_k_m(monkeypatch: pytest.MonkeyPatch, tables: bool) -> None:
         scale = rounded.scale_OS.reshape(-1, 1).view(torch.uint8)
         return torch.cat([scale, rounded.q_OI.reshape(-1, 32).view(torch.uint8)], 1)
 
-    real, real_blocks = write_gguf._kind, write_gguf._blocks
-    monkeypatch.setattr(write_gguf, "_kind", kind_of)
-    monkeypatch.setattr(write_gguf, "_blocks", blocks_of)
+    real, real_blocks = gguf._kind, gguf._blocks
+    monkeypatch.setattr(gguf, "_kind", kind_of)
+    monkeypatch.setattr(gguf, "_blocks", blocks_of)
 
 
 @pytest.mark.parametrize("numbers", ["q4_k", "q6_k"])
@@ -147,12 +147,12 @@ def test_a_q4_0_table_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         found = round_rtn(job.weights.get(part).float(), None, job.recipe)
         assert isinstance(found, Grid)
         source["embed"] = found.dense()
-        return write_gguf._ENCODERS["Q4_0"](found)
+        return gguf._ENCODERS["Q4_0"](found)
 
-    real, kind_of = write_gguf._blocks, write_gguf._kind
-    monkeypatch.setattr(write_gguf, "_blocks", blocks)
+    real, kind_of = gguf._blocks, gguf._kind
+    monkeypatch.setattr(gguf, "_blocks", blocks)
     monkeypatch.setattr(
-        write_gguf, "_kind", lambda job, part: "Q4_0" if part.key == "embed" else kind_of(job, part)
+        gguf, "_kind", lambda job, part: "Q4_0" if part.key == "embed" else kind_of(job, part)
     )
     command("demo", tmp_path / "q4", Choices(group_size=32, format="gguf"))
     name = str(tmp_path / "q4" / "model.gguf")

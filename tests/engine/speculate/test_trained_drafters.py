@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from ridgeline import Engine, Sampling
-from ridgeline.compress.drafter_students import EagleStudent, MedusaStudent, Teacher
-from ridgeline.compress.train_drafter import Recipe, make_student, teacher_of
+from ridgeline.compress.drafter_training.students import EagleStudent, MedusaStudent, Teacher
+from ridgeline.compress.drafter_training.train_drafter import Recipe, make_student, teacher_of
 from ridgeline.config.settings import settings_from
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.compress.lattice import Lattice, rounded
+from ridgeline.compress.formats.lattice import Lattice, rounded
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.kernels.native_linear import NativeLinear
 from ridgeline.engine.kernels.ranges import choose_ranges

@@ -37,10 +37,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ridgeline.compress.lattice import Rounded, rounded
+from ridgeline.compress.formats.lattice import Rounded, rounded
 from ridgeline.compress.progress import Progress, Tell
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.store import Store
+from ridgeline.compress.writers.store import Store
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.checkpoints.load import DecoderBuilder
 from ridgeline.engine.checkpoints.sources import PlainWeights, Weights

@@ -1,6 +1,6 @@
 """Where a weight may lie: scales and zeros chosen, whole numbers still to be.
 
-Every method has its lattice chosen by `ridgeline.compress.rtn.lattice`, picks numbers on it in its
+Every method has its lattice chosen by `ridgeline.compress.methods.rtn.lattice`, picks numbers on it in its
 own way, and turns them into what is stored (`Lattice.grid`).
 
 Shape legend: O outputs, I inputs, G groups.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.compress.coded import Coded
+from ridgeline.compress.formats.coded import Coded
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.engine.quant.int4.quantise import in_groups

@@ -31,8 +31,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ridgeline.compress.layer_walk import Watched
 from ridgeline.compress.statistics import Pair, ProductKey, Stats
-from ridgeline.compress.walk import Watched
 from ridgeline.engine.checkpoints.sources import Weights
 from ridgeline.engine.checkpoints.tensor_names import Part
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.compress.make import Job, Tables, Writer
+from ridgeline.compress.quantize_model import Job, Tables, Writer
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.write_safetensors import holding, refuse, write_shards
+from ridgeline.compress.writers.safetensors import holding, refuse, write_shards
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import CannotRun
 from ridgeline.modelspec.model import ModelSpec

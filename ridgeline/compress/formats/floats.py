@@ -20,8 +20,8 @@ import json
 import torch
 from torch import Tensor
 
-from ridgeline.compress.coded import Coded
-from ridgeline.compress.lattice import rounded_up
+from ridgeline.compress.formats.coded import Coded
+from ridgeline.compress.formats.lattice import rounded_up
 
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,

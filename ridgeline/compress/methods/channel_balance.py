@@ -30,8 +30,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ridgeline.compress.methods.rtn import lattice
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.rtn import lattice
 from ridgeline.compress.statistics import BLOCK, Stats
 from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
 from ridgeline.engine.checkpoints.tensor_names import Part

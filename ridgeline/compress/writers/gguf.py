@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.compress.coded import BLOCKS
-from ridgeline.compress.make import Job, Tables, Writer
+from ridgeline.compress.formats.coded import BLOCKS
+from ridgeline.compress.quantize_model import Job, Tables, Writer
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.checkpoints.gguf import name_of
 from ridgeline.engine.checkpoints.tensor_names import Part, parts

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from ridgeline.compress.calibration import read_text, tokens_of, windows
-from ridgeline.compress.mixed import Mixed, choose_widths
+from ridgeline.compress.methods.mixed_precision import Mixed, choose_widths
+from ridgeline.compress.methods.qat import tune
+from ridgeline.compress.methods.rounding import refuse_nonsense
 from ridgeline.compress.pipeline import fingerprint, quantise_layers, source_of
 from ridgeline.compress.progress import Tell
-from ridgeline.compress.qat import tune
 from ridgeline.compress.recipe import Recipe, check
-from ridgeline.compress.rounding import refuse_nonsense
-from ridgeline.compress.store import Store, open_folder, refuse_output
+from ridgeline.compress.writers.store import Store, open_folder, refuse_output
 from ridgeline.engine.checkpoints.sources import Weights
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.checkpoints.write_packed import write_packed

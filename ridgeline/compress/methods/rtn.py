@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.compress.k_quants import k_lattice
-from ridgeline.compress.lattice import TINY, Lattice, Rounded, rounded, rounded_up
-from ridgeline.compress.ranges import settle
+from ridgeline.compress.formats.k_quants import k_lattice
+from ridgeline.compress.formats.lattice import TINY, Lattice, Rounded, rounded, rounded_up
+from ridgeline.compress.formats.range_search import settle
 from ridgeline.compress.recipe import Recipe
 from ridgeline.compress.statistics import Stats
 from ridgeline.engine.quant.int4.quantise import SHRINK, Reach, quantise

@@ -19,9 +19,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.compress.lattice import Lattice, Rounded, rounded
+from ridgeline.compress.formats.lattice import Lattice, Rounded, rounded
+from ridgeline.compress.methods.rtn import lattice
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.rtn import lattice
 from ridgeline.compress.statistics import Stats
 
 POWER, ROUNDS, BETA, GROWTH = 0.7, 20, 10.0, 1.05

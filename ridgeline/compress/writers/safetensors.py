@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ridgeline.compress.coded import Coded
-from ridgeline.compress.floats import FP8_BLOCK
-from ridgeline.compress.make import HOLDERS, Job, Tables, Writer
+from ridgeline.compress.formats.coded import Coded
+from ridgeline.compress.formats.floats import FP8_BLOCK
+from ridgeline.compress.quantize_model import HOLDERS, Job, Tables, Writer
 from ridgeline.compress.recipe import GROUPS, Recipe
 from ridgeline.engine.checkpoints.awq import ORDER
 from ridgeline.engine.checkpoints.bit_packing import pack_words

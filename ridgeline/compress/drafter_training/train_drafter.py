@@ -25,7 +25,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ridgeline.compress.drafter_students import EagleStudent, MedusaStudent, Teacher
+from ridgeline.compress.drafter_training.students import EagleStudent, MedusaStudent, Teacher
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.speculate.drafters.checkpoint import DrafterConfig, fingerprint, write_drafter
 from ridgeline.engine.speculate.drafters.eagle import EagleShape

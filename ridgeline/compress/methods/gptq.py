@@ -23,9 +23,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.compress.lattice import Lattice, Rounded
+from ridgeline.compress.formats.lattice import Lattice, Rounded
+from ridgeline.compress.methods.rtn import lattice, round_rtn
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.rtn import lattice, round_rtn
 from ridgeline.compress.statistics import Stats
 
 BLOCK = 128

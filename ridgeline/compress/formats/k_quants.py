@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.compress.coded import BLOCKS, Coded
-from ridgeline.compress.lattice import TINY, Lattice
+from ridgeline.compress.formats.coded import BLOCKS, Coded
+from ridgeline.compress.formats.lattice import TINY, Lattice
 from ridgeline.compress.recipe import Recipe
 
 BLOCK = 256

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.compress.floats import code_fp8, code_nf4
-from ridgeline.compress.gptq import factor_of, round_gptq_or_rtn
-from ridgeline.compress.hqq import round_hqq
-from ridgeline.compress.lattice import Rounded
-from ridgeline.compress.outliers import outlying, round_split
+from ridgeline.compress.formats.floats import code_fp8, code_nf4
+from ridgeline.compress.formats.lattice import Rounded
+from ridgeline.compress.methods.gptq import factor_of, round_gptq_or_rtn
+from ridgeline.compress.methods.hqq import round_hqq
+from ridgeline.compress.methods.outliers import outlying, round_split
+from ridgeline.compress.methods.rtn import round_clipped, round_rtn
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.rtn import round_clipped, round_rtn
 from ridgeline.compress.statistics import ProductKey, Stats
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.errors import BadModel

@@ -25,8 +25,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ridgeline.compress.coded import Coded
-from ridgeline.compress.lattice import Rounded
+from ridgeline.compress.formats.coded import Coded
+from ridgeline.compress.formats.lattice import Rounded
 from ridgeline.compress.recipe import Recipe
 from ridgeline.engine.checkpoints.sources import Weights
 from ridgeline.engine.checkpoints.tensor_names import Part

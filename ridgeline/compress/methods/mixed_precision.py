@@ -26,10 +26,10 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from ridgeline.compress.layer_walk import Walk
+from ridgeline.compress.methods.rtn import round_rtn
 from ridgeline.compress.progress import Progress, Tell
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.rtn import round_rtn
-from ridgeline.compress.walk import Walk
 from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.checkpoints.write_packed import layer_products

@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ridgeline.compress.lattice import Rounded
+from ridgeline.compress.formats.lattice import Rounded
+from ridgeline.compress.methods.rtn import round_rtn
 from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.rtn import round_rtn
 from ridgeline.compress.statistics import ProductKey, Stats
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.dtype import is_exact
