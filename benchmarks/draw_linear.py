@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ridgeline.measure.report.svg import Scale, element
+from ridgeline.report.svg import Scale, element
 
 WIDTH, HEIGHT, MARGIN = 820, 420, 60
 COLOURS = ("#357", "#b33", "#283", "#b70", "#637", "#066", "#555", "#8a5", "#39c", "#c6a")
@@ -48,7 +48,7 @@ def picture(told: dict[str, Any], unit: str, title: str) -> str:
     parts += [
         element("text", inner=f"{at}", x=x(at), y=HEIGHT - MARGIN + 18) for at in sorted(set(rows))
     ]
-    parts += [element("text", inner=f"{at:g}", x=8, y=y(at)) for at in y.ticks]
+    parts += [element("text", inner=f"{at:g}", x=8, y=y(at)) for at in y.ticks()]
     for at, (name, curve) in enumerate(found.items()):
         parts += drawn(name, curve, COLOURS[at % len(COLOURS)], x, y, 16 * at)
     for name, value in bounds.items():

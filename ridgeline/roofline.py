@@ -106,6 +106,23 @@ def bound(work: HasWork, peaks: Peaks) -> Bound:
     return Bound(work.bytes / peaks.bytes_s, work.flops / peaks.flops_s)
 
 
+class RooflinePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One phase of one run. `intensity` is FLOPs per byte; rates are per second of `time_s`."""
+
+    name: str
+    phase: Phase
+    intensity: float
+    achieved_flops_s: float
+    achieved_bytes_s: float
+    roof_flops_s: float
+    time_s: float
+    num_steps: int
+
+    @property
+    def share_of_roof(self) -> float:
+        return self.achieved_flops_s / self.roof_flops_s
+
+
 def phase_of(step: StepStat) -> Phase:
     """ "decode" if every run feeds one token after cached ones, "prefill" if none does."""
     decoding = sum(1 for new, cached in step.shapes if new == 1 and cached > 0)

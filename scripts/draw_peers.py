@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ridgeline.measure.report import svg
+from ridgeline.report import svg
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "peers-amx.json"

@@ -5,7 +5,7 @@ from ridgeline.diagnose.causes import Ranked, findings
 from ridgeline.diagnose.facts import engine_facts, facts_of
 from ridgeline.diagnose.from_gpu import with_gpu
 from ridgeline.diagnose.from_server import blame_server
-from ridgeline.diagnose.roofline import RooflinePoint, TimeShares, roofline_points, time_shares
+from ridgeline.diagnose.roofline import TimeShares, roofline_points, time_shares
 from ridgeline.diagnose.rules import Advice, Rule, advise
 from ridgeline.diagnose.step_facts import batch_facts, missed_prefix, step_facts
 from ridgeline.diagnose.verdict import Bound, Finding, verdict, verdict_of_point
@@ -16,7 +16,6 @@ __all__ = [
     "Bound",
     "Finding",
     "Ranked",
-    "RooflinePoint",
     "Rule",
     "TimeShares",
     "advise",

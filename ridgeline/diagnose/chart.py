@@ -7,8 +7,7 @@ import string
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ridgeline.diagnose.roofline import RooflinePoint
-from ridgeline.roofline import Peaks
+from ridgeline.roofline import Peaks, RooflinePoint
 
 WIDTH, HEIGHT, MARGIN = 62, 15, 9
 MARKS = string.ascii_letters

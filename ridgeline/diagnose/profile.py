@@ -21,7 +21,6 @@ from typing import Literal
 
 import msgspec
 
-from ridgeline.diagnose.roofline import RooflinePoint
 from ridgeline.hardware.ceilings import MeasuredCeilings
 from ridgeline.modelspec.cost.operators import (
     OperatorWork,
@@ -33,7 +32,7 @@ from ridgeline.modelspec.cost.operators import (
 )
 from ridgeline.modelspec.model import ModelSpec
 from ridgeline.records import PhaseProfile, ProfiledPhase, StepProfile
-from ridgeline.roofline import Peaks
+from ridgeline.roofline import Peaks, RooflinePoint
 
 OperatorLimit = Literal["bandwidth", "cache", "compute", ""]
 HOST = "host"

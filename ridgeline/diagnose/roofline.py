@@ -15,24 +15,16 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ridgeline.records import StepStat
-from ridgeline.roofline import PHASES, Peaks, Phase, PriceStep, Work, bound, phase_of
-
-
-class RooflinePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One phase of one run. `intensity` is FLOPs per byte; rates are per second of `time_s`."""
-
-    name: str
-    phase: Phase
-    intensity: float
-    achieved_flops_s: float
-    achieved_bytes_s: float
-    roof_flops_s: float
-    time_s: float
-    num_steps: int
-
-    @property
-    def share_of_roof(self) -> float:
-        return self.achieved_flops_s / self.roof_flops_s
+from ridgeline.roofline import (
+    PHASES,
+    Peaks,
+    Phase,
+    PriceStep,
+    RooflinePoint,
+    Work,
+    bound,
+    phase_of,
+)
 
 
 class TimeShares(msgspec.Struct, frozen=True, kw_only=True):

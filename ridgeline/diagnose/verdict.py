@@ -13,8 +13,7 @@ from typing import Literal
 import msgspec
 
 from ridgeline.diagnose.conditions import Condition, Facts, Value, all_hold, fill, parse
-from ridgeline.diagnose.roofline import RooflinePoint
-from ridgeline.roofline import Peaks
+from ridgeline.roofline import Peaks, RooflinePoint
 
 Bound = Literal[
     "client", "capacity", "queue", "idle", "bandwidth", "compute", "overhead", "planning", "unknown"

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from ridgeline.diagnose import Advice, Finding, RooflinePoint
+from ridgeline.diagnose import Advice, Finding
 from ridgeline.optimize.cost import MachinePrice, TokenCost
 from ridgeline.optimize.quality import QualityVerdict
-from ridgeline.roofline import Peaks
+from ridgeline.roofline import Peaks, RooflinePoint
 from ridgeline.stats import Interval
 
 Verdict = Literal[

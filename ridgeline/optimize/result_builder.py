@@ -12,7 +12,6 @@ import ridgeline
 from ridgeline.config.settings import Settings, changed
 from ridgeline.diagnose import (
     Finding,
-    RooflinePoint,
     TimeShares,
     advise,
     facts_of,
@@ -49,6 +48,7 @@ from ridgeline.optimize.result import (
     Verdict,
 )
 from ridgeline.records import EngineInfo, RunTrace, Slo, StepStat
+from ridgeline.roofline import RooflinePoint
 from ridgeline.stats import Interval
 
 

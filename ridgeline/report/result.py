@@ -10,6 +10,7 @@ import msgspec
 
 from ridgeline.errors import BadInput
 from ridgeline.report.files import write_file
+from ridgeline.report.html import render_page
 from ridgeline.report.json_line import json_line, plain
 
 
@@ -22,11 +23,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_html(self) -> str:
         """A self-contained HTML page: no scripts, nothing fetched."""
-        text = msgspec.json.format(json_line(self.to_dict()), indent=2)
-        title = escape(f"Ridgeline: {type(self).__name__}")
-        return (
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-            f"</head><body><h1>{title}</h1><pre>{escape(text)}</pre></body></html>"
+        name = type(self).__name__
+        return render_page(
+            "report/record.html",
+            title=f"Ridgeline: {name}",
+            eyebrow="Ridgeline",
+            heading=name,
+            lede="",
+            text=msgspec.json.format(json_line(self.to_dict()), indent=2),
         )
 
     def save(self, path: str | Path) -> Path:

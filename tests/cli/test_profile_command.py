@@ -39,7 +39,7 @@ def test_the_tables_the_chart_and_the_page(tmp_path: Path) -> None:
     for words in ("q, k, v linears", "LM head", "host", "FLOP/byte", "GFLOP/s", "of its roof"):
         assert words in done.output
     text = page.read_text(encoding="utf-8")
-    assert text.count("<svg") == 2 and "<script" not in text and "http" not in text.split("<svg")[0]
+    assert text.count("<svg") == 4 and "<script" not in text and "http" not in text.split("<svg")[0]
     assert "What stands out" in text and "gate and up linears" in text
 
 

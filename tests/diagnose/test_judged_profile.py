@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.diagnose import RooflinePoint
 from ridgeline.diagnose.chart import MARGIN, WIDTH, roofline_text
 from ridgeline.diagnose.profile import judge, middle, table
 from ridgeline.hardware.ceilings import MeasuredCeilings
@@ -12,7 +11,7 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost.operators import operator_work
 from ridgeline.modelspec.rewrite import apply_quantization
 from ridgeline.records import OperatorTime, PhaseProfile, StepProfile
-from ridgeline.roofline import Peaks
+from ridgeline.roofline import Peaks, RooflinePoint
 
 SPEC = apply_quantization(load_spec("dummy:llama-1b-32k"), "int4")
 CEILINGS = MeasuredCeilings(

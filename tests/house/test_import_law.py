@@ -27,7 +27,7 @@ LAW: dict[str, set[str]] = {
     "hardware": {"errors", "records", "roofline", "_native"},
     "roofline": {"errors", "records"},
     "stats": {"errors"},
-    "report": {"errors", "records"},
+    "report": {"errors", "records", "roofline"},
     "engine.scheduler": FLOOR,
     "engine": FLOOR | {"engine.scheduler", "_native"},
     "compress": FLOOR | {"engine", "engine.scheduler"},

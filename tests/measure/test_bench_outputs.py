@@ -19,9 +19,9 @@ from ridgeline.cli.commands.bench import (
 from ridgeline.errors import BadInput
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.cost import prefill_share
-from ridgeline.measure.report.page import Runs, bench_page
+from ridgeline.measure.report.charts import SweepPoint
+from ridgeline.measure.report.page import RunSeries, bench_page
 from ridgeline.measure.report.perfetto import chrome_trace
-from ridgeline.measure.report.pictures import Point
 from ridgeline.measure.summary import summarise
 from ridgeline.records import Slo
 from ridgeline.workflows.bench.bench_series import SeriesPlan, figures_of
@@ -103,8 +103,10 @@ def test_figures_missing_from_a_run_have_no_interval(request_trace, run_trace):
 def test_the_page_escapes_what_came_from_outside(request_trace, run_trace):
     run = run_trace([request_trace(), request_trace(error="<b>no</b>")], target="<i>x</i>")
     summary = summarise(run, Slo.parse("ttft:100"))
-    points = [Point(rate=float(r), summary=summary, holds=r < 2) for r in (1, 2, 3)]
-    page = bench_page(run, summary, Slo.parse("ttft:100"), runs=Runs(points=points, knee=1.0))
+    points = [SweepPoint(rate=float(r), summary=summary, holds=r < 2) for r in (1, 2, 3)]
+    page = bench_page(
+        run, summary, Slo.parse("ttft:100"), series=RunSeries(points=points, knee=1.0)
+    )
     assert "<b>no" not in page and "<i>x" not in page and "&lt;b&gt;no" in page
     assert "knee 1/s" in page
 
@@ -126,9 +128,9 @@ def test_the_trace_gives_each_moment_once(request_trace, run_trace, step_stat):
 
 
 def test_a_page_has_no_powers_of_ten() -> None:
-    from ridgeline.measure.report.page import _short
+    from ridgeline.measure.report.page import short_number
 
-    assert [_short(v) for v in (0.1234567, 72.573, 1381.2, 13812.4, 9999.9)] == [
+    assert [short_number(v) for v in (0.1234567, 72.573, 1381.2, 13812.4, 9999.9)] == [
         "0.1235",
         "72.57",
         "1,381",

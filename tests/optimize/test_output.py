@@ -17,7 +17,6 @@ import pytest
 
 from ridgeline.config.settings import Settings, load_settings, settings_from
 from ridgeline.errors import BadInput
-from ridgeline.measure.report.svg import Scale, log_ticks, nice_ticks
 from ridgeline.optimize.output import number_format
 from ridgeline.optimize.output.config_file import final_settings, ladder_json, ridgeline_toml
 from ridgeline.optimize.output.vllm_command import VllmCommand, serve_command
@@ -192,22 +191,6 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     place.write_text("")
     with pytest.raises(BadInput, match="cannot write"):
         check_writable(place)
-
-
-# ---- axes --------------------------------------------------------------------------------------
-
-
-def test_ticks_are_round_and_inside() -> None:
-    assert nice_ticks(0, 10) == (0, 2, 4, 6, 8, 10)
-    assert nice_ticks(0, 0.33) == pytest.approx((0, 0.1, 0.2, 0.3))
-    assert log_ticks(0.5, 50) == pytest.approx((0.5, 1, 2, 5, 10, 20, 50))
-    assert log_ticks(1, 1e5) == pytest.approx((1, 10, 100, 1000, 1e4, 1e5))
-
-
-def test_a_scale_maps_its_ends_and_clips_beyond() -> None:
-    scale = Scale(low=1, high=100, start=0, end=200, log=True)
-    assert scale(10) == pytest.approx(100)
-    assert scale(1e9) <= 204
 
 
 def test_speculation_is_carried_over_and_its_guess_is_told() -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ridgeline.measure.bench import BenchOptions
 from ridgeline.measure.metrics import Distribution, by_kind, split
-from ridgeline.measure.report.page import Told
+from ridgeline.measure.report.page import MonitorTable
 from ridgeline.measure.steps import LatencyBounds, Occupancy
 from ridgeline.measure.summary import Summary, summarise
 from ridgeline.records import RunTrace
@@ -50,7 +50,7 @@ def bench_tables(result: BenchResult) -> Group:
     return Group(*parts, *_warnings(run, summary))
 
 
-def observed_table(table: Told) -> Table:
+def observed_table(table: MonitorTable) -> Table:
     """Names on the left, figures on the right, remarks behind them."""
     shown = Table(box=None, pad_edge=False, header_style="dim")
     shown.add_column(table.title)

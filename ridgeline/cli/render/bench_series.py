@@ -8,7 +8,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from ridgeline.measure.cost import cost_line
-from ridgeline.measure.report.pictures import Point
+from ridgeline.measure.report.charts import SweepPoint
 from ridgeline.stats import Interval
 from ridgeline.workflows.bench.bench_series import BenchSeries
 from ridgeline.workflows.bench.run_cells import figure_cells, observed_cells
@@ -48,7 +48,7 @@ def observed_runs_table(title: str, rows: Sequence[tuple[str, Cells]]) -> Table 
     return table
 
 
-def sweep_table(points: Sequence[Point], knee: float | None) -> Table:
+def sweep_table(points: Sequence[SweepPoint], knee: float | None) -> Table:
     """One row per rate; times in milliseconds."""
     points = sorted(points, key=lambda point: point.rate)
     rows = [(point.rate, figure_cells(point.summary)) for point in points]

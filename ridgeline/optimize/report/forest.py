@@ -1,17 +1,19 @@
-"""One cell of the ladder's table: a ratio with its interval, beside what was predicted."""
+"""One cell of the ladder's table: a ratio with its interval, next to the predicted ratio."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.measure.report import svg
-from ridgeline.measure.report.svg import Scale
+from markupsafe import Markup
+
 from ridgeline.optimize.output import number_format
 from ridgeline.optimize.report.style import VERDICT_CSS
 from ridgeline.optimize.result import Trial
+from ridgeline.report import svg
+from ridgeline.report.svg import Scale
 
 
-def forest(trial: Trial, low: float, high: float) -> str:
+def forest_cell(trial: Trial, low: float, high: float) -> Markup:
     """The ratio with its interval on a log axis, the prediction as a hollow mark, 1 as a line."""
     scale = Scale(low=low, high=high, start=6, end=174, log=True)
     parts = [svg.line(scale(1), 2, scale(1), 28, "guide")]

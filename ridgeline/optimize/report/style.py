@@ -1,4 +1,4 @@
-"""Which class of the style sheet a verdict wears. The colours themselves are in style.css."""
+"""The style sheet's class of each verdict."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ridgeline.measure.cost import Cost, cost_of_run
 from ridgeline.measure.distant import Use
 from ridgeline.measure.log import Beside, write_run
 from ridgeline.measure.metrics import outcome
-from ridgeline.measure.report.page import Told, bench_page
+from ridgeline.measure.report.page import MonitorTable, bench_page
 from ridgeline.measure.report.perfetto import chrome_trace
 from ridgeline.measure.steps import (
     LatencyBounds,
@@ -84,10 +84,10 @@ class BenchResult(Result, frozen=True, kw_only=True):
     def to_html(self) -> str:
         """A page with distributions and a timeline."""
         return bench_page(
-            self.run, self.summary, self.options.slo, cost=self.cost, beside=self.tables()
+            self.run, self.summary, self.options.slo, cost=self.cost, monitors=self.tables()
         )
 
-    def tables(self) -> list[Told]:
+    def tables(self) -> list[MonitorTable]:
         """What was observed: the server's metrics, its device, the machine."""
         return observed_tables(
             self.observed, self.use, self.device_name, in_process=self.in_process

@@ -18,9 +18,9 @@ from ridgeline.measure.bench import BenchOptions, check
 from ridgeline.measure.cost import Cost, cost_of_run
 from ridgeline.measure.distant import Use
 from ridgeline.measure.log import Beside, write_run
-from ridgeline.measure.report.page import Runs, bench_page
+from ridgeline.measure.report.charts import SweepPoint
+from ridgeline.measure.report.page import RunSeries, bench_page
 from ridgeline.measure.report.perfetto import chrome_trace
-from ridgeline.measure.report.pictures import Point
 from ridgeline.measure.search import find_goodput, least_requests, saturated
 from ridgeline.measure.summary import Summary, summarise
 from ridgeline.measure.vllm_result import vllm_result
@@ -79,7 +79,7 @@ class BenchSeries(Result, frozen=True, kw_only=True):
     runs: tuple[SeriesRun, ...]
     shown: int
     in_process: bool
-    points: tuple[Point, ...] = ()
+    points: tuple[SweepPoint, ...] = ()
     knee: float | None = None
     intervals: dict[str, Interval] = {}
     cost: Cost | None = None
@@ -114,13 +114,15 @@ class BenchSeries(Result, frozen=True, kw_only=True):
             shown.summary,
             shown.options.slo,
             cost=self.cost,
-            beside=observed_tables(shown.observed, None, "", in_process=self.in_process),
-            runs=Runs(
+            monitors=observed_tables(shown.observed, None, "", in_process=self.in_process),
+            series=RunSeries(
                 label="req/s" if self.points else "run",
-                rows=tuple(
+                figures=tuple(
                     (label, figure_cells(run.summary)) for label, run in self.labelled_runs()
                 ),
-                told=tuple((label, observed_cells(run)) for label, run in self.labelled_runs()),
+                monitored=tuple(
+                    (label, observed_cells(run)) for label, run in self.labelled_runs()
+                ),
                 points=self.points,
                 knee=self.knee,
             ),
@@ -244,20 +246,22 @@ def _check_search(options: BenchOptions) -> None:
         )
 
 
-async def _repeat(runner: _SeriesRunner, count: int) -> tuple[list[Point], float | None]:
+async def _repeat(runner: _SeriesRunner, count: int) -> tuple[list[SweepPoint], float | None]:
     for _ in range(count):
         await runner.run()
     return [], None
 
 
-async def _sweep(runner: _SeriesRunner, rates: Sequence[float]) -> tuple[list[Point], float | None]:
+async def _sweep(
+    runner: _SeriesRunner, rates: Sequence[float]
+) -> tuple[list[SweepPoint], float | None]:
     points = [_point(rate, await runner.run(rate)) for rate in rates]
     return points, max((point.rate for point in points if point.holds), default=None)
 
 
 async def _search(
     runner: _SeriesRunner, span: tuple[float, float]
-) -> tuple[list[Point], float | None]:
+) -> tuple[list[SweepPoint], float | None]:
     slo = runner.options.slo
     assert slo is not None
 
@@ -269,14 +273,14 @@ async def _search(
     for probe in result.probes:
         summary = next(run.summary for run in runner.runs if run.run is probe.run)
         pooled = msgspec.structs.replace(summary, goodput=probe.goodput)
-        points.append(Point(rate=probe.load, summary=pooled, holds=probe.holds))
+        points.append(SweepPoint(rate=probe.load, summary=pooled, holds=probe.holds))
     return points, result.load
 
 
-def _point(rate: float, run: SeriesRun) -> Point:
+def _point(rate: float, run: SeriesRun) -> SweepPoint:
     goodput = run.summary.goodput
     holds = None if goodput is None else goodput.holds and not saturated(run.run)
-    return Point(rate=rate, summary=run.summary, holds=holds)
+    return SweepPoint(rate=rate, summary=run.summary, holds=holds)
 
 
 def figures_of(summaries: Sequence[Summary]) -> Mapping[str, list[float]]:
@@ -310,7 +314,7 @@ def _run_dict(run: SeriesRun) -> dict[str, object]:
     return fields if run.use is None else fields | {"use": msgspec.to_builtins(run.use)}
 
 
-def _point_dict(point: Point) -> dict[str, object]:
+def _point_dict(point: SweepPoint) -> dict[str, object]:
     summary = point.summary
     return {
         "rate": point.rate,

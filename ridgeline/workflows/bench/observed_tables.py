@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ridgeline.measure.distant import Use
-from ridgeline.measure.report.page import Told
+from ridgeline.measure.report.page import MonitorTable
 from ridgeline.measure.server.gpu import GpuUse
 from ridgeline.measure.server.machine import MachineReport
 from ridgeline.measure.server.process import ProcessUse
@@ -19,16 +19,18 @@ Row = tuple[str, str, str]
 
 def observed_tables(
     observed: Observed, use: Use | None, device_name: str, *, in_process: bool
-) -> list[Told]:
+) -> list[MonitorTable]:
     """The server's metrics, the device's utilisation and the machine; tables without rows are
     left out.
 
     An engine in this process reports no metrics: its step records are more precise.
     """
     tables = [
-        Told("server metrics", () if observed.server is None else tuple(_server(observed.server))),
-        Told("device", tuple(_device(use, device_name))),
-        Told("machine", tuple(machine_rows(observed.machine, in_process=in_process))),
+        MonitorTable(
+            "server metrics", () if observed.server is None else tuple(_server(observed.server))
+        ),
+        MonitorTable("device", tuple(_device(use, device_name))),
+        MonitorTable("machine", tuple(machine_rows(observed.machine, in_process=in_process))),
     ]
     return [table for table in tables if table.rows]
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ridgeline.diagnose import RooflinePoint, roofline_points
+from ridgeline.diagnose import roofline_points
 from ridgeline.diagnose.chart import WHOLE_RUN
 from ridgeline.diagnose.from_gpu import in_flight_share
 from ridgeline.diagnose.seen_steps import Began, one_by_one, seen_steps
 from ridgeline.measure.log import Beside
 from ridgeline.records import RequestTrace, RunTrace, StepStat
-from ridgeline.roofline import Peaks, PriceStep
+from ridgeline.roofline import Peaks, PriceStep, RooflinePoint
 from ridgeline.workflows.load.server_utilisation import (
     hit_share,
     server_utilisation,

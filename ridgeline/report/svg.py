@@ -1,16 +1,22 @@
-"""Just enough SVG for a report: scales, axes with units, marks. Colours live in the style sheet.
+"""Script-free SVG drawings: scales, axes with units, marks and bars.
 
-Every element carries a class instead of a colour, so that one drawing serves light and dark
-pages, and a `<title>` where a reader might want the exact number.
+Elements carry classes instead of colours, so that one drawing serves light and dark pages, and a
+`<title>` where a reader may want the exact number. A drawing that would become illegible on a phone
+is drawn twice, for wide and for narrow screens (`figure`); the style sheet shows one of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 import msgspec
+from markupsafe import Markup
+
+WIDE, NARROW = 960, 340
+"""Widths in pixels: of a page's column, and of a phone without its margins."""
+TICK_WIDTH, TICK_HEIGHT = 58, 38  # pixels between tick labels, at least
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,9 +35,13 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
             share = (value - self.low) / (self.high - self.low)
         return self.start + min(max(share, -0.02), 1.02) * (self.end - self.start)
 
-    @property
-    def ticks(self) -> tuple[float, ...]:
-        return log_ticks(self.low, self.high) if self.log else nice_ticks(self.low, self.high)
+    def ticks(self, spacing: float = TICK_WIDTH) -> tuple[float, ...]:
+        """Values to label, at least about `spacing` pixels apart."""
+        most = max(2, int(abs(self.end - self.start) / spacing))
+        if not self.log:
+            return nice_ticks(self.low, self.high, min(5, most))
+        ticks = log_ticks(self.low, self.high)
+        return ticks if len(ticks) <= 1.5 * most else log_ticks(self.low, self.high, (1,))
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
@@ -44,16 +54,18 @@ def nice_ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
     return tuple(i * step for i in range(first, last + 1))
 
 
-def log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Powers of ten; with 2 and 5 between them where the axis spans less than three decades."""
+def log_ticks(
+    low: float, high: float, multiples: tuple[int, ...] | None = None
+) -> tuple[float, ...]:
+    """`multiples` of powers of ten; by default 1, 2 and 5 on axes of less than three decades."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    multiples = (1, 2, 5) if high / low < 1000 else (1,)
-    found = (m * 10.0**d for d in decades for m in multiples)
-    return tuple(x for x in found if low * (1 - 1e-9) <= x <= high * (1 + 1e-9))
+    chosen = multiples or ((1, 2, 5) if high / low < 1000 else (1,))
+    ticks = (m * 10.0**d for d in decades for m in chosen)
+    return tuple(x for x in ticks if low * (1 - 1e-9) <= x <= high * (1 + 1e-9))
 
 
 def element(tag: str, css: str = "", inner: str = "", **attributes: object) -> str:
-    """One element; underscores in attribute names become hyphens, floats are shortened."""
+    """One element. Underscores in attribute names become hyphens, floats have two decimals."""
     words = [tag, f'class="{css}"'] if css else [tag]
     words += [f'{name.replace("_", "-")}="{_short(value)}"' for name, value in attributes.items()]
     return f"<{' '.join(words)}>{inner}</{tag}>" if inner else f"<{' '.join(words)}/>"
@@ -67,8 +79,8 @@ def title(text: str) -> str:
     return f"<title>{escape(text)}</title>"
 
 
-def text(x: float, y: float, words: str, css: str = "", anchor: str = "start") -> str:
-    return element("text", css, escape(words), x=x, y=y, text_anchor=anchor)
+def text(x: float, y: float, content: str, css: str = "", anchor: str = "start") -> str:
+    return element("text", css, escape(content), x=x, y=y, text_anchor=anchor)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
@@ -102,7 +114,7 @@ def mark(shape: str, x: float, y: float, size: float, css: str, tip: str = "") -
 def x_axis(scale: Scale, top: float, bottom: float, label: str, fmt: str = "g") -> str:
     """Grid lines, tick labels and the axis title with its unit, below the plot."""
     parts = []
-    for tick in scale.ticks:
+    for tick in scale.ticks(TICK_WIDTH):
         x = scale(tick)
         parts.append(line(x, top, x, bottom, "grid"))
         parts.append(text(x, bottom + 16, tick_text(tick, fmt), "tick", "middle"))
@@ -113,13 +125,13 @@ def x_axis(scale: Scale, top: float, bottom: float, label: str, fmt: str = "g") 
 
 
 def y_axis(scale: Scale, left: float, right: float, label: str, fmt: str = "g") -> str:
-    """Grid lines and tick labels; the title stands above, so that nobody turns the head."""
+    """Grid lines and tick labels; the title is horizontal, above the axis."""
     parts = []
-    for tick in scale.ticks:
+    for tick in scale.ticks(TICK_HEIGHT):
         y = scale(tick)
         parts.append(line(left, y, right, y, "grid"))
         parts.append(text(left - 8, y + 4, tick_text(tick, fmt), "tick", "end"))
-    parts.append(text(left - 8, min(scale.start, scale.end) - 12, label, "axis-title"))
+    parts.append(text(2, min(scale.start, scale.end) - 14, label, "axis-title"))
     return "".join(parts)
 
 
@@ -131,9 +143,18 @@ def tick_text(value: float, fmt: str) -> str:
     return f"{value:{fmt}}"
 
 
-def drawing(width: int, height: int, label: str, *parts: str) -> str:
-    """The whole picture; `label` is what a screen reader says."""
-    return (
+def drawing(width: int, height: int, label: str, *parts: str) -> Markup:
+    """The whole picture; `label` is what a screen reader reads out."""
+    return Markup(
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}" '
         f'preserveAspectRatio="xMidYMid meet">{"".join(parts)}</svg>'
+    )
+
+
+def figure(draw: Callable[[int], str], wide: int = WIDE) -> Markup:
+    """`draw(width)` for wide and for narrow screens; empty if it draws nothing."""
+    if not (drawn := draw(wide)):
+        return Markup()
+    return Markup(
+        f'<div class="figure wide">{drawn}</div><div class="figure narrow">{draw(NARROW)}</div>'
     )
