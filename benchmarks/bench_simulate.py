@@ -63,7 +63,8 @@ from ridgeline.plan.step_time.simulated import Modelled, reading_s
 from ridgeline.records import RunTrace, Slo
 from ridgeline.workflows.calibrate.calibrate_engine import machine_for
 from ridgeline.workflows.calibrate.under_load import busy_of
-from ridgeline.workflows.optimize.engine_environment import EngineDeployment, Tokenised
+from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload
+from ridgeline.workflows.optimize.engine_environment import EngineDeployment
 
 PLACES = 40
 CALM = 0.3  # of the CPU time asked for, that others may have had: the client, who shares it, too
@@ -93,8 +94,8 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     def load(self, rate: float, seed: int) -> Load:
         return Load(rate=rate, seed=seed, window_s=self.window_s, grace_s=self.grace_s)
 
-    def workload(self, name: str) -> Tokenised:
-        return Tokenised(parse_workload(name), load_tokenizer(self.model))
+    def workload(self, name: str) -> TokenizedWorkload:
+        return TokenizedWorkload(parse_workload(name), load_tokenizer(self.model))
 
 
 BENCHES = {

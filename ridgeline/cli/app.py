@@ -274,7 +274,8 @@ def optimize(
     """Climb the ladder: measure, diagnose, apply, verify; keep only what is proven here."""
     idle = [flag for flag in engine.given if flag in _SET_BY_THE_LADDER]
     refuse(idle, "here: the ladder sets it")
-    from ridgeline.cli.commands.optimize import OptimizeOptions, command
+    from ridgeline.cli.commands.optimize import OptimizeFiles, run_optimize
+    from ridgeline.workflows.optimize.optimize import OptimizeOptions
 
     server = server_options(elsewhere or {})
     options = OptimizeOptions(
@@ -283,13 +284,12 @@ def optimize(
         objective=cast("Objective", objective),
         budget_s=budget,
         dollars_per_hour=price_per_hour,
-        output=output,
         seed=engine.seed,
         ladder=ladder,
         calibration=calibration,
-        config=engine.config,
     )
-    _end(command(engine.settings(model), options, server))
+    files = OptimizeFiles(output=output, config=engine.config)
+    _end(run_optimize(engine.settings(model), options, files, server))
 
 
 @app.command("mock-server")

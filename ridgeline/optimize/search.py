@@ -39,7 +39,6 @@ from ridgeline.optimize.comparison.paired_comparison import (
 from ridgeline.optimize.environment import Deployment, Environment
 from ridgeline.optimize.job import OptimizeJob, RunningConfiguration
 from ridgeline.optimize.ladder import Ladder, RungCandidate
-from ridgeline.optimize.progress import SearchObserver, SilentSearchObserver
 from ridgeline.optimize.ranking.predictor import Forecast, Predictor
 from ridgeline.optimize.ranking.rung_ranking import Ranking
 from ridgeline.optimize.result import Ended, LadderResult, Trial
@@ -53,6 +52,7 @@ from ridgeline.optimize.result_builder import (
 from ridgeline.optimize.time_budget import CLOSING_ROUNDS, MAX_ROUNDS, TimeBudget
 from ridgeline.optimize.trial_checks import CandidateChecks
 from ridgeline.records import StepStat
+from ridgeline.records.progress import Observer, TrialFinished, silent
 
 SEARCH_PROBES = 8
 LOWER_STARTS = 3
@@ -68,7 +68,7 @@ async def optimize(
     ladder: Ladder,
     *,
     clock: Callable[[], float],
-    observer: SearchObserver | None = None,
+    observer: Observer = silent,
 ) -> LadderResult:
     """Search until no rung is predicted to gain or the budget ends.
 
@@ -79,7 +79,7 @@ async def optimize(
         environment,
         ladder,
         TimeBudget(job.budget_s, clock),
-        observer or SilentSearchObserver(),
+        observer,
     )
     try:
         return await climb.run()
@@ -96,7 +96,7 @@ class LadderSearch:
         environment: Environment,
         ladder: Ladder,
         budget: TimeBudget,
-        observer: SearchObserver,
+        observer: Observer,
     ) -> None:
         self._job, self._environment = job, environment
         self._budget, self._observer = budget, observer
@@ -228,7 +228,7 @@ class LadderSearch:
             evidence.failed(error, error_line(error))
         trial = build_trial(evidence, self._environment, self._job, self._budget.spent_s)
         self._trials.append(trial)
-        self._observer.tried(trial)
+        self._observer(trial_finished(trial))
         self._update_baseline(evidence)
         if trial.verdict == "kept" and configuration is not None:
             self._promote(configuration)
@@ -393,3 +393,14 @@ def _nearest_run(runs: list[JudgedRun], rate: float) -> tuple[JudgedRun, ...]:
     held = [judged for judged in runs if judged.holds] or runs
     best = min(held, key=lambda judged: abs(judged.rate - rate))
     return (best,)
+
+
+def trial_finished(trial: Trial) -> TrialFinished:
+    """The event that reports a trial's verdict."""
+    ratio = trial.ratio
+    return TrialFinished(
+        label=trial.label,
+        verdict=trial.verdict,
+        reason=trial.reason,
+        ratio=None if ratio is None else (ratio.low, ratio.mid, ratio.high),
+    )

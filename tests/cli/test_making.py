@@ -17,8 +17,8 @@ from ridgeline.measure.workload import parse_workload
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.optimize.environment import MakeWeights
-from ridgeline.workflows.optimize.engine_environment import Tokenised
-from ridgeline.workflows.optimize.quantized_candidates import maker
+from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload
+from ridgeline.workflows.optimize.quantized_candidates import weight_maker
 
 INT4 = Settings(model="demo", quantization="int4", max_num_seqs=4)
 
@@ -26,7 +26,9 @@ INT4 = Settings(model="demo", quantization="int4", max_num_seqs=4)
 @pytest.fixture
 def make(tmp_path: Path) -> MakeWeights:
     tokenizer = load_tokenizer("demo")
-    return maker(Tokenised(parse_workload("chat-and-code"), tokenizer), tokenizer, tmp_path)
+    return weight_maker(
+        TokenizedWorkload(parse_workload("chat-and-code"), tokenizer), tokenizer, tmp_path
+    )
 
 
 def test_it_is_made_once_and_opens_as_a_model(make: MakeWeights, tmp_path: Path) -> None:
@@ -73,11 +75,11 @@ def test_a_large_file_is_known_by_pieces(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_takes_too_long_is_refused_and_leaves_no_half_model(
     make: MakeWeights, tmp_path: Path
 ) -> None:
-    with pytest.raises(CannotRun, match="making the weights takes about"):
+    with pytest.raises(CannotRun, match="quantising the weights takes about"):
         make(INT4, "hqq", -1.0)
     assert not list(tmp_path.glob("demo-int4-hqq-*/config.json"))
 
 
 def test_formats_that_nobody_makes_are_refused(make: MakeWeights) -> None:
-    with pytest.raises(BadInput, match="no weights can be made"):
+    with pytest.raises(BadInput, match="cannot be quantised to this format"):
         make(Settings(model="demo"), "gptq", 60.0)

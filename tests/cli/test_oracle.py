@@ -24,7 +24,8 @@ from ridgeline.modelspec.rewrite import apply_quantization
 from ridgeline.optimize.environment import Load
 from ridgeline.records import StepStat
 from ridgeline.roofline import Peaks
-from ridgeline.workflows.optimize.simulator import PRIOR_PER_RUN, Costs, SimulatedEngine
+from ridgeline.workflows.configuration_costs import StepBounds
+from ridgeline.workflows.optimize.simulator import ASSUMED_SHARE_PER_RUN, SimulatedEngine
 
 SPEC = load_spec("demo")
 PEAKS = Peaks(bytes_s=20e9, flops_s=100e9)
@@ -32,9 +33,9 @@ LOAD = Load(rate=0.5, seed=1, window_s=60.0, grace_s=60.0)
 STEP_S, RUN_S = 0.0005, 0.0004
 
 
-def costs_of(settings: Settings) -> Costs:
+def bounds_of(settings: Settings) -> StepBounds:
     spec = SPEC if settings.quantization is None else apply_quantization(SPEC, "int8")
-    return Costs(model=cost_model(spec), peaks=PEAKS)
+    return StepBounds(model=cost_model(spec), peaks=PEAKS)
 
 
 def scheduler_of(settings: Settings) -> Scheduler:
@@ -55,7 +56,7 @@ def requests(count: int, seed: int) -> Sequence[LoadRequest]:
 
 
 def engine() -> SimulatedEngine:
-    return SimulatedEngine(costs_of, scheduler_of, requests)
+    return SimulatedEngine(bounds_of, scheduler_of, requests)
 
 
 PLAIN = Settings()
@@ -63,7 +64,7 @@ PLAIN = Settings()
 
 def truth_s(shapes: Sequence[tuple[int, int]], settings: Settings = PLAIN) -> float:
     """Twice the roof, and overhead per step and per run."""
-    return 2.0 * costs_of(settings).bound_s(shapes, len(shapes)) + STEP_S + RUN_S * len(shapes)
+    return 2.0 * bounds_of(settings).bound_s(shapes, len(shapes)) + STEP_S + RUN_S * len(shapes)
 
 
 def steps(batches: Sequence[int], seed: int = 0) -> list[StepStat]:
@@ -124,7 +125,7 @@ def test_lone_steps_leave_batching_cheap_until_a_batch_was_measured() -> None:
 
     lone_s = truth_s([(1, 72)])
     guessed_s = full_step_s()
-    assert guessed_s < lone_s * (1 + 4 * PRIOR_PER_RUN * 7)
+    assert guessed_s < lone_s * (1 + 4 * ASSUMED_SHARE_PER_RUN * 7)
     oracle.learn(Settings(), steps([8] * 200, seed=2))
     assert abs(full_step_s() - truth_s([(1, 72)] * 8)) < abs(guessed_s - truth_s([(1, 72)] * 8))
 
@@ -139,7 +140,7 @@ def test_lookups_promise_what_the_prompts_repeat() -> None:
 
     gains = []
     for asked in (requests, varied):
-        oracle = SimulatedEngine(costs_of, scheduler_of, asked)
+        oracle = SimulatedEngine(bounds_of, scheduler_of, asked)
         oracle.learn(Settings(), steps([1 + i % 8 for i in range(200)]))
         plain_s = median_tpot_s(oracle, Settings(max_num_seqs=1))
         gains.append(plain_s / median_tpot_s(oracle, lookup))

@@ -13,7 +13,10 @@ from ridgeline.errors import CannotRun
 from ridgeline.plan.calibration.calibration import Calibration, Linear, Memory
 from ridgeline.plan.calibration.fit import Facts, blank
 from ridgeline.records import StepStat
-from ridgeline.workflows.optimize.calibrated_step_times import Prices, require_known
+from ridgeline.workflows.optimize.calibrated_step_times import (
+    CalibratedStepTimes,
+    require_calibrated,
+)
 from ridgeline.workflows.optimize.simulator import SimulatedEngine
 
 PLAIN = Settings(model="demo")
@@ -67,14 +70,14 @@ def steps(seconds: float, count: int = 20) -> list[StepStat]:
     ]  # fmt: skip
 
 
-def step_s(prices: Prices, settings: Settings) -> float:
+def step_s(prices: CalibratedStepTimes, settings: Settings) -> float:
     priced = prices.of(settings)
     assert priced is not None
     return priced(SHAPES, 2)
 
 
 def test_calibrated_seconds_are_scaled_to_what_was_measured() -> None:
-    prices = Prices(calibration())
+    prices = CalibratedStepTimes(calibration())
     plain_s, int8_s = step_s(prices, PLAIN), step_s(prices, INT8)
     assert int8_s < 0.7 * plain_s
     prices.learn(PLAIN, steps(1.5 * plain_s))
@@ -86,23 +89,23 @@ def test_calibrated_seconds_are_scaled_to_what_was_measured() -> None:
 
 
 def test_what_is_not_calibrated_is_refused_first_and_learnt_later() -> None:
-    prices = Prices(calibration())
+    prices = CalibratedStepTimes(calibration())
     assert prices.of(INT4) is None
     with pytest.raises(CannotRun, match="does not cover"):
-        require_known(prices, INT4)
-    require_known(prices, INT8)
+        require_calibrated(prices, INT4)
+    require_calibrated(prices, INT8)
 
 
 def test_the_oracle_asks_the_calibration_before_anything_is_learnt() -> None:
-    prices = Prices(calibration())
+    prices = CalibratedStepTimes(calibration())
 
     def nothing(*_: object) -> object:
         raise AssertionError("not asked")
 
     oracle = SimulatedEngine(nothing, nothing, nothing, prices)  # type: ignore[arg-type]
-    assert oracle._plain(INT8)(SHAPES, 2) == pytest.approx(step_s(prices, INT8))
+    assert oracle._plain_step_s(INT8)(SHAPES, 2) == pytest.approx(step_s(prices, INT8))
     with pytest.raises(CannotRun, match="too few steps"):
-        oracle._plain(INT4)
+        oracle._plain_step_s(INT4)
 
 
 def test_a_server_elsewhere_has_no_calibrated_steps(

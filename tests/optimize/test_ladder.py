@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.commands.optimize import OptimizeOptions, ladder_of
 from ridgeline.config.settings import NAIVE, Settings, settings_from
 from ridgeline.errors import BadInput
 from ridgeline.optimize.ladder import (
@@ -17,6 +16,7 @@ from ridgeline.optimize.ladder import (
     parse_ladder,
     unmet_need,
 )
+from ridgeline.workflows.optimize.optimize import ladder_of
 from tests.house.code import ROOT
 
 HEAD = "[weights]\nrisk = 0.1\ncomplexity = 0.05\n"
@@ -114,7 +114,7 @@ def test_the_row_in_the_documentation_is_a_ladder(tmp_path: Path) -> None:
     assert block is not None
     file = tmp_path / "mine.toml"
     file.write_text(block[0])
-    found = ladder_of(OptimizeOptions(ladder=file))
+    found = ladder_of(file)
     assert [r.id for r in found.rungs] == ["small-blocks"]
     assert found.weights == load_default_ladder().weights
     options = list(candidates_of(found.rungs[0], naive(), {"block_size": 16}))

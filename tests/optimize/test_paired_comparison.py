@@ -17,10 +17,10 @@ from ridgeline.optimize.comparison.paired_comparison import (
     compare_in_rounds,
 )
 from ridgeline.optimize.environment import Load
-from ridgeline.optimize.progress import SilentSearchObserver
 from ridgeline.optimize.result_builder import _judge_no_gain
 from ridgeline.optimize.time_budget import TimeBudget
 from ridgeline.records import Slo
+from ridgeline.records.progress import silent
 from ridgeline.stats import Interval
 from tests.optimize.simulated_servers import Fake, Physics, Quirks, SimulatedDeployment, simulate
 
@@ -32,7 +32,7 @@ def runner(fake: Fake, seed: int, objective: str = "goodput", total_s: float = 1
         slo=Slo.parse("ttft:500 tpot:50"),
         objective=objective,  # type: ignore[arg-type]
         budget=budget,
-        observer=SilentSearchObserver(),
+        observer=silent,
         seed=1000 * seed,
         longest_output=24,
     )

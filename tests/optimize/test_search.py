@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from ridgeline.cli.render.optimize_progress import SearchLines
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize import ladder
 from ridgeline.optimize.cost import MachinePrice
 from ridgeline.optimize.environment import Load
 from ridgeline.optimize.job import OptimizeJob
-from ridgeline.optimize.progress import LineSearchObserver
 from ridgeline.optimize.result import LadderResult, Trial
 from ridgeline.optimize.search import InterruptedEarlyError, optimize
 from ridgeline.records import RunTrace, Slo
@@ -225,7 +225,7 @@ async def test_plain_lines_tell_stages_and_verdicts() -> None:
         fake.environment(),
         only("continuous-batching"),
         clock=fake.clock,
-        observer=LineSearchObserver(lines.append),
+        observer=SearchLines(lines.append),
     )
     assert any("Baseline" in line for line in lines)
     assert any(line.strip().startswith("kept:") for line in lines)

@@ -61,9 +61,9 @@ def _peaks(settings: Settings) -> Peaks | None:
     machine = known()
     if machine is None:
         return None
-    from ridgeline.workflows.optimize.engine_environment import EngineNumbers
+    from ridgeline.workflows.configuration_costs import ConfigurationCosts
 
-    return EngineNumbers(machine).peaks(settings)
+    return ConfigurationCosts(machine).peaks(settings)
 
 
 def new_key(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The flags of a climb on somebody else's server, read into `ServerOptions` or refused."""
+"""The flags of a climb on somebody else's server, read into `RestartableServer` or refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ridgeline.cli.params.engine import expand, optional, refuse
 from ridgeline.cli.params.units import duration_of
 
 if TYPE_CHECKING:
-    from ridgeline.cli.commands.optimize import ServerOptions
+    from ridgeline.workflows.optimize.restartable_server import RestartableServer
 
 _PANEL = "Another server"
 ROWS: tuple[tuple[str, str], ...] = (
@@ -38,16 +38,18 @@ def takes_elsewhere_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     return expand(command, "elsewhere", flags, dict)
 
 
-def server_options(given: dict[str, Any]) -> ServerOptions | None:
+def server_options(given: dict[str, Any]) -> RestartableServer | None:
     """Both --url and --restart-cmd, or none of these flags at all."""
-    from ridgeline.cli.commands.optimize import ServerOptions
+    from ridgeline.workflows.optimize.restartable_server import RestartableServer
 
     for needed in ("url", "restart_cmd"):
         if needed not in given:
             refuse([_flag(name) for name in given], f"without {_flag(needed)}")
             return None
     timeout_s = given.pop("start_timeout", None)
-    return ServerOptions(**given, **({} if timeout_s is None else {"start_timeout_s": timeout_s}))
+    return RestartableServer(
+        **given, **({} if timeout_s is None else {"start_timeout_s": timeout_s})
+    )
 
 
 def _flag(name: str) -> str:

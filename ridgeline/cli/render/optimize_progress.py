@@ -1,8 +1,9 @@
-"""The live display of a climb: the stage, what is being measured, and the time that is left."""
+"""Progress of `ridgeline optimize`: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -10,56 +11,83 @@ from rich.text import Text
 
 from ridgeline.optimize.output import number_format
 from ridgeline.optimize.output.units import minutes_and_seconds
-from ridgeline.optimize.progress import SearchProgress
-from ridgeline.optimize.result import Trial
+from ridgeline.records.progress import Observer, ProgressEvent, StageAdvanced, TrialFinished
+from ridgeline.stats import Interval
 
-STYLES = {"kept": "green", "regressed": "red", "crashed": "red", "cannot run": "red"}
+VERDICT_STYLES = {"kept": "green", "regressed": "red", "crashed": "red", "cannot run": "red"}
 
 
-class Display:
-    """An `Observer` on a terminal; verdicts scroll past above one live line."""
+@contextmanager
+def search_progress(console: Console) -> Iterator[Observer]:
+    """An observer of a search until the block ends."""
+    if not console.is_terminal:
+        yield SearchLines(lambda line: print(line, flush=True))
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[left]} left"),
+        TextColumn("[dim]{task.fields[detail]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield SearchDisplay(progress)
 
-    def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[left]} left"),
-            TextColumn("[dim]{task.fields[doing]}"),
-            console=console,
-            transient=True,
-        )
-        self._task = self._progress.add_task("Starting", total=1.0, left="", doing="")
+
+class SearchDisplay:
+    """The stage, the current measurement and the time left; verdicts scroll past above."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("Starting", total=1.0, left="", detail="")
         self._num_trials = 0
 
-    def __enter__(self) -> Display:
-        self._progress.start()
-        return self
+    def __call__(self, event: ProgressEvent, /) -> None:
+        match event:
+            case StageAdvanced():
+                self._progress.update(
+                    self._task,
+                    description=event.stage,
+                    completed=event.completed,
+                    total=event.total,
+                    left=minutes_and_seconds(event.remaining_s or 0.0),
+                    detail=event.detail,
+                )
+            case TrialFinished():
+                self._num_trials += 1
+                self._progress.console.print(_trial_line(self._num_trials, event))
+            case _:
+                self._progress.update(self._task, detail=str(event))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
 
-    def progress(self, now: SearchProgress) -> None:
-        self._progress.update(
-            self._task,
-            description=now.stage,
-            completed=now.spent_s,
-            total=now.total_s,
-            left=minutes_and_seconds(now.total_s - now.spent_s),
-            doing=now.doing,
-        )
+class SearchLines:
+    """One line per stage and verdict, for a log or a pipe."""
 
-    def tried(self, trial: Trial) -> None:
-        self._num_trials += 1
-        line = Text(f"{self._num_trials:>2}  {trial.label}: ")
-        line.append(trial.verdict, style=STYLES.get(trial.verdict, "yellow"))
-        line.append(f"  {number_format.ratio(trial.ratio)}  {trial.reason}", style="dim")
-        self._progress.console.print(line)
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write, self._stage = write, ""
 
-    def note(self, text: str) -> None:
-        self._progress.update(self._task, doing=text)
+    def __call__(self, event: ProgressEvent, /) -> None:
+        match event:
+            case StageAdvanced():
+                if event.stage != self._stage:
+                    self._stage = event.stage
+                    times = f"{event.completed:5.0f} s, {event.remaining_s or 0.0:.0f} s left"
+                    self._write(f"[{times}] {event.stage}: {event.detail}")
+            case TrialFinished():
+                self._write(f"    {event.verdict}: {event.reason}")
+            case _:
+                self._write(f"    {event}")
+
+
+def _trial_line(number: int, trial: TrialFinished) -> Text:
+    line = Text(f"{number:>2}  {trial.label}: ")
+    line.append(trial.verdict, style=VERDICT_STYLES.get(trial.verdict, "yellow"))
+    line.append(f"  {_ratio(trial)}  {trial.reason}", style="dim")
+    return line
+
+
+def _ratio(trial: TrialFinished) -> str:
+    if trial.ratio is None:
+        return number_format.ratio(None)
+    low, mid, high = trial.ratio
+    return number_format.ratio(Interval(low=low, mid=mid, high=high))

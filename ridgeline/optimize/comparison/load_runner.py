@@ -15,9 +15,9 @@ from ridgeline.measure.search import GoodputResult, find_goodput
 from ridgeline.optimize.comparison.early_stop import time_to_decide_s
 from ridgeline.optimize.comparison.objective import JudgedRun, Objective, StopWhenLost, judge_run
 from ridgeline.optimize.environment import Deployment, Load
-from ridgeline.optimize.progress import SearchObserver, SearchProgress
 from ridgeline.optimize.time_budget import TimeBudget
 from ridgeline.records import RunTrace, Slo
+from ridgeline.records.progress import Observer, StageAdvanced
 from ridgeline.stats import NO_PRIOR, Prior
 
 MAX_RESPONSE_S = 30.0  # longest wait for a response if the SLO does not limit e2e
@@ -63,7 +63,7 @@ class LoadRunner:
         slo: Slo,
         objective: Objective,
         budget: TimeBudget,
-        observer: SearchObserver,
+        observer: Observer,
         seed: int,
         longest_output: int,
     ) -> None:
@@ -81,8 +81,15 @@ class LoadRunner:
 
     def report(self, doing: str) -> None:
         spent_s, total_s = self.budget.spent_s, self.budget.total_s
-        now = SearchProgress(stage=self._stage, doing=doing, spent_s=spent_s, total_s=total_s)
-        self._observer.progress(now)
+        self._observer(
+            StageAdvanced(
+                stage=self._stage,
+                completed=spent_s,
+                total=total_s,
+                detail=doing,
+                remaining_s=max(0.0, total_s - spent_s),
+            )
+        )
 
     def fresh_seed(self) -> int:
         self._seed += 1

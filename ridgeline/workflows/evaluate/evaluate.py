@@ -43,6 +43,11 @@ from ridgeline.optimize.quality import (
 from ridgeline.optimize.quality.text_comparison import compare_window
 from ridgeline.records import Sampling
 from ridgeline.report.json_line import json_line
+from ridgeline.workflows.evaluate.heldout_text import (
+    WINDOW_KINDS,
+    heldout_windows,
+    quality_tasks,
+)
 from ridgeline.workflows.evaluate.lm_eval import (
     Harness,
     ask,
@@ -58,12 +63,7 @@ from ridgeline.workflows.evaluate.verdict import (
     refusal,
     with_harness,
 )
-from ridgeline.workflows.optimize.engine_environment import (
-    KINDS,
-    Tokenised,
-    heldout_pieces,
-    tasks_for,
-)
+from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload
 
 LOUD = 3.0  # times, the control's feed-forward output
 SEATS, CONTEXT = 16, 2048  # of the engines that are opened, where nobody asked for other numbers
@@ -166,9 +166,9 @@ class _Bench:
         self._original, self._extent = original, extent
         self._tokenizer, read = load_tokenizer(original.settings.model), original.logprobs_of
         self._vocab_size = original.engine.resolved.spec.vocab_size
-        pieces = heldout_pieces(self._tokenizer, self._vocab_size, self._size.window_tokens)
+        pieces = heldout_windows(self._tokenizer, self._vocab_size, self._size.window_tokens)
         self._text = TextReference(pieces, read, self._size.max_reference_bytes)
-        self._tasks = [TaskReference(task, read) for task in tasks_for(self._tokenizer)]
+        self._tasks = [TaskReference(task, read) for task in quality_tasks(self._tokenizer)]
         self._prompts = _prompts(self._tokenizer, original.engine.resolved, extent)
         self._answers = self._answers_of(original)
 
@@ -189,7 +189,7 @@ class _Bench:
         candidate = examination.conclude(divergence(self._answers, answers))
         by_kind = {
             kind: part_of([text.windows[i] for i in _places(kind, len(text.windows))])
-            for kind in sorted(set(KINDS))
+            for kind in sorted(set(WINDOW_KINDS))
         }
         tell("by length of context")
         by_context = self._by_context(other.logprobs_of)
@@ -242,7 +242,7 @@ class _Bench:
         resolved = self._original.engine.resolved
         longest = min(resolved.max_model_len, MOST_LOGPROBS // self._vocab_size)
         ends = [end for end in ENDS if end <= longest]
-        pieces = heldout_pieces(self._tokenizer, self._vocab_size, ends[-1] + 1)[
+        pieces = heldout_windows(self._tokenizer, self._vocab_size, ends[-1] + 1)[
             : self._extent.num_long
         ]
         read = self._original.logprobs_of
@@ -260,12 +260,12 @@ class _Bench:
 
 
 def _places(kind: str, count: int) -> list[int]:
-    return [i for i in range(count) if KINDS[i % len(KINDS)] == kind]
+    return [i for i in range(count) if WINDOW_KINDS[i % len(WINDOW_KINDS)] == kind]
 
 
 def _prompts(tokenizer: Tokenizer, resolved: ResolvedSettings, extent: Extent) -> Prompts:
     """Questions and beginnings of code that fit; none for a model without a tokenizer."""
-    drawn = Tokenised(parse_workload("chat-and-code"), tokenizer)
+    drawn = TokenizedWorkload(parse_workload("chat-and-code"), tokenizer)
     try:
         prompts = [request.prompt for request in drawn.sample(2 * extent.num_prompts, 0)]
     except BadInput:

@@ -27,13 +27,14 @@ from ridgeline.measure.workload import parse_workload
 from ridgeline.modelspec.checkpoints.locate import is_built_in
 from ridgeline.records import Slo
 from ridgeline.report.json_line import json_line
+from ridgeline.workflows.configuration_costs import ConfigurationCosts
 from ridgeline.workflows.explain.recommendations import Here, Recommendation, recommendations
 from ridgeline.workflows.explain.static_bounds import facts_before
 from ridgeline.workflows.explain.topics import find, page, unknown
 from ridgeline.workflows.explain.topics.base import Known, Page
 from ridgeline.workflows.explain.topics.topic_index import listed
 from ridgeline.workflows.explain.topics.topic_index import render as render_list
-from ridgeline.workflows.optimize.engine_environment import EngineNumbers, Tokenised, sample_of
+from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload, sample_requests
 
 WORKLOAD = "chat-and-code"
 WORKLOAD_WITHOUT_TEXT = "synthetic:input=512,output=128"  # for a model without a tokenizer
@@ -113,14 +114,14 @@ def facts_of(settings: Settings, asked: Asked) -> tuple[str, Mapping[str, Value]
     tokenizer = load_tokenizer(settings.model)
     default = WORKLOAD_WITHOUT_TEXT if isinstance(tokenizer, NoTokenizer) else WORKLOAD
     name = asked.workload or default
-    sample = sample_of(Tokenised(parse_workload(name), tokenizer), resolve(settings))
+    sample = sample_requests(TokenizedWorkload(parse_workload(name), tokenizer), resolve(settings))
     slo = Slo.parse(asked.slo or SLO)
     return name, facts_before(probe(), settings, sample, slo, asked.request_rate)
 
 
 def techniques(settings: Settings) -> list[Recommendation]:
     """Every rung of the ladder, judged by arithmetic against this machine's probe."""
-    numbers = EngineNumbers(probe())
+    numbers = ConfigurationCosts(probe())
 
     def price(chosen: Settings) -> Here:
         resolved = numbers.resolved(chosen)

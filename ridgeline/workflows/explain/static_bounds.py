@@ -26,7 +26,7 @@ from ridgeline.modelspec.cost import (
 )
 from ridgeline.records import Slo
 from ridgeline.roofline import Peaks, bound
-from ridgeline.workflows.optimize.engine_environment import EngineNumbers, base_facts
+from ridgeline.workflows.configuration_costs import ConfigurationCosts, base_facts
 
 MOST_SEQS = 4096
 NEARLY = 1.1  # a step this much longer is called as cheap
@@ -64,7 +64,7 @@ def facts_before(
     request_rate: float | None = None,
 ) -> dict[str, Value]:
     """All facts of `decisions.toml` for this workload. UserError where it cannot run at all."""
-    numbers = EngineNumbers(machine)
+    numbers = ConfigurationCosts(machine)
     resolved = numbers.resolved(settings)
     facts = {**resolved_facts(resolved), **base_facts(machine, numbers, settings, sample)}
     prompt, output = (

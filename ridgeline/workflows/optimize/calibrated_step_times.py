@@ -1,9 +1,9 @@
-"""Step times of a calibration for whoever simulates this machine's engine: `optimize` does.
+"""Step times from a calibration of this machine, for the simulator of `optimize`.
 
-A calibration knows formats that were never run here (that is what the optimiser wants to be told
-about), and the engine's measured steps know the machine's mood today and what else runs beside the
-engine. So the calibrated seconds are scaled by measured over calibrated, the median of the steps
-that were learnt: of the same weights where there are any, of the latest ones otherwise.
+A calibration covers weight formats that were never run in this search; the measured steps show how
+fast the machine is today and what else runs on it. So the calibrated times are scaled by measured
+over calibrated, as the median over the measured steps: of the same weights if there are any, else
+of the latest ones.
 """
 
 from __future__ import annotations
@@ -20,59 +20,61 @@ from ridgeline.plan.step_time.replica import Replica, replica
 from ridgeline.records import StepStat
 
 Shapes = Sequence[tuple[int, int]]
-Seconds = Callable[[Shapes, int], float]
-MIN_STEPS = 8  # under which a factor says nothing
-_FORMATS = {"bf16": "bfloat16"}
+StepSeconds = Callable[[Shapes, int], float]
+"""(shapes, num_sampled) → seconds of a step."""
+MIN_STEPS = 8  # for a factor
+_CATALOGUE_DTYPES = {"bf16": "bfloat16"}
 
 
-class Prices:
-    """Seconds of a configuration's steps, where the calibration has its formats."""
+class CalibratedStepTimes:
+    """Seconds of a configuration's steps, for the weight formats that were calibrated."""
 
     def __init__(self, calibration: Calibration) -> None:
         self._device = calibration.accelerator()
-        self._machine = lru_cache(maxsize=None)(self._make)
+        self._replica = lru_cache(maxsize=None)(self._make_replica)
         self._factors: dict[tuple[str, str | None], float] = {}
-        self._latest = 1.0
+        self._latest_factor = 1.0
 
     def learn(self, settings: Settings, steps: Sequence[StepStat]) -> None:
-        """How much slower than calibrated these steps were."""
-        machine = self._machine(settings.model, settings.quantization, settings.kv_cache_dtype)
+        """Update the factor of these weights from measured steps."""
+        replica = self._replica(settings.model, settings.quantization, settings.kv_cache_dtype)
         counted = [step for step in steps if step.shapes]
-        if machine is None or len(counted) < MIN_STEPS:
+        if replica is None or len(counted) < MIN_STEPS:
             return
-        self._latest = median(
-            (step.run_s + step.plan_s) / machine.price(step.shapes, step.num_sampled).seconds
+        self._latest_factor = median(
+            (step.run_s + step.plan_s) / replica.price(step.shapes, step.num_sampled).seconds
             for step in counted
         )
-        self._factors[settings.model, settings.quantization] = self._latest
+        self._factors[settings.model, settings.quantization] = self._latest_factor
 
-    def of(self, settings: Settings) -> Seconds | None:
-        """None for weights that were not calibrated, or a shape that is not known."""
-        machine = self._machine(settings.model, settings.quantization, settings.kv_cache_dtype)
-        if machine is None:
+    def of(self, settings: Settings) -> StepSeconds | None:
+        """Step times of a configuration; None if its weights or its model are not covered."""
+        replica = self._replica(settings.model, settings.quantization, settings.kv_cache_dtype)
+        if replica is None:
             return None
-        factor = self._factors.get((settings.model, settings.quantization), self._latest)
-        return lambda shapes, num_sampled: factor * machine.price(shapes, num_sampled).seconds
+        factor = self._factors.get((settings.model, settings.quantization), self._latest_factor)
+        return lambda shapes, num_sampled: factor * replica.price(shapes, num_sampled).seconds
 
-    def _make(self, model: str, quantization: str | None, kv_dtype: str) -> Replica | None:
+    def _make_replica(self, model: str, quantization: str | None, kv_dtype: str) -> Replica | None:
+        weight_dtype = None
+        if quantization is not None:
+            weight_dtype = _CATALOGUE_DTYPES.get(quantization, quantization)
         try:
             return replica(
                 load_planning_spec(model),
                 self._device,
-                weight_dtype=None
-                if quantization is None
-                else _FORMATS.get(quantization, quantization),
+                weight_dtype=weight_dtype,
                 kv_dtype=None if kv_dtype == "auto" else kv_dtype,
             )
         except UserError:
             return None
 
 
-def require_known(prices: Prices, settings: Settings) -> None:
-    """CannotRun where not even the model to begin with is priced: the flag would have no effect."""
-    if prices.of(settings) is None:
+def require_calibrated(step_times: CalibratedStepTimes, settings: Settings) -> None:
+    """CannotRun if not even the model at the start is covered: the calibration would be unused."""
+    if step_times.of(settings) is None:
         raise CannotRun(
-            "the calibration does not cover this model's shape or weight format",
+            "the calibration does not cover this model's architecture or weight format",
             value=f"{settings.model} {settings.quantization or 'dense'}",
             fix=f"ridgeline calibrate --engine {settings.model}",
         )

@@ -1,12 +1,11 @@
-"""Weights made during a climb: `ridgeline quantize`'s own code, into a folder that is kept.
+"""Quantise weights during an optimisation, into a folder that is kept.
 
-The folder's name says what it holds; a second climb, and `ridgeline serve`, find it there. What
-cannot be done in the time that is left is refused after the first layer, and goes on where it was
-the next time.
+The folder's name identifies its content; the next search, and `ridgeline serve`, find it there. A
+conversion that does not fit the remaining time is refused after the first layer, and resumes from
+there the next time.
 
-Calibrated on the workload's own prompts where the user brought them. The workloads that ship with
-Ridgeline draw from the held-out text that quality is judged by, so that theirs is the shipped
-calibration text.
+Calibration text is the workload's own prompts. The workloads that ship with Ridgeline are drawn
+from the held-out text that quality is judged by, so they use the shipped calibration text instead.
 """
 
 from __future__ import annotations
@@ -27,58 +26,67 @@ from ridgeline.engine.tokenization import Tokenizer
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.probe import default_cache_dir
 from ridgeline.optimize.environment import MakeWeights
-from ridgeline.workflows.optimize.engine_environment import Tokenised
+from ridgeline.workflows.load.tokenized_workload import TokenizedWorkload
 
-HELD_OUT = ("chat", "code", "chat-and-code")  # workloads drawn from the held-out text
+HELDOUT_WORKLOADS = ("chat", "code", "chat-and-code")
 BITS = {"int4": 4, "int8": 8}
 NUM_PROMPTS = 256
 
 
-def maker(workload: Tokenised, tokenizer: Tokenizer, folder: Path | None = None) -> MakeWeights:
-    """Makes weights for settings whose `quantization` says in which format."""
-    place = folder or default_cache_dir() / "made"
+def weight_maker(
+    workload: TokenizedWorkload, tokenizer: Tokenizer, folder: Path | None = None
+) -> MakeWeights:
+    """A function that quantises weights to the format of the settings' `quantization`."""
+    cache = folder or default_cache_dir() / "quantized"
 
-    def made(settings: Settings, method: str, allowed_s: float) -> Settings:
+    def make_weights(settings: Settings, method: str, allowed_s: float) -> Settings:
         recipe = _recipe(settings, method)
-        text = _calibration(workload, tokenizer, place) if recipe.calibrated else None
+        text = _calibration_file(workload, tokenizer, cache) if recipe.calibrated else None
         run = fingerprint(settings.model, recipe, read_text(text) if recipe.calibrated else "")
-        told = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:10]
-        target = place / f"{Path(settings.model).name}-{settings.quantization}-{method}-{told}"
+        digest = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:10]
+        target = cache / f"{Path(settings.model).name}-{settings.quantization}-{method}-{digest}"
         if not (target / "config.json").is_file():
-            _make(settings.model, recipe, target, text, allowed_s)
+            _quantize(settings.model, recipe, target, text, allowed_s)
         return msgspec.structs.replace(settings, model=str(target), quantization=None)
 
-    return made
+    return make_weights
 
 
 def _recipe(settings: Settings, method: str) -> Recipe:
     bits = BITS.get(settings.quantization or "")
     if bits is None or method not in METHODS:
-        raise BadInput("no weights can be made so", value=f"{settings.quantization}, {method}")
-    group_size = 128 if bits < 8 else None
-    return check(Recipe(method=method, bits=bits, group_size=group_size))
+        raise BadInput(
+            "weights cannot be quantised to this format by this method",
+            value=f"{settings.quantization}, {method}",
+        )
+    return check(Recipe(method=method, bits=bits, group_size=128 if bits < 8 else None))
 
 
-def _make(model: str, recipe: Recipe, target: Path, text: Path | None, allowed_s: float) -> None:
-    def tell(progress: Progress) -> None:
+def _quantize(
+    model: str, recipe: Recipe, target: Path, text: Path | None, allowed_s: float
+) -> None:
+    def check_time(progress: Progress) -> None:
         if progress.left_s > allowed_s:
+            total_s = progress.took_s + progress.left_s
             raise CannotRun(
-                f"making the weights takes about {progress.took_s + progress.left_s:.0f} s more",
+                f"quantising the weights takes about {total_s:.0f} s more",
                 limit=f"{allowed_s:.0f} s of the budget are left for it",
-                fix="a longer --budget; what is finished is kept",
+                fix="a longer --budget; finished layers are kept",
             )
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    make(model, recipe, target, calibration=text, write=RIDGELINE, tell=tell)
+    make(model, recipe, target, calibration=text, write=RIDGELINE, tell=check_time)
 
 
-def _calibration(workload: Tokenised, tokenizer: Tokenizer, place: Path) -> Path | None:
-    """A file of the workload's prompts; None for the shipped text."""
-    if workload.name in HELD_OUT:
+def _calibration_file(
+    workload: TokenizedWorkload, tokenizer: Tokenizer, cache: Path
+) -> Path | None:
+    """A file with the workload's prompts; None for the shipped text."""
+    if workload.name in HELDOUT_WORKLOADS:
         return None
     prompts = [request.prompt for request in workload.sample(NUM_PROMPTS, 1)]
     text = "\n\n".join(tokenizer.decode(p) for p in prompts if isinstance(p, tuple))
-    file = place / f"prompts-{hashlib.sha256(text.encode()).hexdigest()[:10]}.txt"
+    file = cache / f"prompts-{hashlib.sha256(text.encode()).hexdigest()[:10]}.txt"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     return file

@@ -1,12 +1,15 @@
-"""The laboratory of `ridgeline optimize --url … --restart-cmd …`: somebody else's server.
+"""The environment of an optimisation of another server (vLLM, SGLang, llama.cpp), from outside.
 
-Its processes are started and ended here, its flags come from `optimize/external/server_flags.toml`,
-and the simulator learns step times that were inferred from what the clients saw. The model is
-named too, for its tokenizer and its arithmetic; its weights are not loaded here.
+The server's processes are started and stopped here, with flags by
+`ridgeline/optimize/external/server_flags.toml`; the simulator learns step times inferred from what
+the clients saw. The model is needed for its tokenizer and its arithmetic; its weights are not
+loaded here.
 """
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from ridgeline.config.settings import Settings, settings_from
+from ridgeline.config.settings import Settings
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.hardware.machine import Machine
 from ridgeline.measure.workload import Workload
@@ -29,135 +32,113 @@ from ridgeline.optimize.external.server_deployment import (
     read_settings,
     server_info,
 )
-from ridgeline.optimize.external.server_flags import ServerFlags
-from ridgeline.optimize.external.server_process import ActiveServer, ServerCommand, ServerProcess
+from ridgeline.optimize.external.server_process import ActiveServer, ServerProcess
 from ridgeline.records import RunTrace
 from ridgeline.roofline import Peaks
-from ridgeline.workflows.optimize.engine_environment import (
-    EngineNumbers,
-    Tokenised,
-    base_facts,
-    check_prompts_of,
-    sample_of,
-    shared_share,
+from ridgeline.workflows.configuration_costs import ConfigurationCosts, base_facts
+from ridgeline.workflows.load.tokenized_workload import (
+    TokenizedWorkload,
+    check_prompts,
+    sample_requests,
+    shared_prompt_share,
 )
+from ridgeline.workflows.optimize.restartable_server import DEFAULT_PORT, ServerRecipe
 from ridgeline.workflows.optimize.simulator import SimulatedEngine
 
-# Servers compute in bf16 and batch as it comes: two tokens nearer than this change places with it.
-NEAR_TIE = 0.1
+# Servers compute in bfloat16 and batch as requests arrive: two tokens closer than this may swap.
+NEAR_TIE_NATS = 0.1
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """What --url, --restart-cmd, --server and --served-model-name said, checked."""
-
-    recipe: ServerCommand
-    dialect: ServerFlags
-    served_model_name: str | None = None
-
-    @property
-    def changes(self) -> dict[str, object]:
-        """The settings that are in force as the command line stands."""
-        return {**self.dialect.defaults, **self.dialect.given(self.recipe.command)}
-
-    def start(self, settings: Settings) -> Settings:
-        return settings_from({**msgspec.to_builtins(settings), **self.changes})
-
-
-def build(
-    settings: Settings, workload: Workload, machine: Machine, server: Server, logs: Path
+def server_environment(
+    settings: Settings, workload: Workload, machine: Machine, recipe: ServerRecipe, logs: Path
 ) -> Environment:
-    """Everything that the loop needs, for one model on one server."""
-    tokenised = Tokenised(workload, load_tokenizer(settings.model))
-    numbers = EngineNumbers(machine)
-    start = server.start(settings)
-    sample = sample_of(tokenised, numbers.resolved(start))
-    facts = base_facts(machine, numbers, start, sample)
-    fleet = _Fleet(server, start, tokenised, logs)
+    """Everything that the search needs for one model on one server.
+
+    `logs`: folder for the output of the server's processes.
+    """
+    tokenized = TokenizedWorkload(workload, load_tokenizer(settings.model))
+    costs = ConfigurationCosts(machine)
+    start = recipe.start_settings(settings)
+    sample = sample_requests(tokenized, costs.resolved(start))
+    facts = base_facts(machine, costs, start, sample)
+    starter = _ServerStarter(recipe, start, tokenized, logs)
+    simulated = SimulatedEngine(costs.bounds, costs.scheduler, tokenized.requests)
     return Environment(
-        open=fleet.open,
-        simulator=_ServerSimulator(
-            SimulatedEngine(numbers.costs, numbers.scheduler, tokenised.requests), server, start
-        ),
-        price_of=numbers.price,
-        peaks_of=lambda settings: _from_outside(numbers.peaks(settings)),
-        facts={**facts, "server": server.dialect.name},
+        open=starter.open,
+        simulator=_ServerSimulator(simulated, recipe, start),
+        price_of=costs.price,
+        peaks_of=lambda chosen: _peaks_seen_from_outside(costs.peaks(chosen)),
+        facts={**facts, "server": recipe.flags.name},
         heldout=(),
-        check_prompts=check_prompts_of(sample),
+        check_prompts=check_prompts(sample),
         longest_output=max(request.max_tokens for request in sample),
-        vocab_size=numbers.resolved(start).spec.vocab_size,
-        start=server.changes,
-        start_description="starting the server as its command line stands",
-        steps_of=partial(infer_steps, shared_share=shared_share(sample)),
-        near_tie=NEAR_TIE,
+        vocab_size=costs.resolved(start).spec.vocab_size,
+        start=recipe.settings_in_command,
+        start_description="starting the server with its command line unchanged",
+        steps_of=partial(infer_steps, shared_share=shared_prompt_share(sample)),
+        near_tie=NEAR_TIE_NATS,
         next_steps=NextSteps(
             serve="sh serve.sh",
             optimize="the same `ridgeline optimize` again, with",
-            bench=f"ridgeline bench --url {server.recipe.at(8000)} --workload {{workload}}",
+            bench=f"ridgeline bench --url {recipe.command.at(DEFAULT_PORT)} "
+            "--workload {workload}",
         ),
     )
 
 
-def _from_outside(peaks: Peaks) -> Peaks:
-    """This machine's, where the server was started; what stands under them was seen by clients."""
+def _peaks_seen_from_outside(peaks: Peaks) -> Peaks:
+    """The peaks of this machine, with a note on what the points under them are."""
     note = (
-        "steps as clients saw them, host and network included; weights as MODEL's files hold them"
+        "steps as clients saw them, host and network included; weights as MODEL's files store them"
     )
     return msgspec.structs.replace(peaks, source=f"{peaks.source}; {note}")
 
 
 class _ServerSimulator:
-    """The simulator, which knows besides what this server has no flag for."""
+    """The simulator, which refuses settings that this server has no flag for."""
 
-    def __init__(self, simulated: SimulatedEngine, server: Server, start: Settings) -> None:
-        self._simulated, self._server, self._start = simulated, server, start
+    def __init__(self, simulated: SimulatedEngine, recipe: ServerRecipe, start: Settings) -> None:
+        self._simulated, self._recipe, self._start = simulated, recipe, start
         self.learn = simulated.learn
 
     def run(self, settings: Settings, load: Load) -> RunTrace:
-        self._server.dialect.words(settings, self._start)
+        self._recipe.flags.words(settings, self._start)
         return self._simulated.run(settings, load)
 
 
-class _Fleet:
-    """Opens configurations: at most the two sides of a comparison at a time."""
+class _ServerStarter:
+    """Starts the server with the flags of a configuration: at most two at a time."""
 
-    def __init__(self, server: Server, start: Settings, workload: Tokenised, logs: Path) -> None:
-        self._server, self._start, self._workload, self._logs = server, start, workload, logs
-        self._slot = ActiveServer(server.recipe.side_by_side)
-        self._names: TokenNumbers = {}
+    def __init__(
+        self, recipe: ServerRecipe, start: Settings, workload: TokenizedWorkload, logs: Path
+    ) -> None:
+        self._recipe, self._start, self._workload, self._logs = recipe, start, workload, logs
+        self._active = ActiveServer(recipe.command.side_by_side)
+        self._token_numbers: TokenNumbers = {}
         self._numbers = count(1)
 
     @contextmanager
     def open(self, settings: Settings) -> Iterator[Deployment]:
-        words = self._server.dialect.words(settings, self._start)
+        recipe = self._recipe
+        flags = recipe.flags.words(settings, self._start)
         log = self._logs / f"server-{next(self._numbers)}.log"
-        process = ServerProcess(self._server.recipe, words, log)
+        process = ServerProcess(recipe.command, flags, log)
 
-        def up() -> RunningServer:
-            self._slot.activate(process)
+        def activate() -> RunningServer:
+            self._active.activate(process)
             return RunningServer(process.url, process.num_starts)
 
         try:
-            url = up().url
-            model = self._server.served_model_name or _first_model(url)
-            told = read_settings(url, self._server.dialect.reads)
-            check_settings_applied(settings, self._start, told)
-            info = server_info(settings, told, model)
-            yield ServerDeployment(up, model, self._workload, info, self._names)
+            url = activate().url
+            model = recipe.served_model_name or _first_model(url)
+            reported = read_settings(url, recipe.flags.reads)
+            check_settings_applied(settings, self._start, reported)
+            info = server_info(settings, reported, model)
+            yield ServerDeployment(activate, model, self._workload, info, self._token_numbers)
         finally:
-            self._slot.retire(process)
+            self._active.retire(process)
 
 
 def _first_model(url: str) -> str:
-    import json
-    import urllib.request
-
     with urllib.request.urlopen(f"{url.rstrip('/')}/v1/models", timeout=10) as reply:
         return str(json.load(reply)["data"][0]["id"])
-
-
-def serve_script(server: Server, settings: Settings, start: Settings) -> str:
-    """A shell script that starts the server with the settings that were found."""
-    import shlex
-
-    words = server.recipe.words(server.dialect.words(settings, start), 8000)
-    return f"#!/bin/sh\nexec {shlex.join(words)}\n"

@@ -1,0 +1,54 @@
+"""The texts and questions that quality is judged by, tokenised for a model."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import msgspec
+import numpy as np
+
+from ridgeline.engine.tokenization import Tokenizer
+from ridgeline.errors import BadInput
+from ridgeline.optimize import quality
+from ridgeline.optimize.quality import Task
+
+NUM_RANDOM_WINDOWS = 64  # for a model without a tokenizer
+WINDOW_KINDS = ("code", "prose", "code", "chat")
+"""The kinds of text that the held-out windows cycle through."""
+
+
+def heldout_texts() -> dict[str, str]:
+    """The held-out text by kind; twice as much code as of the others."""
+    folder = files("ridgeline") / "assets" / "heldout"
+    names = {"code": "code.txt", "prose": "docs.txt"}
+    texts = {kind: (folder / name).read_text(encoding="utf-8") for kind, name in names.items()}
+    lines = (folder / "chat.jsonl").read_text(encoding="utf-8").splitlines()
+    chats = [msgspec.json.decode(line)["messages"] for line in lines]
+    transcripts = ("\n\n".join(f"{m['role']}: {m['content']}" for m in chat) for chat in chats)
+    return {**texts, "chat": "\n\n".join(transcripts)}
+
+
+def heldout_windows(
+    tokenizer: Tokenizer, vocab_size: int, length: int, seed: int = 0
+) -> tuple[tuple[int, ...], ...]:
+    """Windows of `length` tokens, their kinds in the order of `WINDOW_KINDS`.
+
+    Random token ids if the model has no tokenizer.
+    """
+    try:
+        tokens = {kind: tokenizer.encode(text) for kind, text in heldout_texts().items()}
+    except BadInput:
+        rng = np.random.default_rng(seed)
+        windows = rng.integers(0, vocab_size, (NUM_RANDOM_WINDOWS, length))
+        return tuple(tuple(window) for window in windows.tolist())
+    half = len(tokens["code"]) // 2
+    sources = (tokens["code"][:half], tokens["prose"], tokens["code"][half:], tokens["chat"])
+    return quality.cut_windows(sources, length, seed)
+
+
+def quality_tasks(tokenizer: Tokenizer) -> tuple[Task, ...]:
+    """The multiple-choice questions; none for a model without a tokenizer."""
+    try:
+        return quality.make_tasks(tokenizer.encode)
+    except BadInput:
+        return ()

@@ -1,0 +1,206 @@
+"""Optimise an engine or a server for a workload: measure, diagnose, apply, verify, keep what helps."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ridgeline.config.settings import Settings
+from ridgeline.errors import BadInput, CannotRun
+from ridgeline.hardware.machine import Machine
+from ridgeline.hardware.probe import probe
+from ridgeline.measure.workload import Workload, parse_workload
+from ridgeline.modelspec.checkpoints.load import load_spec
+from ridgeline.optimize.comparison.objective import Objective
+from ridgeline.optimize.cost import MachinePrice
+from ridgeline.optimize.environment import Environment
+from ridgeline.optimize.job import OptimizeJob
+from ridgeline.optimize.ladder import Ladder, load_default_ladder, parse_ladder
+from ridgeline.optimize.output.config_file import final_settings, ladder_json, ridgeline_toml
+from ridgeline.optimize.output.vllm_command import VllmCommand, serve_command
+from ridgeline.optimize.report.page import headline, report
+from ridgeline.optimize.result import LadderResult
+from ridgeline.optimize.search import optimize as search
+from ridgeline.plan.calibration.calibration import Calibration, load_calibration
+from ridgeline.records import Slo
+from ridgeline.records.progress import Message, Observer, silent
+from ridgeline.report.files import write_files
+from ridgeline.report.json_line import plain
+from ridgeline.report.result import Result
+from ridgeline.workflows.optimize.restartable_server import (
+    RestartableServer,
+    ServerRecipe,
+    server_recipe,
+)
+from ridgeline.workflows.run_async import run_async
+
+DEFAULT_SLO = "ttft:500 tpot:50 error:1%"
+ENGINE_FILES = ("report.html", "ladder.json", "ridgeline.toml", "vllm.sh")
+SERVER_FILES = ("report.html", "ladder.json", "serve.sh")
+"""Files of a result, for an engine and for a server."""
+
+
+class OptimizeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to optimise for, and for how long.
+
+    `dollars_per_hour`: what the machine costs; None means a notional $1. `ladder`: a TOML file of
+    rungs to use instead of the built-in ones. `calibration`: predict with this file.
+    """
+
+    workload: str = "chat-and-code"
+    slo: str | None = None
+    objective: Objective = "goodput"
+    budget_s: float = 300.0
+    dollars_per_hour: float | None = None
+    seed: int = 0
+    ladder: Path | None = None
+    calibration: Path | None = None
+
+
+class OptimizeResult(Result, frozen=True, kw_only=True):
+    """The search and what it found.
+
+    `ladder`: baseline, trials and final configuration. `files`: what is written by `save_files`, by
+    name: the report, the ladder as JSON, and what deploys the final configuration.
+    """
+
+    ladder: LadderResult
+    files: dict[str, str]
+
+    @property
+    def headline(self) -> str:
+        """The gain in one line, with its interval."""
+        return headline(self.ladder)
+
+    @property
+    def settings(self) -> Settings:
+        """The final configuration."""
+        return final_settings(self.ladder)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that was measured and decided, as in ladder.json."""
+        return dict(plain(self.ladder))
+
+    def to_html(self) -> str:
+        """The report."""
+        return self.files["report.html"]
+
+    def save_files(self, folder: str | Path) -> tuple[Path, ...]:
+        """Write all files, or none, and return their paths."""
+        return write_files(Path(folder), self.files)
+
+
+def optimize(
+    settings: Settings,
+    options: OptimizeOptions,
+    *,
+    server: RestartableServer | None = None,
+    logs: Path | None = None,
+    observer: Observer = silent,
+) -> OptimizeResult:
+    """Search for the best configuration of the engine, or of `server`, within the budget.
+
+    `logs`: folder for the output of a server's processes (None: not kept). An interruption ends the
+    search with what it found so far. Raises UserError if an option is wrong or the budget hopeless.
+    """
+    started_s = time.perf_counter()
+    job, ladder = job_of(settings, options), ladder_of(options.ladder)
+    recipe = None if server is None else server_recipe(server)
+    calibration = _calibration(options, recipe)
+    workload = parse_workload(job.workload)
+    load_spec(settings.model)  # an unknown name must not cost the probe
+    observer(Message(text="probing this machine (a probe is kept for a day)"))
+    machine = probe()
+    with tempfile.TemporaryDirectory(prefix="ridgeline-logs-") as folder:
+        environment = _environment(
+            job, workload, machine, calibration, recipe, logs or Path(folder)
+        )
+        left_s = job.budget_s - (time.perf_counter() - started_s)
+        job = msgspec.structs.replace(job, budget_s=max(1.0, left_s))
+        result = run_async(
+            search(job, environment, ladder, clock=time.perf_counter, observer=observer)
+        )
+    if recipe is None:
+        return OptimizeResult(ladder=result, files=_engine_files(result))
+    return OptimizeResult(ladder=result, files=_server_files(result, recipe, settings))
+
+
+def job_of(settings: Settings, options: OptimizeOptions) -> OptimizeJob:
+    """The options, checked before anything is loaded. Raises BadInput."""
+    dollars = options.dollars_per_hour
+    if dollars is not None and not dollars > 0:
+        raise BadInput("--price-per-hour must be positive", value=dollars, limit="> 0 $/hour")
+    price = MachinePrice()
+    if dollars is not None:
+        price = MachinePrice(dollars_per_hour=dollars, notional=False)
+    return OptimizeJob(
+        settings=settings,
+        workload=options.workload,
+        slo=Slo.parse(DEFAULT_SLO if options.slo is None else options.slo),
+        objective=options.objective,
+        budget_s=options.budget_s,
+        price=price,
+        seed=options.seed,
+    )
+
+
+def ladder_of(path: Path | None) -> Ladder:
+    """The rungs of a file, or the built-in ones."""
+    if path is None:
+        return load_default_ladder()
+    try:
+        return parse_ladder(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput("cannot read the ladder", value=str(path), fix=str(error)) from None
+
+
+def _calibration(options: OptimizeOptions, recipe: ServerRecipe | None) -> Calibration | None:
+    if options.calibration is None:
+        return None
+    if recipe is not None:
+        raise CannotRun(
+            "a calibration has the step times of Ridgeline's own engine, not of a server",
+            value=str(options.calibration),
+            fix="remove --calibration, or --url",
+        )
+    return load_calibration(options.calibration)
+
+
+def _environment(
+    job: OptimizeJob,
+    workload: Workload,
+    machine: Machine,
+    calibration: Calibration | None,
+    recipe: ServerRecipe | None,
+    logs: Path,
+) -> Environment:
+    """Imports torch, after the probe has had the cores for itself."""
+    if recipe is not None:
+        from ridgeline.workflows.optimize.server_environment import server_environment
+
+        return server_environment(job.settings, workload, machine, recipe, logs)
+    from ridgeline.workflows.optimize.calibrated_step_times import CalibratedStepTimes
+    from ridgeline.workflows.optimize.engine_environment import engine_environment
+
+    step_times = None if calibration is None else CalibratedStepTimes(calibration)
+    return engine_environment(job.settings, workload, machine, step_times)
+
+
+def _engine_files(result: LadderResult) -> dict[str, str]:
+    config = ridgeline_toml(result)
+    vllm = serve_command(final_settings(result), result.provenance.model)
+    notes = "".join(f"# {note}\n" for note in vllm.notes)
+    page = report(result, {"ridgeline.toml": VllmCommand(config), "The same for vLLM": vllm})
+    script = f"#!/bin/sh\n{notes}{vllm.text}\n"
+    contents = (page, ladder_json(result), config, script)
+    return dict(zip(ENGINE_FILES, contents, strict=True))
+
+
+def _server_files(result: LadderResult, recipe: ServerRecipe, settings: Settings) -> dict[str, str]:
+    script = recipe.serve_script(final_settings(result), recipe.start_settings(settings))
+    page = report(result, {"serve.sh": VllmCommand(script)})
+    return dict(zip(SERVER_FILES, (page, ladder_json(result), script), strict=True))

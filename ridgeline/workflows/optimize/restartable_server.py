@@ -1,0 +1,64 @@
+"""A server of another engine that `optimize` starts with the flags it wants to try."""
+
+from __future__ import annotations
+
+import shlex
+
+import msgspec
+
+from ridgeline.config.settings import Settings, settings_from
+from ridgeline.measure.http import base_url
+from ridgeline.optimize.external.server_flags import ServerFlags, server_flags_for
+from ridgeline.optimize.external.server_process import ServerCommand
+
+DEFAULT_PORT = 8000  # of the commands that a result ends with
+
+
+class RestartableServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A server of another engine, and how to start it.
+
+    `url` and `restart_cmd` both contain `{port}`, so that two configurations can run at once, or
+    neither does; `restart_cmd` also contains `{flags}`. `server`: vllm, llama-server, sglang or
+    ridgeline; None means the one that the command names.
+    """
+
+    url: str
+    restart_cmd: str
+    server: str | None = None
+    served_model_name: str | None = None
+    start_timeout_s: float = 600.0
+
+
+class ServerRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """A restartable server, checked: its command line and the flags that it knows."""
+
+    command: ServerCommand
+    flags: ServerFlags
+    served_model_name: str | None = None
+
+    @property
+    def settings_in_command(self) -> dict[str, object]:
+        """The settings that the command line already makes, with the server's defaults."""
+        return {**self.flags.defaults, **self.flags.given(self.command.command)}
+
+    def start_settings(self, settings: Settings) -> Settings:
+        """The settings of the server as its command line starts it."""
+        return settings_from({**msgspec.to_builtins(settings), **self.settings_in_command})
+
+    def serve_script(self, settings: Settings, start: Settings) -> str:
+        """A shell script that starts the server with these settings."""
+        words = self.command.words(self.flags.words(settings, start), DEFAULT_PORT)
+        return f"#!/bin/sh\nexec {shlex.join(words)}\n"
+
+
+def server_recipe(server: RestartableServer) -> ServerRecipe:
+    """Check the server's address, command line and kind. Raises BadInput."""
+    command = ServerCommand(
+        url=server.url, command=server.restart_cmd, start_timeout_s=server.start_timeout_s
+    )
+    base_url(command.at(DEFAULT_PORT))
+    return ServerRecipe(
+        command=command,
+        flags=server_flags_for(server.restart_cmd, server.server),
+        served_model_name=server.served_model_name,
+    )
