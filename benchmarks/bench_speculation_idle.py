@@ -83,8 +83,8 @@ def steps(engine: Engine, batch: int, num_prompts: int) -> list[Timed]:
         events = loop.scheduler.commit(plan, result, at[-1])
         at.append(clock())
         if plan.runs:
-            loop.steps.note(plan, view, at[0], at[1], at[2])
-        loop._tell(events)
+            loop.steps.record(plan, view, at[0], at[1], at[2])
+        loop._deliver(events)
         at.append(clock())
         if len(plan.runs) == batch and all(len(run.tokens) == 1 for run in plan.runs):
             took = tuple(b - a for a, b in pairwise(at))

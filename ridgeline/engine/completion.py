@@ -1,4 +1,4 @@
-"""What a batch call returns: one Completion per prompt, put together from its events."""
+"""The result of a batch call: one Completion per prompt, assembled from its events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ridgeline.records import (
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice. `logprobs` has one entry per token where the sampling asked for them."""
+    """One choice. `logprobs` has one entry per token if the sampling requested them."""
 
     index: int
     text: str
@@ -29,7 +29,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers to one prompt, in the order of choices; `text` and `tokens` are the first's."""
+    """The answers to one prompt by choice; `text` and `tokens` are those of the first."""
 
     prompt: tuple[int, ...]
     answers: tuple[Answer, ...]
@@ -46,7 +46,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionBuilder:
-    """Takes a request's events; `done` once every choice has ended."""
+    """Collects the events of one request."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -54,11 +54,12 @@ class CompletionBuilder:
         self._ends: dict[int, Finished] = {}
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
+        """True once every choice has ended."""
         return len(self._ends) == self._request.sampling.n
 
-    def take(self, event: Event) -> None:
-        """Raises EngineUnavailable where the request failed."""
+    def add(self, event: Event) -> None:
+        """Take an event. Raises EngineUnavailable if the request failed."""
         if isinstance(event, Token):
             self._tokens[event.index].append(event)
         elif isinstance(event, Finished):
@@ -66,7 +67,8 @@ class CompletionBuilder:
         elif isinstance(event, Failed):
             raise EngineUnavailable(f"request {event.request_id} failed: {event.error}")
 
-    def completion(self) -> Completion:
+    def build(self) -> Completion:
+        """The completion; every choice must have ended."""
         ends = [self._ends[index] for index in range(len(self._tokens))]
         first = next((tokens[0] for tokens in self._tokens if tokens), None)
         return Completion(

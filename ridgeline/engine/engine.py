@@ -121,13 +121,13 @@ class Engine:
             events = iter(inbox)
             while waiting:
                 event = next(events)
-                builders[event.request_id].take(event)
-                if builders[event.request_id].done:
+                builders[event.request_id].add(event)
+                if builders[event.request_id].is_done:
                     waiting.discard(event.request_id)
         finally:
             for request_id in waiting:
                 self.abort(request_id)
-        return [builder.completion() for builder in builders.values()]
+        return [builder.build() for builder in builders.values()]
 
     async def stream(
         self, prompt: Prompt, sampling: Sampling, **terms: Any
@@ -242,9 +242,9 @@ class Engine:
             | self._loop.steps.totals.as_dict()
         )
 
-    def healthy(self, stall_s: float = STALL_S) -> bool:
+    def is_healthy(self, stall_s: float = STALL_S) -> bool:
         """Whether the engine makes progress: not merely that it exists."""
-        return self._loop.healthy(stall_s)
+        return self._loop.is_healthy(stall_s)
 
     # -- ending
 

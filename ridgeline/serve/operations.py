@@ -15,7 +15,7 @@ from ridgeline.serve.service import Service, to_json
 
 async def health(service: Service, _request: Request) -> Response:
     """GET /health: 200 while the engine makes progress, else 503. Draining is not ill."""
-    if service.engine.healthy():
+    if service.engine.is_healthy():
         return Response(status_code=200)
     return errors.response(ApiError(503, "the engine makes no progress"))
 

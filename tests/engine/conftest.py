@@ -1,4 +1,4 @@
-"""Small tensors on few cores: more threads than one only wait for each other."""
+"""Engine tests run on one thread: the tensors are small, more threads would only wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A closed engine gives its memory back at once: the next one counts what is free."""
+"""A closed engine frees its memory at once, because the next engine measures what is free."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ridgeline.records import Sampling
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     ],
 )
-def test_nothing_keeps_the_weights_of_a_closed_engine(more: dict[str, Any]) -> None:
+def test_closed_engine_frees_its_weights(more: dict[str, Any]) -> None:
     settings = settings_from({"model": "demo", "max_model_len": 256, "max_num_seqs": 4, **more})
 
     def used() -> list[weakref.ref[Any]]:

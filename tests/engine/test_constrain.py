@@ -1,4 +1,4 @@
-"""Structured output: every answer is in the language asked for, whatever it is batched with."""
+"""Structured output: every answer matches its grammar, whatever it is batched with."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def test_every_answer_is_in_its_language_in_one_batch(engine: Engine) -> None:
+def test_every_answer_of_a_mixed_batch_matches_its_grammar(engine: Engine) -> None:
     kinds = [JSON, DATE, CHOICE, SUM, None]
     sampling = [
         Sampling(max_tokens=100, temperature=1.0, seed=seed, structured=kind, n=2)
@@ -99,7 +99,7 @@ CALLED = [{"name": "look", "parameters": {"at": {"deep": {"er": [1, {"x": "y"}]}
 
 
 def accepts(engine: Engine, wanted: Structured, text: str) -> bool:
-    """Whether the grammar lets a model write all of this text, and end there."""
+    """Whether the grammar lets a model write exactly this text."""
     engine._masks.prepare(wanted)
     masks = engine._masks
     assert isinstance(masks, GuidanceMasks)
@@ -126,12 +126,12 @@ def test_json_may_be_laid_out_as_models_do(engine: Engine, written: str) -> None
 
 
 @pytest.mark.parametrize("blanks", ["\n\n", "   ", "\n" + " " * 65, "\n \n", "\v", "\u00a0"])
-def test_blanks_are_no_way_to_say_nothing(engine: Engine, blanks: str) -> None:
+def test_whitespace_cannot_go_on_for_ever(engine: Engine, blanks: str) -> None:
     written = json.dumps(CALLED).replace('": ', f'":{blanks}', 1)
     assert not accepts(engine, CALLS, written)
 
 
-def test_neighbours_do_not_notice(engine: Engine) -> None:
+def test_unconstrained_requests_in_the_batch_are_unaffected(engine: Engine) -> None:
     greedy = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
     alone = engine.generate([PROMPT], greedy)[0].tokens
     beside = Sampling(max_tokens=40, temperature=0.0, structured=JSON)
@@ -141,7 +141,7 @@ def test_neighbours_do_not_notice(engine: Engine) -> None:
     assert together[1].tokens == engine.generate([PROMPT], beside)[0].tokens
 
 
-def test_the_same_answer_after_preemption() -> None:
+def test_answer_is_the_same_after_preemption() -> None:
     asked = [
         Sampling(max_tokens=60, temperature=1.2, seed=seed, structured=JSON) for seed in range(4)
     ]
@@ -170,15 +170,17 @@ def test_the_same_answer_after_preemption() -> None:
         Structured("json", '{"$ref": "#"}'),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_alone(engine: Engine, bad: Structured) -> None:
+def test_grammar_that_cannot_be_compiled_rejects_only_its_request(
+    engine: Engine, bad: Structured
+) -> None:
     with pytest.raises(BadInput) as caught:
         engine.generate([PROMPT], Sampling(structured=bad))
     assert len(str(caught.value)) < 800
-    assert engine.healthy()
+    assert engine.is_healthy()
 
 
-def test_one_of_is_exact_or_refused(engine: Engine) -> None:
-    """Branches that share a value cannot be told apart while the answer is written."""
+def test_one_of_is_exact_or_rejected(engine: Engine) -> None:
+    """Branches that share a value cannot be distinguished while the answer is written."""
     shared = [{"type": "integer"}, {"type": "number"}]
     with pytest.raises(BadInput, match="write anyOf"):
         engine._masks.prepare(Structured("json", json.dumps({"oneOf": shared})))
@@ -186,7 +188,7 @@ def test_one_of_is_exact_or_refused(engine: Engine) -> None:
     assert accepts(engine, apart, "12") and accepts(engine, apart, "true")
 
 
-def test_a_schema_reaches_nothing_outside(engine: Engine) -> None:
+def test_schema_cannot_reference_anything_outside(engine: Engine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.2)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/schema.json"
@@ -197,7 +199,7 @@ def test_a_schema_reaches_nothing_outside(engine: Engine) -> None:
             listener.accept()
 
 
-def test_lists_of_allowed_tokens(engine: Engine) -> None:
+def test_allowed_token_ids_restrict_the_output(engine: Engine) -> None:
     allowed = Sampling(max_tokens=12, temperature=1.0, seed=3, allowed_token_ids=(5, 7, 11))
     tokens = engine.generate([PROMPT], allowed)[0].tokens
     assert set(tokens) <= {5, 7, 11} and len(set(tokens)) > 1
@@ -205,7 +207,7 @@ def test_lists_of_allowed_tokens(engine: Engine) -> None:
         engine.generate([PROMPT], Sampling(allowed_token_ids=(10**6,)))
 
 
-def test_without_a_tokenizer_grammars_cannot_run_and_say_so() -> None:
+def test_grammars_need_a_tokenizer() -> None:
     masks = make_masks(None, 8, [0])
     with pytest.raises(CannotRun, match="no tokenizer"):
         masks.prepare(DATE)
@@ -219,7 +221,7 @@ def test_without_a_tokenizer_grammars_cannot_run_and_say_so() -> None:
     assert masks.apply(logits_SV, spots[1:]) is logits_SV
 
 
-def test_what_contradicts_a_grammar_is_refused() -> None:
+def test_options_that_contradict_a_grammar_are_rejected() -> None:
     with pytest.raises(BadInput, match="grammar"):
         Sampling(structured=DATE, ignore_eos=True)
 
@@ -231,10 +233,10 @@ def test_what_contradicts_a_grammar_is_refused() -> None:
         {"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 3},
     ],
 )
-def test_drafts_that_a_grammar_forbids_change_nothing(
+def test_drafts_forbidden_by_the_grammar_change_nothing(
     engine: Engine, drafter: dict[str, object]
 ) -> None:
-    """The prompt is full of what no grammar allows, so that looked-up drafts break it midway."""
+    """The prompt is full of what no grammar allows, so that looked-up drafts violate it midway."""
     prompt = (
         'd = {"name": "x", "size": 2024-13-99+7+8, "kind": "maybe yes no"} # 2024-13-99+7+8\n' * 3
     )
@@ -259,11 +261,14 @@ def test_drafts_that_a_grammar_forbids_change_nothing(
     ("kind", "text"), [(DATE, "2024-12-31"), (Structured("regex", "a+"), "aa")]
 )
 @pytest.mark.parametrize("behind", [[0], [0, 4], [4, 4, 0], [0, 4, 203], [203, 0, 4]])
-def test_a_draft_may_go_on_behind_the_end(
+def test_draft_may_continue_past_the_end(
     engine: Engine, kind: Structured, text: str, behind: list[int]
 ) -> None:
-    """Whether the grammar could go on (`a+`) or not. The model has two tokens that end an answer,
-    0 and 4; every row up to the first draft that cannot be is masked as it is alone."""
+    """Whether the grammar could continue (`a+`) or not.
+
+    The model has two end-of-sequence tokens, 0 and 4. Every row up to the first impossible draft is
+    masked as it would be on its own.
+    """
     masks, sampling = engine._masks, Sampling(structured=kind)
     masks.prepare(kind)
     draft = [*engine.tokenizer.encode(text, add_special_tokens=False), *behind]
@@ -280,7 +285,7 @@ def test_a_draft_may_go_on_behind_the_end(
         assert torch.equal(alone[0], kept_SV[row])
 
 
-def test_a_matcher_that_failed_is_not_asked_again(engine: Engine) -> None:
+def test_failed_matcher_is_not_used_again(engine: Engine) -> None:
     masks, kept = engine._masks, Structured("regex", "ab")
     masks.prepare(kept)
     spot = SamplePoint(Sampling(structured=kept), 5, 1, 1, (9, 203), ())
@@ -290,8 +295,8 @@ def test_a_matcher_that_failed_is_not_asked_again(engine: Engine) -> None:
     assert masks.apply(torch.zeros(1, 4096), [good]).isfinite().any()
 
 
-def test_drafts_over_the_end_of_an_answer_change_nothing(engine: Engine) -> None:
-    """What was answered before is drafted with its end, and with what was answered after it."""
+def test_drafts_past_the_end_of_an_answer_change_nothing(engine: Engine) -> None:
+    """An earlier answer is drafted together with its end and with the answer after it."""
     sampling = [
         Sampling(max_tokens=60, temperature=1.0, seed=seed, structured=kind)
         for kind in (CHOICE, DATE, JSON)
@@ -310,8 +315,8 @@ def test_drafts_over_the_end_of_an_answer_change_nothing(engine: Engine) -> None
         assert drafting.counters()["spec_decode_num_accepted_tokens"] > 20
 
 
-def test_prompts_of_one_length_and_end_have_matchers_of_their_own(engine: Engine) -> None:
-    """A fixed seed, a template's last words, lengths alike: they would start each other afresh."""
+def test_similar_prompts_have_separate_matchers(engine: Engine) -> None:
+    """Same seed, same last tokens, same length: a shared matcher would be reset by the other."""
     masks = engine._masks
     assert isinstance(masks, GuidanceMasks)
     masks.prepare(DATE)
@@ -324,7 +329,7 @@ def test_prompts_of_one_length_and_end_have_matchers_of_their_own(engine: Engine
 
 
 @pytest.mark.parametrize("num", [1000, 2048])
-def test_as_many_choices_as_are_allowed_can_be_answered(engine: Engine, num: int) -> None:
+def test_largest_allowed_number_of_choices_can_be_answered(engine: Engine, num: int) -> None:
     options = [f"option {i * 7919 % 10007} of all" for i in range(num)]
     kind = Structured("choice", json.dumps(options))
     answers = engine.generate(
@@ -337,7 +342,7 @@ def test_as_many_choices_as_are_allowed_can_be_answered(engine: Engine, num: int
     "options",
     [["a", "ab"], ["", "a"], ['"\\', "\n\t"], ["a.*", "a/b"], ["\x7f", "\x01", "é\u2028"]],
 )
-def test_choices_are_told_as_they_were_written(engine: Engine, options: list[str]) -> None:
+def test_choices_are_returned_as_written(engine: Engine, options: list[str]) -> None:
     kind = Structured("choice", json.dumps(options))
     answers = engine.generate(
         [PROMPT], Sampling(max_tokens=40, temperature=3.0, seed=1, n=8, structured=kind)
@@ -346,14 +351,14 @@ def test_choices_are_told_as_they_were_written(engine: Engine, options: list[str
 
 
 @pytest.mark.parametrize("text", ["((x){1,100}){100,100}", "((((a){5,10}){1,2}){1,5000}){25,50}"])
-def test_a_regex_that_can_begin_only_once_is_refused(engine: Engine, text: str) -> None:
-    """The lexer that all copies of a matcher share is at its limit behind the first step."""
+def test_regex_that_can_start_only_once_is_rejected(engine: Engine, text: str) -> None:
+    """The lexer, shared by all copies of a matcher, reaches its limit after the first step."""
     with pytest.raises(BadInput, match="too many"):
         engine.generate([PROMPT], Sampling(max_tokens=4, structured=Structured("regex", text)))
 
 
 def walked(engine: Engine, kind: Structured, seed: int) -> int:
-    """Tokens of the longest way through a grammar, until it comes to its limits."""
+    """The longest token sequence through a grammar, until it reaches its limits."""
     masks, output = engine._masks, list[int]()
     masks.prepare(kind)
     while len(output) < 200:
@@ -367,15 +372,15 @@ def walked(engine: Engine, kind: Structured, seed: int) -> int:
     return len(output)
 
 
-def test_how_far_a_grammar_goes_is_nobody_elses_affair(engine: Engine) -> None:
-    """Who asked for the same one before has used up limits of a lexer that all of them share."""
+def test_limits_of_a_grammar_do_not_depend_on_earlier_requests(engine: Engine) -> None:
+    """An earlier request with the same grammar has used up limits of the shared lexer."""
     kind = Structured("regex", "((a{1,100}){1,100}){1,100}")
     found = [walked(engine, kind, seed) for seed in range(3)]
     assert 5 < found[0] < 200 and len(set(found)) == 1, found
 
 
 @pytest.mark.parametrize("drafter", [None, {"method": "suffix", "num_speculative_tokens": 4}])
-def test_log_probabilities_are_of_logits_before_any_mask(drafter: dict[str, object] | None) -> None:
+def test_logprobs_are_those_of_unmasked_logits(drafter: dict[str, object] | None) -> None:
     few = tuple(range(200, 260))
     with Engine.open(
         "demo",

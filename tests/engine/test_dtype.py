@@ -24,14 +24,14 @@ MODERN = frozenset({"float32", "bfloat16"})
         ("float16", "float32", PLAIN, torch.float16, "emulated and slower"),
     ],
 )
-def test_resolution(
+def test_dtype_resolution(
     asked: str, stored: str, native: frozenset[str], dtype: torch.dtype, says: str
 ) -> None:
     got, why = resolve_dtype(asked, stored, "cpu", native=native)
     assert got == dtype and says in why
 
 
-def test_unknown_dtype_is_refused() -> None:
+def test_unknown_dtype_is_rejected() -> None:
     with pytest.raises(CannotRun, match=r"float8.*float32, bfloat16, float16"):
         resolve_dtype("float8", "float32", "cpu")
 
@@ -42,7 +42,7 @@ def test_float32_is_always_native() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["gemma3", "mixtral", "gemma2"])
-def test_a_half_precision_model_stays_near_float32(
+def test_half_precision_model_stays_close_to_float32(
     family: str, dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     from ridgeline.engine.attention import build_attention

@@ -1,4 +1,4 @@
-"""The engine's face: batches, streams, stop strings, choices, counting, ending."""
+"""The public Engine: batches, streams, stop strings, choices, counters, closing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tokens_of(events: list[Event], index: int = 0) -> list[int]:
     return [e.token for e in events if isinstance(e, Token) and e.index == index]
 
 
-def test_a_batch_comes_back_in_order(engine: Engine) -> None:
+def test_batch_results_are_in_prompt_order(engine: Engine) -> None:
     prompts = [PROMPT, "import os\n", engine.tokenizer.encode("class A:")]
     found = engine.generate(prompts, GREEDY)
     assert [engine.tokenizer.decode(c.prompt) for c in found] == [PROMPT, "import os\n", "class A:"]
@@ -49,7 +49,7 @@ def test_a_batch_comes_back_in_order(engine: Engine) -> None:
         assert completion.answers[0].finish_reason == "length"
 
 
-def test_each_prompt_may_have_its_own_sampling(engine: Engine) -> None:
+def test_each_prompt_can_have_its_own_sampling(engine: Engine) -> None:
     short = Sampling(temperature=0.0, max_tokens=3, ignore_eos=True)
     a, b = engine.generate([PROMPT, PROMPT], [GREEDY, short])
     assert a.tokens[:3] == b.tokens and len(a.tokens) == 12
@@ -57,7 +57,7 @@ def test_each_prompt_may_have_its_own_sampling(engine: Engine) -> None:
         engine.generate([PROMPT, PROMPT], [GREEDY])
 
 
-async def test_a_stream_tells_the_same_in_order(engine: Engine) -> None:
+async def test_stream_yields_the_same_tokens_in_order(engine: Engine) -> None:
     events = await events_of(engine.stream(PROMPT, GREEDY, request_id="mine"))
     [expected] = engine.generate([PROMPT], GREEDY)
     assert isinstance(events[0], Started) and isinstance(events[-1], Finished)
@@ -68,7 +68,7 @@ async def test_a_stream_tells_the_same_in_order(engine: Engine) -> None:
     assert events[-1].usage.prompt_tokens == len(expected.prompt)
 
 
-async def test_many_streams_at_once(engine: Engine) -> None:
+async def test_concurrent_streams_equal_single_ones(engine: Engine) -> None:
     prompts = [f"def function_{i}(" for i in range(9)]
     streams = [events_of(engine.stream(prompt, GREEDY)) for prompt in prompts]
     found = [text_of(events) for events in await asyncio.gather(*streams)]
@@ -76,7 +76,7 @@ async def test_many_streams_at_once(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_string_ends_the_choice_in_its_step(engine: Engine, include: bool) -> None:
+def test_stop_string_ends_the_choice_in_the_same_step(engine: Engine, include: bool) -> None:
     [free] = engine.generate([PROMPT], GREEDY)
     stop = free.text[4:7]
     before, _, _ = free.text.partition(stop)
@@ -92,8 +92,8 @@ def test_a_stop_string_ends_the_choice_in_its_step(engine: Engine, include: bool
     assert stop in engine.tokenizer.decode(found.tokens) and stop not in shorter
 
 
-def test_a_stop_string_in_the_last_token_allowed(engine: Engine) -> None:
-    """The scheduler ends the choice for its length in the same step: the string goes first."""
+def test_stop_string_in_the_last_token_wins_over_length(engine: Engine) -> None:
+    """The scheduler ends the choice for its length in the same step; the stop string takes precedence."""
     [free] = engine.generate([PROMPT], GREEDY)
     last = engine.tokenizer.decode(free.tokens[-1:])
     if last in engine.tokenizer.decode(free.tokens[:-1]):
@@ -103,7 +103,7 @@ def test_a_stop_string_in_the_last_token_allowed(engine: Engine) -> None:
     assert (answer.finish_reason, answer.stop_reason) == ("stop", last)
 
 
-def test_a_stop_token_has_no_text(engine: Engine) -> None:
+def test_stop_token_has_no_text(engine: Engine) -> None:
     [free] = engine.generate([PROMPT], GREEDY)
     place = next(i for i, t in enumerate(free.tokens) if i > 1 and t not in free.tokens[:i])
     sampling = Sampling(temperature=0.0, max_tokens=12, stop_token_ids=(free.tokens[place],))
@@ -131,14 +131,14 @@ def test_choices_and_logprobs(engine: Engine) -> None:
     assert [p.token for p in found.prompt_logprobs[1:] if p] == list(found.prompt[1:])
 
 
-def test_the_second_time_the_prefix_is_cached(engine: Engine) -> None:
+def test_prefix_is_cached_for_the_second_request(engine: Engine) -> None:
     prompt = "x = 1\n" * 20
     first, second = (engine.generate([prompt], GREEDY)[0] for _ in range(2))
     assert second.usage.cached_tokens >= 32 > first.usage.cached_tokens
     assert first.tokens == second.tokens
 
 
-async def test_tenants_share_no_prefix(engine: Engine) -> None:
+async def test_tenants_do_not_share_prefixes(engine: Engine) -> None:
     prompt = "y = 2\n" * 20
     cached = []
     for tenant in ("a", "a", "b"):
@@ -147,7 +147,7 @@ async def test_tenants_share_no_prefix(engine: Engine) -> None:
     assert cached[1] > 0 and cached[0] == cached[2] == 0
 
 
-async def test_closing_a_stream_gives_everything_back(engine: Engine) -> None:
+async def test_closing_a_stream_aborts_its_request(engine: Engine) -> None:
     endless = Sampling(temperature=0.0, max_tokens=1500, ignore_eos=True)
     async with aclosing(engine.stream(PROMPT, endless, request_id="left")) as stream:
         async for event in stream:
@@ -163,7 +163,7 @@ async def _until(done: object, timeout_s: float = 10.0) -> None:
         if done():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
+    raise AssertionError("the condition was not met in time")
 
 
 async def test_abort_ends_the_stream(engine: Engine) -> None:
@@ -178,23 +178,23 @@ async def test_abort_ends_the_stream(engine: Engine) -> None:
     engine.abort("unknown")
 
 
-async def test_a_deadline_that_has_passed_fails_the_request(engine: Engine) -> None:
+async def test_passed_deadline_fails_the_request(engine: Engine) -> None:
     events = await events_of(engine.stream(PROMPT, GREEDY, timeout_s=0.0))
     assert isinstance(events[-1], Failed) and "deadline" in events[-1].error
 
 
 async def test_the_asyncio_loop_stays_responsive(engine: Engine) -> None:
-    """While the engine computes a long prompt and many answers, the loop's heart goes on."""
+    """The event loop keeps ticking while the engine computes a long prompt and many answers."""
     gaps, running = [], True
 
-    async def heart() -> None:
+    async def ticker() -> None:
         loop = asyncio.get_running_loop()
         while running:
             began = loop.time()
             await asyncio.sleep(0.005)
             gaps.append(loop.time() - began)
 
-    beating = asyncio.create_task(heart())
+    beating = asyncio.create_task(ticker())
     prompt = engine.tokenizer.encode("z = 3\n" * 300)[:1200]
     await asyncio.gather(*(events_of(engine.stream(prompt, GREEDY)) for _ in range(8)))
     running = False
@@ -216,22 +216,22 @@ def test_counters_and_steps_agree(engine: Engine) -> None:
     assert engine.drain_steps() == []
 
 
-def test_logprobs_are_a_distribution_for_every_position(engine: Engine) -> None:
+def test_logprobs_are_a_distribution_at_every_position(engine: Engine) -> None:
     tokens = engine.tokenizer.encode("for i in range(10):")
     found = engine.logprobs_of(tokens)
     assert found.shape == (len(tokens), 4096) and found.dtype == np.float32
     assert np.allclose(np.exp(found).sum(1), 1, atol=1e-4)
 
 
-def test_info_tells_every_setting_and_why(engine: Engine) -> None:
+def test_info_has_every_setting_and_its_derivation(engine: Engine) -> None:
     info = engine.info
     assert info.settings["num_threads"] == 1 and info.derivations["num_threads"] == "as requested"
     assert set(info.settings) <= set(info.derivations)
     assert info.num_blocks * info.block_size * info.kv_bytes_per_token <= 32 << 20
-    assert 0 < engine.load_s < 60 and engine.healthy()
+    assert 0 < engine.load_s < 60 and engine.is_healthy()
 
 
-def test_closing_ends_what_is_running() -> None:
+def test_close_aborts_running_requests() -> None:
     engine = Engine.open("demo", kv_cache_memory_bytes=32 << 20, num_threads=1)
     endless = Sampling(temperature=0.0, max_tokens=1500, ignore_eos=True)
 
@@ -245,19 +245,19 @@ def test_closing_ends_what_is_running() -> None:
 
     assert asyncio.run(interrupted())[-1].reason == "abort"
     engine.close()
-    assert not engine.healthy()
+    assert not engine.is_healthy()
     with pytest.raises(EngineUnavailable, match="closed"):
         engine.generate([PROMPT], GREEDY)
     with pytest.raises(EngineUnavailable):
         engine.logprobs_of([1])
 
 
-def test_one_line() -> None:
+def test_generate_function() -> None:
     text = ridgeline.generate("demo", PROMPT, max_tokens=5, kv_cache_memory_bytes=32 << 20)
     assert isinstance(text, str) and text
 
 
-def test_a_model_without_tokenizer_speaks_token_ids(tmp_path: Path) -> None:
+def test_model_without_tokenizer_takes_and_yields_token_ids(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(model_path("demo") / name)
     with Engine.open(str(tmp_path), kv_cache_memory_bytes=32 << 20) as engine:

@@ -1,4 +1,4 @@
-"""Bad input: an error that names the value, the limit and the fix, before anything runs."""
+"""Bad input raises an error with value, limit and fix before anything runs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize("prompt", ["", []])
-def test_an_empty_prompt(engine: Engine, prompt: object) -> None:
+def test_empty_prompt_is_rejected(engine: Engine, prompt: object) -> None:
     with pytest.raises(BadInput, match=r"the prompt is empty.*fix"):
         engine.generate([prompt], GREEDY)
 
 
-def test_a_prompt_longer_than_the_context(engine: Engine) -> None:
+def test_prompt_longer_than_the_context_is_rejected(engine: Engine) -> None:
     with pytest.raises(BadInput, match=r"got '128 tokens'; limit: 127 tokens; fix"):
         engine.generate([[5] * 128], GREEDY)
     assert len(engine.generate([[5] * 127], GREEDY)[0].tokens) == 1
@@ -45,12 +45,12 @@ def test_a_prompt_longer_than_the_context(engine: Engine) -> None:
         {"min_tokens": 9, "max_tokens": 3},
     ],
 )
-def test_sampling_out_of_range(fields: dict) -> None:
+def test_sampling_out_of_range_is_rejected(fields: dict) -> None:
     with pytest.raises(BadInput):
         Sampling(**fields)
 
 
-def test_tokens_of_which_none_may_come_out(engine: Engine) -> None:
+def test_sampling_without_an_allowed_token_is_rejected(engine: Engine) -> None:
     end = engine.resolved.spec.eos_token_ids[0]
     wanted = {"temperature": 0.0, "max_tokens": 4, "min_tokens": 2}
     for refused in (
@@ -67,20 +67,20 @@ def test_tokens_of_which_none_may_come_out(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 4096, 1.5, "a", None, True])
-def test_what_is_no_token_id(engine: Engine, token: object) -> None:
-    with pytest.raises(BadInput, match=r"place 1.*0\.\.4095"):
+def test_invalid_token_ids_are_rejected(engine: Engine, token: object) -> None:
+    with pytest.raises(BadInput, match=r"index 1.*0\.\.4095"):
         engine.generate([[5, token]], GREEDY)
 
 
 @pytest.mark.parametrize(
     "sampling", [Sampling(logit_bias={4096: 1.0}), Sampling(stop_token_ids=(-3,))]
 )
-def test_token_ids_in_sampling(engine: Engine, sampling: Sampling) -> None:
+def test_token_ids_in_sampling_are_checked(engine: Engine, sampling: Sampling) -> None:
     with pytest.raises(BadInput, match=r"0\.\.4095"):
         engine.generate([[5]], sampling)
 
 
-def test_one_bad_prompt_stops_the_batch_before_it_runs(engine: Engine) -> None:
+def test_one_bad_prompt_rejects_the_batch_before_it_runs(engine: Engine) -> None:
     before = engine.counters()["num_steps"]
     with pytest.raises(BadInput):
         engine.generate(["fine", ""], GREEDY)
@@ -93,18 +93,18 @@ async def test_streams_raise_before_the_first_event(engine: Engine) -> None:
             await anext(engine.stream(prompt, GREEDY))
 
 
-async def test_an_id_in_use(engine: Engine) -> None:
+async def test_id_in_use_is_rejected(engine: Engine) -> None:
     first = engine.stream("a", Sampling(max_tokens=100, ignore_eos=True), request_id="same")
     await anext(first)
     with pytest.raises(BadInput, match="being served"):
         await anext(engine.stream("b", GREEDY, request_id="same"))
-    assert len([event async for event in first]) > 10  # the first one does not suffer
+    assert len([event async for event in first]) > 10  # the first request is not affected
     await asyncio.sleep(0)
     assert [event async for event in engine.stream("b", GREEDY, request_id="same")]
 
 
-async def test_ids_that_the_engine_makes_are_nobody_elses(engine: Engine) -> None:
-    """However plain the ids are that callers choose, before or after it made its own."""
+async def test_generated_ids_never_collide_with_given_ones(engine: Engine) -> None:
+    """Whatever ids callers choose, before or after the engine generated its own."""
     endless = Sampling(max_tokens=100, ignore_eos=True)
     made = engine.stream("a", endless)
     chosen = [engine.stream("a", endless, request_id=f"ask-{i}") for i in range(40)]
@@ -115,7 +115,7 @@ async def test_ids_that_the_engine_makes_are_nobody_elses(engine: Engine) -> Non
         await stream.aclose()
 
 
-def test_an_unreasonable_priority(engine: Engine) -> None:
+def test_priority_out_of_range_is_rejected(engine: Engine) -> None:
     with pytest.raises(BadInput, match="priority"):
         asyncio.run(anext(engine.stream("a", GREEDY, priority=10**9)))
 
@@ -134,13 +134,13 @@ def test_an_unreasonable_priority(engine: Engine) -> None:
         ({"prefix_cache_ttl_s": -1.0}, BadInput, "prefix-cache-ttl-s is no length of time"),
     ],
 )
-def test_bad_settings(settings: dict, error: type[UserError], words: str) -> None:
+def test_bad_settings_are_rejected(settings: dict, error: type[UserError], words: str) -> None:
     with pytest.raises(error, match=words):
         Engine.open(**settings)
 
 
-def test_a_kv_budget_too_small_for_one_sequence() -> None:
-    """The budget table, and one change that really mends it."""
+def test_kv_budget_too_small_for_one_sequence_names_a_working_fix() -> None:
+    """The error shows the budget table and one change that fixes it."""
     with pytest.raises(DoesNotFit) as caught:
         Engine.open("demo", kv_cache_memory_bytes=1 << 20)
     text = str(caught.value)
@@ -152,7 +152,7 @@ def test_a_kv_budget_too_small_for_one_sequence() -> None:
         assert engine.generate([[5] * 2047], GREEDY)[0].usage.completion_tokens == 1
 
 
-def test_cuda_where_there_is_none() -> None:
+def test_cuda_without_a_gpu_is_rejected() -> None:
     import torch
 
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""When the runner or the scheduler fails: who is told, and who goes on."""
+"""Failures of the runner or the scheduler: which requests fail, and which continue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESOLVED = resolve(Settings(kv_cache_memory_bytes=32 << 20, num_threads=1))
 
 
 class Faulty:
-    """The real runner, with a fault before each step."""
+    """The real runner, with a fault injected before each step."""
 
     def __init__(self, inner: object, fault: Callable[[StepPlan], None]) -> None:
         self._inner, self._fault = inner, fault
@@ -50,8 +50,8 @@ async def collect(engine: Engine, prompt: list[int]) -> list[Event]:
     return [event async for event in engine.stream(prompt, GREEDY)]
 
 
-async def test_only_the_request_that_fails_fails() -> None:
-    """Three in one step, one of them poisoned; the others answer as without it."""
+async def test_only_the_faulty_request_fails() -> None:
+    """Three requests in one step, one of them poisoned; the others answer as without it."""
     with engine_with(poisoned) as engine:
         alone = [(await collect(engine, prompt))[1:] for prompt in ([5, 6, 7], [8, 9])]
         prompts = [[5, 6, 7], [5, POISON, 9], [8, 9]]
@@ -60,12 +60,12 @@ async def test_only_the_request_that_fails_fails() -> None:
         for found, expected in zip((good, other), alone, strict=True):
             assert [e.token for e in found[1:-1]] == [e.token for e in expected[:-1]]
             assert isinstance(found[-1], Finished)
-        assert engine.healthy()
+        assert engine.is_healthy()
         assert engine.counters()["request_failed"] == 1
         assert engine.counters()["kv_cache_usage_perc"] == 0
 
 
-def test_a_batch_call_raises_and_the_rest_is_aborted() -> None:
+def test_failing_batch_call_raises_and_aborts_the_rest() -> None:
     with engine_with(poisoned) as engine:
         with pytest.raises(EngineUnavailable, match="caught fire"):
             engine.generate([[5, 6], [POISON]], GREEDY)
@@ -77,15 +77,15 @@ def always(plan: StepPlan) -> None:
         raise MemoryError("no memory left")
 
 
-async def test_an_engine_that_fails_every_step_is_not_healthy() -> None:
+async def test_engine_that_fails_every_step_is_unhealthy() -> None:
     with engine_with(always) as engine:
-        assert engine.healthy()
+        assert engine.is_healthy()
         for _ in range(3):
             assert isinstance((await collect(engine, [5, 6]))[-1], Failed)
-        assert not engine.healthy()
+        assert not engine.is_healthy()
 
 
-async def test_when_the_scheduler_fails_everybody_is_told() -> None:
+async def test_scheduler_failure_fails_every_request() -> None:
     with engine_with(lambda plan: None) as engine:
 
         def broken(now_s: float) -> StepPlan:
@@ -99,10 +99,10 @@ async def test_when_the_scheduler_fails_everybody_is_told() -> None:
         with pytest.raises(EngineUnavailable, match="invariant violated"):
             for _ in range(100):
                 await collect(engine, [5])
-        assert not engine.healthy()
+        assert not engine.is_healthy()
 
 
-async def test_health_is_progress_not_existence() -> None:
+async def test_engine_without_progress_is_unhealthy() -> None:
     gate = threading.Event()
 
     def hang(plan: StepPlan) -> None:
@@ -111,17 +111,17 @@ async def test_health_is_progress_not_existence() -> None:
 
     with engine_with(hang) as engine:
         await asyncio.sleep(0.05)
-        assert engine.healthy(stall_s=0.02), "idle is healthy, however long"
+        assert engine.is_healthy(stall_s=0.02), "an idle engine stays healthy"
         asked = asyncio.create_task(collect(engine, [5, 6]))
         await asyncio.sleep(0.1)
-        assert not engine.healthy(stall_s=0.02) and engine.healthy(stall_s=20)
+        assert not engine.is_healthy(stall_s=0.02) and engine.is_healthy(stall_s=20)
         gate.set()
         assert isinstance((await asked)[-1], Finished)
-        assert engine.healthy(stall_s=20)
+        assert engine.is_healthy(stall_s=20)
 
 
-def test_requests_that_come_while_closing_are_answered_or_refused() -> None:
-    """Nobody may wait for ever: every request ends, whichever moment it came in."""
+def test_requests_during_close_are_answered_or_rejected() -> None:
+    """Every request ends, whenever it was submitted."""
     for pause_s in (0.0, 0.001, 0.005):
         engine = engine_with(lambda plan: None)
         ended: list[object] = []
@@ -144,8 +144,8 @@ def test_requests_that_come_while_closing_are_answered_or_refused() -> None:
         assert sum(isinstance(end, EngineUnavailable) for end in ended) == 4
 
 
-class Clumsy:
-    """Drafts whose logits leave no choice, as a damaged drafter's do."""
+class FailingProposer:
+    """A proposer that finds no token to choose, as a damaged drafter would."""
 
     def __init__(self) -> None:
         self.asked, self.forgotten = 0, set[int]()
@@ -170,12 +170,12 @@ class Clumsy:
         return {}
 
 
-def test_a_drafter_that_cannot_choose_ends_nobody() -> None:
-    parts, drafts = assemble(RESOLVED), Clumsy()
+def test_failing_drafter_ends_no_request() -> None:
+    parts, drafts = assemble(RESOLVED), FailingProposer()
     parts.scheduler.draft_scheduler._proposer = drafts
     with Engine(RESOLVED, parts) as engine:
         found = engine.generate([[5, 6, 7]], GREEDY)[0]
-        assert found.usage.completion_tokens == 6 and engine.healthy()
+        assert found.usage.completion_tokens == 6 and engine.is_healthy()
     assert drafts.asked >= 4 and drafts.forgotten
     with Engine(RESOLVED, assemble(RESOLVED)) as plain:
         assert plain.generate([[5, 6, 7]], GREEDY)[0].answers == found.answers
@@ -185,7 +185,7 @@ def test_a_drafter_that_cannot_choose_ends_nobody() -> None:
     ("error", "healthy"),
     [(ArithmeticError, True), (RuntimeError, False), (ZeroDivisionError, False)],
 )
-def test_health_is_not_lost_by_what_requests_bring_upon_themselves(
+def test_request_errors_do_not_make_the_engine_unhealthy(
     error: type[Exception], healthy: bool
 ) -> None:
     def fault(plan: StepPlan) -> None:
@@ -195,4 +195,4 @@ def test_health_is_not_lost_by_what_requests_bring_upon_themselves(
         for _ in range(4):
             with pytest.raises(EngineUnavailable, match="no token"):
                 engine.generate([[5, 6, 7]], GREEDY)
-        assert engine.healthy() is healthy
+        assert engine.is_healthy() is healthy

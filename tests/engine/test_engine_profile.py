@@ -1,4 +1,4 @@
-"""Operators timed inside a running engine: nothing counted twice, nothing left out or changed."""
+"""Operator times of a running engine: nothing is counted twice, left out or changed."""
 
 from __future__ import annotations
 
@@ -37,17 +37,19 @@ def engine(request: pytest.FixtureRequest) -> Iterator[tuple[ResolvedSettings, E
     yield opened(layer_backend=request.param, quantization=quantization, num_threads=1)
 
 
-def test_a_call_within_a_call_is_counted_once() -> None:
+def test_nested_calls_are_counted_once() -> None:
     at = iter([0.0, 1.0, 3.0, 6.0, 10.0, 11.0])
     watch = Stopwatch(lambda: next(at))
     inner = watch.timed("inner", lambda: "x")
-    assert watch.timed("outer", inner)() == "x"  # 0 to 6, 1 to 3 of it inside
+    assert watch.timed("outer", inner)() == "x"  # 0 to 6, of which 1 to 3 in the inner call
     inner()
     assert watch.read() == {"inner": OperatorTime(2, 3.0), "outer": OperatorTime(1, 4.0)}
     assert watch.read() == {}
 
 
-def test_operators_and_host_are_the_step(engine: tuple[ResolvedSettings, EngineParts]) -> None:
+def test_operators_and_host_add_up_to_the_step(
+    engine: tuple[ResolvedSettings, EngineParts],
+) -> None:
     resolved, parts = engine
     for phase in profile(parts, resolved, OPTIONS):
         assert len(phase.passes) == len(phase.plain_s) == OPTIONS.passes
@@ -55,10 +57,10 @@ def test_operators_and_host_are_the_step(engine: tuple[ResolvedSettings, EngineP
             spent = sum(each.time_s for each in step.operators.values())
             assert spent + step.host_s == pytest.approx(step.time_s)
             assert all(each.time_s >= 0 for each in step.operators.values())
-            assert 0 < step.host_s < step.time_s  # kernels' clock and ours agree
+            assert 0 < step.host_s < step.time_s  # the kernels' clock agrees with ours
 
 
-def test_all_work_of_the_spec_has_its_operator(
+def test_all_work_of_the_spec_has_an_operator(
     engine: tuple[ResolvedSettings, EngineParts],
 ) -> None:
     resolved, parts = engine
@@ -67,18 +69,18 @@ def test_all_work_of_the_spec_has_its_operator(
         step = phase.passes[0][0]
         work = operator_work(resolved.spec, step.shapes, step.num_sampled)
         named = {part for name in step.operators for part in name.split("+")}
-        extra = {"quantise", "residual"}  # not done where rows stay as they are
+        extra = {"quantise", "residual"}  # not needed if rows stay as they are
         assert set(work) - extra <= named <= set(work) | extra
         for name in ("qkv", "o", "gate_up", "down"):
             assert step.operators[name].calls == layers
         assert step.operators["lm_head"].calls == 1
 
 
-def test_a_pass_longer_than_the_limit_is_taken_once(
+def test_pass_longer_than_the_limit_is_timed_once(
     engine: tuple[ResolvedSettings, EngineParts],
 ) -> None:
     resolved, parts = engine
-    at = iter(range(1_000_000))  # each look at the clock is a second later
+    at = iter(range(1_000_000))  # the clock advances by one second per reading
     options = msgspec.structs.replace(OPTIONS, limit_s=0.5, seed=2)
     for phase in profile(parts, resolved, options, lambda: float(next(at))):
         assert len(phase.passes) == len(phase.plain_s) == 1
@@ -108,7 +110,7 @@ def test_bytes_are_those_of_the_weights_in_memory() -> None:
         assert work_of(name, work).memory_bytes == pytest.approx(nbytes, rel=0.01)
 
 
-def test_timing_changes_no_token_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_timing_changes_no_token_and_restores_everything(tmp_path: Path) -> None:
     make_model("qwen3", tmp_path)
     runner = load_ours(tmp_path).runner
     prompt = tuple((7 * i + 3) % VOCAB for i in range(23))
@@ -123,8 +125,8 @@ def test_timing_changes_no_token_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert vars(runner) == before and vars(runner.decoder) == decoder
 
 
-def test_the_first_still_decodes_when_the_last_prompt_is_computed() -> None:
-    """Prompts of the others take 20 steps, twice what is timed and spared."""
+def test_first_sequence_still_decodes_when_the_last_prompt_is_computed() -> None:
+    """The other prompts take 20 steps, twice the number of warm-up and timed steps."""
     options = ProfileOptions(prompt=4, batch=4, context=80, passes=1)
     longest = options.decode_tokens(16)
     assert longest >= 80 + 20 + 2
@@ -133,8 +135,8 @@ def test_the_first_still_decodes_when_the_last_prompt_is_computed() -> None:
     assert len(decode.passes[0][0].shapes) == options.batch
 
 
-def test_blocks_that_leave_nobody_room_to_grow_are_told_of() -> None:
-    """Enough for all sequences at their longest, but the last one cannot join."""
+def test_too_few_blocks_to_grow_into_are_reported() -> None:
+    """There are blocks for all sequences at their longest, but the last one is never admitted."""
     options = ProfileOptions(prompt=4, batch=4, context=32, passes=1)
     longest = options.decode_tokens(512)
     resolved, parts = opened(max_num_batched_tokens=40, max_model_len=48, num_threads=1)
@@ -143,7 +145,7 @@ def test_blocks_that_leave_nobody_room_to_grow_are_told_of() -> None:
         Driver(parts, resolved.spec.vocab_size).decoding(4, 32)
 
 
-def test_what_does_not_fit_is_refused_before_the_first_step() -> None:
+def test_what_does_not_fit_is_rejected_before_the_first_step() -> None:
     resolved = resolve(settings_from(SMALL))
     longer = msgspec.structs.replace(OPTIONS, prompt=200)
     with pytest.raises(BadInput, match="longer than the model takes"):

@@ -1,4 +1,4 @@
-"""A greedy step without torch gives the usual way's tokens and cache, and takes only its own."""
+"""The greedy fast path yields the tokens and cache of the general path, and takes only its steps."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def parts() -> EngineParts:
 
 
 def decoding(
-    rng: random.Random, seqs: int, starts: tuple[int, int], max_useful_drafts: int = 0
+    rng: random.Random, seqs: int, starts: tuple[int, int], max_drafts: int = 0
 ) -> tuple[Run, ...]:
-    """Runs of one token and up to so many drafts over prompts of random tokens, blocks apart."""
+    """Decoding runs with up to `max_drafts` drafts after random prompts, in separate blocks."""
     runs = []
     for i in range(seqs):
-        start, num_drafts = rng.randint(*starts), rng.randint(0, max_useful_drafts)
+        start, num_drafts = rng.randint(*starts), rng.randint(0, max_drafts)
         tokens = tuple(rng.randrange(3, 2000) for _ in range(1 + num_drafts))
         blocks = tuple(range(i * 5, i * 5 + (start + num_drafts) // 16 + 1))
         runs.append(Run(i, start, tokens, blocks, AT, num_drafts=num_drafts))
@@ -54,7 +54,7 @@ def read_prompts(runner: TorchRunner, runs: Sequence[Run], rng: random.Random) -
 
 
 def right_at_first(runner: TorchRunner, runs: Sequence[Run], rng: random.Random) -> list[Run]:
-    """The same with drafts of which the first few are what the model says."""
+    """The same runs with drafts of which the first few are right."""
     found = []
     for run in runs:
         drafts: tuple[int, ...] = ()
@@ -65,13 +65,13 @@ def right_at_first(runner: TorchRunner, runs: Sequence[Run], rng: random.Random)
     return found
 
 
-@pytest.mark.parametrize("most_drafts", [0, 6])
-def test_the_short_way_is_the_usual_way(parts: EngineParts, max_useful_drafts: int) -> None:
-    """Tokens and cache, bit for bit: one row per run, and several of different numbers."""
+@pytest.mark.parametrize("max_drafts", [0, 6])
+def test_fast_path_equals_the_general_path(parts: EngineParts, max_drafts: int) -> None:
+    """Tokens and cache bit for bit, with one row per run and with varying numbers of rows."""
     runner, rng = parts.runner, random.Random(3)
     assert isinstance(runner.greedy, NativeGreedy)
     for seqs in (1, 7, 2, 20):
-        runs = decoding(rng, seqs, (0, 50), max_useful_drafts)
+        runs = decoding(rng, seqs, (0, 50), max_drafts)
         read_prompts(runner, runs, rng)
         runs = tuple(right_at_first(runner, runs, rng))
         plan = StepPlan(0, runs)
@@ -84,18 +84,17 @@ def test_the_short_way_is_the_usual_way(parts: EngineParts, max_useful_drafts: i
         assert runner.run(plan) == usual
         assert all(map(torch.equal, after, runner.cache.layers))
     most = max(len(each.tokens) for each in usual.outputs)
-    assert (most > 2) == bool(max_useful_drafts), "drafts are accepted"
+    assert (most > 2) == bool(max_drafts), "drafts are accepted"
 
 
-def test_the_last_row_of_every_run(parts: EngineParts) -> None:
-    """What a drafter that computes asks for: runs of one row and of many, prompts too."""
+def test_last_row_of_every_run(parts: EngineParts) -> None:
+    """As a model-based drafter uses it: runs of one row and of many, prompts included."""
     runner, rng = parts.runner, random.Random(8)
     decoder, attention = parts.runner.decoder, parts.runner.attention
     short = last_tokens_of(decoder, attention)
-    for max_useful_drafts in (0, 5, 30):
+    for max_drafts in (0, 5, 30):
         runs = [
-            replace(run, sample=None, num_drafts=0)
-            for run in decoding(rng, 6, (0, 20), max_useful_drafts)
+            replace(run, sample=None, num_drafts=0) for run in decoding(rng, 6, (0, 20), max_drafts)
         ]
         read_prompts(runner, runs, rng)
         with torch.inference_mode():
@@ -105,12 +104,12 @@ def test_the_last_row_of_every_run(parts: EngineParts) -> None:
         assert last_tokens_of(decoder, attention, 9)(runs) != expected
 
 
-def test_whoever_watches_is_shown_what_the_usual_way_shows(parts: EngineParts) -> None:
-    """States, accepted tokens and refused ones; what was shown stays when the next step comes."""
+def test_observers_see_the_same_as_on_the_general_path(parts: EngineParts) -> None:
+    """States, accepted and rejected tokens; what was shown stays valid after the next step."""
     runner, rng = parts.runner, random.Random(5)
     runs = decoding(rng, 5, (0, 30), 4)
     read_prompts(runner, runs, rng)
-    watchers = [Watcher(), Watcher()]
+    watchers = [RecordingObserver(), RecordingObserver()]
     for watcher, way in zip(watchers, (TorchRunner._run, TorchRunner.run), strict=True):
         verifier = Verifier(witness=watcher.witness)
         own = TorchRunner(
@@ -134,7 +133,7 @@ def test_whoever_watches_is_shown_what_the_usual_way_shows(parts: EngineParts) -
         {"tokens": (4, 5, 6), "num_drafts": 1},
     ],
 )
-def test_one_run_that_asks_for_more_takes_the_usual_way(
+def test_one_run_with_other_needs_takes_the_general_path(
     parts: EngineParts, change: dict[str, Any]
 ) -> None:
     runs = decoding(random.Random(1), 3, (0, 9))
@@ -143,24 +142,24 @@ def test_one_run_that_asks_for_more_takes_the_usual_way(
 
 
 @pytest.mark.parametrize("asked", [{"layer_backend": "torch"}, {"attention_backend": "torch"}])
-def test_where_a_part_is_not_native_there_is_no_short_way(asked: dict[str, Any]) -> None:
+def test_fast_path_needs_every_part_to_be_native(asked: dict[str, Any]) -> None:
     assert isinstance(opened(**asked).runner.greedy, NoGreedy)
 
 
-def test_a_nan_leaves_no_choice(parts: EngineParts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_logits_raise(parts: EngineParts, monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = parts.runner.greedy
     assert isinstance(greedy, NativeGreedy)
     logits = torch.full((3, 8), float("nan"))
     monkeypatch.setattr(greedy.likeliest, "_width", 8)
     monkeypatch.setattr(greedy.likeliest, "_num_tokens", 8)
     monkeypatch.setattr(greedy.likeliest, "_room", lambda _: logits)
-    monkeypatch.setattr(greedy.likeliest, "head", Blank())
+    monkeypatch.setattr(greedy.likeliest, "head", NoOpHead())
     with pytest.raises(ArithmeticError, match="row 0"):
         parts.runner.run(StepPlan(0, decoding(random.Random(2), 3, (0, 5))))
 
 
-class Watcher:
-    """Keeps what it is shown."""
+class RecordingObserver:
+    """Records what it is shown."""
 
     def __init__(self) -> None:
         self.states: list[torch.Tensor] = []
@@ -175,7 +174,7 @@ class Watcher:
         self.said.append((run.seq_id, list(chosen)))
 
 
-class Blank:
+class NoOpHead:
     """A head that writes nothing."""
 
     def between(self, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Every level of the kernel lesson computes the same operator."""
+"""Every stage of the tutorial kernel computes the same operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ LEVELS = ("plain", "vectorised", "parallel", "tiled", "fused")
 @pytest.mark.parametrize("isa", sorted({"portable", _native.best_isa()}))
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 37, 5), (4, 64, 6), (41, 130, 9)])
-def test_each_level_is_the_operator(level: str, sizes: tuple[int, int, int], isa: str) -> None:
+def test_each_stage_computes_the_operator(
+    level: str, sizes: tuple[int, int, int], isa: str
+) -> None:
     num_rows, num_in, num_out = sizes
     x_MK, g_NK, u_NK = (torch.randn(n, num_in) for n in (num_rows, num_out, num_out))
     h_MN = torch.empty(num_rows, num_out)

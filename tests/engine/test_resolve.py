@@ -1,4 +1,4 @@
-"""Settings as used: every value explicit, with its derivation; the KV budget and its refusals."""
+"""Resolved settings: every value is explicit and has a derivation; the KV budget and its errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.model import LinearSpec, ModelSpec
 from ridgeline.modelspec.rewrite import linears
 
-ASKED = KvBudgetInputs(
+INPUTS = KvBudgetInputs(
     weight_bytes=1 * GIB,
     kv_bytes_per_token=1 << 16,
     max_model_len=1000,
@@ -41,7 +41,7 @@ def test_every_setting_has_a_value_and_a_derivation() -> None:
     assert set(Settings.__struct_fields__) <= set(values)
 
 
-def test_what_is_asked_for_is_used() -> None:
+def test_requested_values_are_used() -> None:
     asked = {
         "max_model_len": 100,
         "max_num_seqs": 3,
@@ -69,7 +69,7 @@ def test_quantisation_rewrites_the_spec() -> None:
     assert "weights" in int8.derivations["quantization"]  # which kernel, and why
 
 
-def test_activations_are_taken_as_exactly_as_is_asked_for() -> None:
+def test_activation_precision_follows_the_setting() -> None:
     resolved = resolve(Settings(quantization="int8", activations="int16"))
     assert resolved.spec.layers[0].mlp.gate.format.digits == 2
     assert resolved.spec.lm_head.format.digits == 1  # in bfloat16, which takes floats
@@ -81,7 +81,7 @@ def test_activations_are_taken_as_exactly_as_is_asked_for() -> None:
         _formats(Settings(activations="int16"), load_spec("demo"), cuda, torch.float32, why)
 
 
-def test_the_context_may_be_cut_but_not_stretched() -> None:
+def test_context_may_be_shortened_but_not_extended() -> None:
     assert resolve(Settings(max_model_len=10)).max_model_len == 10
     with pytest.raises(BadInput, match=r"4096; limit: 2048; fix: use --max-model-len 2048"):
         resolve(Settings(max_model_len=4096))
@@ -101,10 +101,8 @@ def test_the_context_may_be_cut_but_not_stretched() -> None:
         ),
     ],
 )
-def test_the_default_budget_is_the_least_of_its_bounds(
-    changes: dict, nbytes: int, why: str
-) -> None:
-    budget = kv_budget(replace(ASKED, **changes))
+def test_default_budget_is_the_smallest_of_its_limits(changes: dict, nbytes: int, why: str) -> None:
+    budget = kv_budget(replace(INPUTS, **changes))
     assert budget.nbytes == pytest.approx(nbytes) and why in budget.why
     assert budget.num_blocks == budget.nbytes // BLOCK_BYTES
 
@@ -118,8 +116,8 @@ def test_the_default_budget_is_the_least_of_its_bounds(
         ({"available_bytes": 1 * GIB}, "free 1.0 GiB of memory, or use a smaller model"),
     ],
 )
-def test_too_little_is_refused_with_one_change_that_mends_it(changes: dict, fix: str) -> None:
-    asked = replace(ASKED, **changes)
+def test_too_little_memory_is_rejected_with_a_working_fix(changes: dict, fix: str) -> None:
+    asked = replace(INPUTS, **changes)
     with pytest.raises(DoesNotFit) as caught:
         kv_budget(asked)
     assert caught.value.fix == fix
@@ -135,12 +133,12 @@ def test_too_little_is_refused_with_one_change_that_mends_it(changes: dict, fix:
     ("nbytes", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (GIB, "1.0 GiB"), (3e15, "2728.5 TiB")],
 )
-def test_sizes_for_people(nbytes: float, text: str) -> None:
+def test_sizes_are_printed_in_binary_units(nbytes: float, text: str) -> None:
     assert size(nbytes) == text
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4", "bf16"])
-def test_bfloat16_instructions_do_not_turn_native_layers_off(
+def test_bfloat16_instructions_do_not_disable_native_layers(
     quantization: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dtype, "_native_on_cpu", lambda: frozenset({"bfloat16"}))
@@ -162,7 +160,7 @@ def test_bfloat16_instructions_do_not_turn_native_layers_off(
         ({"model": "demo"}, "dense"),
     ],
 )
-def test_a_large_bfloat16_model_stays_so_in_memory(changes: dict, kind: str) -> None:
+def test_large_bfloat16_model_stays_bfloat16_in_memory(changes: dict, kind: str) -> None:
     resolved = resolve(settings_from(changes))
     assert {each.format.kind for each in layer_linears(resolved.spec)} == {kind}
     assert resolved.dtype == "float32"

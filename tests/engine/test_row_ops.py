@@ -1,4 +1,4 @@
-"""Native functions on rows against torch: odd sizes, ties, extreme values."""
+"""Native row functions against torch: odd sizes, ties, extreme values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ISAS = sorted({"portable", _native.best_isa()})
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("width", [1, 3, 8, 17, 100, 32_003])
-def test_the_first_of_equal_maxima(width: int, isa: str) -> None:
+def test_first_of_equal_maxima_wins(width: int, isa: str) -> None:
     x_SV = torch.randint(-3, 4, (7, width)).float()
     found = first_largest(x_SV, isa=isa)
     assert found == [row.tolist().index(max(row.tolist())) for row in x_SV]

@@ -1,4 +1,4 @@
-"""TorchRunner: plans in, tokens and log-probabilities out, aligned with the runs."""
+"""TorchRunner turns plans into tokens and log-probabilities, one output per run."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def whole(blocks: tuple[int, ...], **changes: Any) -> Run:
     return replace(Run(0, 0, PROMPT, blocks, AT), **changes)
 
 
-def truth(ours: Loaded, tokens: tuple[int, ...] = PROMPT) -> Tensor:
+def reference(ours: Loaded, tokens: tuple[int, ...] = PROMPT) -> Tensor:
     return torch.log_softmax(ours.runner.logits(tokens), dim=-1)
 
 
-def test_the_batch_is_flat_and_exact() -> None:
+def test_batch_is_flat_and_exact() -> None:
     runs = [
         Run(0, 4, (10, 11), (0, 1), AT),
         Run(1, 0, (20, 21, 22), (2,), None),
@@ -61,21 +61,21 @@ def test_the_batch_is_flat_and_exact() -> None:
     assert batch.end == 10
 
 
-def test_an_empty_plan_gives_an_empty_result(ours: Loaded) -> None:
+def test_empty_plan_yields_an_empty_result(ours: Loaded) -> None:
     assert ours.runner.run(StepPlan(0, ())).outputs == ()
 
 
-def test_results_stand_beside_their_runs(ours: Loaded) -> None:
+def test_outputs_align_with_runs(ours: Loaded) -> None:
     other = Run(1, 0, PROMPT[:9], (20, 21), None)
     plan = StepPlan(0, (other, whole((4, 9, 1, 7, 3))))
     silent, drawn = ours.runner.run(plan).outputs
     assert silent.tokens == () and silent.logprobs == ()
-    assert drawn.tokens == (int(truth(ours)[-1].argmax()),)
+    assert drawn.tokens == (int(reference(ours)[-1].argmax()),)
 
 
-def test_greedy_takes_the_best_and_reports_it(ours: Loaded) -> None:
+def test_greedy_takes_the_most_likely_token_and_reports_it(ours: Loaded) -> None:
     (drawn,) = ours.runner.run(StepPlan(0, (whole((4, 9, 1, 7, 3)),))).outputs
-    row = truth(ours)[-1]
+    row = reference(ours)[-1]
     assert drawn.tokens[0] == int(row.argmax()) == drawn.logprobs[0].token
     assert drawn.logprobs[0].logprob == pytest.approx(float(row.max()), abs=1e-5)
 
@@ -86,7 +86,7 @@ def test_prompt_logprobs_are_those_of_the_next_prompt_token(
     ours: Loaded, monkeypatch: pytest.MonkeyPatch, cuts: tuple[int, ...], rows_at_a_time: int
 ) -> None:
     monkeypatch.setattr(runner_module, "LOGIT_ROWS", rows_at_a_time)
-    expected, got, start = truth(ours), [], 0
+    expected, got, start = reference(ours), [], 0
     for size in cuts:
         end = start + size
         run = whole(
@@ -107,15 +107,15 @@ def test_prompt_logprobs_are_those_of_the_next_prompt_token(
         assert len(entry.top) == 2 and entry.top[0][0] == int(row.argmax())
 
 
-def test_copies_come_first(ours: Loaded) -> None:
-    """Fork a sequence inside a block: the copy must be made before the fork writes to it."""
+def test_copies_precede_runs(ours: Loaded) -> None:
+    """A sequence is forked within a block: the copy must precede the fork's first write."""
     first = whole((4, 9, 1, 7, 3), tokens=PROMPT[:22], sample=None)
     ours.runner.run(StepPlan(0, (first,)))
     original = Run(0, 22, (PROMPT[22],), (4, 9, 1, 7, 3), AT)
     fork = Run(1, 22, (50,), (4, 9, 1, 7, 8), AT)
     result = ours.runner.run(StepPlan(1, (original, fork), copies=((3, 8),))).outputs
-    assert result[0].tokens[0] == int(truth(ours)[-1].argmax())
-    assert result[1].tokens[0] == int(truth(ours, (*PROMPT[:22], 50))[-1].argmax())
+    assert result[0].tokens[0] == int(reference(ours)[-1].argmax())
+    assert result[1].tokens[0] == int(reference(ours, (*PROMPT[:22], 50))[-1].argmax())
 
 
 def test_several_copies_in_every_layer(ours: Loaded) -> None:
@@ -130,7 +130,7 @@ def test_several_copies_in_every_layer(ours: Loaded) -> None:
         assert torch.equal(new[[0, 2, 3, 4, 6]], old[[0, 2, 3, 4, 6]])
 
 
-def test_seeded_sampling_does_not_depend_on_company(ours: Loaded) -> None:
+def test_seeded_sampling_does_not_depend_on_the_batch(ours: Loaded) -> None:
     warm = SamplePoint(Sampling(temperature=1.0, top_p=0.9), 77, 0, len(PROMPT))
     alone = ours.runner.run(StepPlan(0, (whole((4, 9, 1, 7, 3), sample=warm),))).outputs[0]
     company = [Run(i, 0, PROMPT[: 5 + i], (20 + 3 * i, 21 + 3 * i), AT) for i in range(1, 4)]
@@ -138,7 +138,7 @@ def test_seeded_sampling_does_not_depend_on_company(ours: Loaded) -> None:
     assert ours.runner.run(plan).outputs[-1].tokens == alone.tokens
 
 
-def test_scoring_a_text_leaves_the_cache_alone(ours: Loaded) -> None:
+def test_scoring_a_text_leaves_the_cache_unchanged(ours: Loaded) -> None:
     before = [layer.clone() for layer in ours.runner.cache.layers]
     logits_TV = ours.runner.logits(PROMPT)
     assert logits_TV.shape == (len(PROMPT), VOCAB) and logits_TV.dtype == torch.float32
@@ -147,8 +147,8 @@ def test_scoring_a_text_leaves_the_cache_alone(ours: Loaded) -> None:
 
 @pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("backend", ["native", "torch"])
-def test_scores_are_what_steps_compute(directory: Path, backend: str, kv: str) -> None:
-    """Bit for bit: so that what a kernel rounds shows in what a quality panel reads."""
+def test_scores_equal_those_of_steps(directory: Path, backend: str, kv: str) -> None:
+    """Bit for bit, so that a kernel's rounding shows in quality measurements."""
     spec = with_kv_dtype(with_dtype(load_spec(str(directory)), "float32"), kv)
     decoder = load_decoder(str(directory), spec, device="cpu", compute_dtype=torch.float32)
     caches = [KvCache.allocate(spec, 8, 4, torch.float32, "cpu", kv_format(kv)) for _ in range(2)]
@@ -163,5 +163,5 @@ def test_scores_are_what_steps_compute(directory: Path, backend: str, kv: str) -
     rounds = backend == "native" and (kv == "int8" or _native.attention_rounds(kv, "auto"))
     if rounds:
         assert away > 1e-5
-    elif kv == "float32":  # else a number that lies between two codes may become the other one
+    elif kv == "float32":  # otherwise a value between two codes may be rounded to the other one
         assert away < 1e-4

@@ -1,4 +1,4 @@
-"""`ridgeline inspect` on quantised checkpoints: whole ones pass, planted faults are found."""
+"""`ridgeline inspect` on quantised checkpoints: intact ones pass, planted faults are found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ridgeline.errors import BadInput
     ],
     ids=lambda c: c.format,
 )
-def test_whole_ones_pass(
+def test_intact_checkpoints_pass(
     tmp_path: Path, choices: Choices, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command("demo", tmp_path / "m", choices)
@@ -54,7 +54,7 @@ def test_planted_faults_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "o of layer 2: scales are not finite" in capsys.readouterr().out
 
 
-def test_an_original_is_for_quantised_models() -> None:
+def test_original_is_only_for_quantised_models() -> None:
     with pytest.raises(BadInput, match="only a quantised model"):
         inspect("demo", against="demo")
     assert inspect("demo", json=True) == 0

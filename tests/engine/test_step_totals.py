@@ -1,4 +1,4 @@
-"""What the engine adds up about waiting: how long, and what was short meanwhile."""
+"""Waiting time in the engine's totals, by the resource that was short."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def _step(num_tokens: int, *, running: int, waiting: int) -> StepStat:
     )
 
 
-def test_waiting_is_told_by_what_was_short() -> None:
+def test_waiting_time_is_split_by_the_short_resource() -> None:
     totals = StepTotals(cost_model(load_spec("demo")), token_budget=100)
-    totals.add(_step(10, running=4, waiting=3))  # no seat
+    totals.add(_step(10, running=4, waiting=3))  # no free slot
     totals.add(_step(90, running=2, waiting=2))  # no tokens left
     totals.add(_step(89, running=2, waiting=1))  # neither: a policy, or blocks
     totals.add(_step(100, running=4, waiting=0))
@@ -41,7 +41,7 @@ def test_waiting_is_told_by_what_was_short() -> None:
     assert told["step_plan_s"] == pytest.approx(2.0) and told["step_busy_s"] == pytest.approx(8.0)
 
 
-def test_a_tree_is_the_work_of_all_its_paths_and_one_sequence() -> None:
+def test_draft_tree_counts_all_paths_as_work_but_one_sequence() -> None:
     at = SamplePoint(sampling=Sampling(temperature=0.0), seed=0, index=0, num_prompt=20)
     tree = Run(
         seq_id=1, start=20, tokens=(5, 6, 7), blocks=(0, 1), sample=at, num_drafts=2,
@@ -53,9 +53,9 @@ def test_a_tree_is_the_work_of_all_its_paths_and_one_sequence() -> None:
         queried_tokens=0, hit_tokens=0,
     )  # fmt: skip
     log = StepLog(StepTotals(cost_model(load_spec("demo")), token_budget=100))
-    log.note(StepPlan(index=0, runs=(tree, plain)), view, 0.0, 0.1, 0.3)
+    log.record(StepPlan(index=0, runs=(tree, plain)), view, 0.0, 0.1, 0.3)
     (stat,) = log.drain()
     assert stat.shapes == ((3, 20), (2, 20), (3, 20), (1, 30))
     told = log.totals.as_dict()
     assert told["step_tokens"] == stat.num_tokens == 9
-    assert told["step_seqs"] == 2 and told["step_seats"] == 4
+    assert told["step_seqs"] == 2 and told["step_slots"] == 4

@@ -1,4 +1,4 @@
-"""The thread plan: within the quota, measured on request, and set before each step."""
+"""Thread counts: within the CPU quota, measured on request, and set before each step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def measured(most: int) -> Rates:
 
 
 def not_asked(most: int) -> Rates:
-    raise AssertionError("nobody asked for a measurement")
+    raise AssertionError("no measurement was requested")
 
 
 @pytest.fixture(autouse=True)
@@ -40,17 +40,17 @@ def threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_the_fewest_threads_that_reach_the_best() -> None:
+def test_fewest_threads_that_reach_the_best_time() -> None:
     assert enough_threads(MACHINE.read) == 4
     assert enough_threads(MACHINE.multiply) == 8
 
 
-def test_without_a_plan_all_usable_cores_and_nothing_is_measured() -> None:
+def test_default_is_all_usable_cores_without_a_measurement() -> None:
     plan = plan_threads(Settings(), cores(quota=3.5), not_asked)
     assert plan[:2] == (3, 3) and "3.5 cores usable" in plan.why
 
 
-def test_auto_measures_and_keeps_to_the_quota() -> None:
+def test_auto_measures_within_the_quota() -> None:
     auto = Settings(thread_plan="auto")
     assert plan_threads(auto, cores(), measured)[:2] == (8, 4)
     assert plan_threads(auto, cores(quota=2.0), measured)[:2] == (2, 2)
@@ -58,7 +58,7 @@ def test_auto_measures_and_keeps_to_the_quota() -> None:
     assert "GB/s" in plan_threads(auto, cores(), measured).why_decode
 
 
-def test_a_number_that_is_asked_for_wins_and_too_many_are_told() -> None:
+def test_requested_number_is_used_and_too_many_are_reported() -> None:
     asked = Settings(num_threads=6, num_threads_decode=2)
     assert plan_threads(asked, cores(), not_asked)[:2] == (6, 2)
     mixed = Settings(num_threads_decode=1, thread_plan="auto")
@@ -67,14 +67,14 @@ def test_a_number_that_is_asked_for_wins_and_too_many_are_told() -> None:
     assert crowd.num_threads == 6 and "more than the 4 usable" in crowd.why
 
 
-def test_a_step_of_few_rows_takes_the_threads_of_decode() -> None:
+def test_small_steps_use_the_decode_threads() -> None:
     threads = StepThreads(3, 2)
     for num_rows, count in ((1, 2), (FEW_ROWS, 2), (FEW_ROWS + 1, 3), (512, 3), (4, 2)):
         threads.begin(num_rows)
         assert torch.get_num_threads() == count
 
 
-def test_what_another_engine_has_set_is_not_taken_for_ours() -> None:
+def test_thread_count_set_by_another_engine_is_noticed() -> None:
     one, other = StepThreads(3, 2), StepThreads(1, 1)
     for threads, num_rows, count in ((one, 512, 3), (other, 512, 1), (one, 512, 3), (one, 1, 2)):
         threads.begin(num_rows)
@@ -89,7 +89,7 @@ def test_this_machine_can_be_measured() -> None:
     assert "measured" in found.derivations["num_threads_decode"]
 
 
-def test_two_engines_on_half_the_cores_each_start_no_more_threads_than_they_say() -> None:
+def test_two_engines_on_half_the_cores_each_start_no_extra_threads() -> None:
     settings = {"kv_cache_memory_bytes": 16 << 20, "max_model_len": 256}
     asked = Sampling(max_tokens=8, temperature=0)
     first = Engine.open("demo", num_threads=2, num_threads_decode=1, **settings)
@@ -104,8 +104,8 @@ def test_two_engines_on_half_the_cores_each_start_no_more_threads_than_they_say(
             work.start()
         for work in works:
             work.join()
-        # Of two threads one is the engine's own; one is OpenMP's. One thread needs no other.
-        ends_s = time.monotonic() + 5.0  # a joined thread may still be on its way out
+        # With two threads, one is the engine's and one is OpenMP's; with one there is no other.
+        ends_s = time.monotonic() + 5.0  # a joined thread may still be exiting
         while _num_threads() > before + 1 and time.monotonic() < ends_s:
             time.sleep(0.01)
         assert _num_threads() <= before + 1

@@ -1,4 +1,4 @@
-"""Token ids are looked at without a line of Python for each: as a loop over them would."""
+"""The fast check of token ids agrees with a loop over them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def first_bad(tokens: Collection[Any]) -> int | None:
     return next((place for place, is_good in enumerate(good) if not is_good), None)
 
 
-def test_the_first_bad_id_is_named_and_good_ones_pass() -> None:
+def test_first_bad_id_is_named_and_good_ones_pass() -> None:
     rng = random.Random(1)
     odd = [-1, VOCAB, True, False, 1.0, "1", None, 10**30, np.int64(3)]
     for _ in range(2000):
@@ -35,10 +35,10 @@ def test_the_first_bad_id_is_named_and_good_ones_pass() -> None:
             with pytest.raises(BadInput) as told:
                 check_tokens(tokens, VOCAB)
             assert (
-                place is None or isinstance(tokens, dict) or f"at place {place}" in str(told.value)
+                place is None or isinstance(tokens, dict) or f"at index {place}" in str(told.value)
             )
 
 
-def test_arrays_are_no_token_ids() -> None:
+def test_arrays_are_not_token_ids() -> None:
     with pytest.raises(BadInput):
         check_tokens(np.array([1, 2]), VOCAB)  # type: ignore[arg-type]

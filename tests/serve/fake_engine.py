@@ -118,7 +118,7 @@ class FakeEngine:
     def counters(self) -> Mapping[str, float]:
         return self.numbers
 
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         return self.alive
 
     def embed(

@@ -51,7 +51,7 @@ async def settled(engine: Engine) -> None:
     counters = engine.counters()
     assert counters["kv_cache_usage_perc"] == 0
     assert counters["num_requests_waiting"] == counters["num_queued_tokens"] == 0
-    assert engine.healthy()
+    assert engine.is_healthy()
 
 
 async def answer(url: str) -> str:

@@ -242,7 +242,7 @@ async def test_counters_equal_what_clients_were_told(
     after = await numbers_of(http)
     grown = Counter({name: after[name] - before.get(name, 0.0) for name in after})
     check(grown, told, overheard, lines)
-    assert engine.counters()["kv_cache_usage_perc"] == 0 and engine.healthy()
+    assert engine.counters()["kv_cache_usage_perc"] == 0 and engine.is_healthy()
     assert engine.counters()["spec_decode_num_accepted_tokens"] > 0
 
 

@@ -178,7 +178,7 @@ async def test_a_promise_that_was_not_seen_kept_was_not_kept() -> None:
 async def test_our_own_numbers() -> None:
     engine = FakeEngine()
     engine.numbers |= {
-        "recent_seqs": 30.0, "recent_seats": 40.0, "recent_busy_s": 2.0, "recent_flops": 6.0,
+        "recent_seqs": 30.0, "recent_slots": 40.0, "recent_busy_s": 2.0, "recent_flops": 6.0,
         "recent_bytes": 8.0, "step_tokens": 9.0, "step_tokens_le_8": 3.0, "step_tokens_le_inf": 4.0,
         "refused_requests": 5.0, "num_queued_tokens": 70.0,
     }  # fmt: skip

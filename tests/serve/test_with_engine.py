@@ -147,7 +147,7 @@ async def test_hanging_up_gives_the_blocks_back(url: str, engine: Engine) -> Non
             while engine.counters()["num_requests_running"]:
                 await asyncio.sleep(0.01)
     assert engine.counters()["kv_cache_usage_perc"] == 0
-    assert engine.healthy()
+    assert engine.is_healthy()
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -186,7 +186,7 @@ async def test_embeddings_and_callers_who_leave(url: str, engine: Engine) -> Non
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(http.post("/v1/embeddings", json=long), 0.1)
         assert (await http.post("/v1/embeddings", json=body)).status_code == 200
-    assert engine.healthy()
+    assert engine.is_healthy()
 
 
 async def test_one_bad_grammar_fails_alone(url: str) -> None:

@@ -1,4 +1,4 @@
-"""What the engine counts: a StepStat per step in a bounded ring, and totals since its opening."""
+"""Statistics of the engine: a StepStat per step in a ring buffer, and totals since it was opened."""
 
 from __future__ import annotations
 
@@ -13,21 +13,29 @@ from ridgeline.modelspec.cost import CostModel
 from ridgeline.records import Event, Failed, Finished, Request, StepStat
 
 MAX_STEPS = 100_000
-"""Steps kept for `drain`; the oldest are forgotten first. At 10 ms a step: 17 minutes."""
-
+"""Steps kept for `drain`, the oldest being dropped first. At 10 ms per step: 17 minutes."""
 
 RECENT = 128
-"""Steps over which the present utilisation is taken."""
+"""Steps over which the current utilisation is computed."""
 
 NEARLY_ALL = 0.9
-"""Of its token budget: a step that computes so much has none left for another prompt."""
+"""Share of the token budget beyond which a step has no room for another prompt."""
 
 TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Tokens per step, as vLLM's iteration_tokens_total has them."""
+"""Upper bounds of tokens per step, those of vLLM's iteration_tokens_total."""
+
+_SUMS = (
+    *("tokens", "seqs", "slots", "busy_s", "flops", "bytes"),
+    # Waiting sequences times seconds: in all; with every slot taken; with the token budget spent.
+    *("plan_s", "waiting_s", "full_waiting_s", "spent_waiting_s"),
+)
 
 
 class StepTotals:
-    """Running sums over steps, and the same over the latest `RECENT`. `token_budget`: of a step."""
+    """Sums over all steps and over the latest `RECENT` ones.
+
+    `token_budget` is the token budget of one step.
+    """
 
     def __init__(self, model: CostModel, token_budget: int) -> None:
         self._model, self._spent = model, NEARLY_ALL * token_budget
@@ -36,13 +44,14 @@ class StepTotals:
         self._by_tokens = [0] * (len(TOKEN_BUCKETS) + 1)
 
     def add(self, stat: StepStat) -> None:
+        """Add one step."""
         work = self._model.step(stat.shapes, stat.num_sampled)
         num_tokens = sum([new for new, _ in stat.shapes])
         busy_s = stat.plan_s + stat.run_s
         waiting_s = stat.num_waiting * busy_s
         full = stat.num_running >= stat.max_num_seqs
         spent = not full and num_tokens >= self._spent
-        num_seqs = min(len(stat.shapes), stat.num_running)  # paths of a tree are one sequence's
+        num_seqs = min(len(stat.shapes), stat.num_running)  # a draft tree has several paths
         row = (
             *(num_tokens, num_seqs, stat.max_num_seqs, busy_s, work.flops, work.bytes),
             *(stat.plan_s, waiting_s, waiting_s * full, waiting_s * spent),
@@ -52,8 +61,10 @@ class StepTotals:
         self._by_tokens[bisect_left(TOKEN_BUCKETS, num_tokens)] += 1
 
     def as_dict(self) -> dict[str, float]:
-        """`step_*` since the opening, `recent_*` of the latest steps, `step_tokens_le_*`: steps of
-        at most so many tokens."""
+        """`step_*` are totals since the engine was opened, `recent_*` sums of the latest steps.
+
+        `step_tokens_le_N` counts the steps of at most N tokens.
+        """
         rows = [(0.0,) * len(_SUMS), *self._recent]
         recent = map(sum, zip(*rows, strict=True))
         below = accumulate(self._by_tokens)
@@ -65,29 +76,28 @@ class StepTotals:
         )
 
 
-_SUMS = (
-    *("tokens", "seqs", "seats", "busy_s", "flops", "bytes"),
-    # sequences that waited, times seconds: all; with every seat taken; with the tokens spent
-    *("plan_s", "waiting_s", "full_waiting_s", "spent_waiting_s"),
-)
-
-
 def shapes_of(plan: StepPlan) -> tuple[tuple[int, int], ...]:
-    """(new tokens, tokens in the cache) of every path that a step feeds."""
-    return tuple([(len(each.tokens), each.start) for run in plan.runs for each in draft_paths(run)])
+    """(new tokens, tokens in the cache) of every path a step feeds."""
+    paths = [path for run in plan.runs for path in draft_paths(run)]
+    return tuple([(len(path.tokens), path.start) for path in paths])
 
 
 class StepLog:
-    """Written by the engine thread, drained by any other."""
+    """The recent steps. Written by the engine thread, drained by any other thread."""
 
     def __init__(self, totals: StepTotals, max_steps: int = MAX_STEPS) -> None:
         self.totals = totals
         self._ring: deque[StepStat] = deque(maxlen=max_steps)
 
-    def note(
-        self, plan: StepPlan, view: SchedulerStats, began_s: float, planned_s: float, done_s: float
+    def record(
+        self,
+        plan: StepPlan,
+        stats: SchedulerStats,
+        began_s: float,
+        planned_s: float,
+        done_s: float,
     ) -> None:
-        """One step with runs. `view` is the scheduler's, taken between plan and commit."""
+        """Add a step with runs. `stats` must be taken between its plan and its commit."""
         stat = StepStat(
             index=plan.index,
             at_s=began_s,
@@ -95,35 +105,41 @@ class StepLog:
             run_s=done_s - planned_s,
             shapes=shapes_of(plan),
             num_sampled=sum([run.sample is not None for run in plan.runs]),
-            num_running=view.num_running,
-            num_waiting=view.num_waiting,
-            used_blocks=view.used_blocks,
-            num_blocks=view.num_blocks,
-            max_num_seqs=view.max_num_seqs,
-            num_preempted=view.num_preempted,
-            queried_tokens=view.queried_tokens,
-            hit_tokens=view.hit_tokens,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            used_blocks=stats.used_blocks,
+            num_blocks=stats.num_blocks,
+            max_num_seqs=stats.max_num_seqs,
+            num_preempted=stats.num_preempted,
+            queried_tokens=stats.queried_tokens,
+            hit_tokens=stats.hit_tokens,
         )
         self._ring.append(stat)
         self.totals.add(stat)
 
     def drain(self) -> list[StepStat]:
-        """The steps since the last call, oldest first."""
+        """Remove and return the steps since the last call, oldest first."""
         return [self._ring.popleft() for _ in range(len(self._ring))]
 
 
 class RequestCounts:
-    """Totals over requests. Written by the engine thread, read by any other."""
+    """Totals over requests. Written by the engine thread, read by any other thread."""
 
     def __init__(self) -> None:
-        self._counts = dict.fromkeys(
-            ("prompt_tokens", "request_success_stop", "request_success_length"), 0
-        ) | dict.fromkeys(("request_success_abort", "request_failed"), 0)
+        self._counts = {
+            "prompt_tokens": 0,
+            "request_success_stop": 0,
+            "request_success_length": 0,
+            "request_success_abort": 0,
+            "request_failed": 0,
+        }
 
-    def asked(self, request: Request) -> None:
+    def count_request(self, request: Request) -> None:
+        """Count a submitted request."""
         self._counts["prompt_tokens"] += len(request.prompt)
 
-    def told(self, event: Event) -> None:
+    def count_end(self, event: Event) -> None:
+        """Count the end of a choice or the failure of a request."""
         if isinstance(event, Finished):
             self._counts[f"request_success_{event.reason}"] += 1
         elif isinstance(event, Failed):

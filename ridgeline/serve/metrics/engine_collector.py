@@ -138,7 +138,7 @@ class EngineCollector(Collector):
         return family
 
     def _utilisation(self, values: Mapping[str, float]) -> Iterable[Metric]:
-        seats, busy_s = values.get("recent_seats", 0.0), values.get("recent_busy_s", 0.0)
+        seats, busy_s = values.get("recent_slots", 0.0), values.get("recent_busy_s", 0.0)
         fill = values.get("recent_seqs", 0.0) / seats if seats else 0.0
         yield self._gauge("ridgeline_batch_fill_ratio", "Sequences over seats, 0 to 1.", fill)
         if self._peaks is None:

@@ -93,7 +93,7 @@ def test_guesses_that_fail_now_and_then_change_nothing(
     monkeypatch.setattr(guess, "sample", failing)
     penalised = msgspec.structs.replace(GREEDY, repetition_penalty=1.05)
     same(drafting.generate(PROMPTS, penalised), plain.generate(PROMPTS, penalised))
-    assert drafting.healthy()
+    assert drafting.is_healthy()
     speculation = drafting.resolved.speculative_config
     assert speculation is not None
     computes = speculation.method in ("draft_model", "self")  # auto may find drafts in the text
