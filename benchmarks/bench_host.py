@@ -44,13 +44,12 @@ from ridgeline.engine.scheduler.speculation.base import (
     StepCapacity,
 )
 from ridgeline.records import Event, Sampling, Token
-from ridgeline.serve.generation.collect import Tally
-from ridgeline.serve.generation.respond import OpenAiVoice, Telling, UsageWanted
-from ridgeline.serve.generation.stream import Job, RequestGroup
+from ridgeline.serve.generation.event_stream import EventStreamResponse
+from ridgeline.serve.generation.request import GenerationRequest, TokenPrompt
+from ridgeline.serve.generation.stream import ResponseStream
 from ridgeline.serve.metrics.registry import Metrics
-from ridgeline.serve.openai.completion_stream import CompletionVoice
-from ridgeline.serve.openai.sampling_params import Prompt
-from ridgeline.serve.openai.schemas import CompletionRequest, read
+from ridgeline.serve.openai.completion_stream import CompletionStream
+from ridgeline.serve.openai.schemas import CompletionRequest
 
 Row = dict[str, tuple[float, float]]
 
@@ -177,7 +176,7 @@ def drafted(bench: Driver, clock: CpuClock, num_seqs: int, asked: argparse.Names
 
 
 class Listening:
-    """An engine whose events are made up; only what `RequestGroup` and `Metrics` ask of one."""
+    """An engine with made-up events: the part that `ResponseStream` and `Metrics` use."""
 
     def __init__(self, inboxes: AsyncInboxes) -> None:
         self._inboxes = inboxes
@@ -197,17 +196,22 @@ async def streams(num_streams: int, num_steps: int) -> Row:
     inboxes = AsyncInboxes(asyncio.get_running_loop())
     engine = cast("Any", Listening(inboxes))
     metrics = Metrics(engine, "model")
-    ids, kept = [f"cmpl-{i:032x}" for i in range(num_streams)], []
+    ids, tasks = [f"cmpl-{i:032x}" for i in range(num_streams)], []
+    body = CompletionRequest(prompt="a")
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(_message: object) -> None:
+        pass
+
     for request_id in ids:
-        prompt, sampling = Prompt(text="a", tokens=(1,)), Sampling(temperature=0.0)
-        job = Job(id=request_id, prompts=[prompt], sampling=sampling)
-        group, request = (
-            RequestGroup(engine, job, metrics),
-            read(CompletionRequest, b'{"prompt":"a"}'),
-        )
-        voice = OpenAiVoice(CompletionVoice(request, job, engine), job, "model", UsageWanted())
-        told = Telling(group, Tally(job, group), voice)
-        kept.append(asyncio.create_task(told.run(lambda _: None)))
+        prompt, sampling = TokenPrompt((1,), "a"), Sampling(temperature=0.0)
+        request = GenerationRequest(id=request_id, prompts=[prompt], sampling=sampling)
+        stream = ResponseStream(engine, request, metrics)
+        serializer = CompletionStream(body, stream, "model", engine)
+        response = EventStreamResponse(stream, serializer, {})
+        tasks.append(asyncio.create_task(response({}, receive, send)))
     await asyncio.sleep(0)
     spent: dict[str, list[float]] = defaultdict(list)
     for _ in range(num_steps):
@@ -219,9 +223,9 @@ async def streams(num_streams: int, num_steps: int) -> Row:
         inboxes._pending.append(events)
         begun = time.thread_time()
         inboxes._spread()
+        await asyncio.sleep(0)  # every response wakes up, and sends its chunk
         spent["streamed token"].append((time.thread_time() - begun) / num_streams)
-        await asyncio.sleep(0)
-    for task in kept:
+    for task in tasks:
         task.cancel()
     return row_of(spent)
 

@@ -32,7 +32,7 @@ from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.completion import Completion, CompletionBuilder
 from ridgeline.engine.config import ResolvedSettings, resolve
 from ridgeline.engine.engine_loop import EngineLoop
-from ridgeline.engine.event_delivery import AsyncInboxes, BlockingInbox, Errand, Inbox, Sink
+from ridgeline.engine.event_delivery import AsyncInboxes, BlockingInbox, Inbox, Sink
 from ridgeline.engine.profiling.step_stats import StepTotals
 from ridgeline.engine.scheduler.admission.queue_limits import QueueLimiter, QueueLimits
 from ridgeline.engine.validate import check_sampling, check_tokens
@@ -156,13 +156,11 @@ class Engine:
         sink: Sink,
         *,
         timeout_s: float | None = None,
-        errand: Errand | None = None,
         **terms: Any,
     ) -> Callable[[], None]:
         """Ask; from then on `sink` gets the request's events, on this asyncio loop, a step's at once.
 
-        Returns how to leave: nothing more is heard, and what has not ended is aborted. `errand`:
-        tokens go that way, but those that come with the end (`subscribers.py`).
+        Returns how to leave: nothing more is heard, and what has not ended is aborted.
         `timeout_s`: from now, after which the answer is of no use. `terms`: `request_id` (any that none
         being served has; the engine makes one that nobody else has if it is left out), `priority`,
         `tenant`, `slo` (what the caller was promised), `background` (yields its seat and its blocks
@@ -174,7 +172,7 @@ class Engine:
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
         request = self._make_request(prompt, sampling, deadline_s=deadline_s, **terms)
         inboxes = self._inboxes_here()
-        inbox = inboxes.open(request.id, sink, sampling.n, errand)
+        inbox = inboxes.open(request.id, sink, sampling.n)
         leave = partial(self._leave, inboxes, request.id, inbox)
         try:
             self._loop.submit_if_admitted(request, inboxes)

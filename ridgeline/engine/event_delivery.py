@@ -6,25 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Protocol
 
 from ridgeline.engine.validate import id_in_use
 from ridgeline.records import Event, Failed, Finished, Token
 
 Sink = Callable[[Sequence[Event]], None]
-
-
-class Errand(Protocol):
-    """Tokens' own way to whoever reads them, used on the engine's thread: it must not block. All
-    errands of one loop go together."""
-
-    def add(self, text: str, at_s: float) -> bool:
-        """A token's text; False where the way has ended and its request's sink is to be told."""
-        ...
-
-    def go(self) -> None:
-        """All that was added to any of them is on its way."""
-        ...
 
 
 class BlockingInbox:
@@ -72,29 +58,20 @@ class AsyncInboxes:
     Waking a loop from another thread costs a system call; with one call per token, 64 streams would
     cost the engine thread more than planning the step. Where the loop is behind, what several steps
     had to say is handed over at once: whoever writes it to a socket writes once.
-
-    A request may bring an errand. Its tokens then go that way, in the step that made them, and wake no
-    loop; whatever else is to be said of it, and the tokens that come with its end, reach its sink.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._inboxes: dict[str, Inbox] = {}
-        self._errands: dict[str, Errand] = {}
         self._silent: dict[str, None] = {}  # requests without a token so far
         self._pending: deque[Sequence[Event]] = deque()
 
-    def open(
-        self, request_id: str, sink: Sink, num_choices: int, errand: Errand | None = None
-    ) -> Inbox:
+    def open(self, request_id: str, sink: Sink, num_choices: int) -> Inbox:
         """On the loop: where the request's events will go. BadInput where its id is in use."""
         if request_id in self._inboxes:
             raise id_in_use(request_id)
         inbox = self._inboxes[request_id] = Inbox(sink, num_choices)
-        if errand is None:
-            self._silent[request_id] = None
-        else:
-            self._errands[request_id] = errand
+        self._silent[request_id] = None
         return inbox
 
     def close(self, request_id: str, inbox: Inbox) -> bool:
@@ -103,36 +80,15 @@ class AsyncInboxes:
             return False  # it has ended, and the id may be another's by now
         del self._inboxes[request_id]
         self._silent.pop(request_id, None)
-        self._errands.pop(request_id, None)
         return True
 
     def deliver(self, events: Sequence[Event]) -> None:
-        if self._errands and not (events := self._send_off(events)):
-            return
         self._pending.append(events)
         if len(self._pending) == 1:  # else the wake-up that is under way takes them along
             try:
                 self._loop.call_soon_threadsafe(self._spread)
             except RuntimeError:  # the loop is closed: nobody is left to be told
                 self._pending.clear()
-
-    def _send_off(self, events: Sequence[Event]) -> Sequence[Event]:
-        """On the engine's thread: tokens go with their errands; what is left."""
-        ended = {
-            event.request_id for event in events if type(event) is Finished or type(event) is Failed
-        }
-        left: list[Event] = []
-        last: Errand | None = None
-        for event in events:
-            if type(event) is Token and event.request_id not in ended:
-                errand = self._errands.get(event.request_id)
-                if errand is not None and errand.add(event.text, event.at_s):
-                    last = errand
-                    continue
-            left.append(event)
-        if last is not None:
-            last.go()
-        return left
 
     def _spread(self) -> None:
         """Ask by request; before all others those that wait for their first token, which would else

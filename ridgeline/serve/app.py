@@ -1,115 +1,137 @@
-"""The routes, the door before them, and nothing else."""
+"""The FastAPI apps: the public API, and the routes of the admin listener."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
-from starlette.applications import Starlette
+from fastapi import APIRouter, FastAPI, Security
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
+import ridgeline
+from ridgeline.errors import RidgelineError
 from ridgeline.roofline import Peaks
-from ridgeline.serve import errors, operations, tokenize
-from ridgeline.serve.anthropic import routes as messages
-from ridgeline.serve.auth.middleware import OPEN_PATHS, Door, Guard
-from ridgeline.serve.config import ServerOptions, names_of
+from ridgeline.serve import operations, tokenize
+from ridgeline.serve.anthropic import routes as anthropic_routes
+from ridgeline.serve.anthropic.schemas import MessageEvent
+from ridgeline.serve.auth.middleware import AccessMiddleware, AccessPolicy
+from ridgeline.serve.config import ServerOptions, split_names
 from ridgeline.serve.engine_protocol import ServedEngine
-from ridgeline.serve.http.fast_router import EXPECTED, Direct, Handlers
-from ridgeline.serve.openai import embeddings, responses
-from ridgeline.serve.openai import routes as openai
-from ridgeline.serve.service import Service, name_of
-from ridgeline.serve.web.page import add_page
+from ridgeline.serve.errors import ApiError, error_response, to_api_error, validation_error
+from ridgeline.serve.middleware import HttpMiddleware
+from ridgeline.serve.openai import embeddings, responses_routes
+from ridgeline.serve.openai import routes as openai_routes
+from ridgeline.serve.openai.objects import ChatCompletionChunk, CompletionChunk, ResponseEvent
+from ridgeline.serve.openapi import API_KEY_HEADER, BEARER, build_document
+from ridgeline.serve.routing import BodyLimits
+from ridgeline.serve.service import Service
+from ridgeline.serve.web import page
 
-Handler = Callable[[Service, Request], Awaitable[Response]]
-
-ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("POST", "/v1/completions", openai.complete),
-    ("POST", "/v1/chat/completions", openai.chat),
-    ("POST", "/v1/embeddings", embeddings.embed),
-    ("POST", "/v1/responses", responses.create),
-    ("POST", "/v1/messages", messages.create),
-    ("POST", "/v1/messages/count_tokens", messages.count),
-    ("POST", "/tokenize", tokenize.tokenize),
-    ("POST", "/detokenize", tokenize.detokenize),
-    ("GET", "/v1/models", openai.models),
-    ("GET", "/v1/models/{name:path}", openai.model),
-    ("GET", "/health", operations.health),
-    ("GET", "/ping", operations.health),
-    ("POST", "/ping", operations.health),
-    ("GET", "/ready", operations.ready),
-    ("GET", "/version", operations.version),
-    ("GET", "/metrics", operations.scrape),
-    ("GET", "/openapi.json", operations.openapi),
-)
-
-ADMIN_ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("GET", "/health", operations.health),
-    ("GET", "/ready", operations.ready),
-    ("GET", "/metrics", operations.scrape),
-    ("GET", "/admin/state", operations.state),
-    ("POST", "/admin/drain", operations.drain),
-    ("POST", "/admin/abort/{id}", operations.abort),
-    ("GET", "/openapi.json", operations.admin_openapi),
-)
+_METHODS = ("GET", "HEAD", "POST", "DELETE")
 
 
 def create_app(
     engine: ServedEngine, options: ServerOptions | None = None, *, peaks: Peaks | None = None
-) -> Starlette:
-    """The server over `engine`. `app.state.service` is what its routes share.
+) -> FastAPI:
+    """The API over `engine`. `app.state.service` is shared by its routes.
 
     `peaks`: what MFU and MBU are measured against.
     """
     service = Service(engine, options or ServerOptions(), peaks=peaks)
-    app = _app(service, ROUTES)
-    add_page(app, engine, service.name, service.options.promise, service.classes)
-    app.add_middleware(Direct, handlers=_fixed(service, ROUTES))
-    app.add_middleware(Guard, door=_door(service))
-    return app
-
-
-def create_admin_app(service: Service) -> Starlette:
-    """The operator's routes over the same service, for a listener that only this machine reaches.
-
-    Where keys are configured, an administrator's is needed.
-    """
-    app = _app(service, ADMIN_ROUTES)
-    app.add_middleware(Guard, door=_door(service, admin_only=True))
-    return app
-
-
-def _app(service: Service, routes: tuple[tuple[str, str, Handler], ...]) -> Starlette:
-    app = Starlette()
-    for kind in (*EXPECTED, Exception):
-        app.add_exception_handler(kind, errors.handle)
-    for method, path, handler in routes:
-        app.add_route(path, partial(handler, service), methods=[method])
-    app.state.service = service
-    return app
-
-
-def _fixed(service: Service, routes: tuple[tuple[str, str, Handler], ...]) -> Handlers:
-    """Those whose path has no parameter."""
-    return {
-        (method, path): partial(handler, service)
-        for method, path, handler in routes
-        if "{" not in path
-    }
-
-
-def _door(service: Service, **more: Any) -> Door:
-    options = service.options
-    return Door(
-        ring=service.ring,
-        drain=service.drain,
-        hosts=frozenset(name.lower() for name in names_of(options.allowed_hosts)),
-        origins=frozenset(names_of(options.allowed_origins)),
-        open_paths=OPEN_PATHS,
-        refused=service.metrics.count_refused,
-        **more,
+    app = _new_app("Ridgeline", service)
+    for router in (operations.probes, page.page_router):
+        app.include_router(router)
+    for router in (
+        openai_routes.router,
+        responses_routes.router,
+        embeddings.router,
+        anthropic_routes.router,
+        tokenize.router,
+        operations.router,
+        page.router,
+    ):
+        include_protected(app, router)
+    app.openapi = partial(  # type: ignore[method-assign]
+        build_document, app, (CompletionChunk, ChatCompletionChunk, ResponseEvent, MessageEvent)
     )
+    return app
 
 
-__all__ = ["ADMIN_ROUTES", "ROUTES", "Service", "create_admin_app", "create_app", "name_of"]
+def create_admin_app(service: Service) -> FastAPI:
+    """The operators' routes over the same service, for a listener on the loopback interface.
+
+    If keys are configured, an administrator's is needed.
+    """
+    app = _new_app("Ridgeline for operators", service, admin_only=True)
+    app.include_router(operations.probes)
+    for router in (operations.router, operations.admin_router):
+        include_protected(app, router)
+    app.openapi = partial(build_document, app)  # type: ignore[method-assign]
+    return app
+
+
+def include_protected(app: FastAPI, router: APIRouter) -> None:
+    """Add routes that need a key, if keys are configured, and document that."""
+    service: Service = app.state.service
+    schemes = [Security(BEARER), Security(API_KEY_HEADER)] if service.keys else []
+    app.include_router(router, dependencies=schemes)
+
+
+def _new_app(title: str, service: Service, *, admin_only: bool = False) -> FastAPI:
+    # FastAPI's /docs would load its script from a CDN: it is off, and so is its /openapi.json
+    app = FastAPI(title=title, version=ridgeline.__version__, openapi_url=None)
+    options = service.options
+    app.state.service = service
+    app.state.body_limits = BodyLimits(options.max_body_bytes, options.body_timeout_s)
+    for kind in (HTTPException, RidgelineError, Exception):
+        app.add_exception_handler(kind, _respond_to_error)
+    app.add_exception_handler(RequestValidationError, _respond_to_invalid_request)
+    policy = AccessPolicy(
+        keys=service.keys,
+        drain=service.drain,
+        hosts=frozenset(name.lower() for name in split_names(options.allowed_hosts)),
+        origins=frozenset(split_names(options.allowed_origins)),
+        admin_only=admin_only,
+        count_refused=service.metrics.count_refused,
+    )
+    app.add_middleware(AccessMiddleware, policy=policy)
+    app.add_middleware(HttpMiddleware, max_requests=options.max_num_connections)
+    return app
+
+
+async def _respond_to_error(request: Request, error: Exception) -> Response:
+    """Every exception becomes an error body of the API that was called."""
+    api_error = to_api_error(error)
+    if api_error.status_code == 405:
+        api_error = ApiError(405, api_error.message, headers={"allow": _allowed_methods(request)})
+    return error_response(api_error, request.scope.get("path", ""))
+
+
+async def _respond_to_invalid_request(request: Request, error: Exception) -> Response:
+    """400 for a body or a parameter that does not fit its model."""
+    assert isinstance(error, RequestValidationError)
+    first = dict(error.errors()[0])
+    source, *location = first["loc"]
+    api_error = validation_error([first | {"loc": location or ()}], error.body)
+    if source != "body":
+        field = ".".join(map(str, location))
+        api_error = ApiError(400, f"{field}: {first['msg']}", param=field)
+    return error_response(api_error, request.scope.get("path", ""))
+
+
+def _allowed_methods(request: Request) -> str:
+    """Methods of all routes of the path; Starlette lists those of the first one."""
+    routes = request.app.router.routes
+    allowed = [
+        method
+        for method in _METHODS
+        if any(
+            route.matches({**request.scope, "method": "GET" if method == "HEAD" else method})[0]
+            is Match.FULL
+            for route in routes
+        )
+    ]
+    return ", ".join(sorted(allowed))

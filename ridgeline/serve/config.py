@@ -1,11 +1,11 @@
 """The `[server]` table of a `ridgeline.toml`, and the flags of the same names.
 
-Everything the server may be told, checked once, here. `HELP` is what `ridgeline serve --help`
-prints: a field without a line in it can be set in the file only.
+`HELP` has the lines of `ridgeline serve --help`; a field without one can only be set in the file.
 """
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any, Literal
 
 import msgspec
@@ -17,39 +17,38 @@ ToolFormat = Literal["hermes", "llama3_json", "qwen3_xml"]
 ReasoningFormat = Literal["think", "think_open"]
 
 HELP = {
-    "host": "Address to listen on. Anything but loopback needs a key or --insecure.",
-    "port": "Port; 0 takes any that is free.",
-    "served_model_name": "Name that clients ask for (default: the model's).",
-    "api_key": "Key that clients must send.",
-    "api_keys_file": "TOML file of hashed keys, each with a name and limits of its own.",
-    "insecure": "Serve strangers without a key. You take the consequences.",
+    "host": "Address to listen on. Any but loopback needs an API key or --insecure.",
+    "port": "Port to listen on; 0 takes any free one.",
+    "served_model_name": "Model name in the API (default: the model's own).",
+    "api_key": "API key that clients must send.",
+    "api_keys_file": "TOML file of hashed API keys, each with a name and limits.",
+    "insecure": "Serve other machines without an API key.",
     "allowed_hosts": "Host names that requests may be addressed to, separated by commas.",
     "allowed_origins": "Web origins whose pages may call this server, separated by commas.",
     "admin_port": "Loopback port for metrics, state, aborting and draining (default: none).",
-    "shutdown_timeout_s": "Longest wait for running answers after SIGTERM.",
-    "log_requests": "Log a line per request: never its content.",
-    "enable_per_request_metrics": "Honour include_metrics: timings beside the usage.",
+    "shutdown_timeout_s": "Seconds that running requests may take after SIGTERM.",
+    "log_requests": "Log one line per request, without its content.",
+    "enable_per_request_metrics": "Honour include_metrics: send timings with the usage.",
     "max_body_bytes": "Largest request body.",
-    "max_num_connections": "Most connections at once, and most requests under way.",
-    "stream_interval": "Tokens of a stream sent together; the first goes at once.",
-    "requests_per_minute": "Each key's requests per minute.",
-    "tokens_per_minute": "Each key's tokens per minute, prompt and answer together.",
-    "slo_classes": "Promises by class, e.g. 'chat=ttft:500 tpot:50;bulk=e2e:60000'.",
+    "max_num_connections": "Maximum number of connections, and of requests in progress.",
+    "stream_interval": "Tokens per chunk of a stream; the first one is sent at once.",
+    "requests_per_minute": "Requests per minute and API key.",
+    "tokens_per_minute": "Prompt and output tokens per minute and API key.",
+    "slo_classes": "SLOs by class, e.g. 'chat=ttft:500 tpot:50;bulk=e2e:60000'.",
     "batch_store": "SQLite file of the Batch API (default: no Batch API).",
-    "batch_store_max_bytes": "Most bytes in that file (default: 16 GiB): then 413, and lines wait.",
-    "batch_window": "Hours in which batch lines are begun: 22:00-06:00.",
-    "price_per_hour": "What this machine costs per hour, for the cost metrics.",
+    "batch_store_max_bytes": "Size limit of that file (default: 16 GiB); a full one refuses uploads.",
+    "batch_window": "Hours in which batch requests are started, e.g. 22:00-06:00.",
+    "price_per_hour": "Price of this machine per hour, for the cost metrics.",
     "default_slo_class": "Class of requests that name none (default: the first).",
     "enable_auto_tool_choice": "Let the model decide to call tools (tool_choice: auto).",
-    "tool_call_parser": "How this model writes tool calls: hermes, llama3_json or qwen3_xml.",
-    "reasoning_parser": "How it marks its reasoning: think, or think_open (opened by the prompt).",
+    "tool_call_parser": "How the model writes tool calls: hermes, llama3_json or qwen3_xml.",
+    "reasoning_parser": "How the model marks reasoning: think, or think_open if the prompt opens it.",
 }
 
 
-class Caps(msgspec.Struct, frozen=True, kw_only=True):
-    """What is refused before any work is done for it."""
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits on a request, checked before any work is done for it."""
 
-    max_body_bytes: int = 4 << 20
     max_n: int = 64
     max_prompts: int = 256
     max_choices: int = 1024
@@ -64,8 +63,11 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True):
     max_inputs: int = 256
 
 
+LIMITS = RequestLimits()
+
+
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """See the head of this file. Times are seconds, sizes bytes; None switches a limit off."""
+    """Options of the server. Times are in seconds, sizes in bytes; None disables a limit."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -105,38 +107,41 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise BadInput(f"{_flag(name)} is out of range", value=number, limit="0..65535")
         for name in ("shutdown_timeout_s", *_WAITS, "keep_alive_s"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise BadInput(f"{_flag(name)} is negative", value=getattr(self, name))
+                raise BadInput(
+                    f"{_flag(name)} must be a non-negative number of seconds",
+                    value=getattr(self, name),
+                )
         for name in (*_COUNTS, *_RATES):
             number = getattr(self, name)
             if number is not None and number < 1:
                 raise BadInput(f"{_flag(name)} must be positive", value=number, limit=">= 1")
         if self.price_per_hour is not None and not 0 <= self.price_per_hour < float("inf"):
-            raise BadInput("--price-per-hour is negative", value=self.price_per_hour)
-        known = self.classes
+            raise BadInput(
+                "--price-per-hour must be a non-negative number", value=self.price_per_hour
+            )
+        known = self.parsed_slo_classes
         if self.default_slo_class is not None and self.default_slo_class not in known:
             raise BadInput(
-                "--default-slo-class is not one of --slo-classes", value=self.default_slo_class
+                "--default-slo-class is not one of --slo-classes",
+                value=self.default_slo_class,
+                limit=", ".join(known) or "--slo-classes is empty",
             )
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise BadInput(
                 "--enable-auto-tool-choice needs --tool-call-parser",
-                fix="name the format this model writes its tool calls in",
+                fix="name the format in which this model writes tool calls",
             )
 
     @property
-    def classes(self) -> dict[str, Slo]:
-        """Promises by the name of their class."""
-        return parse_classes(self.slo_classes)
+    def parsed_slo_classes(self) -> dict[str, Slo]:
+        """SLOs by the name of their class."""
+        return parse_slo_classes(self.slo_classes)
 
     @property
-    def promise(self) -> Slo | None:
-        """That of requests that name no class: the default class's, else the first one's."""
-        classes = self.classes
+    def default_slo(self) -> Slo | None:
+        """SLO of requests that name no class: the default class's, else the first one's."""
+        classes = self.parsed_slo_classes
         return classes[self.default_slo_class or next(iter(classes))] if classes else None
-
-    @property
-    def caps(self) -> Caps:
-        return Caps(max_body_bytes=self.max_body_bytes)
 
 
 _WAITS = ("header_timeout_s", "body_timeout_s", "send_timeout_s")
@@ -151,7 +156,7 @@ def _flag(name: str) -> str:
 
 
 def options_from(table: dict[str, Any], flags: dict[str, Any]) -> ServerOptions:
-    """Options from a file's `[server]` table; a flag that was given (not None) overrides it."""
+    """Options from the `[server]` table of a file, overridden by the flags that are not None."""
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         return msgspec.convert({**table, **given}, ServerOptions)
@@ -160,10 +165,10 @@ def options_from(table: dict[str, Any], flags: dict[str, Any]) -> ServerOptions:
         raise BadInput(f"[server]: {error}", limit=f"known options: {known}") from None
 
 
-def for_lines(options: ServerOptions) -> ServerOptions:
-    """The options of the app that answers batch lines in this process.
+def batch_app_options(options: ServerOptions) -> ServerOptions:
+    """Options of the app that runs batch requests in this process.
 
-    Who may come in was decided at the door: lines bring no key and no address, and pay no rate.
+    Keys and budgets were checked when the batch was uploaded: its requests carry no key.
     """
     return msgspec.structs.replace(
         options,
@@ -176,18 +181,23 @@ def for_lines(options: ServerOptions) -> ServerOptions:
     )
 
 
-def names_of(text: str) -> tuple[str, ...]:
-    """The parts of a list written with commas."""
+def split_names(text: str) -> tuple[str, ...]:
+    """The parts of a comma-separated list."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def parse_classes(text: str) -> dict[str, Slo]:
-    """`chat=ttft:500 tpot:50;bulk=e2e:60000` as promises by name, in order."""
-    found: dict[str, Slo] = {}
+def parse_slo_classes(text: str) -> dict[str, Slo]:
+    """`chat=ttft:500 tpot:50;bulk=e2e:60000` as SLOs by name, in order."""
+    classes: dict[str, Slo] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
-        name, equals, promise = part.partition("=")
-        if not equals or not name.strip().isidentifier() or name.strip() in found:
+        name, equals, objectives = part.partition("=")
+        if not equals or not name.strip().isidentifier() or name.strip() in classes:
             fix = "write e.g. 'chat=ttft:500 tpot:50;bulk=e2e:60000' (milliseconds)"
             raise BadInput("--slo-classes cannot be read", value=part, fix=fix)
-        found[name.strip()] = Slo.parse(promise)
-    return found
+        classes[name.strip()] = Slo.parse(objectives)
+    return classes
+
+
+def model_name(model: str) -> str:
+    """The name of a model in the API: `demo` and `dummy:SHAPE` as they are, a directory's last part."""
+    return PurePath(model).name or model

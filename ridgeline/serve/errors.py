@@ -1,7 +1,7 @@
-"""Errors as an OpenAI client expects them: `{"error": {"message", "type", "param", "code"}}`.
+"""Error responses in the shapes of the OpenAI and Anthropic APIs.
 
-Types and statuses are vLLM's. A message never carries a stack trace, a path of this machine, or an
-address of this process.
+Error types and statuses follow vLLM. A message never carries a stack trace, a file path of this
+machine or a memory address.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Match
+from typing_extensions import TypedDict
 
 from ridgeline.errors import EngineFull, EngineUnavailable, UserError
 from ridgeline.records import Failed, Sampling
 
-TYPES = {
+ERROR_TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
     403: "PermissionDeniedError",
@@ -36,64 +37,7 @@ TYPES = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
-
-_FIELDS = {"prompt", "messages", *(field.name for field in msgspec.structs.fields(Sampling))}
-_PATH = re.compile(r"(?<![\w/.:])(?:~|/)(?:[\w.@+-]+/)+[\w.@+-]*")
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
-
-
-class ApiError(Exception):
-    """An answer other than 200, raised anywhere below a route."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        self.status, self.message, self.param = status, message, param
-        self.headers = dict(headers or {})
-        super().__init__(message)
-
-
-class ClientGone(Exception):  # an event, not a fault
-    """The client hung up; there is nobody left to answer."""
-
-
-def scrub(message: str) -> str:
-    """The message without paths of this machine and addresses of this process."""
-    return _ADDRESS.sub("<address>", _PATH.sub("<path>", message))
-
-
-def as_api_error(error: BaseException) -> ApiError:
-    """What a client may be told about `error`."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, UserError):
-        return ApiError(400, scrub(str(error)), param=_param(error))
-    if isinstance(error, EngineFull):
-        after = {"retry-after": str(math.ceil(error.retry_after_s))}
-        return ApiError(503, scrub(str(error)), headers=after)
-    if isinstance(error, EngineUnavailable):
-        return ApiError(503, scrub(str(error)) or "the engine is not available")
-    return ApiError(500, "the server failed on this request; its log says why")
-
-
-def body(error: ApiError) -> dict[str, object]:
-    """The error body of the OpenAI API."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": TYPES.get(error.status, "InternalServerError"),
-            "param": error.param,
-            "code": error.status,
-        }
-    }
-
-
-_ANTHROPIC = {
+ANTHROPIC_ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -105,49 +49,166 @@ _ANTHROPIC = {
     503: "overloaded_error",
 }
 
+_REQUEST_FIELDS = {"prompt", "messages", *(f.name for f in msgspec.structs.fields(Sampling))}
+_FILE_PATH = re.compile(r"(?<![\w/.:])(?:~|/)(?:[\w.@+-]+/)+[\w.@+-]*")
+_MEMORY_ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
-def anthropic_body(error: ApiError) -> dict[str, object]:
-    """The error body of Anthropic's API."""
-    kind = _ANTHROPIC.get(error.status, "invalid_request_error")
+
+class ErrorDetail(TypedDict):
+    """What went wrong. `param` names the field of the request, if one is to blame."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorResponse(TypedDict):
+    """Body of every error, as OpenAI's clients expect it."""
+
+    error: ErrorDetail
+
+
+class AnthropicErrorDetail(TypedDict):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(TypedDict):
+    """Body of every error of `/v1/messages`, as Anthropic's clients expect it."""
+
+    type: str
+    error: AnthropicErrorDetail
+
+
+class ApiError(HTTPException):
+    """An error response, raised anywhere below a route."""
+
+    def __init__(
+        self,
+        status_code: int,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status_code, message, dict(headers or {}))
+        self.message, self.param = message, param
+
+
+class ClientDisconnected(ApiError):
+    """The client closed the connection; the response has no reader."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client closed the connection")
+
+
+def redact(message: str) -> str:
+    """The message without file paths and memory addresses of this server."""
+    return _MEMORY_ADDRESS.sub("<address>", _FILE_PATH.sub("<path>", message))
+
+
+def to_api_error(error: BaseException) -> ApiError:
+    """The error response for an exception; 500 without details for an unexpected one."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail), headers=error.headers)
+    if isinstance(error, UserError):
+        return ApiError(400, redact(str(error)), param=_field_named_by(error))
+    if isinstance(error, EngineFull):
+        retry_after = {"retry-after": str(math.ceil(error.retry_after_s))}
+        return ApiError(503, redact(str(error)), headers=retry_after)
+    if isinstance(error, EngineUnavailable):
+        return ApiError(503, redact(str(error)) or "the engine is not available")
+    return ApiError(500, "the server failed on this request; see its log")
+
+
+def failure_error(failed: Failed) -> ApiError:
+    """The error response for a request that ended in `Failed`."""
+    if failed.cause == "deadline":
+        return ApiError(408, "the response was not complete within timeout_ms")
+    return ApiError(400 if failed.cause == "request" else 500, redact(failed.error))
+
+
+def error_body(error: ApiError) -> ErrorResponse:
+    """The error in OpenAI's shape."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": ERROR_TYPES.get(error.status_code, "InternalServerError"),
+            "param": error.param,
+            "code": error.status_code,
+        }
+    }
+
+
+def anthropic_error_body(error: ApiError) -> AnthropicErrorResponse:
+    """The error in Anthropic's shape."""
+    kind = ANTHROPIC_ERROR_TYPES.get(error.status_code, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def of_failure(failed: Failed) -> ApiError:
-    """What a client may be told about a request that ended in `Failed`."""
-    if failed.cause == "deadline":
-        return ApiError(408, "the answer was not ready by the time given in timeout_ms")
-    return ApiError(400 if failed.cause == "request" else 500, scrub(failed.error))
+def error_response(error: ApiError, path: str = "") -> JSONResponse:
+    """The response for an error, in the shape of the API that `path` belongs to."""
+    headers = {"retry-after": "1"} if error.status_code == 503 else {}
+    is_anthropic = path.startswith("/v1/messages")
+    body = anthropic_error_body(error) if is_anthropic else error_body(error)
+    return JSONResponse(body, error.status_code, headers | dict(error.headers or {}))
 
 
-def response(error: ApiError, path: str = "") -> JSONResponse:
-    """The answer that tells an error, in the words of the API that `path` belongs to."""
-    headers = {"retry-after": "1"} if error.status == 503 else {}
-    told = anthropic_body(error) if path.startswith("/v1/messages") else body(error)
-    return JSONResponse(told, status_code=error.status, headers=headers | error.headers)
+def validation_error(errors: list[Any], body: Any) -> ApiError:
+    """400 for pydantic's first complaint, as one sentence that names the field.
+
+    `errors`: as `ValidationError.errors()` lists them; `body`: what was validated.
+    """
+    first = errors[0]
+    location = tuple(first["loc"])
+    if not location:
+        return ApiError(400, f"the request body is not a JSON object: {first['msg']}")
+    is_missing = first["type"] == "missing"
+    path = _path_in_body(location, body, first["input"])
+    field = ".".join(map(str, [*path, *(location[-1:] if is_missing else ())][:4]))
+    given = "" if is_missing else f"; got {_shorten(first['input'])}"
+    return ApiError(400, f"{field}: {first['msg']}{given}", param=field)
 
 
-async def handle(request: Request, error: Exception) -> JSONResponse:
-    """Exception handler of the app: every exception becomes a body a client can read."""
-    if isinstance(error, HTTPException):
-        headers = dict(error.headers or {}) | _allow(request, error.status_code)
-        told = ApiError(error.status_code, str(error.detail), headers=headers)
-    elif isinstance(error, ClientGone):
-        told = ApiError(499, "the client closed the connection")
-    else:
-        told = as_api_error(error)
-    return response(told, request.scope.get("path", ""))
+def from_validation(error: ValidationError, body: Any) -> ApiError:
+    """As `validation_error`, for a model that was validated outside a route."""
+    listed = error.errors(include_url=False, include_input=True, include_context=False)
+    return validation_error(listed, body)
 
 
-def _allow(request: Request, status: int) -> dict[str, str]:
-    """The router's own 405 lists the methods of the first route of a path; this lists all."""
-    if status != 405:
-        return {}
-    fitting = [r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE]
-    methods: set[str] = set().union(*(getattr(route, "methods", None) or () for route in fitting))
-    return {"Allow": ", ".join(sorted(methods))}
+def check_limit(name: str, number: int, limit: int, what: str) -> None:
+    """ApiError 400 if a request has more than `limit` of something."""
+    if number > limit:
+        message = f"{name}: too many {what}: {number}; limit: {limit}; fix: send several requests"
+        raise ApiError(400, message, param=name)
 
 
-def _param(error: UserError) -> str | None:
-    """The field a `UserError` opens with: `temperature is out of range` is about temperature."""
+def _path_in_body(location: tuple[int | str, ...], body: Any, value: Any) -> list[int | str]:
+    """Keys and indices that lead to the rejected value. pydantic's location also names the
+    branches of a union that it tried (`stop.str`), which are not part of the body."""
+    path: list[int | str] = []
+    at = body
+    for step in location:
+        if at == value:
+            break
+        is_index = isinstance(at, list) and isinstance(step, int) and step < len(at)
+        if is_index or (isinstance(at, dict) and step in at):
+            at = at[step]
+            path.append(step)
+    return path
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _field_named_by(error: UserError) -> str | None:
+    """The field that a message opens with: `temperature is out of range` names temperature."""
     word = error.what.split(maxsplit=1)[0].partition("[")[0]
-    return word if word in _FIELDS else None
+    return word if word in _REQUEST_FIELDS else None

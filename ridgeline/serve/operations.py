@@ -1,75 +1,180 @@
-"""What operators and their tools ask: alive, ready, which version, which numbers."""
+"""Routes for operators and their tools: probes, version, metrics, and the admin listener's."""
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from typing_extensions import TypedDict
 
 import ridgeline
-from ridgeline.serve import errors
-from ridgeline.serve.errors import ApiError
+from ridgeline.serve.errors import ApiError, error_response
+from ridgeline.serve.generation.respond import json_response
 from ridgeline.serve.metrics.registry import CONTENT_TYPE
-from ridgeline.serve.openapi.document import admin_document, document
-from ridgeline.serve.service import Service, to_json
+from ridgeline.serve.openai.objects import NonNegative
+from ridgeline.serve.openapi import error_responses, probe_responses
+from ridgeline.serve.service import Service, ServiceDep
+
+probes = APIRouter(tags=["Operations"])
+"""Routes without a key."""
+router = APIRouter(tags=["Operations"])
+admin_router = APIRouter(tags=["Admin"])
+"""Routes of the admin listener only."""
 
 
-async def health(service: Service, _request: Request) -> Response:
-    """GET /health: 200 while the engine makes progress, else 503. Draining is not ill."""
-    if service.engine.is_healthy():
-        return Response(status_code=200)
-    return errors.response(ApiError(503, "the engine makes no progress"))
+class VersionResponse(TypedDict):
+    """Version of the server."""
+
+    version: str
 
 
-async def ready(service: Service, _request: Request) -> Response:
-    """GET /ready: 200 while new requests are welcome."""
+class StateResponse(TypedDict):
+    """Resolved configuration with the reason for each value, counters and levels."""
+
+    model: str
+    settings: dict[str, Any]
+    derivations: dict[str, Any]
+    counters: dict[str, float]
+    draining: bool
+    under_way: NonNegative
+
+
+class DrainResponse(TypedDict):
+    """The server is draining."""
+
+    draining: Literal[True]
+
+
+class AbortResponse(TypedDict):
+    """The id of the aborted request."""
+
+    aborted: str
+
+
+@probes.get(
+    "/health",
+    summary="200 while the engine makes progress",
+    operation_id="health",
+    response_class=Response,
+    responses=probe_responses(),
+)
+async def health(service: ServiceDep) -> Response:
+    return _health(service)
+
+
+@probes.get(
+    "/ping",
+    summary="As /health",
+    operation_id="ping",
+    response_class=Response,
+    responses=probe_responses(),
+)
+@probes.post(
+    "/ping",
+    summary="As /health",
+    operation_id="post_ping",
+    response_class=Response,
+    responses=probe_responses(),
+)
+async def ping(service: ServiceDep) -> Response:
+    return _health(service)
+
+
+@probes.get(
+    "/ready",
+    summary="200 while new requests are accepted",
+    operation_id="ready",
+    response_class=Response,
+    responses=probe_responses(),
+)
+async def ready(service: ServiceDep) -> Response:
     if service.drain.is_draining:
-        return errors.response(service.drain.refusal())
-    return await health(service, _request)
+        return error_response(service.drain.refusal())
+    return _health(service)
 
 
-async def version(_service: Service, _request: Request) -> Response:
-    """GET /version."""
-    return to_json({"version": ridgeline.__version__})
+@router.get(
+    "/version",
+    summary="Version of the server",
+    operation_id="version",
+    response_model=VersionResponse,
+    responses=error_responses(),
+)
+async def version() -> Response:
+    current: VersionResponse = {"version": ridgeline.__version__}
+    return json_response(current)
 
 
-async def openapi(_service: Service, request: Request) -> Response:
-    """GET /openapi.json: with the Batch API where this server has it."""
-    paths = {getattr(route, "path", None) for route in request.app.routes}
-    return to_json(document(batches="/v1/batches" in paths))
+@router.get(
+    "/openapi.json",
+    summary="This document",
+    operation_id="openapi",
+    response_model=None,
+    responses=error_responses(),
+)
+async def openapi(request: Request) -> Response:
+    return json_response(request.app.openapi())
 
 
-async def admin_openapi(_service: Service, _request: Request) -> Response:
-    """GET /openapi.json of the operators' listener."""
-    return to_json(admin_document())
-
-
-async def scrape(service: Service, _request: Request) -> Response:
-    """GET /metrics."""
+@router.get(
+    "/metrics",
+    summary="Metrics in the Prometheus text format",
+    operation_id="metrics",
+    response_class=Response,
+    responses=error_responses()
+    | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def metrics(service: ServiceDep) -> Response:
     return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
 
-async def state(service: Service, _request: Request) -> Response:
-    """GET /admin/state: the resolved configuration, with the reason for each value, and levels."""
+@admin_router.get(
+    "/admin/state",
+    summary="Resolved configuration, counters and levels",
+    operation_id="state",
+    response_model=StateResponse,
+    responses=error_responses(),
+)
+async def state(service: ServiceDep) -> Response:
     info = service.engine.info
-    return to_json(
-        {
-            "model": service.name,
-            "settings": info.settings,
-            "derivations": info.derivations,
-            "counters": dict(service.engine.counters()),
-            "draining": service.drain.is_draining,
-            "under_way": service.drain.num_under_way,
-        }
-    )
+    current: StateResponse = {
+        "model": service.name,
+        "settings": dict(info.settings),
+        "derivations": dict(info.derivations),
+        "counters": dict(service.engine.counters()),
+        "draining": service.drain.is_draining,
+        "under_way": service.drain.num_in_progress,
+    }
+    return json_response(current)
 
 
-async def drain(service: Service, _request: Request) -> Response:
-    """POST /admin/drain: as SIGTERM."""
-    service.drain.begin(service.options.shutdown_timeout_s)
-    return to_json({"draining": True})
+@admin_router.post(
+    "/admin/drain",
+    summary="Shut down gracefully, as SIGTERM does",
+    operation_id="drain",
+    response_model=DrainResponse,
+    responses=error_responses(),
+)
+async def drain(service: ServiceDep) -> Response:
+    service.drain.start(service.options.shutdown_timeout_s)
+    draining: DrainResponse = {"draining": True}
+    return json_response(draining)
 
 
-async def abort(service: Service, request: Request) -> Response:
-    """POST /admin/abort/ID: end one request by the id of its answer."""
-    service.engine.abort(request.path_params["id"])
-    return to_json({"aborted": request.path_params["id"]})
+@admin_router.post(
+    "/admin/abort/{id}",
+    summary="Abort a request by the id of its response",
+    operation_id="abort",
+    response_model=AbortResponse,
+    responses=error_responses(),
+)
+async def abort(id: str, service: ServiceDep) -> Response:
+    service.engine.abort(id)
+    aborted: AbortResponse = {"aborted": id}
+    return json_response(aborted)
+
+
+def _health(service: Service) -> Response:
+    if service.engine.is_healthy():
+        return Response(status_code=200)
+    return error_response(ApiError(503, "the engine makes no progress"))

@@ -1,8 +1,8 @@
-"""Listening, serving, and stopping without breaking a promise.
+"""Listen, serve, and shut down gracefully.
 
-The socket is bound before the model is loaded, so that a taken port costs no minute. SIGINT or
-SIGTERM begins to drain (see `lifecycle.py`): nothing new is begun, running answers finish for up to
-`shutdown_timeout_s`, the rest is aborted, and `run` returns; a second signal does not wait.
+The socket is bound before the model is loaded, so that a port that is in use is reported at once.
+SIGINT or SIGTERM starts to drain (`drain.py`): running requests may take up to `shutdown_timeout_s`,
+the rest is cut off, and `run` returns. A second signal does not wait.
 """
 
 from __future__ import annotations
@@ -18,38 +18,39 @@ from types import FrameType
 from typing import NamedTuple
 
 import uvicorn
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from ridgeline.errors import BadInput
 from ridgeline.serve.auth.middleware import is_loopback
 from ridgeline.serve.config import ServerOptions
-from ridgeline.serve.connection import ConnectionLimits, bounded_protocol
+from ridgeline.serve.connection import ConnectionLimits, limited_protocol
 from ridgeline.serve.service import Service
 
-_BACKLOG = 2048  # connections that wait in the system
-_ACCEPTS_AT_ONCE = 32
-"""asyncio accepts as many in one turn of its loop as it was told is the backlog. Thousands at once
-would stand in everybody's way, and take some 16 KB each; in the system they take nearly nothing."""
+_BACKLOG = 2048
+"""Connections that may wait in the system."""
+_ACCEPT_AT_ONCE = 32
+"""asyncio accepts up to `backlog` connections in one iteration of its loop. Thousands at once would
+delay every request, and take some 16 KB each; in the system's queue they take almost nothing."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def check_exposed(options: ServerOptions) -> None:
-    """BadInput where strangers could reach the port and nobody would ask them for a key."""
+    """BadInput if other machines could reach the server without a key."""
     has_key = options.api_key is not None or options.api_keys_file is not None
     if not is_loopback(options.host) and not has_key and not options.insecure:
         raise BadInput(
-            "this address can be reached from other machines, and no API key is asked for",
+            "other machines can reach this address, and no API key is configured",
             value=options.host,
-            fix="give --api-key (or RIDGELINE_API_KEY, or --api-keys-file), or say --insecure",
+            fix="set --api-key (or RIDGELINE_API_KEY, or --api-keys-file), or --insecure",
         )
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """A listening socket; UserError where the address cannot be had.
+    """A listening socket; BadInput if the address cannot be used.
 
-    Its connections inherit TCP_NODELAY: tokens are small packets, and Nagle's algorithm with
-    delayed acknowledgements would hold every second one back for 40 ms. (asyncio sets the option
-    itself only on sockets made with an explicit protocol number.)
+    Connections inherit TCP_NODELAY: tokens are small packets, and Nagle's algorithm with delayed
+    acknowledgements would hold back every second one for 40 ms. (asyncio sets the option only on
+    sockets that were created with a protocol number.)
     """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
@@ -66,38 +67,39 @@ def listen(options: ServerOptions) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The address a client on this machine would use."""
+    """The URL for clients on this machine."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def run(
-    app: Starlette,
+    app: FastAPI,
     listener: socket.socket,
     options: ServerOptions,
     *,
-    ready: Callable[[], None] = lambda: None,
-    admin: Admin | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+    admin: AdminListener | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` is called once requests are answered."""
-    service: Service = app.state.service
-    Server(server_config(app, options), service, ready, admin).run(sockets=[listener])
+    """Serve until SIGINT or SIGTERM; `on_ready` is called when requests are accepted."""
+    config = uvicorn_config(app, options)
+    GracefulServer(config, app.state.service, on_ready, admin).run(sockets=[listener])
 
 
-def server_config(app: Starlette, options: ServerOptions) -> uvicorn.Config:
-    """uvicorn as this server runs it. The drain has the patience; uvicorn then needs little."""
+def uvicorn_config(app: FastAPI, options: ServerOptions) -> uvicorn.Config:
+    """uvicorn's configuration. Its own graceful shutdown is short: requests had their time while
+    the server drained."""
     limits = ConnectionLimits(
         max_connections=options.max_num_connections,
         header_timeout_s=options.header_timeout_s,
+        body_timeout_s=2 * options.body_timeout_s,
         send_timeout_s=options.send_timeout_s,
-        linger_s=options.body_timeout_s,
     )
     return uvicorn.Config(
         app,
-        http=bounded_protocol(limits),
+        http=limited_protocol(limits),
         log_level="info" if options.log_requests else "warning",
         access_log=options.log_requests,
-        backlog=_ACCEPTS_AT_ONCE,
+        backlog=_ACCEPT_AT_ONCE,
         timeout_keep_alive=options.keep_alive_s,
         timeout_graceful_shutdown=1,
         server_header=False,
@@ -105,62 +107,62 @@ def server_config(app: Starlette, options: ServerOptions) -> uvicorn.Config:
     )
 
 
-class Admin(NamedTuple):
-    """The operator's app and the socket it is served on."""
+class AdminListener(NamedTuple):
+    """The operators' app and the socket that it is served on."""
 
-    app: Starlette
+    app: FastAPI
     listener: socket.socket
 
 
-class Server(uvicorn.Server):
-    """uvicorn's server, which drains before it stops and ends normally after a signal."""
+class GracefulServer(uvicorn.Server):
+    """uvicorn's server, which drains before it stops, and returns after a signal.
+
+    `service`: whose requests are drained.
+    """
 
     def __init__(
         self,
         config: uvicorn.Config,
         service: Service,
-        ready: Callable[[], None],
-        admin: Admin | None = None,
+        on_ready: Callable[[], None] = lambda: None,
+        admin: AdminListener | None = None,
     ) -> None:
         super().__init__(config)
-        self._service, self._ready, self._admin = service, ready, admin
-        self._beside: tuple[uvicorn.Server, asyncio.Task[None]] | None = None
+        self._service, self._on_ready, self._admin = service, on_ready, admin
+        self._admin_server: tuple[uvicorn.Server, asyncio.Task[None]] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins to drain, the second stops at once."""
+        """The first signal starts to drain, the second stops at once."""
         if self._service.drain.is_draining:
             self.should_exit = self.force_exit = True
-        self._service.drain.begin(self._service.options.shutdown_timeout_s)
+        self._service.drain.start(self._service.options.shutdown_timeout_s)
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._service.drain.is_over
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """What still runs ends with an error that tells why, then uvicorn closes all."""
-        self._service.cut_off()
-        await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn would leave the app's own tasks to be torn off
-            await self.lifespan.shutdown()
-        if self._beside is not None:
-            self._beside[0].should_exit = True
-            self._beside[0].force_exit = self.force_exit
-            await self._beside[1]
-
-    async def _serve_admin(self, admin: Admin) -> None:
-        config = server_config(admin.app, self._service.options)
-        server = _Beside(config)
-        task = asyncio.create_task(server.serve(sockets=[admin.listener]))
-        self._beside = server, task
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         for listener in sockets or []:
-            listener.listen(_BACKLOG)  # asyncio has set it to what it accepts at once
+            listener.listen(_BACKLOG)  # asyncio has set it to _ACCEPT_AT_ONCE
+        # the model's modules live as long as the server: collections need not walk them
         gc.collect()
-        gc.freeze()  # the model's modules live as long as the server: no collection walks them
+        gc.freeze()
         if self._admin is not None:
-            await self._serve_admin(self._admin)
-        self._ready()
+            server = _SecondServer(uvicorn_config(self._admin.app, self._service.options))
+            task = asyncio.create_task(server.serve(sockets=[self._admin.listener]))
+            self._admin_server = server, task
+        self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open responses end with an error that says why; then uvicorn closes everything."""
+        self._service.end_streams()
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn skips this, and the app's background tasks would be torn off
+            await self.lifespan.shutdown()
+        if self._admin_server is not None:
+            server, task = self._admin_server
+            server.should_exit, server.force_exit = True, self.force_exit
+            await task
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -168,16 +170,16 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        previous = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
 
-class _Beside(uvicorn.Server):
-    """A second server in the same loop; signals are the first one's business."""
+class _SecondServer(uvicorn.Server):
+    """A server in the same event loop, which leaves signals to the first one."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,54 +1,40 @@
-"""What every route shares: one served model, its name, its numbers, its limits, its callers."""
+"""What all routes share: the served model, its limits, metrics, keys and budgets."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from pathlib import PurePath
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
 from weakref import WeakSet
 
-import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import Depends, Request
 
 from ridgeline.records import Sampling, Slo
 from ridgeline.roofline import Peaks
 from ridgeline.serve.auth.keys import load_keys
 from ridgeline.serve.auth.middleware import caller_of
-from ridgeline.serve.auth.rate_limit import Account, Accounts
-from ridgeline.serve.config import Caps, ServerOptions
-from ridgeline.serve.drain import Drain
+from ridgeline.serve.auth.rate_limit import KeyBudget, KeyBudgets
+from ridgeline.serve.config import LIMITS, ServerOptions, model_name
+from ridgeline.serve.drain import DrainState
 from ridgeline.serve.engine_protocol import ServedEngine
-from ridgeline.serve.errors import ApiError
-from ridgeline.serve.generation.event_stream import encode, read_body
-from ridgeline.serve.generation.respond import answer_headers, request_id_of
-from ridgeline.serve.generation.stream import Job, RequestGroup, Terms, free
-from ridgeline.serve.ids import fresh_id
+from ridgeline.serve.errors import ApiError, check_limit
+from ridgeline.serve.generation.ids import new_id
+from ridgeline.serve.generation.request import (
+    GenerationRequest,
+    RequestOptions,
+    SchedulingParams,
+    TokenPrompt,
+    charge_nothing,
+)
+from ridgeline.serve.generation.respond import request_id, response_headers
+from ridgeline.serve.generation.stream import MAX_UNREAD_CHARS, ResponseStream
 from ridgeline.serve.metrics.registry import Metrics
-from ridgeline.serve.openai.sampling_params import Prompt, check_cap
-
-
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says about how it wants to be served, whatever its endpoint."""
-
-    priority: int | None = None
-    cache_salt: str | None = None
-    slo_class: str | None = None
-    timeout_ms: float | None = None
-    request_id: str | None = None
-    ignored: tuple[str, ...] = ()
-
-
-class Order(msgspec.Struct, frozen=True):
-    """A job that was priced and accepted, and the headers that its answer carries."""
-
-    job: Job
-    headers: dict[str, str]
 
 
 class Service:
-    """See the head of this file."""
+    """One served model. `peaks`: what MFU and MBU are measured against; `now`: the rate limits'
+    clock, in seconds."""
 
     def __init__(
         self,
@@ -59,113 +45,122 @@ class Service:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine, self.options, self.now = engine, options, now
-        self.name = options.served_model_name or name_of(engine.info.model)
-        self.caps: Caps = options.caps
+        self.name = options.served_model_name or model_name(engine.info.model)
         self.metrics = Metrics(
             engine, self.name, price_per_hour=options.price_per_hour, peaks=peaks
         )
-        self.ring = load_keys(options.api_key, options.api_keys_file)
-        self.drain = Drain()
-        self.classes = options.classes
-        self.accounts = Accounts(self.ring, options.requests_per_minute, options.tokens_per_minute)
+        self.keys = load_keys(options.api_key, options.api_keys_file)
+        self.drain = DrainState()
+        self.slo_classes = options.parsed_slo_classes
+        self.budgets = KeyBudgets(self.keys, options.requests_per_minute, options.tokens_per_minute)
         self.created = int(time.time())
-        self._open: WeakSet[RequestGroup] = WeakSet()  # who is answered is forgotten by itself
-
-    async def body(self, request: Request) -> bytes:
-        """The request's body, within the limits of size and time."""
-        return await read_body(request, self.caps.max_body_bytes, self.options.body_timeout_s)
+        self.has_batches = False
+        self._streams: WeakSet[ResponseStream] = WeakSet()
 
     def check_model(self, name: str | None) -> None:
-        """ApiError 404 for another model's name; leaving it out means this one."""
+        """ApiError 404 for another model's name; None means the served one."""
         if name is not None and name != self.name:
             message = f"The model `{name[:200]}` does not exist; this server serves `{self.name}`"
             raise ApiError(404, message, param="model")
 
-    def order(
+    def submit(
         self,
-        request: Request,
-        kind: str,
-        prompts: Sequence[Prompt],
+        http_request: Request,
+        id_prefix: str,
+        prompts: Sequence[TokenPrompt],
         sampling: Sampling,
-        wish: Wish,
+        options: RequestOptions,
         *,
-        scores_only: bool = False,
-    ) -> Order:
-        """Price a job and take its fee. ApiError 429 where its key is out of budget."""
-        caller = caller_of(request.scope)
-        account = self.accounts.of(caller, self.now())
-        job = Job(
-            id=fresh_id(f"{kind}-"),
+        streamed: bool,
+        score_only: bool = False,
+    ) -> ResponseStream:
+        """Admit a request and charge its key. The engine gets it when the stream is first read.
+
+        ApiError 400 for a bad option, 429 if the key's budget is used up.
+        """
+        caller = caller_of(http_request.scope)
+        num_tokens = sum(len(prompt.tokens) for prompt in prompts)
+        scheduling = self._scheduling(
+            http_request.headers, options, caller.tenant(options.cache_salt)
+        )
+        own_id = new_id(f"{id_prefix}-")
+        sent_id = request_id(http_request.headers, options.request_id, own_id)
+        check_limit("prompt", num_tokens, LIMITS.max_prompt_tokens, "prompt tokens in one request")
+        budget = self.budgets.of(caller, self.now())
+        request = GenerationRequest(
+            id=own_id,
             prompts=prompts,
             sampling=sampling,
-            terms=self._terms(request, wish, caller.tenant(wish.cache_salt)),
-            scores_only=scores_only,
-            spent=free if scores_only else self._payer(account),
+            scheduling=scheduling,
+            score_only=score_only,
+            charge=charge_nothing if score_only else self._charger(budget),
+            headers=response_headers(sent_id, options.ignored) | self.charge(budget, num_tokens),
         )
-        request_id = request_id_of(request.headers, wish.request_id, job.id)
-        num_tokens = job.num_prompt_tokens
-        check_cap("prompt", num_tokens, self.caps.max_prompt_tokens, "prompt tokens in one request")
+        stream = ResponseStream(
+            self.engine,
+            request,
+            self.metrics,
+            interval=self.options.stream_interval if streamed else math.inf,
+            max_unread_chars=MAX_UNREAD_CHARS if streamed else math.inf,
+        )
+        self._streams.add(stream)
+        return stream
+
+    def charge(self, budget: KeyBudget, num_tokens: int) -> dict[str, str]:
+        """Charge a request to a key; the rate limit headers. ApiError 429 if it is over budget."""
         try:
-            fee = account.charge(num_tokens, self.now())
+            return budget.charge(num_tokens, self.now())
         except ApiError:
             self.metrics.count_refused("rate_limit")
             raise
-        return Order(job, answer_headers(request_id, wish.ignored) | fee)
 
-    def group(self, job: Job, *, stream: bool) -> RequestGroup:
-        """The requests of a job; of a whole answer nobody hears before a choice ends."""
-        interval = self.options.stream_interval if stream else math.inf
-        group = RequestGroup(self.engine, job, self.metrics, interval)
-        self._open.add(group)
-        return group
+    def end_streams(self) -> None:
+        """End every open response with a 503: the server stops."""
+        for stream in list(self._streams):
+            stream.fail(self.drain.refusal())
 
-    def cut_off(self) -> None:
-        """The server stops now: whoever still waits for an answer is told so."""
-        for group in list(self._open):
-            group.fail(self.drain.refusal())
+    def _charger(self, budget: KeyBudget) -> Callable[[int], None]:
+        if not budget.limits_tokens:
+            return charge_nothing
+        return lambda num_tokens: budget.charge_output(num_tokens, self.now())
 
-    def _payer(self, account: Account) -> Callable[[int], None]:
-        """Who is told of output tokens; called for every one of them."""
-        if not account.counts_tokens:
-            return free
-        return lambda num_tokens: account.spent(num_tokens, self.now())
-
-    def _terms(self, request: Request, wish: Wish, tenant: str) -> Terms:
-        slo_class, slo = self._promise(wish.slo_class or request.headers.get("x-ridgeline-slo"))
-        return Terms(
-            priority=_priority(request) if wish.priority is None else wish.priority,
+    def _scheduling(
+        self, headers: Mapping[str, str], options: RequestOptions, tenant: str
+    ) -> SchedulingParams:
+        slo_class, slo = self._slo(options.slo_class or headers.get("x-ridgeline-slo"))
+        return SchedulingParams(
+            priority=_header_priority(headers) if options.priority is None else options.priority,
             tenant=tenant,
-            timeout_s=None if wish.timeout_ms is None else wish.timeout_ms / 1000,
+            timeout_s=None if options.timeout_ms is None else options.timeout_ms / 1000,
             slo_class=slo_class,
             slo=slo,
         )
 
-    def _promise(self, asked: str | None) -> tuple[str, Slo | None]:
-        name = asked or self.options.default_slo_class or next(iter(self.classes), None)
+    def _slo(self, requested: str | None) -> tuple[str, Slo | None]:
+        name = requested or self.options.default_slo_class or next(iter(self.slo_classes), None)
         if name is None:
             return "", None
-        if name not in self.classes:
-            known = ", ".join(self.classes) or "none are configured"
+        if name not in self.slo_classes:
+            known = ", ".join(self.slo_classes) or "none are configured"
             raise ApiError(400, f"unknown slo_class; known: {known}", param="slo_class")
-        return name, self.classes[name]
+        return name, self.slo_classes[name]
 
 
-def name_of(model: str) -> str:
-    """`demo` and `dummy:SHAPE` as they are; a directory by its last part."""
-    return PurePath(model).name or model
+async def get_service(request: Request) -> Service:
+    """The service of the app that a request came to."""
+    service: Service = request.app.state.service
+    return service
 
 
-def to_json(payload: object, headers: dict[str, str] | None = None) -> Response:
-    """A JSON answer."""
-    return Response(encode(payload), media_type="application/json", headers=headers)
+ServiceDep = Annotated[Service, Depends(get_service)]
 
 
-def _priority(request: Request) -> int:
-    """vLLM's header: lower goes first."""
-    given = request.headers.get("x-vllm-priority")
+def _header_priority(headers: Mapping[str, str]) -> int:
+    """vLLM's header; lower is served first."""
+    given = headers.get("x-vllm-priority")
     if given is None:
         return 0
     digits = given.removeprefix("-")
     if not (digits.isdecimal() and len(digits) <= 3 and abs(int(digits)) <= 100):
-        raise ApiError(400, "x-vllm-priority is not a whole number; limit: -100..100")
+        raise ApiError(400, "x-vllm-priority must be an integer; limit: -100..100")
     return int(given)

@@ -1,17 +1,23 @@
-"""`/tokenize`, `/detokenize`: the model's own alphabet, as vLLM answers it."""
+"""`/tokenize` and `/detokenize`, as in vLLM."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.requests import Request
-from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from ridgeline.serve.errors import ApiError
-from ridgeline.serve.openai.sampling_params import chat_prompt, text_prompt
-from ridgeline.serve.openai.schemas import ChatRequest, Count, Message, Tool, parse
-from ridgeline.serve.service import Service, to_json
+from ridgeline.serve.generation.respond import json_response
+from ridgeline.serve.openai.objects import NonNegative
+from ridgeline.serve.openai.sampling_params import chat_prompt, tokenize_text
+from ridgeline.serve.openai.schemas import ChatCompletionRequest, ChatMessage, ChatTool, Count
+from ridgeline.serve.openapi import error_responses
+from ridgeline.serve.routing import JsonRoute
+from ridgeline.serve.service import Service, ServiceDep
+
+router = APIRouter(tags=["Tokenizer"], route_class=JsonRoute)
 
 
 class TokenizeRequest(BaseModel):
@@ -20,11 +26,20 @@ class TokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    tools: list[ChatTool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
+
+
+class TokenizeResponse(TypedDict):
+    """Token ids, and their texts if requested."""
+
+    count: NonNegative
+    max_model_len: NonNegative
+    tokens: list[NonNegative]
+    token_strs: list[str] | None
 
 
 class DetokenizeRequest(BaseModel):
@@ -35,43 +50,59 @@ class DetokenizeRequest(BaseModel):
     tokens: list[Count]
 
 
-async def tokenize(service: Service, request: Request) -> Response:
-    """POST /tokenize."""
-    asked = parse(TokenizeRequest, await service.body(request))
-    service.check_model(asked.model)
-    tokens = await _tokens(service, asked)
-    texts = None
-    if asked.return_token_strs:
+class DetokenizeResponse(TypedDict):
+    """The text of the tokens."""
+
+    prompt: str
+
+
+@router.post(
+    "/tokenize",
+    summary="Tokenise a prompt or a conversation",
+    operation_id="tokenize",
+    response_model=TokenizeResponse,
+    responses=error_responses(body=True),
+)
+async def tokenize(body: TokenizeRequest, service: ServiceDep) -> Response:
+    service.check_model(body.model)
+    tokens = await _tokenize(body, service)
+    token_strs = None
+    if body.return_token_strs:
         decode = service.engine.tokenizer.decode
-        texts = [decode([token], skip_special_tokens=False) for token in tokens]
-    return to_json(
-        {
-            "count": len(tokens),
-            "max_model_len": service.engine.info.max_model_len,
-            "tokens": tokens,
-            "token_strs": texts,
-        }
-    )
+        token_strs = [decode([token], skip_special_tokens=False) for token in tokens]
+    tokenized: TokenizeResponse = {
+        "count": len(tokens),
+        "max_model_len": service.engine.info.max_model_len,
+        "tokens": tokens,
+        "token_strs": token_strs,
+    }
+    return json_response(tokenized)
 
 
-async def detokenize(service: Service, request: Request) -> Response:
-    """POST /detokenize."""
-    asked = parse(DetokenizeRequest, await service.body(request))
-    service.check_model(asked.model)
-    text = service.engine.tokenizer.decode(asked.tokens, skip_special_tokens=False)
-    return to_json({"prompt": text})
+@router.post(
+    "/detokenize",
+    summary="Decode tokens",
+    operation_id="detokenize",
+    response_model=DetokenizeResponse,
+    responses=error_responses(body=True),
+)
+async def detokenize(body: DetokenizeRequest, service: ServiceDep) -> Response:
+    service.check_model(body.model)
+    text = service.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    decoded: DetokenizeResponse = {"prompt": text}
+    return json_response(decoded)
 
 
-async def _tokens(service: Service, asked: TokenizeRequest) -> list[int]:
+async def _tokenize(body: TokenizeRequest, service: Service) -> list[int]:
     tokenizer = service.engine.tokenizer
-    if (asked.prompt is None) == (asked.messages is None):
-        raise ApiError(400, "prompt or messages is needed, and not both", param="prompt")
-    if asked.prompt is not None:
-        specials = asked.add_special_tokens is not False
-        return list((await text_prompt(asked.prompt, tokenizer, specials)).tokens)
-    chat = ChatRequest(
-        messages=asked.messages or [],
-        tools=asked.tools,
-        add_generation_prompt=asked.add_generation_prompt,
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "send either prompt or messages", param="prompt")
+    if body.prompt is not None:
+        add_special_tokens = body.add_special_tokens is not False
+        return list((await tokenize_text(body.prompt, tokenizer, add_special_tokens)).tokens)
+    chat = ChatCompletionRequest(
+        messages=body.messages or [],
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
     )
-    return list((await chat_prompt(chat, tokenizer, service.caps)).tokens)
+    return list((await chat_prompt(chat, tokenizer)).tokens)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.serve.batch.offline_runner import errors_of, store_of
-from ridgeline.serve.batch.store import Store
+from ridgeline.serve.batch.offline_runner import errors_path, store_path
+from ridgeline.serve.batch.store import BatchStore
 from tests.serve.batch.helpers import jsonl, request
 
 TINY = ["--kv-cache-memory-bytes", "32MiB", "--max-num-seqs", "4"]
@@ -31,7 +31,7 @@ def test_a_file_in_a_file_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file.write_bytes(jsonl(request("a"), bad, request("b")))
     assert main(["batch", str(file), "-o", str(output), *SMALL]) == 1
     assert custom_ids(output) == Counter("ab")
-    assert custom_ids(errors_of(output)) == Counter(["bad"])
+    assert custom_ids(errors_path(output)) == Counter(["bad"])
     assert "2 of 3 lines answered" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "in.jsonl", "out.errors.jsonl", "out.jsonl"
@@ -48,7 +48,7 @@ def test_lines_that_name_another_model_fail_as_on_a_server(
     file.write_bytes(jsonl(*lines))
     assert main(["batch", str(file), "-o", str(output), *TINY]) == 1
     assert custom_ids(output) == Counter(["ours", "anybody's"])
-    told = json.loads(errors_of(output).read_text())
+    told = json.loads(errors_path(output).read_text())
     assert told["custom_id"] == "theirs" and told["response"]["status_code"] == 404
 
 
@@ -117,13 +117,13 @@ def test_the_same_command_goes_on_after_a_kill(
     assert main(arguments) == 0
     assert "going on where an earlier call was cut off" in capsys.readouterr().err
     assert custom_ids(output) == Counter(names)
-    assert not store_of(output).exists()
+    assert not store_path(output).exists()
 
 
 def settled(output: Path) -> int:
-    if not store_of(output).exists():
+    if not store_path(output).exists():
         return 0
-    store = Store(store_of(output))
+    store = BatchStore(store_path(output))
     batches = store.page(limit=1)
     store.close()
     return batches[0].completed if batches else 0
@@ -152,7 +152,7 @@ def test_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     file = tmp_path / "in.jsonl"
     file.write_bytes(jsonl(request("a")))
     assert main(["batch", str(file), "-o", str(tmp_path / "no" / "out")]) == 2
-    assert "no such file" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
 
 
 def test_another_inputs_store_is_not_taken_over(
@@ -162,9 +162,9 @@ def test_another_inputs_store_is_not_taken_over(
 
     file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     file.write_bytes(jsonl(request("a")))
-    store = Store(store_of(output))
+    store = BatchStore(store_path(output))
     created(store, "somebody else's", metadata={"sha256": "other"})
     store.close()
     assert main(["batch", str(file), "-o", str(output), *SMALL]) == 2
     assert "belongs to another input" in capsys.readouterr().err
-    assert store_of(output).exists() and not output.exists()
+    assert store_path(output).exists() and not output.exists()

@@ -150,10 +150,10 @@ def test_python_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_request_fields_are_documented() -> None:
-    from ridgeline.serve.openai.schemas import REFUSED, ChatRequest, CompletionRequest
+    from ridgeline.serve.openai.schemas import REFUSED, ChatCompletionRequest, CompletionRequest
 
     page = (ROOT / "docs" / "reference" / "request-fields.md").read_text(encoding="utf-8")
-    fields = {*REFUSED, *CompletionRequest.model_fields, *ChatRequest.model_fields}
+    fields = {*REFUSED, *CompletionRequest.model_fields, *ChatCompletionRequest.model_fields}
     assert not [name for name in sorted(fields) if f"`{name}`" not in page]
 
 

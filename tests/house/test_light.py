@@ -8,7 +8,17 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "numpy", "scipy", "plotly", "starlette", "rich", "pydantic")
+HEAVY = (
+    "torch",
+    "transformers",
+    "numpy",
+    "scipy",
+    "plotly",
+    "starlette",
+    "fastapi",
+    "rich",
+    "pydantic",
+)
 HELP = "from ridgeline.cli.main import main; main(['--help'])"
 WITHOUT = f"""
 import sys

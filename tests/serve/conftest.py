@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import ServerOptions
-from ridgeline.serve.server import Server, listen, server_config, url_of
+from ridgeline.serve.server import GracefulServer, listen, url_of, uvicorn_config
 from tests.serve.fake_engine import FakeEngine
 
 
@@ -30,11 +30,11 @@ async def http(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @contextmanager
-def running(app: Starlette, options: ServerOptions | None = None) -> Iterator[str]:
+def running(app: FastAPI, options: ServerOptions | None = None) -> Iterator[str]:
     """The URL of a real server over `app`, on a loopback port and a thread of its own."""
     options = options or ServerOptions()
     with listen(ServerOptions(port=0)) as listener:
-        server = Server(server_config(app, options), app.state.service, lambda: None)
+        server = GracefulServer(uvicorn_config(app, options), app.state.service, lambda: None)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         deadline = time.monotonic() + 10

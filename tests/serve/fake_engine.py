@@ -69,26 +69,6 @@ def _character(token: int) -> str:
     return chr(token) if token < 0xD800 or 0xE000 <= token < 0x110000 else "\ufffd"
 
 
-def sent_off(
-    errand: Any, sink: Callable[[Sequence[Event]], None]
-) -> Callable[[Sequence[Event]], None]:
-    """As the real engine: tokens go with the errand, but those that come with the end."""
-
-    def tell(step: Sequence[Event]) -> None:
-        ended = errand is None or any(isinstance(event, Finished | Failed) for event in step)
-        left = [
-            event
-            for event in step
-            if ended or not isinstance(event, Token) or not errand.add(event.text, event.at_s)
-        ]
-        if len(left) < len(step):
-            errand.go()
-        if left:
-            sink(left)
-
-    return tell
-
-
 class FakeEngine:
     """Keeps the contract of `ridgeline.serve.engine_protocol.ServedEngine`."""
 
@@ -160,11 +140,8 @@ class FakeEngine:
         prompt: str | Sequence[int],
         sampling: Sampling,
         sink: Callable[[Sequence[Event]], None],
-        *,
-        errand: Any = None,
         **terms: Any,
     ) -> Callable[[], None]:
-        sink = sent_off(errand, sink)
         events = self.stream(prompt, sampling, **terms)
         first = await anext(events)
 

@@ -8,7 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline.serve.openai.schemas import ChatRequest, CompletionRequest, Sampled
+from ridgeline.serve.openai.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    CompletionRequestBase,
+)
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
 
@@ -180,11 +184,19 @@ async def test_sampling_reaches_the_engine(http: httpx.AsyncClient, engine: Fake
     ("path", "kind", "body"),
     [
         ("/v1/completions", CompletionRequest, {"prompt": "ab"}),
-        ("/v1/chat/completions", ChatRequest, {"messages": [{"role": "user", "content": "ab"}]}),
+        (
+            "/v1/chat/completions",
+            ChatCompletionRequest,
+            {"messages": [{"role": "user", "content": "ab"}]},
+        ),
     ],
 )
 async def test_any_field_that_is_null_is_as_if_left_out(
-    http: httpx.AsyncClient, engine: FakeEngine, path: str, kind: type[Sampled], body: Any
+    http: httpx.AsyncClient,
+    engine: FakeEngine,
+    path: str,
+    kind: type[CompletionRequestBase],
+    body: Any,
 ) -> None:
     nulls = dict.fromkeys(set(kind.model_fields) - set(body) - {"request_id"})
     for fields in ({}, nulls, *({name: None} for name in nulls)):

@@ -13,18 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
-from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import ServerOptions
-from ridgeline.serve.server import server_config
 from tests.serve.conftest import running
 from tests.serve.fake_engine import ANSWER, FakeEngine
 from tests.serve.test_run import SERVER
@@ -133,27 +128,65 @@ def test_more_connections_than_are_kept_are_told_so(url: str) -> None:
     assert httpx.get(f"{url}/health").status_code == 200
 
 
-def test_requests_that_nobody_waits_for_still_count(engine: FakeEngine) -> None:
-    """A hang-up frees its connection at once; the request itself is there until it notices."""
-    config = server_config(create_app(engine, ServerOptions()), ServerOptions(**QUICK))
-    config.load()
+async def test_requests_in_progress_are_limited(engine: FakeEngine) -> None:
+    """A client that disconnects frees its connection at once, but its request only later."""
+    app = create_app(engine, ServerOptions(max_num_connections=2))
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        stuck = [
+            asyncio.create_task(http.post("/v1/completions", json={"prompt": "!stuck"}))
+            for _ in range(2)
+        ]
+        await asyncio.sleep(0.05)
+        refused = await http.get("/health")
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+        for task in stuck:
+            task.cancel()
+        await asyncio.gather(*stuck, return_exceptions=True)
+        assert (await http.get("/health")).status_code == 200
 
-    def told_with(num_tasks: int) -> bytes:
-        state: Any = ServerState()
-        state.tasks = set(range(num_tasks))
-        protocol: Any = config.http_protocol_class(config, state, {}, asyncio.get_running_loop())
-        transport = Mock(**{"is_closing.return_value": False})
-        transport.get_extra_info.return_value = None
-        protocol.connection_made(transport)
-        protocol.connection_lost(None)
-        return b"".join(call.args[0] for call in transport.write.mock_calls)
 
-    async def both() -> tuple[bytes, bytes]:
-        return told_with(20), told_with(21)
+def test_dripping_blank_lines_between_requests_is_cut_off(url: str) -> None:
+    """uvicorn's keep-alive timeout starts again with every byte."""
+    with connect(url) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        began = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - began < 8:
+                connection.sendall(b"\r\n")
+                time.sleep(0.05)
+        assert time.monotonic() - began < 5
 
-    room, none = asyncio.run(both())
-    assert room == b""
-    assert none.startswith(b"HTTP/1.1 503 ")
+
+def test_upgrade_requests_are_answered_as_plain_ones(url: str) -> None:
+    with connect(url) as connection:
+        connection.sendall(
+            b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\n"
+            b"upgrade: h2c\r\n\r\n"
+        )
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(b"x" * 1000)  # what follows is not read
+
+
+def test_pipelined_requests_are_answered_in_order(url: str) -> None:
+    paths = ("/version", "/health", "/nowhere")
+    with connect(url) as connection:
+        connection.sendall(
+            b"".join(b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % p.encode() for p in paths)
+        )
+        data = b""
+        while data.count(b"HTTP/1.1 ") < 3:
+            data += connection.recv(65536)
+    statuses = [part[:3] for part in data.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [b"200", b"200", b"404"]
+
+
+def test_bytes_that_are_not_http_get_a_json_error(url: str) -> None:
+    with connect(url) as connection:
+        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        head, _, body = everything(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and json.loads(body)["error"]["code"] == 400
 
 
 def test_keep_alive_still_works(url: str) -> None:
@@ -173,23 +206,21 @@ def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.kill()
 
 
-def test_while_draining_it_listens_and_says_no(process: tuple[subprocess.Popen[str], str]) -> None:
+def test_draining_server_finishes_requests_and_refuses_new_ones(
+    process: tuple[subprocess.Popen[str], str],
+) -> None:
     server, url = process
-    replies: list[httpx.Response] = []
-    body = {"prompt": "!slow" * 5, "max_tokens": 38}
-    asker = threading.Thread(
-        target=lambda: replies.append(httpx.post(f"{url}/v1/completions", json=body))
-    )
-    asker.start()
-    time.sleep(0.2)
-    server.send_signal(signal.SIGTERM)
-    time.sleep(0.1)
-    ready = httpx.get(f"{url}/ready")
-    assert ready.status_code == 503 and int(ready.headers["retry-after"]) >= 1
-    assert httpx.get(f"{url}/health").status_code == 200
-    assert httpx.post(f"{url}/v1/completions", json={"prompt": "x"}).status_code == 503
-    asker.join()
-    assert replies[0].status_code == 200
+    body = {"prompt": "!slow", "max_tokens": 38, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body) as reply:
+        lines = (line for line in reply.iter_lines() if line)
+        next(lines)
+        server.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        ready = httpx.get(f"{url}/ready")
+        assert ready.status_code == 503 and int(ready.headers["retry-after"]) >= 1
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "x"}).status_code == 503
+        assert list(lines)[-1] == "data: [DONE]"
     assert server.wait(timeout=10) == 0
 
 
@@ -210,13 +241,6 @@ def test_a_second_signal_does_not_wait(process: tuple[subprocess.Popen[str], str
     assert server.wait(timeout=10) == 0
     assert time.monotonic() - began < 8
     asker.join()
-
-
-def test_the_protocol_is_uvicorns_with_limits() -> None:
-    config = server_config(create_app(FakeEngine()), ServerOptions())
-    config.load()
-    assert isinstance(config, uvicorn.Config)
-    assert config.http_protocol_class.__name__ == "BoundedProtocol"
 
 
 @pytest.mark.parametrize("stream", [False, True])

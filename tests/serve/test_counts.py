@@ -23,8 +23,8 @@ from ridgeline.engine.engine import Engine
 from ridgeline.errors import RidgelineError
 from ridgeline.records import Event, Finished, Started, Token
 from ridgeline.serve.app import create_app
-from ridgeline.serve.batch.background_engine import background
-from ridgeline.serve.batch.mount import BatchOptions, attach
+from ridgeline.serve.batch.attach import BatchOptions, attach_batches
+from ridgeline.serve.batch.executor import background_engine
 from ridgeline.serve.config import ServerOptions
 from tests.serve.batch.helpers import jsonl
 from tests.serve.conftest import running
@@ -86,9 +86,9 @@ async def http(
     engine: Engine, overheard: Overheard, tmp_path: Path
 ) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(engine, ServerOptions(api_key="secret"))
-    options = BatchOptions(store=tmp_path / "batches.sqlite", most=4, beat_s=0.02)
-    line_app = create_app(background(engine))
-    attach(app, line_app, options, app.state.service.metrics.registry)
+    options = BatchOptions(store=tmp_path / "batches.sqlite", max_concurrency=4, poll_s=0.02)
+    line_app = create_app(background_engine(engine))
+    attach_batches(app, line_app, options)
     limits = httpx.Limits(max_connections=40)
     with running(app) as url:
         async with httpx.AsyncClient(base_url=url, timeout=60, headers=KEY, limits=limits) as made:

@@ -1,8 +1,8 @@
-"""schemathesis over our OpenAPI: whatever is sent, no 5xx and no answer outside the schema.
+"""schemathesis over the generated OpenAPI document: no 5xx, and no response outside the document.
 
-A small share of examples runs with the suite, over a stub engine that never fails by itself, so
-that a 5xx is always the server's own. `scripts/fuzz_api.py` runs all phases with 200 examples per
-operation against the real engine.
+A few examples run with the suite, over a fake engine that never fails by itself, so that a 5xx is
+the server's. `scripts/fuzz_api.py` runs all phases with 200 examples per operation against the real
+engine.
 """
 
 from __future__ import annotations
@@ -25,12 +25,9 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from starlette.applications import Starlette
 
-from ridgeline.serve.app import ADMIN_ROUTES, create_admin_app, create_app
+from ridgeline.serve.app import create_admin_app, create_app
 from ridgeline.serve.config import ServerOptions
-from ridgeline.serve.openapi.document import admin_document, document
-from ridgeline.serve.openapi.response_schemas import EVENTS
 from tests.serve.batch.conftest import with_batches
 from tests.serve.fake_engine import FakeEngine
 
@@ -51,51 +48,94 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", APP, headers={"host": "
 @settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )
-def test_no_answer_outside_the_schema(case: schemathesis.Case) -> None:
+def test_responses_fit_the_document(case: schemathesis.Case) -> None:
     response = case.call(headers={"host": "localhost"})
     case.validate_response(response, checks=CHECKS)
 
 
-def operations(written: dict[str, Any]) -> set[tuple[str, str]]:
-    return {(method.upper(), path) for path, told in written["paths"].items() for method in told}
+def operations(document: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(method.upper(), path) for path, item in document["paths"].items() for method in item}
 
 
-def routes(app: Starlette) -> set[tuple[str, str]]:
-    """What the app answers; HEAD is GET without a body."""
-    pairs = ((m, r.path) for r in app.routes for m in r.methods)  # type: ignore[attr-defined]
-    return {(method, path.replace(":path}", "}")) for method, path in pairs if method != "HEAD"}
+PUBLIC = {
+    ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("POST", "/v1/embeddings"),
+    ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/v1/models"),
+    ("GET", "/v1/models/{name}"), ("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"),
+    ("GET", "/ready"), ("GET", "/version"), ("GET", "/metrics"), ("GET", "/openapi.json"),
+    ("GET", "/"), ("GET", "/ridgeline/config"),
+}  # fmt: skip
+BATCH = {
+    ("POST", "/v1/files"), ("GET", "/v1/files"), ("GET", "/v1/files/{file_id}"),
+    ("DELETE", "/v1/files/{file_id}"), ("GET", "/v1/files/{file_id}/content"),
+    ("POST", "/v1/batches"), ("GET", "/v1/batches"), ("GET", "/v1/batches/{batch_id}"),
+    ("POST", "/v1/batches/{batch_id}/cancel"),
+}  # fmt: skip
+ADMIN = {
+    ("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/ready"),
+    ("GET", "/version"), ("GET", "/metrics"), ("GET", "/openapi.json"), ("GET", "/admin/state"),
+    ("POST", "/admin/drain"), ("POST", "/admin/abort/{id}"),
+}  # fmt: skip
 
 
-def test_every_route_is_in_the_document(tmp_path: Path) -> None:
+def test_documents_have_every_operation(tmp_path: Path) -> None:
     with_store = with_batches(FakeEngine(), tmp_path / "batches.sqlite")
-    assert operations(document()) == routes(APP)
-    assert operations(document(batches=True)) == routes(with_store)
-    assert operations(admin_document()) == routes(create_admin_app(APP.state.service))
-    assert len(ADMIN_ROUTES) == len(operations(admin_document()))
+    assert operations(APP.openapi()) == PUBLIC
+    assert operations(with_store.openapi()) == PUBLIC | BATCH
+    assert operations(create_admin_app(APP.state.service).openapi()) == ADMIN
 
 
-async def test_the_document_knows_whether_there_are_batches(tmp_path: Path) -> None:
-    for app, has in ((APP, False), (with_batches(FakeEngine(), tmp_path / "b.sqlite"), True)):
+async def test_served_document_is_the_apps(tmp_path: Path) -> None:
+    for app in (APP, with_batches(FakeEngine(), tmp_path / "b.sqlite")):
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            told = (await http.get("/openapi.json")).json()
-        assert ("/v1/batches" in told["paths"]) is has
+            assert (await http.get("/openapi.json")).json() == app.openapi()
 
 
-@pytest.mark.parametrize("written", [document(batches=True), admin_document()])
-def test_every_reference_leads_somewhere_and_every_error_has_a_body(
-    written: dict[str, Any],
-) -> None:
-    parts = written["components"]
-    for found in re.findall(r'"#/components/(\w+)/([^"]+)"', json.dumps(written)):
-        assert found[1] in parts[found[0]], found
-    names = [told["operationId"] for path in written["paths"].values() for told in path.values()]
-    assert len(names) == len(set(names))
-    for path in written["paths"].values():
-        for told in path.values():
-            for status, answer in told["responses"].items():
-                assert status == "200" or answer["content"]["application/json"]["schema"]
-                assert ("Retry-After" in answer.get("headers", {})) == (status in ("429", "503"))
+def test_keys_are_documented_where_they_are_required() -> None:
+    locked = create_app(FakeEngine(), ServerOptions(api_key="sesame")).openapi()
+    for path, item in locked["paths"].items():
+        for operation in item.values():
+            is_open = path in ("/", "/health", "/ping", "/ready")
+            assert bool(operation.get("security")) is not is_open
+            assert ("401" in operation["responses"]) is not is_open
+    assert set(locked["components"]["securitySchemes"]) == {"bearer", "api_key"}
+    assert "securitySchemes" not in APP.openapi()["components"]
+
+
+def documents(tmp_path: Path) -> list[dict[str, Any]]:
+    public = with_batches(FakeEngine(), tmp_path / "batches.sqlite")
+    return [public.openapi(), create_admin_app(public.state.service).openapi()]
+
+
+def test_references_resolve_and_every_error_has_a_body(tmp_path: Path) -> None:
+    for document in documents(tmp_path):
+        components = document["components"]
+        for kind, name in re.findall(r'"#/components/(\w+)/([^"]+)"', json.dumps(document)):
+            assert name in components[kind], name
+        listed = [o for item in document["paths"].values() for o in item.values()]
+        ids = [operation["operationId"] for operation in listed]
+        assert len(ids) == len(set(ids))
+        for operation in listed:
+            assert operation["summary"] and operation["tags"]
+            for status, response in operation["responses"].items():
+                if status != "200":
+                    assert response["content"]["application/json"]["schema"]
+                has_retry = "Retry-After" in response.get("headers", {})
+                assert has_retry == (status in ("429", "503"))
+
+
+def test_linked_operations_exist(tmp_path: Path) -> None:
+    document = documents(tmp_path)[0]
+    listed = [o for item in document["paths"].values() for o in item.values()]
+    ids = {operation["operationId"] for operation in listed}
+    links = [
+        link["operationId"]
+        for operation in listed
+        for response in operation["responses"].values()
+        for link in response.get("links", {}).values()
+    ]
+    assert links and set(links) <= ids
 
 
 CHAT_BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "model": "fake"}
@@ -110,9 +150,17 @@ STREAMS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+EVENT_MODELS = {
+    "/v1/completions": "CompletionChunk",
+    "/v1/chat/completions": "ChatCompletionChunk",
+    "/v1/messages": "MessageEvent",
+    "/v1/responses": "ResponseEvent",
+}
+
+
 @pytest.mark.parametrize("path", STREAMS)
 @pytest.mark.parametrize("fails", [False, True])
-async def test_every_event_of_a_stream_is_in_the_schema(path: str, fails: bool) -> None:
+async def test_every_event_of_a_stream_fits_its_schema(path: str, fails: bool) -> None:
     body = json.dumps(STREAMS[path] | {"stream": True})
     body = body.replace('"hi"', '"!fail"') if fails else body
     transport = httpx.ASGITransport(app=APP)
@@ -120,19 +168,18 @@ async def test_every_event_of_a_stream_is_in_the_schema(path: str, fails: bool) 
         reply = await http.post(path, content=body)
     lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
     events = [json.loads(line) for line in lines if line != "[DONE]"]
-    answer = document()["paths"][path]["post"]["responses"]["200"]["content"]
-    name = EVENTS[answer["application/json"]["schema"]["$ref"].rpartition("/")[2]]
     errors = [event for event in events if "error" in json.dumps(event)[:20]]
     assert len(events) >= 3 and len(errors) == fails
     for event in events:
-        is_error = event in errors and name.endswith("Chunk")
-        validator(document(), "Error" if is_error else name).validate(event)
+        is_chunk = EVENT_MODELS[path].endswith("Chunk")
+        name = "ErrorResponse" if event in errors and is_chunk else EVENT_MODELS[path]
+        validator(APP.openapi(), name).validate(event)
 
 
 @pytest.mark.parametrize("path", STREAMS)
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_stream_is_in_the_schema_to_its_last_event(path: str, fails: bool) -> None:
-    """As schemathesis reads the document, `[DONE]` and errors on the way included."""
+def test_whole_stream_fits_the_document(path: str, fails: bool) -> None:
+    """As schemathesis reads it, `[DONE]` and errors included."""
     body = json.dumps(STREAMS[path] | {"stream": True})
     body = body.replace('"hi"', '"!fail"') if fails else body
     case = schema[path]["POST"].Case(body=json.loads(body), media_type="application/json")
@@ -141,7 +188,7 @@ def test_a_stream_is_in_the_schema_to_its_last_event(path: str, fails: bool) -> 
     case.validate_response(response, checks=CHECKS)
 
 
-def validator(written: dict[str, Any], name: str) -> jsonschema_rs.Draft202012Validator:
-    """Of one of a document's schemas."""
-    whole = {"$ref": f"#/components/schemas/{name}", "components": written["components"]}
-    return jsonschema_rs.Draft202012Validator(whole)
+def validator(document: dict[str, Any], name: str) -> jsonschema_rs.Draft202012Validator:
+    """Validates one of a document's schemas."""
+    schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+    return jsonschema_rs.Draft202012Validator(schema)

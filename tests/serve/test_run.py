@@ -33,7 +33,7 @@ from tests.serve.fake_engine import FakeEngine
 options = ServerOptions(port=0, shutdown_timeout_s=int(sys.argv[1]))
 listener = listen(options)
 app = create_app(FakeEngine(), options)
-run(app, listener, options, ready=lambda: print(url_of(listener), flush=True))
+run(app, listener, options, on_ready=lambda: print(url_of(listener), flush=True))
 print("ended", flush=True)
 """
 

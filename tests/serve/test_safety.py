@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from ridgeline.errors import BadInput
-from ridgeline.serve.app import ROUTES, create_admin_app, create_app
-from ridgeline.serve.auth.keys import Key, KeyRing, load_keys, new_key
+from ridgeline.serve.app import create_admin_app, create_app
+from ridgeline.serve.auth.keys import ApiKey, KeyRing, load_keys, new_key
 from ridgeline.serve.auth.middleware import OPEN_PATHS
-from ridgeline.serve.auth.rate_limit import Bucket
+from ridgeline.serve.auth.rate_limit import TokenBucket
 from ridgeline.serve.config import ServerOptions, options_from
 from ridgeline.serve.server import check_exposed
 from tests.serve.fake_engine import FakeEngine
@@ -43,7 +43,7 @@ ODD_PATHS = (
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT"])
 async def test_every_route_but_the_open_ones_wants_a_key(method: str) -> None:
     async with guarded(api_key="sesame") as http:
-        paths = {path for _, path, _ in ROUTES} - OPEN_PATHS
+        paths = create_app(FakeEngine()).openapi()["paths"]
         for path in {*paths, *ODD_PATHS, "/admin/state", "/openapi.json"} - OPEN_PATHS:
             reply = await http.request(method, path)
             assert reply.status_code == 401, (method, path, reply.status_code)
@@ -104,12 +104,12 @@ def test_a_bad_file_of_keys_is_refused(tmp_path: Path, text: str) -> None:
         load_keys(" ", None)
 
 
-def ring_of(*keys: Key) -> KeyRing:
+def ring_of(*keys: ApiKey) -> KeyRing:
     return KeyRing(keys, secret=b"s" * 32)
 
 
-def key_of(name: str, **more: Any) -> Key:
-    return Key(name=name, sha256=sha256(name.encode()).hexdigest(), **more)
+def key_of(name: str, **more: Any) -> ApiKey:
+    return ApiKey(name=name, sha256=sha256(name.encode()).hexdigest(), **more)
 
 
 def test_tenants_never_share_prefixes_unless_their_group_says_so() -> None:
@@ -225,7 +225,7 @@ async def test_output_tokens_are_paid_as_they_come() -> None:
 
 
 def test_buckets_refill_evenly_and_a_large_request_waits_for_a_full_one() -> None:
-    bucket = Bucket(60, 0.0)
+    bucket = TokenBucket(60, 0.0)
     assert bucket.wait_s(1000, 0.0) == 0
     bucket.take(1000, 0.0)
     assert bucket.wait_s(1, 0.0) == pytest.approx(941)

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from ridgeline.engine.engine import Engine
 from ridgeline.serve.app import create_app
@@ -25,7 +25,7 @@ STOPS = ["\n", "self", "e", " ", "import", "()", "\n    ", "def ", "ü"]
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[Starlette]:
+def app() -> Iterator[FastAPI]:
     drafter = {"method": "suffix", "num_speculative_tokens": 4}
     with Engine.open(
         "demo", max_num_seqs=8, kv_cache_memory_bytes=32 << 20, speculative_config=drafter
@@ -120,9 +120,7 @@ def lists_of(entry: dict[str, Any]) -> list[tuple[str, list[Any]]]:
 @pytest.mark.parametrize(
     ("path", "make"), [("/v1/completions", completion), ("/v1/chat/completions", chat)]
 )
-async def test_a_stream_says_what_the_whole_answer_says(
-    path: str, make: Any, app: Starlette
-) -> None:
+async def test_a_stream_says_what_the_whole_answer_says(path: str, make: Any, app: FastAPI) -> None:
     transport = httpx.ASGITransport(app=app)
     num_answers = 0
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:

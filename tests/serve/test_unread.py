@@ -1,4 +1,4 @@
-"""Clients that request and never read: what waits for them is bounded, and then they are cut off."""
+"""Clients that do not read their response: what waits for them is bounded, then they are cut off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,57 +17,55 @@ import pytest
 from ridgeline.records import Event, Finished, Sampling, Token, Usage
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import ServerOptions
-from ridgeline.serve.errors import ClientGone
-from ridgeline.serve.http import stream_writer
-from ridgeline.serve.http.native_writer import Lent
+from ridgeline.serve.errors import ClientDisconnected
+from ridgeline.serve.generation.disconnect import cancel_on_disconnect
 from tests.serve.conftest import running
-from tests.serve.fake_engine import FakeEngine, sent_off
+from tests.serve.fake_engine import FakeEngine
 
-LINE, PER_STEP, NUM_STEPS = "x" * 1000, 100, 200  # 20 MB: more than any socket takes
+TEXT, TOKENS_PER_STEP, NUM_STEPS = "x" * 1000, 100, 200  # 20 MB: more than socket buffers hold
 
 
-class Wordy(FakeEngine):
-    """Answers with far more than a client that does not read can be sent."""
+class VerboseEngine(FakeEngine):
+    """Generates far more text than a client that does not read can be sent."""
 
     num_steps = 0
-    line, per_step, to_come = LINE, PER_STEP, NUM_STEPS
+    text, tokens_per_step, max_steps = TEXT, TOKENS_PER_STEP, NUM_STEPS
 
     async def listen(
         self,
         prompt: str | Sequence[int],
         sampling: Sampling,
         sink: Callable[[Sequence[Event]], None],
-        *,
-        errand: Any = None,
         **terms: Any,
     ) -> Callable[[], None]:
-        name, sink = terms["request_id"], sent_off(errand, sink)
+        name = terms["request_id"]
 
-        async def talk() -> None:
-            token = Token(request_id=name, index=0, token=5, text=self.line, at_s=0.0)
-            for _ in range(self.to_come):
-                sink([token] * self.per_step)
+        async def generate() -> None:
+            token = Token(request_id=name, index=0, token=5, text=self.text, at_s=0.0)
+            for _ in range(self.max_steps):
+                sink([token] * self.tokens_per_step)
                 self.num_steps += 1
                 await asyncio.sleep(0.001)
             usage = Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=1)
             sink([Finished(request_id=name, index=0, reason="stop", at_s=0.0, usage=usage)])
 
-        task = asyncio.create_task(talk())
+        task = asyncio.create_task(generate())
 
-        def leave() -> None:
+        def unsubscribe() -> None:
             if task.cancel():
                 self.abort(name)
 
-        return leave
+        return unsubscribe
 
 
-class InPieces(Wordy):
-    """As much in few pieces: a whole answer is put together of them."""
+class FewTokensEngine(VerboseEngine):
+    """The same amount of text in four tokens, of which a whole response is collected."""
 
-    line, per_step, to_come = LINE * (PER_STEP * NUM_STEPS // 4), 1, 4
+    text, tokens_per_step, max_steps = TEXT * (TOKENS_PER_STEP * NUM_STEPS // 4), 1, 4
 
 
-def ask(url: str, *, stream: bool, buffer_bytes: int = 4096) -> socket.socket:
+def send(url: str, *, stream: bool, buffer_bytes: int = 4096) -> socket.socket:
+    """A connection whose response nobody has read."""
     host, port = urlsplit(url).netloc.split(":")
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
@@ -80,188 +78,97 @@ def ask(url: str, *, stream: bool, buffer_bytes: int = 4096) -> socket.socket:
     return connection
 
 
-def test_a_stream_that_nobody_reads_is_aborted() -> None:
-    engine = Wordy()
-    options = ServerOptions(send_timeout_s=60)
-    with running(create_app(engine, options), options) as url, ask(url, stream=True):
-        deadline = time.monotonic() + 20
-        while not engine.aborted and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert engine.aborted and engine.num_steps < NUM_STEPS
-
-
-def rest_of(connection: socket.socket, *, pause_s: float, most: int = 1 << 20) -> int:
-    """Bytes that still come, taken with a pause before each piece, until the end or a reset."""
+def read_rest(connection: socket.socket, *, pause_s: float, max_bytes: int = 1 << 20) -> int:
+    """Bytes that can still be read, with a pause after each piece, until the end or a reset."""
     size = 0
     with contextlib.suppress(ConnectionResetError):
-        while piece := connection.recv(most):
+        while piece := connection.recv(max_bytes):
             size += len(piece)
             time.sleep(pause_s)
     return size
 
 
-def test_a_whole_answer_that_nobody_reads_is_cut_off() -> None:
-    engine, options = InPieces(), ServerOptions(send_timeout_s=0.3)
-    whole = len(LINE) * PER_STEP * NUM_STEPS
-    with running(create_app(engine, options), options) as url, ask(url, stream=False) as lazy:
-        with ask(url, stream=False, buffer_bytes=1 << 20) as keen:
-            assert rest_of(keen, pause_s=0.0) > whole
-        time.sleep(1.0)  # of the first nothing was read since
-        assert rest_of(lazy, pause_s=0.0) < whole / 2
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_unread_stream_is_aborted_while_the_connection_is_open() -> None:
+    engine = VerboseEngine()
+    options = ServerOptions(send_timeout_s=60)
+    with running(create_app(engine, options), options) as url, send(url, stream=True):
+        wait_until(lambda: bool(engine.aborted))
+        assert engine.num_steps < NUM_STEPS
+
+
+def test_stream_of_a_client_that_lagged_ends_with_an_error() -> None:
+    """What had accumulated is delivered first, and nothing is missing in between."""
+    engine, options = VerboseEngine(), ServerOptions(send_timeout_s=60)
+    with running(create_app(engine, options), options) as url, send(url, stream=True) as client:
+        wait_until(lambda: bool(engine.aborted))
+        data = b""
+        while piece := client.recv(1 << 20):
+            data += piece
+    *chunks, error, done, end = data.split(b"\n\n")
+    assert done.endswith(b"data: [DONE]") and end.endswith(b"0\r\n\r\n")
+    assert b'"code":408' in error and b"too slowly" in error
+    assert all(TEXT.encode() in chunk for chunk in chunks)
+
+
+def test_unread_stream_is_cut_off_after_the_send_timeout() -> None:
+    engine, options = VerboseEngine(), ServerOptions(send_timeout_s=0.3)
+    with running(create_app(engine, options), options) as url, send(url, stream=True) as client:
+        time.sleep(1.5)
+        assert read_rest(client, pause_s=0.0) < len(TEXT) * TOKENS_PER_STEP * NUM_STEPS / 2
+        assert httpx.get(f"{url}/health").status_code == 200
+    assert engine.aborted
+
+
+def test_unread_whole_response_is_cut_off() -> None:
+    engine, options = FewTokensEngine(), ServerOptions(send_timeout_s=0.3)
+    size = len(TEXT) * TOKENS_PER_STEP * NUM_STEPS
+    with running(create_app(engine, options), options) as url, send(url, stream=False) as idle:
+        with send(url, stream=False, buffer_bytes=1 << 20) as reader:
+            assert read_rest(reader, pause_s=0.0) > size
+        time.sleep(1.0)  # the first client has read nothing since
+        assert read_rest(idle, pause_s=0.0) < size / 2
         assert httpx.get(f"{url}/health").status_code == 200
 
 
-def test_a_whole_answer_that_is_read_slowly_arrives() -> None:
-    engine, options = InPieces(), ServerOptions(send_timeout_s=0.5)
-    whole = len(LINE) * PER_STEP * NUM_STEPS
+def test_slowly_read_whole_response_arrives() -> None:
+    engine, options = FewTokensEngine(), ServerOptions(send_timeout_s=0.5)
+    size = len(TEXT) * TOKENS_PER_STEP * NUM_STEPS
     with (
         running(create_app(engine, options), options) as url,
-        ask(url, stream=False, buffer_bytes=1 << 18) as slow,
+        send(url, stream=False, buffer_bytes=1 << 18) as slow,
     ):
-        # more than one look of the clock, each of which finds less than the one before
-        assert rest_of(slow, pause_s=0.03) > whole
+        # takes longer than several send timeouts, each of which finds that some was read
+        assert read_rest(slow, pause_s=0.03) > size
 
 
-START = {"type": "http.response.start", "status": 200, "headers": []}
-
-
-class Line:
-    """A connection that takes pieces while it has room."""
-
-    def __init__(self, *, room: bool) -> None:
-        self.room, self.num_cuts = room, 0
-        self.sent: list[bytes] = []
-
-    def begin(self, start: Callable[[], Awaitable[None]], data: bytes) -> bool:
-        return self.write_chunk(b"head" + data)
-
-    def write_chunk(self, data: bytes) -> bool:
-        if self.room:
-            self.sent.append(data)
-        return self.room
-
-    def cut(self) -> None:
-        self.num_cuts += 1
-
-    def watch(self, gone: Callable[[], None] | None) -> None:
-        raise AssertionError
-
-    def lend(self, start: Any, lost: Callable[[], None]) -> Lent | None:
-        return None
-
-    def take_back(self, start: Callable[[], Awaitable[None]] | None, left: bytes) -> None:
-        raise AssertionError
-
-
-async def test_what_is_put_while_the_client_is_slow_keeps_its_order() -> None:
-    line, gate = Line(room=True), asyncio.Event()
-
-    async def send(message: Any) -> None:
-        await gate.wait()
-        line.sent.append(message["body"])
-
-    body = stream_writer.Outlet(send, line, START)
-    body.put(b"1")
-    line.room = False
-    body.put(b"2")
-    await asyncio.sleep(0)
-    line.room = True  # but 2 is still on its way
-    body.put(b"3")
-    gate.set()
-    await asyncio.sleep(0.01)
-    body.put(b"4")
-    await body.end(b"5")
-    assert b"".join(line.sent) == b"head12345" and line.sent[0] == b"head1"
-
-
-@pytest.mark.parametrize("room", [True, False])
-async def test_the_first_piece_takes_the_head_along_or_waits_with_it(room: bool) -> None:
-    line, sent = Line(room=room), list[Any]()
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    body = stream_writer.Outlet(send, line, START)
-    assert not body.has_begun
-    body.put(b"")
-    body.put(b"1")
-    await body.end(b"2")
-    assert body.has_begun and line.sent == ([b"head", b"1"] if room else [])
-    rest = b"2" if room else b"12"
-    whole = {"type": "http.response.body", "body": rest, "more_body": False}
-    assert sent == ([whole] if room else [START, whole])
-
-
-async def test_an_outlet_that_is_closed_sends_no_more() -> None:
-    async def send(message: Any) -> None:
-        await asyncio.Event().wait()
-
-    body = stream_writer.Outlet(send, None, START)
-    body.put(b"1")
-    await asyncio.sleep(0)
-    await body.close()
-    assert len(asyncio.all_tasks()) == 1
-
-
-async def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_writer, "MAX_HELD_BYTES", 10)
-
-    async def send(message: Any) -> None:
-        await asyncio.Event().wait()
-
-    line = Line(room=False)
-    body = stream_writer.Outlet(send, line, START)
-    for _ in range(9):
-        body.put(b"four")
-    assert line.num_cuts == 1
-    await body.close()
-    nobody = stream_writer.Outlet(send, None, START)
-    with pytest.raises(ClientGone):
-        for _ in range(9):
-            nobody.put(b"four")
-    await nobody.close()
-
-
-async def test_whoever_waits_is_told_that_the_client_has_gone() -> None:
-    gone: list[Callable[[], None] | None] = []
-
-    class Watched(Line):
-        def watch(self, call: Callable[[], None] | None) -> None:
-            gone.append(call)
-
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_disconnect_cancels_the_block(is_gone: bool) -> None:
     async def receive() -> Any:
-        raise AssertionError("nobody listens where the connection tells")
-
-    scope: Any = {"extensions": {stream_writer.CONNECTION: Watched(room=True)}}
-    with pytest.raises(ClientGone):
-        async with stream_writer.UntilGone(scope, receive):
-            (call,) = gone
-            assert call is not None
-            asyncio.get_running_loop().call_soon(call)
-            await asyncio.Event().wait()
-    assert gone[1] is None
-    call()  # too late: the answer is out
-    await asyncio.sleep(0)
-
-
-@pytest.mark.parametrize("gone", [True, False])
-async def test_without_a_connection_somebody_listens(gone: bool) -> None:
-    async def receive() -> Any:
-        if not gone:
+        if not is_gone:
             await asyncio.Event().wait()
         return {"type": "http.disconnect"}
 
-    told = pytest.raises(ClientGone) if gone else contextlib.nullcontext()
-    with told:
-        async with stream_writer.UntilGone({}, receive):
+    expected = pytest.raises(ClientDisconnected) if is_gone else contextlib.nullcontext()
+    with expected:
+        async with cancel_on_disconnect(receive):
             await asyncio.sleep(0.01)
     await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_whoever_cancels_from_outside_is_not_told_of_the_client() -> None:
+async def test_cancelling_from_outside_is_not_a_disconnect() -> None:
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
     async def wait() -> None:
-        async with stream_writer.UntilGone({}, asyncio.Event().wait):  # type: ignore[arg-type]
+        async with cancel_on_disconnect(receive):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(wait())

@@ -17,7 +17,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.records import Sampling
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import ServerOptions
-from ridgeline.serve.server import listen, server_config, url_of
+from ridgeline.serve.server import listen, url_of, uvicorn_config
 
 PROMPTS = ["import os\n", "def add(a, b):\n", "class Point:\n", "for i in range("]
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
@@ -32,7 +32,7 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def url(engine: Engine) -> Iterator[str]:
     with listen(ServerOptions(port=0)) as listener:
-        server = uvicorn.Server(server_config(create_app(engine), ServerOptions()))
+        server = uvicorn.Server(uvicorn_config(create_app(engine), ServerOptions()))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started:

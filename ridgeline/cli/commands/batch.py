@@ -20,9 +20,15 @@ from rich.progress import (
 
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
-from ridgeline.serve.batch.offline_runner import Job, answer_file, errors_of, read_job, store_of
+from ridgeline.serve.batch.offline_runner import (
+    OfflineJob,
+    errors_path,
+    read_job,
+    run_job,
+    store_path,
+)
 from ridgeline.serve.batch.records import Batch
-from ridgeline.serve.service import name_of
+from ridgeline.serve.config import model_name
 
 if TYPE_CHECKING:
     from ridgeline.engine.engine import Engine
@@ -37,16 +43,16 @@ def command(
     model (None: by its own name); those that ask for another fail, as on a server."""
     console = Console(stderr=True, highlight=False)
     job = read_job(file, ENDPOINTS)
-    name = served_model_name or name_of(settings.model)
+    name = served_model_name or model_name(settings.model)
     _check_models(job, name)
-    for written in (output, errors_of(output), store_of(output)):
+    for written in (output, errors_path(output), store_path(output)):
         if written.resolve() == file.resolve():
             raise BadInput(
                 "the answers would be written over the requests",
                 value=str(written),
                 fix="name another output",
             )
-    if store_of(output).exists():
+    if store_path(output).exists():
         console.print("going on where an earlier call was cut off", style="dim")
     from ridgeline.engine.engine import Engine  # slow to import: after what may be refused
 
@@ -54,11 +60,11 @@ def command(
         batch = _answer(engine, job, output, name, console)
     console.print(summary(batch), markup=False)
     if batch.failed:
-        console.print(f"failed lines: {errors_of(output)}", style="yellow", markup=False)
+        console.print(f"failed lines: {errors_path(output)}", style="yellow", markup=False)
     return int(batch.failed > 0)
 
 
-def _check_models(job: Job, name: str) -> None:
+def _check_models(job: OfflineJob, name: str) -> None:
     """BadInput where no line could be answered: that needs no engine."""
     if not job.models & {name, None}:  # a line that names none takes what there is
         asked = sorted(filter(None, job.models))
@@ -70,16 +76,18 @@ def _check_models(job: Job, name: str) -> None:
         )
 
 
-def _answer(engine: Engine, job: Job, output: Path, name: str, console: Console) -> Batch:
+def _answer(engine: Engine, job: OfflineJob, output: Path, name: str, console: Console) -> Batch:
     from ridgeline.serve.app import create_app
-    from ridgeline.serve.batch.background_engine import background
+    from ridgeline.serve.batch.executor import background_engine
     from ridgeline.serve.config import ServerOptions
 
-    app = create_app(background(engine), ServerOptions(served_model_name=name))
+    app = create_app(background_engine(engine), ServerOptions(served_model_name=name))
     with bar(console) as progress:
-        shown = _Shown(progress, progress.add_task("", total=job.num_lines, rate=""))
+        shown = _Shown(progress, progress.add_task("", total=job.num_requests, rate=""))
         most = 2 * engine.resolved.max_num_seqs  # some behind those that sit, so that no seat waits
-        return asyncio.run(answer_file(job, output, app, most=most, progress=shown.update))
+        return asyncio.run(
+            run_job(job, output, app, max_concurrency=most, on_progress=shown.update)
+        )
 
 
 class _Shown:

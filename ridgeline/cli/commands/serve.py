@@ -18,14 +18,14 @@ from ridgeline.records import EngineInfo
 from ridgeline.roofline import Peaks
 from ridgeline.serve.auth.keys import load_keys
 from ridgeline.serve.auth.keys import new_key as make_key
-from ridgeline.serve.config import ServerOptions, for_lines, options_from
-from ridgeline.serve.server import Admin, check_exposed, listen, run, url_of
+from ridgeline.serve.config import ServerOptions, batch_app_options, options_from
+from ridgeline.serve.server import AdminListener, check_exposed, listen, run, url_of
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
+    from fastapi import FastAPI
 
     from ridgeline.engine.engine import Engine
-    from ridgeline.serve.batch.worker import Window
+    from ridgeline.serve.batch.worker import DailyWindow
 
 
 def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) -> int:
@@ -50,9 +50,9 @@ def command(settings: Settings, table: dict[str, Any], flags: dict[str, Any]) ->
         lines = [*summary(engine.info), f"{service.name} is served at {url_of(listener)}/v1"]
         admin = None
         if admin_listener is not None:
-            admin = Admin(create_admin_app(service), admin_listener)
+            admin = AdminListener(create_admin_app(service), admin_listener)
             lines.append(f"operators: {url_of(admin_listener)}/admin/state")
-        run(app, listener, options, ready=lambda: _print(console, lines), admin=admin)
+        run(app, listener, options, on_ready=lambda: _print(console, lines), admin=admin)
     return 0
 
 
@@ -89,29 +89,29 @@ def _check_batches(options: ServerOptions) -> None:
     _window(options)
 
 
-def _window(options: ServerOptions) -> Window | None:
-    from ridgeline.serve.batch.worker import Window
+def _window(options: ServerOptions) -> DailyWindow | None:
+    from ridgeline.serve.batch.worker import DailyWindow
 
-    return None if options.batch_window is None else Window.parse(options.batch_window)
+    return None if options.batch_window is None else DailyWindow.parse(options.batch_window)
 
 
-def _attach_batches(app: Starlette, engine: Engine, options: ServerOptions) -> None:
+def _attach_batches(app: FastAPI, engine: Engine, options: ServerOptions) -> None:
     """The Batch API, where a store was named for it."""
     if options.batch_store is None:
         return
     from ridgeline.serve.app import create_app
-    from ridgeline.serve.batch.background_engine import background
-    from ridgeline.serve.batch.mount import BatchOptions, attach
+    from ridgeline.serve.batch.attach import BatchOptions, attach_batches
+    from ridgeline.serve.batch.executor import background_engine
 
-    line_app = create_app(background(engine), for_lines(options))
+    batch_app = create_app(background_engine(engine), batch_app_options(options))
     limit = options.batch_store_max_bytes
     settings = BatchOptions(
         store=Path(options.batch_store),
-        most=engine.resolved.max_num_seqs,
+        max_concurrency=engine.resolved.max_num_seqs,
         window=_window(options),
         **({"max_bytes": limit} if limit is not None else {}),
     )
-    attach(app, line_app, settings, app.state.service.metrics.registry)
+    attach_batches(app, batch_app, settings)
 
 
 def summary(info: EngineInfo) -> list[str]:

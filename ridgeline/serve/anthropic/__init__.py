@@ -1,1 +1,1 @@
-"""Anthropic."""
+"""Anthropic's Messages API over the same engine."""

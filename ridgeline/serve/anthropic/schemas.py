@@ -1,39 +1,50 @@
-"""Bodies of Anthropic's Messages, and what they say in the words of a chat."""
+"""Bodies of Anthropic's Messages API, and the translation of a request to a chat."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from ridgeline.serve.errors import ApiError
-from ridgeline.serve.openai.schemas import ChatRequest, Count, Name, Priority, validated
+from ridgeline.serve.openai.objects import NonNegative
+from ridgeline.serve.openai.schemas import (
+    CacheSalt,
+    ChatCompletionRequest,
+    Count,
+    Name,
+    OpenBody,
+    Priority,
+    validate_fields,
+)
 
-MAX_BREAKPOINTS = 4  # Anthropic's own limit on cache_control marks
+MAX_CACHE_BREAKPOINTS = 4
+"""Anthropic's limit on `cache_control` marks."""
 
 
-class CacheControl(BaseModel):
-    """A mark where a cached prefix may end. Ours ends at every block: marks change nothing."""
+class CacheControl(OpenBody):
+    """A mark where a cached prefix may end. It has no effect: every block is cached."""
 
-    model_config = ConfigDict(extra="allow")
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
-class _Marked(BaseModel):
-    model_config = ConfigDict(extra="allow")
+class CacheableBody(OpenBody):
+    """A part of a request that may carry a mark."""
+
     cache_control: CacheControl | None = None
 
 
-class TextBlock(_Marked):
+class InputTextBlock(CacheableBody):
     """Text."""
 
     type: Literal["text"]
     text: str
 
 
-class ToolUse(_Marked):
+class InputToolUseBlock(CacheableBody):
     """A call that the assistant made."""
 
     type: Literal["tool_use"]
@@ -42,34 +53,36 @@ class ToolUse(_Marked):
     input: dict[str, Any]
 
 
-class ToolResult(_Marked):
-    """What a call brought."""
+class InputToolResultBlock(CacheableBody):
+    """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: str | list[TextBlock] | None = None
+    content: str | list[InputTextBlock] | None = None
     is_error: bool | None = None
 
 
-class Thinking(_Marked):
-    """What the assistant thought in an earlier turn: not sent to the model again."""
+class InputThinkingBlock(CacheableBody):
+    """Reasoning of an earlier response; it is not sent to the model again."""
 
     type: Literal["thinking", "redacted_thinking"]
 
 
-InBlock = Annotated[TextBlock | ToolUse | ToolResult | Thinking, Field(discriminator="type")]
+InputBlock = Annotated[
+    InputTextBlock | InputToolUseBlock | InputToolResultBlock | InputThinkingBlock,
+    Field(discriminator="type"),
+]
 
 
-class Turn(BaseModel):
-    """One message."""
+class MessageParam(OpenBody):
+    """A message of the conversation."""
 
-    model_config = ConfigDict(extra="allow")
     role: Literal["user", "assistant"]
-    content: str | list[InBlock]
+    content: str | list[InputBlock]
 
 
-class MessageTool(_Marked):
-    """A tool of the caller's."""
+class MessageTool(CacheableBody):
+    """A tool that the model may call."""
 
     type: Literal["custom"] | None = None
     name: Name
@@ -77,37 +90,34 @@ class MessageTool(_Marked):
     input_schema: dict[str, Any]
 
 
-class MessageToolChoice(BaseModel):
-    """Whether and which."""
+class MessageToolChoice(OpenBody):
+    """Whether the model must call a tool, and which."""
 
-    model_config = ConfigDict(extra="allow")
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingWish(BaseModel):
-    """Whether the model may think first. `budget_tokens` is not a limit here."""
+class ThinkingOptions(OpenBody):
+    """Whether the model may reason first. `budget_tokens` is not enforced."""
 
-    model_config = ConfigDict(extra="allow")
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Count | None = None
 
 
-class CountRequest(BaseModel):
+class CountTokensRequest(OpenBody):
     """Body of `POST /v1/messages/count_tokens`."""
 
-    model_config = ConfigDict(extra="allow")
     model: str
-    messages: Annotated[list[Turn], Field(min_length=1)]
-    system: str | list[TextBlock] | None = None
+    messages: Annotated[list[MessageParam], Field(min_length=1)]
+    system: str | list[InputTextBlock] | None = None
     tools: list[MessageTool] | None = None
     tool_choice: MessageToolChoice | None = None
-    thinking: ThinkingWish | None = None
+    thinking: ThinkingOptions | None = None
     cache_control: CacheControl | None = None
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountTokensRequest):
     """Body of `POST /v1/messages`."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
@@ -117,62 +127,144 @@ class MessagesRequest(CountRequest):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     priority: Priority | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    cache_salt: CacheSalt | None = None
 
 
-def as_chat(asked: CountRequest) -> ChatRequest:
-    """The same conversation as a chat; ApiError 400 where it cannot be said."""
-    _check_breakpoints(asked)
-    chat: dict[str, Any] = {"messages": _messages(asked)}
-    if asked.tools:
-        chat["tools"] = [_tool(tool) for tool in asked.tools]
-        chat |= _choice(asked.tool_choice)
-    if asked.thinking is not None:
-        chat["chat_template_kwargs"] = {"enable_thinking": asked.thinking.type != "disabled"}
-    if isinstance(asked, MessagesRequest):
-        chat |= _sampling(asked)
-    return validated(ChatRequest, {name: v for name, v in chat.items() if v is not None})
+class TokenCount(TypedDict):
+    """Tokens of a conversation."""
+
+    input_tokens: NonNegative
 
 
-def _sampling(asked: MessagesRequest) -> dict[str, Any]:
-    names = ("max_tokens", "temperature", "top_p", "top_k", "priority", "cache_salt")
-    return {name: getattr(asked, name) for name in names} | {"stop": asked.stop_sequences}
+class MessageUsage(TypedDict):
+    """Tokens; the cached part of the input is counted separately from the rest of it."""
+
+    input_tokens: NonNegative
+    cache_creation_input_tokens: NonNegative
+    cache_read_input_tokens: NonNegative
+    output_tokens: NonNegative
 
 
-def _messages(asked: CountRequest) -> list[dict[str, Any]]:
+class TextBlock(TypedDict):
+    """Text of a response."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(TypedDict):
+    """Reasoning of a response."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(TypedDict):
+    """A tool call of a response."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ResponseBlock = TextBlock | ThinkingBlock | ToolUseBlock
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "abort"]
+
+
+class MessageResponse(TypedDict):
+    """A response. `stop_reason` is null while it is streamed."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ResponseBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageEventError(TypedDict):
+    """Why a stream broke."""
+
+    type: str
+    message: str
+
+
+class MessageEvent(TypedDict):
+    """One event of a stream."""
+
+    type: Literal[
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "error",
+    ]
+    index: NotRequired[NonNegative]
+    content_block: NotRequired[ResponseBlock]
+    delta: NotRequired[dict[str, Any]]
+    usage: NotRequired[MessageUsage]
+    message: NotRequired[MessageResponse]
+    error: NotRequired[MessageEventError]
+
+
+def to_chat(body: CountTokensRequest) -> ChatCompletionRequest:
+    """The same request as a chat; ApiError 400 if a chat cannot express it."""
+    _check_breakpoints(body)
+    chat: dict[str, Any] = {"messages": _messages(body)}
+    if body.tools:
+        chat["tools"] = [_tool(tool) for tool in body.tools]
+        chat |= _tool_choice(body.tool_choice)
+    if body.thinking is not None:
+        chat["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
+    if isinstance(body, MessagesRequest):
+        names = ("max_tokens", "temperature", "top_p", "top_k", "priority", "cache_salt")
+        chat |= {name: getattr(body, name) for name in names} | {"stop": body.stop_sequences}
+    given = {name: value for name, value in chat.items() if value is not None}
+    return validate_fields(ChatCompletionRequest, given)
+
+
+def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
-    if asked.system:
-        messages.append({"role": "system", "content": _text(asked.system)})
-    for turn in asked.messages:
-        messages += _turn(turn)
+    if body.system:
+        messages.append({"role": "system", "content": _text(body.system)})
+    for message in body.messages:
+        messages += _chat_messages(message)
     return messages
 
 
-def _turn(turn: Turn) -> list[dict[str, Any]]:
-    """Results of tools are messages of their own, before the text that came with them."""
-    if isinstance(turn.content, str):
-        return [{"role": turn.role, "content": turn.content}]
-    results = [block for block in turn.content if isinstance(block, ToolResult)]
-    calls = [block for block in turn.content if isinstance(block, ToolUse)]
-    texts = [block for block in turn.content if isinstance(block, TextBlock)]
-    if (results and turn.role == "assistant") or (calls and turn.role == "user"):
-        message = "tool_use belongs to the assistant, tool_result to the user"
-        raise ApiError(400, message, param="messages")
-    said = [_result(block) for block in results]
+def _chat_messages(message: MessageParam) -> list[dict[str, Any]]:
+    """Tool results are separate messages, before the text that came with them."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results = [block for block in message.content if isinstance(block, InputToolResultBlock)]
+    calls = [block for block in message.content if isinstance(block, InputToolUseBlock)]
+    texts = [block for block in message.content if isinstance(block, InputTextBlock)]
+    if (results and message.role == "assistant") or (calls and message.role == "user"):
+        error = "tool_use belongs to the assistant, tool_result to the user"
+        raise ApiError(400, error, param="messages")
+    converted = [_tool_result(block) for block in results]
     if texts or calls or not results:
-        own: dict[str, Any] = {"role": turn.role}
-        own["content"] = "\n".join(block.text for block in texts)
-        said.append(own | ({"tool_calls": [_call(call) for call in calls]} if calls else {}))
-    return said
+        content = "\n".join(block.text for block in texts)
+        rest: dict[str, Any] = {"role": message.role, "content": content}
+        if calls:
+            rest["tool_calls"] = [_tool_call(call) for call in calls]
+        converted.append(rest)
+    return converted
 
 
-def _result(block: ToolResult) -> dict[str, Any]:
+def _tool_result(block: InputToolResultBlock) -> dict[str, Any]:
     text = _text(block.content or "")
     text = f"error: {text}" if block.is_error else text
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
 
 
-def _call(block: ToolUse) -> dict[str, Any]:
+def _tool_call(block: InputToolUseBlock) -> dict[str, Any]:
     function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
     return {"id": block.id, "type": "function", "function": function}
 
@@ -184,27 +276,27 @@ def _tool(tool: MessageTool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _choice(choice: MessageToolChoice | None) -> dict[str, Any]:
+def _tool_choice(choice: MessageToolChoice | None) -> dict[str, Any]:
     if choice is None:
         return {}
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if choice.disable_parallel_tool_use:
-        said["parallel_tool_calls"] = False
+        fields["parallel_tool_calls"] = False
     if choice.type == "tool":
-        return said | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
-    return said | {"tool_choice": "required" if choice.type == "any" else choice.type}
+        return fields | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
+    return fields | {"tool_choice": "required" if choice.type == "any" else choice.type}
 
 
-def _text(content: str | list[TextBlock]) -> str:
+def _text(content: str | list[InputTextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
-def _check_breakpoints(asked: CountRequest) -> None:
-    marked: list[Any] = [asked, *(asked.tools or ())]
-    marked += asked.system if isinstance(asked.system, list) else []
-    for turn in asked.messages:
-        marked += turn.content if isinstance(turn.content, list) else []
-    number = sum(getattr(each, "cache_control", None) is not None for each in marked)
-    if number > MAX_BREAKPOINTS:
-        message = f"too many cache_control marks: {number}; limit: {MAX_BREAKPOINTS}"
-        raise ApiError(400, message, param="cache_control")
+def _check_breakpoints(body: CountTokensRequest) -> None:
+    parts: list[Any] = [body, *(body.tools or ())]
+    parts += body.system if isinstance(body.system, list) else []
+    for message in body.messages:
+        parts += message.content if isinstance(message.content, list) else []
+    number = sum(getattr(part, "cache_control", None) is not None for part in parts)
+    if number > MAX_CACHE_BREAKPOINTS:
+        error = f"too many cache_control marks: {number}; limit: {MAX_CACHE_BREAKPOINTS}"
+        raise ApiError(400, error, param="cache_control")

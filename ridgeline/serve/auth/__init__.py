@@ -1,1 +1,1 @@
-"""What stands between a stranger and the engine: keys, limits, and a suspicious front door."""
+"""Access control: API keys, rate limits, and the checks before any route."""

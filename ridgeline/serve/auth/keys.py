@@ -1,9 +1,9 @@
-"""API keys: kept as SHA-256, compared in constant time, each with a name and limits of its own.
+"""API keys: stored as SHA-256, compared in constant time, each with a name and limits.
 
-A key is 256 random bits, so that a plain hash is enough: there is no dictionary to try. The name of
-a key is its tenant; the prefix cache is salted with an HMAC of it under a secret of this process,
-so that no tenant can hit, probe or guess another's blocks, whatever `cache_salt` it sends. Keys
-that name the same `cache_group` share on purpose.
+A key has 256 random bits, so that a plain hash is enough: there is no dictionary to try. The name of
+a key is its tenant. The prefix cache is salted with an HMAC of the tenant under a secret of this
+process: no tenant can hit, probe or guess another's blocks, whatever `cache_salt` it sends. Keys with
+the same `cache_group` share blocks on purpose.
 
     [[keys]]
     name = "alice"
@@ -27,28 +27,28 @@ import msgspec
 
 from ridgeline.errors import BadInput
 
-MAX_NAME = 100  # characters
+MAX_NAME_CHARS = 100
 _MAX_FILE_BYTES = 1 << 20
-Rate = Annotated[int, msgspec.Meta(ge=1)]
+PerMinute = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One key as the file holds it."""
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One key as the file stores it."""
 
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARS)]
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-    requests_per_minute: Rate | None = None
-    tokens_per_minute: Rate | None = None
+    requests_per_minute: PerMinute | None = None
+    tokens_per_minute: PerMinute | None = None
     cache_group: str | None = None
     admin: bool = False
 
 
 class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    keys: list[Key]
+    keys: list[ApiKey]
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sends a request: `salt` goes into the hashes of its prefix cache."""
+    """Who sends a request. `salt` goes into the block hashes of its prefix cache."""
 
     name: str = ""
     salt: str = ""
@@ -59,14 +59,14 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.salt}\0{cache_salt or ''}" if self.salt else cache_salt or ""
 
 
-NOBODY = Caller()
-"""The caller where no key is asked for."""
+ANONYMOUS = Caller()
+"""The caller if no keys are configured."""
 
 
 class KeyRing:
-    """Every key that opens this server. Empty: no key is asked for."""
+    """The keys of this server; empty if none are configured."""
 
-    def __init__(self, keys: tuple[Key, ...] = (), secret: bytes | None = None) -> None:
+    def __init__(self, keys: tuple[ApiKey, ...] = (), secret: bytes | None = None) -> None:
         self.keys = keys
         self._secret = secrets.token_bytes(32) if secret is None else secret
         self._digests = [bytes.fromhex(key.sha256) for key in keys]
@@ -75,65 +75,65 @@ class KeyRing:
     def __bool__(self) -> bool:
         return bool(self.keys)
 
-    def find(self, given: bytes) -> Caller | None:
-        """Whose key it is. Every key is compared, whether or not one has matched before."""
-        digest, found = sha256(given).digest(), None
+    def find(self, key: bytes) -> Caller | None:
+        """The owner of a key. Every digest is compared, even after one has matched."""
+        digest, owner = sha256(key).digest(), None
         for known, caller in zip(self._digests, self._callers, strict=True):
             if hmac.compare_digest(digest, known):
-                found = caller
-        return found
+                owner = caller
+        return owner
 
-    def named(self, name: str) -> Caller:
-        """Who acts under a key's name, also when the key is gone; NOBODY for no name."""
+    def caller_named(self, name: str) -> Caller:
+        """The caller of a key's name, even if the key is gone; ANONYMOUS for an empty name."""
         for key, caller in zip(self.keys, self._callers, strict=True):
             if key.name == name:
                 return caller
-        return self._caller(Key(name=name, sha256="0" * 64)) if name else NOBODY
+        return self._caller(ApiKey(name=name, sha256="0" * 64)) if name else ANONYMOUS
 
-    def _caller(self, key: Key) -> Caller:
+    def _caller(self, key: ApiKey) -> Caller:
         kind, name = ("key", key.name) if key.cache_group is None else ("group", key.cache_group)
         salt = hmac.new(self._secret, f"{kind}\0{name}".encode(), sha256).hexdigest()
         return Caller(name=key.name, salt=salt, admin=key.admin)
 
 
 def load_keys(api_key: str | None, file: str | None) -> KeyRing:
-    """The ring of one key given in the clear, and of a file of hashed ones."""
+    """One key in plain text and a file of hashed ones; BadInput if either cannot be used."""
     keys = _read(Path(file)) if file else []
     if api_key is not None:
         if not api_key.strip():
-            raise BadInput("the API key is empty", fix="give one: ridgeline new-key NAME")
+            raise BadInput("the API key is empty", fix="create one with `ridgeline new-key NAME`")
         digest = sha256(api_key.encode()).hexdigest()
-        keys.append(Key(name="default", sha256=digest, admin=True))
+        keys.append(ApiKey(name="default", sha256=digest, admin=True))
     names = [key.name for key in keys]
     if len(set(names)) < len(names):
         raise BadInput("two API keys have the same name", value=", ".join(names))
     return KeyRing(tuple(keys))
 
 
-def _read(file: Path) -> list[Key]:
-    try:
-        if file.stat().st_size > _MAX_FILE_BYTES:
-            raise BadInput("the file of API keys is too large", value=str(file))
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-        found = msgspec.convert(table, _KeyFile).keys
-    except (OSError, ValueError) as error:  # TOML and msgspec errors are ValueErrors
-        raise BadInput("the file of API keys cannot be read", value=str(error)) from None
-    if not found:
-        raise BadInput("the file of API keys holds none", value=str(file))
-    return list(found)
-
-
 def new_key(name: str) -> tuple[str, str]:
-    """A fresh key, to be shown once, and its entry for the file. BadInput: no name, or too long."""
-    if not 1 <= len(name) <= MAX_NAME:
+    """A new key, to be shown once, and its entry for the file. BadInput for an unusable name."""
+    if not 1 <= len(name) <= MAX_NAME_CHARS:
         raise BadInput(
-            "the name of a key is too long" if name else "a key needs a name",
+            "the name of an API key is too long" if name else "an API key needs a name",
             value=f"{len(name)} characters",
-            limit=f"1 to {MAX_NAME}",
-            fix="take a shorter name" if name else "say whose key it is",
+            limit=f"1 to {MAX_NAME_CHARS}",
+            fix="choose a shorter name" if name else "name the key's owner",
         )
     key = "rl-" + secrets.token_urlsafe(32)
-    digest = sha256(key.encode()).hexdigest()
-    checked = msgspec.convert({"name": name, "sha256": digest}, Key)
-    name_text = msgspec.json.encode(checked.name).decode()
-    return key, f'[[keys]]\nname = {name_text}\nsha256 = "{checked.sha256}"\n'
+    entry = ApiKey(name=name, sha256=sha256(key.encode()).hexdigest())
+    quoted_name = msgspec.json.encode(entry.name).decode()
+    return key, f'[[keys]]\nname = {quoted_name}\nsha256 = "{entry.sha256}"\n'
+
+
+def _read(file: Path) -> list[ApiKey]:
+    try:
+        if file.stat().st_size > _MAX_FILE_BYTES:
+            limit = f"{_MAX_FILE_BYTES} bytes"
+            raise BadInput("the file of API keys is too large", value=str(file), limit=limit)
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        keys = msgspec.convert(table, _KeyFile).keys
+    except (OSError, ValueError) as error:  # TOML and msgspec errors are ValueErrors
+        raise BadInput("the file of API keys cannot be read", value=str(error)) from None
+    if not keys:
+        raise BadInput("the file of API keys is empty", value=str(file))
+    return list(keys)

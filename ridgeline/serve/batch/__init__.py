@@ -1,11 +1,11 @@
-"""Batch API: files of requests that are answered when there is room, at half price.
+"""Batch API: files of requests that run when the engine has room, at half price.
 
-    upload ─▶ files, chunks                                          (files.py)
+    upload ─▶ files, chunks                                          (uploads.py, files.py)
     create ─▶ batches: validating ─▶ in_progress ─▶ finalizing ─▶ completed
                             │             ├──▶ expired
                             ├─▶ failed    └──▶ cancelling ─▶ cancelled   (store.py)
-    worker: lease lines ─▶ answer them ─▶ settle                     (worker.py, answering.py)
+    worker: lease batch requests ─▶ run them ─▶ settle               (worker.py, executor.py)
 
-Everything that must survive lies in one SQLite file (schema.py); the worker holds nothing that a
-`kill -9` could lose or do twice.
+All state is in one SQLite file (database.py); the worker holds nothing that a `kill -9` could lose,
+or make it do twice.
 """

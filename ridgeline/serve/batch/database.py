@@ -1,8 +1,9 @@
-"""The SQLite file: its tables, and a connection whose commits are on the disk when they return.
+"""The SQLite file: its tables, and a connection whose commits are durable when they return.
 
-WAL lets readers go on while a result is written; `synchronous=FULL` makes every commit wait for the
-disk, so that an answered line stays answered when the power goes. One connection per process, one
-statement block at a time (`Database.transaction` holds a lock): SQLite has one writer anyway.
+WAL lets readers continue while a result is written; `synchronous=FULL` makes every commit wait for
+the disk, so that a settled request stays settled after a power failure. There is one connection per
+process and one block of statements at a time (`Database.transaction` holds a lock), because SQLite
+allows one writer anyway.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CREATE TABLE files (
   created_at INTEGER NOT NULL,
   expires_at INTEGER,
   complete INTEGER NOT NULL CHECK (complete IN (0, 1)),
-  batch_id TEXT,                    -- output and error files: their text is the batch's lines
+  batch_id TEXT,                    -- output and error files: their content is the batch's results
   lines_in TEXT CHECK (lines_in IN ('succeeded', 'failed')),
   tenant TEXT NOT NULL DEFAULT ''   -- the name of the key it belongs to
 );
@@ -73,7 +74,7 @@ CREATE TABLE lines (
   num_bytes INTEGER NOT NULL,
   state TEXT NOT NULL DEFAULT 'pending'
     CHECK (state IN ('pending', 'leased', 'succeeded', 'failed')),
-  lease TEXT,                       -- the token of whoever may settle it
+  lease TEXT,                       -- the token that settling it requires
   owner TEXT,
   leased_until REAL,
   num_leases INTEGER NOT NULL DEFAULT 0,
@@ -92,11 +93,11 @@ ALTER TABLE batches ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
 PRAGMA user_version = 2;
 """,
 }
-"""From each version to the next."""
+"""Statements that migrate from a version to the next."""
 
 
 class Database:
-    """One open store. `path` is created where it is missing."""
+    """One open store; BadInput if `path` cannot be opened. A missing file is created."""
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.RLock()
@@ -108,31 +109,33 @@ class Database:
             self._prepare()
         except sqlite3.DatabaseError as error:
             raise BadInput(
-                "cannot open the batch store",
+                f"the batch store cannot be opened: {error}",
                 value=str(path),
-                fix=f"name a file that can be written, or a new one ({error})",
+                fix="name a writable SQLite file, or a new file",
             ) from None
 
     def _prepare(self) -> None:
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
             self._connection.execute(f"PRAGMA {pragma}")
         with self.transaction() as db:
-            found = db.execute("PRAGMA user_version").fetchone()[0]
-            if found == 0:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
                 for statement in _statements(_TABLES):
                     db.execute(statement)
-            while found in _MIGRATIONS:
-                for statement in _statements(_MIGRATIONS[found]):
+            while version in _MIGRATIONS:
+                for statement in _statements(_MIGRATIONS[version]):
                     db.execute(statement)
-                found = db.execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, VERSION):
+                version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, VERSION):
                 raise BadInput(
-                    "the batch store was written by another version", value=found, limit=VERSION
+                    "the batch store was written by another version of Ridgeline",
+                    value=version,
+                    limit=VERSION,
                 )
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of the block is on the disk when it ends, or nothing of it ever happened."""
+        """All of the block is durable when it ends, or none of it happened."""
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -144,12 +147,12 @@ class Database:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A block that only reads."""
+        """A block of statements that only read."""
         with self._lock:
             yield self._connection
 
     def used_bytes(self) -> int:
-        """What the store holds on the disk; what was deleted is not counted."""
+        """Bytes on the disk, without free pages."""
         with self.reading() as db:
             pages, free, size = (
                 db.execute(f"PRAGMA {name}").fetchone()[0]
@@ -163,7 +166,7 @@ class Database:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """`executescript` would commit the transaction that it runs in."""
+    """The statements of a script: `executescript` would commit the transaction that it runs in."""
     rest = ""
     for line in script.splitlines(keepends=True):
         rest += line

@@ -1,76 +1,83 @@
-"""From a leased line to its outcome: a request to an app within this process, without a socket.
+"""Run leased batch requests through an app in this process, without a socket.
 
-What the app answers is what the line's client would have got online. A refusal that will pass (429,
-503) makes the line wait; any other answer is final: 2xx for the output file, the rest for the error
+The app's response is what the client would have got online. A refusal that will pass (429, 503)
+makes the request wait; any other response is final: 2xx for the output file, the rest for the error
 file.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
-from ridgeline.serve.auth.keys import NOBODY, Caller
+from ridgeline.records import Sampling
+from ridgeline.serve.auth.keys import ANONYMOUS, Caller
 from ridgeline.serve.auth.middleware import CALLER
-from ridgeline.serve.batch.records import Lease, Outcome
-from ridgeline.serve.batch.worker import Busy, failed
+from ridgeline.serve.batch.records import BatchResult, Lease
+from ridgeline.serve.batch.worker import EngineBusy, failed_result
+from ridgeline.serve.engine_protocol import EventSink, ServedEngine
 
-_PASSING = (429, 503)
+_RETRY_STATUSES = (429, 503)
 _HOST = b"127.0.0.1"
 
 
-class _Request(msgspec.Struct):
+class _BatchLine(msgspec.Struct):
     body: dict[str, Any]
 
 
-class _Details(msgspec.Struct):
+class _TokenDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
-    """Of a completion, or under the Responses API's names."""
+class _ResponseTokens(msgspec.Struct):
+    """Usage of a completion, or under the names of the Responses API."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens_details: _Details | None = None
+    prompt_tokens_details: _TokenDetails | None = None
+    input_tokens_details: _TokenDetails | None = None
 
 
-class _Answer(msgspec.Struct):
-    usage: _Usage | None = None
+class _ResponseBody(msgspec.Struct):
+    usage: _ResponseTokens | None = None
 
 
-class InProcess:
-    """Answers lines with `app`; `caller` says who a tenant is there."""
+class InProcessExecutor:
+    """Runs batch requests with `app`, each as the caller that `caller_named` gives for its tenant."""
 
-    def __init__(self, app: ASGIApp, caller: Callable[[str], Caller] = lambda _: NOBODY) -> None:
-        self._app, self._caller = app, caller
+    def __init__(
+        self, app: ASGIApp, caller_named: Callable[[str], Caller] = lambda _: ANONYMOUS
+    ) -> None:
+        self._app, self._caller_named = app, caller_named
 
-    async def __call__(self, lease: Lease) -> Outcome:
-        body = msgspec.json.decode(lease.text, type=_Request).body
+    async def __call__(self, lease: Lease) -> BatchResult:
+        body = msgspec.json.decode(lease.text, type=_BatchLine).body
         if body.get("stream"):
-            return failed(lease, "invalid_request", "a batch line cannot be streamed")
-        sent = msgspec.json.encode(body)
-        status, answer = await post(self._app, lease.endpoint, sent, self._caller(lease.tenant))
-        if status in _PASSING:
-            raise Busy
-        return _outcome(lease, status, answer)
+            return failed_result(lease, "invalid_request", "a batch request cannot be streamed")
+        data = msgspec.json.encode(body)
+        caller = self._caller_named(lease.tenant)
+        status, response = await post(self._app, lease.endpoint, data, caller)
+        if status in _RETRY_STATUSES:
+            raise EngineBusy
+        return _result(lease, status, response)
 
 
-async def post(app: ASGIApp, path: str, body: bytes, caller: Caller = NOBODY) -> tuple[int, bytes]:
-    """Status and body of `POST path` by `caller`. It never hangs up before the answer."""
+async def post(
+    app: ASGIApp, path: str, body: bytes, caller: Caller = ANONYMOUS
+) -> tuple[int, bytes]:
+    """Status and body of the response to `POST path`. The client never disconnects."""
     sent: list[Message] = []
     incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
         if not incoming:
-            await asyncio.Event().wait()  # until the answer is there, and this is cancelled
+            await asyncio.Event().wait()  # until the response is complete and this is cancelled
         return incoming.pop()
 
     async def send(message: Message) -> None:
@@ -78,8 +85,32 @@ async def post(app: ASGIApp, path: str, body: bytes, caller: Caller = NOBODY) ->
 
     await app({**_scope(path, len(body)), CALLER: caller}, receive, send)
     start = next(message for message in sent if message["type"] == "http.response.start")
-    pieces = (m.get("body", b"") for m in sent if m["type"] == "http.response.body")
-    return int(start["status"]), b"".join(pieces)
+    chunks = (m.get("body", b"") for m in sent if m["type"] == "http.response.body")
+    return int(start["status"]), b"".join(chunks)
+
+
+class _BackgroundEngine:
+    """Delegates to an engine, and submits requests in the background class."""
+
+    def __init__(self, engine: ServedEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def listen(
+        self, prompt: str | Sequence[int], sampling: Sampling, sink: EventSink, **terms: Any
+    ) -> Callable[[], None]:
+        return await self._engine.listen(prompt, sampling, sink, **{**terms, "background": True})
+
+
+def background_engine(engine: ServedEngine) -> ServedEngine:
+    """`engine`, to which every request is submitted in the background class.
+
+    An app over it responds as the online app does: with the same checks, defaults and fields. It has
+    separate metrics, so that latencies of batch requests do not mix with interactive ones.
+    """
+    return cast("ServedEngine", _BackgroundEngine(engine))
 
 
 def _scope(path: str, length: int) -> Scope:
@@ -100,25 +131,27 @@ def _scope(path: str, length: int) -> Scope:
     }
 
 
-def _outcome(lease: Lease, status: int, answer: bytes) -> Outcome:
-    """The line of the output or error file, and what it is charged for."""
+def _result(lease: Lease, status: int, response: bytes) -> BatchResult:
+    """The line of the output or error file, and the tokens to charge."""
     try:
-        usage = msgspec.json.decode(answer, type=_Answer).usage or _Usage()
-        body = msgspec.Raw(answer)
+        usage = msgspec.json.decode(response, type=_ResponseBody).usage or _ResponseTokens()
     except msgspec.DecodeError:
-        return failed(lease, "server_error", "the server's answer is not JSON")
-    result = {
+        return failed_result(lease, "server_error", "the server's response is not JSON")
+    line = {
         "id": lease.request_id,
         "custom_id": lease.custom_id,
-        "response": {"status_code": status, "request_id": lease.request_id, "body": body},
+        "response": {
+            "status_code": status,
+            "request_id": lease.request_id,
+            "body": msgspec.Raw(response),
+        },
         "error": None,
     }
-    succeeded = 200 <= status < 300
-    details = usage.prompt_tokens_details or usage.input_tokens_details or _Details()
-    return Outcome(
+    details = usage.prompt_tokens_details or usage.input_tokens_details or _TokenDetails()
+    return BatchResult(
         lease=lease,
-        succeeded=succeeded,
-        result=msgspec.json.encode(result),
+        succeeded=200 <= status < 300,
+        line=msgspec.json.encode(line),
         prompt_tokens=usage.prompt_tokens or usage.input_tokens or 0,
         cached_tokens=details.cached_tokens or 0,
         completion_tokens=usage.completion_tokens or usage.output_tokens or 0,

@@ -1,7 +1,7 @@
-"""Files in the store: uploaded in chunks of one size, or read off the lines of a batch.
+"""Files of the store: uploaded in chunks of one size, or made of the results of a batch.
 
-An upload is invisible until `finish`; what a crash leaves half-way is swept at the next start. The
-output and error files of a batch are its settled lines in order: nothing is written twice.
+An upload is invisible until `finish`; what a crash leaves behind is deleted at the next start. The
+output and error files of a batch are its results in order, which are stored once.
 """
 
 from __future__ import annotations
@@ -9,34 +9,33 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from sqlite3 import Connection, Row
-from typing import Literal
 
 from ridgeline.serve.batch.database import Database
-from ridgeline.serve.batch.records import StoredFile
+from ridgeline.serve.batch.records import ResultKind, StoredFile
 
 CHUNK_BYTES = 1 << 20
 _COLUMNS = "id, filename, purpose, num_bytes, created_at, expires_at, batch_id, lines_in, tenant"
-_LINES_AT_ONCE = 64
+_RESULTS_PER_QUERY = 64
 
 
 class Upload:
-    """A file in the making. `write` any pieces, then `finish`, or `drop` it."""
+    """An incomplete file: `write` pieces of any size, then `finish` or `drop`."""
 
     def __init__(self, db: Database, file_id: str) -> None:
         self._db, self._id = db, file_id
-        self._rest, self._place, self.num_bytes = bytearray(), 0, 0
+        self._buffer, self._place, self.num_bytes = bytearray(), 0, 0
 
     def write(self, data: bytes) -> None:
         self.num_bytes += len(data)
-        self._rest += data
-        while len(self._rest) >= CHUNK_BYTES:
-            self._put(bytes(self._rest[:CHUNK_BYTES]))
-            del self._rest[:CHUNK_BYTES]
+        self._buffer += data
+        while len(self._buffer) >= CHUNK_BYTES:
+            self._put(bytes(self._buffer[:CHUNK_BYTES]))
+            del self._buffer[:CHUNK_BYTES]
 
     def finish(self, filename: str, purpose: str, expires_at: int | None) -> StoredFile:
         """Make the file visible."""
-        if self._rest:
-            self._put(bytes(self._rest))
+        if self._buffer:
+            self._put(bytes(self._buffer))
         with self._db.transaction() as db:
             db.execute(
                 "UPDATE files SET complete = 1, num_bytes = ?, filename = ?, purpose = ?, "
@@ -46,7 +45,7 @@ class Upload:
             return _file(_row(db, self._id))
 
     def drop(self) -> None:
-        """Forget what was written."""
+        """Delete what was written."""
         with self._db.transaction() as db:
             db.execute("DELETE FROM files WHERE id = ? AND complete = 0", (self._id,))
 
@@ -56,14 +55,14 @@ class Upload:
         self._place += 1
 
 
-class Files:
-    """Every file of a store; `clock` gives Unix seconds."""
+class FileTable:
+    """All files of a store; `clock` gives Unix seconds."""
 
     def __init__(self, db: Database, clock: Callable[[], float]) -> None:
         self._db, self._clock = db, clock
 
     def begin(self, tenant: str = "") -> Upload:
-        """A new upload."""
+        """Begin an upload."""
         file_id = new_file_id()
         with self._db.transaction() as db:
             db.execute(
@@ -87,8 +86,8 @@ class Files:
         newest_first: bool = True,
         tenant: str | None = None,
     ) -> list[StoredFile]:
-        """A page of files, of one tenant or of all (None); `after` is the id of the last one seen
-        (an unknown one: from the start)."""
+        """A page of files, of one tenant or of all (None). `after`: id of the last file of the page
+        before (an unknown one: from the start)."""
         sign, order = ("<", "DESC") if newest_first else (">", "ASC")
         with self._db.reading() as db:
             rows = db.execute(
@@ -101,10 +100,8 @@ class Files:
         return [_file(row) for row in rows]
 
     def content(self, file: StoredFile) -> Iterator[bytes]:
-        """Its bytes in pieces; the store is free between two of them."""
-        if file.batch_id is None:
-            return self._chunks(file)
-        return self._lines(file)
+        """Its bytes in pieces; the store is not locked between two of them."""
+        return self._chunks(file) if file.batch_id is None else self._results(file)
 
     def read(self, file_id: str, first_byte: int, num_bytes: int) -> bytes:
         """A range of an uploaded file."""
@@ -112,12 +109,12 @@ class Files:
             return read_range(db, file_id, first_byte, num_bytes)
 
     def delete(self, file: StoredFile) -> bool:
-        """False where a live batch still reads it. The results of a batch go with their file."""
+        """False if an unfinished batch still reads it. The results of a batch go with their file."""
         with self._db.transaction() as db:
             return delete_file(db, file.id, file.batch_id, file.lines_in)
 
     def sweep(self) -> None:
-        """Delete what has expired."""
+        """Delete expired files."""
         with self._db.transaction() as db:
             rows = db.execute(
                 f"SELECT {_COLUMNS} FROM files WHERE expires_at <= ?", (self._clock(),)
@@ -126,7 +123,7 @@ class Files:
                 delete_file(db, row["id"], row["batch_id"], row["lines_in"])
 
     def drop_unfinished(self) -> None:
-        """At a start: uploads that a crash cut off."""
+        """Delete uploads that a crash cut off."""
         with self._db.transaction() as db:
             db.execute("DELETE FROM files WHERE complete = 0")
 
@@ -140,14 +137,14 @@ class Files:
                 return
             yield row["data"]
 
-    def _lines(self, file: StoredFile) -> Iterator[bytes]:
+    def _results(self, file: StoredFile) -> Iterator[bytes]:
         last = -1
         while True:
             with self._db.reading() as db:
                 rows = db.execute(
                     "SELECT place, result FROM lines WHERE batch_id = ? AND state = ? "
                     "AND place > ? AND result IS NOT NULL ORDER BY place LIMIT ?",
-                    (file.batch_id, file.lines_in, last, _LINES_AT_ONCE),
+                    (file.batch_id, file.lines_in, last, _RESULTS_PER_QUERY),
                 ).fetchall()
             if not rows:
                 return
@@ -162,11 +159,11 @@ def new_file_id() -> str:
 def add_result_file(
     db: Connection,
     batch_id: str,
-    lines_in: Literal["succeeded", "failed"],
+    lines_in: ResultKind,
     now_s: int,
     expires_at: int | None,
 ) -> str | None:
-    """The file of a batch's lines of one kind; None where there is none."""
+    """Make a file of a batch's results of one kind; None if there are none."""
     size = db.execute(
         "SELECT sum(length(result) + 1) FROM lines WHERE batch_id = ? AND state = ?",
         (batch_id, lines_in),
@@ -193,7 +190,7 @@ def add_result_file(
 
 
 def read_range(db: Connection, file_id: str, first_byte: int, num_bytes: int) -> bytes:
-    """`num_bytes` of an uploaded file from `first_byte` on."""
+    """`num_bytes` of an uploaded file, starting at `first_byte`."""
     first = first_byte // CHUNK_BYTES
     rows = db.execute(
         "SELECT data FROM chunks WHERE file_id = ? AND place BETWEEN ? AND ? ORDER BY place",
@@ -204,13 +201,13 @@ def read_range(db: Connection, file_id: str, first_byte: int, num_bytes: int) ->
 
 
 def delete_file(db: Connection, file_id: str, batch_id: str | None, lines_in: str | None) -> bool:
-    """See `Files.delete`."""
-    used = db.execute(
+    """Delete a file, and results that are only in it; False if an unfinished batch reads it."""
+    reader = db.execute(
         "SELECT 1 FROM batches WHERE input_file_id = ? AND status IN "
         "('validating', 'in_progress', 'cancelling')",
         (file_id,),
     ).fetchone()
-    if used is not None:
+    if reader is not None:
         return False
     db.execute("DELETE FROM files WHERE id = ?", (file_id,))
     db.execute(
@@ -220,10 +217,10 @@ def delete_file(db: Connection, file_id: str, batch_id: str | None, lines_in: st
 
 
 def _row(db: Connection, file_id: str) -> Row:
-    found: Row = db.execute(
+    row: Row = db.execute(
         f"SELECT {_COLUMNS} FROM files WHERE id = ? AND complete = 1", (file_id,)
     ).fetchone()
-    return found
+    return row
 
 
 def _file(row: Row) -> StoredFile:

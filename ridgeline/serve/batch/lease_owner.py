@@ -1,6 +1,6 @@
-"""Who holds a lease: a process of this machine, named so that its death can be seen.
+"""Names of processes that hold leases, so that the death of one can be detected.
 
-A process id alone may belong to somebody else by now; the boot and the instant of its start tell.
+A process id may have been reused: the boot id and the process's start time tell.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ def this_process() -> str:
 
 
 def is_gone(owner: str) -> bool:
-    """True where the owner was a process of this machine and lives no more.
+    """Whether the owner was a process of this machine and has ended.
 
-    Anybody else's death shows only when the lease runs out.
+    The end of a process elsewhere only shows when its leases expire.
     """
     boot, _, rest = owner.partition(":")
-    number = rest.partition(":")[0]
-    if not number.isdecimal() or boot == "unknown":
+    process_id = rest.partition(":")[0]
+    if not process_id.isdecimal() or boot == "unknown":
         return False
-    same_machine = boot.partition("/")[0] == _machine()
-    return same_machine and _name(int(number)) != owner
+    is_same_machine = boot.partition("/")[0] == _machine()
+    return is_same_machine and _name(int(process_id)) != owner
 
 
 def _name(process_id: int) -> str | None:
@@ -36,7 +36,7 @@ def _name(process_id: int) -> str | None:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    fields = stat.rpartition(")")[2].split()  # the command name before it may contain anything
     return f"{_machine()}/{boot}:{process_id}:{fields[19]}"
 
 

@@ -1,7 +1,7 @@
-"""A file of requests answered without a server: the same store, the same worker, one batch.
+"""Run a file of requests without a server: the same store and worker, and one batch.
 
-The store lies beside the output until all is done, so that the same call goes on after a crash. It
-remembers the digest of its input: another file's answers are never taken for this one's.
+The store is kept next to the output until everything is done, so that the same call continues after
+a crash. It records the digest of its input: it is never continued with another file.
 """
 
 from __future__ import annotations
@@ -15,112 +15,111 @@ import msgspec
 from starlette.types import ASGIApp
 
 from ridgeline.errors import BadInput
-from ridgeline.serve.batch.executor import InProcess
+from ridgeline.serve.batch.executor import InProcessExecutor
 from ridgeline.serve.batch.files import CHUNK_BYTES
-from ridgeline.serve.batch.records import MAX_FILE_BYTES, Batch, LineError, NewBatch
-from ridgeline.serve.batch.store import Store
-from ridgeline.serve.batch.validate import Checked, check
-from ridgeline.serve.batch.worker import Worker, WorkerOptions
+from ridgeline.serve.batch.records import MAX_FILE_BYTES, Batch, InputFileError, NewBatch
+from ridgeline.serve.batch.store import BatchStore
+from ridgeline.serve.batch.validate import validate_file
+from ridgeline.serve.batch.worker import BatchWorker, WorkerOptions
 
 _WINDOW_S = 10 * 365 * 86_400
-_LOOK_S = 0.2
-Progress = Callable[[Batch], None]
+_POLL_S = 0.2
+ProgressCallback = Callable[[Batch], None]
 
 
-class Request(msgspec.Struct):
-    """What decides the endpoint of a file: its first line's url."""
+class _FirstLine(msgspec.Struct):
+    """The part of the first line that decides the endpoint of the file."""
 
     url: str
 
 
-class Job(msgspec.Struct, frozen=True):
-    """A checked file: what it asks of which endpoint and models, and its digest."""
+class OfflineJob(msgspec.Struct, frozen=True):
+    """A validated file: its endpoint, the models that it names, and its digest."""
 
     path: Path
     endpoint: str
     models: frozenset[str | None]
-    num_lines: int
+    num_requests: int
     digest: str
 
 
-def read_job(path: Path, endpoints: tuple[str, ...]) -> Job:
-    """Check the whole file; BadInput that names its first mistakes."""
+def read_job(path: Path, endpoints: tuple[str, ...]) -> OfflineJob:
+    """Validate the whole file; BadInput that names its first errors."""
     if not path.is_file():
-        raise BadInput("there is no such file", value=str(path))
+        raise BadInput("the file does not exist", value=str(path))
     if path.stat().st_size > MAX_FILE_BYTES:
         raise BadInput("the file is too large", value=path.stat().st_size, limit=MAX_FILE_BYTES)
     endpoint = _endpoint(path)
     if endpoint not in endpoints:
-        raise BadInput("the first line's url is not served", value=endpoint, limit=endpoints)
-    found: Checked = check(_pieces(path), endpoint)
-    if found.errors:
-        raise BadInput(_told(found.errors), value=str(path))
-    with path.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    return Job(path, endpoint, found.models, len(found.lines), digest)
+        raise BadInput("the url of the first line is not served", value=endpoint, limit=endpoints)
+    validated = validate_file(_pieces(path), endpoint)
+    if validated.errors:
+        raise BadInput(_summary(validated.errors), value=str(path))
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return OfflineJob(path, endpoint, validated.models, len(validated.lines), digest)
 
 
-async def answer_file(
-    job: Job, output: Path, app: ASGIApp, *, most: int, progress: Progress
+async def run_job(
+    job: OfflineJob,
+    output: Path,
+    app: ASGIApp,
+    *,
+    max_concurrency: int,
+    on_progress: ProgressCallback,
 ) -> Batch:
-    """Answer the job's lines, from where an earlier call was cut off, and put the results in place.
+    """Run the job's requests, continuing an interrupted call, and write the results.
 
-    `progress` is told now and then how the batch stands. BadInput where the store beside `output`
+    `on_progress` gets the batch several times per second. BadInput if the store next to `output`
     belongs to another file.
     """
-    store = Store(store_of(output))
+    store = BatchStore(store_path(output))
     try:
-        batch = _batch_of(job, output, store) or _begin(job, store)
-        worker = Worker(store, InProcess(app), WorkerOptions(most=most, beat_s=_LOOK_S))
-        watching = asyncio.ensure_future(_watch(store, batch.id, progress))
+        batch = _earlier_batch(job, output, store) or _new_batch(job, store)
+        options = WorkerOptions(max_concurrency=max_concurrency, poll_s=_POLL_S)
+        worker = BatchWorker(store, InProcessExecutor(app), options)
+        watching = asyncio.ensure_future(_watch(store, batch.id, on_progress))
         try:
             await worker.run_until_idle()
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-        batch = _now(store, batch.id)
-        progress(batch)
-        for target, file_id in (
-            (output, batch.output_file_id),
-            (errors_of(output), batch.error_file_id),
-        ):
-            _write(store, target, file_id)
+        batch = _current(store, batch.id)
+        on_progress(batch)
+        _write(store, output, batch.output_file_id)
+        _write(store, errors_path(output), batch.error_file_id)
     finally:
         store.close()
-    for path in _store_files(output):
-        path.unlink(missing_ok=True)
+    for suffix in ("", "-wal", "-shm"):
+        path = store_path(output)
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
     return batch
 
 
-def store_of(output: Path) -> Path:
+def store_path(output: Path) -> Path:
+    """The store of an unfinished run."""
     return output.with_name(output.name + ".sqlite")
 
 
-def errors_of(output: Path) -> Path:
-    """Where failed lines go: `answers.jsonl` → `answers.errors.jsonl`."""
+def errors_path(output: Path) -> Path:
+    """Where failed requests are written: `answers.jsonl` → `answers.errors.jsonl`."""
     return output.with_name(f"{output.stem}.errors{output.suffix or '.jsonl'}")
 
 
-def _store_files(output: Path) -> Iterator[Path]:
-    store = store_of(output)
-    for end in ("", "-wal", "-shm"):
-        yield store.with_name(store.name + end)
-
-
-def _batch_of(job: Job, output: Path, store: Store) -> Batch | None:
-    """The batch of an earlier call on the same file."""
+def _earlier_batch(job: OfflineJob, output: Path, store: BatchStore) -> Batch | None:
+    """The batch of an interrupted run of the same file."""
     for batch in store.page(limit=1):
         if (batch.metadata or {}).get("sha256") != job.digest:
             raise BadInput(
-                "the store beside the output belongs to another input",
-                value=str(store_of(output)),
-                fix="choose another --output, or remove the store",
+                "the store next to the output belongs to another input file",
+                value=str(store_path(output)),
+                fix="choose another --output, or delete the store",
             )
         return batch
     return None
 
 
-def _begin(job: Job, store: Store) -> Batch:
+def _new_batch(job: OfflineJob, store: BatchStore) -> Batch:
     upload = store.files.begin()
     for piece in _pieces(job.path):
         upload.write(piece)
@@ -135,49 +134,48 @@ def _begin(job: Job, store: Store) -> Batch:
     return store.create(new)
 
 
-async def _watch(store: Store, batch_id: str, progress: Progress) -> None:
+async def _watch(store: BatchStore, batch_id: str, on_progress: ProgressCallback) -> None:
     while True:
-        progress(await asyncio.to_thread(_now, store, batch_id))
-        await asyncio.sleep(_LOOK_S)
+        on_progress(await asyncio.to_thread(_current, store, batch_id))
+        await asyncio.sleep(_POLL_S)
 
 
-def _now(store: Store, batch_id: str) -> Batch:
+def _current(store: BatchStore, batch_id: str) -> Batch:
     batch = store.get(batch_id)
     assert batch is not None
     return batch
 
 
-def _write(store: Store, target: Path, file_id: str | None) -> None:
-    """All of the file or nothing of it; without one, what an earlier run left is removed."""
+def _write(store: BatchStore, target: Path, file_id: str | None) -> None:
+    """Write a file completely or not at all; without one, delete that of an earlier run."""
     file = None if file_id is None else store.files.get(file_id)
     if file is None:
         target.unlink(missing_ok=True)
         return
-    making = target.with_name(target.name + ".part")
-    with making.open("wb") as opened:
+    partial = target.with_name(target.name + ".part")
+    with partial.open("wb") as opened:
         for piece in store.files.content(file):
             opened.write(piece)
-    making.replace(target)
+    partial.replace(target)
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as opened:
-        while piece := opened.read(CHUNK_BYTES):
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK_BYTES):
             yield piece
 
 
 def _endpoint(path: Path) -> str:
-    with path.open("rb") as opened:
-        for line in opened:
+    with path.open("rb") as file:
+        for line in file:
             if line.strip():
                 try:
-                    return msgspec.json.decode(line, type=Request).url
+                    return msgspec.json.decode(line, type=_FirstLine).url
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     raise BadInput(f"line 1 is not a batch request: {error}") from None
     raise BadInput("the file has no requests", value=str(path))
 
 
-def _told(errors: list[LineError]) -> str:
-    named = [f"line {error.line}: {error.message}" for error in errors[:3]]
-    more = f" (and {len(errors) - 3} more)" if len(errors) > 3 else ""
-    return "; ".join(named) + more
+def _summary(errors: list[InputFileError]) -> str:
+    first = "; ".join(f"line {error.line}: {error.message}" for error in errors[:3])
+    return f"{first} (and {len(errors) - 3} more)" if len(errors) > 3 else first

@@ -1,4 +1,4 @@
-"""What the store holds, as frozen records: files, batches, lines and their outcomes."""
+"""Records of the batch store: files, batches, batch requests and their results."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Literal, get_args
 
 import msgspec
 
-Status = Literal[
+BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
     "cancelled",
 ]  # fmt: skip
-STATUSES: tuple[Status, ...] = get_args(Status)
-MOVES: dict[Status, tuple[Status, ...]] = {
+STATUSES: tuple[BatchStatus, ...] = get_args(BatchStatus)
+TRANSITIONS: dict[BatchStatus, tuple[BatchStatus, ...]] = {
     "failed": ("validating",),
     "in_progress": ("validating",),
     "finalizing": ("in_progress",),
@@ -22,16 +22,18 @@ MOVES: dict[Status, tuple[Status, ...]] = {
 }
 """Status → those it may follow."""
 
-MAX_LINES = 50_000
+ResultKind = Literal["succeeded", "failed"]
+
+MAX_REQUESTS = 50_000
 MAX_FILE_BYTES = 200 * 1024 * 1024
 PRICE_FACTOR = 0.5
-"""A batch token is charged at this share of an online one (OpenAI, Anthropic, Gemini alike)."""
+"""Price of a batch token relative to an online one (as OpenAI's, Anthropic's and Gemini's)."""
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """An uploaded file, or one made of a batch's lines. Instants are Unix seconds.
+    """An uploaded file, or one made of the results of a batch. Instants are Unix seconds.
 
-    `tenant`: the name of the key that it belongs to; empty where nobody was asked for a key.
+    `tenant`: the name of the key that owns it; empty without keys.
     """
 
     id: str
@@ -41,15 +43,15 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     expires_at: int | None
     batch_id: str | None
-    lines_in: Literal["succeeded", "failed"] | None
+    lines_in: ResultKind | None
     tenant: str
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch as it stands. `errors`: why validation refused it; `model`: its first line's."""
+    """One batch. `errors`: why its input file was rejected; `model`: of its first request."""
 
     id: str
-    status: Status
+    status: BatchStatus
     endpoint: str
     input_file_id: str
     completion_window: str
@@ -67,7 +69,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     cancelled_at: int | None
     output_file_id: str | None
     error_file_id: str | None
-    errors: list[LineError] | None
+    errors: list[InputFileError] | None
     model: str | None
     total: int
     completed: int
@@ -79,7 +81,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asked for, checked."""
+    """A validated request for a batch."""
 
     input_file_id: str
     endpoint: str
@@ -90,8 +92,8 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
 
 
-class LineError(msgspec.Struct, frozen=True, kw_only=True):
-    """One complaint about an input file; `line` counts from 1 (None: the whole file)."""
+class InputFileError(msgspec.Struct, frozen=True, kw_only=True):
+    """One error of an input file; `line` counts from 1 (None: the whole file)."""
 
     code: str
     message: str
@@ -99,8 +101,8 @@ class LineError(msgspec.Struct, frozen=True, kw_only=True):
     line: int | None = None
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request lies in its input file."""
+class InputLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a batch request is in its input file."""
 
     custom_id: str
     first_byte: int
@@ -108,7 +110,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The right to settle one line, until it ends; `text` is the line as it was sent."""
+    """The right to settle one batch request, for a limited time; `text` is its line of the file."""
 
     batch_id: str
     endpoint: str
@@ -123,12 +125,12 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         return f"batch_req_{self.batch_id.removeprefix('batch_')}_{self.place}"
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a leased line: a line of the output file or of the error file."""
+class BatchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a leased batch request: `line` goes to the output file or to the error file."""
 
     lease: Lease
     succeeded: bool
-    result: bytes
+    line: bytes
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0

@@ -1,184 +1,291 @@
-"""`/v1/files` and `/v1/batches`: read, ask the store, word the answer."""
+"""`/v1/files` and `/v1/batches`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from starlette.responses import StreamingResponse
 
 from ridgeline.serve.auth.middleware import caller_of
 from ridgeline.serve.batch.records import Batch, StoredFile
-from ridgeline.serve.batch.responses import batch_object, file_object, new_batch, page, read_create
-from ridgeline.serve.batch.store import Store
+from ridgeline.serve.batch.schemas import (
+    BatchList,
+    BatchObject,
+    CreateBatchRequest,
+    FileDeleted,
+    FileList,
+    FileObject,
+    batch_object,
+    file_object,
+    to_new_batch,
+)
+from ridgeline.serve.batch.store import BatchStore
 from ridgeline.serve.batch.uploads import check_room, receive_file
-from ridgeline.serve.batch.worker import Worker
+from ridgeline.serve.batch.worker import BatchWorker
 from ridgeline.serve.errors import ApiError
-from ridgeline.serve.generation.event_stream import encode, read_body
+from ridgeline.serve.generation.respond import ignored_fields_header, json_response
+from ridgeline.serve.openapi import error_responses
+from ridgeline.serve.routing import JsonRoute
 
-MAX_CREATE_BYTES, BODY_TIMEOUT_S = 64 << 10, 30.0  # of a request to create a batch
-MAX_PAGE = {"files": 10_000, "batches": 100}
-IGNORED_HEADER = "x-ridgeline-ignored-fields"
-Listed = TypeVar("Listed", Batch, StoredFile)
+router = APIRouter(tags=["Batch"], route_class=JsonRoute)
 
-
-class BatchRoutes:
-    """The routes over one store; `endpoints` are those that lines may name."""
-
-    def __init__(
-        self,
-        store: Store,
-        worker: Worker,
-        endpoints: tuple[str, ...],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._store, self._worker, self._endpoints = store, worker, endpoints
-        self._clock = clock
-
-    def add_to(self, app: Starlette) -> None:
-        for method, path, handler in (
-            ("POST", "/v1/files", self.upload),
-            ("GET", "/v1/files", self.files),
-            ("GET", "/v1/files/{file_id}", self.file),
-            ("DELETE", "/v1/files/{file_id}", self.delete_file),
-            ("GET", "/v1/files/{file_id}/content", self.content),
-            ("POST", "/v1/batches", self.create),
-            ("GET", "/v1/batches", self.batches),
-            ("GET", "/v1/batches/{batch_id}", self.batch),
-            ("POST", "/v1/batches/{batch_id}/cancel", self.cancel),
-        ):
-            app.add_route(path, handler, methods=[method])
-
-    # -- files
-
-    async def upload(self, request: Request) -> Response:
-        """POST /v1/files."""
-        tenant = caller_of(request.scope).name
-        file = await receive_file(request, self._store, self._clock(), tenant)
-        return _json(file_object(file))
-
-    async def files(self, request: Request) -> Response:
-        """GET /v1/files?purpose&after&limit&order."""
-        query = request.query_params
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise ApiError(400, "order must be asc or desc", param="order")
-        limit = _limit(request, "files")
-        found = await asyncio.to_thread(
-            self._store.files.page,
-            purpose=query.get("purpose"),
-            after=query.get("after"),
-            limit=limit + 1,
-            newest_first=order == "desc",
-            tenant=_seen_by(request),
-        )
-        return _page(found, limit, file_object)
-
-    async def file(self, request: Request) -> Response:
-        """GET /v1/files/ID."""
-        return _json(file_object(await self._file(request)))
-
-    async def delete_file(self, request: Request) -> Response:
-        """DELETE /v1/files/ID."""
-        file = await self._file(request)
-        if not await asyncio.to_thread(self._store.files.delete, file):
-            message = "a batch still reads this file; fix: wait for it, or cancel it"
-            raise ApiError(409, message, param="file_id")
-        return _json({"id": file.id, "object": "file", "deleted": True})
-
-    async def content(self, request: Request) -> Response:
-        """GET /v1/files/ID/content."""
-        file = await self._file(request)
-        pieces = _in_thread(self._store.files.content(file))
-        return StreamingResponse(pieces, media_type="application/octet-stream")
-
-    # -- batches
-
-    async def create(self, request: Request) -> Response:
-        """POST /v1/batches."""
-        asked, ignored = read_create(await read_body(request, MAX_CREATE_BYTES, BODY_TIMEOUT_S))
-        new = new_batch(asked, self._endpoints, caller_of(request.scope).name)
-        await asyncio.to_thread(check_room, self._store)
-        file = await asyncio.to_thread(self._store.files.get, new.input_file_id)
-        if file is None or file.purpose != "batch" or not _may_see(request, file):
-            message = "input_file_id names no file that was uploaded with purpose batch"
-            raise ApiError(400, message, param="input_file_id")
-        batch = await asyncio.to_thread(self._store.create, new)
-        self._worker.wake()
-        return _json(batch_object(batch), ignored)
-
-    async def batches(self, request: Request) -> Response:
-        """GET /v1/batches?after&limit."""
-        limit = _limit(request, "batches", default=20)
-        after = request.query_params.get("after")
-        found = await asyncio.to_thread(
-            self._store.page, after=after, limit=limit + 1, tenant=_seen_by(request)
-        )
-        return _page(found, limit, batch_object)
-
-    async def batch(self, request: Request) -> Response:
-        """GET /v1/batches/ID."""
-        return _json(batch_object(await self._batch(request)))
-
-    async def cancel(self, request: Request) -> Response:
-        """POST /v1/batches/ID/cancel."""
-        batch = await self._batch(request)
-        moved = await asyncio.to_thread(self._store.cancel, batch.id)
-        batch = await self._batch(request)
-        if not moved and batch.status not in ("cancelling", "cancelled"):
-            raise ApiError(409, f"a batch that is {batch.status} cannot be cancelled")
-        self._worker.wake()
-        return _json(batch_object(batch))
-
-    async def _file(self, request: Request) -> StoredFile:
-        file = await asyncio.to_thread(self._store.files.get, request.path_params["file_id"])
-        if file is None or not _may_see(request, file):
-            raise ApiError(404, "no such file", param="file_id")
-        return file
-
-    async def _batch(self, request: Request) -> Batch:
-        batch = await asyncio.to_thread(self._store.get, request.path_params["batch_id"])
-        if batch is None or not _may_see(request, batch):
-            raise ApiError(404, "no such batch", param="batch_id")
-        return batch
+_MAX_FILES_PER_PAGE, _MAX_BATCHES_PER_PAGE = 10_000, 100
+_ID = "$response.body#/id"
 
 
-def _seen_by(request: Request) -> str | None:
-    """Whose files and batches a request may see: its key's; None is everybody's."""
+@dataclass(frozen=True)
+class BatchService:
+    """What the routes share; in `app.state.batches`. `endpoints`: those that batches may use."""
+
+    store: BatchStore
+    worker: BatchWorker
+    endpoints: tuple[str, ...]
+    clock: Callable[[], float] = time.time
+
+
+async def get_batches(request: Request) -> BatchService:
+    batches: BatchService = request.app.state.batches
+    return batches
+
+
+BatchesDep = Annotated[BatchService, Depends(get_batches)]
+FileId = Annotated[str, Path(min_length=1)]
+BatchId = Annotated[str, Path(min_length=1)]
+
+
+async def get_file(file_id: FileId, request: Request, batches: BatchesDep) -> StoredFile:
+    """The file of the path; ApiError 404 if the caller has no such file."""
+    file = await asyncio.to_thread(batches.store.files.get, file_id)
+    if file is None or not _owns(request, file):
+        raise ApiError(404, "no such file", param="file_id")
+    return file
+
+
+async def get_batch_or_404(batch_id: BatchId, request: Request, batches: BatchesDep) -> Batch:
+    """The batch of the path; ApiError 404 if the caller has no such batch."""
+    batch = await asyncio.to_thread(batches.store.get, batch_id)
+    if batch is None or not _owns(request, batch):
+        raise ApiError(404, "no such batch", param="batch_id")
+    return batch
+
+
+FileDep = Annotated[StoredFile, Depends(get_file)]
+BatchDep = Annotated[Batch, Depends(get_batch_or_404)]
+
+
+def _link(operation_id: str, parameter: str) -> dict[str, Any]:
+    """An OpenAPI link: the id of this response as a path parameter of another operation."""
+    return {"operationId": operation_id, "parameters": {parameter: _ID}}
+
+
+_UPLOAD_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {
+                            "type": "string",
+                            "format": "binary",
+                            "contentMediaType": "application/octet-stream",
+                            "description": "JSON lines, at most 200 MiB and 50,000 of them",
+                        },
+                        "purpose": {"const": "batch"},
+                        "expires_after[anchor]": {"const": "created_at"},
+                        "expires_after[seconds]": {
+                            "type": "integer",
+                            "minimum": 3600,
+                            "maximum": 2_592_000,
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
+_UPLOAD_LINKS = {
+    name: _link(name, "file_id") for name in ("get_file", "delete_file", "get_file_content")
+} | {"create_batch": {"operationId": "create_batch", "requestBody": {"input_file_id": _ID}}}
+_BATCH_LINKS = {name: _link(name, "batch_id") for name in ("get_batch", "cancel_batch")}
+
+
+@router.post(
+    "/v1/files",
+    summary="Upload an input file",
+    operation_id="upload_file",
+    response_model=FileObject,
+    responses=error_responses(400, 408, 413) | {200: {"links": _UPLOAD_LINKS}},
+    openapi_extra=_UPLOAD_BODY,
+)
+async def upload_file(request: Request, batches: BatchesDep) -> Response:
+    tenant = caller_of(request.scope).name
+    file = await receive_file(request, batches.store, batches.clock(), tenant)
+    return json_response(file_object(file))
+
+
+@router.get(
+    "/v1/files",
+    summary="List files",
+    operation_id="list_files",
+    response_model=FileList,
+    responses=error_responses(400),
+)
+async def list_files(
+    request: Request,
+    batches: BatchesDep,
+    purpose: str | None = None,
+    order: Literal["asc", "desc"] = "desc",
+    limit: Annotated[int, Query(ge=1, le=_MAX_FILES_PER_PAGE)] = _MAX_FILES_PER_PAGE,
+    after: str | None = None,
+) -> Response:
+    files = await asyncio.to_thread(
+        batches.store.files.page,
+        purpose=purpose,
+        after=after,
+        limit=limit + 1,
+        newest_first=order == "desc",
+        tenant=_tenant_filter(request),
+    )
+    return _page([file_object(file) for file in files[:limit]], has_more=len(files) > limit)
+
+
+@router.get(
+    "/v1/files/{file_id}",
+    summary="Describe a file",
+    operation_id="get_file",
+    response_model=FileObject,
+    responses=error_responses(404),
+)
+async def describe_file(file: FileDep) -> Response:
+    return json_response(file_object(file))
+
+
+@router.delete(
+    "/v1/files/{file_id}",
+    summary="Delete a file",
+    operation_id="delete_file",
+    response_model=FileDeleted,
+    responses=error_responses(404, 409),
+)
+async def delete_file(file: FileDep, batches: BatchesDep) -> Response:
+    if not await asyncio.to_thread(batches.store.files.delete, file):
+        message = "an unfinished batch reads this file; fix: wait for it, or cancel it"
+        raise ApiError(409, message, param="file_id")
+    deleted: FileDeleted = {"id": file.id, "object": "file", "deleted": True}
+    return json_response(deleted)
+
+
+@router.get(
+    "/v1/files/{file_id}/content",
+    summary="Download a file",
+    operation_id="get_file_content",
+    response_class=Response,
+    responses=error_responses(404)
+    | {200: {"content": {"application/octet-stream": {"schema": {}}}}},
+)
+async def get_file_content(file: FileDep, batches: BatchesDep) -> Response:
+    pieces = _iterate_in_thread(batches.store.files.content(file))
+    return StreamingResponse(pieces, media_type="application/octet-stream")
+
+
+@router.post(
+    "/v1/batches",
+    summary="Create a batch",
+    operation_id="create_batch",
+    response_model=BatchObject,
+    responses=error_responses(400, 408, 413) | {200: {"links": _BATCH_LINKS}},
+)
+async def create_batch(body: CreateBatchRequest, request: Request, batches: BatchesDep) -> Response:
+    new = to_new_batch(body, batches.endpoints, caller_of(request.scope).name)
+    await asyncio.to_thread(check_room, batches.store)
+    file = await asyncio.to_thread(batches.store.files.get, new.input_file_id)
+    if file is None or file.purpose != "batch" or not _owns(request, file):
+        message = "input_file_id names no file that was uploaded with purpose batch"
+        raise ApiError(400, message, param="input_file_id")
+    batch = await asyncio.to_thread(batches.store.create, new)
+    batches.worker.wake()
+    return json_response(batch_object(batch), ignored_fields_header(sorted(body.model_extra or {})))
+
+
+@router.get(
+    "/v1/batches",
+    summary="List batches, newest first",
+    operation_id="list_batches",
+    response_model=BatchList,
+    responses=error_responses(400),
+)
+async def list_batches(
+    request: Request,
+    batches: BatchesDep,
+    limit: Annotated[int, Query(ge=1, le=_MAX_BATCHES_PER_PAGE)] = 20,
+    after: str | None = None,
+) -> Response:
+    page = await asyncio.to_thread(
+        batches.store.page, after=after, limit=limit + 1, tenant=_tenant_filter(request)
+    )
+    return _page([batch_object(batch) for batch in page[:limit]], has_more=len(page) > limit)
+
+
+@router.get(
+    "/v1/batches/{batch_id}",
+    summary="Describe a batch",
+    operation_id="get_batch",
+    response_model=BatchObject,
+    responses=error_responses(404) | {200: {"links": {"get_batch": _BATCH_LINKS["get_batch"]}}},
+)
+async def describe_batch(batch: BatchDep) -> Response:
+    return json_response(batch_object(batch))
+
+
+@router.post(
+    "/v1/batches/{batch_id}/cancel",
+    summary="Cancel a batch",
+    operation_id="cancel_batch",
+    response_model=BatchObject,
+    responses=error_responses(404, 409)
+    | {200: {"links": {"get_batch": _BATCH_LINKS["get_batch"]}}},
+)
+async def cancel_batch(batch: BatchDep, batches: BatchesDep) -> Response:
+    is_cancelled = await asyncio.to_thread(batches.store.cancel, batch.id)
+    current = await asyncio.to_thread(batches.store.get, batch.id)
+    assert current is not None
+    if not is_cancelled and current.status not in ("cancelling", "cancelled"):
+        raise ApiError(409, f"a batch that is {current.status} cannot be cancelled")
+    batches.worker.wake()
+    return json_response(batch_object(current))
+
+
+def _tenant_filter(request: Request) -> str | None:
+    """Whose files and batches a caller may see: its own; None for an administrator, who sees all."""
     caller = caller_of(request.scope)
     return None if caller.admin else caller.name
 
 
-def _may_see(request: Request, thing: Batch | StoredFile) -> bool:
-    return _seen_by(request) in (None, thing.tenant)
+def _owns(request: Request, item: Batch | StoredFile) -> bool:
+    return _tenant_filter(request) in (None, item.tenant)
 
 
-def _limit(request: Request, what: str, default: int | None = None) -> int:
-    most = MAX_PAGE[what]
-    text = request.query_params.get("limit")
-    if text is None:
-        return most if default is None else default
-    if not (text.isascii() and text.isdecimal() and len(text) < 7 and 1 <= int(text) <= most):
-        raise ApiError(400, f"limit is out of range; limit: 1 to {most}", param="limit")
-    return int(text)
+def _page(items: list[Any], *, has_more: bool) -> Response:
+    """A list as OpenAI's clients page through it."""
+    return json_response(
+        {
+            "object": "list",
+            "data": items,
+            "first_id": items[0]["id"] if items else None,
+            "last_id": items[-1]["id"] if items else None,
+            "has_more": has_more,
+        }
+    )
 
 
-def _page(found: list[Listed], limit: int, word: Callable[[Listed], dict[str, Any]]) -> Response:
-    return _json(page([word(each) for each in found[:limit]], has_more=len(found) > limit))
-
-
-async def _in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _iterate_in_thread(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
     while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
         yield piece
-
-
-def _json(payload: object, ignored: list[str] | None = None) -> Response:
-    headers = None
-    if ignored:
-        named = ",".join(name.encode("ascii", "replace").decode() for name in ignored)
-        headers = {IGNORED_HEADER: "".join(c for c in named if c.isprintable())[:1000]}
-    return Response(encode(payload), media_type="application/json", headers=headers)

@@ -1,36 +1,37 @@
-"""`multipart/form-data` as it streams in: the file goes to the store, the fields stay small.
+"""`multipart/form-data` as it arrives: the file is written to the store, fields are kept in memory.
 
-Nothing is held but the piece at hand; a body that is too large is refused while it comes, and what
-was written of it is dropped.
+Only the current piece of the file is held in memory. A body that is too large is refused while it
+arrives, and the incomplete file is deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, cast
 
 import msgspec
+from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect
 
 from ridgeline.serve.batch.files import CHUNK_BYTES, Upload
 from ridgeline.serve.batch.records import MAX_FILE_BYTES, StoredFile
-from ridgeline.serve.batch.store import Store
-from ridgeline.serve.errors import ApiError
+from ridgeline.serve.batch.schemas import EXPIRY_LIMITS_S
+from ridgeline.serve.batch.store import BatchStore
+from ridgeline.serve.errors import ApiError, ClientDisconnected
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-_FRAME_BYTES = 64 * 1024  # headers, boundaries and fields around the file
+_FORM_BYTES = 64 * 1024  # headers, boundaries and fields of the form
 _MAX_FIELD_BYTES = 1024
 _MAX_PARTS = 16
-_EXPIRY = (3600, 2_592_000)
 
 
-class _Part(msgspec.Struct):
-    """One part of the form while it comes."""
+class _FormPart(msgspec.Struct):
+    """The current part of the form."""
 
     header: bytes = b""
     headers: dict[bytes, bytes] = {}
@@ -39,23 +40,23 @@ class _Part(msgspec.Struct):
     value: bytes = b""
 
 
-class Form:
-    """The parser's callbacks: small fields in `fields`, the file's pieces in `pieces`."""
+class UploadForm:
+    """Callbacks of the parser: `fields`, and pieces of the file until `take_data`."""
 
     def __init__(self) -> None:
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self.pieces: list[bytes] = []
-        self.ended = False
-        self._part, self._num_parts = _Part(), 0
+        self.is_complete = False
+        self._part, self._num_parts = _FormPart(), 0
 
-    def take(self) -> bytes:
-        """The bytes of the file that came since the last call."""
+    def take_data(self) -> bytes:
+        """The bytes of the file that arrived since the last call."""
         data, self.pieces = b"".join(self.pieces), []
         return data
 
     def on_part_begin(self) -> None:
-        self._part, self._num_parts = _Part(), self._num_parts + 1
+        self._part, self._num_parts = _FormPart(), self._num_parts + 1
         if self._num_parts > _MAX_PARTS:
             raise ApiError(400, f"the form has too many parts; limit: {_MAX_PARTS}")
 
@@ -78,7 +79,7 @@ class Form:
             return
         if self.filename is not None:
             raise ApiError(400, "the form has two files; fix: send one", param="file")
-        self._part.filename = self.filename = _clean(filename or b"")
+        self._part.filename = self.filename = _clean_filename(filename or b"")
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._part.filename is not None:
@@ -94,10 +95,10 @@ class Form:
             self.fields[self._part.name] = self._part.value.decode("utf-8", "replace")
 
     def on_end(self) -> None:
-        self.ended = True
+        self.is_complete = True
 
     def parser(self, content_type: str | None) -> MultipartParser:
-        """A parser that calls back here; ApiError where the request is no form."""
+        """A parser with these callbacks; ApiError if the request is not a form."""
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
         if kind != b"multipart/form-data" or not boundary:
@@ -108,19 +109,19 @@ class Form:
 
 
 async def receive_file(
-    request: Request, store: Store, now_s: float, tenant: str = ""
+    request: Request, store: BatchStore, now_s: float, tenant: str = ""
 ) -> StoredFile:
-    """Store the uploaded file of `POST /v1/files`; ApiError 400 or 413 where it cannot be taken."""
+    """Store the file of `POST /v1/files`; ApiError 400 or 413 if it cannot be accepted."""
     await asyncio.to_thread(check_room, store)
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > MAX_FILE_BYTES + _FRAME_BYTES:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_FILE_BYTES + _FORM_BYTES:
         raise _too_large()
-    form = Form()
+    form = UploadForm()
     parser = form.parser(request.headers.get("content-type"))
     upload = await asyncio.to_thread(store.files.begin, tenant)
     try:
         await _write(request, form, parser, upload, store)
-        expires_at = _check(form, int(now_s))
+        expires_at = _validate_form(form, int(now_s))
         purpose, name = form.fields["purpose"], form.filename or "file"
         return await asyncio.to_thread(upload.finish, name, purpose, expires_at)
     except BaseException:
@@ -129,37 +130,45 @@ async def receive_file(
 
 
 async def _write(
-    request: Request, form: Form, parser: MultipartParser, upload: Upload, store: Store
+    request: Request, form: UploadForm, parser: MultipartParser, upload: Upload, store: BatchStore
 ) -> None:
-    held, size = bytearray(), 0
-    async for chunk in request.stream():
+    buffer, size = bytearray(), 0
+    async for chunk in _body(request):
         try:
             parser.write(chunk)
         except FormParserError as error:
             raise ApiError(400, f"the form cannot be read: {error}") from None
-        piece = form.take()
-        held += piece
+        piece = form.take_data()
+        buffer += piece
         size += len(piece)
         if size > MAX_FILE_BYTES:
             raise _too_large()
-        if len(held) >= CHUNK_BYTES:
-            await asyncio.to_thread(upload.write, bytes(held))
-            held.clear()
+        if len(buffer) >= CHUNK_BYTES:
+            await asyncio.to_thread(upload.write, bytes(buffer))
+            buffer.clear()
             await asyncio.to_thread(check_room, store)
-    await asyncio.to_thread(upload.write, bytes(held))
+    await asyncio.to_thread(upload.write, bytes(buffer))
 
 
-def _check(form: Form, now_s: int) -> int | None:
-    """When the file is to expire, if it is; ApiError where the form lacks something."""
-    for complaint, param in _complaints(form):
-        raise ApiError(400, complaint, param=param)
+async def _body(request: Request) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in request.stream():
+            yield chunk
+    except ClientDisconnect:
+        raise ClientDisconnected from None
+
+
+def _validate_form(form: UploadForm, now_s: int) -> int | None:
+    """When the file expires, if it does; ApiError 400 for the first error of the form."""
+    for message, param in _form_errors(form):
+        raise ApiError(400, message, param=param)
     seconds = form.fields.get("expires_after[seconds]")
     return None if seconds is None else now_s + int(seconds)
 
 
-def _complaints(form: Form) -> Iterator[tuple[str, str | None]]:
-    if not form.ended:
-        yield "the form is cut off before its closing boundary", None
+def _form_errors(form: UploadForm) -> Iterator[tuple[str, str | None]]:
+    if not form.is_complete:
+        yield "the form ends before its closing boundary", None
     if form.filename is None:
         yield "the form has no file; fix: send one part named file", "file"
     if form.fields.get("purpose") != "batch":
@@ -167,15 +176,17 @@ def _complaints(form: Form) -> Iterator[tuple[str, str | None]]:
     seconds, anchor = (form.fields.get(f"expires_after[{key}]") for key in ("seconds", "anchor"))
     if seconds is None and anchor is None:
         return
-    low, high = _EXPIRY
-    whole = seconds is not None and seconds.isascii() and seconds.isdecimal() and len(seconds) < 9
-    if anchor != "created_at" or not whole or not low <= int(seconds or 0) <= high:
-        limit = f"limit: anchor created_at and {low} to {high} seconds"
-        yield f"expires_after is not understood; {limit}", "expires_after"
+    min_s, max_s = EXPIRY_LIMITS_S
+    is_number = (
+        seconds is not None and seconds.isascii() and seconds.isdecimal() and len(seconds) < 9
+    )
+    if anchor != "created_at" or not is_number or not min_s <= int(seconds or 0) <= max_s:
+        limit = f"limit: anchor created_at and {min_s} to {max_s} seconds"
+        yield f"expires_after cannot be read; {limit}", "expires_after"
 
 
-def check_room(store: Store) -> None:
-    """ApiError 413 where the store holds as much as it may."""
+def check_room(store: BatchStore) -> None:
+    """ApiError 413 if the store is full."""
     if store.is_full:
         limit = f"limit: {store.max_bytes:.0f} bytes (--batch-store-max-bytes)"
         raise ApiError(413, f"the batch store is full; {limit}; fix: delete files", param="file")
@@ -185,7 +196,7 @@ def _too_large() -> ApiError:
     return ApiError(413, f"the file is too large; limit: {MAX_FILE_BYTES} bytes", param="file")
 
 
-def _clean(name: bytes) -> str:
-    """A file name that is only a name: no folders, no control characters, not too long."""
+def _clean_filename(name: bytes) -> str:
+    """A file name without folders and control characters, of limited length."""
     text = name.decode("utf-8", "replace").replace("\\", "/").rpartition("/")[2]
     return "".join(c for c in text if c.isprintable())[:255] or "file"

@@ -1,11 +1,10 @@
-"""The worker: leases lines, has them answered side by side, and settles what comes of them.
+"""The batch worker: leases batch requests, runs them concurrently, and settles their results.
 
-It holds nothing that matters: killed at any instant, the next one goes on from the store. Results
-that come in together are settled in one transaction (one wait for the disk). Once per beat it
-renews its leases and stops working on lines that are no longer its own: their batch has expired or
-was cancelled for too long.
+It holds no state that matters: if it is killed, the next one continues from the store. Results that
+arrive together are settled in one transaction (one wait for the disk). Once per `poll_s` it renews
+its leases, and cancels requests whose lease it has lost: their batch has expired or was cancelled.
 
-Outside the off-peak window it leases nothing; lines that are being answered are finished.
+Outside the off-peak window it leases nothing; running requests are finished.
 """
 
 from __future__ import annotations
@@ -16,228 +15,222 @@ import logging
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.serve.batch.records import Batch, Lease, Outcome
-from ridgeline.serve.batch.store import Store
-from ridgeline.serve.batch.validate import Checked, check
+from ridgeline.serve.batch.records import Batch, BatchResult, Lease
+from ridgeline.serve.batch.store import BatchStore
+from ridgeline.serve.batch.validate import ValidatedFile, validate_file
 
 _LOG = logging.getLogger("ridgeline.serve")
-Answer = Callable[[Lease], Awaitable[Outcome]]
-"""Answers one leased line. Raises Busy where it should wait."""
+Executor = Callable[[Lease], Awaitable[BatchResult]]
+"""Runs one leased request. Raises EngineBusy if it should be retried later."""
 
 
-class Busy(Exception):  # a state, not a fault
-    """The engine takes no more just now: the line is given back and tried later."""
+class EngineBusy(Exception):
+    """The engine accepts no more requests right now."""
 
 
-class Window(msgspec.Struct, frozen=True):
-    """Hours of the day (local time) in which lines are begun: `22:00-06:00`. Minutes of the day."""
+class DailyWindow(msgspec.Struct, frozen=True):
+    """Hours of the day (local time) in which batch requests are started, e.g. `22:00-06:00`.
 
-    first: int
-    last: int
+    `start` and `end` are minutes of the day.
+    """
+
+    start: int
+    end: int
 
     @staticmethod
-    def parse(text: str) -> Window:
-        first, dash, last = text.partition("-")
-        window = Window(_minutes(first, text), _minutes(last if dash else "", text))
-        if window.first == window.last:
+    def parse(text: str) -> DailyWindow:
+        start, dash, end = text.partition("-")
+        window = DailyWindow(_minutes(start, text), _minutes(end if dash else "", text))
+        if window.start == window.end:
             raise _bad_window(text)
         return window
 
-    def holds(self, at: datetime) -> bool:
+    def contains(self, at: datetime) -> bool:
         minute = at.hour * 60 + at.minute
-        if self.first < self.last:
-            return self.first <= minute < self.last
-        return minute >= self.first or minute < self.last
+        if self.start < self.end:
+            return self.start <= minute < self.end
+        return minute >= self.start or minute < self.end
 
     def __str__(self) -> str:
-        hours = (f"{at // 60:02}:{at % 60:02}" for at in (self.first, self.last))
-        return "-".join(hours)
+        return "-".join(f"{at // 60:02}:{at % 60:02}" for at in (self.start, self.end))
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`most`: lines at once; `beat_s`: how often it looks for work and renews its leases."""
+    """`max_concurrency`: requests at once; `poll_s`: how often the worker looks for new batches and
+    renews its leases."""
 
-    most: int
-    beat_s: float = 1.0
-    window: Window | None = None
+    max_concurrency: int
+    poll_s: float = 1.0
+    window: DailyWindow | None = None
 
 
-class Worker:
-    """See the head of this file. `run` ends when `stop` is called; `wake` ends a pause early."""
+class BatchWorker:
+    """Runs until `stop`; `wake` makes it look for work at once."""
 
     def __init__(
         self,
-        store: Store,
-        answer: Answer,
+        store: BatchStore,
+        execute: Executor,
         options: WorkerOptions,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._store, self._answer, self._options, self._clock = store, answer, options, clock
+        self._store, self._execute, self._options, self._clock = store, execute, options, clock
         self._running: dict[str, tuple[Lease, asyncio.Task[None]]] = {}
-        self._done: list[Outcome] = []
-        self._event = asyncio.Event()
-        self._open = True
+        self._results: list[BatchResult] = []
+        self._wake_event = asyncio.Event()
+        self._is_stopped = False
         self._paused_until_s = 0.0
 
     @property
     def num_running(self) -> int:
-        """Lines that are being answered."""
+        """Batch requests that are running."""
         return len(self._running)
 
     def wake(self) -> None:
-        """There may be something to do."""
-        self._event.set()
+        """Look for work without waiting for the next poll."""
+        self._wake_event.set()
 
     def stop(self) -> None:
-        """End `run` soon; lines that are not answered are given back."""
-        self._open = False
+        """End `run` soon; running requests are released."""
+        self._is_stopped = True
         self.wake()
 
     async def run(self) -> None:
         """Work until `stop`."""
         await asyncio.to_thread(self._store.recover)
-        beat_at_s = 0.0
+        next_poll_s = 0.0
         try:
-            while self._open:
+            while not self._is_stopped:
                 try:
-                    if self._clock() >= beat_at_s:
-                        await self._beat()
-                        beat_at_s = self._clock() + self._options.beat_s
+                    if self._clock() >= next_poll_s:
+                        await self._poll()
+                        next_poll_s = self._clock() + self._options.poll_s
                     await self._settle()
-                    await self._fill()
-                except sqlite3.OperationalError:  # e.g. the disk is full: nothing is lost, wait
-                    _LOG.exception("the batch store refused; trying again")
-                await self._pause()
+                    await self._start_requests()
+                except sqlite3.OperationalError:  # e.g. a full disk: nothing is lost
+                    _LOG.exception("the batch store failed; retrying")
+                await self._wait()
         finally:
-            await self._give_back()
+            await self._release_running()
 
     async def run_until_idle(self) -> None:
-        """Work until every batch has ended (for the command line and for tests)."""
+        """Work until every batch has ended."""
         task = asyncio.ensure_future(self.run())
         try:
-            while not task.done() and await asyncio.to_thread(self._has_live):
+            while not task.done() and await asyncio.to_thread(self._has_unfinished_batches):
                 await asyncio.wait([task], timeout=0.02)
         finally:
             self.stop()
             await task
 
-    def _has_live(self) -> bool:
-        return bool(self._store.having("validating", "in_progress", "finalizing", "cancelling"))
+    def _has_unfinished_batches(self) -> bool:
+        unfinished = self._store.with_status(
+            "validating", "in_progress", "finalizing", "cancelling"
+        )
+        return bool(unfinished)
 
-    # -- the steps of the loop
-
-    async def _beat(self) -> None:
+    async def _poll(self) -> None:
+        """Renew leases, validate new batches, and end those that are due."""
         leases = [lease for lease, _ in self._running.values()]
-        kept = await asyncio.to_thread(self._store.renew, leases) if leases else set()
+        valid = await asyncio.to_thread(self._store.renew, leases) if leases else set()
         for lease in leases:
-            if lease.token not in kept and lease.token in self._running:
+            if lease.token not in valid and lease.token in self._running:
                 self._running[lease.token][1].cancel()
-        for batch in await asyncio.to_thread(self._store.having, "validating"):
-            await self._validate(batch)
+        for batch in await asyncio.to_thread(self._store.with_status, "validating"):
+            validated = await asyncio.to_thread(self._validate, batch)
+            if validated.errors:
+                await asyncio.to_thread(self._store.reject, batch.id, validated.errors)
+            else:
+                lines, model = validated.lines, validated.model
+                await asyncio.to_thread(self._store.accept, batch.id, lines, model)
         await asyncio.to_thread(self._store.sweep)
 
-    async def _validate(self, batch: Batch) -> None:
-        found = await asyncio.to_thread(self._check, batch)
-        if found.errors:
-            await asyncio.to_thread(self._store.refuse, batch.id, found.errors)
-        else:
-            await asyncio.to_thread(self._store.accept, batch.id, found.lines, found.model)
-
-    def _check(self, batch: Batch) -> Checked:
+    def _validate(self, batch: Batch) -> ValidatedFile:
         file = self._store.files.get(batch.input_file_id)
         pieces = iter(()) if file is None else self._store.files.content(file)
-        return check(pieces, batch.endpoint)
+        return validate_file(pieces, batch.endpoint)
 
-    async def _fill(self) -> None:
-        room = self._options.most - len(self._running)
+    async def _start_requests(self) -> None:
+        num_free = self._options.max_concurrency - len(self._running)
         window = self._options.window
-        if room <= 0 or self._clock() < self._paused_until_s:
+        if num_free <= 0 or self._clock() < self._paused_until_s:
             return
-        if window is not None and not window.holds(datetime.fromtimestamp(self._clock())):
+        if window is not None and not window.contains(datetime.fromtimestamp(self._clock())):
             return
         if await asyncio.to_thread(lambda: self._store.is_full):
             return
-        leases = await asyncio.to_thread(self._store.lease, room)
+        leases = await asyncio.to_thread(self._store.lease, num_free)
         for lease in leases:
-            self._running[lease.token] = (lease, asyncio.ensure_future(self._work(lease)))
+            self._running[lease.token] = (lease, asyncio.ensure_future(self._run_one(lease)))
 
-    async def _work(self, lease: Lease) -> None:
-        """Answer one line; whatever happens, its place becomes free."""
+    async def _run_one(self, lease: Lease) -> None:
+        """Run one request; whatever happens, its place becomes free."""
         try:
-            self._done.append(await self._answer(lease))
-        except Busy:
-            self._paused_until_s = self._clock() + self._options.beat_s
+            self._results.append(await self._execute(lease))
+        except EngineBusy:
+            self._paused_until_s = self._clock() + self._options.poll_s
             await asyncio.to_thread(self._store.release, [lease])
         except Exception as error:
-            _LOG.exception("a batch line failed")
-            self._done.append(failed(lease, "server_error", type(error).__name__))
+            _LOG.exception("a batch request failed")
+            self._results.append(failed_result(lease, "server_error", type(error).__name__))
         finally:
             self._running.pop(lease.token, None)
             self.wake()
 
     async def _settle(self) -> None:
-        done = list(self._done)
-        if done:
-            await asyncio.to_thread(self._store.settle, done)
-            del self._done[: len(done)]
-            await asyncio.to_thread(self._finish, done)
+        results = list(self._results)
+        if results:
+            await asyncio.to_thread(self._store.settle, results)
+            del self._results[: len(results)]
+            await asyncio.to_thread(self._complete_batches, results)
 
-    def _finish(self, done: Sequence[Outcome]) -> None:
-        """A batch whose last line this was is completed at once, not at the next beat."""
-        ended = {batch.id for batch in self._store.having("finalizing")}
-        if ended & {outcome.lease.batch_id for outcome in done}:
+    def _complete_batches(self, results: Sequence[BatchResult]) -> None:
+        """Complete a batch with its last request, and not at the next poll."""
+        finalizing = {batch.id for batch in self._store.with_status("finalizing")}
+        if finalizing & {result.lease.batch_id for result in results}:
             self._store.sweep()
 
-    async def _pause(self) -> None:
-        """Until something happens, at most a beat; a moment more gathers results that come
-        together."""
+    async def _wait(self) -> None:
+        """Wait for something to happen, at most until the next poll. One more iteration of the event
+        loop gathers results that arrive together."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), self._options.beat_s)
+            await asyncio.wait_for(self._wake_event.wait(), self._options.poll_s)
             await asyncio.sleep(0)
-        self._event.clear()
+        self._wake_event.clear()
 
-    async def _give_back(self) -> None:
-        """Settle what is answered, stop the rest and give it back."""
-        left = list(self._running.values())
-        for _, task in left:
+    async def _release_running(self) -> None:
+        """Settle what has a result; cancel and release the rest."""
+        running = list(self._running.values())
+        for _, task in running:
             task.cancel()
-        await asyncio.gather(*(task for _, task in left), return_exceptions=True)
+        await asyncio.gather(*(task for _, task in running), return_exceptions=True)
         await self._settle()
-        await asyncio.to_thread(self._store.release, [lease for lease, _ in left])
+        await asyncio.to_thread(self._store.release, [lease for lease, _ in running])
 
 
-def failed(lease: Lease, code: str, message: str) -> Outcome:
-    """A line that got no response at all."""
-    result = {
+def failed_result(lease: Lease, code: str, message: str) -> BatchResult:
+    """The result of a request that got no response."""
+    line = {
         "id": lease.request_id,
         "custom_id": lease.custom_id,
         "response": None,
         "error": {"code": code, "message": message},
     }
-    return Outcome(lease=lease, succeeded=False, result=msgspec.json.encode(result))
+    return BatchResult(lease=lease, succeeded=False, line=msgspec.json.encode(line))
 
 
-def seconds_of(text: str) -> int | None:
-    """`24h`, `90m`, `7d` in seconds; None where it is no such thing."""
-    units = {"m": "minutes", "h": "hours", "d": "days"}
-    if not text[:-1].isascii() or not text[:-1].isdecimal() or text[-1:] not in units:
-        return None
-    number = int(text[:-1]) if len(text) < 8 else 0
-    return int(timedelta(**{units[text[-1]]: number}).total_seconds()) or None
-
-
-def _minutes(text: str, whole: str) -> int:
+def _minutes(text: str, window: str) -> int:
     hours, colon, minutes = text.strip().partition(":")
     if not (colon and hours.isdecimal() and minutes.isdecimal()):
-        raise _bad_window(whole)
+        raise _bad_window(window)
     if int(hours) > 23 or int(minutes) > 59:
-        raise _bad_window(whole)
+        raise _bad_window(window)
     return int(hours) * 60 + int(minutes)
 
 

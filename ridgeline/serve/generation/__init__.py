@@ -1,1 +1,1 @@
-"""Generation."""
+"""One HTTP request to the engine and back: submit, stream or collect, respond."""

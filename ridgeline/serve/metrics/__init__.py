@@ -1,1 +1,1 @@
-"""Metrics."""
+"""`/metrics`: request latencies and counts, engine counters, cost."""

@@ -1,8 +1,8 @@
-"""The engine's own numbers, read at scrape time, under vLLM's names and ours.
+"""The engine's counters, read at scrape time, under vLLM's names and ours.
 
-Utilisation is over the latest 128 steps: batch fill is sequences over seats; MFU and MBU are the
-arithmetic of the model's spec over busy time and what this machine was measured to reach. A counter
-never falls, nor goes below zero.
+Utilisation is over the latest 128 steps: batch fill is sequences per slot; MFU and MBU compare the
+model's arithmetic and memory traffic over busy time with the peaks measured on this machine. A
+counter never decreases.
 """
 
 from __future__ import annotations
@@ -38,30 +38,33 @@ OWN_GAUGES = {
     "num_queued": ("queued_requests", "Requests that have not started."),
     "num_queued_tokens": ("queued_tokens", "Prompt tokens of requests that have not started."),
 }
-LIMITS = {
-    "max_num_seqs": "Seats: sequences that may hold KV blocks at once.",
-    "max_num_batched_tokens": "Tokens that one step may compute.",
+ENGINE_LIMITS = {
+    "max_num_seqs": "Slots: sequences that may hold KV blocks at once.",
+    "max_num_batched_tokens": "Token budget of a step.",
 }
 OWN_COUNTERS = {
-    "num_steps": ("steps", "Steps with runs."),
-    "step_tokens": ("step_tokens", "Tokens computed, prompts and answers."),
+    "num_steps": ("steps", "Steps that computed tokens."),
+    "step_tokens": ("step_tokens", "Tokens computed, prompt and output."),
     "step_busy_s": ("step_busy_seconds", "Time spent planning and running steps."),
-    "step_plan_s": ("step_plan_seconds", "Of it, planning."),
-    "step_waiting_s": ("waiting_seconds", "Time of steps, times the sequences that waited then."),
-    "step_full_waiting_s": ("waiting_full_seconds", "Of it, with every seat taken."),
-    "step_spent_waiting_s": ("waiting_spent_seconds", "Of it, with a seat, but no tokens left."),
-    "step_flops": ("step_flops", "Arithmetic of those steps, by the model's spec."),
-    "step_bytes": ("step_bytes", "Bytes that those steps had to move, by the model's spec."),
+    "step_plan_s": ("step_plan_seconds", "The part of it spent planning."),
+    "step_waiting_s": ("waiting_seconds", "Step time, times the number of waiting sequences."),
+    "step_full_waiting_s": ("waiting_full_seconds", "The part of it with no slot free."),
+    "step_spent_waiting_s": (
+        "waiting_spent_seconds",
+        "The part of it with a slot free, but the token budget used up.",
+    ),
+    "step_flops": ("step_flops", "FLOPs of the steps, by the model's spec."),
+    "step_bytes": ("step_bytes", "Bytes that the steps had to move, by the model's spec."),
     "speculation_saved_s": (
         "speculation_saved_seconds",
-        "Time that steps with drafts saved, against plain steps for the same tokens.",
+        "Time saved by steps with drafts, compared with plain steps for the same tokens.",
     ),
     "speculation_lost_s": (
         "speculation_lost_seconds",
-        "Time that drafts took beyond what they saved, step by step, and of deciding against them.",
+        "Time that drafts took in excess of what they saved, and of deciding against drafts.",
     ),
     "speculation_drafting_s": ("speculation_seconds", "Time of steps with drafts."),
-    "request_failed": ("requests_failed", "Requests that the engine could not serve."),
+    "request_failed": ("requests_failed", "Requests that failed in the engine."),
 }
 REJECTIONS = {
     "refused_requests": "max_num_queued_reqs",
@@ -71,7 +74,7 @@ REJECTIONS = {
 
 
 class EngineCollector(Collector):
-    """See the head of this file. Without `peaks` there is no MFU and no MBU."""
+    """Collects `engine.counters()`. Without `peaks` there is no MFU and no MBU."""
 
     def __init__(self, engine: ServedEngine, model_name: str, peaks: Peaks | None = None) -> None:
         self._engine, self._model_name, self._peaks = engine, model_name, peaks
@@ -101,27 +104,27 @@ class EngineCollector(Collector):
 
     def _counter(self, name: str, text: str, key: str, values: Mapping[str, float]) -> Metric:
         counter = CounterMetricFamily(name, text, labels=["model_name"])
-        counter.add_metric([self._model_name], self._rising(key, values))
+        counter.add_metric([self._model_name], self._monotonic(key, values))
         return counter
 
-    def _rising(self, key: str, values: Mapping[str, float]) -> float:
+    def _monotonic(self, key: str, values: Mapping[str, float]) -> float:
         highest = max(self._highest.get(key, 0.0), float(values.get(key, 0.0)))
         self._highest[key] = highest
         return highest
 
     def _limits(self) -> Iterable[Metric]:
-        for name, text in LIMITS.items():
+        for name, text in ENGINE_LIMITS.items():
             value = self._engine.info.settings.get(name)
             if isinstance(value, int):
                 yield self._gauge(f"ridgeline_{name}", text, value)
 
     def _rejections(self, values: Mapping[str, float]) -> Metric:
-        text = "Requests that the queue or the throttle turned away."
+        text = "Requests refused by the queue limits or the SLO throttle."
         counter = CounterMetricFamily(
             "vllm:admission_rejections", text, labels=["model_name", "reason"]
         )
         for key, reason in REJECTIONS.items():
-            counter.add_metric([self._model_name, reason], self._rising(key, values))
+            counter.add_metric([self._model_name, reason], self._monotonic(key, values))
         return counter
 
     def _step_tokens(self, values: Mapping[str, float]) -> Metric:
@@ -129,35 +132,35 @@ class EngineCollector(Collector):
         prefix = "step_tokens_le_"
         names = [key.removeprefix(prefix) for key in values if key.startswith(prefix)]
         buckets = [
-            ("+Inf" if name == "inf" else f"{name}.0", self._rising(prefix + name, values))
+            ("+Inf" if name == "inf" else f"{name}.0", self._monotonic(prefix + name, values))
             for name in names or ["inf"]
         ]
         text = "Tokens computed per step."
         family = HistogramMetricFamily("vllm:iteration_tokens_total", text, labels=["model_name"])
-        family.add_metric([self._model_name], buckets, self._rising("step_tokens", values))
+        family.add_metric([self._model_name], buckets, self._monotonic("step_tokens", values))
         return family
 
     def _utilisation(self, values: Mapping[str, float]) -> Iterable[Metric]:
-        seats, busy_s = values.get("recent_slots", 0.0), values.get("recent_busy_s", 0.0)
-        fill = values.get("recent_seqs", 0.0) / seats if seats else 0.0
-        yield self._gauge("ridgeline_batch_fill_ratio", "Sequences over seats, 0 to 1.", fill)
+        slots, busy_s = values.get("recent_slots", 0.0), values.get("recent_busy_s", 0.0)
+        fill = values.get("recent_seqs", 0.0) / slots if slots else 0.0
+        yield self._gauge("ridgeline_batch_fill_ratio", "Running sequences per slot, 0 to 1.", fill)
         if self._peaks is None:
             return
         work = Work(values.get("recent_flops", 0.0), values.get("recent_bytes", 0.0))
         least = bound(work, self._peaks)
-        for name, share in (("mfu", least.mfu(busy_s)), ("mbu", least.mbu(busy_s))):
-            text = f"{name.upper()} of busy time, against this machine as measured."
-            yield self._gauge(f"ridgeline_{name}_ratio", text, share)
+        for name, ratio in (("mfu", least.mfu(busy_s)), ("mbu", least.mbu(busy_s))):
+            text = f"{name.upper()} of busy time, relative to the measured peak of this machine."
+            yield self._gauge(f"ridgeline_{name}_ratio", text, ratio)
 
     def _accepted_by_position(self, values: Mapping[str, float]) -> CounterMetricFamily:
-        """One sample per place in a draft that was accepted at least once."""
-        text = "Draft tokens that were accepted, by their place in the draft."
+        """One sample per draft position with an accepted token."""
+        text = "Accepted draft tokens, by position in the draft."
         labels = ["model_name", "position"]
         family = CounterMetricFamily(f"vllm:{PER_POSITION}", text, labels=labels)
         for name, value in values.items():
-            base, _, place = name.partition("/")
+            base, _, position = name.partition("/")
             if base == PER_POSITION:
-                family.add_metric([self._model_name, place], float(value))
+                family.add_metric([self._model_name, position], float(value))
         return family
 
     def _cache_config(self) -> GaugeMetricFamily:

@@ -1,8 +1,8 @@
-"""Histograms that one thread fills and the same thread scrapes.
+"""Histograms without locks.
 
 prometheus_client takes a lock per bucket and per sum, which at one observation per token costs more
-than writing the token to its socket. All of the server's observations are made on the event loop,
-and so is the scrape: a list and a bisection are enough.
+than writing the token to its socket. All observations are made on the event loop, and so is the
+scrape: a list and a bisection are enough.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 
-class Buckets:
-    """Counts by upper bound (as Prometheus has it: at most the bound), and the sum."""
+class HistogramBuckets:
+    """Counts per bucket, whose upper bounds are inclusive, and the sum."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -24,7 +24,7 @@ class Buckets:
         self.counts = [0] * (len(bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """Count a value; what a clock's step made negative counts as nothing."""
+        """Count a value; a negative one, which a clock step can cause, counts as zero."""
         if value > 0.0:
             self.counts[bisect_left(self.bounds, value)] += 1
             self.total += value
@@ -32,19 +32,21 @@ class Buckets:
             self.counts[0] += 1
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(bound, how many at most so large), up to +Inf."""
-        found, so_far = [], 0
+        """(upper bound, number of values up to it), ending with +Inf."""
+        buckets, so_far = [], 0
         names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
         for name, count in zip(names, self.counts, strict=True):
             so_far += count
-            found.append((name, float(so_far)))
-        return found
+            buckets.append((name, float(so_far)))
+        return buckets
 
 
 class HistogramCollector(Collector):
     """`families`: name → (help, buckets); all labelled with the model's name."""
 
-    def __init__(self, model_name: str, families: Mapping[str, tuple[str, Buckets]]) -> None:
+    def __init__(
+        self, model_name: str, families: Mapping[str, tuple[str, HistogramBuckets]]
+    ) -> None:
         self._model_name, self._families = model_name, families
 
     def collect(self) -> Iterable[Metric]:

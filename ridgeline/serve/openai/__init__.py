@@ -1,1 +1,1 @@
-"""Openai."""
+"""OpenAI's API: completions, chat completions, responses, embeddings, models."""

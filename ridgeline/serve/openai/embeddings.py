@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: the last layer's states, pooled over a text and scaled to length 1."""
+"""`/v1/embeddings`: hidden states of the last layer, pooled over a text and scaled to length 1."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ import asyncio
 import base64
 import struct
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
 from ridgeline.serve.auth.middleware import caller_of
-from ridgeline.serve.errors import ApiError
-from ridgeline.serve.generation.respond import answer_headers, request_id_of
-from ridgeline.serve.http.stream_writer import UntilGone
-from ridgeline.serve.ids import fresh_id
-from ridgeline.serve.openai.sampling_params import Prompt, check_cap, entries_of, prompt_of
-from ridgeline.serve.openai.schemas import Count, Priority, Prompts, parse
-from ridgeline.serve.service import Service, to_json
+from ridgeline.serve.config import LIMITS
+from ridgeline.serve.errors import ApiError, check_limit
+from ridgeline.serve.generation.disconnect import cancel_on_disconnect
+from ridgeline.serve.generation.ids import new_id
+from ridgeline.serve.generation.request import TokenPrompt
+from ridgeline.serve.generation.respond import json_response, request_id, response_headers
+from ridgeline.serve.openai.objects import EmbeddingResponse
+from ridgeline.serve.openai.sampling_params import prompt_entries, to_prompt
+from ridgeline.serve.openai.schemas import Count, OpenBody, Priority, Prompts
+from ridgeline.serve.openapi import GENERATION_HEADERS, error_responses
+from ridgeline.serve.routing import JsonRoute
+from ridgeline.serve.service import Service, ServiceDep
+
+router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
 
-class EmbeddingRequest(BaseModel):
-    """`pooling`: over which positions; `mean` of all, or the `last` alone."""
+class EmbeddingRequest(OpenBody):
+    """Body of `POST /v1/embeddings`. `pooling`: the `mean` over all positions, or the `last` one."""
 
-    model_config = ConfigDict(extra="allow")
     model: str | None = None
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
@@ -36,64 +40,71 @@ class EmbeddingRequest(BaseModel):
     priority: Priority | None = None
 
 
-async def embed(service: Service, request: Request) -> Response:
-    """POST /v1/embeddings."""
-    asked = parse(EmbeddingRequest, await service.body(request))
-    service.check_model(asked.model)
-    prompts = await _prompts(service, asked)
+@router.post(
+    "/v1/embeddings",
+    summary="Embed texts",
+    operation_id="create_embeddings",
+    response_model=EmbeddingResponse,
+    responses=error_responses(429, body=True) | {200: {"headers": GENERATION_HEADERS}},
+)
+async def create_embeddings(
+    body: EmbeddingRequest, request: Request, service: ServiceDep
+) -> Response:
+    service.check_model(body.model)
+    prompts = await _prompts(body, service)
     num_tokens = sum(len(prompt.tokens) for prompt in prompts)
-    fee = service.accounts.of(caller_of(request.scope), service.now()).charge(
-        num_tokens, service.now()
-    )
-    async with UntilGone(request.scope, request.receive):
-        vectors = await _vectors(service, prompts, asked)
+    budget = service.budgets.of(caller_of(request.scope), service.now())
+    rate_headers = service.charge(budget, num_tokens)
+    async with cancel_on_disconnect(request.receive):
+        vectors = await _embed(prompts, body, service)
     for prompt in prompts:
         service.metrics.count_prompt(len(prompt.tokens))
-    data = [
-        {"object": "embedding", "index": index, "embedding": _written(vector, asked)}
-        for index, vector in enumerate(vectors)
-    ]
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    ignored = tuple(sorted(asked.model_extra or {}))
-    request_id = request_id_of(request.headers, None, fresh_id("embd-"))
-    headers = answer_headers(request_id, ignored) | fee
-    payload = {"object": "list", "data": data, "model": service.name, "usage": usage}
-    return to_json(payload, headers)
+    embeddings: EmbeddingResponse = {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": _encode(vector, body)}
+            for index, vector in enumerate(vectors)
+        ],
+        "model": service.name,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    sent_id = request_id(request.headers, None, new_id("embd-"))
+    headers = response_headers(sent_id, sorted(body.model_extra or {})) | rate_headers
+    return json_response(embeddings, headers)
 
 
-async def _prompts(service: Service, asked: EmbeddingRequest) -> list[Prompt]:
-    entries = entries_of(asked.input) or [""]
-    check_cap("input", len(entries), service.caps.max_inputs, "inputs")
-    tokenizer = service.engine.tokenizer
-    prompts = [await prompt_of(entry, tokenizer, True, name="input") for entry in entries]
-    most = service.engine.info.max_model_len
+async def _prompts(body: EmbeddingRequest, service: Service) -> list[TokenPrompt]:
+    entries = prompt_entries(body.input) or [""]
+    check_limit("input", len(entries), LIMITS.max_inputs, "inputs")
+    tokenizer, max_tokens = service.engine.tokenizer, service.engine.info.max_model_len
+    prompts = [await to_prompt(entry, tokenizer, True, field="input") for entry in entries]
     for prompt in prompts:
-        check_cap("input", len(prompt.tokens), most, "tokens in one input")
+        check_limit("input", len(prompt.tokens), max_tokens, "tokens in one input")
     return prompts
 
 
-async def _vectors(
-    service: Service, prompts: Sequence[Prompt], asked: EmbeddingRequest
+async def _embed(
+    prompts: Sequence[TokenPrompt], body: EmbeddingRequest, service: Service
 ) -> list[Sequence[float]]:
-    """One after the other, so that between two of them others get their step."""
+    """One text after the other, so that steps of other requests can run in between."""
     vectors: list[Sequence[float]] = []
     for prompt in prompts:
-        future = service.engine.embed(prompt.tokens, asked.pooling or "mean")
+        future = service.engine.embed(prompt.tokens, body.pooling or "mean")
         vector = await asyncio.wrap_future(future)
-        if asked.dimensions is not None and asked.dimensions != len(vector):
-            message = f"dimensions is {len(vector)} for this model, and cannot be chosen"
+        if body.dimensions is not None and body.dimensions != len(vector):
+            message = f"dimensions must be {len(vector)} for this model"
             raise ApiError(400, message, param="dimensions")
-        vectors.append(vector if asked.normalize is False else _unit(vector))
+        vectors.append(vector if body.normalize is False else _normalise(vector))
     return vectors
 
 
-def _unit(vector: Sequence[float]) -> Sequence[float]:
+def _normalise(vector: Sequence[float]) -> Sequence[float]:
     length = sum(value * value for value in vector) ** 0.5
     return [value / length for value in vector] if length > 0 else vector
 
 
-def _written(vector: Sequence[float], asked: EmbeddingRequest) -> Any:
-    """Numbers, or little-endian float32 in base64 (what OpenAI's client asks for)."""
-    if asked.encoding_format != "base64":
+def _encode(vector: Sequence[float], body: EmbeddingRequest) -> list[float] | str:
+    """Numbers, or little-endian float32 in base64, which OpenAI's client requests."""
+    if body.encoding_format != "base64":
         return list(vector)
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

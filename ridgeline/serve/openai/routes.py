@@ -2,100 +2,115 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request, Response
 
-from ridgeline.serve.generation.respond import OpenAiVoice, answer, usage_wanted
-from ridgeline.serve.openai.chat_stream import ChatVoice
-from ridgeline.serve.openai.completion_stream import CompletionVoice
+from ridgeline.serve.generation.respond import json_response, respond
+from ridgeline.serve.openai.chat import submit_chat
+from ridgeline.serve.openai.chat_stream import ChatCompletionStream
+from ridgeline.serve.openai.completion_stream import CompletionStream
+from ridgeline.serve.openai.objects import (
+    ChatCompletionResponse,
+    CompletionResponse,
+    ModelCard,
+    ModelList,
+)
 from ridgeline.serve.openai.sampling_params import (
-    chat_prompt,
-    chat_sampling,
     completion_prompts,
     completion_sampling,
-    scores_only,
+    is_score_only,
+    request_options,
 )
 from ridgeline.serve.openai.schemas import (
-    ChatRequest,
+    ChatCompletionRequest,
     CompletionRequest,
-    Sampled,
-    ignored_fields,
-    read,
+    check_supported,
 )
-from ridgeline.serve.output_parsers.select import Dialect, dialect_of
-from ridgeline.serve.service import Order, Service, Wish, to_json
+from ridgeline.serve.openapi import error_responses, json_or_events
+from ridgeline.serve.routing import JsonRoute
+from ridgeline.serve.service import Service, ServiceDep
+
+router = APIRouter(tags=["OpenAI"], route_class=JsonRoute)
 
 
-async def complete(service: Service, request: Request) -> Response:
-    """POST /v1/completions."""
-    asked = read(CompletionRequest, await service.body(request))
-    service.check_model(asked.model)
-    sampling = completion_sampling(asked, service.caps)
-    prompts = await completion_prompts(asked, service.engine.tokenizer, service.caps)
-    order = service.order(
-        request, "cmpl", prompts, sampling, wish_of(asked), scores_only=scores_only(asked)
+@router.post(
+    "/v1/completions",
+    summary="Create a completion",
+    operation_id="create_completion",
+    response_model=CompletionResponse,
+    responses=json_or_events("CompletionChunk") | error_responses(429, body=True),
+)
+async def create_completion(
+    body: CompletionRequest, request: Request, service: ServiceDep
+) -> Response:
+    check_supported(body)
+    service.check_model(body.model)
+    tokenizer, streamed = service.engine.tokenizer, bool(body.stream)
+    sampling = completion_sampling(body)
+    prompts = await completion_prompts(body, tokenizer)
+    stream = service.submit(
+        request,
+        "cmpl",
+        prompts,
+        sampling,
+        request_options(body),
+        streamed=streamed,
+        score_only=is_score_only(body),
     )
-    job = order.job
-    wording = CompletionVoice(asked, job, service.engine.tokenizer)
-    wanted = usage_wanted(asked, service.options.enable_per_request_metrics)
-    voice = OpenAiVoice(wording, job, service.name, wanted)
-    stream = bool(asked.stream)
-    return await answer(
-        request, job, service.group(job, stream=stream), voice, stream=stream, headers=order.headers
+    timings = service.options.enable_per_request_metrics
+    serializer = CompletionStream(body, stream, service.name, tokenizer, include_timings=timings)
+    return await respond(request, stream, serializer, streamed=streamed)
+
+
+@router.post(
+    "/v1/chat/completions",
+    summary="Create a chat completion",
+    operation_id="create_chat_completion",
+    response_model=ChatCompletionResponse,
+    responses=json_or_events("ChatCompletionChunk") | error_responses(429, body=True),
+)
+async def create_chat_completion(
+    body: ChatCompletionRequest, request: Request, service: ServiceDep
+) -> Response:
+    check_supported(body)
+    service.check_model(body.model)
+    streamed = bool(body.stream)
+    stream, output_format = await submit_chat(service, request, "chatcmpl", body, streamed=streamed)
+    serializer = ChatCompletionStream(
+        body,
+        stream,
+        service.name,
+        service.engine.tokenizer,
+        output_format,
+        include_timings=service.options.enable_per_request_metrics,
     )
+    return await respond(request, stream, serializer, streamed=streamed)
 
 
-async def chat(service: Service, request: Request) -> Response:
-    """POST /v1/chat/completions."""
-    asked = read(ChatRequest, await service.body(request))
-    service.check_model(asked.model)
-    order, dialect = await chat_order(service, request, "chatcmpl", asked)
-    job = order.job
-    wording = ChatVoice(asked, job, service.engine.tokenizer, dialect)
-    wanted = usage_wanted(asked, service.options.enable_per_request_metrics)
-    voice = OpenAiVoice(wording, job, service.name, wanted)
-    stream = bool(asked.stream)
-    return await answer(
-        request, job, service.group(job, stream=stream), voice, stream=stream, headers=order.headers
-    )
+@router.get(
+    "/v1/models",
+    summary="List the served model",
+    operation_id="list_models",
+    response_model=ModelList,
+    responses=error_responses(),
+)
+async def list_models(service: ServiceDep) -> Response:
+    models: ModelList = {"object": "list", "data": [_model_card(service)]}
+    return json_response(models)
 
 
-async def chat_order(
-    service: Service, request: Request, kind: str, asked: ChatRequest
-) -> tuple[Order, Dialect]:
-    """A conversation as a job, and how to read its answer."""
-    dialect = dialect_of(asked, service.options, service.caps)
-    sampling = chat_sampling(asked, service.caps, dialect.structured)
-    prompts = [await chat_prompt(asked, service.engine.tokenizer, service.caps)]
-    unused = ("stop",) if dialect.structured and asked.stop else ()
-    return service.order(request, kind, prompts, sampling, wish_of(asked, unused)), dialect
+@router.get(
+    "/v1/models/{name:path}",
+    summary="Describe the served model",
+    operation_id="get_model",
+    response_model=ModelCard,
+    responses=error_responses(404),
+)
+async def get_model(name: str, service: ServiceDep) -> Response:
+    service.check_model(name)
+    return json_response(_model_card(service))
 
 
-async def models(service: Service, _request: Request) -> Response:
-    """GET /v1/models."""
-    return to_json({"object": "list", "data": [_card(service)]})
-
-
-async def model(service: Service, request: Request) -> Response:
-    """GET /v1/models/NAME."""
-    service.check_model(request.path_params["name"])
-    return to_json(_card(service))
-
-
-def wish_of(asked: Sampled, unused: tuple[str, ...] = ()) -> Wish:
-    """How a request of the OpenAI family wants to be served. `unused`: fields that mean nothing
-    beside its others."""
-    return Wish(
-        priority=asked.priority,
-        cache_salt=asked.cache_salt,
-        slo_class=asked.slo_class,
-        timeout_ms=asked.timeout_ms,
-        request_id=asked.request_id,
-        ignored=ignored_fields(asked) + unused,
-    )
-
-
-def _card(service: Service) -> dict[str, object]:
+def _model_card(service: Service) -> ModelCard:
     return {
         "id": service.name,
         "object": "model",

@@ -1,14 +1,12 @@
-"""The bodies of `/v1/completions` and `/v1/chat/completions`, read once and strictly.
+"""Request bodies of `/v1/completions` and `/v1/chat/completions`.
 
-Three kinds of field, and no fourth: *served* (declared below), *refused* (known to the API, would
-change the answer, not built yet: a 400 that names it), and *ignored* (everything else: accepted,
-and named in the response header `x-ridgeline-ignored-fields`, so that no field is ever dropped in
-silence). A null is the same as leaving the field out.
+A field is either supported (declared below), refused (part of the API, would change the response,
+and is not implemented: a 400 that names it), or ignored: accepted, and named in the response header
+`x-ridgeline-ignored-fields`. A null is the same as leaving the field out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -20,30 +18,32 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
-from pydantic_core import from_json
 
-from ridgeline.serve.errors import ApiError
+from ridgeline.serve.errors import ApiError, from_validation
 
+UINT31 = range(2**31)
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-COUNTS = range(2**31)
-Count = Annotated[int, Field(ge=0, lt=COUNTS.stop)]
+Count = Annotated[int, Field(ge=0, lt=UINT31.stop)]
 Priority = Annotated[int, Field(ge=-100, le=100)]
 Name = Annotated[str, Field(max_length=200)]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=512)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 def are_counts(values: Any) -> bool:
-    """A list of whole numbers in the range of `Count`, and not empty. A prompt's ids are many: this
-    looks at them in three passes without a line of Python for each."""
+    """Whether this is a non-empty list of integers in the range of `Count`. Prompts have many
+    token ids: this needs three passes in C, and no line of Python per id."""
     are_ints = type(values) is list and set(map(type, values)) == {int}
-    return are_ints and min(values) in COUNTS and max(values) in COUNTS
+    return are_ints and min(values) in UINT31 and max(values) in UINT31
 
 
-def _prompts(values: Any, otherwise: ValidatorFunctionWrapHandler) -> Any:
-    """Ids as they are: trying every shape in turn would word a complaint about each of them."""
-    return values if are_counts(values) else otherwise(values)
+def _validate_prompts(values: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    return values if are_counts(values) else validate(values)
 
 
-Prompts = Annotated[str | list[str] | list[Count] | list[list[Count]], WrapValidator(_prompts)]
+Prompts = Annotated[
+    str | list[str] | list[Count] | list[list[Count]], WrapValidator(_validate_prompts)
+]
 """A text, several, a list of token ids, or several of those."""
 
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -62,38 +62,40 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (None,),
     "thinking_token_budget": (None,),
 }
-"""Field → the values that change nothing and are therefore fine."""
+"""Field → the values that change nothing and are accepted."""
 
 
-class StreamOptions(BaseModel):
-    """`include_usage`: a last chunk with usage. `continuous_usage_stats`: usage in every chunk."""
+class OpenBody(BaseModel):
+    """A body, or a part of one, that may have further fields."""
 
     model_config = ConfigDict(extra="allow")
+
+
+class StreamOptions(OpenBody):
+    """`include_usage`: a last chunk with usage. `continuous_usage_stats`: usage in every chunk."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class SchemaFormat(BaseModel):
-    """`json_schema` of a `response_format`. `strict` changes nothing: every answer conforms."""
+class JsonSchemaFormat(OpenBody):
+    """`json_schema` of a `response_format`. `strict` changes nothing: every response conforms."""
 
-    model_config = ConfigDict(extra="allow")
     name: str | None = None
     schema_: dict[str, Any] | bool = Field(alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
-    """What the answer must look like, as OpenAI says it."""
+class ResponseFormat(OpenBody):
+    """Structured output in OpenAI's form."""
 
-    model_config = ConfigDict(extra="allow")
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: SchemaFormat | None = None
+    json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredOutputs(BaseModel):
-    """What the answer must look like, as vLLM says it: one of these."""
+class StructuredOutputs(OpenBody):
+    """Structured output in vLLM's form: one of these."""
 
-    model_config = ConfigDict(extra="allow")
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
@@ -101,10 +103,8 @@ class StructuredOutputs(BaseModel):
     json_object: bool | None = None
 
 
-class Sampled(BaseModel):
-    """Fields that every generating endpoint of the OpenAI family shares."""
-
-    model_config = ConfigDict(extra="allow")
+class CompletionRequestBase(OpenBody):
+    """Fields that completions and chat completions share."""
 
     model: str | None = None
     n: int | None = None
@@ -130,7 +130,7 @@ class Sampled(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Priority | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    cache_salt: CacheSalt | None = None
     best_of: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -147,7 +147,7 @@ class Sampled(BaseModel):
     timeout_ms: Annotated[float, Field(gt=0, le=86_400_000, allow_inf_nan=False)] | None = None
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(CompletionRequestBase):
     """Body of `POST /v1/completions`."""
 
     prompt: Prompts
@@ -155,62 +155,57 @@ class CompletionRequest(Sampled):
     logprobs: int | None = None
 
 
-class TextPart(BaseModel):
-    """One piece of a message's content; the server reads text only."""
+class TextContentPart(OpenBody):
+    """A part of a message's content; only text is supported."""
 
-    model_config = ConfigDict(extra="allow")
     type: Literal["text"]
     text: str
 
 
-class FunctionName(BaseModel):
+class FunctionName(OpenBody):
     """A function by its name."""
 
-    model_config = ConfigDict(extra="allow")
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w.-]+$")]
 
 
-class CalledFunction(FunctionName):
-    """A call that was made: `arguments` is JSON text."""
+class FunctionCall(FunctionName):
+    """A call that the model made; `arguments` is JSON text."""
 
     arguments: str = "{}"
 
 
-class ToolCall(BaseModel):
-    """A call in an assistant's message."""
+class ChatToolCall(OpenBody):
+    """A tool call in an assistant's message."""
 
-    model_config = ConfigDict(extra="allow")
     id: Name | None = None
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: FunctionCall
 
 
-class Function(FunctionName):
-    """A function that may be called; `parameters` is a JSON schema."""
+class FunctionDefinition(FunctionName):
+    """A function that the model may call; `parameters` is a JSON schema."""
 
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class Tool(BaseModel):
-    """Something the model may call."""
+class ChatTool(OpenBody):
+    """A tool that the model may call."""
 
-    model_config = ConfigDict(extra="allow")
     type: Literal["function"]
-    function: Function
+    function: FunctionDefinition
 
 
-class Message(BaseModel):
-    """One turn of a conversation. Other fields (`name`) go to the chat template as they are."""
+class ChatMessage(OpenBody):
+    """A message of a conversation. Other fields (`name`) are passed to the chat template."""
 
-    model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | list[TextContentPart] | None = None
+    tool_calls: list[ChatToolCall] | None = None
     tool_call_id: Name | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> Message:
+    def _has_content(self) -> ChatMessage:
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise ValueError("content is missing")
         if self.tool_calls and self.role != "assistant":
@@ -218,119 +213,65 @@ class Message(BaseModel):
         return self
 
 
-class NamedFunction(BaseModel):
-    """The function that `tool_choice` insists on."""
+class NamedToolChoice(OpenBody):
+    """The function that the model must call."""
 
-    model_config = ConfigDict(extra="allow")
     type: Literal["function"] = "function"
     function: FunctionName
 
 
-class ChatRequest(Sampled):
+class ChatCompletionRequest(CompletionRequestBase):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     add_generation_prompt: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     echo: Literal[False] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tools: list[ChatTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
 
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def parse(kind: type[Body], raw: bytes) -> Body:
-    """The body as a record; ApiError 400 that names the field where it is not one."""
+def validate_fields(model: type[Body], fields: dict[str, Any]) -> Body:
+    """A body translated from another API's; ApiError 400 that names the field if it is not valid."""
     try:
-        return kind.model_validate_json(raw)
+        return model.model_validate(fields)
     except ValidationError as error:
-        raise _explain(error, lambda: from_json(raw)) from None
+        raise from_validation(error, fields) from None
 
 
-def validated(kind: type[Body], fields: dict[str, Any]) -> Body:
-    """As `parse`, for fields that were translated from another endpoint's."""
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise _explain(error, lambda: fields) from None
-
-
-Asked = TypeVar("Asked", CompletionRequest, ChatRequest)
-
-
-def read(kind: type[Asked], raw: bytes) -> Asked:
-    """As `parse`, for the generating endpoints of the OpenAI family."""
-    request = parse(kind, raw)
-    _refuse(request)
-    _check_streaming(request)
-    return request
+def check_supported(body: CompletionRequestBase) -> None:
+    """ApiError 400 for fields that would change the response and are not implemented, and for
+    combinations that cannot be served."""
+    for name, value in (body.model_extra or {}).items():
+        if name in REFUSED and value not in REFUSED[name]:
+            message = f"{name} is not supported by this server; fix: leave {name} out"
+            raise ApiError(400, message, param=name)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        limit = f"got {body.best_of}; limit: n = {body.n or 1}"
+        raise ApiError(400, f"best_of other than n is not supported; {limit}", param="best_of")
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream = true", param="stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        message = "prompt_logprobs is not available with stream = true; fix: do not stream"
+        raise ApiError(400, message, param="prompt_logprobs")
 
 
 _NESTED = {"stream_options", "response_format", "structured_outputs"}
 
 
-def ignored_fields(request: Sampled) -> tuple[str, ...]:
-    """Names of the fields that were sent, accepted and not looked at."""
-    ignored = [name for name in request.model_extra or () if name not in REFUSED]
-    for part in _NESTED & request.model_fields_set:
-        nested = getattr(request, part)
+def ignored_fields(body: CompletionRequestBase) -> tuple[str, ...]:
+    """Names of the fields that were sent and have no effect."""
+    ignored = [name for name in body.model_extra or () if name not in REFUSED]
+    for part in _NESTED & body.model_fields_set:
+        nested = getattr(body, part)
         ignored += [f"{part}.{name}" for name in (nested and nested.model_extra) or ()]
     return tuple(sorted(ignored))
-
-
-def _refuse(request: Sampled) -> None:
-    for name, value in (request.model_extra or {}).items():
-        if name in REFUSED and value not in REFUSED[name]:
-            raise ApiError(
-                400, f"{name} is not supported by this server; fix: leave {name} out", param=name
-            )
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        limit = f"got {request.best_of}; limit: n = {request.n or 1}"
-        raise ApiError(400, f"best_of other than n is not supported; {limit}", param="best_of")
-
-
-def _check_streaming(request: Sampled) -> None:
-    if request.stream_options is not None and not request.stream:
-        raise ApiError(400, "stream_options needs stream = true", param="stream_options")
-    if request.stream and request.prompt_logprobs is not None:
-        message = "prompt_logprobs is not available with stream = true; fix: do not stream"
-        raise ApiError(400, message, param="prompt_logprobs")
-
-
-def _explain(error: ValidationError, sent: Callable[[], Any]) -> ApiError:
-    """The first complaint of pydantic as one sentence that names the field. `sent`: the body."""
-    first = error.errors(include_url=False, include_input=True, include_context=False)[0]
-    if not first["loc"]:
-        return ApiError(400, f"the request body is not a JSON object: {first['msg']}")
-    is_missing = first["type"] == "missing"
-    trail = _trail(first["loc"], sent(), first["input"])
-    where = ".".join(map(str, [*trail, *(first["loc"][-1:] if is_missing else ())][:4]))
-    given = "" if is_missing else f"; got {_short(first['input'])}"
-    return ApiError(400, f"{where}: {first['msg']}{given}", param=where)
-
-
-def _trail(location: tuple[int | str, ...], body: Any, complained: Any) -> list[int | str]:
-    """The way in the body to the value that is complained of. Steps that are not on it are
-    pydantic's names for the branches of a union."""
-    trail: list[int | str] = []
-    at = body
-    for step in location:
-        if at == complained:
-            break
-        is_index = isinstance(at, list) and isinstance(step, int) and step < len(at)
-        if is_index or (isinstance(at, dict) and step in at):
-            at = at[step]
-            trail.append(step)
-    return trail
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,6 +1,7 @@
-"""How models write what is more than text: reasoning, and calls of tools. Text in, parts out.
+"""Parsers of model output: reasoning and tool calls, in the format that the model writes them.
 
-The registry names the formats of tool calls; none is imported until a server is told to use it.
+Text in, parts out. The registry names the formats of tool calls; a format is imported when a server
+is configured to use it.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from ridgeline.serve.output_parsers.base import CallFormat
+    from ridgeline.serve.output_parsers.base import ToolCallFormat
 
-CALL_FORMATS = {
-    "hermes": "ridgeline.serve.output_parsers.hermes:Hermes",
-    "llama3_json": "ridgeline.serve.output_parsers.llama:LlamaJson",
-    "qwen3_xml": "ridgeline.serve.output_parsers.qwen:QwenXml",
+TOOL_CALL_FORMATS = {
+    "hermes": "ridgeline.serve.output_parsers.hermes:HermesFormat",
+    "llama3_json": "ridgeline.serve.output_parsers.llama:LlamaJsonFormat",
+    "qwen3_xml": "ridgeline.serve.output_parsers.qwen:QwenXmlFormat",
 }
 
 
-def call_format(name: str) -> CallFormat:
-    """The format of that name."""
-    module, _, attribute = CALL_FORMATS[name].partition(":")
-    return cast("CallFormat", getattr(import_module(module), attribute)())
+def tool_call_format(name: str) -> ToolCallFormat:
+    """The tool call format registered under `name`."""
+    module, _, attribute = TOOL_CALL_FORMATS[name].partition(":")
+    return cast("ToolCallFormat", getattr(import_module(module), attribute)())

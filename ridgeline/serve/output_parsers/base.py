@@ -1,12 +1,12 @@
-"""Parts of an answer, and what every reader of a model's dialect promises.
+"""Parts of a model's output, and the contract of the parsers that find them.
 
-Invariants, in words
-- A reader is fed an answer's text piece by piece, in any pieces, and `end` once. The parts that
-  come out are the same however the text was cut, apart from where texts are split.
-- Nothing is lost: what turns out not to be a call comes out as content, as it was written. (Of
-  blanks next to calls only those between texts: the others are the format's.)
-- A call comes out once it is complete; its arguments are JSON text of an object.
-- A reader never raises, and never runs, fetches or evaluates what it reads.
+Invariants
+- A parser is fed the text of one choice in pieces of any size, then `finish` is called once. The
+  parts are the same however the text was cut, except for where text is split.
+- Nothing is lost: what turns out not to be a tool call becomes content, as it was written.
+  Whitespace next to a call belongs to the format and is kept only between two texts.
+- A call is emitted once it is complete; its arguments are the JSON text of an object.
+- A parser never raises, and never runs, fetches or evaluates what it reads.
 """
 
 from __future__ import annotations
@@ -25,91 +25,95 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """Text the model wrote to itself."""
+    """Text that the model wrote before its answer, for itself."""
 
     text: str
 
 
-class Call(msgspec.Struct, frozen=True):
-    """One whole call of a tool. `arguments`: JSON text."""
+class ParsedToolCall(msgspec.Struct, frozen=True):
+    """One complete tool call; `arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
-Part = Content | Reasoning | Call
-Schemas = Mapping[str, Mapping[str, Any]]
-"""Parameters of every tool that may be called, by its name."""
+OutputPart = Content | Reasoning | ParsedToolCall
+ToolSchemas = Mapping[str, Mapping[str, Any]]
+"""JSON schema of the parameters of every tool, by name."""
 
 
-class Reader(Protocol):
-    """Text to parts; one object per answer."""
+class OutputParser(Protocol):
+    """Text of one choice to parts."""
 
-    def feed(self, text: str) -> list[Part]: ...
+    def feed(self, text: str) -> list[OutputPart]: ...
 
-    def end(self) -> list[Part]: ...
-
-
-class CallFormat(Protocol):
-    """A way of writing calls."""
-
-    def reader(self, tools: Schemas) -> Reader: ...
+    def finish(self) -> list[OutputPart]:
+        """Parts of the text that was held back."""
+        ...
 
 
-class Plain:
-    """An answer that is text and nothing else."""
+class ToolCallFormat(Protocol):
+    """How a family of models writes tool calls."""
 
-    def feed(self, text: str) -> list[Part]:
+    def parser(self, tools: ToolSchemas) -> OutputParser: ...
+
+
+class PlainTextParser:
+    """Output that is text and nothing else."""
+
+    def feed(self, text: str) -> list[OutputPart]:
         return [Content(text)] if text else []
 
-    def end(self) -> list[Part]:
+    def finish(self) -> list[OutputPart]:
         return []
 
 
-class Named:
-    """An answer that is the arguments of one call, by its grammar."""
+class NamedCallParser:
+    """Output that is, by its grammar, the arguments of a call of the tool `name`."""
 
     def __init__(self, name: str) -> None:
         self._name, self._text = name, ""
 
-    def feed(self, text: str) -> list[Part]:
+    def feed(self, text: str) -> list[OutputPart]:
         self._text += text
         return []
 
-    def end(self) -> list[Part]:
-        return [Call(self._name, self._text)]
+    def finish(self) -> list[OutputPart]:
+        return [ParsedToolCall(self._name, self._text)]
 
 
-class Listed:
-    """An answer that is a JSON list of calls, by its grammar; cut short, it is content."""
+class CallListParser:
+    """Output that is, by its grammar, a JSON list of calls; if cut off, it is content."""
 
     def __init__(self) -> None:
         self._text = ""
 
-    def feed(self, text: str) -> list[Part]:
+    def feed(self, text: str) -> list[OutputPart]:
         self._text += text
         return []
 
-    def end(self) -> list[Part]:
-        calls = calls_in(self._text)
-        return [*calls] if calls else [Content(self._text)] if self._text else []
+    def finish(self) -> list[OutputPart]:
+        calls = parse_calls(self._text)
+        if calls:
+            return [*calls]
+        return [Content(self._text)] if self._text else []
 
 
-def calls_in(text: str) -> list[Call]:
-    """The calls that a JSON object or list of them holds; none where it is anything else."""
+def parse_calls(text: str) -> list[ParsedToolCall]:
+    """The calls in a JSON object or a list of them; empty if any of it is something else."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    calls = [call_of(each) for each in (found if isinstance(found, list) else [found])]
+    calls = [to_call(item) for item in (value if isinstance(value, list) else [value])]
     return [call for call in calls if call is not None] if all(calls) else []
 
 
-def call_of(found: object) -> Call | None:
-    """`{"name": …, "arguments" or "parameters": {…}}` as a call."""
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
+def to_call(value: object) -> ParsedToolCall | None:
+    """`{"name": …, "arguments" or "parameters": {…}}` as a call; None if it is not one."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
-    arguments = found.get("arguments", found.get("parameters", {}))
+    arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -117,11 +121,11 @@ def call_of(found: object) -> Call | None:
             return None
     if not isinstance(arguments, dict):
         return None
-    return Call(found["name"], json.dumps(arguments, ensure_ascii=False))
+    return ParsedToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
 
 
-def held_back(text: str, markers: Sequence[str]) -> int:
-    """Length of the longest end of `text` that may be the beginning of a marker."""
+def partial_marker_length(text: str, markers: Sequence[str]) -> int:
+    """Length of the longest suffix of `text` that may be the beginning of a marker."""
     longest = max(map(len, markers)) - 1
     for size in range(min(longest, len(text)), 0, -1):
         if any(marker.startswith(text[-size:]) for marker in markers):

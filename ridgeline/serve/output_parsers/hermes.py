@@ -1,83 +1,89 @@
 """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes 2 Pro, Qwen 2.5, Qwen 3.
 
-Source: Nous Research's function-calling format (2024), which Qwen's chat templates adopted.
+Source: Nous Research's function-calling format (2024), adopted by Qwen's chat templates.
 """
 
 from __future__ import annotations
 
-from ridgeline.serve.output_parsers.base import Content, Part, Reader, Schemas, calls_in
-from ridgeline.serve.output_parsers.tagged import Tagged
+from ridgeline.serve.output_parsers.base import (
+    Content,
+    OutputParser,
+    OutputPart,
+    ToolSchemas,
+    parse_calls,
+)
+from ridgeline.serve.output_parsers.tagged import MarkerSplitter
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-class TaggedCalls:
-    """Calls between two markers; `_calls` reads one body.
+class TaggedCallParser:
+    """Calls between two markers; subclasses override `parse_body`.
 
-    What stands outside calls is content as it was written. Blanks next to a call may be the
-    format's: they are held, and told only where there is text before and behind them, so that
-    words on both sides of a call do not touch.
+    Text outside calls is content. Whitespace next to a call may belong to the format: it is held
+    back, and emitted only between two texts, so that words on both sides of a call do not touch.
     """
 
     def __init__(self, opening: str = OPEN, closing: str = CLOSE) -> None:
-        self._tags = Tagged(opening, closing)
+        self._splitter = MarkerSplitter(opening, closing)
         self._opening, self._closing = opening, closing
-        self._body, self._blank = "", ""
-        self._has_text = self._is_at_call = False  # some was told; nothing but blanks since a call
+        self._body, self._whitespace = "", ""
+        self._has_text = False
+        self._is_after_call = False  # only whitespace since the last call
 
-    def feed(self, text: str) -> list[Part]:
-        parts: list[Part] = []
-        for kind, piece in self._tags.feed(text):
+    def feed(self, text: str) -> list[OutputPart]:
+        parts: list[OutputPart] = []
+        for kind, piece in self._splitter.feed(text):
             if kind == "outside":
-                parts += self._outside(piece)
+                parts += self._content(piece)
             elif kind == "inside":
                 self._body += piece
             else:
-                parts += self._close()
+                parts += self._end_call(self._opening + self._body + self._closing)
         return parts
 
-    def end(self) -> list[Part]:
-        """A call that was never closed is content as it stands, unless it is whole all the same."""
-        parts: list[Part] = []
-        for kind, piece in self._tags.end():
+    def finish(self) -> list[OutputPart]:
+        """A call that was never closed is content, unless its body is complete."""
+        parts: list[OutputPart] = []
+        for kind, piece in self._splitter.finish():
             if kind == "outside":
-                parts += self._outside(piece)
+                parts += self._content(piece)
             else:
                 self._body += piece
-        if self._tags.inside:
-            parts += self._read(self._opening + self._body)
-        return parts if self._is_at_call or not self._blank else [*parts, Content(self._blank)]
+        if self._splitter.inside:
+            parts += self._end_call(self._opening + self._body)
+        if self._whitespace and not self._is_after_call:
+            parts.append(Content(self._whitespace))
+        return parts
 
-    def _outside(self, text: str) -> list[Part]:
-        """Blanks at the end are held until it is known what follows them."""
-        text = self._blank + text
-        kept = text.rstrip()
-        self._blank = text[len(kept) :]
-        if not kept:
+    def parse_body(self, body: str) -> list[OutputPart]:
+        """The calls between two markers; empty if it is something else."""
+        return [*parse_calls(body)]
+
+    def _content(self, text: str) -> list[OutputPart]:
+        """Trailing whitespace is held back until it is known what follows."""
+        text = self._whitespace + text
+        content = text.rstrip()
+        self._whitespace = text[len(content) :]
+        if not content:
             return []
-        if self._is_at_call and not self._has_text:
-            kept = kept.lstrip()
-        self._has_text, self._is_at_call = True, False
-        return [Content(kept)]
+        if self._is_after_call and not self._has_text:
+            content = content.lstrip()
+        self._has_text, self._is_after_call = True, False
+        return [Content(content)]
 
-    def _close(self) -> list[Part]:
-        return self._read(self._opening + self._body + self._closing)
-
-    def _read(self, written: str) -> list[Part]:
-        """The calls of the body, or what was `written`."""
+    def _end_call(self, written: str) -> list[OutputPart]:
+        """The calls of the body; content as it was `written` if there are none."""
         body, self._body = self._body, ""
-        calls = self._calls(body)
+        calls = self.parse_body(body)
         if not calls:
-            return self._outside(written)
-        self._is_at_call = True
+            return self._content(written)
+        self._is_after_call = True
         return calls
 
-    def _calls(self, body: str) -> list[Part]:
-        return [*calls_in(body)]
 
+class HermesFormat:
+    """Calls as JSON between `<tool_call>` tags."""
 
-class Hermes:
-    """See `ridgeline.serve.output_parsers.base.CallFormat`."""
-
-    def reader(self, tools: Schemas) -> Reader:
-        return TaggedCalls()
+    def parser(self, tools: ToolSchemas) -> OutputParser:
+        return TaggedCallParser()

@@ -1,59 +1,68 @@
-"""An answer that is JSON from its first sign, `{"name": …, "parameters": {…}}`: Llama 3.1 to 3.3.
+"""Output that is JSON from its first character, `{"name": …, "parameters": {…}}`: Llama 3.1 to 3.3.
 
-`<|python_tag|>` may stand before it, and `;` between several. Source: Meta's prompt formats (2024).
-Whether the answer is a call is known at its first sign that is not blank; from then on it is held
-until it ends.
+`<|python_tag|>` may precede it, and `;` may separate several. Whether the output is a call is known
+at its first character that is not whitespace; from there on it is held back until the end.
+Source: Meta's prompt formats (2024).
 """
 
 from __future__ import annotations
 
 import json
 
-from ridgeline.serve.output_parsers.base import Content, Part, Reader, Schemas, call_of
+from ridgeline.serve.output_parsers.base import (
+    Content,
+    OutputParser,
+    OutputPart,
+    ToolSchemas,
+    to_call,
+)
 
-TAG = "<|python_tag|>"
+PYTHON_TAG = "<|python_tag|>"
 
 
-class _LlamaReader:
+class LlamaJsonParser:
+    """Holds back output that begins like a call."""
+
     def __init__(self) -> None:
-        self._text, self._is_text = "", False
+        self._text, self._is_content = "", False
 
-    def feed(self, text: str) -> list[Part]:
-        if self._is_text:
+    def feed(self, text: str) -> list[OutputPart]:
+        if self._is_content:
             return [Content(text)] if text else []
         self._text += text
         head = self._text.lstrip()
-        if not head or head[0] == "{" or head.startswith(TAG) or TAG.startswith(head):
+        may_be_tag = head.startswith(PYTHON_TAG) or PYTHON_TAG.startswith(head)
+        if not head or head[0] == "{" or may_be_tag:
             return []
-        self._is_text = True
+        self._is_content = True
         return [Content(self._text)]
 
-    def end(self) -> list[Part]:
-        if self._is_text or not self._text:
+    def finish(self) -> list[OutputPart]:
+        if self._is_content or not self._text:
             return []
-        return _calls(self._text.strip().removeprefix(TAG)) or [Content(self._text)]
+        return _parse(self._text.strip().removeprefix(PYTHON_TAG)) or [Content(self._text)]
 
 
-def _calls(text: str) -> list[Part]:
-    """Objects one after the other; none where anything else is between them."""
-    decoder, at, parts = json.JSONDecoder(), 0, list[Part]()
-    while at < len(text):
-        if text[at] in "; \n\t\r":
-            at += 1
+def _parse(text: str) -> list[OutputPart]:
+    """Consecutive call objects; empty if there is anything else between them."""
+    decoder, position, calls = json.JSONDecoder(), 0, list[OutputPart]()
+    while position < len(text):
+        if text[position] in "; \n\t\r":
+            position += 1
             continue
         try:
-            found, at = decoder.raw_decode(text, at)
+            value, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError):
             return []
-        call = call_of(found)
+        call = to_call(value)
         if call is None:
             return []
-        parts.append(call)
-    return parts
+        calls.append(call)
+    return calls
 
 
-class LlamaJson:
-    """See `ridgeline.serve.output_parsers.base.CallFormat`."""
+class LlamaJsonFormat:
+    """Calls as bare JSON objects."""
 
-    def reader(self, tools: Schemas) -> Reader:
-        return _LlamaReader()
+    def parser(self, tools: ToolSchemas) -> OutputParser:
+        return LlamaJsonParser()

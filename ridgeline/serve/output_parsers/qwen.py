@@ -1,6 +1,6 @@
-"""`<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`.
+"""`<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`: Qwen3-Coder.
 
-The format of Qwen3-Coder. Values are text; the tool's schema says which of them are something else.
+Values are text; the schema of the tool says which of them are JSON.
 Source: the chat template of Qwen3-Coder (2025).
 """
 
@@ -11,39 +11,47 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ridgeline.serve.output_parsers.base import Call, Part, Reader, Schemas
-from ridgeline.serve.output_parsers.hermes import TaggedCalls
+from ridgeline.serve.output_parsers.base import (
+    OutputParser,
+    OutputPart,
+    ParsedToolCall,
+    ToolSchemas,
+)
+from ridgeline.serve.output_parsers.hermes import TaggedCallParser
 
-_OPEN = re.compile(r"\s*<function=([^>\s]{1,128})>")
+_FUNCTION = re.compile(r"\s*<function=([^>\s]{1,128})>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\s]{1,128})>\n?(.*?)\n?</parameter>", re.DOTALL)
-_CLOSE = re.compile(r"\s*</function>\s*")
+_END = re.compile(r"\s*</function>\s*")
 
 
-class _QwenReader(TaggedCalls):
-    def __init__(self, tools: Schemas) -> None:
+class QwenXmlParser(TaggedCallParser):
+    """Reads parameters as text, and as JSON where the tool's schema wants something else."""
+
+    def __init__(self, tools: ToolSchemas) -> None:
         super().__init__()
         self._tools = tools
 
-    def _calls(self, body: str) -> list[Part]:
-        """One call, or none: whole parameters between the function's two marks and nothing else.
-        What max_tokens has cut off lacks the second mark, however many parameters are there."""
-        found = _OPEN.match(body)
-        if found is None:
+    def parse_body(self, body: str) -> list[OutputPart]:
+        """One call: complete parameters between the function's two tags, and nothing else. A call
+        that max_tokens cut off lacks the second tag, however many parameters are there."""
+        match = _FUNCTION.match(body)
+        if match is None:
             return []
-        name, at = found[1], found.end()
-        kinds = self._tools.get(name, {}).get("properties", {})
+        name, position = match[1], match.end()
+        schemas = self._tools.get(name, {}).get("properties", {})
         arguments = {}
-        while found := _PARAMETER.match(body, at):
-            key, text = found.groups()
-            arguments[key] = _value(text, kinds.get(key) if isinstance(kinds, Mapping) else None)
-            at = found.end()
-        if not _CLOSE.fullmatch(body, at):
+        while match := _PARAMETER.match(body, position):
+            key, text = match.groups()
+            schema = schemas.get(key) if isinstance(schemas, Mapping) else None
+            arguments[key] = _value(text, schema)
+            position = match.end()
+        if not _END.fullmatch(body, position):
             return []
-        return [Call(name, json.dumps(arguments, ensure_ascii=False))]
+        return [ParsedToolCall(name, json.dumps(arguments, ensure_ascii=False))]
 
 
 def _value(text: str, schema: object) -> Any:
-    """Text where the schema says so or says nothing that the text is; else the JSON it is."""
+    """The text, unless its schema is of another type and the text is JSON."""
     if not isinstance(schema, Mapping) or schema.get("type") == "string":
         return text
     try:
@@ -52,8 +60,8 @@ def _value(text: str, schema: object) -> Any:
         return text
 
 
-class QwenXml:
-    """See `ridgeline.serve.output_parsers.base.CallFormat`."""
+class QwenXmlFormat:
+    """Calls as tags with one tag per parameter."""
 
-    def reader(self, tools: Schemas) -> Reader:
-        return _QwenReader(tools)
+    def parser(self, tools: ToolSchemas) -> OutputParser:
+        return QwenXmlParser(tools)

@@ -1,85 +1,92 @@
-"""`<think>…</think>` before the answer: DeepSeek-R1, Qwen 3 and their kin.
+"""`<think>…</think>` before the answer: DeepSeek-R1, Qwen 3 and relatives.
 
-`think`: the model opens its reasoning itself. `think_open`: the chat template has opened it in the
-prompt, so that the answer begins inside. Only the beginning of an answer is looked at: the same
-markers later on are text.
+`think`: the model opens its reasoning. `think_open`: the chat template has opened it in the prompt,
+so that the output begins inside. Only the beginning of the output counts: later tags are text.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-from ridgeline.serve.output_parsers.base import Part, Reader, Reasoning, held_back
+from ridgeline.serve.output_parsers.base import (
+    OutputParser,
+    OutputPart,
+    Reasoning,
+    partial_marker_length,
+)
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
-class _At(Enum):
+class _Stage(Enum):
     START = "start"
     REASONING = "reasoning"
     ANSWER = "answer"
 
 
-class ReasoningFirst:
-    """Reasoning, then whatever `then` reads. `keep` False drops the reasoning."""
+class ReasoningParser:
+    """Reasoning, then whatever `answer_parser` reads. `keep=False` drops the reasoning."""
 
-    def __init__(self, then: Reader, *, inside: bool, keep: bool = True) -> None:
-        self._then, self._inside, self._keep = then, inside, keep
-        self._at, self._held = _At.START, ""
-        self._trim = True  # newlines at the beginning of reasoning and answer are the format's
+    def __init__(self, answer_parser: OutputParser, *, inside: bool, keep: bool = True) -> None:
+        self._answer_parser, self._inside, self._keep = answer_parser, inside, keep
+        self._stage, self._held = _Stage.START, ""
+        self._trims = True  # newlines at the start of reasoning and answer belong to the format
 
-    def feed(self, text: str) -> list[Part]:
-        if self._at is _At.ANSWER:
-            return self._answer(text)
+    def feed(self, text: str) -> list[OutputPart]:
+        if self._stage is _Stage.ANSWER:
+            return self._feed_answer(text)
         self._held += text
-        if self._at is _At.START and not self._begin():
+        if self._stage is _Stage.START and not self._decide_stage():
             return []
-        return self._reason() if self._at is _At.REASONING else self._answer(self._take())
+        if self._stage is _Stage.REASONING:
+            return self._feed_reasoning()
+        return self._feed_answer(self._take_held())
 
-    def end(self) -> list[Part]:
-        held = self._take()
-        if self._at is _At.REASONING or (self._at is _At.START and self._inside):
-            return self._emit(held) + self._then.end()
-        return self._answer(held) + self._then.end()
+    def finish(self) -> list[OutputPart]:
+        held = self._take_held()
+        is_reasoning = self._stage is _Stage.REASONING
+        if is_reasoning or (self._stage is _Stage.START and self._inside):
+            return self._reasoning(held) + self._answer_parser.finish()
+        return self._feed_answer(held) + self._answer_parser.finish()
 
-    def _begin(self) -> bool:
-        """Whether it is known by now how the answer begins."""
+    def _decide_stage(self) -> bool:
+        """Whether enough text has come to know how the output begins."""
         head = self._held.lstrip()
         if OPEN.startswith(head):
-            self._at = _At.REASONING if head == OPEN else _At.START
+            self._stage = _Stage.REASONING if head == OPEN else _Stage.START
         else:
-            opened = head.startswith(OPEN)
-            self._at = _At.REASONING if opened or self._inside else _At.ANSWER
-            self._trim = self._at is _At.REASONING
-        if self._at is _At.REASONING:
+            is_opened = head.startswith(OPEN)
+            self._stage = _Stage.REASONING if is_opened or self._inside else _Stage.ANSWER
+            self._trims = self._stage is _Stage.REASONING
+        if self._stage is _Stage.REASONING:
             self._held = head.removeprefix(OPEN)
-        return self._at is not _At.START
+        return self._stage is not _Stage.START
 
-    def _reason(self) -> list[Part]:
-        before, closed, after = self._held.partition(CLOSE)
-        if closed:
-            self._held, self._at = "", _At.ANSWER
-            parts = self._emit(before)
-            self._trim = True
-            return parts + self._answer(after)
-        sure = len(self._held) - held_back(self._held, [CLOSE])
-        text, self._held = self._held[:sure], self._held[sure:]
-        return self._emit(text)
+    def _feed_reasoning(self) -> list[OutputPart]:
+        before, is_closed, after = self._held.partition(CLOSE)
+        if is_closed:
+            self._held, self._stage = "", _Stage.ANSWER
+            parts = self._reasoning(before)
+            self._trims = True
+            return parts + self._feed_answer(after)
+        cut = len(self._held) - partial_marker_length(self._held, [CLOSE])
+        text, self._held = self._held[:cut], self._held[cut:]
+        return self._reasoning(text)
 
-    def _emit(self, text: str) -> list[Part]:
-        text = self._trimmed(text)
+    def _reasoning(self, text: str) -> list[OutputPart]:
+        text = self._trim(text)
         return [Reasoning(text)] if text and self._keep else []
 
-    def _answer(self, text: str) -> list[Part]:
-        text = self._trimmed(text)
-        return self._then.feed(text) if text else []
+    def _feed_answer(self, text: str) -> list[OutputPart]:
+        text = self._trim(text)
+        return self._answer_parser.feed(text) if text else []
 
-    def _trimmed(self, text: str) -> str:
-        if self._trim:
+    def _trim(self, text: str) -> str:
+        if self._trims:
             text = text.lstrip("\n")
-            self._trim = not text
+            self._trims = not text
         return text
 
-    def _take(self) -> str:
+    def _take_held(self) -> str:
         text, self._held = self._held, ""
         return text

@@ -1,50 +1,47 @@
-"""Text between two markers, told from the text around it while it streams."""
+"""Split a stream of text at an opening and a closing marker."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from ridgeline.serve.output_parsers.base import held_back
+from ridgeline.serve.output_parsers.base import partial_marker_length
 
-Kind = Literal["outside", "inside", "closed"]
+SegmentKind = Literal["outside", "inside", "closed"]
+Segment = tuple[SegmentKind, str]
 
 
-class Tagged:
-    """Splits a stream at `opening` and `closing`. `inside`: it begins between them.
+class MarkerSplitter:
+    """Yields (kind, text) segments; "closed", without text, follows what was inside.
 
-    "closed" (with no text) follows what was inside. The end of the text is held back while it may
-    be the beginning of the marker that is waited for.
+    `inside`: the text begins behind an opening marker. A suffix that may be the beginning of the
+    next marker is held back.
     """
 
     def __init__(self, opening: str, closing: str, *, inside: bool = False) -> None:
         self._opening, self._closing, self.inside = opening, closing, inside
-        self._rest = ""
+        self._held = ""
 
-    def feed(self, text: str) -> list[tuple[Kind, str]]:
-        self._rest += text
-        found: list[tuple[Kind, str]] = []
+    def feed(self, text: str) -> list[Segment]:
+        self._held += text
+        segments: list[Segment] = []
         while True:
             marker = self._closing if self.inside else self._opening
-            head, hit, tail = self._rest.partition(marker)
-            if not hit:
+            head, is_found, tail = self._held.partition(marker)
+            if not is_found:
                 break
-            self._emit(found, head)
+            segments += self._segment(head)
             if self.inside:
-                found.append(("closed", ""))
-            self.inside, self._rest = not self.inside, tail
-        keep = held_back(self._rest, [marker])
-        sure = len(self._rest) - keep
-        self._emit(found, self._rest[:sure])
-        self._rest = self._rest[sure:]
-        return found
+                segments.append(("closed", ""))
+            self.inside, self._held = not self.inside, tail
+        cut = len(self._held) - partial_marker_length(self._held, [marker])
+        segments += self._segment(self._held[:cut])
+        self._held = self._held[cut:]
+        return segments
 
-    def end(self) -> list[tuple[Kind, str]]:
-        """What was held back."""
-        found: list[tuple[Kind, str]] = []
-        self._emit(found, self._rest)
-        self._rest = ""
-        return found
+    def finish(self) -> list[Segment]:
+        """The text that was held back."""
+        text, self._held = self._held, ""
+        return self._segment(text)
 
-    def _emit(self, found: list[tuple[Kind, str]], text: str) -> None:
-        if text:
-            found.append(("inside" if self.inside else "outside", text))
+    def _segment(self, text: str) -> list[Segment]:
+        return [("inside" if self.inside else "outside", text)] if text else []

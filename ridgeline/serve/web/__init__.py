@@ -1,1 +1,1 @@
-"""The page at `/`: chat, live figures, batches and the resolved configuration, without a build."""
+"""The page at `/`: chat, live metrics, batches and the resolved configuration, without a build step."""

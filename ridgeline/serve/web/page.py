@@ -1,69 +1,100 @@
-"""`GET /` and what the page reads beside the public API: `GET /ridgeline/config`.
+"""`GET /` and the route that only the page reads, `GET /ridgeline/config`.
 
-The page is one HTML document: style and script are put into it when the server starts, and a
-Content-Security-Policy that names their hashes forbids every other script, style or address. It
-holds no data; all of that comes over routes that want the key where there is one.
+The page is one HTML document: style and script are inlined when the server starts, and a
+Content-Security-Policy with their hashes forbids any other script, style or address. It contains no
+data; its script reads that from routes that need a key, if keys are configured.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Response
+from typing_extensions import TypedDict
 
 import ridgeline
-from ridgeline.records import Slo
-from ridgeline.serve.engine_protocol import ServedEngine
-from ridgeline.serve.generation.event_stream import encode
+from ridgeline.serve.generation.respond import json_response
+from ridgeline.serve.openai.objects import NonNegative
+from ridgeline.serve.openapi import error_responses, probe_responses
+from ridgeline.serve.service import ServiceDep
 
-_HERE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
+
+page_router = APIRouter(tags=["Web"])
+"""The page itself, which needs no key."""
+router = APIRouter(tags=["Web"])
 
 
-def add_page(
-    app: Starlette,
-    engine: ServedEngine,
-    name: str,
-    slo: Slo | None = None,
-    classes: Mapping[str, Slo] | None = None,
-) -> None:
-    """Give `app` the page. `slo`: what its live figures are judged by (None: the reader says);
-    `classes`: what each class of requests is promised."""
-    page, policy = build()
+class ConfigResponse(TypedDict):
+    """The engine as configured. `slo`: of requests that name no class."""
+
+    version: str
+    served_model_name: str
+    slo: dict[str, Any] | None
+    slo_classes: dict[str, Any]
+    batches: bool
+    model: str
+    settings: dict[str, Any]
+    derivations: dict[str, Any]
+    max_model_len: NonNegative
+    num_blocks: NonNegative
+    block_size: NonNegative
+
+
+class HtmlResponse(Response):
+    """An HTML document."""
+
+    media_type = "text/html; charset=utf-8"
+
+
+@page_router.get(
+    "/",
+    summary="The web page",
+    operation_id="page",
+    response_class=HtmlResponse,
+    responses=probe_responses(),
+)
+async def page() -> Response:
+    document, policy = build_page()
     headers = {
         "content-security-policy": policy,
         "cache-control": "no-cache",
         "referrer-policy": "no-referrer",
-        "x-content-type-options": "nosniff",
     }
+    return HtmlResponse(document, headers=headers)
 
-    async def index(_request: Request) -> Response:
-        return Response(page, media_type="text/html; charset=utf-8", headers=headers)
 
-    async def config(request: Request) -> Response:
-        told = {
+@router.get(
+    "/ridgeline/config",
+    summary="The engine as configured",
+    operation_id="config",
+    response_model=ConfigResponse,
+    responses=error_responses(),
+)
+async def config(service: ServiceDep) -> Response:
+    slo = service.options.default_slo
+    return json_response(
+        {
             "version": ridgeline.__version__,
-            "served_model_name": name,
+            "served_model_name": service.name,
             "slo": None if slo is None else msgspec.to_builtins(slo),
-            "slo_classes": msgspec.to_builtins(dict(classes or {})),
-            "batches": any(getattr(r, "path", "") == "/v1/batches" for r in request.app.routes),
-            **msgspec.to_builtins(engine.info),
+            "slo_classes": msgspec.to_builtins(service.slo_classes),
+            "batches": service.has_batches,
+            **msgspec.to_builtins(service.engine.info),
         }
-        return Response(encode(told), media_type="application/json")
-
-    app.add_route("/", index, methods=["GET"])
-    app.add_route("/ridgeline/config", config, methods=["GET"])
+    )
 
 
-def build() -> tuple[bytes, str]:
-    """The document, and the policy under which a browser may run it."""
+@cache
+def build_page() -> tuple[bytes, str]:
+    """The document, and the Content-Security-Policy under which a browser may run it."""
     style, script = (_read(name) for name in ("style.css", "app.js"))
-    page = _read("index.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
+    document = _read("index.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
     policy = "; ".join(
         (
             "default-src 'none'",
@@ -75,11 +106,11 @@ def build() -> tuple[bytes, str]:
             "frame-ancestors 'none'",
         )
     )
-    return page.encode(), policy
+    return document.encode(), policy
 
 
 def _read(name: str) -> str:
-    return (_HERE / name).read_text(encoding="utf-8")
+    return (_FOLDER / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -107,12 +107,12 @@ def served(engine: Engine) -> Iterator[tuple[str, str]]:
     """The engine behind HTTP on a free port of this machine: the address, and the model's name."""
     from ridgeline.serve.app import create_app
     from ridgeline.serve.config import ServerOptions
-    from ridgeline.serve.server import Server, listen, server_config, url_of
+    from ridgeline.serve.server import GracefulServer, listen, url_of, uvicorn_config
 
     options, up = ServerOptions(port=0), threading.Event()
     with listen(options) as listener:
         app = create_app(engine, options)
-        server = Server(server_config(app, options), app.state.service, up.set)
+        server = GracefulServer(uvicorn_config(app, options), app.state.service, up.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from ridgeline.serve.app import create_app
-from ridgeline.serve.batch.background_engine import background
-from ridgeline.serve.batch.mount import BatchOptions, attach
+from ridgeline.serve.batch.attach import BatchOptions, attach_batches
+from ridgeline.serve.batch.executor import background_engine
 from tests.serve.fake_engine import FakeEngine
 
 
-def with_batches(engine: FakeEngine, store: Path) -> Starlette:
+def with_batches(engine: FakeEngine, store: Path) -> FastAPI:
     """The app as `ridgeline serve --batch-store` puts it together."""
     app = create_app(engine)
-    options = BatchOptions(store=store, most=4, beat_s=0.01)
-    attach(app, create_app(background(engine)), options, app.state.service.metrics.registry)
+    options = BatchOptions(store=store, max_concurrency=4, poll_s=0.01)
+    attach_batches(app, create_app(background_engine(engine)), options)
     return app
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.serve.batch.records import Batch, Lease, NewBatch, Outcome
-from ridgeline.serve.batch.store import Store
-from ridgeline.serve.batch.validate import check
+from ridgeline.serve.batch.records import Batch, BatchResult, Lease, NewBatch
+from ridgeline.serve.batch.store import BatchStore
+from ridgeline.serve.batch.validate import validate_file
 
 CHAT = "/v1/chat/completions"
 
@@ -36,14 +36,14 @@ def jsonl(*requests: dict[str, Any]) -> bytes:
     return b"".join(json.dumps(each).encode() + b"\n" for each in requests)
 
 
-def upload(store: Store, data: bytes) -> str:
+def upload(store: BatchStore, data: bytes) -> str:
     """The id of a new file."""
     making = store.files.begin()
     making.write(data)
     return making.finish("in.jsonl", "batch", None).id
 
 
-def created(store: Store, *names: str, window_s: int = 86_400, **rest: Any) -> Batch:
+def created(store: BatchStore, *names: str, window_s: int = 86_400, **rest: Any) -> Batch:
     """A batch that waits for validation."""
     file_id = upload(store, jsonl(*(request(name) for name in names)))
     new = NewBatch(
@@ -52,34 +52,34 @@ def created(store: Store, *names: str, window_s: int = 86_400, **rest: Any) -> B
     return store.create(new)
 
 
-def accepted(store: Store, *names: str, **rest: Any) -> Batch:
+def accepted(store: BatchStore, *names: str, **rest: Any) -> Batch:
     """A batch whose lines wait to be leased."""
     batch = created(store, *names, **rest)
     file = store.files.get(batch.input_file_id)
     assert file is not None
-    assert store.accept(batch.id, check(store.files.content(file), CHAT).lines, "fake")
+    assert store.accept(batch.id, validate_file(store.files.content(file), CHAT).lines, "fake")
     return now(store, batch)
 
 
-def now(store: Store, batch: Batch) -> Batch:
+def now(store: BatchStore, batch: Batch) -> Batch:
     """The batch as it stands."""
     found = store.get(batch.id)
     assert found is not None
     return found
 
 
-def outcome(lease: Lease, *, succeeded: bool = True) -> Outcome:
+def outcome(lease: Lease, *, succeeded: bool = True) -> BatchResult:
     result = {"custom_id": lease.custom_id, "response": {"status_code": 200}, "error": None}
-    return Outcome(
+    return BatchResult(
         lease=lease,
         succeeded=succeeded,
-        result=msgspec.json.encode(result),
+        line=msgspec.json.encode(result),
         prompt_tokens=3,
         completion_tokens=2,
     )
 
 
-def results(store: Store, batch: Batch) -> list[tuple[str, dict[str, Any]]]:
+def results(store: BatchStore, batch: Batch) -> list[tuple[str, dict[str, Any]]]:
     """("output" or "error", line) of every line of both files."""
     return [
         *_read(store, "output", batch.output_file_id),
@@ -87,7 +87,9 @@ def results(store: Store, batch: Batch) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def _read(store: Store, kind: str, file_id: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read(
+    store: BatchStore, kind: str, file_id: str | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     file = None if file_id is None else store.files.get(file_id)
     if file is None:
         return

@@ -7,28 +7,28 @@ import random
 import sys
 from pathlib import Path
 
-from ridgeline.serve.batch.records import Lease, Outcome
-from ridgeline.serve.batch.store import Store
-from ridgeline.serve.batch.worker import Worker, WorkerOptions
+from ridgeline.serve.batch.records import BatchResult, Lease
+from ridgeline.serve.batch.store import BatchStore
+from ridgeline.serve.batch.worker import BatchWorker, WorkerOptions
 
 
-async def answer(lease: Lease) -> Outcome:
+async def answer(lease: Lease) -> BatchResult:
     """Now and then a line fails; every answer takes a moment."""
     await asyncio.sleep(random.random() * 0.01)
     text = b'{"custom_id":"%s"}' % lease.custom_id.encode()
-    return Outcome(
+    return BatchResult(
         lease=lease,
         succeeded=lease.place % 7 != 0,
-        result=text,
+        line=text,
         prompt_tokens=1,
         completion_tokens=2,
     )
 
 
 def main() -> None:
-    store = Store(Path(sys.argv[1]))
+    store = BatchStore(Path(sys.argv[1]))
     print("open", flush=True)
-    worker = Worker(store, answer, WorkerOptions(most=8, beat_s=0.02))
+    worker = BatchWorker(store, answer, WorkerOptions(max_concurrency=8, poll_s=0.02))
     asyncio.run(worker.run_until_idle())
     store.close()
 

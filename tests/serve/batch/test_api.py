@@ -143,8 +143,8 @@ async def test_files_are_kept_listed_and_deleted(api: httpx.AsyncClient) -> None
         ({"metadata": {"k": "v" * 513}}, "metadata"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 3}}, "output_expires_after"),
-        ({"metadata": {"k": 1}}, None),
-        ({"endpoint": 3}, None),
+        ({"metadata": {"k": 1}}, "metadata.k"),
+        ({"endpoint": 3}, "endpoint"),
     ],
 )
 async def test_what_a_batch_must_be(
@@ -222,7 +222,7 @@ async def test_a_file_that_is_too_large(
     monkeypatch.setattr(uploads, "MAX_FILE_BYTES", 1000)
     assert (await upload(api, b"x" * 1000)).status_code == 200
     assert (await upload(api, b"x" * 1001)).status_code == 413
-    monkeypatch.setattr(uploads, "_FRAME_BYTES", 0)
+    monkeypatch.setattr(uploads, "_FORM_BYTES", 0)
     assert (await upload(api, b"x" * 2000)).status_code == 413
     assert len((await api.get("/v1/files")).json()["data"]) == 1
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from ridgeline.serve.batch.store import Store
+from ridgeline.serve.batch.store import BatchStore
 from tests.house.code import ROOT
 from tests.serve.batch.helpers import created, now, results
 
@@ -38,7 +38,7 @@ def killed_after(store: Path, seconds: float) -> bool:
 
 def test_a_killed_worker_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     path = tmp_path / "batches.sqlite"
-    store = Store(path)
+    store = BatchStore(path)
     batch = created(store, *NAMES)
     store.close()
     random.seed(time.time_ns())
@@ -48,7 +48,7 @@ def test_a_killed_worker_loses_nothing_and_repeats_nothing(tmp_path: Path) -> No
     while killed_after(path, 60):
         raise AssertionError("the rest was not answered")
     assert num_kills >= 3, "the work ended before it could be disturbed"
-    store = Store(path)
+    store = BatchStore(path)
     batch = now(store, batch)
     assert batch.status == "completed"
     found = results(store, batch)

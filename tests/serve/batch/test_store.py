@@ -13,9 +13,8 @@ import pytest
 from ridgeline.errors import BadInput
 from ridgeline.serve.batch import files
 from ridgeline.serve.batch.lease_owner import is_gone, this_process
-from ridgeline.serve.batch.queries import MAX_LEASES
-from ridgeline.serve.batch.records import MOVES, STATUSES
-from ridgeline.serve.batch.store import CANCEL_GRACE_S, Store
+from ridgeline.serve.batch.records import STATUSES, TRANSITIONS
+from ridgeline.serve.batch.store import CANCEL_GRACE_S, MAX_LEASES, BatchStore
 from tests.serve.batch.helpers import (
     Clock,
     accepted,
@@ -35,18 +34,20 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
-    opened = Store(tmp_path / "batches.sqlite", clock=clock)
+def store(tmp_path: Path, clock: Clock) -> Iterator[BatchStore]:
+    opened = BatchStore(tmp_path / "batches.sqlite", clock=clock)
     yield opened
     opened.close()
 
 
 def test_every_state_but_the_first_can_be_reached() -> None:
-    assert len(STATUSES) == 8 and {e for each in MOVES.values() for e in each} <= set(STATUSES)
-    assert set(MOVES) == set(STATUSES) - {"validating"}
+    assert len(STATUSES) == 8 and {e for each in TRANSITIONS.values() for e in each} <= set(
+        STATUSES
+    )
+    assert set(TRANSITIONS) == set(STATUSES) - {"validating"}
 
 
-def test_a_batch_from_upload_to_output(store: Store, clock: Clock) -> None:
+def test_a_batch_from_upload_to_output(store: BatchStore, clock: Clock) -> None:
     batch = accepted(store, "a", "b", "c")
     assert (batch.status, batch.total, batch.price_factor) == ("in_progress", 3, 0.5)
     clock.now_s += 5
@@ -63,7 +64,7 @@ def test_a_batch_from_upload_to_output(store: Store, clock: Clock) -> None:
     assert found == [("output", "a"), ("output", "c"), ("error", "b")]
 
 
-def test_a_result_is_taken_once(store: Store) -> None:
+def test_a_result_is_taken_once(store: BatchStore) -> None:
     batch = accepted(store, "a", "b")
     lease, _ = store.lease(2)
     assert store.settle([outcome(lease), outcome(lease)]) == 1
@@ -71,7 +72,7 @@ def test_a_result_is_taken_once(store: Store) -> None:
     assert (now(store, batch).completed, now(store, batch).failed) == (1, 0)
 
 
-def test_a_lease_that_ran_out_is_somebody_elses(store: Store, clock: Clock) -> None:
+def test_a_lease_that_ran_out_is_somebody_elses(store: BatchStore, clock: Clock) -> None:
     batch = accepted(store, "a")
     [late] = store.lease(1, lease_s=10)
     assert store.lease(1) == []
@@ -85,7 +86,9 @@ def test_a_lease_that_ran_out_is_somebody_elses(store: Store, clock: Clock) -> N
     assert now(store, batch).completed == 1
 
 
-def test_renewing_holds_a_lease_and_releasing_gives_it_back(store: Store, clock: Clock) -> None:
+def test_renewing_holds_a_lease_and_releasing_gives_it_back(
+    store: BatchStore, clock: Clock
+) -> None:
     accepted(store, "a")
     [lease] = store.lease(1, lease_s=10)
     for _ in range(5):
@@ -97,7 +100,7 @@ def test_renewing_holds_a_lease_and_releasing_gives_it_back(store: Store, clock:
     assert again.text == lease.text and b'"custom_id": "a"' in again.text
 
 
-def test_expiry_keeps_finished_work(store: Store, clock: Clock) -> None:
+def test_expiry_keeps_finished_work(store: BatchStore, clock: Clock) -> None:
     batch = accepted(store, "a", "b", "c", window_s=100)
     first, second = store.lease(2)
     store.settle([outcome(first)])
@@ -111,7 +114,7 @@ def test_expiry_keeps_finished_work(store: Store, clock: Clock) -> None:
     assert store.settle([outcome(second)]) == 0 and store.renew([second]) == set()
 
 
-def test_cancelling_lets_running_lines_finish(store: Store) -> None:
+def test_cancelling_lets_running_lines_finish(store: BatchStore) -> None:
     batch = accepted(store, "a", "b")
     [lease] = store.lease(1)
     assert store.cancel(batch.id) and not store.cancel(batch.id)
@@ -125,7 +128,7 @@ def test_cancelling_lets_running_lines_finish(store: Store) -> None:
     assert line["error"]["code"] == "batch_cancelled" and line["response"] is None
 
 
-def test_cancelling_does_not_wait_for_ever(store: Store, clock: Clock) -> None:
+def test_cancelling_does_not_wait_for_ever(store: BatchStore, clock: Clock) -> None:
     batch = accepted(store, "a")
     [lease] = store.lease(1, lease_s=1e9)
     store.cancel(batch.id)
@@ -134,7 +137,7 @@ def test_cancelling_does_not_wait_for_ever(store: Store, clock: Clock) -> None:
     assert now(store, batch).status == "cancelled" and store.settle([outcome(lease)]) == 0
 
 
-def test_a_batch_that_is_over_cannot_be_cancelled(store: Store) -> None:
+def test_a_batch_that_is_over_cannot_be_cancelled(store: BatchStore) -> None:
     batch = accepted(store, "a")
     store.settle([outcome(lease) for lease in store.lease(1)])
     assert not store.cancel(batch.id)
@@ -142,17 +145,17 @@ def test_a_batch_that_is_over_cannot_be_cancelled(store: Store) -> None:
     assert not store.cancel(batch.id) and not store.accept(batch.id, [], None)
 
 
-def test_validation_and_cancelling_do_not_cross(store: Store) -> None:
+def test_validation_and_cancelling_do_not_cross(store: BatchStore) -> None:
     batch = created(store, "a")
     assert store.cancel(batch.id)
-    assert not store.accept(batch.id, [], None) and not store.refuse(batch.id, [])
+    assert not store.accept(batch.id, [], None) and not store.reject(batch.id, [])
     store.sweep()
     batch = now(store, batch)
     assert batch.status == "cancelled" and batch.output_file_id is batch.error_file_id is None
 
 
 def test_a_line_that_kills_the_process_again_and_again_is_given_up(
-    store: Store, clock: Clock
+    store: BatchStore, clock: Clock
 ) -> None:
     batch = accepted(store, "poison", "good")
     for _ in range(MAX_LEASES):
@@ -179,7 +182,7 @@ def test_leases_of_the_dead_are_taken_back_at_once(tmp_path: Path) -> None:
     dead = done.stdout.strip()
     assert is_gone(dead) and not is_gone(this_process())
     assert not is_gone("elsewhere/1:7:3") and not is_gone("unknown:3")
-    theirs, ours = Store(path, owner=dead), Store(path)
+    theirs, ours = BatchStore(path, owner=dead), BatchStore(path)
     accepted(ours, "a", "b")
     assert len(theirs.lease(1)) == 1 and len(ours.lease(1)) == 1
     theirs.close()
@@ -188,7 +191,7 @@ def test_leases_of_the_dead_are_taken_back_at_once(tmp_path: Path) -> None:
     ours.close()
 
 
-def test_a_failed_transaction_leaves_nothing(store: Store) -> None:
+def test_a_failed_transaction_leaves_nothing(store: BatchStore) -> None:
     batch = accepted(store, "a")
     [lease] = store.lease(1)
     bad = outcome(lease, succeeded=False)
@@ -198,13 +201,13 @@ def test_a_failed_transaction_leaves_nothing(store: Store) -> None:
     assert store.settle([bad]) == 1 and now(store, batch).failed == 1
 
 
-def test_commits_wait_for_the_disk(store: Store) -> None:
+def test_commits_wait_for_the_disk(store: BatchStore) -> None:
     with store._db.reading() as db:
         assert db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
         assert db.execute("PRAGMA synchronous").fetchone()[0] == 2
 
 
-def test_pages_go_from_the_newest_to_the_oldest(store: Store) -> None:
+def test_pages_go_from_the_newest_to_the_oldest(store: BatchStore) -> None:
     ids = [created(store, "a").id for _ in range(5)]
     assert [batch.id for batch in store.page(limit=2)] == [ids[4], ids[3]]
     assert [batch.id for batch in store.page(after=ids[3], limit=9)] == ids[2::-1]
@@ -214,7 +217,9 @@ def test_pages_go_from_the_newest_to_the_oldest(store: Store) -> None:
     ]
 
 
-def test_files_of_any_length_come_back_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_any_length_come_back_whole(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "CHUNK_BYTES", 10)
     text = bytes(range(35))
     making = store.files.begin()
@@ -228,7 +233,7 @@ def test_files_of_any_length_come_back_whole(store: Store, monkeypatch: pytest.M
             assert store.files.read(file.id, first, length) == text[first : first + length]
 
 
-def test_dropped_and_cut_off_uploads_leave_nothing(store: Store) -> None:
+def test_dropped_and_cut_off_uploads_leave_nothing(store: BatchStore) -> None:
     dropped, cut = store.files.begin(), store.files.begin()
     for making in (dropped, cut):
         making.write(b"x" * (files.CHUNK_BYTES + 1))
@@ -239,7 +244,7 @@ def test_dropped_and_cut_off_uploads_leave_nothing(store: Store) -> None:
         assert db.execute("SELECT count(*) FROM chunks").fetchone()[0] == 0
 
 
-def test_a_file_in_use_is_not_deleted_and_results_go_with_theirs(store: Store) -> None:
+def test_a_file_in_use_is_not_deleted_and_results_go_with_theirs(store: BatchStore) -> None:
     batch = accepted(store, "a")
     used = store.files.get(batch.input_file_id)
     assert used is not None and not store.files.delete(used)
@@ -252,7 +257,7 @@ def test_a_file_in_use_is_not_deleted_and_results_go_with_theirs(store: Store) -
     assert b"".join(store.files.content(output)) == b""
 
 
-def test_output_expires(store: Store, clock: Clock) -> None:
+def test_output_expires(store: BatchStore, clock: Clock) -> None:
     batch = accepted(store, "a", output_expires_after_s=3600)
     store.settle([outcome(lease) for lease in store.lease(1)])
     store.sweep()
@@ -265,12 +270,12 @@ def test_output_expires(store: Store, clock: Clock) -> None:
 def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(b"these are my notes, keep them" * 100)
-    with pytest.raises(BadInput, match="cannot open the batch store"):
-        Store(path)
+    with pytest.raises(BadInput, match="batch store cannot be opened"):
+        BatchStore(path)
     assert path.read_bytes().startswith(b"these are my notes")
 
 
-def test_uploaded_text_is_leased_as_it_was_sent(store: Store) -> None:
+def test_uploaded_text_is_leased_as_it_was_sent(store: BatchStore) -> None:
     odd = request("ü\n1")
     file_id = upload(store, b"\n" + jsonl(odd, request("b")).rstrip(b"\n"))
     file = store.files.get(file_id)

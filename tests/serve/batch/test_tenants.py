@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from ridgeline.serve.app import create_app
-from ridgeline.serve.batch.background_engine import background
+from ridgeline.serve.batch.attach import BatchOptions, attach_batches
 from ridgeline.serve.batch.database import VERSION
-from ridgeline.serve.batch.mount import BatchOptions, attach
-from ridgeline.serve.batch.store import Store
+from ridgeline.serve.batch.executor import background_engine
+from ridgeline.serve.batch.store import BatchStore
 from ridgeline.serve.config import ServerOptions
 from tests.serve.batch.helpers import accepted, jsonl, request
 from tests.serve.batch.test_api import OVER, create, until
@@ -38,9 +38,9 @@ async def callers(
     engine: FakeEngine, tmp_path: Path
 ) -> AsyncIterator[dict[str, httpx.AsyncClient]]:
     app = create_app(engine, ServerOptions(api_keys_file=keys_file(tmp_path)))
-    settings = BatchOptions(store=tmp_path / "s", most=4, beat_s=0.01, max_bytes=ROOM)
-    line_app = create_app(background(engine), ServerOptions(max_body_bytes=2000))
-    attach(app, line_app, settings, app.state.service.metrics.registry)
+    settings = BatchOptions(store=tmp_path / "s", max_concurrency=4, poll_s=0.01, max_bytes=ROOM)
+    line_app = create_app(background_engine(engine), ServerOptions(max_body_bytes=2000))
+    attach_batches(app, line_app, settings)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with app.router.lifespan_context(app):
         yield {
@@ -114,7 +114,7 @@ async def test_a_full_store_takes_no_more_until_something_is_deleted(
 
 
 def test_a_full_store_begins_no_line(tmp_path: Path) -> None:
-    store = Store(tmp_path / "s", max_bytes=1)
+    store = BatchStore(tmp_path / "s", max_bytes=1)
     accepted(store, "a")
     assert store.is_full and store.used_bytes() > 1
     store.close()
@@ -122,7 +122,7 @@ def test_a_full_store_begins_no_line(tmp_path: Path) -> None:
 
 def test_a_store_of_the_first_version_is_taken_on(tmp_path: Path) -> None:
     path = tmp_path / "old.sqlite"
-    store = Store(path)
+    store = BatchStore(path)
     batch = accepted(store, "a", "b")
     store.close()
     with sqlite3.connect(path) as db:  # as version 1 had it
@@ -130,7 +130,7 @@ def test_a_store_of_the_first_version_is_taken_on(tmp_path: Path) -> None:
             db.execute(f"ALTER TABLE {table} DROP COLUMN tenant")
         db.execute("PRAGMA user_version = 1")
     db.close()
-    store = Store(path)
+    store = BatchStore(path)
     found = store.get(batch.id)
     assert found is not None and found.tenant == "" and found.total == 2
     assert store.page(tenant="alice") == [] and len(store.page()) == 1

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from ridgeline.serve.batch import validate
-from ridgeline.serve.batch.validate import MAX_ERRORS, check
+from ridgeline.serve.batch.validate import MAX_ERRORS, validate_file
 from tests.serve.batch.helpers import CHAT, jsonl, request
 
 
 def codes(data: bytes) -> list[tuple[str, int | None]]:
-    return [(error.code, error.line) for error in check([data], CHAT).errors]
+    return [(error.code, error.line) for error in validate_file([data], CHAT).errors]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_lines_are_found_however_the_file_is_cut(size: int) -> None:
     data = b"\n" + jsonl(request("a"), request("ü")) + b"  \n" + jsonl(request("c"))[:-1]
-    found = check([data[i : i + size] for i in range(0, len(data), size)], CHAT)
+    found = validate_file([data[i : i + size] for i in range(0, len(data), size)], CHAT)
     assert [line.custom_id for line in found.lines] == ["a", "ü", "c"]
     for line in found.lines:
         text = data[line.first_byte : line.first_byte + line.num_bytes]
@@ -44,7 +44,7 @@ def test_lines_are_found_however_the_file_is_cut(size: int) -> None:
     ],
 )
 def test_a_mistake_names_its_line(line: bytes, code: str) -> None:
-    found = check([jsonl(request("a")) + line], CHAT)
+    found = validate_file([jsonl(request("a")) + line], CHAT)
     assert [(error.code, error.line) for error in found.errors] == [(code, 2)]
     assert not found.lines, "nothing of a bad file is answered"
 
@@ -54,12 +54,12 @@ def test_an_empty_file_is_a_mistake() -> None:
 
 
 def test_too_many_lines_and_too_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate, "MAX_LINES", 3)
+    monkeypatch.setattr(validate, "MAX_REQUESTS", 3)
     assert codes(jsonl(*(request(str(i)) for i in range(5)))) == [("too_many_tasks", 4)]
     monkeypatch.setattr(validate, "MAX_LINE_BYTES", 300)
     assert codes(jsonl(request("a"), request("b" * 300))) == [("line_too_long", 2)]
     endless: Any = (b"x" * 100 for _ in range(10**9))
-    assert check(endless, CHAT).errors[0].code == "line_too_long"
+    assert validate_file(endless, CHAT).errors[0].code == "line_too_long"
 
 
 def test_complaints_are_bounded() -> None:

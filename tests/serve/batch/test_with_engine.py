@@ -10,10 +10,9 @@ import pytest
 from ridgeline.engine.engine import Engine
 from ridgeline.records import Finished, Sampling, Token
 from ridgeline.serve.app import create_app
-from ridgeline.serve.batch.background_engine import background
-from ridgeline.serve.batch.executor import InProcess
-from ridgeline.serve.batch.store import Store
-from ridgeline.serve.batch.worker import Worker, WorkerOptions
+from ridgeline.serve.batch.executor import InProcessExecutor, background_engine
+from ridgeline.serve.batch.store import BatchStore
+from ridgeline.serve.batch.worker import BatchWorker, WorkerOptions
 from ridgeline.serve.config import ServerOptions
 from tests.serve.batch.helpers import created, now, results
 
@@ -34,11 +33,13 @@ async def ask(engine: Engine, text: str) -> list[int]:
 
 async def test_lines_yield_their_seats_and_are_all_answered(engine: Engine, tmp_path: Path) -> None:
     alone = [await ask(engine, text) for text in ("import os", "def f(x):")]
-    store = Store(tmp_path / "batches.sqlite")
+    store = BatchStore(tmp_path / "batches.sqlite")
     names = [f"line {i} " * (1 + i % 5) for i in range(8)]
     batch = created(store, *names)
-    app = create_app(background(engine), ServerOptions(served_model_name="fake"))
-    worker = Worker(store, InProcess(app), WorkerOptions(most=4, beat_s=0.05))
+    app = create_app(background_engine(engine), ServerOptions(served_model_name="fake"))
+    worker = BatchWorker(
+        store, InProcessExecutor(app), WorkerOptions(max_concurrency=4, poll_s=0.05)
+    )
     working = asyncio.ensure_future(worker.run_until_idle())
     while not engine.counters()["num_background_running"]:
         await asyncio.sleep(0.005)

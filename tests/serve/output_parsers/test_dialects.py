@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.serve.output_parsers import CALL_FORMATS, call_format
-from ridgeline.serve.output_parsers.base import Call, Content, Part, Plain, Reader, Reasoning
-from ridgeline.serve.output_parsers.reasoning import ReasoningFirst
+from ridgeline.serve.output_parsers import TOOL_CALL_FORMATS, tool_call_format
+from ridgeline.serve.output_parsers.base import (
+    Content,
+    OutputParser,
+    OutputPart,
+    ParsedToolCall,
+    PlainTextParser,
+    Reasoning,
+)
+from ridgeline.serve.output_parsers.reasoning import ReasoningParser
 
 TOOLS: dict[str, Any] = {
     "look": {"properties": {"place": {"type": "string"}, "days": {"type": "integer"}}},
@@ -40,37 +47,37 @@ def llama(name: str, arguments: dict[str, Any]) -> str:
 WRITERS = {"hermes": hermes, "qwen3_xml": qwen, "llama3_json": llama}
 
 
-def merged(parts: list[Part]) -> list[Part]:
+def merged(parts: list[OutputPart]) -> list[OutputPart]:
     """Texts of one kind that follow each other as one."""
-    out: list[Part] = []
+    out: list[OutputPart] = []
     for part in parts:
-        if out and not isinstance(part, Call) and type(out[-1]) is type(part):
+        if out and not isinstance(part, ParsedToolCall) and type(out[-1]) is type(part):
             out[-1] = type(part)(out[-1].text + part.text)  # type: ignore[union-attr]
         else:
             out.append(part)
     return out
 
 
-def read(reader: Reader, text: str, rng: random.Random | None = None) -> list[Part]:
-    parts: list[Part] = []
+def read(reader: OutputParser, text: str, rng: random.Random | None = None) -> list[OutputPart]:
+    parts: list[OutputPart] = []
     while text:
         size = len(text) if rng is None else rng.randint(1, 5)
         parts += reader.feed(text[:size])
         text = text[size:]
-    return merged(parts + reader.end())
+    return merged(parts + reader.finish())
 
 
-def called(name: str, arguments: dict[str, Any]) -> Call:
-    return Call(name, json.dumps(arguments, ensure_ascii=False))
+def called(name: str, arguments: dict[str, Any]) -> ParsedToolCall:
+    return ParsedToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
-@pytest.mark.parametrize("name", CALL_FORMATS)
+@pytest.mark.parametrize("name", TOOL_CALL_FORMATS)
 @pytest.mark.parametrize("seed", range(5))
 def test_calls_are_found_however_the_text_is_cut(name: str, seed: int) -> None:
     rng, write = random.Random(seed), WRITERS[name]
     two = "; " if name == "llama3_json" else "\n"
     text = write("look", PARIS) + two + write("noop", {})
-    parts = read(call_format(name).reader(TOOLS), text, rng)
+    parts = read(tool_call_format(name).parser(TOOLS), text, rng)
     assert parts == [called("look", PARIS), called("noop", {})]
 
 
@@ -78,7 +85,7 @@ def test_calls_are_found_however_the_text_is_cut(name: str, seed: int) -> None:
 def test_text_around_calls_is_kept(name: str) -> None:
     write = WRITERS[name]
     text = f"Let me look.\n{write('look', PARIS)}\nDone."
-    parts = read(call_format(name).reader(TOOLS), text, random.Random(1))
+    parts = read(tool_call_format(name).parser(TOOLS), text, random.Random(1))
     assert parts == [Content("Let me look."), called("look", PARIS), Content("\n\nDone.")]
 
 
@@ -102,9 +109,9 @@ def test_blanks_of_text_around_a_call_are_kept(
     """All but those that no text follows or precedes: they are the format's."""
     text = before + WRITERS[name]("look", PARIS) + behind
     rng = None if seed is None else random.Random(seed)
-    parts = read(call_format(name).reader(TOOLS), text, rng)
+    parts = read(tool_call_format(name).parser(TOOLS), text, rng)
     assert "".join(part.text for part in parts if isinstance(part, Content)) == content
-    assert [part for part in parts if isinstance(part, Call)] == [called("look", PARIS)]
+    assert [part for part in parts if isinstance(part, ParsedToolCall)] == [called("look", PARIS)]
 
 
 @pytest.mark.parametrize(
@@ -134,29 +141,29 @@ def test_blanks_of_text_around_a_call_are_kept(
 def test_what_is_no_call_is_content_as_it_was_written(name: str, text: str) -> None:
     for seed in (None, 1, 2):
         rng = None if seed is None else random.Random(seed)
-        assert read(call_format(name).reader(TOOLS), text, rng) == [Content(text)]
+        assert read(tool_call_format(name).parser(TOOLS), text, rng) == [Content(text)]
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_xml"])
 def test_a_whole_call_whose_end_mark_is_missing_is_a_call(name: str) -> None:
     """A stop string or an end-of-sequence token may have eaten the mark."""
     text = WRITERS[name]("look", PARIS).removesuffix("</tool_call>")
-    assert read(call_format(name).reader(TOOLS), text) == [called("look", PARIS)]
+    assert read(tool_call_format(name).parser(TOOLS), text) == [called("look", PARIS)]
 
 
-@pytest.mark.parametrize("name", CALL_FORMATS)
+@pytest.mark.parametrize("name", TOOL_CALL_FORMATS)
 def test_no_beginning_of_a_call_is_one(name: str) -> None:
     """Wherever max_tokens cuts it: either nothing is missing, or it is content."""
     text = WRITERS[name]("look", PARIS)
     for size in range(1, len(text)):
-        parts = read(call_format(name).reader(TOOLS), text[:size])
+        parts = read(tool_call_format(name).parser(TOOLS), text[:size])
         assert parts in ([Content(text[:size])], [called("look", PARIS)])
 
 
 def test_values_are_what_the_schema_says() -> None:
     text = qwen("look", {"place": "75001", "days": 2})
-    (call,) = read(call_format("qwen3_xml").reader(TOOLS), text)
-    assert isinstance(call, Call)
+    (call,) = read(tool_call_format("qwen3_xml").parser(TOOLS), text)
+    assert isinstance(call, ParsedToolCall)
     assert json.loads(call.arguments) == {"place": "75001", "days": 2}
 
 
@@ -178,16 +185,16 @@ def test_values_are_what_the_schema_says() -> None:
 def test_reasoning_is_told_apart(
     inside: bool, text: str, reasoning: str, content: str, seed: int
 ) -> None:
-    wanted: list[Part] = [Reasoning(reasoning)] if reasoning else []
+    wanted: list[OutputPart] = [Reasoning(reasoning)] if reasoning else []
     wanted += [Content(content)] if content else []
     rng = random.Random(seed)
-    assert read(ReasoningFirst(Plain(), inside=inside), text, rng) == wanted
-    kept = read(ReasoningFirst(Plain(), inside=inside, keep=False), text, rng)
+    assert read(ReasoningParser(PlainTextParser(), inside=inside), text, rng) == wanted
+    kept = read(ReasoningParser(PlainTextParser(), inside=inside, keep=False), text, rng)
     assert kept == [part for part in wanted if isinstance(part, Content)]
 
 
 def test_reasoning_then_a_call() -> None:
-    reader = ReasoningFirst(call_format("hermes").reader(TOOLS), inside=False)
+    reader = ReasoningParser(tool_call_format("hermes").parser(TOOLS), inside=False)
     text = "<think>I should look</think>\n" + hermes("look", PARIS)
     parts = read(reader, text, random.Random(3))
     assert parts == [Reasoning("I should look"), called("look", PARIS)]
@@ -197,7 +204,7 @@ def test_reasoning_then_a_call() -> None:
     st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", '"',
                               "<function=f>", "</function>", "x", " ", "\n", ";", "<", "é",
                               hermes("noop", {}), qwen("look", {"days": 1})])),
-    st.sampled_from(sorted(CALL_FORMATS)),
+    st.sampled_from(sorted(TOOL_CALL_FORMATS)),
     st.integers(0, 10),
 )  # fmt: skip
 def test_readers_never_raise_and_cuts_do_not_matter(
@@ -205,7 +212,7 @@ def test_readers_never_raise_and_cuts_do_not_matter(
 ) -> None:
     text = "".join(pieces)
 
-    def reader() -> Reader:
-        return ReasoningFirst(call_format(name).reader(TOOLS), inside=False)
+    def reader() -> OutputParser:
+        return ReasoningParser(tool_call_format(name).parser(TOOLS), inside=False)
 
     assert read(reader(), text, random.Random(seed)) == read(reader(), text)

@@ -6,7 +6,7 @@ import httpx
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import ServerOptions
-from ridgeline.serve.web.page import build
+from ridgeline.serve.web.page import build_page
 from tests.serve.fake_engine import FakeEngine
 
 
@@ -19,7 +19,7 @@ async def test_the_page_is_one_document_under_a_strict_policy() -> None:
         assert reply.status_code == 200 and "default-src 'none'" in policy
         assert "unsafe" not in policy and policy.count("sha256-") == 2
         assert (await client.get("/ridgeline/config")).status_code == 401
-    text = build()[0].decode()
+    text = build_page()[0].decode()
     assert "/*STYLE*/" not in text and "/*SCRIPT*/" not in text
     outside = text.replace("http://www.w3.org/2000/svg", "")
     assert "http://" not in outside and "https://" not in outside, "works offline"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 import uvicorn
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import ServerOptions
@@ -41,7 +41,7 @@ def browser() -> Iterator[Browser]:
 
 
 @contextlib.contextmanager
-def serving(app: Starlette) -> Iterator[str]:
+def serving(app: FastAPI) -> Iterator[str]:
     """The address of an app that is served in a thread."""
     listener = listen(ServerOptions(port=0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from ridgeline.records import Finished, Sampling, Started, Token, Usage
+from ridgeline.records import Finished, Started, Token, Usage
 from ridgeline.serve.metrics.registry import Metrics
 from tests.serve.fake_engine import FakeEngine
 
@@ -27,13 +27,13 @@ def test_queue_prefill_and_decode_are_told_apart() -> None:
     news of a step come together, when it has ended."""
     clock = Clock()
     metrics = Metrics(FakeEngine(), "m", now=clock)
-    meter = metrics.meter(5, Sampling())
+    timer = metrics.time_request(5, 1)
     clock.now_s = 107.0
-    meter.saw([Started(request_id="a", at_s=103.0, cached_tokens=0), _token(107.0)], 107.0)
-    meter.saw([_token(109.0)], 109.0)
+    timer.observe([Started(request_id="a", at_s=103.0, cached_tokens=0), _token(107.0)], 107.0)
+    timer.observe([_token(109.0)], 109.0)
     usage = Usage(prompt_tokens=5, cached_tokens=0, completion_tokens=3)
     ended = Finished(request_id="a", index=0, reason="length", at_s=111.0, usage=usage)
-    meter.saw([_token(111.0), ended], 111.0)
+    timer.observe([_token(111.0), ended], 111.0)
     page = metrics.render().decode()
     for name, seconds in (
         ("request_queue_time", 3.0),
@@ -43,7 +43,7 @@ def test_queue_prefill_and_decode_are_told_apart() -> None:
         ("time_to_first_token", 7.0),
     ):
         assert f'vllm:{name}_seconds_sum{{model_name="m"}} {seconds}' in page, name
-    assert meter.timings() == pytest.approx(
+    assert timer.timings() == pytest.approx(
         {  # as vLLM has them: each stage by itself, the rate over both stages of computing
             "time_to_first_token_ms": 4000.0,
             "generation_time_ms": 4000.0,
@@ -56,7 +56,7 @@ def test_queue_prefill_and_decode_are_told_apart() -> None:
 
 def test_a_start_before_the_arrival_is_no_negative_queue() -> None:
     metrics = Metrics(FakeEngine(), "m", now=Clock())
-    metrics.meter(5, Sampling()).saw([Started(request_id="a", at_s=0.0, cached_tokens=0)], 100.0)
+    metrics.time_request(5, 1).observe([Started(request_id="a", at_s=0.0, cached_tokens=0)], 100.0)
     assert 'vllm:request_queue_time_seconds_sum{model_name="m"} 0.0' in metrics.render().decode()
 
 

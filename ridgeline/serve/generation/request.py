@@ -1,0 +1,70 @@
+"""What one HTTP request asks the engine to generate, whatever its endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from ridgeline.records import Sampling, Slo
+
+
+class TokenPrompt(msgspec.Struct, frozen=True):
+    """One prompt: its token ids, and the text they were tokenised from, if any."""
+
+    tokens: tuple[int, ...]
+    text: str | None = None
+
+
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of a request that concern its service and not its output, as the client sent them.
+
+    `ignored`: names of fields that have no effect.
+    """
+
+    priority: int | None = None
+    cache_salt: str | None = None
+    slo_class: str | None = None
+    timeout_ms: float | None = None
+    request_id: str | None = None
+    ignored: tuple[str, ...] = ()
+
+
+class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine schedules a request. `tenant` salts the prefix cache; `slo` is the objective
+    of the class `slo_class`."""
+
+    priority: int = 0
+    tenant: str = ""
+    timeout_s: float | None = None
+    slo_class: str = ""
+    slo: Slo | None = None
+
+
+def charge_nothing(_num_tokens: int) -> None:
+    """For callers whose tokens are not limited."""
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A validated and admitted request: one engine request per prompt.
+
+    `score_only`: the client wants log-probabilities of its prompt; the one token that the engine
+    has to sample for them is not part of the response. `charge` is called with the number of output
+    tokens of each step. `headers` go with the response.
+    """
+
+    id: str
+    prompts: Sequence[TokenPrompt]
+    sampling: Sampling
+    scheduling: SchedulingParams = SchedulingParams()
+    score_only: bool = False
+    charge: Callable[[int], None] = charge_nothing
+    headers: Mapping[str, str] = {}
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.sampling.n

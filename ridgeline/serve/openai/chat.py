@@ -1,0 +1,58 @@
+"""A conversation as a generation: for chat completions, and for the APIs that translate to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import Request
+
+from ridgeline.serve.config import ServerOptions
+from ridgeline.serve.generation.stream import ResponseStream
+from ridgeline.serve.openai.sampling_params import chat_prompt, chat_sampling, request_options
+from ridgeline.serve.openai.schemas import ChatCompletionRequest, NamedToolChoice
+from ridgeline.serve.output_parsers.select import (
+    ForcedTool,
+    OfferedTool,
+    OutputFormat,
+    ToolChoice,
+    select_output_format,
+)
+from ridgeline.serve.service import Service
+
+
+async def submit_chat(
+    service: Service,
+    request: Request,
+    id_prefix: str,
+    body: ChatCompletionRequest,
+    *,
+    streamed: bool,
+    ignored_fields: Sequence[str] = (),
+) -> tuple[ResponseStream, OutputFormat]:
+    """The stream of a conversation's response, and how to parse it.
+
+    `ignored_fields`: fields of the body that this one was translated from.
+    """
+    output_format = chat_output_format(body, service.options)
+    sampling = chat_sampling(body, output_format.grammar)
+    prompt = await chat_prompt(body, service.engine.tokenizer)
+    without_effect = ("stop",) if output_format.grammar and body.stop else ()
+    options = request_options(body, (*ignored_fields, *without_effect))
+    stream = service.submit(request, id_prefix, [prompt], sampling, options, streamed=streamed)
+    return stream, output_format
+
+
+def chat_output_format(body: ChatCompletionRequest, options: ServerOptions) -> OutputFormat:
+    """How to parse the response; ApiError 400 if its tools cannot be served as requested."""
+    choice: ToolChoice
+    if isinstance(body.tool_choice, NamedToolChoice):
+        choice = ForcedTool(body.tool_choice.function.name)
+    else:
+        choice = body.tool_choice or "auto"
+    return select_output_format(
+        [OfferedTool(tool.function.name, tool.function.parameters) for tool in body.tools or ()],
+        choice,
+        options,
+        parallel_calls=body.parallel_tool_calls is not False,
+        include_reasoning=body.include_reasoning is not False,
+    )
