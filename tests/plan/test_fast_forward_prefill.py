@@ -32,9 +32,9 @@ def test_an_entry_leaves_the_scheduler_as_its_step_does() -> None:
         return station.scheduler
 
     fast, slow = after(True), after(False)
-    assert len(fast._registry.running) == 4
+    assert len(fast.running) == 4
     assert fast.pool.idle_blocks() == slow.pool.idle_blocks()
-    for one, other in zip(fast._registry.running, slow._registry.running, strict=True):
+    for one, other in zip(fast.running, slow.running, strict=True):
         assert (one.blocks, one.tokens, one.key) == (other.blocks, other.tokens, other.key)
     assert fast.totals == slow.totals
     assert [lane.num_started for lane in fast._registry.lanes] == [

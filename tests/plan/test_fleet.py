@@ -70,7 +70,7 @@ def fleet(
 
 def conserved(scheduler: Scheduler) -> None:
     """Blocks: owned ones are exactly those in tables. Tokens: never more computed than known."""
-    running = scheduler._registry.running
+    running = scheduler.running
     tables = {block for seq in running for block in seq.blocks}
     assert scheduler.pool.num_owned == len(tables)
     assert scheduler.pool.num_owned + scheduler.pool.num_idle == scheduler.pool.num_blocks
@@ -174,8 +174,8 @@ def test_a_leap_leaves_the_scheduler_as_its_steps_do() -> None:
 
     fast, slow = after(True), after(False)
     assert fast.pool.idle_blocks() == slow.pool.idle_blocks()
-    assert [s.blocks for s in fast._registry.running] == [s.blocks for s in slow._registry.running]
-    assert [s.tokens for s in fast._registry.running] == [s.tokens for s in slow._registry.running]
+    assert [s.blocks for s in fast.running] == [s.blocks for s in slow.running]
+    assert [s.tokens for s in fast.running] == [s.tokens for s in slow.running]
     assert vars(fast.cache)["_block_of"] == vars(slow.cache)["_block_of"]
     assert fast.totals == slow.totals
 

@@ -232,6 +232,69 @@ class Scheduler:
             hit_tokens=self._step.hit_tokens,
         )
 
+    # -- simulation: steps whose outcome is known are applied without plan and commit
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Running sequences in scheduling order; read-only."""
+        return self._registry.running
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether an interactive request waits for a slot."""
+        return self._registry.lanes[0].has_waiting
+
+    @property
+    def is_predictable(self) -> bool:
+        """Whether the next step follows from running and waiting interactive requests alone.
+
+        False with background requests, drafts, deadlines, expiring cache entries or events that
+        the next commit has to deliver. Ask between a commit and the next plan.
+        """
+        background = self._registry.lanes[1]
+        return not (
+            background.num_running
+            or background.has_waiting
+            or self._events
+            or self._deadlines.next_s is not None
+            or self.draft_scheduler.has_proposer
+            or self.cache.expires
+        )
+
+    def next_admissions(self) -> list[Sequence] | None:
+        """The waiting interactive requests in admission order.
+
+        None where preempted requests wait too, or the batching policy may hold requests back.
+        """
+        lane = self._registry.lanes[0]
+        if len(lane.resuming) or not self._admitter.admits_immediately:
+            return None
+        return lane.unstarted.in_order()
+
+    def start_waiting(self, count: int) -> list[Sequence]:
+        """Start the first `count` of `next_admissions`, with blocks for their whole prompts.
+
+        The caller has checked slots and blocks, and delivers the Started events itself.
+        """
+        started = []
+        for _ in range(count):
+            seq = self._registry.lanes[0].unstarted.pop()
+            seq.blocks = self.pool.allocate_many(self.pool.num_blocks_for(seq.num_prompt))
+            self._registry.activate(seq)
+            self._registry.mark_started(seq.group)
+            self.cache.record_lookup(seq.num_prompt, 0)
+            started.append(seq)
+        return started
+
+    def record_steps(
+        self, now_s: float, num_steps: int, num_tokens: int = 0, num_sampled: int = 0
+    ) -> None:
+        """Count steps that were applied without plan and commit; `now_s` is the new clock."""
+        self._now_s = now_s
+        self.totals.num_steps += num_steps
+        self.totals.num_tokens += num_tokens
+        self.totals.num_sampled += num_sampled
+
     # -- plan: running sequences
 
     def _begin_step(self, now_s: float) -> StepBuilder:

@@ -1,133 +1,105 @@
-"""A step in which requests join, for whoever drives the scheduler on a virtual clock: foreseen, too.
+"""Fast path for simulation: apply a step that starts every waiting request, without planning it.
 
-Beside calm steps (`leap.py`) the commonest step of a simulated engine is this one: everybody who
-runs decodes one token, and everybody who waits has room, so that the whole prompts are computed in
-the same step. Its outcome is as certain as that of a calm one. `enter` does what `plan` would, and
-`entered` what `commit` would, without runs, samples and a token's event for each who only decodes.
+After steady decode steps (`fast_forward_decode`) this is the most common step of a simulated
+engine: all running sequences decode one token, and all waiting requests fit, so that their whole
+prompts are computed in the same step. `begin_admission_step` does what plan would and
+`commit_admission_step` what commit would, but without runs, samples, or an event per decoded token.
 
-The same assumptions as in `leap.py`, and no prefix cache, no policy that waits for a batch, nobody
-who returns after a preemption. `enter` changes nothing and says None where one of them does not
-hold, or where seats, budget or blocks are short of any one who waits: then the step is planned.
-tests/plan/test_fleet.py drives both ways and compares.
+It makes the same assumptions as the decode path, and needs a batching policy that admits whatever
+fits, no prefix cache, and no preempted request waiting. Where one of these does not hold, or slots,
+token budget or blocks do not suffice for every waiting request, `begin_admission_step` returns None
+and changes nothing: the caller then plans the step. tests/plan/test_fleet.py compares both ways.
 """
 
 from __future__ import annotations
 
-from operator import attrgetter
-
-from ridgeline.engine.scheduler.batching.continuous import ContinuousBatching
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.engine.scheduler.sequence import Sequence
-from ridgeline.plan.simulate.fast_forward_decode import foreseeable, num_left, runs_plainly
+from ridgeline.plan.simulate.fast_forward_decode import ends_at_length, remaining_tokens
 from ridgeline.records import Event, Started, Token
 
-_KEY = attrgetter("key")
 Shapes = list[tuple[int, int]]
 
 
-class Entry:
-    """A step under way: `decoding` and `joining` as they were seated; `shapes` as in its plan."""
+class AdmissionStep:
+    """A step under way that started at `at_s`; `shapes` are those of its plan."""
 
-    __slots__ = ("at_s", "decoding", "joining", "shapes")
+    __slots__ = ("at_s", "decoding", "shapes", "started")
 
-    def __init__(self, decoding: list[Sequence], joining: list[Sequence], at_s: float) -> None:
-        self.decoding, self.joining, self.at_s = decoding, joining, at_s
+    def __init__(self, decoding: list[Sequence], started: list[Sequence], at_s: float) -> None:
+        self.decoding, self.started, self.at_s = decoding, started, at_s
         self.shapes: Shapes = [(1, seq.num_computed) for seq in decoding]
-        self.shapes += [(seq.num_prompt, 0) for seq in joining]
+        self.shapes += [(seq.num_prompt, 0) for seq in started]
 
 
-def enter(scheduler: Scheduler, now_s: float) -> Entry | None:
-    """Seat everybody who waits, with blocks; None, and nothing is changed, if that is not all."""
-    lane, running = scheduler._registry.lanes[0], scheduler._registry.running
-    if not len(lane.unstarted) or len(lane.resuming) or not _foreseen(scheduler):
+def begin_admission_step(scheduler: Scheduler, now_s: float) -> AdmissionStep | None:
+    """Start every waiting request; None, and nothing is changed, where not all of them can."""
+    if not scheduler.has_waiting or not scheduler.is_predictable:
+        return None
+    waiting, running = scheduler.next_admissions(), scheduler.running
+    if waiting is None or not isinstance(scheduler.cache, NoPrefixCache):
         return None
     limits = scheduler.limits
-    waiting = sorted(lane.unstarted._live.values(), key=_KEY)
     num_tokens = len(running) + sum([seq.num_prompt for seq in waiting])
     if num_tokens > limits.max_num_batched_tokens:
         return None
     if len(running) + len(waiting) > limits.max_num_seqs:
         return None
-    if not all(num_left(seq, limits.max_model_len) for seq in running):
+    if not all(remaining_tokens(seq, limits.max_model_len) for seq in running):
         return None
-    if not all(map(foreseeable, waiting)):
+    if not all(map(ends_at_length, waiting)):
         return None
-    wanted = [-(-(seq.num_computed + 1) // scheduler.pool.block_size) for seq in running]
-    if not _have_blocks(scheduler, running, wanted, waiting):
+    size = scheduler.pool.block_size
+    needed = [-(-(seq.num_computed + 1) // size) for seq in running]
+    if not _have_blocks(scheduler, needed, waiting):
         return None
     scheduler.background_budget.begin_step(now_s)
-    _grow(scheduler, running, wanted)
-    entry = Entry(running.copy(), waiting, now_s)
-    for seq in waiting:
-        _seat(scheduler, seq)
-    scheduler._now_s = now_s
-    scheduler.totals.num_steps += 1
-    return entry
+    for seq, num_blocks in zip(running, needed, strict=True):
+        if num_blocks > len(seq.blocks):
+            seq.blocks.append(scheduler.pool.allocate())
+    step = AdmissionStep(running.copy(), scheduler.start_waiting(len(waiting)), now_s)
+    scheduler.record_steps(now_s, num_steps=1)
+    return step
 
 
-def entered(scheduler: Scheduler, entry: Entry, now_s: float, token: int) -> list[Event]:
-    """The end of the step: who joined, first tokens, and who ended with it."""
-    scheduler._now_s = now_s
-    num, most = len(entry.decoding) + len(entry.joining), scheduler.limits.max_model_len
-    totals = scheduler.totals
-    totals.num_tokens += sum([new for new, _ in entry.shapes])
-    totals.num_sampled += num
+def commit_admission_step(
+    scheduler: Scheduler, step: AdmissionStep, now_s: float, token: int
+) -> list[Event]:
+    """End the step: Started events, first tokens, and the sequences that finished with it."""
+    limit = scheduler.limits.max_model_len
+    num_tokens, num_sampled = sum([new for new, _ in step.shapes]), len(step.shapes)
+    scheduler.record_steps(now_s, 0, num_tokens, num_sampled)
     events: list[Event] = [
-        Started(request_id=seq.request.id, at_s=entry.at_s, cached_tokens=0)
-        for seq in entry.joining
+        Started(request_id=seq.request.id, at_s=step.at_s, cached_tokens=0) for seq in step.started
     ]
-    for seq in entry.decoding:
+    for seq in step.decoding:
         seq.num_computed += 1
         seq.tokens.append(token)
-        if not num_left(seq, most):
-            events.append(scheduler._finish(seq, "length", None, now_s))
-    for seq in entry.joining:
+        if not remaining_tokens(seq, limit):
+            events += scheduler.finish(seq.request.id, seq.index, "length", now_s=now_s)
+    for seq in step.started:
         seq.num_computed = seq.num_prompt
         seq.tokens.append(token)
         events.append(
             Token(request_id=seq.request.id, index=seq.index, token=token, text="", at_s=now_s)
         )
-        if not num_left(seq, most):
-            events.append(scheduler._finish(seq, "length", None, now_s))
+        if not remaining_tokens(seq, limit):
+            events += scheduler.finish(seq.request.id, seq.index, "length", now_s=now_s)
     return events
 
 
-def _foreseen(scheduler: Scheduler) -> bool:
-    return (
-        runs_plainly(scheduler)
-        and isinstance(scheduler.cache, NoPrefixCache)
-        and isinstance(scheduler._admitter._policy, ContinuousBatching)
-    )
+def _have_blocks(scheduler: Scheduler, needed: list[int], waiting: list[Sequence]) -> bool:
+    """Whether there are blocks for all, as planning counts them.
 
-
-def _have_blocks(
-    scheduler: Scheduler, running: list[Sequence], wanted: list[int], waiting: list[Sequence]
-) -> bool:
-    """As planning would ask: decodes first; who joins leaves one for each who is seated."""
-    pool, seated = scheduler.pool, len(running)
-    idle = pool.num_idle - sum(wanted) + sum([len(seq.blocks) for seq in running])
+    Decodes come first; each request that starts leaves one idle block per running sequence.
+    """
+    pool, num_running = scheduler.pool, len(scheduler.running)
+    idle = pool.num_idle - sum(needed) + sum([len(seq.blocks) for seq in scheduler.running])
     for seq in waiting:
-        needed = -(-seq.num_prompt // pool.block_size)
-        if needed + seated > idle:
+        blocks = -(-seq.num_prompt // pool.block_size)
+        if blocks + num_running > idle:
             return False
-        idle -= needed
-        seated += 1
+        idle -= blocks
+        num_running += 1
     return True
-
-
-def _grow(scheduler: Scheduler, running: list[Sequence], wanted: list[int]) -> None:
-    for seq, num in zip(running, wanted, strict=True):
-        if num > len(seq.blocks):
-            seq.blocks.append(scheduler.pool.allocate())
-
-
-def _seat(scheduler: Scheduler, seq: Sequence) -> None:
-    registry, pool = scheduler._registry, scheduler.pool
-    popped = registry.lanes[0].unstarted.pop()
-    assert popped is seq, "the queue's order and its heap disagree"
-    seq.blocks = pool.allocate_many(pool.num_blocks_for(seq.num_prompt))
-    registry.activate(seq)
-    registry.mark_started(seq.group)
-    seq.group.cached_tokens = 0
-    scheduler.cache.record_lookup(seq.num_prompt, 0)

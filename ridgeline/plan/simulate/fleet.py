@@ -24,7 +24,7 @@ import numpy as np
 
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
 from ridgeline.errors import BadInput
-from ridgeline.plan.simulate.fast_forward_decode import implant
+from ridgeline.plan.simulate.fast_forward_decode import insert_transferred_kv
 from ridgeline.plan.simulate.records import (
     Build,
     Faults,
@@ -165,7 +165,7 @@ class _World:
         name = str(index)
         engine_request = self._make_request(name, request, pool)
         if pool:
-            implant(
+            insert_transferred_kv(
                 member.station.scheduler, engine_request.prompt, engine_request.tenant, self.now_s
             )
         member.station.add(engine_request, self.now_s)

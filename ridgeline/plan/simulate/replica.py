@@ -18,8 +18,13 @@ from collections.abc import Callable
 from ridgeline.engine.scheduler.plan import RunOutput, StepPlan, StepResult
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.plan.calibration.interference import Sky
-from ridgeline.plan.simulate.fast_forward_decode import calm_steps, leap
-from ridgeline.plan.simulate.fast_forward_prefill import Entry, Shapes, enter, entered
+from ridgeline.plan.simulate.fast_forward_decode import apply_steady_steps, count_steady_steps
+from ridgeline.plan.simulate.fast_forward_prefill import (
+    AdmissionStep,
+    Shapes,
+    begin_admission_step,
+    commit_admission_step,
+)
 from ridgeline.plan.step_time.simulated import Glide, Pace
 from ridgeline.records import Event, Request
 
@@ -46,7 +51,7 @@ class Station:
         self.busy_s = 0.0
         self.check: Callable[[Scheduler], None] = _no_check
         self._free_s = 0.0  # when the step under way ends
-        self._under_way: StepPlan | Entry | None = None
+        self._under_way: StepPlan | AdmissionStep | None = None
         self._calm: tuple[float, int, Glide] | None = None
 
     def add(self, request: Request, now_s: float) -> None:
@@ -55,7 +60,7 @@ class Station:
             from_s, most, glide = self._calm
             steps = glide.steps_until(now_s - from_s)
             if steps < most:
-                self._land(steps, all_calm=False)
+                self._land(steps, all_steps=False)
         self.scheduler.add(request)
         if self._under_way is None and self._calm is None:
             self.wake_s = max(now_s, self._free_s)
@@ -83,7 +88,7 @@ class Station:
         if wake_s is None or wake_s > now_s:
             self.wake_s = math.inf if wake_s is None else wake_s
             return
-        entry = enter(self.scheduler, now_s) if self._leaps else None
+        entry = begin_admission_step(self.scheduler, now_s) if self._leaps else None
         if entry is not None:
             self._under_way = entry
             self._takes(now_s, entry.shapes, len(entry.shapes))
@@ -102,8 +107,8 @@ class Station:
     def _commit(self, now_s: float) -> list[Event]:
         step, self._under_way = self._under_way, None
         assert step is not None
-        if isinstance(step, Entry):
-            events = entered(self.scheduler, step, now_s, FILLER)
+        if isinstance(step, AdmissionStep):
+            events = commit_admission_step(self.scheduler, step, now_s, FILLER)
         else:
             sampled = tuple([_NONE if run.sample is None else _ONE for run in step.runs])
             events = self.scheduler.commit(step, StepResult(sampled), now_s)
@@ -113,10 +118,10 @@ class Station:
 
     def _settle(self, now_s: float) -> None:
         """After a commit: glide through the calm steps, if there are any."""
-        steps = calm_steps(self.scheduler) if self._leaps else 0
+        steps = count_steady_steps(self.scheduler) if self._leaps else 0
         glide = None
         if steps > 0:
-            computed = [seq.num_computed for seq in self.scheduler._registry.running]
+            computed = [seq.num_computed for seq in self.scheduler.running]
             glide = self._pace.glide(computed, steps)
         if glide is None:
             self.wake_s = now_s if self.scheduler.has_work else math.inf
@@ -125,7 +130,7 @@ class Station:
         self._calm = (now_s, steps, glide)
         self.wake_s = now_s + glide.seconds(steps)
 
-    def _land(self, steps: int, *, all_calm: bool = True) -> list[Event]:
+    def _land(self, steps: int, *, all_steps: bool = True) -> list[Event]:
         """Do `steps` of the calm ones; the next plan is when the last of them ends."""
         assert self._calm is not None
         (from_s, _, glide), self._calm = self._calm, None
@@ -135,7 +140,7 @@ class Station:
         self.wake_s = self._free_s = from_s + took_s
         if not steps:
             return []
-        return leap(self.scheduler, steps, self._free_s, FILLER, all_calm=all_calm)
+        return apply_steady_steps(self.scheduler, steps, self._free_s, FILLER, all_steps=all_steps)
 
 
 def _fitted(pace: Pace) -> StepSeconds:

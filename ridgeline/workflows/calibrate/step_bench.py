@@ -23,7 +23,7 @@ from ridgeline.engine.engine import Engine
 from ridgeline.measure.inprocess import InProcessTarget
 from ridgeline.measure.target import Recorder
 from ridgeline.measure.workload.base import LoadRequest
-from ridgeline.plan.simulate.fast_forward_decode import implant
+from ridgeline.plan.simulate.fast_forward_decode import insert_transferred_kv
 from ridgeline.records import RequestTrace, Sampling, StepStat
 
 DECODE_STEPS = 5
@@ -125,7 +125,7 @@ class Rig:
         return asyncio.run(once())
 
     def _remember(self, prompt: Sequence[int]) -> None:
-        implant(self._parts.scheduler, tuple(prompt), "", time.perf_counter())
+        insert_transferred_kv(self._parts.scheduler, tuple(prompt), "", time.perf_counter())
 
 
 class Measured:

@@ -58,6 +58,11 @@ class Admitter:
         self._tables, self._cache, self._pool = tables, cache, pool
         self._preempt = preempt
 
+    @property
+    def admits_immediately(self) -> bool:
+        """Whether the policy admits every request for which there is room."""
+        return self._policy.admits_immediately
+
     def admit_next(self, lane: Lane, step: StepBuilder) -> Admitted | None:
         """Admit the next sequence of the lane; None if there is none or it has to wait."""
         seq = self._candidate(lane, step)

@@ -59,6 +59,10 @@ class BatchingPolicy(Protocol):
 
     def __init__(self, options: PolicyOptions) -> None: ...
 
+    @property
+    def admits_immediately(self) -> bool:
+        """Whether a request joins as soon as there is room for it, whatever else the view says."""
+
     def admits(self, view: QueueView) -> bool:
         """Whether the next waiting request may take its slots now."""
 

@@ -19,6 +19,8 @@ from ridgeline.engine.scheduler.batching.base import PolicyOptions, QueueView
 class ContinuousBatching:
     """Admits whenever there is room; ignores the options."""
 
+    admits_immediately = True
+
     def __init__(self, options: PolicyOptions) -> None:
         pass
 

@@ -19,6 +19,8 @@ from ridgeline.engine.scheduler.batching.base import PolicyOptions, QueueView
 class DynamicBatching:
     """Starts a batch at a number of requests, or after a time with whatever is waiting."""
 
+    admits_immediately = False
+
     def __init__(self, options: PolicyOptions) -> None:
         self._wait_s, self._num_to_start = options.wait_s, options.num_to_start
 

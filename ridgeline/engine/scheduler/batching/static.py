@@ -19,6 +19,8 @@ from ridgeline.engine.scheduler.batching.base import PolicyOptions, QueueView
 class StaticBatching:
     """Admits only when nothing has started; ignores the options."""
 
+    admits_immediately = False
+
     def __init__(self, options: PolicyOptions) -> None:
         pass
 

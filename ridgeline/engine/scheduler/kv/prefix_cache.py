@@ -55,6 +55,10 @@ class BlockCache(Protocol):
     queried_tokens: int
     hit_tokens: int
 
+    @property
+    def expires(self) -> bool:
+        """Whether entries have a time to live."""
+
     def match(self, seq: Sequence, now_s: float) -> list[int]:
         """The blocks that hold the longest cached beginning of `seq`; the caller retains them."""
 
@@ -79,6 +83,8 @@ class BlockCache(Protocol):
 
 class NoPrefixCache:
     """Caches nothing."""
+
+    expires = False
 
     def __init__(self) -> None:
         self.queried_tokens = self.hit_tokens = 0
@@ -126,6 +132,10 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._block_of)
+
+    @property
+    def expires(self) -> bool:
+        return self._ttl_s < math.inf
 
     def match(self, seq: Sequence, now_s: float) -> list[int]:
         num_blocks = (seq.num_known - 1) // self._pool.block_size

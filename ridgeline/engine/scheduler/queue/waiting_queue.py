@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from operator import attrgetter
 
 from ridgeline.engine.scheduler.sequence import OrderKey, Sequence, SortKey
 from ridgeline.records import Request
 
+_KEY = attrgetter("key")
 _SLACK = 64  # dead heap entries to tolerate before the heap is rebuilt
 
 
@@ -63,6 +65,10 @@ class WaitingQueue:
         while self._heap and self._heap[0][1].id not in self._live:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
+
+    def in_order(self) -> list[Sequence]:
+        """All sequences, in the order in which `pop` would return them."""
+        return sorted(self._live.values(), key=_KEY)
 
     def pop(self) -> Sequence:
         """Remove and return the first sequence in order."""

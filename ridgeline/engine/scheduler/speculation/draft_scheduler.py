@@ -94,6 +94,11 @@ class DraftScheduler:
         self._outcomes: list[DraftOutcome] = []
         self._warned = False
 
+    @property
+    def has_proposer(self) -> bool:
+        """Whether anything can propose drafts."""
+        return not isinstance(self._proposer, NoDrafts)
+
     def plan(self, step: StepBuilder) -> None:
         """Attach drafts to decoding runs, within what the step has left over."""
         if step.budget.left <= 0 or not self._proposer.should_propose(step.runs):
