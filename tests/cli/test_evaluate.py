@@ -5,20 +5,21 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ridgeline.cli.render.evaluate import show
+from ridgeline.cli.render.evaluate import evaluation_text
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput
-from ridgeline.workflows.evaluate.evaluate import Extent, evaluate
-from ridgeline.workflows.evaluate.verdict import Panel, refusal
+from ridgeline.workflows.evaluate.evaluate import evaluate
+from ridgeline.workflows.evaluate.evaluation import Evaluation, refusal_reason
+from ridgeline.workflows.evaluate.quality_reference import EvaluationSize
 
 
 @pytest.fixture(scope="module")
-def panel() -> Panel:
-    extent = Extent(budget_s=0.1, num_prompts=6, answer_tokens=24, num_long=2)
-    return evaluate(Settings(model="demo"), Settings(model="demo", quantization="int4"), extent)
+def panel() -> Evaluation:
+    size = EvaluationSize(budget_s=0.1, num_prompts=6, answer_tokens=24, num_long=2)
+    return evaluate(Settings(model="demo"), Settings(model="demo", quantization="int4"), size)
 
 
-def test_the_panel_on_the_demo_model(panel: Panel) -> None:
+def test_the_panel_on_the_demo_model(panel: Evaluation) -> None:
     assert panel.floor.check("KL mean (nats)").measured.mid < 1e-6
     assert panel.floor.verdict != "fail"
     assert panel.control.verdict == "fail"
@@ -26,7 +27,7 @@ def test_the_panel_on_the_demo_model(panel: Panel) -> None:
     assert 0.01 < panel.candidate.check("KL mean (nats)").measured.mid < 0.2
 
 
-def test_answers_tasks_and_contexts_are_told(panel: Panel) -> None:
+def test_answers_tasks_and_contexts_are_told(panel: Evaluation) -> None:
     assert panel.floor.divergence is not None and panel.candidate.divergence is not None
     assert panel.floor.divergence.num_same > panel.candidate.divergence.num_same
     assert panel.lengths is not None and panel.lengths.mean_before > 1
@@ -37,17 +38,17 @@ def test_answers_tasks_and_contexts_are_told(panel: Panel) -> None:
     assert 0 < panel.candidate.perplexity_error < 0.1 and panel.floor.perplexity_error < 1e-6
 
 
-def test_it_is_printed_and_encoded(panel: Panel) -> None:
-    text = show(panel)
+def test_it_is_printed_and_encoded(panel: Evaluation) -> None:
+    text = evaluation_text(panel)
     assert "(standard error, paired)" in text and max(map(len, text.splitlines())) <= 100
     assert "✗ KL mean (nats)" in text and text.endswith(")") and "verdict: fail (" in text
     assert msgspec.json.decode(msgspec.json.encode(panel))["verdict"] == "fail"
 
 
-def test_a_control_that_passes_refuses_the_verdict(panel: Panel) -> None:
-    assert "planted fault" in str(refusal(panel.floor, panel.floor))
-    assert "itself" in str(refusal(panel.control, panel.control))
-    assert refusal(panel.floor, panel.control) is None
+def test_a_control_that_passes_refuses_the_verdict(panel: Evaluation) -> None:
+    assert "planted fault" in str(refusal_reason(panel.floor, panel.floor))
+    assert "itself" in str(refusal_reason(panel.control, panel.control))
+    assert refusal_reason(panel.floor, panel.control) is None
 
 
 def test_vocabularies_must_agree() -> None:

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.cli.render.evaluate import show
+from ridgeline.cli.render.evaluate import evaluation_text
 from ridgeline.config.settings import Settings
 from ridgeline.engine.engine import Engine
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.optimize.quality import QualityVerdict
 from ridgeline.optimize.quality.thresholds import check_max
 from ridgeline.stats import Interval
+from ridgeline.workflows.evaluate.evaluation import Evaluation, with_lm_eval
 from ridgeline.workflows.evaluate.lm_eval import (
-    Harness,
-    ask,
-    compare,
+    LmEvalOptions,
+    compare_documents,
     find_program,
     read_samples,
+    run_lm_eval,
     tokenizer_folder,
 )
-from ridgeline.workflows.evaluate.verdict import Panel, with_harness
 
 STAND_IN = """
 import json, sys, urllib.request
@@ -49,7 +49,7 @@ with (folder / "samples_colours_2026-11-21T10-00-00.jsonl").open("w") as out:
 
 
 @pytest.fixture
-def plain_panel() -> Panel:
+def plain_panel() -> Evaluation:
     """A candidate that passes."""
     one = Interval(low=1.0, mid=1.0, high=1.0)
     found = QualityVerdict(
@@ -62,7 +62,7 @@ def plain_panel() -> Panel:
         num_flips=0,
         num_looks=1,
     )
-    return Panel(
+    return Evaluation(
         original="a",
         candidate_name="b",
         floor=found,
@@ -86,17 +86,17 @@ def program(tmp_path: Path) -> str:
 
 
 def test_both_models_are_asked_and_documents_paired(program: str) -> None:
-    harness = Harness("colours", program=program)
+    harness = LmEvalOptions("colours", program=program)
     tokenizer = tokenizer_folder(["dummy:llama-1b-32k", "demo"])
     found = []
     for quantization in (None, "int4"):
         settings = Settings(model="demo", quantization=quantization, max_num_seqs=4)
         with Engine.from_settings(settings) as engine:
-            found.append(ask(harness, engine, tokenizer))
+            found.append(run_lm_eval(harness, engine, tokenizer))
             if quantization is None:
                 with pytest.raises(BadInput, match="Tasks not found: unknown"):
-                    ask(Harness("unknown", program=program), engine, tokenizer)
-    acc, loss = compare(*found, 0.05)
+                    run_lm_eval(LmEvalOptions("unknown", program=program), engine, tokenizer)
+    acc, loss = compare_documents(*found, 0.05)
     assert (acc.metric, acc.num_docs, acc.before, acc.after) == ("acc", 3, 1.0, 1.0)
     assert acc.check is not None and acc.check.verdict == "inconclusive"  # three documents
     assert loss.check is None and loss.num_changed == 3  # INT4's numbers are others
@@ -111,16 +111,18 @@ def _documents(values: list[float]) -> dict[tuple[str, str], dict[int, float]]:
     [([1.0] * 400, "pass"), ([1.0] * 300 + [0.0] * 100, "fail"), ([1.0] * 5, "inconclusive")],
 )
 def test_right_answers_are_judged_once_a_task(after: list[float], verdict: str) -> None:
-    first, second = compare(_documents([1.0] * len(after)), _documents(after), 0.05)
+    first, second = compare_documents(_documents([1.0] * len(after)), _documents(after), 0.05)
     assert first.check is not None and first.check.verdict == verdict
     assert second.check is None
 
 
-def test_the_worst_verdict_counts(plain_panel: Panel) -> None:
-    scores = compare(_documents([1.0] * 400), _documents([0.0] * 400), 0.05)
-    panel = with_harness(plain_panel, scores)
+def test_the_worst_verdict_counts(plain_panel: Evaluation) -> None:
+    scores = compare_documents(_documents([1.0] * 400), _documents([0.0] * 400), 0.05)
+    panel = with_lm_eval(plain_panel, scores)
     assert (plain_panel.verdict, panel.verdict) == ("pass", "fail")
-    assert "verdict: fail (t, acc)" in show(panel) and "lm-eval   t, acc: 1 → 0" in show(panel)
+    assert "verdict: fail (t, acc)" in evaluation_text(
+        panel
+    ) and "lm-eval   t, acc: 1 → 0" in evaluation_text(panel)
 
 
 def test_filters_are_told_apart_and_text_is_no_number(tmp_path: Path) -> None:
@@ -135,11 +137,11 @@ def test_filters_are_told_apart_and_text_is_no_number(tmp_path: Path) -> None:
         ("my_task", "hit"): {0: 1.0},
     }
     with pytest.raises(BadInput, match="no number"):
-        compare(read_samples(tmp_path), {}, 0.05)
+        compare_documents(read_samples(tmp_path), {}, 0.05)
 
 
 def test_what_is_missing_is_said_before_any_work() -> None:
     with pytest.raises(CannotRun, match="--lm-eval-program"):
-        find_program(Harness("x", program="there-is-no-such-program"))
+        find_program(LmEvalOptions("x", program="there-is-no-such-program"))
     with pytest.raises(CannotRun, match="tokenizer"):
         tokenizer_folder(["dummy:llama-1b-32k"])

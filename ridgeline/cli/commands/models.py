@@ -204,9 +204,9 @@ def evaluate(
     engine: EngineFlags,
 ) -> None:
     """Does B still say what A says? The engine's flags are B's; exit code 1 unless it passes."""
+    from ridgeline.cli.commands.evaluate import run_evaluate
     from ridgeline.config.settings import Settings
-    from ridgeline.workflows.evaluate.evaluate import Extent, command
-    from ridgeline.workflows.evaluate.lm_eval import Harness
+    from ridgeline.workflows.evaluate.lm_eval import LmEvalOptions
 
     more = {
         "--lm-eval-path": lm_eval_path,
@@ -215,7 +215,7 @@ def evaluate(
     }
     if lm_eval is None:
         refuse([flag for flag, value in more.items() if value is not None], "without --lm-eval")
-    asked = (lm_eval_path, lm_eval_limit, lm_eval_program)
-    harness = None if lm_eval is None else Harness(lm_eval, *asked)
-    extent = Extent(budget_s=budget)
-    _end(command(Settings(model=a), engine.settings(b), json, extent, harness))
+    options = None
+    if lm_eval is not None:
+        options = LmEvalOptions(lm_eval, lm_eval_path, lm_eval_limit, lm_eval_program)
+    _end(run_evaluate(Settings(model=a), engine.settings(b), budget, options, as_json=json))

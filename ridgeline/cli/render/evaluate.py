@@ -1,4 +1,4 @@
-"""The panel of `ridgeline eval` as a page of text."""
+"""The console report of `ridgeline eval`."""
 
 from __future__ import annotations
 
@@ -12,83 +12,82 @@ from ridgeline.optimize.quality import (
     ThresholdCheck,
 )
 from ridgeline.stats import UNBOUNDED, Interval
-from ridgeline.workflows.evaluate.verdict import HarnessScore, Panel, Part
+from ridgeline.workflows.evaluate.evaluation import Evaluation, LmEvalScore, TextSlice
 
 
-def show(panel: Panel) -> str:
-    """Every figure beside its limit, then the verdict."""
-    return "\n".join(_lines(panel))
+def evaluation_text(evaluation: Evaluation) -> str:
+    """Every figure with its limit, then the verdict."""
+    return "\n".join(_lines(evaluation))
 
 
-def _lines(panel: Panel) -> Iterator[str]:
-    same = panel.original == panel.candidate_name
-    name = f"{panel.candidate_name} (as asked)" if same else panel.candidate_name
-    found = panel.candidate
-    yield f"{name} against {panel.original}"
+def _lines(evaluation: Evaluation) -> Iterator[str]:
+    name, candidate = evaluation.candidate_name, evaluation.candidate
+    if evaluation.original == name:
+        name += " (with the given settings)"
+    yield f"{name} against {evaluation.original}"
     yield ""
     yield f"{'':26}{'candidate, 95 % interval':32}{'limit':>9}  {'floor':>9}  {'control':>9}"
-    for check in found.checks:
-        yield _row(check, panel)
-    yield f"  {'verdict':24}{found.verdict:32}{'':9}  {_verdicts(panel)}"
+    for check in candidate.checks:
+        yield _check_row(check, evaluation)
+    others = f"{evaluation.floor.verdict:>9}  {evaluation.control.verdict:>9}"
+    yield f"  {'verdict':24}{candidate.verdict:32}{'':9}  {others}"
     yield ""
-    yield from _text(found)
-    yield from _answers(found.divergence, panel.lengths, panel.floor.divergence)
-    yield from _tasks(found.tasks)
-    yield from _harness(panel.harness)
-    yield from _parts("by kind of text", panel.by_kind)
-    yield from _parts("by tokens of context", panel.by_context)
+    yield from _text_lines(candidate)
+    yield from _output_lines(candidate.divergence, evaluation.lengths, evaluation.floor.divergence)
+    yield from _task_lines(candidate.tasks)
+    yield from _lm_eval_lines(evaluation.harness)
+    yield from _slice_lines("by kind of text", evaluation.by_kind)
+    yield from _slice_lines("by tokens of context", evaluation.by_context)
     yield ""
-    yield from _end(panel)
+    yield _verdict_line(evaluation)
 
 
-def _row(check: ThresholdCheck, panel: Panel) -> str:
+def _check_row(check: ThresholdCheck, evaluation: Evaluation) -> str:
     mark = {"pass": "✓", "fail": "✗", "inconclusive": "?"}[check.verdict]
-    others = [_mid(quality, check.name) for quality in (panel.floor, panel.control)]
+    others = [_mid(quality, check.name) for quality in (evaluation.floor, evaluation.control)]
     return (
         f"{mark} {check.name:24}{_interval(check.measured):32}{check.limit:9.4g}  "
         f"{others[0]:>9}  {others[1]:>9}"
     )
 
 
-def _interval(found: Interval) -> str:
-    high = "∞" if found.high >= UNBOUNDED else f"{found.high:.4g}"
-    return f"{found.mid:.4g} [{found.low:.4g}, {high}]"
+def _interval(interval: Interval) -> str:
+    high = "∞" if interval.high >= UNBOUNDED else f"{interval.high:.4g}"
+    return f"{interval.mid:.4g} [{interval.low:.4g}, {high}]"
 
 
 def _mid(quality: QualityVerdict, name: str) -> str:
     return next((f"{c.measured.mid:.3g}" for c in quality.checks if c.name == name), "–")
 
 
-def _verdicts(panel: Panel) -> str:
-    return f"{panel.floor.verdict:>9}  {panel.control.verdict:>9}"
-
-
-def _text(found: QualityVerdict) -> Iterator[str]:
+def _text_lines(candidate: QualityVerdict) -> Iterator[str]:
     yield (
-        f"text      {found.num_windows} windows, {found.num_positions:,} positions, decided "
-        f"after {found.num_looks} look(s)"
+        f"text      {candidate.num_windows} windows, {candidate.num_positions:,} positions, decided "
+        f"after {candidate.num_looks} look(s)"
     )
-    before, after = found.perplexity_before, found.perplexity_after
+    before, after = candidate.perplexity_before, candidate.perplexity_after
     change = after.mid / before.mid - 1
     yield (
         f"          perplexity {before.mid:.3f} → {after.mid:.3f}: {change:+.2%} ± "
-        f"{found.perplexity_error:.2%} (standard error, paired)"
+        f"{candidate.perplexity_error:.2%} (standard error, paired)"
     )
-    share = found.num_flips / max(1, found.num_positions)
-    yield f"          {found.num_flips} likeliest tokens changed ({share:.2%})"
+    share = candidate.num_flips / max(1, candidate.num_positions)
+    yield f"          the most likely token changed {candidate.num_flips} times ({share:.2%})"
 
 
-def _answers(
-    parting: Divergence | None, drift: LengthDrift | None, floor: Divergence | None
+def _output_lines(
+    divergence: Divergence | None, drift: LengthDrift | None, floor: Divergence | None
 ) -> Iterator[str]:
-    if parting is None or not parting.num_prompts:
+    if divergence is None or not divergence.num_prompts:
         return
-    own = f"; floor: {floor.num_same} of {floor.num_prompts}" if floor else ""
-    yield f"answers   {parting.num_same} of {parting.num_prompts} greedy answers the same{own}"
-    if parting.first_token is not None:
-        half = "more than half never part" if parting.median_token is None else ""
-        half = half or f"half have parted by token {parting.median_token}"
-        yield f"          the first parts at token {parting.first_token}; {half}"
+    floor_text = f"; floor: {floor.num_same} of {floor.num_prompts}" if floor else ""
+    same = f"{divergence.num_same} of {divergence.num_prompts} greedy outputs are the same"
+    yield f"outputs   {same}{floor_text}"
+    if divergence.first_token is not None:
+        half = "fewer than half diverge"
+        if divergence.median_token is not None:
+            half = f"half have diverged by token {divergence.median_token}"
+        yield f"          the first diverges at token {divergence.first_token}; {half}"
     if drift is not None:
         yield (
             f"          length {drift.mean_before:.1f} → {drift.mean_after:.1f} tokens, change "
@@ -96,62 +95,57 @@ def _answers(
         )
 
 
-def _tasks(tasks: Sequence[TaskScore]) -> Iterator[str]:
-    for place, task in enumerate(tasks):
-        head = "tasks" if place == 0 else ""
-        told = f"{head:10}{task.name:11} chance {task.chance:.0%}, right {task.right_before:.1%}"
+def _task_lines(tasks: Sequence[TaskScore]) -> Iterator[str]:
+    for i, task in enumerate(tasks):
+        head = "tasks" if i == 0 else ""
+        text = f"{head:10}{task.name:11} chance {task.chance:.0%}, right {task.right_before:.1%}"
         if task.right_after is None:
-            yield f"{told} of {task.num_items}: the original is too weak to lose anything"
+            yield f"{text} of {task.num_items}: the original is too weak to get worse"
         else:
-            yield (
-                f"{told} → {task.right_after:.1%}; "
-                f"{task.num_flips} of {task.num_items} answers changed"
-            )
+            changed = f"{task.num_flips} of {task.num_items} answers changed"
+            yield f"{text} → {task.right_after:.1%}; {changed}"
 
 
-def _harness(scores: Sequence[HarnessScore]) -> Iterator[str]:
-    for place, score in enumerate(scores):
-        head = "lm-eval" if place == 0 else ""
-        told = "not judged"
+def _lm_eval_lines(scores: Sequence[LmEvalScore]) -> Iterator[str]:
+    for i, score in enumerate(scores):
+        head = "lm-eval" if i == 0 else ""
+        judged = "not judged"
         if score.check is not None:
-            told = f"limit {score.check.limit:g}: {score.check.verdict}"
+            judged = f"limit {score.check.limit:g}: {score.check.verdict}"
         yield (
             f"{head:10}{score.task}, {score.metric}: {score.before:.3g} → {score.after:.3g}, "
             f"{score.num_changed} of {score.num_docs} documents changed"
         )
-        yield f"          change {score.change}, {told}"
+        yield f"          change {score.change}, {judged}"
 
 
-def _parts(title: str, parts: dict[str, Part]) -> Iterator[str]:
-    if not parts:
+def _slice_lines(title: str, slices: dict[str, TextSlice]) -> Iterator[str]:
+    if not slices:
         return
     yield ""
     yield f"{title:26}{'KL':29}{'perplexity':24}{'same token':>10}  {'positions':>9}"
-    for name, part in parts.items():
+    for name, part in slices.items():
         ratio = part.perplexity
-        change = f"{ratio.mid - 1:+.1%} [{ratio.low - 1:+.1%}, {_high(ratio)}]"
+        high = "∞" if ratio.high >= UNBOUNDED else f"{ratio.high - 1:+.1%}"
+        change = f"{ratio.mid - 1:+.1%} [{ratio.low - 1:+.1%}, {high}]"
         yield (
-            f"  {name:24}{_two(part.kl):29}{change:24}{part.agreement.mid:>10.1%}  "
+            f"  {name:24}{_two_digits(part.kl):29}{change:24}{part.agreement.mid:>10.1%}  "
             f"{part.num_positions:>9,}"
         )
 
 
-def _two(found: Interval) -> str:
-    """Two digits, which hold a column."""
-    high = "∞" if found.high >= UNBOUNDED else f"{found.high:.2g}"
-    return f"{found.mid:.2g} [{max(0.0, found.low):.2g}, {high}]"
+def _two_digits(interval: Interval) -> str:
+    """Short enough for a column."""
+    high = "∞" if interval.high >= UNBOUNDED else f"{interval.high:.2g}"
+    return f"{interval.mid:.2g} [{max(0.0, interval.low):.2g}, {high}]"
 
 
-def _high(ratio: Interval) -> str:
-    return "∞" if ratio.high >= UNBOUNDED else f"{ratio.high - 1:+.1%}"
-
-
-def _end(panel: Panel) -> Iterator[str]:
-    if panel.refusal is not None:
-        yield f"verdict: refused, {panel.refusal}"
-        return
-    asked = [score.check for score in panel.harness if score.check is not None]
-    checks = (*panel.candidate.checks, *asked)
-    bad = [check.name for check in checks if check.verdict == panel.verdict]
-    because = f" ({', '.join(bad)})" if panel.verdict != "pass" else ""
-    yield f"verdict: {panel.verdict}{because}"
+def _verdict_line(evaluation: Evaluation) -> str:
+    if evaluation.refusal is not None:
+        return f"verdict: refused, {evaluation.refusal}"
+    if evaluation.verdict == "pass":
+        return "verdict: pass"
+    lm_eval = [score.check for score in evaluation.harness if score.check is not None]
+    checks = (*evaluation.candidate.checks, *lm_eval)
+    names = [check.name for check in checks if check.verdict == evaluation.verdict]
+    return f"verdict: {evaluation.verdict} ({', '.join(names)})"

@@ -1,10 +1,9 @@
-"""lm-eval's tasks as a part of `ridgeline eval`: each model is served, and lm-eval asks it by HTTP.
+"""Run lm-eval's tasks on two models, each served over HTTP, and pair the results by document.
 
-lm-eval (EleutherAI's evaluation harness) is a program of its own, in this environment (`pip install
-'ridgeline[lm-eval]'`) or any other; nothing of it is imported. It writes what it found for every
-document, and the change is paired by document: of a task's first metric of right and wrong answers
-(acc, exact_match, …) by the same limit and the same interval as the tasks that the panel makes
-itself. Other metrics (perplexities) are shown, not judged.
+lm-eval (EleutherAI's evaluation harness) is a separate program, in this environment (`pip install
+'ridgeline[lm-eval]'`) or another one; nothing of it is imported. The first metric of a task that
+counts right answers (acc, exact_match, …) is judged by the same limit and interval as the built-in
+questions; other metrics (perplexities) are reported only.
 """
 
 from __future__ import annotations
@@ -28,18 +27,20 @@ from ridgeline.errors import BadInput, CannotRun
 from ridgeline.modelspec.checkpoints.locate import is_dummy, model_path
 from ridgeline.optimize.quality.thresholds import check_min
 from ridgeline.stats import mean_interval
-from ridgeline.workflows.evaluate.verdict import HarnessScore
+from ridgeline.workflows.evaluate.evaluation import LmEvalScore
 
 PROGRAM = "lm-eval"
-AT_ONCE = 4  # requests that lm-eval sends
-START_S = 60.0
+MAX_CONCURRENCY = 4  # requests that lm-eval sends at once
+START_TIMEOUT_S = 60.0
 Documents = dict[tuple[str, str], dict[int, float]]
 """(task, metric) → document → value."""
 
 
-class Harness(msgspec.Struct, frozen=True):
-    """What is asked of lm-eval: its `tasks`, separated by commas, of its own or described in
-    `folder`; `limit` documents of each at most."""
+class LmEvalOptions(msgspec.Struct, frozen=True):
+    """Tasks to run, separated by commas: lm-eval's own, or described by the YAML files of `folder`.
+
+    `limit`: maximum documents per task. `program`: lm-eval's program, if it is not on the path.
+    """
 
     tasks: str
     folder: Path | None = None
@@ -47,64 +48,65 @@ class Harness(msgspec.Struct, frozen=True):
     program: str | None = None
 
 
-def find_program(harness: Harness) -> str:
-    """lm-eval's path: beside this Python, or wherever the system finds it. Raises CannotRun."""
-    name = harness.program or PROGRAM
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which(name, path=beside) or shutil.which(name)
-    if found is None:
+def find_program(options: LmEvalOptions) -> str:
+    """Path of lm-eval: next to this Python, or on the system's path. Raises CannotRun."""
+    name = options.program or PROGRAM
+    path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if path is None:
         raise CannotRun(
-            "lm-eval is not there",
+            "lm-eval is not installed",
             value=name,
-            fix="pip install 'ridgeline[lm-eval]', or name its program in another environment by "
+            fix="pip install 'ridgeline[lm-eval]', or name the program of another environment with "
             "--lm-eval-program",
         )
-    return found
+    return path
 
 
 def tokenizer_folder(models: Sequence[str]) -> str:
-    """The first of the models that has a tokenizer in a folder, which lm-eval reads."""
+    """Folder of the first model with a tokenizer.json, which lm-eval reads. Raises CannotRun."""
     for model in models:
         folder = Path() if is_dummy(model) or model.endswith(".gguf") else model_path(model)
         if (folder / "tokenizer.json").is_file():
             return str(folder)
     raise CannotRun(
-        "lm-eval needs a folder with a tokenizer.json", value=", ".join(models), fix="name one as A"
+        "lm-eval needs a folder with a tokenizer.json",
+        value=", ".join(models),
+        fix="give a model directory that has one as A",
     )
 
 
-def ask(harness: Harness, engine: Engine, tokenizer: str) -> Documents:
-    """Serve the engine and let lm-eval ask it. Raises BadInput with what lm-eval said last."""
-    program = find_program(harness)
-    with tempfile.TemporaryDirectory() as folder, served(engine) as (url, name):
+def run_lm_eval(options: LmEvalOptions, engine: Engine, tokenizer: str) -> Documents:
+    """Serve the engine and run the tasks on it. BadInput with lm-eval's last output if it fails."""
+    program = find_program(options)
+    with tempfile.TemporaryDirectory() as folder, serve_locally(engine) as (url, name):
         arguments = {
             "model": name,
             "tokenizer": tokenizer,
             "base_url": f"{url}/v1/completions",
-            "num_concurrent": AT_ONCE,
+            "num_concurrent": MAX_CONCURRENCY,
             "max_length": engine.info.max_model_len,
         }
-        told = ",".join(f"{key}={value}" for key, value in arguments.items())
-        command = [program, "run", "--model", "local-completions", "--model_args", told]
-        command += ["--tasks", harness.tasks, "--output_path", folder, "--log_samples"]
-        command += [] if harness.folder is None else ["--include_path", str(harness.folder)]
-        command += [] if harness.limit is None else ["--limit", str(harness.limit)]
+        model_args = ",".join(f"{key}={value}" for key, value in arguments.items())
+        command = [program, "run", "--model", "local-completions", "--model_args", model_args]
+        command += ["--tasks", options.tasks, "--output_path", folder, "--log_samples"]
+        command += [] if options.folder is None else ["--include_path", str(options.folder)]
+        command += [] if options.limit is None else ["--limit", str(options.limit)]
         log = Path(folder) / "log"
         with log.open("wb") as out:
             code = subprocess.run(command, stdout=out, stderr=out, check=False).returncode
         if code:
-            raise BadInput("lm-eval did not end well", value=harness.tasks, fix=_last(log))
+            raise BadInput("lm-eval failed", value=options.tasks, fix=_last_output(log))
         return read_samples(Path(folder))
 
 
-def _last(log: Path) -> str:
+def _last_output(log: Path) -> str:
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    return "it said: " + " | ".join(lines[-3:])
+    return "its last output: " + " | ".join(lines[-3:])
 
 
 @contextmanager
-def served(engine: Engine) -> Iterator[tuple[str, str]]:
-    """The engine behind HTTP on a free port of this machine: the address, and the model's name."""
+def serve_locally(engine: Engine) -> Iterator[tuple[str, str]]:
+    """Serve the engine on a free local port; the address and the model's name."""
     from ridgeline.serve.app import create_app
     from ridgeline.serve.config import ServerOptions
     from ridgeline.serve.server import GracefulServer, listen, url_of, uvicorn_config
@@ -116,8 +118,10 @@ def served(engine: Engine) -> Iterator[tuple[str, str]]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
-            if not up.wait(START_S):
-                raise CannotRun("the server for lm-eval did not start", limit=f"{START_S:.0f} s")
+            if not up.wait(START_TIMEOUT_S):
+                raise CannotRun(
+                    "the server for lm-eval did not start", limit=f"{START_TIMEOUT_S:.0f} s"
+                )
             yield url_of(listener), app.state.service.name
         finally:
             server.should_exit = True
@@ -125,8 +129,8 @@ def served(engine: Engine) -> Iterator[tuple[str, str]]:
 
 
 def read_samples(folder: Path) -> Documents:
-    """What lm-eval wrote with --log_samples: every number that a document was given."""
-    found: Documents = {}
+    """The numbers in lm-eval's --log_samples files, by task, metric and document."""
+    documents: Documents = {}
     for file in sorted(folder.rglob("samples_*.jsonl")):
         task = file.stem.removeprefix("samples_").rpartition("_")[0]
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -135,16 +139,18 @@ def read_samples(folder: Path) -> Documents:
                 value, kind = sample[metric], sample.get("filter", "none")
                 if isinstance(value, int | float) and math.isfinite(value):
                     name = metric if kind == "none" else f"{metric}, {kind}"
-                    found.setdefault((task, name), {})[int(sample["doc_id"])] = float(value)
-    return found
+                    documents.setdefault((task, name), {})[int(sample["doc_id"])] = float(value)
+    return documents
 
 
-def compare(before: Documents, after: Documents, drop_max: float) -> tuple[HarnessScore, ...]:
-    """Every metric of every task that both have, the first of right answers judged.
+def compare_documents(
+    before: Documents, after: Documents, drop_max: float
+) -> tuple[LmEvalScore, ...]:
+    """Compare every metric that both have; the first one of right answers per task is judged.
 
-    Raises BadInput where there is none: nothing that was asked for has been compared.
+    BadInput if there is nothing to compare.
     """
-    scores: list[HarnessScore] = []
+    scores: list[LmEvalScore] = []
     for (task, metric), old in before.items():
         new = after.get((task, metric), {})
         docs = sorted(old.keys() & new.keys())
@@ -161,13 +167,13 @@ def compare(before: Documents, after: Documents, drop_max: float) -> tuple[Harne
 
 def _score(
     task: str, metric: str, pairs: Sequence[tuple[float, float]], drop_max: float | None
-) -> HarnessScore:
+) -> LmEvalScore:
     count = len(pairs)
     changes = [new - old for old, new in pairs]
-    least_sd = 0.0 if drop_max is None else math.sqrt(1 / count)  # as one more flip would make it
-    change = mean_interval(changes, least_sd=least_sd)
+    min_sd = 0.0 if drop_max is None else math.sqrt(1 / count)  # that of one changed document
+    change = mean_interval(changes, least_sd=min_sd)
     name = f"{task}, {metric}"
-    return HarnessScore(
+    return LmEvalScore(
         task=task,
         metric=metric,
         num_docs=count,
