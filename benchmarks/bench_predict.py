@@ -36,7 +36,7 @@ from raw_runs import NOT_DONE, append, flags, read, say
 from ridgeline.config.settings import settings_from
 from ridgeline.engine.config import resolve
 from ridgeline.hardware import system
-from ridgeline.measure.server.process import Witness
+from ridgeline.measure.monitors.process_usage import Witness
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.plan.calibration.calibration import Calibration, Memory
 from ridgeline.plan.calibration.fit import Facts

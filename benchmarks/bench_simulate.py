@@ -41,12 +41,12 @@ from ridgeline.engine.build import make_scheduler
 from ridgeline.engine.config import resolve
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.tokenization import load_tokenizer
-from ridgeline.measure.arrivals import Closed
-from ridgeline.measure.client import LoadOptions, run_load
-from ridgeline.measure.http import HttpTarget, first_model
-from ridgeline.measure.server.process import Witness
-from ridgeline.measure.summary import summarise
+from ridgeline.measure.client.http_target import HttpTarget, first_model
+from ridgeline.measure.client.load_client import LoadOptions, run_load
+from ridgeline.measure.metrics.summary import summarise
+from ridgeline.measure.monitors.process_usage import Witness
 from ridgeline.measure.workload import parse_workload
+from ridgeline.measure.workload.arrivals import Closed
 from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.plan.calibration.calibration import Calibration, load_calibration
 from ridgeline.plan.calibration.interference import Busy, Sky, is_fresh

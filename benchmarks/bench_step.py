@@ -22,7 +22,7 @@ from rich.console import Console
 
 from ridgeline.cli.render.diagnose import print_profile
 from ridgeline.config.settings import settings_from
-from ridgeline.diagnose.profile import judge
+from ridgeline.diagnose.roofline.operators import judge
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.config import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, ResolvedSettings, resolve
 from ridgeline.engine.profiling.profile import ProfileOptions, profile

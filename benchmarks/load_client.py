@@ -18,12 +18,12 @@ import sys
 import time
 from typing import Any
 
-from ridgeline.measure.arrivals import Closed, Renewal
-from ridgeline.measure.client import LoadOptions, run_load
-from ridgeline.measure.http import HttpTarget
+from ridgeline.measure.client.http_target import HttpTarget
+from ridgeline.measure.client.load_client import LoadOptions, run_load
 from ridgeline.measure.mock.pace import Pace
 from ridgeline.measure.mock.server import MockServer
 from ridgeline.measure.workload import LoadRequest
+from ridgeline.measure.workload.arrivals import Closed, Renewal
 
 TOKENS, ROUNDS, REQUESTS, USERS = 8, 5, 6000, 32
 

@@ -80,7 +80,7 @@ def draw() -> str:
     parts.append(svg.text(16, bottom + 66, origin, "tick"))
     label = "Speed of Ridgeline, OpenVINO GenAI and llama.cpp on six kinds of work"
     body = svg.drawing(WIDTH, bottom + 80, label, f"<style>{STYLE}</style>", *parts)
-    return body.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
+    return str(body).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
 
 
 if __name__ == "__main__":

@@ -203,7 +203,7 @@ def bench(
 ) -> None:
     """Measure an engine here, or a server anywhere, and say what bounds it."""
     from ridgeline.cli.commands.bench import run_bench_options
-    from ridgeline.measure.bench import BenchOptions
+    from ridgeline.measure.bench_options import BenchOptions
     from ridgeline.workflows.targets import RemoteServer
 
     amount = {"num_prompts": None} if "duration_s" in load else {}  # time ends it, not a number

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from ridgeline.diagnose.conditions import Value
-from ridgeline.diagnose.roofline import TimeShares
+from ridgeline.diagnose.roofline.phase_points import TimeShares
 from ridgeline.records import RequestTrace, RunTrace, Slo, StepStat
 from ridgeline.roofline import phase_of
 from ridgeline.stats import percentile

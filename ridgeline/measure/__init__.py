@@ -1,20 +1,14 @@
-"""Load, observation and metrics: what was asked of a server, what happened, and what that means.
+"""Load, observation and metrics. Definitions: docs/concepts/measurements.md.
 
-    workload/     what is asked: prompts x output lengths             → LoadRequest
-    arrivals.py   when: closed loop, constant, Poisson, gamma
-    target.py     of whom: the Protocol, and the recorder of one request
-      inprocess.py   an engine in this process
-      http.py        any OpenAI-compatible server (wire.py, sse.py, chunks.py)
-      mock/          a server that keeps to a script: ground truth
-    server/       what a server tells of itself (/metrics), under one set of names
-    client.py     brings the three together                           → RunTrace
-    metrics.py · goodput.py · steps.py · summary.py   pure functions over a RunTrace
-    window.py     without warm-up and cool-down · cost.py   dollars
-    results/      result files of six tools, and judgements between two of them
-    report/       HTML page, Chrome trace, vLLM's console block
-    log.py        a RunTrace on disk, losslessly
-    search.py     the largest load that keeps the SLO
-    bench.py      one bench run from its options; vllm_result.py its result in vLLM's keys
+workload/            what is sent (prompts × output lengths), and when (arrivals.py)
+client/              sends it to an engine or server → RunTrace
+mock/                a scripted server: ground truth for clients
+monitors/            the server's metrics and its machine, observed during a run
+metrics/             latency, goodput, utilisation: pure functions over a RunTrace
+results/             result files of six tools, and comparisons of two of them
+report/              HTML page, Chrome trace, vLLM's console block
+bench_options.py     one bench run from its options
+goodput_search.py    the largest load that meets the SLO
 
-The definitions are in docs/concepts/measurements.md. Nothing here imports an engine.
+Nothing here imports an engine.
 """

@@ -19,8 +19,8 @@ import numpy as np
 from ridgeline.config.settings import NAIVE, Settings
 from ridgeline.diagnose.conditions import Value
 from ridgeline.errors import CannotRun
-from ridgeline.measure.arrivals import Instants
-from ridgeline.measure.client import LoadOptions, OnFinish
+from ridgeline.measure.client.load_client import LoadOptions, OnFinish
+from ridgeline.measure.workload.arrivals import Instants
 from ridgeline.optimize.quality.task_questions import Task
 from ridgeline.optimize.quality.text_comparison import Array
 from ridgeline.records import EngineInfo, RunTrace, StepStat

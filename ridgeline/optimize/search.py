@@ -23,7 +23,7 @@ import msgspec
 
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput, RidgelineError
-from ridgeline.measure.search import GoodputResult
+from ridgeline.measure.goodput_search import GoodputResult
 from ridgeline.optimize.comparison.load_runner import (
     LoadRunner,
     OutOfTimeError,

@@ -1,6 +1,6 @@
 """The one record of what happened: engine, load client, simulator and production write the same.
 
-Every metric is a pure function over these records (`ridgeline.measure.metrics`).
+Every metric is a pure function over these records (`ridgeline.measure.metrics.latency`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from typing import Literal
 import msgspec
 
 CountedBy = Literal["server", "tokenizer", "chunks"]
+
+TIMEOUT, CANCELLED = "timeout", "cancelled"
+"""`RequestTrace.error` starts with one of these if the client gave up, or cancelled the request."""
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):

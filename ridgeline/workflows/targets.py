@@ -10,8 +10,8 @@ import msgspec
 from ridgeline.config.settings import Settings
 from ridgeline.errors import BadInput, CannotRun
 from ridgeline.hardware.catalogue import find_accelerator
-from ridgeline.measure.http import Endpoint
-from ridgeline.measure.server.config import ELSEWHERE
+from ridgeline.measure.client.http_target import Endpoint
+from ridgeline.measure.monitors.server_config import ELSEWHERE
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model, weight_bytes
 from ridgeline.modelspec.model import ModelSpec

@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline.cli.main import _with_whole_promises, main
 from ridgeline.cli.params.load import ROWS
-from ridgeline.measure.bench import BenchOptions
+from ridgeline.measure.bench_options import BenchOptions
 
 
 def test_every_option_has_a_flag_of_its_type_and_default() -> None:

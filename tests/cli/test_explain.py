@@ -12,9 +12,9 @@ import pytest
 import ridgeline
 from ridgeline.cli.main import main
 from ridgeline.config.settings import Settings
-from ridgeline.diagnose.blame import LOSSES
 from ridgeline.diagnose.conditions import parse
-from ridgeline.diagnose.decisions import shipped_decisions, walk
+from ridgeline.diagnose.losses.latency_losses import LOSSES
+from ridgeline.diagnose.rules.decisions import shipped_decisions, walk
 from ridgeline.hardware.probe import probe
 from ridgeline.measure.workload import LoadRequest
 from ridgeline.modelspec.checkpoints.load import load_spec

@@ -16,7 +16,7 @@ from ridgeline.engine.scheduler.kv.block_pool import BlockPool
 from ridgeline.engine.scheduler.kv.prefix_cache import NoPrefixCache
 from ridgeline.engine.scheduler.scheduler import Scheduler
 from ridgeline.errors import CannotRun
-from ridgeline.measure.metrics import tpot_s
+from ridgeline.measure.metrics.latency import tpot_s
 from ridgeline.measure.workload import LoadRequest
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import cost_model

@@ -15,10 +15,10 @@ from itertools import count
 
 import msgspec
 
-from ridgeline.diagnose.blame import Blame, Expected, blame
-from ridgeline.diagnose.causes import Ranked, findings
 from ridgeline.diagnose.facts import facts_of
-from ridgeline.diagnose.step_facts import missed_prefix, step_facts
+from ridgeline.diagnose.losses.latency_losses import Blame, Expected, blame
+from ridgeline.diagnose.losses.step_facts import missed_prefix, step_facts
+from ridgeline.diagnose.rules.causes import Ranked, findings
 from ridgeline.engine.scheduler.admission.limits import SchedulerLimits
 from ridgeline.engine.scheduler.batching import make_policy
 from ridgeline.engine.scheduler.kv.block_pool import BlockPool

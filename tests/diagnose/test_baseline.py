@@ -9,11 +9,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from ridgeline.diagnose.baseline import learn
-from ridgeline.diagnose.blame import EXPECTED_NOISE, Expected, blame
-from ridgeline.diagnose.causes import findings
 from ridgeline.diagnose.facts import READING_GAP_S, facts_of
-from ridgeline.diagnose.step_facts import step_facts
+from ridgeline.diagnose.losses.expected_steps import learn
+from ridgeline.diagnose.losses.latency_losses import EXPECTED_NOISE, Expected, blame
+from ridgeline.diagnose.losses.step_facts import step_facts
+from ridgeline.diagnose.rules.causes import findings
 from ridgeline.records import RunTrace, Slo, StepStat
 from tests.diagnose.faults import LOADS, SLO, Engine, diagnosed, run
 

@@ -9,7 +9,7 @@ import pytest
 
 import ridgeline
 from ridgeline.diagnose.conditions import parse
-from ridgeline.diagnose.decisions import Decision, shipped_decisions, walk
+from ridgeline.diagnose.rules.decisions import Decision, shipped_decisions, walk
 
 ROWS = shipped_decisions()
 TECHNIQUES = tomllib.loads((Path(ridgeline.__file__).parent / "techniques.toml").read_text())

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from ridgeline.diagnose import blame, facts_of, findings, step_facts
-from ridgeline.diagnose.causes import shipped_causes
+from ridgeline.diagnose.rules.causes import shipped_causes
 from ridgeline.records import Slo
 from tests.diagnose.faults import DECODING, FAULTS, LOADS, OVERLOADED, Engine, diagnosed, run
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ridgeline.diagnose import blame_server, facts_of, findings, with_gpu
-from ridgeline.diagnose.from_gpu import in_flight_share
+from ridgeline.diagnose.losses.gpu_losses import in_flight_share
 from tests.diagnose.faults import LOADS, SLO, Engine
 from tests.diagnose.test_sources import as_server
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.diagnose.chart import MARGIN, WIDTH, roofline_text
-from ridgeline.diagnose.profile import judge, middle, table
+from ridgeline.diagnose.roofline.operators import judge, middle, table
+from ridgeline.diagnose.roofline.text_chart import MARGIN, WIDTH, roofline_text
 from ridgeline.hardware.ceilings import MeasuredCeilings
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost.operators import operator_work

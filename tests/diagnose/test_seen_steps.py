@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.render.diagnose import print_diagnosis
-from ridgeline.diagnose.seen_steps import seen_steps
+from ridgeline.diagnose.losses.observed_steps import seen_steps
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench import BenchOptions
-from ridgeline.measure.log import Beside, write_run
-from ridgeline.measure.server.scrape import ServerReport
+from ridgeline.measure.bench_options import BenchOptions
+from ridgeline.measure.monitors.server_metrics import ServerReport
+from ridgeline.measure.results.event_log import Beside, write_run
 from ridgeline.roofline import phase_of
 from ridgeline.workflows.diagnose.diagnose import ReferenceDevice, diagnose
 from ridgeline.workflows.diagnose.roofline_points import prefill_start, run_roofline

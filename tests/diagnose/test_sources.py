@@ -11,16 +11,16 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.commands.diagnose import DiagnoseOutputs, run_diagnose
-from ridgeline.diagnose.baseline import learn
-from ridgeline.diagnose.causes import findings
 from ridgeline.diagnose.facts import facts_of
-from ridgeline.diagnose.from_server import blame_server
-from ridgeline.diagnose.seen_steps import seen_steps
-from ridgeline.diagnose.step_facts import batch_facts, missed_prefix
+from ridgeline.diagnose.losses.expected_steps import learn
+from ridgeline.diagnose.losses.observed_steps import seen_steps
+from ridgeline.diagnose.losses.server_losses import blame_server
+from ridgeline.diagnose.losses.step_facts import batch_facts, missed_prefix
+from ridgeline.diagnose.rules.causes import findings
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench import BenchOptions
-from ridgeline.measure.log import Beside, write_run
-from ridgeline.measure.server.scrape import ServerReport
+from ridgeline.measure.bench_options import BenchOptions
+from ridgeline.measure.monitors.server_metrics import ServerReport
+from ridgeline.measure.results.event_log import Beside, write_run
 from ridgeline.records.progress import silent
 from ridgeline.workflows.diagnose.diagnose import diagnose, read_recorded_run
 from ridgeline.workflows.diagnose.diagnose_run import diagnose_run

@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 from ridgeline.diagnose import advise, facts_of, verdict
-from ridgeline.diagnose.rules import read, shipped
+from ridgeline.diagnose.rules.rules import read, shipped
 from ridgeline.records import RequestTrace, RunTrace, Slo
 
 SHARES = {

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ridgeline.measure.target import Now, Recorder
+from ridgeline.measure.client.target import Now, Recorder
 from ridgeline.measure.workload import LoadRequest
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.arrivals import (
+from ridgeline.measure.workload.arrivals import (
     Closed,
     Renewal,
     arrivals_from_flags,

@@ -14,7 +14,7 @@ from ridgeline.cli.commands.bench import BenchOutputs
 from ridgeline.cli.commands.bench import run_bench as bench_command
 from ridgeline.cli.render.bench import bench_tables
 from ridgeline.errors import BadInput, EngineUnavailable
-from ridgeline.measure.bench import (
+from ridgeline.measure.bench_options import (
     BenchOptions,
     arrivals_of,
     check,
@@ -22,9 +22,9 @@ from ridgeline.measure.bench import (
     run_bench,
     workload_of,
 )
-from ridgeline.measure.log import Beside, read_run
-from ridgeline.measure.summary import summarise
-from ridgeline.measure.vllm_result import vllm_result
+from ridgeline.measure.metrics.summary import summarise
+from ridgeline.measure.results.event_log import Beside, read_run
+from ridgeline.measure.results.vllm_result import vllm_result
 from ridgeline.roofline import Peaks, Work
 from ridgeline.workflows.bench.bench import BenchResult, bench_diagnosis, with_roofline
 from ridgeline.workflows.load.server_monitor import Observed

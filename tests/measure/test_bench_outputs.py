@@ -17,12 +17,12 @@ from ridgeline.cli.commands.bench import (
     run_bench_series,
 )
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench import BenchOptions
-from ridgeline.measure.cost import prefill_share
+from ridgeline.measure.bench_options import BenchOptions
+from ridgeline.measure.metrics.run_cost import prefill_share
+from ridgeline.measure.metrics.summary import summarise
+from ridgeline.measure.report.bench_page import RunSeries, bench_page
 from ridgeline.measure.report.charts import SweepPoint
-from ridgeline.measure.report.page import RunSeries, bench_page
-from ridgeline.measure.report.perfetto import chrome_trace
-from ridgeline.measure.summary import summarise
+from ridgeline.measure.report.chrome_trace import chrome_trace
 from ridgeline.records import Slo
 from ridgeline.workflows.bench.bench_series import SeriesPlan, figures_of
 from ridgeline.workflows.targets import RemoteServer
@@ -128,7 +128,7 @@ def test_the_trace_gives_each_moment_once(request_trace, run_trace, step_stat):
 
 
 def test_a_page_has_no_powers_of_ten() -> None:
-    from ridgeline.measure.report.page import short_number
+    from ridgeline.measure.report.bench_page import short_number
 
     assert [short_number(v) for v in (0.1234567, 72.573, 1381.2, 13812.4, 9999.9)] == [
         "0.1235",

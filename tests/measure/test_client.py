@@ -10,11 +10,11 @@ from functools import partial
 import pytest
 
 from ridgeline.errors import BadInput, EngineUnavailable
-from ridgeline.measure.arrivals import Closed, burst, constant, poisson
-from ridgeline.measure.client import LoadOptions, run_load
-from ridgeline.measure.metrics import outcome
-from ridgeline.measure.summary import peak_concurrency, summarise
+from ridgeline.measure.client.load_client import LoadOptions, run_load
+from ridgeline.measure.metrics.latency import outcome
+from ridgeline.measure.metrics.summary import peak_concurrency, summarise
 from ridgeline.measure.workload import parse_workload
+from ridgeline.measure.workload.arrivals import Closed, burst, constant, poisson
 
 approx = partial(pytest.approx, abs=1e-6)  # the virtual clock moves a little with every step
 

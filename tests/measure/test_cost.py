@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.cost import cost_of
+from ridgeline.measure.metrics.run_cost import cost_of
 
 
 def test_by_hand():

@@ -9,9 +9,9 @@ from rich.console import Console
 from ridgeline.cli.params.load import REPORTS
 from ridgeline.cli.render.bench import observed_table
 from ridgeline.errors import UserError
-from ridgeline.measure.distant import use_of
-from ridgeline.measure.server.scrape import ServerReport
-from ridgeline.measure.steps import utilisation
+from ridgeline.measure.metrics.remote_utilisation import use_of
+from ridgeline.measure.metrics.step_metrics import utilisation
+from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.records import EngineInfo
 from ridgeline.roofline import Peaks
 from ridgeline.workflows.bench.observed_tables import observed_tables

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from ridgeline.cli.commands.compare import effect_line
-from ridgeline.measure.results.base import Result
-from ridgeline.measure.results.effect import ONE_RUN, Effect, effect_of
-from ridgeline.measure.results.judge import judge
+from ridgeline.measure.results.comparison import judge
+from ridgeline.measure.results.result_file import Result
+from ridgeline.measure.results.settings_effect import ONE_RUN, Effect, effect_of
 
 THRESHOLD = 0.05
 

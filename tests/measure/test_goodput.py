@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.measure.goodput import goodput, meets, output_ratio, validity_of, verdicts
+from ridgeline.measure.metrics.goodput import goodput, meets, output_ratio, validity_of, verdicts
 from ridgeline.records import Slo
 
 SLO = Slo.parse("ttft:250 tpot:150 e2e:1000")

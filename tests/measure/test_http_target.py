@@ -10,13 +10,13 @@ import json
 import pytest
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.arrivals import Closed, burst
-from ridgeline.measure.client import LoadOptions, run_load
-from ridgeline.measure.http import HttpTarget, authorization, base_url, first_model
-from ridgeline.measure.metrics import itl_s, outcome, tpot_s, ttft_s
-from ridgeline.measure.target import Recorder
-from ridgeline.measure.wire import WireError
+from ridgeline.measure.client.http_connection import WireError
+from ridgeline.measure.client.http_target import HttpTarget, authorization, base_url, first_model
+from ridgeline.measure.client.load_client import LoadOptions, run_load
+from ridgeline.measure.client.target import Recorder
+from ridgeline.measure.metrics.latency import itl_s, outcome, tpot_s, ttft_s
 from ridgeline.measure.workload import Chat, LoadRequest, Message
+from ridgeline.measure.workload.arrivals import Closed, burst
 from tests.measure.memory import Answering, dial_to
 from tests.measure.sse_server import DONE, SseServer, sse, text_chunk, usage
 

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
-from ridgeline.measure.arrivals import burst
-from ridgeline.measure.client import LoadOptions, run_load
-from ridgeline.measure.inprocess import InProcessTarget
-from ridgeline.measure.metrics import outcome
+from ridgeline.measure.client.engine_target import InProcessTarget
+from ridgeline.measure.client.load_client import LoadOptions, run_load
+from ridgeline.measure.metrics.latency import outcome
 from ridgeline.measure.workload import Chat, LoadRequest, Message
+from ridgeline.measure.workload.arrivals import burst
 from ridgeline.records import (
     EngineInfo,
     Failed,

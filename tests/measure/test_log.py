@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from ridgeline.cli.commands.bench import BenchOutputs
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.measure import log
-from ridgeline.measure.log import (
+from ridgeline.measure.monitors.machine_monitor import MachineReport
+from ridgeline.measure.monitors.server_metrics import ServerReport
+from ridgeline.measure.results import event_log
+from ridgeline.measure.results.event_log import (
     Beside,
     beside_in_results,
     find_log,
@@ -23,8 +25,6 @@ from ridgeline.measure.log import (
     write_run,
 )
 from ridgeline.measure.results.readers import read_result
-from ridgeline.measure.server.machine import MachineReport
-from ridgeline.measure.server.scrape import ServerReport
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace, StepStat
 from ridgeline.report import files
 from ridgeline.report.files import write_file
@@ -114,7 +114,7 @@ def test_any_record_reads_back(tmp_path_factory, made, duration_s, share):
 
 
 def test_every_field_of_a_run_is_kept():
-    told = set(log.Header.__struct_fields__) | {"requests", "steps"}
+    told = set(event_log.Header.__struct_fields__) | {"requests", "steps"}
     assert set(RunTrace.__struct_fields__) <= told
 
 

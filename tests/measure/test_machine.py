@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.commands.bench import BenchOutputs, run_bench
-from ridgeline.measure.bench import BenchOptions
-from ridgeline.measure.server import gpu as gpu_module
-from ridgeline.measure.server.gpu import NoGpus, NvmlGpus, open_gpus, uses
-from ridgeline.measure.server.machine import MachineReport, MachineWatch
-from ridgeline.measure.server.process import (
+from ridgeline.measure.bench_options import BenchOptions
+from ridgeline.measure.monitors import gpu as gpu_module
+from ridgeline.measure.monitors.gpu import NoGpus, NvmlGpus, open_gpus, uses
+from ridgeline.measure.monitors.machine_monitor import MachineReport, MachineWatch
+from ridgeline.measure.monitors.process_usage import (
     ProcessReading,
     is_here,
     listener,

@@ -7,16 +7,16 @@ import asyncio
 import msgspec
 import pytest
 
-from ridgeline.measure.arrivals import Closed, burst, constant
-from ridgeline.measure.client import LoadOptions, run_load
-from ridgeline.measure.goodput import goodput, meets
-from ridgeline.measure.http import HttpTarget, first_model
-from ridgeline.measure.metrics import e2e_s, itl_s, outcome, tpot_s, ttft_s
+from ridgeline.measure.client.http_target import HttpTarget, first_model
+from ridgeline.measure.client.load_client import LoadOptions, run_load
+from ridgeline.measure.goodput_search import saturated
+from ridgeline.measure.metrics.goodput import goodput, meets
+from ridgeline.measure.metrics.latency import e2e_s, itl_s, outcome, tpot_s, ttft_s
 from ridgeline.measure.mock.cases import CASES
 from ridgeline.measure.mock.pace import Pace
 from ridgeline.measure.mock.server import MockServer
-from ridgeline.measure.search import saturated
 from ridgeline.measure.workload import Chat, LoadRequest, Message
+from ridgeline.measure.workload.arrivals import Closed, burst, constant
 from ridgeline.records import Slo
 from tests.measure.memory import dial_mock
 
@@ -142,7 +142,7 @@ def test_the_mock_lists_its_scripts_and_refuses_nonsense(in_virtual_time):
     async def main():
         dial = dial_mock(server)
         first = await first_model("http://mock:1", dial=dial)
-        from ridgeline.measure.wire import Origin, Wire
+        from ridgeline.measure.client.http_connection import Origin, Wire
 
         wire = Wire(Origin("mock", 1), {}, dial)
         bad = await wire.post("/v1/completions", b"{", lambda data: None)

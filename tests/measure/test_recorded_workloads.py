@@ -9,10 +9,17 @@ import statistics
 import pytest
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.arrivals import Closed, Instants, Ramp, parse_arrivals, ramp_exp, replay
-from ridgeline.measure.bench import BenchOptions, arrivals_of
-from ridgeline.measure.client import LoadOptions, run_load
+from ridgeline.measure.bench_options import BenchOptions, arrivals_of
+from ridgeline.measure.client.load_client import LoadOptions, run_load
 from ridgeline.measure.workload import Chat, LoadRequest, parse_workload
+from ridgeline.measure.workload.arrivals import (
+    Closed,
+    Instants,
+    Ramp,
+    parse_arrivals,
+    ramp_exp,
+    replay,
+)
 from ridgeline.measure.workload.presets import PRESETS
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens

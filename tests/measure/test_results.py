@@ -12,10 +12,10 @@ import pytest
 
 from ridgeline.cli.commands.compare import command, results
 from ridgeline.errors import BadInput
-from ridgeline.measure.log import write_run
-from ridgeline.measure.results.base import Result
-from ridgeline.measure.results.judge import differences, judge
+from ridgeline.measure.results.comparison import differences, judge
+from ridgeline.measure.results.event_log import write_run
 from ridgeline.measure.results.readers import read_result
+from ridgeline.measure.results.result_file import Result
 from ridgeline.stats import percentile
 
 VLLM = {

@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline.measure.client.http_connection import Origin, Wire, WireError
 from ridgeline.measure.mock.pace import Pace
 from ridgeline.measure.mock.server import MockServer
-from ridgeline.measure.server.scrape import Scraper, dialects, parse_page, report_of, server_of
-from ridgeline.measure.wire import Origin, Wire, WireError
+from ridgeline.measure.monitors.server_metrics import (
+    Scraper,
+    dialects,
+    parse_page,
+    report_of,
+    server_of,
+)
 from tests.measure.memory import dial_mock
 
 PAGES = {

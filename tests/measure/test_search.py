@@ -7,11 +7,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.arrivals import Closed, constant, poisson
-from ridgeline.measure.client import LoadOptions, run_load
-from ridgeline.measure.goodput import goodput
-from ridgeline.measure.search import MissBudget, find_goodput, least_requests, saturated
+from ridgeline.measure.client.load_client import LoadOptions, run_load
+from ridgeline.measure.goodput_search import MissBudget, find_goodput, least_requests, saturated
+from ridgeline.measure.metrics.goodput import goodput
 from ridgeline.measure.workload import parse_workload
+from ridgeline.measure.workload.arrivals import Closed, constant, poisson
 from ridgeline.records import Slo
 from ridgeline.stats import wilson_interval
 

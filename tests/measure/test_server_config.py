@@ -12,11 +12,11 @@ from rich.console import Console
 
 from ridgeline.cli.commands.compare import command
 from ridgeline.diagnose import facts_of
-from ridgeline.measure.log import write_run
-from ridgeline.measure.server.config import ELSEWHERE, info_of
-from ridgeline.measure.summary import summarise
-from ridgeline.measure.vllm_result import vllm_result
-from ridgeline.measure.wire import Reply, WireError
+from ridgeline.measure.client.http_connection import Reply, WireError
+from ridgeline.measure.metrics.summary import summarise
+from ridgeline.measure.monitors.server_config import ELSEWHERE, info_of
+from ridgeline.measure.results.event_log import write_run
+from ridgeline.measure.results.vllm_result import vllm_result
 from ridgeline.records import EngineInfo
 from tests.diagnose.faults import LOADS, Engine, run
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ridgeline.measure.steps import cache_hit_rate, latency_bounds, occupancy, utilisation
-from ridgeline.measure.summary import peak_concurrency, steady_output_tok_s, summarise
+from ridgeline.measure.metrics.step_metrics import (
+    cache_hit_rate,
+    latency_bounds,
+    occupancy,
+    utilisation,
+)
+from ridgeline.measure.metrics.summary import peak_concurrency, steady_output_tok_s, summarise
 from ridgeline.roofline import Peaks, Work
 
 PEAKS = Peaks(flops_s=1000.0, bytes_s=100.0)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.measure.chunks import Piece, counted, decode_chunk, error_of, piece_of
-from ridgeline.measure.sse import ServerEvent, SseParser
+from ridgeline.measure.client.sse_parser import ServerEvent, SseParser
+from ridgeline.measure.client.stream_chunks import Piece, counted, decode_chunk, error_of, piece_of
 
 
 def events(*received: bytes):

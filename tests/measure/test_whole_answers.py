@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from ridgeline.measure.bench import BenchOptions, run_bench
-from ridgeline.measure.http import HttpTarget, waited_s
-from ridgeline.measure.metrics import e2e_s, queue_s, tpot_s
-from ridgeline.measure.target import Recorder
+from ridgeline.measure.bench_options import BenchOptions, run_bench
+from ridgeline.measure.client.http_target import HttpTarget, waited_s
+from ridgeline.measure.client.target import Recorder
+from ridgeline.measure.metrics.latency import e2e_s, queue_s, tpot_s
 from ridgeline.measure.workload import Chat, LoadRequest, Message
 from tests.measure.memory import Answering, dial_to
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.metrics import e2e_s
-from ridgeline.measure.summary import summarise
-from ridgeline.measure.window import Window, arrived_in, flow, window_of
+from ridgeline.measure.metrics.latency import e2e_s
+from ridgeline.measure.metrics.summary import summarise
+from ridgeline.measure.metrics.window import Window, arrived_in, flow, window_of
 
 
 def steady(request_trace, run_trace, seed=0, count=400, gap_s=0.1):

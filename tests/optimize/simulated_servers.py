@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from ridgeline.config.settings import Settings, changed
-from ridgeline.measure.client import OnFinish
+from ridgeline.measure.client.load_client import OnFinish
 from ridgeline.optimize.environment import (
     Deployment,
     Environment,

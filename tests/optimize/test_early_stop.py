@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from ridgeline.config.settings import Settings
-from ridgeline.measure.goodput import meets
+from ridgeline.measure.metrics.goodput import meets
 from ridgeline.optimize.comparison.early_stop import complete_unfinished, time_to_decide_s
 from ridgeline.optimize.comparison.objective import judge_run
 from ridgeline.optimize.environment import Load

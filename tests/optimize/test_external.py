@@ -18,7 +18,7 @@ import pytest
 
 from ridgeline.config.settings import Settings, settings_from
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.measure.server.scrape import parse_page
+from ridgeline.measure.monitors.server_metrics import parse_page
 from ridgeline.measure.workload import parse_workload
 from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.optimize.external.inferred_steps import infer_steps

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ridgeline.cli.main import main
-from ridgeline.measure.goodput import meets
+from ridgeline.measure.metrics.goodput import meets
 from ridgeline.plan.simulate.fleet import Life, Outcome, SimulatedRequest
 from ridgeline.plan.simulate.summary import summarise, traces
 from ridgeline.records import Slo

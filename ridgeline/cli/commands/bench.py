@@ -16,10 +16,10 @@ from ridgeline.cli.render.bench_series import print_series
 from ridgeline.cli.render.live_progress import live_progress
 from ridgeline.cli.validate.output_paths import check_file
 from ridgeline.errors import BadInput
-from ridgeline.measure import log_parquet
-from ridgeline.measure.bench import BenchOptions
-from ridgeline.measure.cost import cost_line
+from ridgeline.measure.bench_options import BenchOptions
+from ridgeline.measure.metrics.run_cost import cost_line
 from ridgeline.measure.report.vllm_block import vllm_block
+from ridgeline.measure.results import event_log_parquet
 from ridgeline.report.files import write_file
 from ridgeline.report.json_line import json_line
 from ridgeline.workflows.bench.bench import BenchResult, bench
@@ -45,8 +45,8 @@ class BenchOutputs(msgspec.Struct, frozen=True, kw_only=True):
         for flag, path in files.items():
             if path is not None:
                 check_file(path, flag)
-        if self.log is not None and log_parquet.wanted(self.log):
-            log_parquet.require(self.log)
+        if self.log is not None and event_log_parquet.wanted(self.log):
+            event_log_parquet.require(self.log)
 
     def write(self, result: BenchResult | BenchSeries) -> None:
         """Write the result, the page and the trace."""

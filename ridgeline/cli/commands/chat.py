@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ridgeline.cli.commands.generate import figures
 from ridgeline.errors import RidgelineError
-from ridgeline.measure.http import authorization, base_url, no_server
+from ridgeline.measure.client.http_target import authorization, base_url, no_server
 
 Message = dict[str, str]
 

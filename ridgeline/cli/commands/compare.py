@@ -12,10 +12,10 @@ from rich.console import Console
 
 from ridgeline.errors import BadInput
 from ridgeline.measure.results.aiperf import REQUESTS_FILE
-from ridgeline.measure.results.base import Result
-from ridgeline.measure.results.effect import Effect, effect_of
-from ridgeline.measure.results.judge import Judgement, differences, judge
+from ridgeline.measure.results.comparison import Judgement, differences, judge
 from ridgeline.measure.results.readers import read_result
+from ridgeline.measure.results.result_file import Result
+from ridgeline.measure.results.settings_effect import Effect, effect_of
 from ridgeline.report.json_line import json_line
 
 REGRESSED, INCONCLUSIVE = 1, 3

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ridgeline.config.settings import Settings
-    from ridgeline.measure.bench import BenchOptions
+    from ridgeline.measure.bench_options import BenchOptions
     from ridgeline.workflows.diagnose.diagnose import ReferenceDevice
     from ridgeline.workflows.targets import Target
 
@@ -93,7 +93,7 @@ def diagnose(
         page = ["--html"] if html else []
         refuse([*engine.given, *_flags(load), *given, *page], "with --nsight")
         raise typer.Exit(run_nsight(nsight, json))
-    from ridgeline.measure.bench import BenchOptions
+    from ridgeline.measure.bench_options import BenchOptions
     from ridgeline.workflows.diagnose.diagnose import ReferenceDevice
     from ridgeline.workflows.targets import RemoteServer
 

@@ -21,7 +21,7 @@ from rich.live import Live
 
 from ridgeline.cli.render.top import NUM_SHOWN, Served, Shown, table
 from ridgeline.errors import BadInput, RidgelineError
-from ridgeline.measure.http import authorization, base_url, no_server
+from ridgeline.measure.client.http_target import authorization, base_url, no_server
 from ridgeline.report.json_line import json_line
 
 WINDOW_S = 60.0

@@ -1,6 +1,6 @@
 """The load flags of `ridgeline bench`, under the names of `vllm bench serve`.
 
-Each row is a field of `ridgeline.measure.bench.BenchOptions`, which also holds the defaults; what
+Each row is a field of `ridgeline.measure.bench_options.BenchOptions`, which also holds the defaults; what
 is not given is left to it. (`--seed` is an engine flag, and seeds the load too.)
 """
 

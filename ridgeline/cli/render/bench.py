@@ -9,11 +9,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ridgeline.measure.bench import BenchOptions
-from ridgeline.measure.metrics import Distribution, by_kind, split
-from ridgeline.measure.report.page import MonitorTable
-from ridgeline.measure.steps import LatencyBounds, Occupancy
-from ridgeline.measure.summary import Summary, summarise
+from ridgeline.measure.bench_options import BenchOptions
+from ridgeline.measure.metrics.latency import Distribution, by_kind, split
+from ridgeline.measure.metrics.step_metrics import LatencyBounds, Occupancy
+from ridgeline.measure.metrics.summary import Summary, summarise
+from ridgeline.measure.report.bench_page import MonitorTable
 from ridgeline.records import RunTrace
 from ridgeline.workflows.bench.bench import BenchResult
 

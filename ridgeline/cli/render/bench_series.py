@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-from ridgeline.measure.cost import cost_line
+from ridgeline.measure.metrics.run_cost import cost_line
 from ridgeline.measure.report.charts import SweepPoint
 from ridgeline.stats import Interval
 from ridgeline.workflows.bench.bench_series import BenchSeries

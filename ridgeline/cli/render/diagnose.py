@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from ridgeline.diagnose.chart import roofline_text
 from ridgeline.diagnose.nsight import GpuProfile, Kernel
-from ridgeline.diagnose.profile import PhaseTable, Profile
+from ridgeline.diagnose.roofline.operators import PhaseTable, Profile
+from ridgeline.diagnose.roofline.text_chart import roofline_text
 from ridgeline.workflows.diagnose.diagnose_run import Diagnosis
 from ridgeline.workflows.diagnose.finding_text import NO_FINDING, finding_lines, shares_line
 from ridgeline.workflows.diagnose.nsight_export import NsightResult

@@ -1,6 +1,1 @@
-"""A run for people and for other programs.
-
-page.py        one self-contained page (svg.py, cdf.py, pictures.py, style.css)
-perfetto.py    requests and steps as a Chrome trace, for Perfetto
-vllm_block.py  the console block of `vllm bench serve`
-"""
+"""A run as a page, as a Chrome trace, and as the console block of `vllm bench serve`."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 from markupsafe import Markup
 
-from ridgeline.measure.metrics import outcome
-from ridgeline.measure.summary import Summary
+from ridgeline.measure.metrics.latency import outcome
+from ridgeline.measure.metrics.summary import Summary
 from ridgeline.records import RunTrace
 from ridgeline.report import svg
 from ridgeline.report.svg import Scale

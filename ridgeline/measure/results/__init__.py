@@ -1,6 +1,9 @@
-"""Result files, ours and those of other tools, made comparable.
+"""Result files of this and of other tools.
 
-base.py      what one file tells, in seconds → Result
-readers.py   one reader per tool, chosen by what the file looks like
-judge.py     two sides of one or several results → a judgement per metric, or why there is none
+event_log.py          a RunTrace on disk, without loss (JSONL; event_log_parquet.py: Parquet)
+vllm_result.py        the result in the keys of `vllm bench serve`
+result_file.py        one result in one form, in seconds
+readers.py            one reader per tool, chosen by the content of the file
+comparison.py         two sides of one or several results → an outcome per metric
+settings_effect.py    whether a change of settings changed anything
 """

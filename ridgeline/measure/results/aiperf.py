@@ -13,7 +13,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ridgeline.measure.results.base import NotThisFormat, Result, present, summary_of
+from ridgeline.measure.results.result_file import NotThisFormat, Result, present, summary_of
 
 LATENCIES = (
     ("time_to_first_token", "ttft"),

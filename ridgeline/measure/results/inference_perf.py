@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ridgeline.measure.results.base import (
+from ridgeline.measure.results.result_file import (
     NotThisFormat,
     Result,
     present,

@@ -24,11 +24,11 @@ from typing import Any
 
 import msgspec
 
-from ridgeline.measure.goodput import validity_of
-from ridgeline.measure.log import is_event_log, read_run
-from ridgeline.measure.metrics import e2e_s, itl_s, outcome, tpot_s, ttft_s
+from ridgeline.measure.metrics.goodput import validity_of
+from ridgeline.measure.metrics.latency import e2e_s, itl_s, outcome, tpot_s, ttft_s
 from ridgeline.measure.results import aiperf, inference_perf
-from ridgeline.measure.results.base import (
+from ridgeline.measure.results.event_log import is_event_log, read_run
+from ridgeline.measure.results.result_file import (
     MS,
     NotThisFormat,
     Result,
@@ -38,7 +38,7 @@ from ridgeline.measure.results.base import (
     summary_of,
     unreadable,
 )
-from ridgeline.measure.vllm_result import date_of
+from ridgeline.measure.results.vllm_result import date_of
 
 Json = dict[str, Any]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ridgeline.measure.metrics import tpot_s
+from ridgeline.measure.metrics.latency import tpot_s
 from ridgeline.records import RequestTrace, RunTrace, Slo
 
 PACE_TOKENS = 12  # that the last arrival is given time for

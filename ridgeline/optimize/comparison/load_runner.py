@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from ridgeline.errors import UserError
-from ridgeline.measure.search import GoodputResult, find_goodput
+from ridgeline.measure.goodput_search import GoodputResult, find_goodput
 from ridgeline.optimize.comparison.early_stop import time_to_decide_s
 from ridgeline.optimize.comparison.objective import JudgedRun, Objective, StopWhenLost, judge_run
 from ridgeline.optimize.environment import Deployment, Load

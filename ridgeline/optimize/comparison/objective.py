@@ -20,15 +20,9 @@ from typing import Literal
 
 import msgspec
 
-from ridgeline.measure.goodput import goodput, meets
-from ridgeline.measure.metrics import (
-    distribution,
-    e2e_s,
-    succeeded,
-    tpot_s,
-    ttft_s,
-)
-from ridgeline.measure.search import saturated
+from ridgeline.measure.goodput_search import saturated
+from ridgeline.measure.metrics.goodput import goodput, meets
+from ridgeline.measure.metrics.latency import distribution, e2e_s, succeeded, tpot_s, ttft_s
 from ridgeline.optimize.comparison.early_stop import complete_unfinished
 from ridgeline.optimize.environment import Load, arrival_times_s
 from ridgeline.optimize.result import ConfigurationFigures, LatencySamples

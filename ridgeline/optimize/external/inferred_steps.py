@@ -9,7 +9,7 @@ can be inferred from outside are described in `ridgeline.diagnose`.
 from __future__ import annotations
 
 from ridgeline.config.settings import Settings
-from ridgeline.diagnose.seen_steps import seen_steps
+from ridgeline.diagnose.losses.observed_steps import seen_steps
 from ridgeline.records import RunTrace, StepStat
 
 

@@ -21,11 +21,11 @@ import msgspec
 
 from ridgeline.config.settings import Settings
 from ridgeline.errors import CannotRun
-from ridgeline.measure.arrivals import Closed
-from ridgeline.measure.client import LoadOptions, OnFinish, run_load
-from ridgeline.measure.http import HttpTarget, wire_to
-from ridgeline.measure.wire import OK, WireError
+from ridgeline.measure.client.http_connection import OK, WireError
+from ridgeline.measure.client.http_target import HttpTarget, wire_to
+from ridgeline.measure.client.load_client import LoadOptions, OnFinish, run_load
 from ridgeline.measure.workload import Workload
+from ridgeline.measure.workload.arrivals import Closed
 from ridgeline.optimize.environment import Load
 from ridgeline.optimize.quality.text_comparison import Array
 from ridgeline.records import EngineInfo, RunTrace

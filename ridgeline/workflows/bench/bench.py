@@ -9,23 +9,23 @@ import msgspec
 
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose import facts_of, time_shares, verdict
-from ridgeline.measure.bench import BenchOptions, check
-from ridgeline.measure.cost import Cost, cost_of_run
-from ridgeline.measure.distant import Use
-from ridgeline.measure.log import Beside, write_run
-from ridgeline.measure.metrics import outcome
-from ridgeline.measure.report.page import MonitorTable, bench_page
-from ridgeline.measure.report.perfetto import chrome_trace
-from ridgeline.measure.steps import (
+from ridgeline.measure.bench_options import BenchOptions, check
+from ridgeline.measure.metrics.latency import outcome
+from ridgeline.measure.metrics.remote_utilisation import Use
+from ridgeline.measure.metrics.run_cost import Cost, cost_of_run
+from ridgeline.measure.metrics.step_metrics import (
     LatencyBounds,
     PhaseOrAll,
     Utilisation,
     latency_bounds,
     utilisation,
 )
-from ridgeline.measure.summary import Summary, summarise
-from ridgeline.measure.vllm_result import vllm_result
-from ridgeline.measure.window import window_of
+from ridgeline.measure.metrics.summary import Summary, summarise
+from ridgeline.measure.metrics.window import window_of
+from ridgeline.measure.report.bench_page import MonitorTable, bench_page
+from ridgeline.measure.report.chrome_trace import chrome_trace
+from ridgeline.measure.results.event_log import Beside, write_run
+from ridgeline.measure.results.vllm_result import vllm_result
 from ridgeline.records import RunTrace
 from ridgeline.records.progress import Observer, silent
 from ridgeline.report.files import write_file

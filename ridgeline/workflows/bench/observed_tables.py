@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ridgeline.measure.distant import Use
-from ridgeline.measure.report.page import MonitorTable
-from ridgeline.measure.server.gpu import GpuUse
-from ridgeline.measure.server.machine import MachineReport
-from ridgeline.measure.server.process import ProcessUse
-from ridgeline.measure.server.scrape import ServerReport
+from ridgeline.measure.metrics.remote_utilisation import Use
+from ridgeline.measure.monitors.gpu import GpuUse
+from ridgeline.measure.monitors.machine_monitor import MachineReport
+from ridgeline.measure.monitors.process_usage import ProcessUse
+from ridgeline.measure.monitors.server_metrics import ServerReport
+from ridgeline.measure.report.bench_page import MonitorTable
 from ridgeline.workflows.load.server_monitor import Observed
 from ridgeline.workflows.load.server_utilisation import hit_share
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ridgeline.measure.goodput import Goodput
-from ridgeline.measure.metrics import Distribution
-from ridgeline.measure.server.scrape import ServerReport
-from ridgeline.measure.summary import Summary
+from ridgeline.measure.metrics.goodput import Goodput
+from ridgeline.measure.metrics.latency import Distribution
+from ridgeline.measure.metrics.summary import Summary
+from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.workflows.load.server_utilisation import hit_share
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import ridgeline
 from ridgeline.engine.config import resolve
 from ridgeline.errors import BadInput
 from ridgeline.hardware import measure, system
-from ridgeline.measure.server.process import Witness
+from ridgeline.measure.monitors.process_usage import Witness
 from ridgeline.modelspec.checkpoints.planning import load_planning_spec
 from ridgeline.modelspec.cost import Shape
 from ridgeline.plan.calibration.calibration import Calibration, Memory, Reading

@@ -27,9 +27,9 @@ from rich.table import Table
 
 import ridgeline
 from ridgeline.errors import EngineUnavailable
-from ridgeline.measure.http import HttpTarget, first_model
-from ridgeline.measure.metrics import ttft_s
-from ridgeline.measure.target import Recorder, Target
+from ridgeline.measure.client.http_target import HttpTarget, first_model
+from ridgeline.measure.client.target import Recorder, Target
+from ridgeline.measure.metrics.latency import ttft_s
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.measure.workload.synthetic import FIRST_ID
 from ridgeline.plan.calibration.remote_server import About, Decoded, Prompted, Served, fit_served

@@ -20,8 +20,8 @@ from ridgeline.config.settings import Settings
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.config import resolve
 from ridgeline.engine.engine import Engine
-from ridgeline.measure.inprocess import InProcessTarget
-from ridgeline.measure.target import Recorder
+from ridgeline.measure.client.engine_target import InProcessTarget
+from ridgeline.measure.client.target import Recorder
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.plan.simulate.fast_forward_decode import insert_transferred_kv
 from ridgeline.records import RequestTrace, Sampling, StepStat

@@ -16,9 +16,9 @@ from statistics import median
 
 import msgspec
 
-from ridgeline.measure.arrivals import Instants
-from ridgeline.measure.client import LoadOptions, run_load
-from ridgeline.measure.inprocess import InProcessTarget
+from ridgeline.measure.client.engine_target import InProcessTarget
+from ridgeline.measure.client.load_client import LoadOptions, run_load
+from ridgeline.measure.workload.arrivals import Instants
 from ridgeline.measure.workload.base import LoadRequest
 from ridgeline.plan.calibration.interference import Busy, is_fresh
 from ridgeline.records import RequestTrace, RunTrace, StepStat

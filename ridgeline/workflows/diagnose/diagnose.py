@@ -6,11 +6,17 @@ from pathlib import Path
 
 import msgspec
 
-from ridgeline.diagnose.baseline import learn
+from ridgeline.diagnose.losses.expected_steps import learn
 from ridgeline.errors import BadInput
-from ridgeline.measure.bench import BenchOptions, check
-from ridgeline.measure.log import Beside, beside_in_results, find_log, read_log, read_run
-from ridgeline.measure.server.config import ELSEWHERE
+from ridgeline.measure.bench_options import BenchOptions, check
+from ridgeline.measure.monitors.server_config import ELSEWHERE
+from ridgeline.measure.results.event_log import (
+    Beside,
+    beside_in_results,
+    find_log,
+    read_log,
+    read_run,
+)
 from ridgeline.records import RunTrace
 from ridgeline.records.progress import Observer, silent
 from ridgeline.workflows.diagnose.diagnose_run import Diagnosis, diagnose_run

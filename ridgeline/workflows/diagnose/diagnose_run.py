@@ -19,11 +19,11 @@ from ridgeline.diagnose import (
     step_facts,
     with_gpu,
 )
-from ridgeline.diagnose.blame import Expected
-from ridgeline.diagnose.causes import Server
-from ridgeline.diagnose.seen_steps import seen_steps
-from ridgeline.measure.log import Beside
-from ridgeline.measure.server.config import ELSEWHERE
+from ridgeline.diagnose.losses.latency_losses import Expected
+from ridgeline.diagnose.losses.observed_steps import seen_steps
+from ridgeline.diagnose.rules.causes import Server
+from ridgeline.measure.monitors.server_config import ELSEWHERE
+from ridgeline.measure.results.event_log import Beside
 from ridgeline.records import RunTrace, Slo
 from ridgeline.report.result import Result
 from ridgeline.workflows.diagnose.diagnosis_page import diagnosis_page

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from ridgeline.diagnose.profile import PhaseTable, Profile
+from ridgeline.diagnose.roofline.operators import PhaseTable, Profile
 from ridgeline.report.html import HtmlTable, render_page
 from ridgeline.report.roofline_chart import PHASE_LEGEND, Mark, roofline_figure
 from ridgeline.roofline import Peaks, RooflinePoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ridgeline.diagnose.profile import PhaseTable, Row
+from ridgeline.diagnose.roofline.operators import PhaseTable, Row
 
 COLUMNS = (
     "operator",

@@ -1,7 +1,7 @@
 """The phases of a measured run under a device's roofline, whatever server it was measured on.
 
 A Ridgeline engine records its steps. Those of another server are inferred from the times at which
-clients saw tokens (`ridgeline.diagnose.seen_steps`) and what the server reports about prompts: when
+clients saw tokens (`ridgeline.diagnose.losses.observed_steps`) and what the server reports about prompts: when
 each started, or how long one took on average. If tokens arrive several at a time (speculation,
 coalesced chunks), there is one point for the whole run, provided that the server counts its steps.
 """
@@ -13,10 +13,10 @@ from collections.abc import Mapping
 import msgspec
 
 from ridgeline.diagnose import roofline_points
-from ridgeline.diagnose.chart import WHOLE_RUN
-from ridgeline.diagnose.from_gpu import in_flight_share
-from ridgeline.diagnose.seen_steps import Began, one_by_one, seen_steps
-from ridgeline.measure.log import Beside
+from ridgeline.diagnose.losses.gpu_losses import in_flight_share
+from ridgeline.diagnose.losses.observed_steps import Began, one_by_one, seen_steps
+from ridgeline.diagnose.roofline.text_chart import WHOLE_RUN
+from ridgeline.measure.results.event_log import Beside
 from ridgeline.records import RequestTrace, RunTrace, StepStat
 from ridgeline.roofline import Peaks, PriceStep, RooflinePoint
 from ridgeline.workflows.load.server_utilisation import (

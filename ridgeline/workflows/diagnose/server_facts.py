@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ridgeline.diagnose import facts_of
 from ridgeline.diagnose.conditions import Value
-from ridgeline.measure.server.scrape import ServerReport
+from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.records import RunTrace, Slo
 
 RENAMED = {

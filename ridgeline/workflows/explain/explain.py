@@ -18,7 +18,7 @@ from rich.table import Table
 
 from ridgeline.config.settings import Settings
 from ridgeline.diagnose.conditions import Value
-from ridgeline.diagnose.decisions import Answered, walk
+from ridgeline.diagnose.rules.decisions import Answered, walk
 from ridgeline.engine.config import ResolvedSettings, resolve
 from ridgeline.engine.tokenization import NoTokenizer, load_tokenizer
 from ridgeline.errors import BadInput

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ridgeline.errors import BadInput, UserError
-from ridgeline.measure.bench import BenchOptions, run_bench, workload_of
-from ridgeline.measure.client import OnStart
-from ridgeline.measure.http import HttpTarget, first_model, wire_to
-from ridgeline.measure.inprocess import InProcessTarget, RenderChat
-from ridgeline.measure.log import Beside
-from ridgeline.measure.server.config import info_of
-from ridgeline.measure.target import Target as LoadTarget
+from ridgeline.measure.bench_options import BenchOptions, run_bench, workload_of
+from ridgeline.measure.client.engine_target import InProcessTarget, RenderChat
+from ridgeline.measure.client.http_target import HttpTarget, first_model, wire_to
+from ridgeline.measure.client.load_client import OnStart
+from ridgeline.measure.client.target import Target as LoadTarget
+from ridgeline.measure.monitors.server_config import info_of
+from ridgeline.measure.results.event_log import Beside
 from ridgeline.measure.workload import Chat, plain_chat
 from ridgeline.measure.workload.sharing import shared_of
 from ridgeline.records import EngineInfo, RequestTrace, RunTrace

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ridgeline.measure.client import OnStart
-from ridgeline.measure.http import base_url, wire_to
-from ridgeline.measure.server.gpu import NoGpus, open_gpus
-from ridgeline.measure.server.machine import MachineReport, MachineWatch
-from ridgeline.measure.server.process import is_here, listener
-from ridgeline.measure.server.scrape import Scraper, ServerReport
+from ridgeline.measure.client.http_target import base_url, wire_to
+from ridgeline.measure.client.load_client import OnStart
+from ridgeline.measure.monitors.gpu import NoGpus, open_gpus
+from ridgeline.measure.monitors.machine_monitor import MachineReport, MachineWatch
+from ridgeline.measure.monitors.process_usage import is_here, listener
+from ridgeline.measure.monitors.server_metrics import Scraper, ServerReport
 from ridgeline.records import RunTrace
 
 NOT_LOCAL = "the server is not on this machine: its processes and GPUs cannot be observed"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ridgeline.measure.distant import Use, use_of
-from ridgeline.measure.server.scrape import ServerReport
+from ridgeline.measure.metrics.remote_utilisation import Use, use_of
+from ridgeline.measure.monitors.server_metrics import ServerReport
 from ridgeline.records import RunTrace
 from ridgeline.workflows.targets import ModelOnDevice
 

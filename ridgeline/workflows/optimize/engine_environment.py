@@ -14,8 +14,8 @@ from ridgeline.config.settings import Settings
 from ridgeline.engine.engine import Engine
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.hardware.machine import Machine
-from ridgeline.measure.client import OnFinish, run_load
-from ridgeline.measure.inprocess import InProcessTarget
+from ridgeline.measure.client.engine_target import InProcessTarget
+from ridgeline.measure.client.load_client import OnFinish, run_load
 from ridgeline.measure.workload import Workload
 from ridgeline.optimize import quality
 from ridgeline.optimize.environment import Deployment, Environment, Load, top_two_margin

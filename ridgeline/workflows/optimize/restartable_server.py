@@ -7,7 +7,7 @@ import shlex
 import msgspec
 
 from ridgeline.config.settings import Settings, settings_from
-from ridgeline.measure.http import base_url
+from ridgeline.measure.client.http_target import base_url
 from ridgeline.optimize.external.server_flags import ServerFlags, server_flags_for
 from ridgeline.optimize.external.server_process import ServerCommand
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 
 from ridgeline.errors import BadInput
-from ridgeline.measure.client import MOST_REQUESTS
-from ridgeline.measure.report.page import bench_page
-from ridgeline.measure.report.perfetto import chrome_trace
-from ridgeline.measure.summary import summarise as summarise_run
+from ridgeline.measure.client.load_client import MOST_REQUESTS
+from ridgeline.measure.metrics.summary import summarise as summarise_run
+from ridgeline.measure.report.bench_page import bench_page
+from ridgeline.measure.report.chrome_trace import chrome_trace
 from ridgeline.measure.workload.synthetic import MOST_TOKENS
 from ridgeline.plan.simulate.fleet import Outcome, simulate_fleet
 from ridgeline.plan.simulate.summary import FleetSummary, summarise, traces

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from ridgeline.diagnose.conditions import Value
-from ridgeline.diagnose.decisions import Answered, walk
+from ridgeline.diagnose.rules.decisions import Answered, walk
 from ridgeline.workflows.explain.recommendations import Recommendation
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from ridgeline.cli.params.engine import HELP as ENGINE
-from ridgeline.diagnose.causes import shipped_causes
 from ridgeline.diagnose.conditions import written
+from ridgeline.diagnose.rules.causes import shipped_causes
 from ridgeline.optimize import ladder
 from ridgeline.serve.config import HELP as SERVER
 from ridgeline.serve.config import ServerOptions

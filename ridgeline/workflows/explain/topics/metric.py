@@ -9,8 +9,8 @@ from importlib.resources import files
 
 import msgspec
 
-from ridgeline.diagnose.causes import shipped_causes
 from ridgeline.diagnose.conditions import fill
+from ridgeline.diagnose.rules.causes import shipped_causes
 from ridgeline.workflows.explain.topics.base import Known, Page
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ridgeline.diagnose.causes import Cause, shipped_causes
+from ridgeline.diagnose.rules.causes import Cause, shipped_causes
 from ridgeline.workflows.explain.topics.base import Known, Page
 
 

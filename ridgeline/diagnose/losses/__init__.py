@@ -1,0 +1,1 @@
+"""Latency by cause: what each request's time was lost to, from step records or from outside."""

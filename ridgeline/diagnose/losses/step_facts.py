@@ -1,0 +1,152 @@
+"""Further named numbers for the causes: how steps compare with each other and with expectation."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from ridgeline.diagnose.conditions import Value
+from ridgeline.diagnose.losses.latency_losses import LEAST_DECODE_STEPS, Expected
+from ridgeline.records import RunTrace, StepStat
+from ridgeline.roofline import phase_of
+from ridgeline.stats import percentile
+
+SPANS = 10  # of a run, of equal length
+LEAST_EXCESS = 0.1  # of a span's steps' seconds, to call the span slow
+
+
+def step_facts(run: RunTrace, expected: Expected | None = None) -> dict[str, Value]:
+    """What the steps can tell; a number that they cannot tell is absent."""
+    steps = [step for step in run.steps if step.shapes]
+    facts: dict[str, Value] = {}
+    published = [
+        r.token_s[0] - r.first_computed_s
+        for r in run.requests
+        if r.token_s and r.first_computed_s is not None
+    ]
+    if published:
+        facts["publish_p50_s"] = percentile(published, 50)
+    if not steps:
+        return facts
+    plan_s, gap_s = between(steps)
+    facts["plan_p50_s"], facts["gap_p50_s"] = plan_s, gap_s
+    facts.update(_phases(steps))
+    if expected is not None:
+        facts.update(_against(steps, expected))
+        if expected.between_s:
+            facts["between_over_usual"] = (plan_s + gap_s) / expected.between_s
+    return facts
+
+
+def between(steps: Sequence[StepStat]) -> tuple[float, float]:
+    """Medians of planning and of the gap before it, while there was work."""
+    gaps = [b.at_s - (a.at_s + a.plan_s + a.run_s) for a, b in pairwise(steps)]
+    busy = [gap for gap, step in zip(gaps, steps, strict=False) if step.num_running > 0]
+    gap_s = max(0.0, percentile(busy, 50)) if busy else 0.0
+    return percentile([step.plan_s for step in steps], 50), gap_s
+
+
+def _phases(steps: Sequence[StepStat]) -> dict[str, Value]:
+    decode = [step for step in steps if phase_of(step) == "decode"]
+    others = [step.run_s for step in steps if phase_of(step) != "decode"]
+    facts: dict[str, Value] = {}
+    if others:
+        facts["mixed_p95_s"] = percentile(others, 95)
+    if len(decode) >= LEAST_DECODE_STEPS:
+        facts["decode_step_s"] = percentile([step.run_s for step in decode], 50)
+    by_size = _by_size(decode)
+    if by_size is not None:
+        facts["batch_slope_share"] = min(1.0, max(0.0, 1 - by_size.own_s / by_size.mean_s))
+    facts.update(batch_facts(steps))
+    return facts
+
+
+def batch_facts(steps: Sequence[StepStat]) -> dict[str, Value]:
+    """What twice as much in a step would give, and how much is in it; of steps that were recorded
+    or seen from outside (`seen_steps`).
+    """
+    steps = [step for step in steps if step.shapes]
+    decode = [step for step in steps if phase_of(step) == "decode"]
+    lines = (_line([float(step.num_tokens) for step in steps], steps), _by_size(decode))
+    own_s = min((line.own_s for line in lines if line is not None), default=None)
+    if own_s is None:
+        return {}
+    own = min(1.0, max(0.0, own_s / statistics.fmean(step.run_s for step in steps)))
+    return {
+        "doubled_batch_gain": 2 / (2 - own),
+        "mean_step_tokens": statistics.fmean(step.num_tokens for step in steps),
+    }
+
+
+class _Line(NamedTuple):
+    """Of some steps: what each costs whatever is in it, and what it costs on average.
+
+    Twice as much in every step shares the former between twice as many tokens, and nothing else:
+    2 / (2 - own_s / mean_s) times the tokens per second. A prompt's tokens cost less than decoded
+    ones, so that a line through both sets `own_s` too high: of several lines the least counts.
+    """
+
+    own_s: float
+    mean_s: float
+
+
+def _line(sizes: Sequence[float], steps: Sequence[StepStat]) -> _Line | None:
+    """Least squares; None where the sizes hardly differ."""
+    if len(steps) < LEAST_DECODE_STEPS or max(sizes) - min(sizes) < 2:
+        return None
+    times = [step.run_s for step in steps]
+    return _Line(statistics.linear_regression(sizes, times).intercept, statistics.fmean(times))
+
+
+def _by_size(decode: Sequence[StepStat]) -> _Line | None:
+    return _line([float(len(step.shapes)) for step in decode], decode)
+
+
+def _against(steps: Sequence[StepStat], expected: Expected) -> dict[str, Value]:
+    total = sum(map(expected.seconds, steps))
+    return {
+        "slow_steps_share": sum(map(expected.is_slow, steps)) / len(steps),
+        "step_over_expected": sum(step.run_s for step in steps) / total if total > 0 else 0.0,
+        "slow_spans_share": slow_spans(steps, expected),
+    }
+
+
+def slow_spans(steps: Sequence[StepStat], expected: Expected) -> float:
+    """The share of the run's equal spans in which slow steps took too long by a tenth of all.
+
+    Somebody who takes turns with the engine is there in all of them, a stall in one.
+    """
+    began_s, ended_s = steps[0].at_s, max(step.at_s for step in steps)
+    length_s = max(ended_s - began_s, 1e-9) / SPANS
+    took, excess = [0.0] * SPANS, [0.0] * SPANS
+    for step in steps:
+        span = min(SPANS - 1, int((step.at_s - began_s) / length_s))
+        took[span] += step.run_s
+        if expected.is_slow(step):
+            excess[span] += step.run_s - expected.seconds(step)
+    busy = [over / s for over, s in zip(excess, took, strict=True) if s > 0]
+    return sum(over >= LEAST_EXCESS for over in busy) / len(busy) if busy else 0.0
+
+
+def missed_prefix(
+    run: RunTrace, shared_share: float, told: Mapping[str, float] | None = None
+) -> float:
+    """Share of the prompt tokens that repeat an earlier prompt (`shared_share` of them do) and were
+    computed all the same.
+
+    What the cache gave is in the requests, or in a server's own counters (`told`: `hit_tokens` of
+    `queried_tokens`, or its gauge `hit_share`). Lookups that are counted and never happened are a
+    cache that is switched off.
+    A server that says neither is not said to have missed: silence is no miss.
+    """
+    words = told or {}
+    prompt = sum(request.prompt_tokens for request in run.requests)
+    cached = sum(request.cached_tokens for request in run.requests)
+    if prompt and (cached or run.steps):
+        return max(0.0, shared_share - cached / prompt)
+    if "queried_tokens" in words and "hit_tokens" in words:
+        hits = words["hit_tokens"] / words["queried_tokens"] if words["queried_tokens"] else 0.0
+        return max(0.0, shared_share - hits)
+    return max(0.0, shared_share - words["hit_share"]) if "hit_share" in words else 0.0

@@ -1,0 +1,1 @@
+"""Where phases and operators are under the roofline."""

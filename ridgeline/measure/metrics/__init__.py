@@ -1,0 +1,1 @@
+"""Metrics: pure functions over a RunTrace. Definitions: docs/concepts/measurements.md."""

@@ -1,0 +1,182 @@
+"""One run in one record: every figure that `ridgeline bench` prints and a report shows."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ridgeline.measure.metrics.goodput import Goodput, Validity, goodput, output_ratio, validity_of
+from ridgeline.measure.metrics.latency import (
+    Distribution,
+    client_queue_s,
+    distribution,
+    e2e_s,
+    itl_chunk_s,
+    itl_s,
+    outcome,
+    pooled,
+    publish_s,
+    queue_s,
+    succeeded,
+    tpot_s,
+    ttft_s,
+)
+from ridgeline.measure.metrics.step_metrics import Occupancy, occupancy
+from ridgeline.measure.metrics.window import Window, arrived_in, flow
+from ridgeline.records import RequestTrace, RunTrace, Slo
+
+Metric = Literal["ttft", "tpot", "itl", "e2e"]
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one run. Latencies over succeeded requests; rates over the whole run unless
+    named steady.
+
+    `ttft`, `e2e` count from the scheduled arrival, the `_from_send` ones from the send. `itl`
+    pools all tokens (token-weighted), `itl_chunk` all gaps between chunks; `tpot` is one value
+    per request.
+    """
+
+    num_requests: int
+    num_ok: int
+    num_failed: int
+    num_cancelled: int
+    num_timeout: int
+    num_uncounted: int
+    duration_s: float
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    request_rate: float
+    input_tok_s: float
+    output_tok_s: float
+    steady_output_tok_s: float | None
+    offered_rate: float | None
+    sent_rate: float | None
+    peak_concurrency: int
+    tokens_per_chunk: float | None
+    output_ratio: float | None
+    ttft: Distribution | None
+    ttft_from_send: Distribution | None
+    tpot: Distribution | None
+    itl: Distribution | None
+    itl_chunk: Distribution | None
+    e2e: Distribution | None
+    e2e_from_send: Distribution | None
+    queue: Distribution | None
+    publish: Distribution | None
+    client_queue: Distribution | None
+    goodput: Goodput | None
+    occupancy: Occupancy | None
+    validity: Validity
+
+
+def summarise(run: RunTrace, slo: Slo | None = None, window: Window | None = None) -> Summary:
+    """All figures of a run (of its window); `goodput` only where an SLO is given."""
+    if window is None:
+        return _summary(run, slo)
+    found = _summary(arrived_in(run, window), slo)
+    passed = flow(run, window)
+    return msgspec.structs.replace(
+        found,
+        request_rate=_rate(passed.completions, window.width_s),
+        input_tok_s=_rate(passed.input_tokens, window.width_s),
+        output_tok_s=_rate(passed.output_tokens, window.width_s),
+        peak_concurrency=peak_concurrency(run.requests),
+    )
+
+
+def _summary(run: RunTrace, slo: Slo | None) -> Summary:
+    done = succeeded(run.requests)
+    ends = [outcome(request) for request in run.requests]
+    input_tokens = sum(request.prompt_tokens for request in done)
+    output_tokens = sum(request.output_tokens for request in done)
+    return Summary(
+        num_requests=len(ends),
+        num_ok=ends.count("ok"),
+        num_failed=ends.count("failed"),
+        num_cancelled=ends.count("cancelled"),
+        num_timeout=ends.count("timeout"),
+        num_uncounted=sum(request.counted_by != "server" for request in done),
+        duration_s=run.duration_s,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        cached_tokens=sum(request.cached_tokens for request in done),
+        request_rate=_rate(len(done), run.duration_s),
+        input_tok_s=_rate(input_tokens, run.duration_s),
+        output_tok_s=_rate(output_tokens, run.duration_s),
+        steady_output_tok_s=steady_output_tok_s(run),
+        offered_rate=_pace([request.scheduled_s for request in run.requests]),
+        sent_rate=_pace([request.sent_s for request in run.requests]),
+        peak_concurrency=peak_concurrency(run.requests),
+        tokens_per_chunk=_tokens_per_chunk(done),
+        output_ratio=output_ratio(run),
+        **_latencies(done),
+        goodput=goodput(run, slo) if slo is not None else None,
+        occupancy=occupancy(run),
+        validity=validity_of(run),
+    )
+
+
+def _latencies(done: list[RequestTrace]) -> dict[str, Distribution | None]:
+    return {
+        "ttft": distribution(map(ttft_s, done)),
+        "ttft_from_send": distribution(ttft_s(request, "sent") for request in done),
+        "tpot": distribution(map(tpot_s, done)),
+        "itl": pooled(done, itl_s),
+        "itl_chunk": pooled(done, itl_chunk_s),
+        "e2e": distribution(map(e2e_s, done)),
+        "e2e_from_send": distribution(e2e_s(request, "sent") for request in done),
+        "queue": distribution(map(queue_s, done)),
+        "publish": distribution(map(publish_s, done)),
+        "client_queue": distribution(map(client_queue_s, done)),
+    }
+
+
+def _rate(count: float, duration_s: float) -> float:
+    return count / duration_s if duration_s > 0 else 0.0
+
+
+def _pace(instants: list[float]) -> float | None:
+    """Events per second between the first and the last of them."""
+    width_s = max(instants) - min(instants) if instants else 0.0
+    return (len(instants) - 1) / width_s if width_s > 0 else None
+
+
+def steady_output_tok_s(run: RunTrace) -> float | None:
+    """Output tokens/s between the first completion and the last send: neither ramp nor drain.
+
+    Tokens count by their own instant, so a request that spans an edge counts with its inner part;
+    dropping it whole would bias the rate. None where that window is empty.
+    """
+    done = succeeded(run.requests)
+    ends = [request.token_s[-1] for request in done if request.token_s]
+    if not ends:
+        return None
+    begin_s, end_s = min(ends), max(request.sent_s for request in run.requests)
+    if end_s <= begin_s:
+        return None
+    inside = sum(
+        count
+        for request in done
+        for at_s, count in zip(request.token_s, request.token_counts, strict=True)
+        if begin_s < at_s <= end_s
+    )
+    return inside / (end_s - begin_s)
+
+
+def peak_concurrency(requests: tuple[RequestTrace, ...]) -> int:
+    """The most requests in flight at one instant, from send to end."""
+    changes = [(request.sent_s, 1) for request in requests]
+    changes += [(request.finished_s, -1) for request in requests if request.finished_s is not None]
+    now = most = 0
+    for _, change in sorted(changes):
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _tokens_per_chunk(done: list[RequestTrace]) -> float | None:
+    chunks = sum(len(request.token_s) for request in done)
+    return sum(sum(request.token_counts) for request in done) / chunks if chunks else None
