@@ -32,9 +32,9 @@ import msgspec
 import torch
 
 from ridgeline.cli.commands.quantize import FORMATS, WIDTHS
-from ridgeline.compress.methods.mixed_precision import Mixed
-from ridgeline.compress.quantize_model import HOLDERS, Writer, make
-from ridgeline.compress.recipe import METHODS, NUMBERS, Recipe
+from ridgeline.compress.methods.mixed_precision import MixedPrecision
+from ridgeline.compress.quantize_model import HOLDERS, FormatWriter, quantize_model
+from ridgeline.compress.recipe import METHODS, NUMBERS, QuantizeRecipe
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.runner import TorchRunner
 from ridgeline.engine.tokenization import load_tokenizer
@@ -105,15 +105,15 @@ def beside(found: dict[str, Any], first: dict[str, Any]) -> str:
     )
 
 
-def writer(name: str) -> Writer:
+def writer(name: str) -> FormatWriter:
     module, _, attribute = FORMATS[name].partition(":")
-    found: Writer = getattr(import_module(module), attribute)
+    found: FormatWriter = getattr(import_module(module), attribute)
     return found
 
 
 def measure(
     model: str,
-    recipe: Recipe,
+    recipe: QuantizeRecipe,
     name: str,
     budget: float | None,
     windows: list[list[int]],
@@ -124,14 +124,14 @@ def measure(
     """Of one recipe, written in the format `name`, with each kind of activations."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model"
-        make(
+        quantize_model(
             model,
             recipe,
             target,
             calibration=calibration if recipe.calibrated or budget else None,
             write=writer(name),
             tell=lambda progress: None,
-            mixed=None if budget is None else Mixed(budget, WIDTHS[name]),
+            mixed=None if budget is None else MixedPrecision(budget, WIDTHS[name]),
         )
         made = str(target / "model.gguf" if name == "gguf" else target)
         return [
@@ -140,7 +140,7 @@ def measure(
         ]
 
 
-def recipes(args: argparse.Namespace) -> Iterator[Recipe]:
+def recipes(args: argparse.Namespace) -> Iterator[QuantizeRecipe]:
     """Every recipe that is asked for, calibrated ones once per seed."""
     for numbers in args.numbers:
         for bits in args.bits if numbers == "int" else [4]:
@@ -148,7 +148,7 @@ def recipes(args: argparse.Namespace) -> Iterator[Recipe]:
                 for method in args.methods:
                     plain = method in ("rtn", "hqq") and args.bits_budget is None
                     for seed in [0] if plain else args.seeds:
-                        yield Recipe(
+                        yield QuantizeRecipe(
                             method=method,
                             bits=bits,
                             group_size=group,
@@ -160,7 +160,7 @@ def recipes(args: argparse.Namespace) -> Iterator[Recipe]:
                         )
 
 
-def told(recipe: Recipe, found: dict[str, Any]) -> str:
+def told(recipe: QuantizeRecipe, found: dict[str, Any]) -> str:
     """One row of the table."""
     zeros = ", zero-points" if recipe.zeros else ""
     layout = f"{recipe.bits} bits, groups {recipe.group_size}{zeros}"

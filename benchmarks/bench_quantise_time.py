@@ -25,12 +25,12 @@ from msgspec.structs import replace
 
 from ridgeline.compress.calibration import MOST_HELD
 from ridgeline.compress.formats.lattice import Rounded
-from ridgeline.compress.layer_walk import Walk, Walks, watch_both
-from ridgeline.compress.methods.channel_balance import Balanced
+from ridgeline.compress.layer_walk import HiddenStateWalk, PairedWalks, observe_inputs
+from ridgeline.compress.methods.channel_balance import BalancedWeights
 from ridgeline.compress.methods.repair import repair
-from ridgeline.compress.methods.rounding import Product, round_product
-from ridgeline.compress.pipeline import Changed, balance, halves
-from ridgeline.compress.recipe import Recipe, check
+from ridgeline.compress.methods.rounding import ProductWeights, round_product
+from ridgeline.compress.pipeline import LayerInProgress, balance, halves
+from ridgeline.compress.recipe import QuantizeRecipe, check
 from ridgeline.engine.checkpoints.sources import DummyWeights, PlainWeights, Weights
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.modelspec.checkpoints.load import load_spec
@@ -74,10 +74,12 @@ class Clock:
         self.rest_s += self._lap(what)
 
 
-def layer(spec: ModelSpec, recipe: Recipe, pieces: list[list[int]], chosen: Sequence[int]) -> Clock:
+def layer(
+    spec: ModelSpec, recipe: QuantizeRecipe, pieces: list[list[int]], chosen: Sequence[int]
+) -> Clock:
     """What `ridgeline.compress.pipeline` does with a layer, timed."""
     source = Drawn(DummyWeights(spec, 0))
-    clean = Walk(spec, source, pieces)
+    clean = HiddenStateWalk(spec, source, pieces)
     walk = clean.fork()
     walk.states = [x_TC + 0.01 * torch.randn_like(x_TC) for x_TC in walk.states]
     num_windows = recipe.num_windows + MOST_HELD
@@ -85,24 +87,27 @@ def layer(spec: ModelSpec, recipe: Recipe, pieces: list[list[int]], chosen: Sequ
     for part, _ in (each for half in halves(spec, 0) for each in half):
         source.get(part)
     grids: dict[Part, Rounded] = {}
-    now, clock = Changed(source, grids, {}), Clock()
+    now, clock = LayerInProgress(source, grids, {}), Clock()
     for at in chosen:
         half = halves(spec, 0)[at]
         keys = {part.key for part, _ in half}
-        watched = watch_both(Walks(clean, walk, 1), source, now, 0, at, keys, True)
+        watched = observe_inputs(PairedWalks(clean, walk, 1), source, now, 0, at, keys, True)
         clock.text(f"watching {', '.join(sorted(keys))}")
         aimed = repair(source, half, watched, recipe.repair, recipe.damping)
         clock.rest("repairing")
-        balanced, stats = Balanced(Changed(source, {}, aimed.weights), spec), watched.stats
+        balanced, stats = (
+            BalancedWeights(LayerInProgress(source, {}, aimed.weights), spec),
+            watched.stats,
+        )
         if recipe.method == "awq":
             stats = balance(spec, balanced, recipe, stats, half, 0)
             clock.rest("searching")
         for key, group in groupby(half, lambda each: each[1]):
-            product = Product(key, {part: balanced.get(part).float() for part, _ in group})
+            product = ProductWeights(key, {part: balanced.get(part).float() for part, _ in group})
             rounded, _ = round_product(product, stats, recipe, "bfloat16")
             grids |= rounded
             clock.rest(f"rounding {'+'.join(key[0])}")
-        walk.go(Changed(source, grids, {}), 0, at)
+        walk.go(LayerInProgress(source, grids, {}), 0, at)
         clock.text("walking on")
     del unseen
     return clock
@@ -120,7 +125,7 @@ def main() -> None:
     num_layers = len(spec.layers)
     head = replace(spec.lm_head, num_out=512)
     spec = replace(spec, layers=spec.layers[:1], vocab_size=512, lm_head=head)
-    recipe = check(Recipe(method=args.method))
+    recipe = check(QuantizeRecipe(method=args.method))
     pieces = [[(7 * i + w) % 512 for i in range(256)] for w in range(args.windows)]
     with torch.inference_mode():
         clock = layer(spec, recipe, pieces, (0, 1) if args.half is None else (args.half,))

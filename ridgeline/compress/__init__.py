@@ -1,9 +1,9 @@
-"""Makers of smaller models: calibrated quantisation, written as the engine or as others read it.
+"""Quantisation with calibration, and drafter training.
 
-pipeline.py     the loop over layers: calibrate, balance, round, store, go on
-balance.py      AWQ, SmoothQuant: function-preserving rescales that make rounding cheaper
-repair.py       weights that make up for what was rounded before them
-rounding.py     a product's weights by the recipe: rtn.py, gptq.py, hqq.py, outliers.py, floats.py
-rotate.py       QuaRot's R1 and R2, merged into the weights
-store.py        what is finished, layer by layer, on disk
+pipeline.py        the loop over layers: calibrate, balance, round, store
+quantize_model.py  from a model and a recipe to a folder
+methods/           rtn, gptq, hqq, awq and smoothquant (channel_balance), llm-int8 (outliers), qat …
+formats/           numeric formats: integer lattices, K-quants, NF4, FP8
+writers/           checkpoints for this engine and for others, and the store of finished layers
+drafter_training/  trains Medusa and EAGLE drafters
 """

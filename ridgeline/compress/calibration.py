@@ -1,7 +1,6 @@
-"""The text that activations are measured on: pieces of the user's own, or of the text shipped here.
+"""Calibration text: windows of the user's text or of the text shipped with this package.
 
-The shipped text (`assets/calibration`) shares no file with the held-out text that quality is judged
-by.
+The shipped text (`assets/calibration`) shares no file with the held-out text used to judge quality.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.tokenization import load_tokenizer
 from ridgeline.errors import BadInput
 
@@ -22,7 +21,7 @@ MOST_HELD = 8
 
 
 def shipped_text() -> str:
-    """Code and conversations."""
+    """The shipped text: code and conversations."""
     folder = files("ridgeline") / "assets" / "calibration"
     chats = (folder / "chat.jsonl").read_text(encoding="utf-8").splitlines()
     lines = [
@@ -47,36 +46,39 @@ def read_text(file: Path | None) -> str:
 
 
 def tokens_of(model: str, text: str) -> list[int]:
-    """The whole text, for training; `windows` has checked it."""
+    """All tokens of the text, for training. `windows` has checked its length."""
     return list(load_tokenizer(model).encode(text))
 
 
-def windows(model: str, text: str, recipe: Recipe, vocab_size: int) -> list[list[int]]:
-    """`num_windows` pieces at places drawn by the recipe's seed. Raises BadInput."""
-    tokens = _checked(model, text, recipe, vocab_size)
-    return _drawn(tokens, [(0, len(tokens))], recipe)
+def windows(model: str, text: str, recipe: QuantizeRecipe, vocab_size: int) -> list[list[int]]:
+    """`num_windows` windows at positions drawn by the recipe's seed. Raises BadInput."""
+    tokens = _check_length(model, text, recipe, vocab_size)
+    return _draw_windows(tokens, [(0, len(tokens))], recipe)
 
 
-class Pieces(NamedTuple):
-    """Windows to learn from, and windows that share no token of the text with them."""
+class CalibrationSplit(NamedTuple):
+    """Windows to learn from, and held-out windows that share no token of the text with them."""
 
     learnt: list[list[int]]
     held: list[list[int]]
 
 
-def pieces(model: str, text: str, recipe: Recipe, vocab_size: int) -> Pieces:
-    """As `windows`, but for an eighth of the text (8 windows at most, 1 at least), which is held
-    back in even steps."""
-    tokens, length = _checked(model, text, recipe, vocab_size), recipe.window_tokens
+def split_windows(
+    model: str, text: str, recipe: QuantizeRecipe, vocab_size: int
+) -> CalibrationSplit:
+    """Like `windows`, with an eighth of the text (at least 1, at most 8 windows) held out at even
+    distances.
+    """
+    tokens, length = _check_length(model, text, recipe, vocab_size), recipe.window_tokens
     count = max(1, min(MOST_HELD, len(tokens) // (8 * length)))
     begins = [(2 * i + 1) * len(tokens) // (2 * count) - length // 2 for i in range(count)]
     edges = [0, *(edge for begin in begins for edge in (begin, begin + length)), len(tokens)]
     free = list(zip(edges[::2], edges[1::2], strict=True))
     held = [list(tokens[begin : begin + length]) for begin in begins]
-    return Pieces(_drawn(tokens, free, recipe), held)
+    return CalibrationSplit(_draw_windows(tokens, free, recipe), held)
 
 
-def _checked(model: str, text: str, recipe: Recipe, vocab_size: int) -> Sequence[int]:
+def _check_length(model: str, text: str, recipe: QuantizeRecipe, vocab_size: int) -> Sequence[int]:
     tokens = load_tokenizer(model).encode(text)
     length = recipe.window_tokens
     if len(tokens) < 4 * length:
@@ -85,14 +87,14 @@ def _checked(model: str, text: str, recipe: Recipe, vocab_size: int) -> Sequence
             value=f"{len(tokens)} tokens",
             limit=f"at least {4 * length}: four windows of --calibration-tokens {length}",
         )
-    _refuse_foreign(tokens, vocab_size)
+    _check_vocabulary(tokens, vocab_size)
     return tokens
 
 
-def _drawn(
-    tokens: Sequence[int], free: Sequence[tuple[int, int]], recipe: Recipe
+def _draw_windows(
+    tokens: Sequence[int], free: Sequence[tuple[int, int]], recipe: QuantizeRecipe
 ) -> list[list[int]]:
-    """`num_windows` pieces within the stretches of `free`, every place as likely."""
+    """`num_windows` windows within the ranges `free`, every position equally likely."""
     rng, length = random.Random(recipe.seed), recipe.window_tokens
     starts = [at for begin, end in free for at in range(begin, end - length + 1)]
     assert recipe.num_windows is not None, "an unchecked recipe"
@@ -100,7 +102,7 @@ def _drawn(
     return [list(tokens[start : start + length]) for start in chosen]
 
 
-def _refuse_foreign(tokens: Sequence[int], vocab_size: int) -> None:
+def _check_vocabulary(tokens: Sequence[int], vocab_size: int) -> None:
     if max(tokens) >= vocab_size:
         raise BadInput(
             "the tokenizer knows tokens that the model lacks: they do not belong together",

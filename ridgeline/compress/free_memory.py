@@ -1,7 +1,7 @@
-"""Memory that was freed, given back to the system.
+"""Returns freed memory to the operating system.
 
-The C library keeps what is freed for its next user. A layer's temporaries come in many sizes, so
-that what one stage leaves behind seldom fits the next: resident memory grows with every layer.
+The C library keeps freed memory for reuse. A layer's temporaries have many sizes, so what one stage
+leaves behind rarely fits the next, and resident memory would grow with every layer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _trim() -> Callable[[int], object] | None:
     return getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; musl has none
 
 
-def give_back() -> None:
-    """Return freed pages to the system, where the C library can be told to."""
+def release_free_pages() -> None:
+    """Return freed pages to the system if the C library supports it."""
     if (trim := _trim()) is not None:
         trim(0)

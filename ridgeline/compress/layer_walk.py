@@ -1,11 +1,12 @@
-"""Walking through a model one block at a time: the calibration's hidden states, layer after layer.
+"""Walks through a model one block at a time with the calibration text's hidden states.
 
-Only one block's weights are in memory (two while a block is watched); the states of all windows
-are. A quantised model's walk has company: the original's, on the same text, so that every product
-sees both what it will read and what it would have read (`watch_both`). A block is passed in halves,
-its attention and its feed-forward: the second is watched with the first already rounded.
+Only one block's weights are in memory (two while inputs are observed), but the states of all
+windows. The quantised model's walk is paired with one through the original on the same text, so
+each product sees what it will read and what it would have read (`observe_inputs`). A block is
+processed in halves, attention and feed-forward: the second is observed with the first already
+rounded.
 
-Shape legend: T tokens of a window, C hidden_size, I inputs, V vocabulary.
+Shape suffixes: T tokens of a window, C hidden_size, I inputs, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ridgeline.compress.statistics import Pair, ProductKey, Stats, Tap
+from ridgeline.compress.statistics import InputStats, InputTap, ProductKey, WindowPair
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.checkpoints.load import DecoderBuilder
 from ridgeline.engine.checkpoints.sources import Weights
@@ -36,14 +37,14 @@ LAST = (("o",), None), (("down",), None)
 """Products behind whose inputs nothing of their half of a block is read."""
 
 
-class Enough(Exception):
-    """Everything that was to be heard has been."""
+class StopForward(Exception):
+    """Raised to end a forward pass once all requested inputs have been observed."""
 
 
 class TappingBuilder(DecoderBuilder):
-    """Builds blocks whose linears tell their inputs to `hear`, those with one of the `keys`.
+    """Builds blocks whose linears with one of the `keys` report their inputs to `hear`.
 
-    At one of the products `until` the block raises `Enough`.
+    At one of the products `until` the block raises `StopForward`.
     """
 
     def __init__(
@@ -70,16 +71,16 @@ class TappingBuilder(DecoderBuilder):
         few = len(keys) == 1 and 2 * specs[0].num_out < specs[0].num_in
         if few and isinstance(linear, PackedLinear):
             self.narrow[key] = PackedLinear(linear.native.packed, None, torch.float32)
-        return Tap(linear, lambda x_TI: self._heard(key, x_TI))
+        return InputTap(linear, lambda x_TI: self._heard(key, x_TI))
 
     def _heard(self, key: ProductKey, x_TI: Tensor) -> None:
         self._hear(key, x_TI)
         if key in self._until:
-            raise Enough
+            raise StopForward
 
 
-class Walk:
-    """Hidden states x_TC of every window, before the layer that is next."""
+class HiddenStateWalk:
+    """Hidden states x_TC of every window, before the next layer."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, windows: Sequence[Sequence[int]]) -> None:
         self.spec = spec
@@ -93,22 +94,25 @@ class Walk:
         tables = RopeTables(self._ropes, length, torch.float32, torch.device("cpu"))
         self._turns = tables.at(torch.arange(length), length)
 
-    def fork(self) -> Walk:
-        """Another walk that starts where this one stands."""
+    def fork(self) -> HiddenStateWalk:
+        """Another walk starting at the same position."""
         other = copy(self)
         other.states = list(self.states)
         return other
 
     def half(self, builder: DecoderBuilder, index: int, half: int) -> Callable[[Tensor], Tensor]:
-        """The attention (0) or feed-forward (1) of layer `index` as `builder` makes it, as a
-        function of one window's states."""
+        """The attention (0) or feed-forward (1) of layer `index`, built by `builder`, as a function
+        of one window's states.
+        """
         block: Block = builder.block(self.spec.layers[index], index, self._ropes)
         if half:
             return block.fed
         return lambda x_TC: block.attended(x_TC, self._turns, self._attend, index)
 
     def go(self, weights: Weights, index: int, half: int) -> None:
-        """Through half of layer `index`. Raises BadModel where the states are no longer numbers."""
+        """Advance through half of layer `index`. Raises BadModel if the states contain NaN or
+        infinity.
+        """
         native = forward_kind("native")
         builder = DecoderBuilder(self.spec, weights, torch.device("cpu"), torch.float32, native)
         through = self.half(builder, index, half)
@@ -117,61 +121,61 @@ class Walk:
         self.check(index)
 
     def check(self, index: int) -> None:
-        """Raises BadModel where the states are no longer numbers."""
+        """Raise BadModel if the states contain NaN or infinity."""
         if not all(torch.isfinite(x_TC).all() for x_TC in self.states):
             raise BadModel(f"the calibration's activations overflow in layer {index}")
 
 
-class Walks(NamedTuple):
-    """The calibration's states in the original model, and in the one that is being made.
+class PairedWalks(NamedTuple):
+    """The calibration's states in the original model and in the quantised one.
 
-    The last `num_held` windows of both are not learnt from: they judge.
+    The last `num_held` windows of both are held out: they judge and are not learnt from.
     """
 
-    clean: Walk
-    rounded: Walk
+    clean: HiddenStateWalk
+    rounded: HiddenStateWalk
     num_held: int
 
 
-class Watched(NamedTuple):
-    """What products read: sums over the windows to learn from, and rows of those held back."""
+class ObservedInputs(NamedTuple):
+    """Inputs of products: sums over the windows to learn from, and rows of the held-out ones."""
 
-    stats: dict[ProductKey, Stats]
-    held: dict[ProductKey, list[Pair]]
+    stats: dict[ProductKey, InputStats]
+    held: dict[ProductKey, list[WindowPair]]
 
 
-def watch_both(
-    walks: Walks,
+def observe_inputs(
+    walks: PairedWalks,
     source: Weights,
     rounded: Weights,
     index: int,
     half: int,
     keys: Collection[str],
     moments: bool,
-) -> Watched:
-    """What the products with `keys` of layer `index` read, those of its half `half`.
+) -> ObservedInputs:
+    """What the products with `keys` in half `half` of layer `index` read.
 
-    The rounded walk listens to `rounded` (in which the half is still as it was) and stays where it
-    is. With `moments`, the clean one goes through the half of `source` meanwhile. Rows of experts
-    are not compared: routers may send other tokens there.
+    The rounded walk observes `rounded` (in which this half is unchanged) without advancing. With
+    `moments`, the original walk passes through the half of `source` as well. Rows of experts are
+    not compared, since routers may send other tokens there.
     """
     clean, walk = walks.clean, walks.rounded
     would: dict[ProductKey, Tensor] = {}
-    stats: dict[ProductKey, Stats] = {}
-    held: dict[ProductKey, list[Pair]] = {}
+    stats: dict[ProductKey, InputStats] = {}
+    held: dict[ProductKey, list[WindowPair]] = {}
     narrow: dict[ProductKey, Linear] = {}
     hold = False
 
     def add(key: ProductKey, x_TI: Tensor) -> None:
         original_TI = would.get(key) if moments and key[1] is None else None
         if hold and original_TI is not None:
-            held.setdefault(key, []).append(Pair(x_TI, original_TI))
+            held.setdefault(key, []).append(WindowPair(x_TI, original_TI))
         elif len(x_TI):
             stats[key].add(x_TI, original_TI, narrow.get(key))
 
     builder = TappingBuilder(walk.spec, rounded, keys, add, LAST)
     listen = walk.half(builder, index, half)
-    stats |= {key: Stats.empty(size, moments) for key, size in builder.num_inputs.items()}
+    stats |= {key: InputStats.empty(size, moments) for key, size in builder.num_inputs.items()}
     if moments:
         clean_builder = TappingBuilder(clean.spec, source, keys, would.__setitem__)
         through = clean.half(clean_builder, index, half)
@@ -181,14 +185,14 @@ def watch_both(
         hold = at >= first_held
         if moments:
             clean.states[at] = through(clean.states[at])
-        _listen(listen, x_TC)
+        _run_until_stopped(listen, x_TC)
     for each in stats.values():
         each.complete()
-    return Watched(stats, held)
+    return ObservedInputs(stats, held)
 
 
-def _listen(block: Callable[[Tensor], Tensor], x_TC: Tensor) -> None:
+def _run_until_stopped(block: Callable[[Tensor], Tensor], x_TC: Tensor) -> None:
     try:
         block(x_TC)
-    except Enough:
+    except StopForward:
         return

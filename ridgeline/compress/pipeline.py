@@ -1,16 +1,16 @@
-"""The loop of `ridgeline quantize`: one layer at a time, finished work on disk, the rest forgotten.
+"""The loop of `ridgeline quantize`: one layer at a time, with finished work on disk.
 
-    for each layer:  for its attention, then its feed-forward:
-                         watch what its products read  (calibrated methods only)
-                         repair                        (gptq, awq, qat)
-                         balance                       (awq, smoothquant)
-                         round each weight
-                     store the grids               (a kill loses one layer)
-                     go through the rounded layer: the next one is calibrated on what it will see
+  for each layer:  for its attention, then its feed-forward:
+                       observe what its products read   (calibrated methods only)
+                       repair                           (gptq, awq, qat)
+                       balance                          (awq, smoothquant)
+                       round each weight
+                   store the grids                  (an interruption loses one layer)
+                   advance through the rounded layer, so the next one sees its real inputs
 
-In memory: one block dense (twice while it is watched), the Hessians of half of it, and the windows'
-hidden states, rounded and not. Deterministic: the same checkpoint, recipe and text give the same
-grids, whether or not the run was interrupted.
+In memory: one block dense (twice while its inputs are observed), the Hessians of half of it, and
+the hidden states of all windows, rounded and original. Deterministic: the same checkpoint, recipe
+and text give the same grids, whether or not the run was interrupted.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ridgeline.compress.calibration import pieces
+from ridgeline.compress.calibration import split_windows
 from ridgeline.compress.formats.lattice import Rounded
-from ridgeline.compress.free_memory import give_back
-from ridgeline.compress.layer_walk import ATTENTION, Walk, Walks, watch_both
+from ridgeline.compress.free_memory import release_free_pages
+from ridgeline.compress.layer_walk import ATTENTION, HiddenStateWalk, PairedWalks, observe_inputs
 from ridgeline.compress.methods.channel_balance import (
-    Balanced,
-    Site,
+    BalancedWeights,
+    BalanceSite,
     choose_awq,
     choose_smooth,
     sites,
 )
-from ridgeline.compress.methods.outliers import told_apart
+from ridgeline.compress.methods.outliers import describe_outliers
 from ridgeline.compress.methods.repair import Half, repair
 from ridgeline.compress.methods.rotate import Rotated, rotated_spec
-from ridgeline.compress.methods.rounding import Product, round_product
-from ridgeline.compress.progress import Progress, Tell
-from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.statistics import ProductKey, Stats
-from ridgeline.compress.writers.store import Store
+from ridgeline.compress.methods.rounding import ProductWeights, round_product
+from ridgeline.compress.progress import QuantizeProgress, Tell
+from ridgeline.compress.recipe import QuantizeRecipe
+from ridgeline.compress.statistics import InputStats, ProductKey
+from ridgeline.compress.writers.store import LayerStore
 from ridgeline.engine.checkpoints.safetensors import open_tensors
 from ridgeline.engine.checkpoints.sources import CheckpointWeights, PlainWeights, Weights
 from ridgeline.engine.checkpoints.tensor_names import Part
@@ -60,11 +60,13 @@ _CHOOSERS = {"awq": choose_awq, "smoothquant": choose_smooth}
 NUM_READ, READ_BYTES = 4096, 16 << 10  # of a large file of weights: 64 MiB
 
 
-class Unmapped(CheckpointWeights):
-    """A checkpoint whose files are mapped for one tensor at a time: what was read of a mapped file
-    counts as the process's memory for as long as it is mapped."""
+class UnmappedWeights(CheckpointWeights):
+    """A checkpoint whose files are mapped for one tensor at a time.
 
-    def __enter__(self) -> Unmapped:
+    Pages of a mapped file count as the process's memory for as long as it stays mapped.
+    """
+
+    def __enter__(self) -> UnmappedWeights:
         return self
 
     def get(self, part: Part) -> Tensor:
@@ -75,9 +77,12 @@ class Unmapped(CheckpointWeights):
         return found
 
 
-def digest_of(file: Path) -> str:
-    """A hash of a file's size and content: of all of it, or of pieces evenly spread over a large
-    one. Weights that were trained on have the same names and sizes as before."""
+def content_digest(file: Path) -> str:
+    """A hash of a file's size and content: of all of it, or of samples evenly spread over a large
+    file.
+
+    Name and size alone do not change when weights are trained further.
+    """
     size = file.stat().st_size
     num, length = (NUM_READ, READ_BYTES) if size > NUM_READ * READ_BYTES else (1, size)
     found = hashlib.sha256(str(size).encode())
@@ -88,10 +93,10 @@ def digest_of(file: Path) -> str:
     return found.hexdigest()
 
 
-def fingerprint(model: str, recipe: Recipe, text: str) -> dict[str, Any]:
-    """What a half-made run must share with the one that goes on with it."""
+def fingerprint(model: str, recipe: QuantizeRecipe, text: str) -> dict[str, Any]:
+    """What an interrupted run must share with the run that continues it."""
     source = model_path(model)
-    weights = sorted((f.name, digest_of(f)) for f in source.glob("*.safetensors"))
+    weights = sorted((f.name, content_digest(f)) for f in source.glob("*.safetensors"))
     config = hashlib.sha256((source / "config.json").read_bytes()).hexdigest()
     text_hash = hashlib.sha256(text.encode()).hexdigest() if recipe.calibrated else None
     return {
@@ -103,8 +108,10 @@ def fingerprint(model: str, recipe: Recipe, text: str) -> dict[str, Any]:
 
 
 @contextmanager
-def source_of(model: str, spec: ModelSpec, recipe: Recipe) -> Iterator[tuple[ModelSpec, Weights]]:
-    """The model to be rounded: its dense spec and weights, rotated if asked for."""
+def open_source(
+    model: str, spec: ModelSpec, recipe: QuantizeRecipe
+) -> Iterator[tuple[ModelSpec, Weights]]:
+    """The model to be rounded: its dense spec and weights, rotated if the recipe says so."""
     if is_dummy(model):
         raise CannotRun("a dummy model has no weights to quantise", value=model)
     quantised = [p for p, linear in linears(spec).items() if linear.format.kind != "dense"]
@@ -112,7 +119,7 @@ def source_of(model: str, spec: ModelSpec, recipe: Recipe) -> Iterator[tuple[Mod
         raise CannotRun(
             "the model is quantised already", value=quantised[0], fix="name the original"
         )
-    with torch.inference_mode(), Unmapped(model_path(model), spec) as weights:
+    with torch.inference_mode(), UnmappedWeights(model_path(model), spec) as weights:
         if recipe.rotate:
             yield rotated_spec(spec), Rotated(weights, spec, recipe.seed)
         else:
@@ -123,32 +130,32 @@ def quantise_layers(
     model: str,
     spec: ModelSpec,
     source: Weights,
-    recipe: Recipe,
+    recipe: QuantizeRecipe,
     folder: Path,
     text: str,
     tell: Tell,
-) -> Store:
-    """Every layer's grids, in `folder`; those that are there already are kept."""
-    store = Store(folder, recipe, spec, source)
+) -> LayerStore:
+    """Quantise every layer into `folder`; layers already there are kept."""
+    store = LayerStore(folder, recipe, spec, source)
     walks = None
     if recipe.calibrated and not all(store.has(i) for i in range(len(spec.layers))):
-        text_pieces = pieces(model, text, recipe, spec.vocab_size)
-        clean = Walk(spec, source, [*text_pieces.learnt, *text_pieces.held])
-        walks = Walks(clean, clean.fork(), len(text_pieces.held))
+        text_pieces = split_windows(model, text, recipe, spec.vocab_size)
+        clean = HiddenStateWalk(spec, source, [*text_pieces.learnt, *text_pieces.held])
+        walks = PairedWalks(clean, clean.fork(), len(text_pieces.held))
     times: list[float] = []
     for index in range(len(spec.layers)):
         begun_s = perf_counter()
         fresh = not store.has(index)
         if fresh:
-            _layer(spec, source, recipe, store, walks, index)
+            _quantise_layer(spec, source, recipe, store, walks, index)
         elif walks is not None:
-            _pass(source, recipe, store, walks, index)
+            _skip_layer(source, recipe, store, walks, index)
         took_s = perf_counter() - begun_s
         times += [took_s] if fresh else []
         left = len(spec.layers) - 1 - index
         left_s = left * sum(times) / len(times) if times else 0.0
         tell(
-            Progress(
+            QuantizeProgress(
                 layer=index,
                 num_layers=len(spec.layers),
                 took_s=took_s,
@@ -159,39 +166,46 @@ def quantise_layers(
     return store
 
 
-def _layer(
-    spec: ModelSpec, source: Weights, recipe: Recipe, store: Store, walks: Walks | None, index: int
+def _quantise_layer(
+    spec: ModelSpec,
+    source: Weights,
+    recipe: QuantizeRecipe,
+    store: LayerStore,
+    walks: PairedWalks | None,
+    index: int,
 ) -> None:
     grids: dict[Part, Rounded] = {}
     kept: dict[Part, Tensor] = {}
     notes: list[str] = []
     for at, half in enumerate(halves(spec, index)):
-        now = Changed(source, grids, kept)
-        balanced, stats, told = _prepared(spec, source, now, recipe, walks, half, (index, at))
+        now = LayerInProgress(source, grids, kept)
+        balanced, stats, told = _prepare_half(spec, source, now, recipe, walks, half, (index, at))
         notes += told
         for key, group in groupby(half, lambda each: each[1]):
-            product = Product(key, {part: balanced.get(part).float() for part, _ in group})
+            product = ProductWeights(key, {part: balanced.get(part).float() for part, _ in group})
             rounded, told = round_product(product, stats, recipe, spec.stored_dtype)
             grids |= rounded
             notes += told
-        kept |= {part: balanced.get(part) for part in _changed(spec, balanced, half, index)}
+        kept |= {part: balanced.get(part) for part in _edited_tensors(spec, balanced, half, index)}
         if walks is not None:
-            walks.rounded.go(Changed(source, grids, kept), index, at)
-    notes += told_apart(grids)
+            walks.rounded.go(LayerInProgress(source, grids, kept), index, at)
+    notes += describe_outliers(grids)
     store.save(index, grids, kept, "; ".join(notes))
-    give_back()
+    release_free_pages()
 
 
-def _pass(source: Weights, recipe: Recipe, store: Store, walks: Walks, index: int) -> None:
-    """Through a layer that an interrupted run has finished."""
+def _skip_layer(
+    source: Weights, recipe: QuantizeRecipe, store: LayerStore, walks: PairedWalks, index: int
+) -> None:
+    """Advance through a layer that an interrupted run has finished."""
     for half in (0, 1):
         if recipe.compared:
             walks.clean.go(source, index, half)
         walks.rounded.go(store, index, half)
 
 
-class Changed(PlainWeights):
-    """A layer being rounded: what is ready of it, and the rest as it was."""
+class LayerInProgress(PlainWeights):
+    """A layer being rounded: its finished parts, and the rest unchanged."""
 
     def __init__(
         self, inner: Weights, grids: Mapping[Part, Rounded], kept: Mapping[Part, Tensor]
@@ -211,25 +225,27 @@ def halves(spec: ModelSpec, index: int) -> list[list[tuple[Part, ProductKey]]]:
     return [attention, [each for each in weights if each not in attention]]
 
 
-def _prepared(
+def _prepare_half(
     spec: ModelSpec,
     source: Weights,
     now: Weights,
-    recipe: Recipe,
-    walks: Walks | None,
+    recipe: QuantizeRecipe,
+    walks: PairedWalks | None,
     half: Half,
     place: tuple[int, int],
-) -> tuple[Balanced, Mapping[ProductKey, Stats], list[str]]:
-    """Half a layer, ready to be rounded: repaired and balanced; the statistics as they are then,
-    and what is worth saying."""
+) -> tuple[BalancedWeights, Mapping[ProductKey, InputStats], list[str]]:
+    """Half a layer, repaired and balanced, ready to be rounded; its updated statistics, and notes."""
     if walks is None:
-        return Balanced(source, spec), {}, []
+        return BalancedWeights(source, spec), {}, []
     keys = {part.key for part, _ in half}
-    watched = watch_both(walks, source, now, *place, keys, recipe.compared)
-    give_back()
+    watched = observe_inputs(walks, source, now, *place, keys, recipe.compared)
+    release_free_pages()
     aimed = repair(source, half, watched, recipe.repair, recipe.damping)
-    give_back()
-    balanced, stats = Balanced(Changed(source, {}, aimed.weights), spec), watched.stats
+    release_free_pages()
+    balanced, stats = (
+        BalancedWeights(LayerInProgress(source, {}, aimed.weights), spec),
+        watched.stats,
+    )
     if recipe.method in _CHOOSERS:
         stats = balance(spec, balanced, recipe, stats, half, place[0])
     return balanced, stats, aimed.notes
@@ -237,13 +253,13 @@ def _prepared(
 
 def balance(
     spec: ModelSpec,
-    balanced: Balanced,
-    recipe: Recipe,
-    stats: Mapping[ProductKey, Stats],
+    balanced: BalancedWeights,
+    recipe: QuantizeRecipe,
+    stats: Mapping[ProductKey, InputStats],
     half: Half,
     index: int,
-) -> dict[ProductKey, Stats]:
-    """Rescale every site of the half; the statistics as they are afterwards."""
+) -> dict[ProductKey, InputStats]:
+    """Rescale every site of the half; returns the updated statistics."""
     found = dict(stats)
     shapes = {(part.key, part.expert): part for part, _ in half}
     for site in sites(spec.layers[index], index):
@@ -254,21 +270,25 @@ def balance(
             continue
         weights = [balanced.get(shapes[key, site.expert]).float() for key in site.keys]
         own = recipe.at(site.keys[0], index, weights[0].shape[1])
-        scale_I = _choose(spec, site, weights, seen, own)
+        scale_I = _choose_scale(spec, site, weights, seen, own)
         balanced.apply(site, scale_I)
         found[site.keys, site.expert] = seen.divided(scale_I)
     return found
 
 
-def _choose(
-    spec: ModelSpec, site: Site, weights: list[Tensor], seen: Stats, recipe: Recipe
+def _choose_scale(
+    spec: ModelSpec,
+    site: BalanceSite,
+    weights: list[Tensor],
+    seen: InputStats,
+    recipe: QuantizeRecipe,
 ) -> Tensor:
     shared = spec.layers[site.layer].attention if site.before == "v" else None
     return _CHOOSERS[recipe.method](weights, seen, shared, recipe)
 
 
 def _weights_of(spec: ModelSpec, index: int) -> Iterator[tuple[Part, ProductKey]]:
-    """The weights of a layer that are rounded, each with the product that it belongs to."""
+    """The weights of a layer that are rounded, each with its product."""
     for product in layer_products(spec.layers[index], index):
         if product.keys == ["router"]:
             continue
@@ -277,8 +297,10 @@ def _weights_of(spec: ModelSpec, index: int) -> Iterator[tuple[Part, ProductKey]
             yield part, (tuple(product.keys), product.expert)
 
 
-def _changed(spec: ModelSpec, balanced: Balanced, half: Half, index: int) -> list[Part]:
-    """Tensors beside the weights that balancing has changed: norms, and biases of v and up."""
+def _edited_tensors(
+    spec: ModelSpec, balanced: BalancedWeights, half: Half, index: int
+) -> list[Part]:
+    """Tensors other than the weights that balancing has changed: norms, biases of v and up."""
     changed = balanced.edited(index)
     products = {key for _, key in half}
     for product in layer_products(spec.layers[index], index):

@@ -1,4 +1,4 @@
-"""How far a quantisation is, for whoever watches."""
+"""Progress of a quantisation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable
 import msgspec
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer (or what `unit` says) is done. `left_s`: the time that the others will take, from
-    those of this run."""
+class QuantizeProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer (or another `unit`) is finished. `left_s`: estimated seconds left, from this run's
+    layers.
+    """
 
     layer: int
     num_layers: int
@@ -19,4 +20,4 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = "layer"
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[QuantizeProgress], None]

@@ -1,5 +1,4 @@
-"""From a model and a recipe to a folder: quantise layer by layer, write it whole, name how it was
-made."""
+"""Quantises a model by a recipe into a folder, layer by layer, and records how it was made."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from ridgeline.compress.calibration import read_text, tokens_of, windows
-from ridgeline.compress.methods.mixed_precision import Mixed, choose_widths
-from ridgeline.compress.methods.qat import tune
-from ridgeline.compress.methods.rounding import refuse_nonsense
-from ridgeline.compress.pipeline import fingerprint, quantise_layers, source_of
+from ridgeline.compress.methods.mixed_precision import MixedPrecision, choose_widths
+from ridgeline.compress.methods.qat import train_quantised
+from ridgeline.compress.methods.rounding import check_finite
+from ridgeline.compress.pipeline import fingerprint, open_source, quantise_layers
 from ridgeline.compress.progress import Tell
-from ridgeline.compress.recipe import Recipe, check
-from ridgeline.compress.writers.store import Store, open_folder, refuse_output
+from ridgeline.compress.recipe import QuantizeRecipe, check
+from ridgeline.compress.writers.store import LayerStore, open_folder, refuse_output
 from ridgeline.engine.checkpoints.sources import Weights
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.checkpoints.write_packed import write_packed
@@ -43,57 +42,60 @@ HOLDERS = {
 LAYERS = ("layers.*.attention.*", "layers.*.mlp.*")
 
 
-class Tables(NamedTuple):
-    """How the LM head and the embedding table are to be stored; None: as the checkpoint does."""
+class TableFormats(NamedTuple):
+    """How the LM head and the embedding table are stored; None: as in the checkpoint."""
 
     head: Format | None = None
     embed: Format | None = None
 
 
 class TableBits(NamedTuple):
-    """Bits of the LM head and of the embedding table; None: as the checkpoint has them."""
+    """Bits of the LM head and of the embedding table; None: as in the checkpoint."""
 
     head: int | None = None
     embed: int | None = None
 
 
-class Job(NamedTuple):
-    """What a writer is given: the quantised model and where to put it."""
+class WriteJob(NamedTuple):
+    """A writer's input: the quantised model and where to put it."""
 
     source: Path
     spec: ModelSpec
     """Of the dense model (rotated, if it was)."""
-    recipe: Recipe
-    weights: Store
-    tables: Tables
+    recipe: QuantizeRecipe
+    weights: LayerStore
+    tables: TableFormats
     folder: Path
     """Empty; becomes the output."""
     made: dict[str, Any]
     """How it was made, for the config."""
 
 
-class Writer(NamedTuple):
-    """A format: `refuse` says before any work what it cannot hold; `write` gives the bytes."""
+class FormatWriter(NamedTuple):
+    """A checkpoint format. `refuse` raises early for what the format cannot hold; `write` returns
+    bytes.
+    """
 
-    refuse: Callable[[ModelSpec, Recipe, Tables], None]
-    write: Callable[[Job], int]
+    refuse: Callable[[ModelSpec, QuantizeRecipe, TableFormats], None]
+    write: Callable[[WriteJob], int]
 
 
-def make(
+def quantize_model(
     model: str,
-    recipe: Recipe,
+    recipe: QuantizeRecipe,
     output: Path,
     *,
     bits: TableBits | None = None,
     calibration: Path | None,
-    write: Writer,
+    write: FormatWriter,
     tell: Tell,
-    mixed: Mixed | None = None,
+    mixed: MixedPrecision | None = None,
 ) -> int:
-    """Quantise `model` into `output`; the bytes of its weights. `mixed`: widths by sensitivity.
+    """Quantise `model` into `output`; returns the bytes of its weights. `mixed`: bits by
+    sensitivity.
 
-    Raises BadInput, BadModel, CannotRun; nothing is left at `output` then, and what is finished
-    waits beside it for the same command.
+    Raises BadInput, BadModel, CannotRun. Nothing is left at `output` in that case, and finished
+    layers stay next to it for a retry with the same command.
     """
     recipe = check(recipe)
     refuse_output(output)  # before anything is measured, which may take as long as the making
@@ -101,7 +103,7 @@ def make(
         raise CannotRun("a dummy model has no weights to quantise", value=model)
     dense = with_dtype(load_spec(model), "float32")
     text = read_text(calibration) if recipe.calibrated or mixed is not None else ""
-    with source_of(model, dense, recipe) as (spec, source):
+    with open_source(model, dense, recipe) as (spec, source):
         _refuse_broken(spec, source)
         if mixed is not None:
             pieces = windows(model, text, recipe, spec.vocab_size)
@@ -114,11 +116,11 @@ def make(
             store = quantise_layers(model, spec, source, recipe, folder, text, tell)
             if recipe.method == "qat":
                 tokens = tokens_of(model, text)
-                store = tune(spec, source, store, recipe, tokens, folder, tell)
+                store = train_quantised(spec, source, store, recipe, tokens, folder, tell)
             result = folder / "result"
             shutil.rmtree(result, ignore_errors=True)
             result.mkdir()
-            job = Job(model_path(model), spec, recipe, store, tables, result, {"made": run})
+            job = WriteJob(model_path(model), spec, recipe, store, tables, result, {"made": run})
             written = write.write(job)
     if output.is_dir():
         output.rmdir()  # it was empty
@@ -128,15 +130,17 @@ def make(
 
 
 def _refuse_broken(spec: ModelSpec, source: Weights) -> None:
-    """Raises BadModel for tables, norms and biases that are no numbers: before any work is done.
-    What is rounded is looked at when its turn has come."""
+    """Raise BadModel for tables, norms and biases that contain NaN or infinity, before any work.
+
+    Weights to be rounded are checked when they are read.
+    """
     for part in parts(spec):
         if part.layer is None or len(part.shape) == 1:
-            refuse_nonsense(part, source.get(part))
+            check_finite(part, source.get(part))
 
 
-def _tables(spec: ModelSpec, bits: TableBits, recipe: Recipe) -> Tables:
-    """One table for both where they are tied and nobody asked for another head."""
+def _tables(spec: ModelSpec, bits: TableBits, recipe: QuantizeRecipe) -> TableFormats:
+    """Formats of the tables; one for both if they are tied and no separate head was requested."""
     group = recipe.group_size or 128
     kinds = {4: int4(group, zeros=recipe.zeros), 8: INT8, 16: BF16}
     head = bits.head
@@ -144,16 +148,16 @@ def _tables(spec: ModelSpec, bits: TableBits, recipe: Recipe) -> Tables:
         head = bits.embed
     if head is None and spec.stored_dtype == "bfloat16" and not recipe.rotate:
         head = 16
-    return Tables(
+    return TableFormats(
         None if head is None else kinds[head], None if bits.embed is None else kinds[bits.embed]
     )
 
 
-def _write_ridgeline(job: Job) -> int:
-    """Ridgeline's own packed form, in the order in which kernels read it."""
+def _write_ridgeline(job: WriteJob) -> int:
+    """Ridgeline's packed form, in the order in which kernels read it."""
     formats: dict[str, Format] = dict.fromkeys(LAYERS, job.recipe.format())
     if job.recipe.widths or job.recipe.method == "llm-int8":
-        formats = dict(_by_path(job))
+        formats = dict(_formats_by_path(job))
     if job.tables.head is not None:
         formats["lm_head"] = job.tables.head
     spec = apply_formats(job.spec, formats, f"quantize --method {job.recipe.method}")
@@ -161,8 +165,8 @@ def _write_ridgeline(job: Job) -> int:
     return write_packed(job.source, spec, job.weights, job.folder, job.made)
 
 
-def _by_path(job: Job) -> Iterator[tuple[str, Format]]:
-    """Formats of weights that differ: in width, or in how many inputs are kept apart."""
+def _formats_by_path(job: WriteJob) -> Iterator[tuple[str, Format]]:
+    """Formats of weights that differ, in bits or in the number of separated inputs."""
     for path, linear in linears(job.spec).items():
         if path == "lm_head" or path.endswith(".router"):
             continue
@@ -177,7 +181,7 @@ def _by_path(job: Job) -> Iterator[tuple[str, Format]]:
         yield path, own
 
 
-def _holds_all(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
+def _accept_all(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> None:
     if recipe.numbers != "int" or recipe.bits == 5:
         raise CannotRun(
             "no kernel here multiplies such numbers: they are for other formats",
@@ -186,11 +190,11 @@ def _holds_all(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
         )
 
 
-RIDGELINE = Writer(_holds_all, _write_ridgeline)
+RIDGELINE = FormatWriter(_accept_all, _write_ridgeline)
 
 
-def describe(recipe: Recipe) -> str:
-    """The recipe in a line."""
+def describe(recipe: QuantizeRecipe) -> str:
+    """The recipe on one line."""
     grouped = "per row" if recipe.group_size is None else f"groups of {recipe.group_size}"
     kind = "with zero-points" if recipe.zeros else "symmetric"
     seed = f", seed {recipe.seed}" if recipe.calibrated else ""

@@ -1,5 +1,4 @@
-"""How a model is to be quantised: the user's choices, validated once, and the fingerprint of a
-run."""
+"""How to quantise a model: the user's choices, validated once."""
 
 from __future__ import annotations
 
@@ -33,18 +32,17 @@ _BITS = {"q4_k": 4, "q6_k": 6, "nf4": 4, "fp8-tensor": 8, "fp8-channel": 8, "fp8
 _LATTICES = ("int", "q4_k", "q6_k")
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """`bits` per weight; `group_size` inputs share a scale (None at 8 bits: the whole row).
+class QuantizeRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """A quantisation recipe.
 
-    `numbers`: whole ones with scales ("int"), or a layout of its own (`compress.coded`), which
-    fixes bits and groups. `widths`: bits of single weights, by "layer.key", where they differ.
-    `zeros`: a zero-point per group. `damping`: share of the mean diagonal added to a Hessian.
-    `repair`: share of earlier layers' error that weights make up for (`compress.repair`).
-    `scale_bits`: significant bits of a scale (fp16: 11, bfloat16: 8), whatever holds it in the end.
-    `steps` of training, where there is any. `threshold`: inputs that exceed it in magnitude are
-    kept apart (llm-int8; 6 is the paper's).
-    Calibration reads `num_windows` pieces of `window_tokens` tokens, drawn by `seed`; None until
-    `check`: as many as the method wants.
+    `bits` per weight; `group_size` inputs share a scale (None at 8 bits: the whole row). `numbers`:
+    integers with scales ("int"), or another layout (`compress.formats.coded`) that fixes bits and
+    groups. `widths`: bits of individual weights, by "layer.key". `zeros`: a zero-point per group.
+    `damping`: share of the mean diagonal added to a Hessian. `repair`: share of earlier layers'
+    error that weights compensate. `scale_bits`: significant bits of a scale (fp16: 11, bfloat16:
+    8), whatever type stores it. `steps` of training, if any. `threshold`: inputs exceeding it in
+    magnitude are kept separate (llm-int8; 6 in the paper). Calibration reads `num_windows` windows
+    of `window_tokens` tokens, drawn by `seed`; None is resolved by `check` to the method's default.
     """
 
     method: Method = "rtn"
@@ -66,20 +64,20 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def calibrated(self) -> bool:
-        """Does it read text?"""
+        """Whether the method reads text."""
         return self.method not in ("rtn", "hqq")
 
     @property
     def compared(self) -> bool:
-        """Does it look at how inputs go together, and at what the original reads?"""
+        """Whether the method uses input correlations and the original model's inputs."""
         return self.method in ("gptq", "awq", "qat")
 
     def group(self, num_in: int) -> int:
-        """Inputs that share a scale, of a row of `num_in`."""
+        """Number of inputs that share a scale, in a row of `num_in`."""
         return self.group_size or num_in
 
-    def at(self, key: str, layer: int | None, num_in: int) -> Recipe:
-        """The recipe of one weight: its own width, and what stands in where K-quants do not fit."""
+    def at(self, key: str, layer: int | None, num_in: int) -> QuantizeRecipe:
+        """The recipe of one weight: its own bits, and a fallback where K-quants do not fit."""
         if self.numbers in ("q4_k", "q6_k") and num_in % 256:
             if self.numbers == "q4_k":
                 return replace(self, numbers="int", bits=5, group_size=32, zeros=False)
@@ -96,12 +94,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def format(self) -> Format:
-        """How the packed form stores it: 3 bits lie in nibbles, no kernel has a narrower place."""
+        """The storage format of the packed form. 3 bits are stored as nibbles: no kernel has
+        anything smaller.
+        """
         return INT8 if self.bits == 8 else int4(self.group_size or 128, zeros=self.zeros)
 
 
-def check(recipe: Recipe) -> Recipe:
-    """The recipe; BadInput where its parts contradict each other."""
+def check(recipe: QuantizeRecipe) -> QuantizeRecipe:
+    """Resolve and validate the recipe. Raises BadInput if its parts contradict each other."""
     if recipe.numbers != "int":
         recipe = _check_numbers(recipe)
         return _check_windows(recipe)
@@ -126,8 +126,8 @@ def check(recipe: Recipe) -> Recipe:
     return _check_windows(recipe)
 
 
-def _check_numbers(recipe: Recipe) -> Recipe:
-    """Layouts of their own fix the bits and groups."""
+def _check_numbers(recipe: QuantizeRecipe) -> QuantizeRecipe:
+    """Layouts other than integers fix bits and groups."""
     known = ("rtn", "gptq", "awq") if recipe.numbers in _LATTICES else ("rtn",)
     if recipe.method not in known:
         raise BadInput(
@@ -139,7 +139,7 @@ def _check_numbers(recipe: Recipe) -> Recipe:
     return replace(recipe, bits=_BITS[recipe.numbers], group_size=None)
 
 
-def _check_windows(recipe: Recipe) -> Recipe:
+def _check_windows(recipe: QuantizeRecipe) -> QuantizeRecipe:
     num_windows = recipe.num_windows
     if num_windows is None:
         num_windows = WINDOWS_OF.get(recipe.method, WINDOWS)

@@ -1,9 +1,9 @@
-"""What calibration remembers of a linear's inputs: second moments and magnitudes, never the rows.
+"""Calibration statistics of a linear's inputs: second moments and magnitudes, never the rows.
 
-Sums over rows are products by the native kernel, which multiplies at the machine's peak on every
-CPU (torch's library, on processors of another maker, at half of it).
+Sums over rows are products computed by the native kernel, which reaches the machine's peak on every
+CPU (torch's library reaches half of it on processors of another vendor).
 
-Shape legend: T rows, I inputs, O outputs.
+Shape suffixes: T rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ridgeline.engine.kernels.native_linear import PANEL, NativeLinear, Packed
 from ridgeline.engine.quant.base import Linear
 
 BLOCK = 1024  # of the symmetric sums, of which only half is computed
-ENOUGH = 1024  # rows that are worth a pass over the sums
+MIN_ROWS_PER_PASS = 1024  # rows that are worth a pass over the sums
 ProductKey = tuple[tuple[str, ...], int | None]
 """The keys of a product, and its expert."""
 
 
 @dataclass(slots=True)
-class Stats:
-    """Sums over all rows that a product has seen. `moment_II` is Σ x xᵀ, or None if not wanted.
-    What is summed over pairs of numbers lacks the last rows, and what lies below the diagonal's
-    blocks, until `complete`.
+class InputStats:
+    """Sums over all rows that a product has seen. `moment_II` is Σ x xᵀ, or None if not requested.
 
-    `gap_II` is Σ (x° - x) xᵀ, x° being the row that the original model has in its place; where a
-    product has few outputs, `aim_OI`, Σ W (x° - x) xᵀ, stands for it. None where nothing was told.
+    Sums over pairs lack the last rows, and everything below the diagonal's blocks, until
+    `complete`. `gap_II` is Σ (x° - x) xᵀ, with x° the corresponding row in the original model; for
+    products with few outputs `aim_OI`, Σ W (x° - x) xᵀ, replaces it. Both are None if original rows
+    were not given.
     """
 
     abs_sum_I: Tensor
@@ -47,16 +47,17 @@ class Stats:
     """Rows that are not in those sums yet; with what stands for the original's, if it was told."""
 
     @staticmethod
-    def empty(num_in: int, moments: bool) -> Stats:
+    def empty(num_in: int, moments: bool) -> InputStats:
         zeros = torch.zeros(num_in)
         moment = torch.zeros(num_in, num_in) if moments else None
-        return Stats(zeros, zeros.clone(), zeros.clone(), moment)
+        return InputStats(zeros, zeros.clone(), zeros.clone(), moment)
 
     def add(
         self, x_TI: Tensor, original_TI: Tensor | None = None, answer: Linear | None = None
     ) -> None:
-        """Take in rows, and what they would be in the original model; `answer`: the product itself,
-        without a bias, where it is to sum up `aim_OI`."""
+        """Add rows and their counterparts in the original model. `answer`: the product without
+        bias, to accumulate `aim_OI`.
+        """
         x_TI = x_TI.float()
         magnitude_TI = x_TI.abs()
         self.abs_sum_I += magnitude_TI.sum(0)
@@ -69,7 +70,7 @@ class Stats:
         if self.waiting and len(self.waiting[0]) != 1 + len(told):
             self._take_in()
         self.waiting.append((x_TI, *told))
-        if sum(len(x) for x, *_ in self.waiting) >= ENOUGH:
+        if sum(len(x) for x, *_ in self.waiting) >= MIN_ROWS_PER_PASS:
             self._take_in()
 
     def _told(self, gap_TI: Tensor, answer: Linear | None) -> Tensor:
@@ -84,7 +85,7 @@ class Stats:
         return aim_TO
 
     def _take_in(self) -> None:
-        """The rows that wait, into the sums."""
+        """Add the pending rows to the sums."""
         if not self.waiting:
             return
         x_TI, *told = (torch.cat(each) for each in zip(*self.waiting, strict=True))
@@ -98,7 +99,7 @@ class Stats:
             by.add_products(each_TO, to_OI)
 
     def complete(self) -> None:
-        """Take in the last rows, and mirror `moment_II` at its diagonal."""
+        """Add the last rows and mirror `moment_II` at its diagonal."""
         self._take_in()
         if self.moment_II is None:
             return
@@ -111,11 +112,11 @@ class Stats:
         return self.abs_sum_I / max(1, self.num_rows)
 
     def importance(self) -> Tensor:
-        """The mean square of each input, never quite 0: an input not seen may yet come."""
+        """The mean square of each input, never exactly 0: unseen inputs may occur later."""
         mean_I = self.square_I / max(1, self.num_rows)
         return mean_I.clamp(min=float(mean_I.mean()) * 1e-4 + 1e-30)
 
-    def divided(self, scale_I: Tensor) -> Stats:
+    def divided(self, scale_I: Tensor) -> InputStats:
         """The statistics of x / scale."""
         moment = self.moment_II
         return replace(
@@ -128,8 +129,10 @@ class Stats:
 
 
 class _Columns:
-    """The columns of some rows x_TI, ready to be multiplied with those of others: in the kernels'
-    order a weight that is x transposed is x itself, 16 columns at a time."""
+    """Columns of rows x_TI, prepared for multiplication with columns of other rows.
+
+    In the kernels' order a weight equal to x transposed is x itself, 16 columns at a time.
+    """
 
     def __init__(self, x_TI: Tensor) -> None:
         num_rows, self._num_in = x_TI.shape
@@ -138,7 +141,7 @@ class _Columns:
         self._num_rows = num_rows
 
     def add_products(self, y_TO: Tensor, to_OI: Tensor, half: bool = False) -> None:
-        """to_OI += y_TOᵀ x_TI; with `half` only what does not lie below the diagonal's blocks."""
+        """to_OI += y_TOᵀ x_TI; with `half` only what is not below the diagonal's blocks."""
         for begin in range(0, y_TO.shape[1], BLOCK):
             first = begin if half else 0
             lines = self._lines_PTE[first // PANEL :].view(torch.uint8).view(-1)
@@ -147,15 +150,15 @@ class _Columns:
             to_OI[begin : begin + BLOCK, first:] += NativeLinear(packed)(rows_OT)
 
 
-class Pair(NamedTuple):
+class WindowPair(NamedTuple):
     """Rows of one window: what a product reads, and what it reads in the original model."""
 
     x_TI: Tensor
     original_TI: Tensor
 
 
-class Tap:
-    """A linear that tells its inputs before it computes."""
+class InputTap:
+    """A linear that reports its inputs before it computes."""
 
     __slots__ = ("_hear", "_linear")
 

@@ -67,9 +67,9 @@ def test_a_large_file_is_known_by_pieces(tmp_path: Path, monkeypatch: pytest.Mon
         if place is not None:
             changed[place] ^= 1
         file.write_bytes(changed)
-        digests.add(pipeline.digest_of(file))
+        digests.add(pipeline.content_digest(file))
     file.write_bytes(content + b"more")
-    assert len(digests | {pipeline.digest_of(file)}) == 6
+    assert len(digests | {pipeline.content_digest(file)}) == 6
 
 
 def test_what_takes_too_long_is_refused_and_leaves_no_half_model(

@@ -8,11 +8,13 @@ import pytest
 from rich.console import Console
 
 from ridgeline.cli.render.quantize_progress import Drawn, bar_on, telling
-from ridgeline.compress.progress import Progress
+from ridgeline.compress.progress import QuantizeProgress
 
 
-def _layer(done: int, note: str = "") -> Progress:
-    return Progress(layer=done - 1, num_layers=3, took_s=2.0, left_s=60.0 * (3 - done), note=note)
+def _layer(done: int, note: str = "") -> QuantizeProgress:
+    return QuantizeProgress(
+        layer=done - 1, num_layers=3, took_s=2.0, left_s=60.0 * (3 - done), note=note
+    )
 
 
 def test_a_log_has_a_line_a_layer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,6 +40,6 @@ def test_a_terminal_has_a_bar_that_says_what_is_left() -> None:
         shown = screen.getvalue()
         assert "layer 2 of 3" in shown and "about 60 s left" in shown
         assert "layer 2: o: rounded to nearest" in shown
-        drawn.tell(Progress(unit="step", layer=0, num_layers=9, took_s=1.0, left_s=8.0))
+        drawn.tell(QuantizeProgress(unit="step", layer=0, num_layers=9, took_s=1.0, left_s=8.0))
         bar.refresh()
         assert "step 1 of 9" in screen.getvalue()

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from ridgeline.cli.commands.quantize import Choices, command
-from ridgeline.compress.formats.coded import BLOCKS, Coded
+from ridgeline.compress.formats.coded import BLOCKS, CodedWeight
 from ridgeline.compress.formats.floats import code_fp8, code_nf4
 from ridgeline.compress.formats.k_quants import k_lattice
-from ridgeline.compress.methods.gptq import Factor, factor_of, round_gptq
+from ridgeline.compress.methods.gptq import HessianFactor, factor_of, round_gptq
 from ridgeline.compress.methods.rtn import round_rtn
-from ridgeline.compress.recipe import Recipe, check
-from ridgeline.compress.statistics import Stats
+from ridgeline.compress.recipe import QuantizeRecipe, check
+from ridgeline.compress.statistics import InputStats
 from ridgeline.engine.checkpoints import ForeignWeights, foreign_in
 from ridgeline.engine.checkpoints.gguf import GgufWeights
 from ridgeline.engine.checkpoints.sources import CheckpointWeights
@@ -42,8 +42,8 @@ def test_k_quants(kind: str, most: float) -> None:
     value[3, 256:] = 0  # a block of nothing
     value[4, :32] = 0.25  # a group of one value
     on = k_lattice(value, kind, None)
-    coded = on.grid(on.round(value), Recipe())
-    assert isinstance(coded, Coded)
+    coded = on.grid(on.round(value), QuantizeRecipe())
+    assert isinstance(coded, CodedWeight)
     assert coded.tensors[BLOCKS].shape == (24, 512 // 256 * {"q4_k": 144, "q6_k": 210}[kind])
     assert relative(coded.dense(), on.dense(on.round(value))) < 1e-6  # the bytes say the same
     assert relative(coded.dense(), value) < most
@@ -53,24 +53,24 @@ def test_k_quants(kind: str, most: float) -> None:
 def test_k_quants_beat_plain_groups_of_the_same_width() -> None:
     """A scale and a minimum of 6 bits per 32 cost no more than Q4_0's fp16 scale."""
     value = normal() + 0.3
-    found = round_rtn(value, None, check(Recipe(numbers="q4_k")))
-    plain = round_rtn(value, None, Recipe(group_size=32))
+    found = round_rtn(value, None, check(QuantizeRecipe(numbers="q4_k")))
+    plain = round_rtn(value, None, QuantizeRecipe(group_size=32))
     assert relative(found.dense(), value) < 0.9 * relative(plain.dense(), value)
 
 
 def test_gptq_works_on_k_quants() -> None:
     x_TI = normal(600, 512) @ (torch.eye(512) + 0.3 * normal(512, 512) / 512**0.5)
-    stats = Stats.empty(512, True)
+    stats = InputStats.empty(512, True)
     stats.add(x_TI)
     stats.complete()
-    value, recipe = normal(), check(Recipe(method="gptq", numbers="q4_k"))
+    value, recipe = normal(), check(QuantizeRecipe(method="gptq", numbers="q4_k"))
 
     def loss(dense_OI: torch.Tensor) -> float:
         return float((x_TI @ (dense_OI - value).T).norm())
 
     nearest = round_rtn(value, stats, recipe)
     factor = factor_of(stats, recipe)
-    assert isinstance(factor, Factor)
+    assert isinstance(factor, HessianFactor)
     assert loss(round_gptq(value, stats, factor, recipe).dense()) < 0.9 * loss(nearest.dense())
 
 
@@ -106,7 +106,7 @@ def test_loaded_as_encoded(tmp_path: Path, numbers: str) -> None:
     format, kind = WRITTEN[numbers]
     command("demo", tmp_path / "m", Choices(numbers=numbers, format=format))
     dense = with_dtype(load_spec("demo"), "float32")
-    recipe = check(Recipe(numbers=numbers))  # type: ignore[arg-type]
+    recipe = check(QuantizeRecipe(numbers=numbers))  # type: ignore[arg-type]
     name = str(tmp_path / "m" / "model.gguf" if format == "gguf" else tmp_path / "m")
     spec = with_dtype(load_spec(name), "float32")
     if format == "gguf":
@@ -144,7 +144,7 @@ def test_gguf_grids(tmp_path: Path, choices: Choices, kind: str) -> None:
     name = str(tmp_path / "m" / "model.gguf")
     assert read_gguf(name).tensors["blk.1.ffn_up.weight"].kind == kind
     dense = with_dtype(load_spec("demo"), "float32")
-    recipe = Recipe(
+    recipe = QuantizeRecipe(
         bits=choices.bits, group_size=32, zeros=choices.zeros, scale_bits=7 if choices.zeros else 11
     )
     with GgufWeights(name, dense) as loaded, CheckpointWeights(model_path("demo"), dense) as source:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ridgeline.compress.free_memory import give_back
+from ridgeline.compress.free_memory import release_free_pages
 
 
 def resident_bytes() -> int:
@@ -21,6 +21,6 @@ def test_freed_memory_under_what_is_kept_goes_back() -> None:
     pieces = [bytearray(b"x" * 60_000) for _ in range(2000)]
     kept, full = pieces.pop(), resident_bytes()
     pieces.clear()
-    give_back()
+    release_free_pages()
     assert full - resident_bytes() > 60_000_000
     assert len(kept) == 60_000

@@ -1,4 +1,4 @@
-"""`make` on the demo model: better than rounding; balanced, rotated: unchanged; resumable."""
+"""`quantize_model` on the demo model: better than rounding; balanced, rotated: unchanged; resumable."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ridgeline.compress.calibration import windows as calibration_windows
-from ridgeline.compress.methods.channel_balance import Balanced, sites
+from ridgeline.compress.methods.channel_balance import BalancedWeights, sites
 from ridgeline.compress.methods.rotate import Rotated, rotated_spec
-from ridgeline.compress.pipeline import quantise_layers, source_of
-from ridgeline.compress.progress import Progress
-from ridgeline.compress.quantize_model import RIDGELINE, make
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.pipeline import open_source, quantise_layers
+from ridgeline.compress.progress import QuantizeProgress
+from ridgeline.compress.quantize_model import RIDGELINE, quantize_model
+from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.checkpoints import load
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.sources import CheckpointWeights, DummyWeights, Weights
@@ -61,8 +61,8 @@ def kl(before: torch.Tensor, after: torch.Tensor) -> float:
     return float((before.exp() * (before - after)).sum(-1).mean())
 
 
-def made(recipe: Recipe, target: Path, model: str = "demo") -> str:
-    make(
+def made(recipe: QuantizeRecipe, target: Path, model: str = "demo") -> str:
+    quantize_model(
         model,
         recipe,
         target,
@@ -78,7 +78,7 @@ def test_gptq_and_awq_beat_rounding(tmp_path: Path, windows: list[list[int]]) ->
     before = logprobs("demo", dense(), windows)
     found = {}
     for method in ("rtn", "gptq", "awq"):
-        recipe = Recipe(method=method, bits=3, **SMALL)  # type: ignore[arg-type]
+        recipe = QuantizeRecipe(method=method, bits=3, **SMALL)  # type: ignore[arg-type]
         model = made(recipe, tmp_path / method)
         found[method] = kl(before, logprobs(model, dense(model), windows))
     assert found["gptq"] < 0.85 * found["rtn"], found
@@ -86,22 +86,22 @@ def test_gptq_and_awq_beat_rounding(tmp_path: Path, windows: list[list[int]]) ->
 
 
 def test_an_interrupted_run_goes_on_to_the_same_file(tmp_path: Path) -> None:
-    recipe = Recipe(method="smoothquant", bits=8, group_size=None, num_windows=4)
+    recipe = QuantizeRecipe(method="smoothquant", bits=8, group_size=None, num_windows=4)
     whole = Path(made(recipe, tmp_path / "whole"))
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: QuantizeProgress) -> None:
         if progress.layer == 2:
             raise KeyboardInterrupt
 
     target = tmp_path / "broken"
     choices = {"calibration": None, "write": RIDGELINE}
     with pytest.raises(KeyboardInterrupt):
-        make("demo", recipe, target, tell=kill, **choices)  # type: ignore[arg-type]
+        quantize_model("demo", recipe, target, tell=kill, **choices)  # type: ignore[arg-type]
     assert not target.exists() and (tmp_path / "broken.partial").is_dir()
     with pytest.raises(BadInput, match="another run"):
-        made(Recipe(method="rtn"), target)
+        made(QuantizeRecipe(method="rtn"), target)
     fresh: list[int] = []
-    make("demo", recipe, target, tell=lambda p: fresh.append(p.layer), **choices)  # type: ignore[arg-type]
+    quantize_model("demo", recipe, target, tell=lambda p: fresh.append(p.layer), **choices)  # type: ignore[arg-type]
     assert fresh == list(range(6)) and not (tmp_path / "broken.partial").exists()
     assert sorted(f.name for f in target.iterdir()) == sorted(f.name for f in whole.iterdir())
     for file in whole.iterdir():
@@ -154,7 +154,7 @@ def test_rotations_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_balancing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = dense()
     with CheckpointWeights(model_path("demo"), spec) as source:
-        balanced = Balanced(source, spec)
+        balanced = BalancedWeights(source, spec)
         generator = torch.Generator().manual_seed(0)
         for index, layer in enumerate(spec.layers):
             for site in sites(layer, index):
@@ -194,7 +194,7 @@ def test_smoothquant_recovers_planted_outliers(tmp_path: Path, windows: list[lis
     assert kl(before, logprobs(loud, dense(loud), windows)) < 1e-8  # the same function
     floor = kl(before, logprobs("demo", apply_quantization(dense(), "int8"), windows))
     plain = kl(before, logprobs(loud, apply_quantization(dense(loud), "int8"), windows))
-    recipe = Recipe(method="smoothquant", bits=8, group_size=None, **SMALL)
+    recipe = QuantizeRecipe(method="smoothquant", bits=8, group_size=None, **SMALL)
     model = made(recipe, tmp_path / "smooth", loud)
     smooth = kl(before, logprobs(model, dense(model), windows))
     assert plain > 10 * floor, (floor, plain)
@@ -203,41 +203,41 @@ def test_smoothquant_recovers_planted_outliers(tmp_path: Path, windows: list[lis
 
 def test_bad_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotRun, match="dummy"):
-        made(Recipe(), tmp_path / "a", "dummy:llama-1b-32k")
+        made(QuantizeRecipe(), tmp_path / "a", "dummy:llama-1b-32k")
     broken = tmp_path / "broken"
     shutil.copytree(model_path("demo"), broken)
     tensors = load_file(broken / "model.safetensors")
     tensors["model.layers.2.mlp.up_proj.weight"][5, 5] = float("nan")
     save_file(tensors, broken / "model.safetensors")
     with pytest.raises(BadModel, match="up of layer 2 holds NaN"):
-        made(Recipe(), tmp_path / "b", str(broken))
+        made(QuantizeRecipe(), tmp_path / "b", str(broken))
     short = tmp_path / "short.txt"
     short.write_text("hello", encoding="utf-8")
     with pytest.raises(BadInput, match="too short"):
-        make(
+        quantize_model(
             "demo",
-            Recipe(method="gptq"),
+            QuantizeRecipe(method="gptq"),
             tmp_path / "c",
             calibration=short,
             write=RIDGELINE,
             tell=lambda progress: None,
         )
-    made(Recipe(), tmp_path / "c")  # the failed run has left nothing that would be lost
+    made(QuantizeRecipe(), tmp_path / "c")  # the failed run has left nothing that would be lost
     tensors["model.layers.2.mlp.up_proj.weight"][5, 5] = float("inf")
     save_file(tensors, broken / "model.safetensors")
     with pytest.raises(BadModel, match="up of layer 2 holds NaN or infinite"):
-        made(Recipe(), tmp_path / "e", str(broken))
+        made(QuantizeRecipe(), tmp_path / "e", str(broken))
     tensors["model.layers.2.mlp.up_proj.weight"][5, 5] = 0.0
     tensors["model.embed_tokens.weight"][9, 9] = float("nan")
     save_file(tensors, broken / "model.safetensors")
     with pytest.raises(BadModel, match="embed holds NaN"):
-        made(Recipe(), tmp_path / "f", str(broken))
+        made(QuantizeRecipe(), tmp_path / "f", str(broken))
     spec = dense()
-    with source_of("demo", spec, Recipe()) as (_, source):
-        quantise_layers("demo", spec, source, Recipe(), tmp_path, "", lambda progress: None)
-    packed = made(Recipe(), tmp_path / "packed")
+    with open_source("demo", spec, QuantizeRecipe()) as (_, source):
+        quantise_layers("demo", spec, source, QuantizeRecipe(), tmp_path, "", lambda progress: None)
+    packed = made(QuantizeRecipe(), tmp_path / "packed")
     with pytest.raises(CannotRun, match="quantised already"):
-        made(Recipe(), tmp_path / "d", packed)
+        made(QuantizeRecipe(), tmp_path / "d", packed)
 
 
 def test_what_was_read_is_not_kept_mapped() -> None:
@@ -247,35 +247,37 @@ def test_what_was_read_is_not_kept_mapped() -> None:
     with CheckpointWeights(model_path("demo"), spec) as kept:
         expected = kept.get(part)
         assert file in Path("/proc/self/maps").read_text(encoding="utf-8")
-    with source_of("demo", spec, Recipe()) as (_, source):
+    with open_source("demo", spec, QuantizeRecipe()) as (_, source):
         assert torch.equal(source.get(part), expected)
         assert file not in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    def tell(progress: Progress) -> None:
+    def tell(progress: QuantizeProgress) -> None:
         with pytest.raises(BadInput, match="another process is making this model"):
-            made(Recipe(), tmp_path / "m")
+            made(QuantizeRecipe(), tmp_path / "m")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make("demo", Recipe(), tmp_path / "m", calibration=None, write=RIDGELINE, tell=tell)
-    made(Recipe(), tmp_path / "m")  # whoever was interrupted holds nothing
+        quantize_model(
+            "demo", QuantizeRecipe(), tmp_path / "m", calibration=None, write=RIDGELINE, tell=tell
+        )
+    made(QuantizeRecipe(), tmp_path / "m")  # whoever was interrupted holds nothing
     assert [each.name for each in tmp_path.iterdir()] == ["m"]
 
 
 def test_a_tokenizer_of_another_model_is_refused() -> None:
     text = "def read(path): return path " * 200
     with pytest.raises(BadInput, match="do not belong together"):
-        calibration_windows("demo", text, Recipe(method="gptq", window_tokens=32), 300)
+        calibration_windows("demo", text, QuantizeRecipe(method="gptq", window_tokens=32), 300)
 
 
 def test_the_original_is_never_touched(tmp_path: Path) -> None:
     original = tmp_path / "original"
     shutil.copytree(model_path("demo"), original)
     before = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in original.iterdir()}
-    made(Recipe(), tmp_path / "m", str(original))
+    made(QuantizeRecipe(), tmp_path / "m", str(original))
     with pytest.raises(BadInput, match="not an empty"):
-        made(Recipe(), original, str(original))  # the output in the original's place
+        made(QuantizeRecipe(), original, str(original))  # the output in the original's place
     after = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in original.iterdir()}
     assert after == before

@@ -11,14 +11,14 @@ import torch
 
 from ridgeline.cli.commands.quantize import Choices, command
 from ridgeline.compress.methods.mixed_precision import (
-    Mixed,
-    Variant,
-    cost,
-    measure,
+    MixedPrecision,
+    PrecisionVariant,
+    bits_per_weight,
+    measure_sensitivity,
     num_weights,
-    spend,
+    spend_budget,
 )
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.checkpoints.sources import CheckpointWeights
 from ridgeline.engine.execution.runner import TorchRunner
@@ -36,17 +36,17 @@ SITES = {(0, ("o",)): 1000, (0, ("down",)): 3000, (1, ("o",)): 1000}
 
 
 def test_the_budget_goes_where_it_helps() -> None:
-    recipe = Recipe(group_size=128)
+    recipe = QuantizeRecipe(group_size=128)
     loss = {(0, ("o",)): 0.5, (0, ("down",)): 0.6, (1, ("o",)): 0.01}
     losses = {
-        Variant(*site, bits): loss[site] / (1 if bits == 4 else 100)
+        PrecisionVariant(*site, bits): loss[site] / (1 if bits == 4 else 100)
         for site in SITES
         for bits in (4, 8)
     }
     for budget, wide in ((4.2, set()), (5.0, {(0, ("o",))}), (7.3, {(0, ("o",)), (0, ("down",))})):
-        chosen = spend(losses, SITES, recipe, Mixed(budget, (4, 8)))
+        chosen = spend_budget(losses, SITES, recipe, MixedPrecision(budget, (4, 8)))
         assert {site for site, bits in chosen.items() if bits == 8} == wide, budget
-        used = sum(SITES[site] * cost(recipe, bits) for site, bits in chosen.items())
+        used = sum(SITES[site] * bits_per_weight(recipe, bits) for site, bits in chosen.items())
         assert used <= budget * sum(SITES.values())
 
 
@@ -60,9 +60,9 @@ def test_measured_by_itself() -> None:
     """Every product by itself, at every width: more bits, less KL."""
     spec = with_dtype(load_spec("demo"), "float32")
     windows = [[(7 * i) % 4000 for i in range(32)]]
-    recipe = Recipe(group_size=64)
+    recipe = QuantizeRecipe(group_size=64)
     with torch.inference_mode(), CheckpointWeights(model_path("demo"), spec) as source:
-        found = measure(spec, source, recipe, windows, (3, 8), lambda progress: None)
+        found = measure_sensitivity(spec, source, recipe, windows, (3, 8), lambda progress: None)
     assert len(found) == 6 * 4 * 2
     assert all(found[v] >= -1e-6 for v in found)
     for variant in found:

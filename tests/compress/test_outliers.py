@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ridgeline.cli.commands.quantize import Choices, recipe_for
-from ridgeline.compress.methods.outliers import outlying, round_split
-from ridgeline.compress.quantize_model import RIDGELINE, Tables, make
-from ridgeline.compress.recipe import Recipe, check
-from ridgeline.compress.statistics import Stats
+from ridgeline.compress.methods.outliers import outlier_columns, round_split
+from ridgeline.compress.quantize_model import RIDGELINE, TableFormats, quantize_model
+from ridgeline.compress.recipe import QuantizeRecipe, check
+from ridgeline.compress.statistics import InputStats
 from ridgeline.compress.writers.gguf import GGUF
 from ridgeline.compress.writers.safetensors import COMPRESSED
 from ridgeline.engine.checkpoints.load import load_decoder
@@ -30,11 +30,13 @@ from ridgeline.modelspec.rewrite import apply_quantization, linears
 from tests.compress.test_make import SMALL, dense, kl, logprobs, with_outliers
 from tests.compress.test_make import windows as windows
 
-LLM_INT8 = Recipe(method="llm-int8", bits=8, group_size=None, **SMALL)  # type: ignore[arg-type]
+LLM_INT8 = QuantizeRecipe(method="llm-int8", bits=8, group_size=None, **SMALL)  # type: ignore[arg-type]
 
 
-def made(target: Path, model: str = "demo", recipe: Recipe = LLM_INT8) -> str:
-    make(model, recipe, target, calibration=None, write=RIDGELINE, tell=lambda progress: None)
+def made(target: Path, model: str = "demo", recipe: QuantizeRecipe = LLM_INT8) -> str:
+    quantize_model(
+        model, recipe, target, calibration=None, write=RIDGELINE, tell=lambda progress: None
+    )
     return str(target)
 
 
@@ -76,15 +78,15 @@ def test_the_split_product_against_the_plain_reading(stored: str) -> None:
 
 
 def test_what_counts_as_an_outlier() -> None:
-    one, other = Stats.empty(64, False), Stats.empty(64, False)
+    one, other = InputStats.empty(64, False), InputStats.empty(64, False)
     one.add(torch.tensor([[1.0, -6.0, 5.9, 0.0] + 60 * [0.0]]))
     other.add(torch.tensor([[0.0, 0.0, 0.0, 7.0] + 60 * [0.0]]))
     stats = {(("expert_down",), 0): one, (("expert_down",), 1): other, (("o",), None): other}
-    assert outlying(stats, (("expert_down",), 1), 6.0).tolist() == [1, 3]
-    assert outlying(stats, (("o",), None), 6.0).tolist() == [3]
-    assert not len(outlying(stats, (("o",), None), 7.5))
+    assert outlier_columns(stats, (("expert_down",), 1), 6.0).tolist() == [1, 3]
+    assert outlier_columns(stats, (("o",), None), 6.0).tolist() == [3]
+    assert not len(outlier_columns(stats, (("o",), None), 7.5))
     other.add(torch.arange(64.0).unsqueeze(0) + 10)  # everything is loud: the loudest of them
-    assert outlying(stats, (("o",), None), 6.0).tolist() == [60, 61, 62, 63]
+    assert outlier_columns(stats, (("o",), None), 6.0).tolist() == [60, 61, 62, 63]
 
 
 def test_planted_outliers_cost_nothing(tmp_path: Path, windows: list[list[int]]) -> None:
@@ -104,7 +106,7 @@ def test_planted_outliers_cost_nothing(tmp_path: Path, windows: list[list[int]])
 
 
 def test_the_spec_knows_its_bytes_and_the_check_passes(tmp_path: Path) -> None:
-    model = made(tmp_path / "m", recipe=Recipe(**{**_fields(LLM_INT8), "threshold": 4.0}))
+    model = made(tmp_path / "m", recipe=QuantizeRecipe(**{**_fields(LLM_INT8), "threshold": 4.0}))
     spec = dense(model)
     widths = [each.format.wide for each in linears(spec).values()]
     assert max(widths) > 0
@@ -114,20 +116,22 @@ def test_the_spec_knows_its_bytes_and_the_check_passes(tmp_path: Path) -> None:
         assert not layer.faults and layer.error is not None and layer.error < 0.02
 
 
-def _fields(recipe: Recipe) -> dict[str, object]:
+def _fields(recipe: QuantizeRecipe) -> dict[str, object]:
     return {name: getattr(recipe, name) for name in recipe.__struct_fields__}
 
 
 def test_without_outliers_it_is_plain_int8(tmp_path: Path) -> None:
-    model = made(tmp_path / "m", recipe=Recipe(**{**_fields(LLM_INT8), "threshold": 1e9}))
-    plain = made(tmp_path / "p", recipe=Recipe(bits=8, group_size=None))
+    model = made(tmp_path / "m", recipe=QuantizeRecipe(**{**_fields(LLM_INT8), "threshold": 1e9}))
+    plain = made(tmp_path / "p", recipe=QuantizeRecipe(bits=8, group_size=None))
     name = "model.ridgeline.safetensors"
     assert (tmp_path / "m" / name).read_bytes() == (tmp_path / "p" / name).read_bytes()
     assert linears(load_spec(model)) == linears(load_spec(plain))
 
 
 def test_columns_that_are_none_are_refused(tmp_path: Path) -> None:
-    model = Path(made(tmp_path / "m", recipe=Recipe(**{**_fields(LLM_INT8), "threshold": 4.0})))
+    model = Path(
+        made(tmp_path / "m", recipe=QuantizeRecipe(**{**_fields(LLM_INT8), "threshold": 4.0}))
+    )
     file = model / "model.ridgeline.safetensors"
     raw = bytearray(file.read_bytes())
     size = int.from_bytes(raw[:8], "little")
@@ -143,9 +147,9 @@ def test_columns_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_what_cannot_be(tmp_path: Path) -> None:
     for writer in (GGUF, COMPRESSED):
         with pytest.raises(CannotRun, match="kept apart"):
-            writer.refuse(load_spec("demo"), LLM_INT8, Tables())
+            writer.refuse(load_spec("demo"), LLM_INT8, TableFormats())
     with pytest.raises(BadInput, match="8 bits"):
-        check(Recipe(method="llm-int8"))
+        check(QuantizeRecipe(method="llm-int8"))
     with pytest.raises(BadInput, match="keeps nothing apart"):
         recipe_for(Choices(method="gptq", threshold=5.0))
     with pytest.raises(BadInput, match="no magnitude"):

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from ridgeline.compress.calibration import read_text, tokens_of
-from ridgeline.compress.formats.lattice import rounded
+from ridgeline.compress.formats.lattice import round_significant
 from ridgeline.compress.methods import qat
-from ridgeline.compress.methods.qat import Latent, Model, tune
+from ridgeline.compress.methods.qat import LatentWeight, TrainingModel, train_quantised
 from ridgeline.compress.methods.rtn import round_rtn
-from ridgeline.compress.pipeline import quantise_layers, source_of
-from ridgeline.compress.progress import Progress
-from ridgeline.compress.quantize_model import RIDGELINE, make
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.pipeline import open_source, quantise_layers
+from ridgeline.compress.progress import QuantizeProgress
+from ridgeline.compress.quantize_model import RIDGELINE, quantize_model
+from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.checkpoints.load import DecoderBuilder
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.quant.grid import Grid
@@ -25,14 +25,14 @@ from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.checkpoints.locate import model_path
 from ridgeline.modelspec.rewrite import with_dtype
 
-QUICK = Recipe(method="qat", bits=3, num_windows=6, window_tokens=64, steps=50)
+QUICK = QuantizeRecipe(method="qat", bits=3, num_windows=6, window_tokens=64, steps=50)
 
 
 def test_slopes_go_straight_through() -> None:
     value = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    grid = round_rtn(value, None, Recipe(bits=3, group_size=32))
+    grid = round_rtn(value, None, QuantizeRecipe(bits=3, group_size=32))
     assert isinstance(grid, Grid)
-    latent = Latent(grid, value, None)
+    latent = LatentWeight(grid, value, None)
     assert torch.equal(latent.dense(), grid.dense())  # the start is the start
     latent.dense().sum().backward()
     wide = grid.scale_OG.repeat_interleave(32, 1)
@@ -51,16 +51,16 @@ def test_it_beats_what_it_starts_from(tmp_path: Path, monkeypatch: pytest.Monkey
     folder = model_path("demo").parent / "heldout"
     ids = load_tokenizer("demo").encode((folder / "code.txt").read_text(encoding="utf-8")[:9000])
     windows = [list(ids[i * 64 : (i + 1) * 64]) for i in range(16)]
-    with source_of("demo", spec, QUICK) as (_, source):
+    with open_source("demo", spec, QUICK) as (_, source):
         start = quantise_layers("demo", spec, source, QUICK, tmp_path, text, lambda p: None)
         tokens = tokens_of("demo", text)
-        tuned = tune(spec, source, start, QUICK, tokens, tmp_path, lambda p: None)
+        tuned = train_quantised(spec, source, start, QUICK, tokens, tmp_path, lambda p: None)
         models = [
-            Model(DecoderBuilder(spec, each, torch.device("cpu"), torch.float32), 64)
+            TrainingModel(DecoderBuilder(spec, each, torch.device("cpu"), torch.float32), 64)
             for each in (source, start, tuned)
         ]
 
-        def kl(model: Model) -> float:
+        def kl(model: TrainingModel) -> float:
             pairs = [(models[0](w), model(w)) for w in windows]
             return float(torch.stack([(a.exp() * (a - b)).sum(-1).mean() for a, b in pairs]).mean())
 
@@ -68,7 +68,7 @@ def test_it_beats_what_it_starts_from(tmp_path: Path, monkeypatch: pytest.Monkey
         part = Part("down", (256, 704), 3)
         before, after = start.grid(part), tuned.grid(part)
         assert before is not None and after is not None
-        assert torch.equal(after.scale_OG, rounded(after.scale_OG, 11))
+        assert torch.equal(after.scale_OG, round_significant(after.scale_OG, 11))
         moved = (before.q_OI != after.q_OI).float().mean()
         assert 0.001 < moved < 0.5
         assert not torch.equal(after.scale_OG, before.scale_OG)
@@ -78,23 +78,23 @@ def test_after_a_kill_it_ends_as_if_there_had_been_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(qat, "SAVE_EVERY", 3)
-    recipe = Recipe(method="qat", bits=4, num_windows=4, window_tokens=32, steps=6)
+    recipe = QuantizeRecipe(method="qat", bits=4, num_windows=4, window_tokens=32, steps=6)
     choices = {"calibration": None, "write": RIDGELINE}
-    make("demo", recipe, tmp_path / "whole", tell=lambda p: None, **choices)  # type: ignore[arg-type]
+    quantize_model("demo", recipe, tmp_path / "whole", tell=lambda p: None, **choices)  # type: ignore[arg-type]
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: QuantizeProgress) -> None:
         if progress.unit == "step" and progress.layer == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make("demo", recipe, tmp_path / "broken", tell=kill, **choices)  # type: ignore[arg-type]
+        quantize_model("demo", recipe, tmp_path / "broken", tell=kill, **choices)  # type: ignore[arg-type]
     assert not (tmp_path / "broken").exists()
     steps: list[int] = []
 
-    def note(progress: Progress) -> None:
+    def note(progress: QuantizeProgress) -> None:
         steps.extend([progress.layer] if progress.unit == "step" else [])
 
-    make("demo", recipe, tmp_path / "broken", tell=note, **choices)  # type: ignore[arg-type]
+    quantize_model("demo", recipe, tmp_path / "broken", tell=note, **choices)  # type: ignore[arg-type]
     assert steps == [3, 4, 5]
     for file in (tmp_path / "whole").iterdir():
         assert (tmp_path / "broken" / file.name).read_bytes() == file.read_bytes(), file.name
@@ -102,9 +102,9 @@ def test_after_a_kill_it_ends_as_if_there_had_been_none(
 
 def test_what_it_is_not_for(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="3 and 4 bits"):
-        make(
+        quantize_model(
             "demo",
-            Recipe(method="qat", bits=8, group_size=None),
+            QuantizeRecipe(method="qat", bits=8, group_size=None),
             tmp_path / "a",
             calibration=None,
             write=RIDGELINE,

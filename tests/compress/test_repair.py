@@ -7,12 +7,12 @@ import torch
 
 import ridgeline._native as _native
 from ridgeline.compress.formats.lattice import Lattice
-from ridgeline.compress.formats.range_search import ROUNDS, STEPS, settle
-from ridgeline.compress.layer_walk import Watched
+from ridgeline.compress.formats.range_search import ROUNDS, STEPS, search_ranges
+from ridgeline.compress.layer_walk import ObservedInputs
 from ridgeline.compress.methods.repair import best_share, repair, steps_to
 from ridgeline.compress.methods.rtn import lattice
-from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.statistics import Pair, Stats
+from ridgeline.compress.recipe import QuantizeRecipe
+from ridgeline.compress.statistics import InputStats, WindowPair
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels.ranges import choose_ranges
 from ridgeline.engine.quant.dense import DenseLinear
@@ -39,12 +39,12 @@ def weight(num_out: int = 24, num_in: int = 96) -> torch.Tensor:
 @pytest.mark.parametrize("bits", [3, 4])
 def test_settled_ranges_lose_less_of_the_output(bits: int, zeros: bool) -> None:
     """Than those that each group chose for its own inputs; and fp16 holds them."""
-    recipe = Recipe(bits=bits, group_size=32, zeros=zeros)
+    recipe = QuantizeRecipe(bits=bits, group_size=32, zeros=zeros)
     x_TI, weight_OI = rows(), weight()
     weight_OI[3] = 0.0  # nothing to choose
     moment_II = x_TI.T @ x_TI
     before = lattice(weight_OI, recipe, moment_II)
-    after = settle(weight_OI, before, moment_II, recipe)
+    after = search_ranges(weight_OI, before, moment_II, recipe)
 
     def loss(on: object) -> float:
         error_OI = on.dense(on.round(weight_OI)) - weight_OI  # type: ignore[attr-defined]
@@ -121,9 +121,9 @@ def test_groups_take_turns_as_the_definition_says() -> None:
     """Seven groups, the last one short: more than are worked out together, and not a multiple."""
     x_TI, weight_OI = rows(600, 200), weight(24, 200)
     moment_II = x_TI.T @ x_TI / 600
-    recipe = Recipe(bits=4, group_size=32)
+    recipe = QuantizeRecipe(bits=4, group_size=32)
     before = lattice(weight_OI, recipe, moment_II)
-    after = settle(weight_OI, before, moment_II, recipe)
+    after = search_ranges(weight_OI, before, moment_II, recipe)
     wanted_OG = settled_slowly(before, weight_OI, moment_II)
     moved = (wanted_OG != before.scale_OG).float().mean()
     assert moved > 0.5 and torch.equal(after.scale_OG, wanted_OG)
@@ -134,7 +134,7 @@ def test_what_inputs_foretell_is_undone() -> None:
     generator = torch.Generator().manual_seed(2)
     clean_TI, turn_II = rows(), torch.eye(96) + 0.03 * torch.randn(96, 96, generator=generator)
     x_TI, weight_OI = clean_TI @ turn_II, weight()
-    seen = Stats.empty(96, True)
+    seen = InputStats.empty(96, True)
     for x, clean in zip(x_TI.split(100), clean_TI.split(100), strict=True):
         seen.add(x, clean)
     seen.complete()
@@ -149,7 +149,7 @@ def test_what_inputs_foretell_is_undone() -> None:
 
 
 def test_same_inputs_leave_the_weight_as_it_is() -> None:
-    x_TI, seen = rows(), Stats.empty(96, True)
+    x_TI, seen = rows(), InputStats.empty(96, True)
     seen.add(x_TI, x_TI)
     seen.complete()
     steps = steps_to([weight()], seen, 0.01)
@@ -157,7 +157,7 @@ def test_same_inputs_leave_the_weight_as_it_is() -> None:
 
 
 def test_rows_that_cannot_be_told_apart_leave_it_too() -> None:
-    seen = Stats.empty(96, True)
+    seen = InputStats.empty(96, True)
     seen.add(torch.full((2, 96), float("nan")), torch.zeros(2, 96))
     seen.complete()
     assert steps_to([weight()], seen, 0.0) is None
@@ -174,8 +174,8 @@ def test_rows_held_back_decide_how_far_to_go() -> None:
         """The error of fresh rows without and with what `num_rows` rows have taught."""
         noise_TI = noise * torch.randn(600, 96, generator=generator)
         x_TI = clean_TI @ turn_II + noise_TI
-        watched = Watched(
-            {key: Stats.empty(96, True)}, {key: [Pair(x_TI[300:350], clean_TI[300:350])]}
+        watched = ObservedInputs(
+            {key: InputStats.empty(96, True)}, {key: [WindowPair(x_TI[300:350], clean_TI[300:350])]}
         )
         watched.stats[key].add(x_TI[:num_rows], clean_TI[:num_rows])
         watched.stats[key].complete()
@@ -198,10 +198,10 @@ def test_rows_held_back_decide_how_far_to_go() -> None:
 def test_a_step_that_does_not_hold_is_not_taken() -> None:
     x_TI = rows()
     step_OI, turned_TI = weight() * 0.1, x_TI * 1.2
-    assert best_share([weight()], [step_OI], [Pair(x_TI, turned_TI)]) == pytest.approx(
+    assert best_share([weight()], [step_OI], [WindowPair(x_TI, turned_TI)]) == pytest.approx(
         2.0, rel=1e-3
     )
-    assert best_share([weight()], [-step_OI], [Pair(x_TI, turned_TI)]) == 0.0
+    assert best_share([weight()], [-step_OI], [WindowPair(x_TI, turned_TI)]) == 0.0
     assert best_share([weight()], [step_OI], []) == 0.0
 
 
@@ -209,14 +209,14 @@ def test_experts_are_left_as_they_are() -> None:
     """Their rows have no partner in the original: nothing was told of them."""
 
     key, other = (("expert_down",), 3), (("o",), None)
-    stats = {key: Stats.empty(96, True), other: Stats.empty(96, True)}
+    stats = {key: InputStats.empty(96, True), other: InputStats.empty(96, True)}
     stats[key].add(rows())
     stats[other].add(rows(), rows() * 1.1)
     for each in stats.values():
         each.complete()
-    held = {other: [Pair(rows(), rows() * 1.1)]}
+    held = {other: [WindowPair(rows(), rows() * 1.1)]}
     half = [(Part("o", (24, 96), 0), other), (Part("expert_down", (24, 96), 0, 3), key)]
-    found, _ = repair(Source(), half, Watched(stats, held), 0.5, 0.01)
+    found, _ = repair(Source(), half, ObservedInputs(stats, held), 0.5, 0.01)
     assert list(found) == [half[0][0]] and stats[other].gap_II is None
     assert (found[half[0][0]] / weight()).median() == pytest.approx(1.05, abs=5e-3)
 
@@ -225,7 +225,7 @@ def test_few_outputs_are_summed_up_as_such() -> None:
     """Σ W (x° - x) xᵀ in place of Σ (x° - x) xᵀ: the same steps; and half of Σ x xᵀ is mirrored."""
     clean_TI, weight_OI = rows(300, 2100), weight(8, 2100)
     x_TI = clean_TI * 1.1 + 0.1 * clean_TI.roll(1, 1)
-    plain, narrow = Stats.empty(2100, True), Stats.empty(2100, True)
+    plain, narrow = InputStats.empty(2100, True), InputStats.empty(2100, True)
     plain.add(x_TI, clean_TI)
     narrow.add(x_TI, clean_TI, DenseLinear(weight_OI, None))
     for each in (plain, narrow):

@@ -5,30 +5,30 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ridgeline.compress.methods.gptq import Factor, factor_of, round_gptq, round_gptq_or_rtn
+from ridgeline.compress.methods.gptq import HessianFactor, factor_of, round_gptq, round_gptq_or_rtn
 from ridgeline.compress.methods.hqq import round_hqq
 from ridgeline.compress.methods.rtn import round_rtn
-from ridgeline.compress.recipe import Recipe, check
-from ridgeline.compress.statistics import Stats
+from ridgeline.compress.recipe import QuantizeRecipe, check
+from ridgeline.compress.statistics import InputStats
 from ridgeline.engine.kernels.native_linear import NativeLinear
 from ridgeline.engine.quant.grid import Grid, in_order, pack, refusal
 from ridgeline.errors import BadInput
 from ridgeline.modelspec.format import blocks, format_for
 
 
-def by_gptq(weight_OI: torch.Tensor, stats: Stats, recipe: Recipe) -> Grid:
+def by_gptq(weight_OI: torch.Tensor, stats: InputStats, recipe: QuantizeRecipe) -> Grid:
     factor = factor_of(stats, recipe)
-    assert isinstance(factor, Factor)
+    assert isinstance(factor, HessianFactor)
     return round_gptq(weight_OI, stats, factor, recipe)  # type: ignore[return-value]
 
 
 ROUNDERS = {"rtn": round_rtn, "hqq": round_hqq, "gptq": by_gptq}
 RECIPES = [
-    Recipe(bits=bits, group_size=group, zeros=zeros)
+    QuantizeRecipe(bits=bits, group_size=group, zeros=zeros)
     for bits in (3, 4)
     for group in (32, 128)
     for zeros in (False, True)
-] + [Recipe(bits=8, group_size=None)]
+] + [QuantizeRecipe(bits=8, group_size=None)]
 
 
 def inputs(num_in: int, num_rows: int = 400) -> torch.Tensor:
@@ -40,8 +40,8 @@ def inputs(num_in: int, num_rows: int = 400) -> torch.Tensor:
     return x_TI
 
 
-def stats_of(x_TI: torch.Tensor) -> Stats:
-    stats = Stats.empty(x_TI.shape[1], True)
+def stats_of(x_TI: torch.Tensor) -> InputStats:
+    stats = InputStats.empty(x_TI.shape[1], True)
     stats.add(x_TI)
     stats.complete()
     return stats
@@ -53,7 +53,7 @@ def weight(num_out: int = 48, num_in: int = 200) -> torch.Tensor:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.bits}-{r.group_size}-{r.zeros}")
 @pytest.mark.parametrize("method", ROUNDERS)
-def test_on_its_grid_and_packed_without_loss(method: str, recipe: Recipe) -> None:
+def test_on_its_grid_and_packed_without_loss(method: str, recipe: QuantizeRecipe) -> None:
     if method == "hqq" and recipe.bits == 8:
         return
     grid = ROUNDERS[method](weight(), stats_of(inputs(200)), recipe)
@@ -68,7 +68,7 @@ def test_on_its_grid_and_packed_without_loss(method: str, recipe: Recipe) -> Non
 
 @pytest.mark.parametrize("bits", [3, 4])
 def test_gptq_beats_nearest_in_output_error(bits: int) -> None:
-    x_TI, recipe = inputs(200), Recipe(bits=bits, group_size=128)
+    x_TI, recipe = inputs(200), QuantizeRecipe(bits=bits, group_size=128)
     stats = stats_of(x_TI)
 
     def loss(grid: Grid) -> float:
@@ -80,7 +80,7 @@ def test_gptq_beats_nearest_in_output_error(bits: int) -> None:
 
 
 def test_gptq_without_a_usable_hessian_rounds_to_nearest_and_says_so() -> None:
-    stats, recipe = stats_of(inputs(200)), Recipe(bits=4)
+    stats, recipe = stats_of(inputs(200)), QuantizeRecipe(bits=4)
     assert stats.moment_II is not None
     stats.moment_II[0, 1] = stats.moment_II[1, 0] = 1e9
     grid, why = round_gptq_or_rtn(weight(), stats, factor_of(stats, recipe), recipe)
@@ -90,7 +90,7 @@ def test_gptq_without_a_usable_hessian_rounds_to_nearest_and_says_so() -> None:
 
 def test_hqq_lowers_what_it_is_after() -> None:
     value = weight(64, 128).pow(3)  # heavy tails
-    recipe = Recipe(bits=4, group_size=128)
+    recipe = QuantizeRecipe(bits=4, group_size=128)
     plain, found = round_rtn(value, None, recipe), round_hqq(value, None, recipe)
 
     def loss(grid: Grid) -> float:
@@ -101,7 +101,7 @@ def test_hqq_lowers_what_it_is_after() -> None:
 
 def test_act_order_is_sorted_and_gathered() -> None:
     order_I = torch.randperm(64, generator=torch.Generator().manual_seed(0))
-    grid = round_rtn(weight(16, 64), None, Recipe(bits=4, group_size=32))
+    grid = round_rtn(weight(16, 64), None, QuantizeRecipe(bits=4, group_size=32))
     group_I = torch.empty(64, dtype=torch.int32)
     group_I[order_I] = (torch.arange(64) // 32).int()
     scattered = Grid(grid.q_OI, grid.scale_OG, None, 4, 32, group_I)
@@ -118,7 +118,7 @@ def test_layouts_without_a_kernel_are_told_apart() -> None:
     assert format_for(8, 128, 256, True).kind == "dense"
     assert format_for(8, 256, 256, False).kind == "int8"
     assert format_for(2, 96, 192, True).group_size == 32
-    grid = round_rtn(weight(), None, Recipe(bits=4))
+    grid = round_rtn(weight(), None, QuantizeRecipe(bits=4))
     odd = Grid(grid.q_OI, grid.scale_OG * 1.00001, None, 4, 128)
     assert "fp16" in str(refusal(odd))
 
@@ -126,13 +126,13 @@ def test_layouts_without_a_kernel_are_told_apart() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        Recipe(bits=6),
-        Recipe(bits=8, group_size=128),
-        Recipe(bits=4, group_size=48),
-        Recipe(method="smoothquant", bits=4),
-        Recipe(method="hqq", bits=8, group_size=None),
+        QuantizeRecipe(bits=6),
+        QuantizeRecipe(bits=8, group_size=128),
+        QuantizeRecipe(bits=4, group_size=48),
+        QuantizeRecipe(method="smoothquant", bits=4),
+        QuantizeRecipe(method="hqq", bits=8, group_size=None),
     ],
 )
-def test_contradictory_recipes_are_refused(wrong: Recipe) -> None:
+def test_contradictory_recipes_are_refused(wrong: QuantizeRecipe) -> None:
     with pytest.raises(BadInput):
         check(wrong)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ridgeline.compress.drafter_training.students import Teacher, accepted, seen
+from ridgeline.compress.drafter_training.students import Teacher, accepted, visible_keys
 from ridgeline.compress.drafter_training.train_drafter import (
-    Progress,
-    Recipe,
-    teacher_of,
+    DrafterRecipe,
+    DrafterTrainingProgress,
+    load_teacher,
     train,
     windows,
 )
@@ -24,11 +24,11 @@ TEXT = [(i * 7 + (i // 5) % 11) % 50 + 40 for i in range(32 * 40)]
 
 @pytest.fixture(scope="module")
 def teacher() -> Teacher:
-    return teacher_of("demo-draft")
+    return load_teacher("demo-draft")
 
 
-def recipe(kind: str, steps: int = 14) -> Recipe:
-    return Recipe(kind=kind, num_heads=2, steps=steps, batch=4, length=32, rate=5e-3)  # type: ignore[arg-type]
+def recipe(kind: str, steps: int = 14) -> DrafterRecipe:
+    return DrafterRecipe(kind=kind, num_heads=2, steps=steps, batch=4, length=32, rate=5e-3)  # type: ignore[arg-type]
 
 
 class _Stop(Exception):
@@ -37,18 +37,18 @@ class _Stop(Exception):
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle"])
 def test_it_learns_and_goes_on_where_it_was(teacher: Teacher, tmp_path: Path, kind: str) -> None:
-    told: list[Progress] = []
+    told: list[DrafterTrainingProgress] = []
     whole = train(teacher, TEXT, recipe(kind), tmp_path / "whole", told.append)
     assert told[-1].step == 14 and whole.acceptance[0] > told[0].acceptance[0] + 0.02
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: DrafterTrainingProgress) -> None:
         if progress.step == 9:
             raise _Stop
 
     with pytest.raises(_Stop):
         train(teacher, TEXT, recipe(kind), tmp_path / "cut", stop, save_every_s=0.0)
     assert not (tmp_path / "cut").exists()
-    again: list[Progress] = []
+    again: list[DrafterTrainingProgress] = []
     train(teacher, TEXT, recipe(kind), tmp_path / "cut", again.append)
     assert again[0].step == 9, "step 9 was told and not saved yet"
     ours, theirs = (load_file(tmp_path / n / "model.safetensors") for n in ("whole", "cut"))
@@ -58,7 +58,7 @@ def test_it_learns_and_goes_on_where_it_was(teacher: Teacher, tmp_path: Path, ki
 
 
 def test_another_interrupted_run_is_not_overwritten(teacher: Teacher, tmp_path: Path) -> None:
-    def stop(progress: Progress) -> None:
+    def stop(progress: DrafterTrainingProgress) -> None:
         raise _Stop
 
     with pytest.raises(_Stop):
@@ -78,7 +78,7 @@ def test_acceptance_is_the_overlap_of_the_distributions() -> None:
 
 def test_later_passes_see_true_states_and_their_own_path() -> None:
     """The third pass at place 4: true states up to 2, the second pass at 3, itself at 4."""
-    true, second, own = seen(6, 2)[4].split(6)
+    true, second, own = visible_keys(6, 2)[4].split(6)
     assert true.tolist() == [True, True, True, False, False, False]
     assert second.tolist() == [False, False, False, True, False, False]
     assert own.tolist() == [False, False, False, False, True, False]
@@ -88,4 +88,4 @@ def test_what_cannot_be_trained_is_refused() -> None:
     with pytest.raises(BadInput, match="too short"):
         windows(list(range(100)), 32)
     with pytest.raises(CannotRun, match="dummy"):
-        teacher_of("dummy:llama-1b")
+        load_teacher("dummy:llama-1b")

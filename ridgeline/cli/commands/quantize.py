@@ -19,9 +19,9 @@ from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import apply_formats, with_dtype
 
 if TYPE_CHECKING:
-    from ridgeline.compress.methods.mixed_precision import Mixed
-    from ridgeline.compress.quantize_model import Writer
-    from ridgeline.compress.recipe import Recipe
+    from ridgeline.compress.methods.mixed_precision import MixedPrecision
+    from ridgeline.compress.quantize_model import FormatWriter
+    from ridgeline.compress.recipe import QuantizeRecipe
 
 FORMATS = {
     "ridgeline": "ridgeline.compress.quantize_model:RIDGELINE",
@@ -89,14 +89,14 @@ def command(model: str, output: Path, choices: Choices) -> int:
 
 def _made(model: str, output: Path, choices: Choices) -> int:
     from ridgeline.cli.render.quantize_progress import telling
-    from ridgeline.compress.quantize_model import TableBits, describe, make
+    from ridgeline.compress.quantize_model import TableBits, describe, quantize_model
     from ridgeline.compress.writers.store import refuse_output
 
     refuse_output(output)  # before --step-budget measures
     recipe = recipe_for(choices)
     print(f"  {describe(recipe)}")
     with telling() as tell:
-        return make(
+        return quantize_model(
             model,
             recipe,
             output,
@@ -108,8 +108,8 @@ def _made(model: str, output: Path, choices: Choices) -> int:
         )
 
 
-def _mixed(model: str, choices: Choices) -> Mixed | None:
-    from ridgeline.compress.methods.mixed_precision import Mixed
+def _mixed(model: str, choices: Choices) -> MixedPrecision | None:
+    from ridgeline.compress.methods.mixed_precision import MixedPrecision
 
     if not choices.chooses_widths:
         return None
@@ -128,18 +128,18 @@ def _mixed(model: str, choices: Choices) -> Mixed | None:
     if choices.bits_budget is not None:
         if not 0 < choices.bits_budget < inf:
             raise BadInput("--bits-budget", value=choices.bits_budget, limit="bits per weight")
-        return Mixed(choices.bits_budget, WIDTHS[choices.format])
+        return MixedPrecision(choices.bits_budget, WIDTHS[choices.format])
     assert choices.step_budget_ms is not None
     from ridgeline.workflows.planning.step_budget import step_budget
 
     found = step_budget(model, choices.step_budget_ms, choices.lm_head_bits)
     print(f"  {found}")
-    return Mixed(found.bits, WIDTHS[choices.format])
+    return MixedPrecision(found.bits, WIDTHS[choices.format])
 
 
-def recipe_for(choices: Choices) -> Recipe:
+def recipe_for(choices: Choices) -> QuantizeRecipe:
     """The recipe of the flags. Raises BadInput."""
-    from ridgeline.compress.recipe import Recipe, check
+    from ridgeline.compress.recipe import QuantizeRecipe, check
 
     reads = choices.method not in ("rtn", "hqq") or choices.chooses_widths
     if not reads:
@@ -154,7 +154,7 @@ def recipe_for(choices: Choices) -> Recipe:
     if group_size is None and choices.bits < 8:
         group_size = 128
     return check(
-        Recipe(
+        QuantizeRecipe(
             method=choices.method,  # type: ignore[arg-type]
             bits=choices.bits,
             group_size=group_size,
@@ -171,11 +171,11 @@ def recipe_for(choices: Choices) -> Recipe:
     )
 
 
-def _writer(name: str) -> Writer:
+def _writer(name: str) -> FormatWriter:
     from importlib import import_module
 
     module, _, function = FORMATS[name].partition(":")
-    writer: Writer = getattr(import_module(module), function)
+    writer: FormatWriter = getattr(import_module(module), function)
     return writer
 
 

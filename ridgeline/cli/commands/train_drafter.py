@@ -13,7 +13,7 @@ import msgspec
 from ridgeline.errors import BadInput
 
 if TYPE_CHECKING:
-    from ridgeline.compress.drafter_training.train_drafter import Progress
+    from ridgeline.compress.drafter_training.train_drafter import DrafterTrainingProgress
 
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 224
 
@@ -36,9 +36,9 @@ def command(model: str, output: Path, choices: Choices) -> int:
     """Sample, train, write; the exit code. Raises BadInput, BadModel, CannotRun."""
     from ridgeline.compress.calibration import read_text
     from ridgeline.compress.drafter_training.train_drafter import (
-        Recipe,
+        DrafterRecipe,
         check_enough,
-        teacher_of,
+        load_teacher,
         train,
     )
     from ridgeline.engine.tokenization import load_tokenizer
@@ -46,7 +46,7 @@ def command(model: str, output: Path, choices: Choices) -> int:
     if output.exists() and any(output.iterdir()):
         raise BadInput("the output folder is not empty", value=str(output), fix="name another")
     read = read_text(choices.text)
-    recipe = Recipe(
+    recipe = DrafterRecipe(
         kind=choices.kind,  # type: ignore[arg-type]
         num_heads=choices.num_heads,
         steps=choices.steps,
@@ -55,7 +55,7 @@ def command(model: str, output: Path, choices: Choices) -> int:
         rate=choices.rate,
         seed=choices.seed,
     )
-    teacher, begun_s = teacher_of(model), perf_counter()
+    teacher, begun_s = load_teacher(model), perf_counter()
     text = load_tokenizer(model).encode(read)
     own_tokens = _num_texts(choices) * (PROMPT_TOKENS + ANSWER_TOKENS)
     check_enough(len(text) + own_tokens, recipe.length)  # before any are written
@@ -116,7 +116,12 @@ class _Bar:
 
     def __init__(self, steps: int) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TimeRemainingColumn,
+        )
 
         self._console = Console(stderr=True, highlight=False)
         self._bar = Progress(
@@ -126,7 +131,7 @@ class _Bar:
         if self._console.is_terminal:
             self._bar.start()
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: DrafterTrainingProgress) -> None:
         self._bar.update(self._task, completed=progress.step)
         if progress.acceptance:
             rates = " ".join(f"{chance:.3f}" for chance in progress.acceptance)

@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from ridgeline.compress.progress import Progress, Tell
+from ridgeline.compress.progress import QuantizeProgress, Tell
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def bar_on(console: Console) -> Bar:
     return Bar(SpinnerColumn(), told, BarColumn(40), TimeElapsedColumn(), _Left(), console=console)
 
 
-def tell_line(progress: Progress) -> None:
+def tell_line(progress: QuantizeProgress) -> None:
     """A line, and another where there is something worth saying."""
     left = f", {_left(progress.left_s)}" if progress.left_s >= 1 else ""
     at = f"{progress.unit} {progress.layer + 1} of {progress.num_layers}"
@@ -60,7 +60,7 @@ class Drawn:
         self._bar, self._units = bar, dict[str, TaskID]()
         self._waiting = bar.add_task("the first layer", total=None)
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: QuantizeProgress) -> None:
         if progress.unit not in self._units:
             if not self._units:
                 self._bar.remove_task(self._waiting)

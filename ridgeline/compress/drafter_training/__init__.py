@@ -1,1 +1,1 @@
-"""Drafter training."""
+"""Trains drafters (Medusa, EAGLE) for speculative decoding."""

@@ -1,11 +1,11 @@
-"""What `train-drafter` trains: the drafters of `engine.speculate`, written for autograd.
+"""Trainable versions of the Medusa and EAGLE drafters of `ridgeline.engine.speculate`.
 
-The objective is acceptance. A drawn draft is accepted with probability sum min(p, q) of the
-target's p and the drafter's q, a greedy one where the two agree on the likeliest token. Far from p,
-cross-entropy against p has the better gradient; near it, -log of the acceptance is what counts: the
-weight moves from the first to the second as training goes on.
+The objective is acceptance. A sampled draft is accepted with probability sum min(p, q) of the
+target's p and the drafter's q, a greedy one if both agree on the most likely token. Far from p the
+cross-entropy with p has the better gradient; near it -log of the acceptance matters: the weight
+moves from the first to the second during training.
 
-Shapes: B windows, L places of each, K heads, C hidden_size, V vocabulary, H heads, D head_dim.
+Shape suffixes: B windows, L positions, K heads, C hidden_size, V vocabulary, H heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ FADE = 0.8  # weight of each place against the one before
 UNROLLED = 3  # places that eagle is trained on: its own output leads to all but the first
 
 
-class Batch(NamedTuple):
-    """Windows of text as the target sees them. `h_BLC[:, t]` is its state after token t, and
-    `logits_BLV[:, t]` what it says comes next."""
+class DrafterBatch(NamedTuple):
+    """Windows of text as the target sees them.
+
+    `h_BLC[:, t]` is its state after token t, and `logits_BLV[:, t]` its logits for the next token.
+    """
 
     tokens_BL: Tensor
     h_BLC: Tensor
@@ -37,7 +39,7 @@ class Batch(NamedTuple):
 
 
 class Teacher:
-    """The frozen model that is drafted for, with its head as plain numbers."""
+    """The frozen target model, with its LM head as plain numbers."""
 
     def __init__(self, decoder: Decoder) -> None:
         head = decoder.lm_head
@@ -51,10 +53,10 @@ class Teacher:
         self.embed_VC = decoder.table.rows(torch.arange(decoder.spec.vocab_size))
 
     @torch.no_grad()
-    def __call__(self, tokens_BL: Tensor) -> Batch:
+    def __call__(self, tokens_BL: Tensor) -> DrafterBatch:
         each = [states(self.decoder, row.tolist()).clone() for row in tokens_BL]
         h_BLC = torch.stack(each)
-        return Batch(tokens_BL, h_BLC, self.logits(h_BLC))
+        return DrafterBatch(tokens_BL, h_BLC, self.logits(h_BLC))
 
     def logits(self, x_BLC: Tensor) -> Tensor:
         logits_BLV, cap = F.linear(x_BLC, self.head_VC), self.decoder.spec.final_softcap
@@ -64,17 +66,17 @@ class Teacher:
 class Student(Protocol):
     """A drafter in training."""
 
-    def losses(self, batch: Batch, sharp: float) -> tuple[Tensor, list[Tensor]]:
-        """The loss, and the acceptance at each place drafted."""
+    def losses(self, batch: DrafterBatch, sharp: float) -> tuple[Tensor, list[Tensor]]:
+        """The loss, and the acceptance at each drafted position."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """As the drafter's file holds them."""
+        """The tensors of the drafter's file."""
         ...
 
 
 def accepted(logits_NV: Tensor, teacher_NV: Tensor, sharp: float) -> tuple[Tensor, Tensor]:
-    """(loss, mean chance that a drawn draft is accepted). `sharp` 0: cross-entropy alone."""
+    """(loss, mean probability that a sampled draft is accepted). `sharp` 0: cross-entropy alone."""
     p_NV, log_q_NV = teacher_NV.softmax(-1), logits_NV.log_softmax(-1)
     chance_N = torch.minimum(p_NV, log_q_NV.exp()).sum(-1)
     entropy = -(p_NV * log_q_NV).sum(-1).mean()
@@ -83,7 +85,7 @@ def accepted(logits_NV: Tensor, teacher_NV: Tensor, sharp: float) -> tuple[Tenso
 
 
 class MedusaStudent(nn.Module):
-    """`num_heads` residual layers, zero at the start: every head begins as the LM head."""
+    """`num_heads` residual layers, initially zero: every head starts as the LM head."""
 
     def __init__(self, teacher: Teacher, num_heads: int) -> None:
         super().__init__()
@@ -92,7 +94,7 @@ class MedusaStudent(nn.Module):
         self.weight_KCC = nn.Parameter(torch.zeros(num_heads, size, size))
         self.bias_KC = nn.Parameter(torch.zeros(num_heads, size))
 
-    def losses(self, batch: Batch, sharp: float) -> tuple[Tensor, list[Tensor]]:
+    def losses(self, batch: DrafterBatch, sharp: float) -> tuple[Tensor, list[Tensor]]:
         total, chances = torch.zeros(()), []
         for k in range(len(self.bias_KC)):
             x_BLC = batch.h_BLC[:, : -(k + 1)]
@@ -108,7 +110,7 @@ class MedusaStudent(nn.Module):
 
 
 class EagleStudent(nn.Module):
-    """The layer of `engine.speculate.eagle`, over whole windows."""
+    """The layer of `engine.speculate`'s EAGLE drafter, over whole windows."""
 
     def __init__(self, teacher: Teacher, shape: EagleShape, seed: int) -> None:
         super().__init__()
@@ -124,9 +126,10 @@ class EagleStudent(nn.Module):
         with torch.no_grad():  # begin by passing the state on
             self.own["fc"][:, size:] += torch.eye(size)
 
-    def losses(self, batch: Batch, sharp: float) -> tuple[Tensor, list[Tensor]]:
-        """Place t takes token t and the state before it; at the i-th place drafted, the state comes
-        from i passes before. Keys of earlier passes stand for what then would be known."""
+    def losses(self, batch: DrafterBatch, sharp: float) -> tuple[Tensor, list[Tensor]]:
+        """Position t reads token t and the state before it; at the i-th drafted position the state
+        comes from i passes earlier. Keys of earlier passes stand for what is known at that point.
+        """
         tokens_BL, length = batch.tokens_BL[:, 1:], batch.tokens_BL.shape[1] - 1
         e_BLC = normed(F.embedding(tokens_BL, self.teacher.embed_VC).to(batch.h_BLC.dtype))
         h_BLC = batch.h_BLC[:, :-1]
@@ -163,9 +166,9 @@ class EagleStudent(nn.Module):
         self, a_BLC: Tensor, past: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         own, shape = self.own, self.shape
-        cos_LD, sin_LD = _turns(a_BLC.shape[1], shape)
-        q_BHLD = _turned(_heads(a_BLC, own["q"], shape), cos_LD, sin_LD)
-        k_BHLD = _turned(_heads(a_BLC, own["k"], shape), cos_LD, sin_LD)
+        cos_LD, sin_LD = _rotary_tables(a_BLC.shape[1], shape)
+        q_BHLD = _rotate(_heads(a_BLC, own["q"], shape), cos_LD, sin_LD)
+        k_BHLD = _rotate(_heads(a_BLC, own["k"], shape), cos_LD, sin_LD)
         kv = k_BHLD, _heads(a_BLC, own["v"], shape)
         keys, values = (torch.cat(each, 2) for each in zip(*past, kv, strict=True))
         times = shape.num_heads // shape.num_kv_heads
@@ -173,21 +176,26 @@ class EagleStudent(nn.Module):
             q_BHLD,
             keys.repeat_interleave(times, 1),
             values.repeat_interleave(times, 1),
-            attn_mask=seen(a_BLC.shape[1], len(past)),
+            attn_mask=visible_keys(a_BLC.shape[1], len(past)),
         )
         return F.linear(o_BHLD.transpose(1, 2).flatten(2), own["o"]), kv
 
 
-def seen(length: int, num_past: int) -> Tensor:
-    """Which of the keys of each pass, side by side, the last pass sees: its own place in its own,
-    the place i before in that of i passes ago, and all before those in the first."""
+def visible_keys(length: int, num_past: int) -> Tensor:
+    """Which keys of each pass, side by side, the last pass sees.
+
+    Its own position in its own pass, the position i earlier in the pass i before, and all before
+    those in the first pass.
+    """
     ago_LL = torch.arange(length)[:, None] - torch.arange(length)[None]
     passes = [ago_LL == num_past - i for i in range(1, num_past + 1)]
     return torch.cat([ago_LL >= num_past, *passes], 1)
 
 
 def _first(name: str, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    """Gains are one, what adds to the stream is small, the rest keeps the scale of its input."""
+    """Initial values: gains are one, what adds to the stream is small, the rest keeps its input's
+    scale.
+    """
     if len(shape) == 1:
         return torch.ones(shape)
     scale = 0.2 if name.startswith(("o.", "down.", "fc.")) else 1.0
@@ -199,12 +207,12 @@ def _heads(a_BLC: Tensor, weight_OC: Tensor, shape: EagleShape) -> Tensor:
     return o_BLO.view(*o_BLO.shape[:2], -1, shape.head_dim).transpose(1, 2)
 
 
-def _turns(length: int, shape: EagleShape) -> tuple[Tensor, Tensor]:
+def _rotary_tables(length: int, shape: EagleShape) -> tuple[Tensor, Tensor]:
     half = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
     angles = torch.outer(torch.arange(length).float(), shape.rope_theta**-half).repeat(1, 2)
     return angles.cos(), angles.sin()
 
 
-def _turned(x_BHLD: Tensor, cos_LD: Tensor, sin_LD: Tensor) -> Tensor:
+def _rotate(x_BHLD: Tensor, cos_LD: Tensor, sin_LD: Tensor) -> Tensor:
     a, b = x_BHLD.chunk(2, -1)
     return x_BHLD * cos_LD + torch.cat((-b, a), -1) * sin_LD

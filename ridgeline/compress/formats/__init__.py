@@ -1,1 +1,1 @@
-"""Formats."""
+"""Numeric formats: where a quantised weight may lie, and its bytes."""

@@ -1,8 +1,8 @@
-"""Weights in a layout that is no grid of whole numbers and zero-points: K-quants, NF4, FP8.
+"""Weights in layouts other than integers with zero-points: K-quants, NF4, FP8.
 
-`Coded` holds the very tensors that a file will hold; what they mean is what the reader of that
-layout (`ridgeline.engine.checkpoints`) decodes from them, so that calibration goes on with the numbers
-that will be loaded.
+A `CodedWeight` holds the tensors of the file. Their meaning is what the layout's reader
+(`ridgeline.engine.checkpoints`) decodes, so calibration continues with the values that will be
+loaded.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ BLOCKS = ".blocks"
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
-    """`kind` is that of `Recipe.numbers`; `tensors` by suffix, as the format's file has them."""
+class CodedWeight:
+    """`kind` is that of `QuantizeRecipe.numbers`; `tensors` by suffix, as in the format's file."""
 
     kind: str
     shape: tuple[int, int]
     tensors: Mapping[str, Tensor]
 
     def dense(self) -> Tensor:
-        """The weights that they mean, float32 [O, I]."""
+        """The decoded weights, float32 [O, I]."""
         return _DECODERS[self.kind](self)
 
 
-def _blocks(coded: Coded) -> Tensor:
+def _blocks(coded: CodedWeight) -> Tensor:
     kind, blocks = coded.kind.upper(), coded.tensors[BLOCKS]
     per_row = {"Q4_K": 144, "Q6_K": 210}[kind]
     numbers = decode_blocks(kind, blocks.reshape(-1, per_row).numpy())
     return torch.from_numpy(numbers).view(coded.shape)
 
 
-def _by_codec(codec: str) -> Callable[[Coded], Tensor]:
+def _by_codec(codec: str) -> Callable[[CodedWeight], Tensor]:
     foreign = Foreign(codec=codec, name=codec, bits=8, integers=False)
 
-    def decode(coded: Coded) -> Tensor:
+    def decode(coded: CodedWeight) -> Tensor:
         found = codec_for(foreign).decode(
             coded.shape, lambda suffix: suffix in coded.tensors, lambda name: coded.tensors[name]
         )
@@ -54,7 +54,7 @@ def _by_codec(codec: str) -> Callable[[Coded], Tensor]:
     return decode
 
 
-_DECODERS: Mapping[str, Callable[[Coded], Tensor]] = {
+_DECODERS: Mapping[str, Callable[[CodedWeight], Tensor]] = {
     "q4_k": _blocks,
     "q6_k": _blocks,
     "nf4": _by_codec("bnb4"),

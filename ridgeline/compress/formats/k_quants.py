@@ -1,18 +1,19 @@
-"""llama.cpp's K-quants: blocks of 256 inputs whose groups have scales that are quantised too.
+"""llama.cpp's K-quants: blocks of 256 inputs whose group scales are quantised as well.
 
-    Q4_K   groups of 32   w ≈ d · sc · q - dmin · m     q in 0..15, sc and m in 0..63, d, dmin fp16
-    Q6_K   groups of 16   w ≈ d · sc · (q - 32)         q in 0..63, sc in -128..127, d fp16
+  Q4_K   groups of 32   w ≈ d · sc · q - dmin · m     q in 0..15, sc and m in 0..63, d, dmin fp16
+  Q6_K   groups of 16   w ≈ d · sc · (q - 32)         q in 0..63, sc in -128..127, d fp16
 
-What: for each group several ranges are tried; to the whole numbers that each gives, scale (and
-minimum) are fitted by least squares, weighed by the inputs' mean squares where text was read, and
-the best are kept; then the scales themselves are rounded, and weights are rounded with what is left
-of them. The result is a `Lattice` like any other (its zeros are no whole numbers), so that GPTQ and
-AWQ work on it; `SuperLattice.grid` gives the bytes. (Layouts: ggml's `block_q4_K`, `block_q6_K`.)
+For each group several ranges are tried; scale (and minimum) are fitted to the resulting integers by
+least squares, weighted by the inputs' mean squares if text was read, and the best fit is kept. Then
+the scales themselves are rounded, and weights are rounded with the rounded scales. The result is a
+`Lattice` like any other (with non-integer zeros), so GPTQ and AWQ work on it; `SuperLattice.grid`
+gives the bytes. Layouts: ggml's `block_q4_K`, `block_q6_K`.
 
-When it loses: inputs that are no multiple of 256; the pipeline takes Q5_0 or Q8_0 there, as
+When it loses: inputs that are not a multiple of 256; the pipeline uses Q5_0 or Q8_0 for them, as
 llama.cpp does.
 
-Shape legend: O outputs, I inputs, G groups, J inputs of a group, B blocks of 256, S groups of one.
+Shape suffixes: O outputs, I inputs, G groups, J inputs of a group, B blocks of 256, S groups of
+one.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.compress.formats.coded import BLOCKS, Coded
+from ridgeline.compress.formats.coded import BLOCKS, CodedWeight
 from ridgeline.compress.formats.lattice import TINY, Lattice
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.recipe import QuantizeRecipe
 
 BLOCK = 256
 _STEPS_4 = tuple(14.0 + 0.1 * i for i in range(21))
@@ -33,22 +34,23 @@ _STEPS_6 = tuple(31.1 + 0.1 * i for i in range(19))
 
 @dataclass(frozen=True, slots=True)
 class SuperLattice(Lattice):
-    """A lattice and the numbers that its scales are made of: `heads` fp16 by block, as bytes;
-    `inner` the groups' whole numbers, uint8 [O, G, 1 or 2]."""
+    """A lattice with the numbers its scales consist of: `heads` fp16 per block, as bytes; `inner`
+    the groups' integers, uint8 [O, G, 1 or 2].
+    """
 
     kind: str
     heads: Tensor
     inner_OGN: Tensor
 
-    def grid(self, q_OI: Tensor, recipe: Recipe) -> Coded:
+    def grid(self, q_OI: Tensor, recipe: QuantizeRecipe) -> CodedWeight:
         write = _q4_k_bytes if self.kind == "q4_k" else _q6_k_bytes
         blocks = write(q_OI.to(torch.uint8), self.heads, self.inner_OGN)
         shape = (q_OI.shape[0], q_OI.shape[1])
-        return Coded(self.kind, shape, {BLOCKS: blocks.reshape(shape[0], -1).contiguous()})
+        return CodedWeight(self.kind, shape, {BLOCKS: blocks.reshape(shape[0], -1).contiguous()})
 
 
 def k_lattice(weight_OI: Tensor, kind: str, importance_I: Tensor | None) -> SuperLattice:
-    """Scales of least squared error; `importance_I` as in `lattice` (of [I, I] the diagonal)."""
+    """Scales of least squared error; `importance_I` as in `lattice` (for [I, I] its diagonal)."""
     if importance_I is not None and importance_I.dim() == 2:
         importance_I = importance_I.diagonal()
     find = _q4_k if kind == "q4_k" else _q6_k
@@ -78,7 +80,7 @@ def _q4_k(weight_OI: Tensor, importance_I: Tensor | None) -> SuperLattice:
 
 
 def _fit_with_minimum(weight_OGJ: Tensor, by_GJ: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and minimum (both >= 0; w ≈ scale · q - minimum) by group."""
+    """Scale and minimum per group (both >= 0; w ≈ scale · q - minimum)."""
     low_OG1 = weight_OGJ.amin(2, keepdim=True).clamp(max=0)
     width_OG1 = (weight_OGJ.amax(2, keepdim=True) - low_OG1).clamp(min=TINY)
     best_OG = torch.full(weight_OGJ.shape[:2], torch.inf)
@@ -96,7 +98,7 @@ def _fit_with_minimum(weight_OGJ: Tensor, by_GJ: Tensor) -> tuple[Tensor, Tensor
 
 
 def _regress(weight_OGJ: Tensor, q_OGJ: Tensor, by_GJ: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted least squares of w against q: slope, and minus the intercept, neither below 0."""
+    """Weighted least squares of w on q: slope and negated intercept, neither below 0."""
     n_G, q_OG = by_GJ.sum(1), (q_OGJ * by_GJ).sum(2)
     qq_OG, w_OG = (q_OGJ.square() * by_GJ).sum(2), (weight_OGJ * by_GJ).sum(2)
     qw_OG = (q_OGJ * weight_OGJ * by_GJ).sum(2)
@@ -134,8 +136,9 @@ def _q6_k(weight_OI: Tensor, importance_I: Tensor | None) -> SuperLattice:
 
 
 def _super(values_OG: Tensor, per_block: int, top: int) -> tuple[Tensor, Tensor]:
-    """The fp16 of each block (as float32), and whole numbers that times it are the values; that of
-    largest magnitude becomes `top`."""
+    """The fp16 of each block (as float32), and integers that times it approximate the values; the
+    value of largest magnitude becomes `top`.
+    """
     values_OBS = values_OG.view(len(values_OG), -1, per_block)
     at_OB1 = values_OBS.abs().argmax(2, keepdim=True)
     d_OB1 = (values_OBS.gather(2, at_OB1) / top).half().float()
@@ -149,7 +152,7 @@ def _as_bytes(heads_OBN: Tensor) -> Tensor:
 
 
 def _q4_k_bytes(q_OI: Tensor, heads: Tensor, inner_OGN: Tensor) -> Tensor:
-    """[O, B, 144]: d, dmin · 8 scales and minima of 6 bits · nibbles, two groups to 32 bytes."""
+    """[O, B, 144]: d, dmin · 8 scales and minima of 6 bits · nibbles, two groups per 32 bytes."""
     num_out = len(q_OI)
     both_OBSN = inner_OGN.view(num_out, -1, 8, 2)
     sc, m = both_OBSN[..., 0], both_OBSN[..., 1]

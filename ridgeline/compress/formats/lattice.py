@@ -1,9 +1,9 @@
-"""Where a weight may lie: scales and zeros chosen, whole numbers still to be.
+"""The values that a quantised weight may take, before the integers are chosen.
 
-Every method has its lattice chosen by `ridgeline.compress.methods.rtn.lattice`, picks numbers on it in its
-own way, and turns them into what is stored (`Lattice.grid`).
+Every method gets its lattice from `ridgeline.compress.methods.rtn.lattice`, chooses integers on it
+in its own way, and converts them to the stored form (`Lattice.grid`).
 
-Shape legend: O outputs, I inputs, G groups.
+Shape suffixes: O outputs, I inputs, G groups.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ridgeline.compress.formats.coded import Coded
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.formats.coded import CodedWeight
+from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.engine.quant.int4.quantise import in_groups
 from ridgeline.engine.quant.outliers import Split
 
 TINY = 1e-30
-Rounded = Grid | Coded | Split
+Rounded = Grid | CodedWeight | Split
 """A weight that has been rounded; all say what they mean by `dense()`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lattice:
-    """Where a weight may lie: scale and zero per output and group, and the range of q.
+    """Scale and zero per output and group, and the range of q.
 
-    Numbers are those of `Grid`: q in low..high, float32 zeros.
+    Numbers follow `Grid`: q in low..high, float32 zeros.
     """
 
     scale_OG: Tensor
@@ -44,24 +44,24 @@ class Lattice:
         return q_OGJ.flatten(1)[:, : weight_OI.shape[1]]
 
     def dense(self, q_OI: Tensor) -> Tensor:
-        """What those whole numbers mean."""
+        """The weights that integers q_OI stand for."""
         value_OGJ = in_groups(q_OI, self.group_size) - self.zero_OG.unsqueeze(2)
         return value_OGJ.mul_(self.scale_OG.unsqueeze(2)).flatten(1)[:, : q_OI.shape[1]]
 
-    def grid(self, q_OI: Tensor, recipe: Recipe) -> Rounded:
+    def grid(self, q_OI: Tensor, recipe: QuantizeRecipe) -> Rounded:
         zero = self.zero_OG.to(torch.uint8) if recipe.zeros else None
         return Grid(
             q_OI.to(torch.uint8).contiguous(), self.scale_OG, zero, recipe.bits, self.group_size
         )
 
 
-def rounded(scale: Tensor, significant: int) -> Tensor:
-    """Rounded to so many significant bits, at any magnitude."""
+def round_significant(scale: Tensor, significant: int) -> Tensor:
+    """Round to that many significant bits, at any magnitude."""
     mantissa, exponent = torch.frexp(scale)
     return torch.ldexp((mantissa * 2**significant).round() / 2**significant, exponent)
 
 
-def rounded_up(scale: Tensor, significant: int) -> Tensor:
-    """Positive numbers rounded up to so many significant bits."""
+def round_up_significant(scale: Tensor, significant: int) -> Tensor:
+    """Round positive numbers up to that many significant bits."""
     power = torch.exp2(torch.floor(torch.log2(scale)) - (significant - 1))
     return torch.ceil(scale / power) * power

@@ -1,1 +1,1 @@
-"""Methods."""
+"""Quantisation methods: how integers (and scales) are chosen."""

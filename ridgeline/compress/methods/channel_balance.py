@@ -1,25 +1,25 @@
-"""Function-preserving rescales before rounding: AWQ and SmoothQuant share this one mechanism.
+"""Function-preserving rescaling before rounding: the mechanism shared by AWQ and SmoothQuant.
 
-    y = W x = (W · diag s)(x / s)        and x / s costs nothing, where the part before can make it
+  y = W x = (W · diag s)(x / s)        x / s is free if the preceding part can absorb the division
 
 The part before a product is a norm (its gain is divided by s), the v rows (before o: attention is
-linear in v) or the up rows (before down: the gated product is linear in up). What differs is how s
-is chosen:
+linear in v) or the up rows (before down: the gated product is linear in up). The methods differ in
+how s is chosen:
 
-    AWQ           (Lin et al., MLSys 2024, arXiv 2306.00978): s = mean|x|^a or, weights considered,
-                  mean|x|^a / mean|w|^(1-a), a in 0..1 by search for the least output error
-                  tr(D H Dᵀ), D the rounding error: inputs with large activations get finer steps.
-                  Then each group's range is clipped where that loses least of its output.
-    SmoothQuant   (Xiao et al., ICML 2023, arXiv 2211.10438): s = max|x|^a / max|w|^(1-a), a = 1/2:
-                  an outlier channel of the activations is moved into the weights, which a scale
-                  per row rounds well.
+  AWQ           (Lin et al., MLSys 2024, arXiv 2306.00978): s = mean|x|^a or, with weights considered,
+                mean|x|^a / mean|w|^(1-a), a in 0..1 searched for the least output error tr(D H Dᵀ), D
+                the rounding error: inputs with large activations get finer steps. Then each group's
+                range is clipped where that costs the output least.
+  SmoothQuant   (Xiao et al., ICML 2023, arXiv 2211.10438): s = max|x|^a / max|w|^(1-a), a = 1/2:
+                outlier channels of the activations move into the weights, which a scale per row
+                represents well.
 
-Invariant: the float32 model before rounding computes the same function (up to rounding of floats).
+Invariant: the float32 model before rounding computes the same function, up to rounding of floats.
 
-When it loses: a product whose input no part before it can divide (experts behind a router keep
-their gate and up as they are: the router reads the same norm).
+When it loses: products whose input no preceding part can divide (experts behind a router keep gate
+and up unchanged, because the router reads the same norm).
 
-Shape legend: O outputs, I inputs, K key heads, G query heads per key head, D head_dim.
+Shape suffixes: O outputs, I inputs, K key heads, G query heads per key head, D head_dim.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ import torch
 from torch import Tensor
 
 from ridgeline.compress.methods.rtn import lattice
-from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.statistics import BLOCK, Stats
+from ridgeline.compress.recipe import QuantizeRecipe
+from ridgeline.compress.statistics import BLOCK, InputStats
 from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels.native_linear import NativeLinear
 from ridgeline.modelspec.model import AttentionSpec, LayerSpec, ModelSpec
 
 STEPS = 10  # of AWQ's search
-COARSE = (1.0, 0.85, 0.7)  # ranges of a group that the search tries
-MOST_ROWS = 256  # of a weight that the search looks at
-HALF = 0.5  # SmoothQuant's exponent
+COARSE_RANGES = (1.0, 0.85, 0.7)  # ranges of a group that the search tries
+MAX_ROWS = 256  # of a weight that the search looks at
+SMOOTHING_EXPONENT = 0.5  # SmoothQuant's exponent
 
 
-class Site(NamedTuple):
-    """A product (`keys`) and the part before it that can take the division."""
+class BalanceSite(NamedTuple):
+    """Products (`keys`) and the preceding part that can absorb the division."""
 
     layer: int
     before: str
@@ -53,28 +53,28 @@ class Site(NamedTuple):
     expert: int | None = None
 
 
-def sites(layer: LayerSpec, index: int) -> Iterator[Site]:
+def sites(layer: LayerSpec, index: int) -> Iterator[BalanceSite]:
     """Where layer `index` can be balanced."""
-    yield Site(index, "attention_norm", ("q", "k", "v"))
-    yield Site(index, "v", ("o",))
+    yield BalanceSite(index, "attention_norm", ("q", "k", "v"))
+    yield BalanceSite(index, "v", ("o",))
     if layer.mlp.router is None:
-        yield Site(index, "mlp_norm", ("gate", "up"))
-        yield Site(index, "up", ("down",))
+        yield BalanceSite(index, "mlp_norm", ("gate", "up"))
+        yield BalanceSite(index, "up", ("down",))
         return
     for expert in range(layer.mlp.num_experts):
-        yield Site(index, "expert_up", ("expert_down",), expert)
+        yield BalanceSite(index, "expert_up", ("expert_down",), expert)
 
 
-class Balanced(PlainWeights):
-    """Weights with rescales merged in; a source like any other."""
+class BalancedWeights(PlainWeights):
+    """Weights with rescaling merged in; a weight source like any other."""
 
     def __init__(self, inner: Weights, spec: ModelSpec) -> None:
         self._inner, self._spec = inner, spec
         self._columns: dict[tuple[str, int | None, int | None], Tensor] = {}
         self._rows: dict[tuple[str, int | None, int | None], Tensor] = {}
 
-    def apply(self, site: Site, scale_I: Tensor) -> None:
-        """Multiply the columns of the site's products by `scale_I`, divide the part before it."""
+    def apply(self, site: BalanceSite, scale_I: Tensor) -> None:
+        """Multiply the columns of the site's products by `scale_I` and divide the preceding part."""
         for key in site.keys:
             self._columns[key, site.layer, site.expert] = scale_I
         before_O = scale_I
@@ -84,7 +84,7 @@ class Balanced(PlainWeights):
         self._rows[site.before, site.layer, site.expert] = before_O
 
     def edited(self, layer: int) -> list[Part]:
-        """The norms of a layer that are no longer the checkpoint's."""
+        """The norms of a layer that differ from the checkpoint."""
         size = (self._spec.hidden_size,)
         keys = [key for key, at, _ in self._rows if at == layer and key.endswith("norm")]
         return [Part(key, size, layer) for key in keys]
@@ -110,17 +110,20 @@ def _by_heads(values_I: Tensor, attention: AttentionSpec) -> Tensor:
 
 
 def shared_by_heads(values_I: Tensor, attention: AttentionSpec) -> Tensor:
-    """The mean over the query heads that read one key head: they must share their scale."""
+    """The mean over query heads that read the same key head, which must share their scale."""
     values_KGD = _by_heads(values_I, attention)
     return values_KGD.mean(1, keepdim=True).expand_as(values_KGD).reshape(-1)
 
 
 def choose_awq(
-    weights: Sequence[Tensor], stats: Stats, shared: AttentionSpec | None, recipe: Recipe
+    weights: Sequence[Tensor],
+    stats: InputStats,
+    shared: AttentionSpec | None,
+    recipe: QuantizeRecipe,
 ) -> Tensor:
-    """The scale of the least output error; all ones where nothing beats it."""
+    """The scale of least output error; all ones if nothing improves on it."""
     x_I, w_I = stats.abs_mean(), torch.cat(list(weights)).abs().mean(0)
-    sample = [weight[:: -(-len(weight) // MOST_ROWS)] for weight in weights]
+    sample = [weight[:: -(-len(weight) // MAX_ROWS)] for weight in weights]
     if shared is not None:
         x_I, w_I = shared_by_heads(x_I, shared), shared_by_heads(w_I, shared)
     x_I, w_I = (v.clamp(min=float(v.max()) * 1e-4 + 1e-12) for v in (x_I, w_I))
@@ -140,17 +143,18 @@ def _centred(scale_I: Tensor) -> Tensor:
     return scale_I / (scale_I.max() * scale_I.min()).sqrt()
 
 
-def _errors(weight_OI: Tensor, scale_I: Tensor, stats: Stats, recipe: Recipe) -> Tensor:
-    """What rounding the scaled weight changes."""
+def _errors(
+    weight_OI: Tensor, scale_I: Tensor, stats: InputStats, recipe: QuantizeRecipe
+) -> Tensor:
+    """The rounding error of the scaled weight."""
     importance_I = stats.importance() / scale_I.square()
-    on = lattice(weight_OI * scale_I, recipe, importance_I, COARSE)
+    on = lattice(weight_OI * scale_I, recipe, importance_I, COARSE_RANGES)
     rounded = on.dense(on.round(weight_OI * scale_I))
     return rounded / scale_I - weight_OI
 
 
 def _output_losses(error_TI: Tensor, moment_II: Tensor) -> Tensor:
-    """e H eᵀ of each row e. H is symmetric: what lies right of its diagonal's blocks counts
-    twice."""
+    """e H eᵀ of each row e. H is symmetric: entries right of its diagonal's blocks count twice."""
     loss_T = torch.zeros(len(error_TI), dtype=torch.float64)
     for begin in range(0, len(moment_II), BLOCK):
         own_TB = error_TI[:, begin : begin + BLOCK]
@@ -162,14 +166,19 @@ def _output_losses(error_TI: Tensor, moment_II: Tensor) -> Tensor:
 
 
 def choose_smooth(
-    weights: Sequence[Tensor], stats: Stats, shared: AttentionSpec | None, recipe: Recipe
+    weights: Sequence[Tensor],
+    stats: InputStats,
+    shared: AttentionSpec | None,
+    recipe: QuantizeRecipe,
 ) -> Tensor:
-    """Activations and weights meet half way."""
+    """Balance activations and weights equally."""
     activation_I = stats.abs_max_I
     weight_I = torch.stack([weight.abs().amax(0) for weight in weights]).amax(0)
     if shared is not None:
         activation_I, weight_I = (shared_by_heads(v, shared) for v in (activation_I, weight_I))
     usable = (activation_I > 0) & (weight_I > 0)
-    scale_I = activation_I.pow(HALF) / weight_I.clamp(min=1e-12).pow(1 - HALF)
+    scale_I = activation_I.pow(SMOOTHING_EXPONENT) / weight_I.clamp(min=1e-12).pow(
+        1 - SMOOTHING_EXPONENT
+    )
     scale_I = torch.where(usable, scale_I, 1.0)
     return scale_I.clamp(min=1e-5, max=1e5)

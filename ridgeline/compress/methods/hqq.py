@@ -1,17 +1,17 @@
-"""HQQ: a scale that ignores outliers, found without any data (Badri & Shaji, "Half-Quadratic
+"""HQQ: a scale that ignores outliers, found without data (Badri & Shaji, "Half-Quadratic
 Quantization", 2023).
 
-What: instead of the squared error, Σ |w - ŵ|^p with p = 0.7 is made small, so that a few large
-weights do not stretch everybody's steps. Half-quadratic splitting: e takes up the large errors
-(shrunk by the prox of |·|^p), and the scale is refitted to w - e by least squares; β grows from
-round to round. HQQ solves for a zero-point in floating point; our grid has whole ones, so the
-scale is what is solved for, and the zero-point stays that of rounding to nearest.
+Instead of the squared error, Σ |w - ŵ|^p with p = 0.7 is minimised, so a few large weights do not
+stretch the steps of all others. Half-quadratic splitting: e absorbs the large errors (shrunk by the
+proximal operator of |·|^p), and the scale is refitted to w - e by least squares; β grows from round
+to round. HQQ solves for a floating-point zero-point; our grid has integer ones, so the scale is
+solved for and the zero-point stays that of rounding to nearest.
 
-Invariant: it reads no text; the same weights give the same grid.
+Invariant: reads no text; the same weights give the same grid.
 
-When it loses: with calibration text at hand GPTQ and AWQ know which inputs matter. Rounding to
-nearest here searches its ranges by squared error already, and on the demo model HQQ is no better.
-Starting the rounds from narrower ranges too finds a smaller Σ|error|^0.7 and twice the KL.
+When it loses: with calibration text, GPTQ and AWQ know which inputs matter. Rounding to nearest
+already searches its ranges by squared error here, and on the demo model HQQ is no better. Starting
+from narrower ranges finds a smaller Σ|error|^0.7 and twice the KL divergence.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.compress.formats.lattice import Lattice, Rounded, rounded
+from ridgeline.compress.formats.lattice import Lattice, Rounded, round_significant
 from ridgeline.compress.methods.rtn import lattice
-from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.statistics import Stats
+from ridgeline.compress.recipe import QuantizeRecipe
+from ridgeline.compress.statistics import InputStats
 
 POWER, ROUNDS, BETA, GROWTH = 0.7, 20, 10.0, 1.05
 
 
-def round_hqq(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> Rounded:
-    """The grid of least Σ |error|^0.7, started from rounding to nearest; `stats` are not used."""
+def round_hqq(weight_OI: Tensor, stats: InputStats | None, recipe: QuantizeRecipe) -> Rounded:
+    """The grid of least Σ |error|^0.7, starting from rounding to nearest; `stats` are not used."""
     start = lattice(weight_OI, recipe, None)
     size = start.group_size
     padded_OI = torch.nn.functional.pad(weight_OI.float(), (0, -weight_OI.shape[1] % size))
@@ -38,7 +38,7 @@ def round_hqq(weight_OI: Tensor, stats: Stats | None, recipe: Recipe) -> Rounded
     beta = BETA / float(weight_OGJ.abs().mean().clamp(min=1e-30))
     for _ in range(ROUNDS):
         scale_OG1 = _refit(weight_OGJ, scale_OG1, zero_OG1, start, beta)
-        scale_OG1 = rounded(scale_OG1, recipe.scale_bits)
+        scale_OG1 = round_significant(scale_OG1, recipe.scale_bits)
         loss_OG1 = _loss(weight_OGJ, scale_OG1, zero_OG1, start)
         better_OG1 = loss_OG1 < least_OG1
         best_OG1 = torch.where(better_OG1, scale_OG1, best_OG1)
@@ -61,7 +61,9 @@ def _loss(weight_OGJ: Tensor, scale_OG1: Tensor, zero_OG1: Tensor, on: Lattice) 
 def _refit(
     weight_OGJ: Tensor, scale_OG1: Tensor, zero_OG1: Tensor, on: Lattice, beta: float
 ) -> Tensor:
-    """One round: what counts as an outlier's error, then the scale of least squares without it."""
+    """One round: the part of the error attributed to outliers, then the least-squares scale without
+    it.
+    """
     level_OGJ = _levels(weight_OGJ, scale_OG1, zero_OG1, on)
     error_OGJ = weight_OGJ - level_OGJ * scale_OG1
     magnitude_OGJ = error_OGJ.abs()

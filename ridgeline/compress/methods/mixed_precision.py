@@ -1,19 +1,19 @@
-"""Which weights get how many bits: by what rounding each of them does to the model's answers.
+"""Chooses the bits of each weight by how much rounding it changes the model's output.
 
-What: every product (q, k and v together; o; gate and up; down) is rounded by itself to each width,
-and KL between the whole model's next-token distributions before and after is measured on
-calibration text. Starting from the fewest bits everywhere, the width whose KL falls most per bit
-spent is widened, until the budget (mean bits per weight, scales included) is used up.
+Every product (q, k and v together; o; gate and up; down) is rounded alone to each width, and the KL
+divergence of the whole model's next-token distributions is measured on calibration text. Starting
+from the fewest bits everywhere, the width whose KL falls most per bit is widened until the budget
+(mean bits per weight, scales included) is spent.
 
 Only one block is in memory: the hidden states of every variant walk through the model side by side.
-The measurement rounds to nearest, whatever method rounds in the end, and takes losses to add up,
+The measurement rounds to nearest whatever method is used later, and assumes that losses add up,
 which holds while they are small.
 
 Invariant: the budget is kept; the same text and seed give the same widths.
 
-When it loses: products that are equally sensitive, where a uniform width is as good.
+When it loses: equally sensitive products, for which a uniform width is as good.
 
-Shape legend: T tokens, C hidden_size, V vocabulary.
+Shape suffixes: T tokens, C hidden_size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from ridgeline.compress.layer_walk import Walk
+from ridgeline.compress.layer_walk import HiddenStateWalk
 from ridgeline.compress.methods.rtn import round_rtn
-from ridgeline.compress.progress import Progress, Tell
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.progress import QuantizeProgress, Tell
+from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.checkpoints.write_packed import layer_products
@@ -41,14 +41,14 @@ SCALE_BITS, ZERO_BITS = 16, 8
 MOST_WINDOWS = 8
 
 
-class Mixed(NamedTuple):
-    """`budget`: mean bits per weight of the layers, scales included; `widths` to choose from."""
+class MixedPrecision(NamedTuple):
+    """`budget`: mean bits per weight of the layers, scales included; `widths`: the choices."""
 
     budget: float
     widths: tuple[int, ...]
 
 
-class Variant(NamedTuple):
+class PrecisionVariant(NamedTuple):
     """A product of one layer (its keys) at one width."""
 
     layer: int
@@ -56,10 +56,10 @@ class Variant(NamedTuple):
     bits: int
 
 
-class _Rounded(PlainWeights):
+class _RoundedSource(PlainWeights):
     """A source in which one variant's weights are rounded."""
 
-    def __init__(self, inner: Weights, variant: Variant, recipe: Recipe) -> None:
+    def __init__(self, inner: Weights, variant: PrecisionVariant, recipe: QuantizeRecipe) -> None:
         self._inner, self._variant, self._recipe = inner, variant, recipe
 
     def get(self, part: Part) -> Tensor:
@@ -71,22 +71,22 @@ class _Rounded(PlainWeights):
         return round_rtn(value.float(), None, own).dense()
 
 
-def with_widths(recipe: Recipe, widths: dict[str, int]) -> Recipe:
-    """The recipe with widths of single weights."""
+def with_widths(recipe: QuantizeRecipe, widths: dict[str, int]) -> QuantizeRecipe:
+    """The recipe with bits of individual weights."""
     return replace(recipe, widths=widths)
 
 
 def choose_widths(
     spec: ModelSpec,
     source: Weights,
-    recipe: Recipe,
+    recipe: QuantizeRecipe,
     windows: Sequence[Sequence[int]],
-    mixed: Mixed,
+    mixed: MixedPrecision,
     tell: Tell,
 ) -> dict[str, int]:
-    """Bits of every weight, by "layer.key". Raises BadInput for a budget that nothing fits."""
+    """Bits of every weight, by "layer.key". Raises BadInput if no choice meets the budget."""
     sizes = {(layer, keys): size for layer, keys, size in _products(spec)}
-    least = sum(size * cost(recipe, min(mixed.widths)) for size in sizes.values())
+    least = sum(size * bits_per_weight(recipe, min(mixed.widths)) for size in sizes.values())
     total = sum(sizes.values())
     if least > mixed.budget * total:
         raise BadInput(
@@ -94,12 +94,12 @@ def choose_widths(
             value=f"{mixed.budget:g} bits per weight",
             limit=f"at least {least / total:.3f}, scales included",
         )
-    losses = measure(spec, source, recipe, windows[:MOST_WINDOWS], mixed.widths, tell)
-    chosen = spend(losses, sizes, recipe, mixed)
+    losses = measure_sensitivity(spec, source, recipe, windows[:MOST_WINDOWS], mixed.widths, tell)
+    chosen = spend_budget(losses, sizes, recipe, mixed)
     return {f"{layer}.{key}": bits for (layer, keys), bits in chosen.items() for key in keys}
 
 
-def cost(recipe: Recipe, bits: int) -> float:
+def bits_per_weight(recipe: QuantizeRecipe, bits: int) -> float:
     """Bits of storage per weight, with its share of scales and zero-points."""
     if bits == 8:
         return 8.0
@@ -110,31 +110,44 @@ def cost(recipe: Recipe, bits: int) -> float:
 Site = tuple[int, tuple[str, ...]]
 
 
-def spend(
-    losses: Mapping[Variant, float], sizes: Mapping[Site, int], recipe: Recipe, mixed: Mixed
+def spend_budget(
+    losses: Mapping[PrecisionVariant, float],
+    sizes: Mapping[Site, int],
+    recipe: QuantizeRecipe,
+    mixed: MixedPrecision,
 ) -> dict[Site, int]:
-    """Widen where KL falls most per bit, while the budget lasts."""
+    """Widen where KL falls most per bit while the budget lasts."""
     chosen = dict.fromkeys(sizes, min(mixed.widths))
     left = mixed.budget * sum(sizes.values())
-    left -= sum(size * cost(recipe, chosen[site]) for site, size in sizes.items())
+    left -= sum(size * bits_per_weight(recipe, chosen[site]) for site, size in sizes.items())
     while True:
         steps = [
             (gain / price, site, bits)
             for site, size in sizes.items()
             for bits in mixed.widths
             if bits > chosen[site]
-            and (price := size * (cost(recipe, bits) - cost(recipe, chosen[site]))) <= left
-            and (gain := losses[Variant(*site, chosen[site])] - losses[Variant(*site, bits)]) > 0
+            and (
+                price := size
+                * (bits_per_weight(recipe, bits) - bits_per_weight(recipe, chosen[site]))
+            )
+            <= left
+            and (
+                gain := losses[PrecisionVariant(*site, chosen[site])]
+                - losses[PrecisionVariant(*site, bits)]
+            )
+            > 0
         ]
         if not steps:
             return chosen
         _, site, bits = max(steps)
-        left -= sizes[site] * (cost(recipe, bits) - cost(recipe, chosen[site]))
+        left -= sizes[site] * (
+            bits_per_weight(recipe, bits) - bits_per_weight(recipe, chosen[site])
+        )
         chosen[site] = bits
 
 
 def num_weights(spec: ModelSpec) -> int:
-    """Of all layers' products: what a budget is the mean of."""
+    """The weights of all layers' products, over which a budget is averaged."""
     return sum(size for _, _, size in _products(spec))
 
 
@@ -150,17 +163,17 @@ def _products(spec: ModelSpec) -> Iterator[tuple[int, tuple[str, ...], int]]:
         yield from ((index, keys, size) for keys, size in sizes.items())
 
 
-def measure(
+def measure_sensitivity(
     spec: ModelSpec,
     source: Weights,
-    recipe: Recipe,
+    recipe: QuantizeRecipe,
     windows: Sequence[Sequence[int]],
     widths: Sequence[int],
     tell: Tell,
-) -> dict[Variant, float]:
-    """KL, nats per token, of rounding each product alone to each width."""
-    clean = Walk(spec, source, windows)
-    walks: dict[Variant, Walk] = {}
+) -> dict[PrecisionVariant, float]:
+    """KL divergence in nats per token from rounding each product alone to each width."""
+    clean = HiddenStateWalk(spec, source, windows)
+    walks: dict[PrecisionVariant, HiddenStateWalk] = {}
     times: list[float] = []
     for index in range(len(spec.layers)):
         begun_s = perf_counter()
@@ -168,17 +181,17 @@ def measure(
             variant: clean.fork()
             for layer, keys, _ in _products(spec)
             if layer == index
-            for variant in (Variant(index, keys, bits) for bits in widths)
+            for variant in (PrecisionVariant(index, keys, bits) for bits in widths)
         }
         for half in (0, 1):
             for walk in (clean, *walks.values()):
                 walk.go(source, index, half)
             for variant, walk in fresh.items():
-                walk.go(_Rounded(source, variant, recipe), index, half)
+                walk.go(_RoundedSource(source, variant, recipe), index, half)
         walks |= fresh
         times.append(perf_counter() - begun_s)
         tell(
-            Progress(
+            QuantizeProgress(
                 unit="sensitivity of layer",
                 layer=index,
                 num_layers=len(spec.layers),
@@ -190,8 +203,11 @@ def measure(
 
 
 def _divergences(
-    spec: ModelSpec, source: Weights, clean: Walk, walks: Mapping[Variant, Walk]
-) -> dict[Variant, float]:
+    spec: ModelSpec,
+    source: Weights,
+    clean: HiddenStateWalk,
+    walks: Mapping[PrecisionVariant, HiddenStateWalk],
+) -> dict[PrecisionVariant, float]:
     gain_C = source.get(Part("norm", (spec.hidden_size,)))
     norm = make_norm(gain_C, spec.norm_eps, spec.norm_plus_one, torch.float32)
     head = "embed" if spec.tied_embeddings else "lm_head"

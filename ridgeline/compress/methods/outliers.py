@@ -1,18 +1,18 @@
-"""LLM.int8: which inputs are kept apart, and the weight without them.
+"""LLM.int8: chooses the inputs that stay in high precision and quantises the rest.
 
-What: an input channel is an outlier where its magnitude, in any row of the calibration's text,
-reaches the threshold (6 in the paper: Dettmers et al., NeurIPS 2022, arXiv 2208.07339). Its column
-is taken out of the weight before each row's scale is chosen, and stored as the checkpoint has it,
-in bfloat16 or else in float32. A product without outliers is plain INT8. How it is computed, and
-when it loses: `ridgeline.engine.quant.outliers`.
+An input channel is an outlier if its magnitude reaches the threshold in any row of the calibration
+text (6 in Dettmers et al., NeurIPS 2022, arXiv 2208.07339). Its column is removed from the weight
+before each row's scale is chosen, and stored as in the checkpoint, in bfloat16 or float32. A
+product without outliers is plain INT8. How it is computed, and when it loses:
+`ridgeline.engine.quant.outliers`.
 
-Where nearly every input reaches the threshold (a gated product's often do: the paper's number is
-about the residual stream's scale), loudness tells nothing apart; then the loudest one in sixteen
-are kept, which cost an eighth of the weight's bytes.
+If nearly every input reaches the threshold (inputs of a gated product often do: the paper's number
+refers to the scale of the residual stream), the threshold is meaningless; then the largest 1/16 of
+the inputs are kept, which cost an eighth of the weight's bytes.
 
-Experts behind a router share a layer's choice: what is an outlier for one is kept apart in all.
+Experts behind a router share a layer's choice: an outlier of one is kept separate in all.
 
-Shape legend: O outputs, I inputs, W inputs kept apart.
+Shape suffixes: O outputs, I inputs, W inputs kept separate.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch import Tensor
 
 from ridgeline.compress.formats.lattice import Rounded
 from ridgeline.compress.methods.rtn import round_rtn
-from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.statistics import ProductKey, Stats
+from ridgeline.compress.recipe import QuantizeRecipe
+from ridgeline.compress.statistics import InputStats, ProductKey
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.dtype import is_exact
 from ridgeline.engine.quant.grid import Grid
@@ -34,8 +34,10 @@ from ridgeline.engine.quant.outliers import Split
 MOST = 16  # one in so many inputs is kept apart, at most
 
 
-def outlying(stats: Mapping[ProductKey, Stats], key: ProductKey, threshold: float) -> Tensor:
-    """The inputs of a product that are kept apart, ascending; experts' together."""
+def outlier_columns(
+    stats: Mapping[ProductKey, InputStats], key: ProductKey, threshold: float
+) -> Tensor:
+    """The inputs of a product that are kept separate, ascending; shared by experts."""
     seen = [each.abs_max_I for other, each in stats.items() if other[0] == key[0]]
     loudest_I = torch.stack(seen).amax(0)
     most = max(1, len(loudest_I) // MOST)
@@ -44,9 +46,9 @@ def outlying(stats: Mapping[ProductKey, Stats], key: ProductKey, threshold: floa
 
 
 def round_split(
-    weight_OI: Tensor, columns_W: Tensor, recipe: Recipe, stored_dtype: str
+    weight_OI: Tensor, columns_W: Tensor, recipe: QuantizeRecipe, stored_dtype: str
 ) -> Grid | Split:
-    """The weight in 8 bits but for `columns_W`; `stored_dtype`: the checkpoint's."""
+    """The weight in 8 bits except for `columns_W`; `stored_dtype`: the checkpoint's."""
     rest_OI = weight_OI.index_fill(1, columns_W, 0.0)
     grid = round_rtn(rest_OI, None, recipe)
     assert isinstance(grid, Grid)
@@ -58,8 +60,8 @@ def round_split(
     return Split(grid, columns_W, wide_OW.to(wide))
 
 
-def told_apart(rounded: Mapping[Part, Rounded]) -> Iterator[str]:
-    """In words: how many inputs of which weights are kept apart."""
+def describe_outliers(rounded: Mapping[Part, Rounded]) -> Iterator[str]:
+    """Text: how many inputs of which weights are kept separate."""
     for part, weight in rounded.items():
         if isinstance(weight, Split):
             yield f"{part}: {len(weight.columns_W)} of {part.shape[1]} inputs kept apart"

@@ -1,24 +1,25 @@
 """Quantisation-aware training: weights and scales learn while the forward pass rounds them.
 
-    ŵ = (round(v) - zero) · s₀ · exp(a)        v: a weight in steps of its grid, a: one per group
+  ŵ = (round(v) - zero) · s₀ · exp(a)        v: a weight in steps of its grid, a: one per group
 
-What: a quantised model (GPTQ's) is the start; the original is the teacher, and the loss is KL
-between their next-token distributions on the calibration text. Rounding has no slope, so gradients
-go straight through it (Bengio et al., 2013, arXiv 1308.3432); scales learn beside the weights, as
-in LSQ (Esser et al., ICLR 2020, arXiv 1902.08153), by their logarithm. `v` is counted in steps, so
-that one learning rate fits every layer: over a run a weight may move by a step or two.
+Training starts from a quantised model (GPTQ's); the original is the teacher, and the loss is the KL
+divergence between their next-token distributions on the calibration text. Gradients pass straight
+through rounding (Bengio et al., 2013, arXiv 1308.3432); scales are learnt by their logarithm, as in
+LSQ (Esser et al., ICLR 2020, arXiv 1902.08153). `v` is counted in steps, so one learning rate fits
+every layer: over a run a weight moves by a step or two.
 
-The start is GPTQ's exactly: each `v` is the original weight on GPTQ's scale, brought near the
-number that GPTQ chose. Nearer the edges of the cells than `INSIDE` is worse: then thousands of
-weights change their numbers in the first steps, whatever their slopes say in the long run.
+The start is exactly GPTQ's: each `v` is the original weight on GPTQ's scale, moved close to the
+integer that GPTQ chose. Starting nearer to the cell edges than `INSIDE` is worse: thousands of
+weights would flip in the first steps regardless of their long-run gradients.
 
-Invariant: the result is a grid like any other: same bits, groups and zero-points, no cost at run
-time. Deterministic by seed, also after a kill (a checkpoint is weights, moments and the step).
+Invariant: the result is a grid like any other, with the same bits, groups and zero-points and no
+cost at run time. Deterministic by seed, also after an interruption (a checkpoint holds weights,
+moments and the step).
 
-When it loses: time, and memory: the whole model is trained at once, with 16 bytes per weight
-besides the teacher. At 4 bits there is little left to win.
+When it loses: time and memory; the whole model is trained at once, with 16 bytes per weight besides
+the teacher. At 4 bits there is little left to gain.
 
-Shape legend: T tokens, C hidden_size, V vocabulary, O outputs, I inputs, G groups.
+Shape suffixes: T tokens, C hidden_size, V vocabulary, O outputs, I inputs, G groups.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ridgeline.compress.formats.lattice import Rounded, rounded
-from ridgeline.compress.progress import Progress, Tell
-from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.writers.store import Store
+from ridgeline.compress.formats.lattice import Rounded, round_significant
+from ridgeline.compress.progress import QuantizeProgress, Tell
+from ridgeline.compress.recipe import QuantizeRecipe
+from ridgeline.compress.writers.store import LayerStore
 from ridgeline.engine.attention.full import FullAttention
 from ridgeline.engine.checkpoints.load import DecoderBuilder
 from ridgeline.engine.checkpoints.sources import PlainWeights, Weights
@@ -60,8 +61,10 @@ BYTES_PER_WEIGHT = 24  # latent, gradient, two moments, teacher, and what a step
 INSIDE = 0.25  # of a step: how far from the middle of its cell the start may lie
 
 
-class Latent:
-    """A weight under training: `v_OI` in steps, `log_OG` the scale's factor; both learn."""
+class LatentWeight:
+    """A weight under training: `v_OI` in grid steps and `log_OG`, the scale's log factor; both are
+    learnt.
+    """
 
     __slots__ = ("_made_OI", "bias_O", "grid", "log_OG", "now_OI", "scale_OG", "v_OI", "zero_OG")
 
@@ -82,25 +85,25 @@ class Latent:
         return values_OG.repeat_interleave(size, 1)[:, : self.grid.q_OI.shape[1]]
 
     def dense(self) -> Tensor:
-        """ŵ_OI, with slopes."""
+        """ŵ_OI, differentiable."""
         rounded_OI = self.v_OI + (self.v_OI.round() - self.v_OI).detach()
         q_OI = rounded_OI.clamp(0, 2**self.grid.bits - 1)
         scale_OG = self.scale_OG * self.log_OG.exp()
         return (q_OI - self._wide(self.zero_OG)) * self._wide(scale_OG)
 
     def result(self, scale_bits: int) -> Grid:
-        """The grid that it has become."""
+        """The resulting grid."""
         q_OI = self.v_OI.detach().round().clamp(0, 2**self.grid.bits - 1).to(torch.uint8)
-        scale_OG = rounded(self.scale_OG * self.log_OG.detach().exp(), scale_bits)
+        scale_OG = round_significant(self.scale_OG * self.log_OG.detach().exp(), scale_bits)
         return replace(self.grid, q_OI=q_OI, scale_OG=scale_OG)
 
     def begin(self) -> None:
-        """Round, once for all windows of a step."""
+        """Round once for all windows of a step."""
         self._made_OI = self.dense()
         self.now_OI = self._made_OI.detach().requires_grad_(True)
 
     def end(self) -> None:
-        """Hand the windows' slopes on to what learns."""
+        """Pass the windows' gradients on to the learnt tensors."""
         assert self.now_OI.grad is not None
         self._made_OI.backward(self.now_OI.grad)  # type: ignore[no-untyped-call]
 
@@ -112,7 +115,7 @@ class Latent:
         return self.v_OI.nbytes
 
 
-class Plain(PlainWeights):
+class TrainableSource(PlainWeights):
     """Another source's weights as tensors that may take part in training."""
 
     def __init__(self, inner: Weights) -> None:
@@ -123,12 +126,12 @@ class Plain(PlainWeights):
 
 
 class StudentBuilder(DecoderBuilder):
-    """Builds blocks whose rounded weights are being trained: `latents`, by part."""
+    """Builds blocks whose rounded weights are trained: `latents`, by part."""
 
-    def __init__(self, spec: ModelSpec, weights: Store, original: Weights) -> None:
-        super().__init__(spec, Plain(weights), torch.device("cpu"), torch.float32)
+    def __init__(self, spec: ModelSpec, weights: LayerStore, original: Weights) -> None:
+        super().__init__(spec, TrainableSource(weights), torch.device("cpu"), torch.float32)
         self._store, self._original = weights, original
-        self.latents: dict[Part, Latent] = {}
+        self.latents: dict[Part, LatentWeight] = {}
 
     def _linear(
         self, keys: list[str], specs: list[LinearSpec], layer: int | None, expert: int | None = None
@@ -144,19 +147,19 @@ class StudentBuilder(DecoderBuilder):
 
     def _latent(
         self, key: str, spec: LinearSpec, layer: int | None, expert: int | None
-    ) -> Latent | None:
+    ) -> LatentWeight | None:
         part = Part(key, (spec.num_out, spec.num_in), layer, expert)
         grid = self._store.grid(part)
         if grid is None:
             return None
         bias = self._tensor(f"{key}.bias", (spec.num_out,), layer, expert) if spec.bias else None
         original_OI = self._original.get(part).clone().float()
-        self.latents[part] = latent = Latent(grid, original_OI, bias)
+        self.latents[part] = latent = LatentWeight(grid, original_OI, bias)
         return latent
 
 
-class Model:
-    """Logits of a window; its blocks from `builder`."""
+class TrainingModel:
+    """A model for training whose blocks come from `builder`."""
 
     def __init__(self, builder: DecoderBuilder, length: int) -> None:
         spec = self._spec = builder.spec
@@ -175,7 +178,7 @@ class Model:
         self._turns = tables.at(torch.arange(length), length)
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
-        """Log-probabilities [T, V]."""
+        """Log-probabilities [T, V] of a window."""
         spec = self._spec
         x_TC = F.embedding(torch.tensor(tokens), self._embed_VC) * spec.embed_scale
         for index, block in enumerate(self._blocks):
@@ -186,31 +189,34 @@ class Model:
         return torch.log_softmax(capped_TV, -1)
 
 
-def tune(
+def train_quantised(
     spec: ModelSpec,
     source: Weights,
-    start: Store,
-    recipe: Recipe,
+    start: LayerStore,
+    recipe: QuantizeRecipe,
     text: Sequence[int],
     folder: Path,
     tell: Tell,
-) -> Store:
-    """Train what `start` holds on the token ids `text`; the tuned layers, in `folder`/tuned.
+) -> LayerStore:
+    """Train the model in `start` on the token ids `text`; returns the trained layers in
+    `folder`/tuned.
 
-    Raises CannotRun where memory does not hold the training, BadModel where it diverges.
+    Raises CannotRun if memory cannot hold the training, BadModel if it diverges.
     """
     target = folder / "tuned"
     target.mkdir(exist_ok=True)
-    tuned = Store(target, recipe, spec, start)
+    tuned = LayerStore(target, recipe, spec, start)
     if all(tuned.has(index) for index in range(len(spec.layers))):
         return tuned
     with torch.inference_mode(False), torch.enable_grad():
         builder = StudentBuilder(spec, start, source)
-        student = Model(builder, recipe.window_tokens)
+        student = TrainingModel(builder, recipe.window_tokens)
         _refuse_too_large(builder.latents)
-        training = Training(list(builder.latents.values()), recipe, folder / "training.safetensors")
-        teacher = Model(
-            DecoderBuilder(spec, Plain(source), torch.device("cpu"), torch.float32),
+        training = QatTraining(
+            list(builder.latents.values()), recipe, folder / "training.safetensors"
+        )
+        teacher = TrainingModel(
+            DecoderBuilder(spec, TrainableSource(source), torch.device("cpu"), torch.float32),
             recipe.window_tokens,
         )
         for step in training.run(student, teacher, text):
@@ -224,7 +230,7 @@ def tune(
     return tuned
 
 
-def _refuse_too_large(latents: dict[Part, Latent]) -> None:
+def _refuse_too_large(latents: dict[Part, LatentWeight]) -> None:
     needed = BYTES_PER_WEIGHT * sum(latent.v_OI.numel() for latent in latents.values())
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:
@@ -236,10 +242,10 @@ def _refuse_too_large(latents: dict[Part, Latent]) -> None:
         )
 
 
-class Training:
-    """Adam over latents; goes on from its checkpoint file where there is one."""
+class QatTraining:
+    """Adam over the latent weights; continues from its checkpoint file if there is one."""
 
-    def __init__(self, latents: list[Latent], recipe: Recipe, file: Path) -> None:
+    def __init__(self, latents: list[LatentWeight], recipe: QuantizeRecipe, file: Path) -> None:
         self._latents, self._recipe, self._file = latents, recipe, file
         self._optimizer = torch.optim.Adam(
             [
@@ -250,20 +256,22 @@ class Training:
         )
         self._done = self._restored() if file.is_file() else 0
 
-    def run(self, student: Model, teacher: Model, text: Sequence[int]) -> Iterator[Progress]:
-        """Step by step to the end."""
+    def run(
+        self, student: TrainingModel, teacher: TrainingModel, text: Sequence[int]
+    ) -> Iterator[QuantizeProgress]:
+        """Train to the end, yielding progress step by step."""
         num_steps, times = self._recipe.steps, list[float]()
         for step in range(self._done, num_steps):
             begun_s = perf_counter()
             for group in self._optimizer.param_groups:
-                group["lr"] = group["rate"] * share(step, num_steps)
+                group["lr"] = group["rate"] * learning_rate_share(step, num_steps)
             loss = self._step(student, teacher, self._windows(step, text))
             if not math.isfinite(loss):
                 raise BadModel("the training diverged", value=loss, fix="use --method gptq")
             times.append(perf_counter() - begun_s)
             if (step + 1) % SAVE_EVERY == 0:
                 self._save(step + 1)
-            yield Progress(
+            yield QuantizeProgress(
                 unit="step",
                 layer=step,
                 num_layers=num_steps,
@@ -277,7 +285,9 @@ class Training:
         starts = [rng.randrange(len(text) - length + 1) for _ in range(WINDOWS)]
         return [list(text[start : start + length]) for start in starts]
 
-    def _step(self, student: Model, teacher: Model, windows: Sequence[Sequence[int]]) -> float:
+    def _step(
+        self, student: TrainingModel, teacher: TrainingModel, windows: Sequence[Sequence[int]]
+    ) -> float:
         self._optimizer.zero_grad()
         for latent in self._latents:
             latent.begin()
@@ -320,7 +330,7 @@ class Training:
         return step
 
 
-def share(step: int, num_steps: int) -> float:
-    """Of the learning rate: up over the first steps, then down a cosine to nothing."""
+def learning_rate_share(step: int, num_steps: int) -> float:
+    """Share of the learning rate: a warm-up, then a cosine to zero."""
     up = min(1.0, (step + 1) / WARM_UP)
     return up * 0.5 * (1 + math.cos(math.pi * step / num_steps))

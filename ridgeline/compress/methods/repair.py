@@ -1,25 +1,24 @@
-"""Making up for what rounding has done before: weights that read rounded inputs aim at the answers
-to the original ones.
+"""Compensates earlier rounding: weights that read rounded inputs approximate the original outputs.
 
-    W° x°  ≈  W x        W = W° (1 + p · Σ(x° - x) xᵀ · (Σ x xᵀ)⁻¹)
+  W° x°  ≈  W x        W = W° (1 + p · Σ(x° - x) xᵀ · (Σ x xᵀ)⁻¹)
 
-What: x is what a product reads in the quantised model, x° what it reads in the original. Where the
-two differ in a way that x itself foretells (rounding shrinks or turns directions of the hidden
-state), the least-squares W undoes the difference before W is rounded at all; p = 1/2 takes half of
-it, since some of what calibration text foretells does not hold elsewhere (Arai & Ichikawa,
-"Quantization Error Propagation", 2025, arXiv 2504.09629, whose p it is too). Any rounder goes on
-from W. A block is done in halves: the feed-forward reads what the rounded attention leaves.
+x is what a product reads in the quantised model, x° what it reads in the original. Where x predicts
+the difference (rounding shrinks or turns directions of the hidden state), the least-squares W
+undoes it before W itself is rounded; p = 1/2 takes half of it, since part of what calibration text
+predicts does not generalise (Arai & Ichikawa, "Quantization Error Propagation", 2025, arXiv
+2504.09629, also the source of p). Any rounding method continues from W. A block is processed in
+halves: the feed-forward reads what the rounded attention produces.
 
-How much of it holds elsewhere is measured: windows of the text that are not learnt from say, for
-each product, which p answers them best, and p is the smaller of that and 1/2. Little text, or text
-that foretells nothing, thus leaves W° as it is.
+How much generalises is measured: held-out windows determine, for each product, the p that fits them
+best, and the smaller of that and 1/2 is used. With little text, or text that predicts nothing, W°
+stays unchanged.
 
-Invariant: where nothing has been rounded before, W is W°; the error on the held rows never grows.
+Invariant: if nothing has been rounded before, W is W°; the error on the held-out rows never grows.
 
-When it loses: the text is walked twice. Experts behind a router are left as they are: another token
-may sit in each row.
+When it loses: the text is processed twice. Experts behind a router are unchanged, because another
+token may be in each row.
 
-Shape legend: O outputs, I inputs.
+Shape suffixes: O outputs, I inputs.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ridgeline.compress.layer_walk import Watched
-from ridgeline.compress.statistics import Pair, ProductKey, Stats
+from ridgeline.compress.layer_walk import ObservedInputs
+from ridgeline.compress.statistics import InputStats, ProductKey, WindowPair
 from ridgeline.engine.checkpoints.sources import Weights
 from ridgeline.engine.checkpoints.tensor_names import Part
 
@@ -41,7 +40,7 @@ Half = Sequence[tuple[Part, ProductKey]]
 
 
 class Repaired(NamedTuple):
-    """The weights that were moved; what is worth saying of the others."""
+    """The adjusted weights, and notes on the others."""
 
     weights: dict[Part, Tensor]
     notes: list[str]
@@ -50,15 +49,15 @@ class Repaired(NamedTuple):
 def repair(
     source: Weights,
     half: Half,
-    watched: Watched,
+    watched: ObservedInputs,
     most: float,
     damping: float,
 ) -> Repaired:
-    """The weights that aim at the original's answers; none where nothing was told of those, or
-    where it would not help the rows held back.
+    """Weights adjusted towards the original outputs; none without original rows, or if held-out
+    rows do not improve.
 
-    Uses up the statistics' `gap_II` or `aim_OI` (as large as the inputs' second moments) and the
-    held rows, which are then counted among the others.
+    Consumes the statistics' `gap_II` or `aim_OI` (as large as the inputs' second moments) and the
+    held-out rows, which are then added to the others.
     """
     found, notes = dict[Part, Tensor](), list[str]()
     for key, group in groupby(half, lambda each: each[1]):
@@ -84,8 +83,8 @@ def repair(
     return Repaired(found, notes)
 
 
-def steps_to(weights: Sequence[Tensor], seen: Stats, damping: float) -> list[Tensor] | None:
-    """The whole way, for each weight of a product; None where inputs cannot be told apart."""
+def steps_to(weights: Sequence[Tensor], seen: InputStats, damping: float) -> list[Tensor] | None:
+    """The full adjustment of each weight of a product; None if inputs cannot be distinguished."""
     assert seen.moment_II is not None and not seen.waiting
     gap_II = seen.gap_II
     aims = [seen.aim_OI] if gap_II is None else [w_OI @ gap_II for w_OI in weights]
@@ -97,8 +96,10 @@ def steps_to(weights: Sequence[Tensor], seen: Stats, damping: float) -> list[Ten
     return [torch.cholesky_solve(aim_OI.T, lower_II).T for aim_OI in aims if aim_OI is not None]
 
 
-def best_share(weights: Sequence[Tensor], steps: Sequence[Tensor], held: Sequence[Pair]) -> float:
-    """The share of the way that answers the held rows best: least squares over it; 0 at least."""
+def best_share(
+    weights: Sequence[Tensor], steps: Sequence[Tensor], held: Sequence[WindowPair]
+) -> float:
+    """The share of the adjustment that fits the held-out rows best by least squares; at least 0."""
     along = length = 0.0
     for pair in held:
         for w_OI, step_OI in zip(weights, steps, strict=True):

@@ -1,18 +1,18 @@
 """QuaRot's offline rotations R1 and R2, merged into the weights (Ashkboos et al., NeurIPS 2024,
-arXiv 2404.00456; SpinQuant, arXiv 2405.16406, names them so).
+arXiv 2404.00456; named as in SpinQuant, arXiv 2405.16406).
 
-What: an orthogonal R1 turns the residual stream: embeddings and everything that writes to it get R1
-on their outputs, everything that reads it R1ᵀ on its inputs; RMSNorm commutes with a rotation once
-its gain has been moved into the readers. R2 turns each head of v, and o turns it back. Outlier
-channels are spread over all, so that a group's largest value is nearer to its others. R1 and R2
-are randomised Hadamard matrices (of the largest power of two that divides the size; the rest is a
-random rotation).
+An orthogonal R1 rotates the residual stream: embeddings and everything that writes to it get R1 on
+their outputs, everything that reads it R1ᵀ on its inputs; RMSNorm commutes with a rotation once its
+gain has moved into the readers. R2 rotates each head of v, and o rotates it back. Outlier channels
+are spread over all channels, so a group's largest value is closer to the others. R1 and R2 are
+randomised Hadamard matrices (of the largest power of two that divides the size, times a random
+rotation).
 
-Invariant: the float32 output changes by rounding alone (tests: < 1e-5 relative).
+Invariant: the float32 output changes by rounding only (tests: < 1e-5 relative).
 
-When it loses: a tied LM head needs a table of its own afterwards (the last norm's gain is in it);
-models that normalise their branches' outputs (Gemma 2, 3) cannot be turned: those gains lie between
-two places that write to the stream. Models without outliers gain nothing from it.
+When it loses: a tied LM head needs its own table afterwards (it absorbs the last norm's gain).
+Models that normalise their branches' outputs (Gemma 2, 3) cannot be rotated: those gains lie
+between two places that write to the stream. Models without outliers gain nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WRITERS = ("o", "down", "expert_down")
 
 
 def rotated_spec(spec: ModelSpec) -> ModelSpec:
-    """The spec of the turned model: its head has a table of its own. Raises CannotRun."""
+    """The spec of the rotated model, whose LM head has its own table. Raises CannotRun."""
     if any(layer.sandwich_norms for layer in spec.layers):
         raise CannotRun(
             "a model that normalises its branches' outputs cannot be rotated",
@@ -53,7 +53,9 @@ def rotated_spec(spec: ModelSpec) -> ModelSpec:
 
 
 def rotation(size: int, seed: int) -> Tensor:
-    """A random orthogonal matrix [size, size] in float64: Hadamard ⊗ a small one, signs drawn."""
+    """A random orthogonal matrix [size, size] in float64: Hadamard ⊗ a small one, with random
+    signs.
+    """
     power = size & -size
     generator = torch.Generator().manual_seed(seed)
     hadamard = torch.ones(1, 1, dtype=torch.float64)
@@ -68,10 +70,10 @@ def rotation(size: int, seed: int) -> Tensor:
 
 
 class Rotated(PlainWeights):
-    """Weights of the turned model, part by part; a source like any other."""
+    """Weights of the rotated model, part by part; a source like any other."""
 
     def __init__(self, inner: Weights, spec: ModelSpec, seed: int) -> None:
-        """`spec` is that of the model before it was turned."""
+        """`spec` is the model's before rotation."""
         self._inner, self._spec = inner, spec
         self._turn_CC = rotation(spec.hidden_size, seed)
         self._head_turn_DD = {
@@ -105,7 +107,7 @@ class Rotated(PlainWeights):
         return value.float().contiguous()
 
     def _heads(self, value: Tensor, layer: int | None) -> Tensor:
-        """Each head's rows, turned by R2ᵀ."""
+        """Each head's rows, rotated by R2ᵀ."""
         assert layer is not None
         size = self._spec.layers[layer].attention.head_dim
         heads = value.reshape(-1, size, *value.shape[1:])

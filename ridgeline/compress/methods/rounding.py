@@ -1,7 +1,7 @@
-"""Rounding the weights of one product, by whatever the recipe says.
+"""Rounds the weights of one product as the recipe says.
 
-Weights of a product (q, k and v; gate and up) read the same inputs: what a method makes of those
-(GPTQ's factor, LLM.int8's choice of inputs) is made once for all of them.
+Weights of a product (q, k and v; gate and up) read the same inputs, so what a method derives from
+them (GPTQ's factor, LLM.int8's choice of inputs) is computed once for all.
 """
 
 from __future__ import annotations
@@ -16,37 +16,40 @@ from ridgeline.compress.formats.floats import code_fp8, code_nf4
 from ridgeline.compress.formats.lattice import Rounded
 from ridgeline.compress.methods.gptq import factor_of, round_gptq_or_rtn
 from ridgeline.compress.methods.hqq import round_hqq
-from ridgeline.compress.methods.outliers import outlying, round_split
+from ridgeline.compress.methods.outliers import outlier_columns, round_split
 from ridgeline.compress.methods.rtn import round_clipped, round_rtn
-from ridgeline.compress.recipe import Recipe
-from ridgeline.compress.statistics import ProductKey, Stats
+from ridgeline.compress.recipe import QuantizeRecipe
+from ridgeline.compress.statistics import InputStats, ProductKey
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.errors import BadModel
 
 
-class Product(NamedTuple):
-    """The weights of a product, float32, and its key."""
+class ProductWeights(NamedTuple):
+    """The float32 weights of a product, and its key."""
 
     key: ProductKey
     weights: Mapping[Part, Tensor]
 
 
 def round_product(
-    product: Product, stats: Mapping[ProductKey, Stats], recipe: Recipe, stored_dtype: str
+    product: ProductWeights,
+    stats: Mapping[ProductKey, InputStats],
+    recipe: QuantizeRecipe,
+    stored_dtype: str,
 ) -> tuple[dict[Part, Rounded], list[str]]:
-    """Each weight rounded, and what is worth saying. Raises BadModel for NaN or infinite ones.
+    """Round each weight; returns the weights and notes. Raises BadModel for NaN or infinity.
 
-    `stats`: of the products that were watched; GPTQ uses up its product's second moments.
+    `stats` covers the observed products; GPTQ consumes its product's second moments.
     """
     for part, weight_OI in product.weights.items():
-        refuse_nonsense(part, weight_OI)
+        check_finite(part, weight_OI)
     own = {
         part: recipe.at(part.key, part.layer, weight_OI.shape[1])
         for part, weight_OI in product.weights.items()
     }
     seen = stats.get(product.key)
     if recipe.method == "llm-int8":
-        columns_W = outlying(stats, product.key, recipe.threshold)
+        columns_W = outlier_columns(stats, product.key, recipe.threshold)
         return {
             part: round_split(weight_OI, columns_W, own[part], stored_dtype)
             for part, weight_OI in product.weights.items()
@@ -55,13 +58,16 @@ def round_product(
         assert seen is not None
         return _by_gptq(product, seen, recipe, own)
     return {
-        part: _alone(weight_OI, seen, own[part], stored_dtype)
+        part: _round_weight(weight_OI, seen, own[part], stored_dtype)
         for part, weight_OI in product.weights.items()
     }, []
 
 
 def _by_gptq(
-    product: Product, seen: Stats, recipe: Recipe, own: Mapping[Part, Recipe]
+    product: ProductWeights,
+    seen: InputStats,
+    recipe: QuantizeRecipe,
+    own: Mapping[Part, QuantizeRecipe],
 ) -> tuple[dict[Part, Rounded], list[str]]:
     factor = factor_of(seen, recipe)
     seen.moment_II = None
@@ -72,7 +78,9 @@ def _by_gptq(
     return found, notes
 
 
-def _alone(weight_OI: Tensor, seen: Stats | None, recipe: Recipe, stored_dtype: str) -> Rounded:
+def _round_weight(
+    weight_OI: Tensor, seen: InputStats | None, recipe: QuantizeRecipe, stored_dtype: str
+) -> Rounded:
     if recipe.numbers == "nf4":
         return code_nf4(weight_OI, stored_dtype)
     if recipe.numbers.startswith("fp8"):
@@ -83,8 +91,8 @@ def _alone(weight_OI: Tensor, seen: Stats | None, recipe: Recipe, stored_dtype: 
     return rounder(weight_OI, seen, recipe)
 
 
-def refuse_nonsense(part: Part, weight: Tensor) -> None:
-    """Raises BadModel for NaN and infinite numbers."""
+def check_finite(part: Part, weight: Tensor) -> None:
+    """Raise BadModel for NaN and infinity."""
     if not torch.isfinite(weight).all():
         raise BadModel(
             f"the weight {part} holds NaN or infinite numbers",

@@ -1,1 +1,1 @@
-"""Writers."""
+"""Writes quantised checkpoints in the formats of this engine and of others."""

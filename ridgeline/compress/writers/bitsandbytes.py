@@ -1,7 +1,7 @@
-"""Models as bitsandbytes reads them: NF4 in blocks of 64, and LLM.int8.
+"""Checkpoints for bitsandbytes: NF4 in blocks of 64, and LLM.int8.
 
-LLM.int8: `weight` int8 with `SCB`, the largest magnitude that a row can hold (127 times its scale).
-Which activations are multiplied in 16 bits is decided by whoever runs it, at the threshold of 6
+LLM.int8 stores `weight` as int8 with `SCB`, the largest magnitude that a row can hold (127 times
+its scale). The runtime decides which activations are multiplied in 16 bits, at the threshold of 6
 that the config names.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ridgeline.compress.quantize_model import Job, Tables, Writer
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.quantize_model import FormatWriter, TableFormats, WriteJob
+from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.compress.writers.safetensors import holding, refuse, write_shards
 from ridgeline.engine.quant.grid import Grid
 from ridgeline.errors import CannotRun
@@ -34,8 +34,8 @@ _EIGHT = {
 }
 
 
-def _write(job: Job) -> int:
-    """NF4's block scales in float32 (no double quantisation)."""
+def _write(job: WriteJob) -> int:
+    """NF4 with block scales in float32 (no double quantisation)."""
     eight = job.recipe.numbers == "int"
     config = {"quant_method": "bitsandbytes", **(_EIGHT if eight else _FOUR)}
     return write_shards(job, _rows if eight else None, config)
@@ -49,7 +49,7 @@ def _rows(grid: Grid) -> dict[str, Tensor]:
     }
 
 
-def _refuse(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
+def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> None:
     if recipe.numbers == "int" and recipe.bits != 8:
         raise CannotRun(
             "bitsandbytes holds NF4, and whole numbers of 8 bits",
@@ -59,4 +59,4 @@ def _refuse(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
     refuse(spec, recipe, tables)
 
 
-BITSANDBYTES = Writer(holding(_refuse, "nf4", "int"), _write)
+BITSANDBYTES = FormatWriter(holding(_refuse, "nf4", "int"), _write)

@@ -1,13 +1,13 @@
-"""GGUF, as llama.cpp reads it, with the numbers that the method chose, bit for bit.
+"""GGUF for llama.cpp, with the integers chosen by the method, bit for bit.
 
-    Q4_0   4 symmetric bits in groups of 32       Q4_1   the same with zero-points
-    Q5_0   5 symmetric bits in groups of 32       Q8_0   8 bits; the row's scale in each block
-    Q4_K, Q6_K   `compress.k_quants`; where 256 does not divide the inputs, Q5_0 and Q8_0
+  Q4_0   4 symmetric bits in groups of 32       Q4_1   the same with zero-points
+  Q5_0   5 symmetric bits in groups of 32       Q8_0   8 bits; the row's scale in each block
+  Q4_K, Q6_K   K-quants; Q5_0 and Q8_0 if 256 does not divide the inputs
 
-Q4_1 stores its minimum as fp16: scales there have 7 significant bits, so that zero-point times
-scale is exact. Embeddings and head keep the checkpoint's dtype, norms are float32. The tokenizer
-goes along (byte-level BPE). q and k rows of llama models are put in llama.cpp's order. The experts
-of a layer are one tensor, its router float32.
+Q4_1 stores its minimum as fp16: scales have 7 significant bits there, so zero-point times scale is
+exact. Embeddings and head keep the checkpoint's dtype, norms are float32. The tokenizer is included
+(byte-level BPE). q and k rows of llama models are put in llama.cpp's order. The experts of a layer
+are one tensor, its router float32.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from ridgeline.compress.formats.coded import BLOCKS
-from ridgeline.compress.quantize_model import Job, Tables, Writer
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.quantize_model import FormatWriter, TableFormats, WriteJob
+from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.checkpoints.gguf import name_of
 from ridgeline.engine.checkpoints.tensor_names import Part, parts
 from ridgeline.engine.quant.grid import Grid
@@ -42,8 +42,8 @@ _K_TYPES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
 _TYPES_32 = {(4, False): "Q4_0", (4, True): "Q4_1", (5, False): "Q5_0"}
 
 
-class _Entry(NamedTuple):
-    """A tensor of the file: one part, or that of every expert, one after another."""
+class _TensorEntry(NamedTuple):
+    """A tensor of the file: one part, or the parts of all experts in order."""
 
     parts: tuple[Part, ...]
     kind: str
@@ -58,8 +58,8 @@ class _Entry(NamedTuple):
         return first.shape if first.expert is None else (len(self.parts), *first.shape)
 
 
-def _write_gguf(job: Job) -> int:
-    """One file, `model.gguf`, in the folder; its bytes."""
+def _write_gguf(job: WriteJob) -> int:
+    """Write `model.gguf` into the folder; returns its bytes."""
     entries = _entries(job)
     target = job.folder / NAME
     with target.open("wb") as file:
@@ -72,14 +72,14 @@ def _write_gguf(job: Job) -> int:
     return target.stat().st_size
 
 
-def _entries(job: Job) -> list[_Entry]:
+def _entries(job: WriteJob) -> list[_TensorEntry]:
     by_name: dict[str, list[Part]] = {}
     for part in parts(job.spec):
         by_name.setdefault(name_of(part), []).append(part)
-    return [_Entry(tuple(inside), _kind(job, inside[0])) for inside in by_name.values()]
+    return [_TensorEntry(tuple(inside), _kind(job, inside[0])) for inside in by_name.values()]
 
 
-def _refuse(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
+def _refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> None:
     if spec.family not in ARCHITECTURES:
         raise CannotRun(
             "GGUF of this family is not written", value=spec.family, limit=", ".join(ARCHITECTURES)
@@ -126,7 +126,7 @@ def _refuse(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
     )
 
 
-def _kind(job: Job, part: Part) -> str:
+def _kind(job: WriteJob, part: Part) -> str:
     if len(part.shape) == 1 or part.key == "router":
         return "F32"
     if part.layer is None:
@@ -137,20 +137,20 @@ def _kind(job: Job, part: Part) -> str:
     return "Q8_0" if own.bits == 8 else _TYPES_32[own.bits, own.zeros]
 
 
-def _bytes(job: Job, part: Part, kind: str) -> Iterator[bytes]:
-    """A part as the file has it; what is not quantised (tables may be large) piece by piece."""
+def _bytes(job: WriteJob, part: Part, kind: str) -> Iterator[bytes]:
+    """A part as stored in the file; unquantised tensors, which may be large, in pieces."""
     blocks = _blocks(job, part, kind)
     if blocks is not None:
-        rows = _their_rows(blocks.view(part.shape[0], -1), job, part)
+        rows = _llama_cpp_rows(blocks.view(part.shape[0], -1), job, part)
         yield rows.contiguous().numpy().tobytes()
         return
     dtype = _DTYPES[kind]
-    for rows in torch.split(_their_rows(job.weights.get(part), job, part), _ROWS):
+    for rows in torch.split(_llama_cpp_rows(job.weights.get(part), job, part), _ROWS):
         yield rows.to(dtype).contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def _blocks(job: Job, part: Part, kind: str) -> Tensor | None:
-    """The rows of a quantised part, as bytes; None where it is not quantised."""
+def _blocks(job: WriteJob, part: Part, kind: str) -> Tensor | None:
+    """The rows of a quantised part as bytes; None if it is not quantised."""
     coded = job.weights.coded(part)
     if coded is not None:
         return coded.tensors[BLOCKS]
@@ -158,8 +158,8 @@ def _blocks(job: Job, part: Part, kind: str) -> Tensor | None:
     return None if grid is None else _ENCODERS[kind](grid)
 
 
-def _their_rows(value: Tensor, job: Job, part: Part) -> Tensor:
-    """q and k rows as llama.cpp rotates them: the halves of a head interleaved."""
+def _llama_cpp_rows(value: Tensor, job: WriteJob, part: Part) -> Tensor:
+    """q and k rows in the order of llama.cpp's rotary embedding: the halves of a head interleaved."""
     key = part.key.partition(".")[0]
     if ARCHITECTURES[job.spec.family] != "llama" or key not in ("q", "k") or part.layer is None:
         return value
@@ -212,7 +212,7 @@ _ENCODERS = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q8_0": _q8_0}
 # ---- the header --------------------------------------------------------------------------------
 
 
-def _write_header(file: BinaryIO, metadata: dict[str, Any], entries: list[_Entry]) -> None:
+def _write_header(file: BinaryIO, metadata: dict[str, Any], entries: list[_TensorEntry]) -> None:
     file.write(b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(metadata)))
     for key, value in metadata.items():
         file.write(_string(key) + _value(value))
@@ -248,7 +248,7 @@ def _value(value: Any) -> bytes:
     return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
 
 
-def _metadata(job: Job) -> dict[str, Any]:
+def _metadata(job: WriteJob) -> dict[str, Any]:
     spec, name = job.spec, ARCHITECTURES[job.spec.family]
     attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
     return {
@@ -282,7 +282,7 @@ def _experts(name: str, mlp: MlpSpec) -> dict[str, Any]:
     }
 
 
-def _tokenizer(job: Job) -> Iterator[tuple[str, Any]]:
+def _tokenizer(job: WriteJob) -> Iterator[tuple[str, Any]]:
     file = job.source / "tokenizer.json"
     if not file.is_file():
         return
@@ -316,7 +316,7 @@ def _tokenizer(job: Job) -> Iterator[tuple[str, Any]]:
 
 
 def _tokens(document: dict[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
-    """Tokens by id, and their kinds: 1 plain, 3 control, 4 the user's own, 5 unused."""
+    """Tokens by id, and their types: 1 normal, 3 control, 4 user defined, 5 unused."""
     by_id = {at: token for token, at in document["model"]["vocab"].items()}
     kinds = dict.fromkeys(by_id, 1)
     for added in document.get("added_tokens", []):
@@ -326,4 +326,4 @@ def _tokens(document: dict[str, Any], vocab_size: int) -> tuple[list[str], list[
     return tokens, [kinds.get(i, 5) for i in range(vocab_size)]
 
 
-GGUF = Writer(_refuse, _write_gguf)
+GGUF = FormatWriter(_refuse, _write_gguf)

@@ -1,7 +1,7 @@
-"""Quantised models as other engines read them: compressed-tensors, GPTQ, AWQ.
+"""Quantised checkpoints for other engines: compressed-tensors, GPTQ, AWQ, FP8.
 
-One shard per layer, so that one layer is in memory at a time. The numbers are those of the grids,
-bit for bit; only their packing differs (`engine.foreign` reads them back, and says how they lie).
+One shard per layer, so one layer is in memory at a time. The integers are those of the grids, bit
+for bit; only the packing differs (`ridgeline.engine.checkpoints` reads it back and documents it).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ridgeline.compress.formats.coded import Coded
+from ridgeline.compress.formats.coded import CodedWeight
 from ridgeline.compress.formats.floats import FP8_BLOCK
-from ridgeline.compress.quantize_model import HOLDERS, Job, Tables, Writer
-from ridgeline.compress.recipe import GROUPS, Recipe
+from ridgeline.compress.quantize_model import HOLDERS, FormatWriter, TableFormats, WriteJob
+from ridgeline.compress.recipe import GROUPS, QuantizeRecipe
 from ridgeline.engine.checkpoints.awq import ORDER
 from ridgeline.engine.checkpoints.bit_packing import pack_words
 from ridgeline.engine.checkpoints.safetensors import INDEX, entries_of
@@ -30,10 +30,10 @@ from ridgeline.modelspec.model import ModelSpec
 from ridgeline.modelspec.rewrite import linears
 
 Encode = Callable[[Grid], dict[str, Tensor]]
-Refuse = Callable[[ModelSpec, Recipe, Tables], None]
+Refuse = Callable[[ModelSpec, QuantizeRecipe, TableFormats], None]
 
 
-def _write_compressed(job: Job) -> int:
+def _write_compressed(job: WriteJob) -> int:
     """compressed-tensors: pack-quantized up to 4 bits, int-quantized (W8A8) at 8."""
     dtype = DTYPES[job.spec.stored_dtype]
     if job.recipe.numbers != "int":
@@ -63,7 +63,7 @@ def _bytes(grid: Grid, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _exactly(scale_OG: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scales in `dtype`. Raises CannotRun where that would change them."""
+    """Scales in `dtype`. Raises CannotRun if that would change them."""
     narrow_OG = scale_OG.to(dtype)
     lost = (narrow_OG.float() != scale_OG) & (scale_OG.abs() > 1e-12)
     if lost.any():
@@ -76,8 +76,8 @@ def _exactly(scale_OG: Tensor, dtype: torch.dtype) -> Tensor:
     return narrow_OG
 
 
-def _write_fp8(job: Job) -> int:
-    """FP8 in blocks, as DeepSeek's checkpoints and transformers have it."""
+def _write_fp8(job: WriteJob) -> int:
+    """FP8 in blocks, as in DeepSeek's checkpoints and transformers."""
     config = {
         "quant_method": "fp8",
         "fmt": "e4m3",
@@ -88,8 +88,8 @@ def _write_fp8(job: Job) -> int:
     return write_shards(job, None, config)
 
 
-def _compressed_config(job: Job) -> dict[str, Any]:
-    """One group of modules per width."""
+def _compressed_config(job: WriteJob) -> dict[str, Any]:
+    """The quantisation config, with one group of modules per width."""
     if job.recipe.numbers != "int":
         groups = [_float_group(job.recipe)]
     elif not job.recipe.widths:
@@ -108,9 +108,9 @@ def _compressed_config(job: Job) -> dict[str, Any]:
     }
 
 
-def _by_width(job: Job) -> list[tuple[Recipe, list[str]]]:
-    """Each width's recipe and the modules that have it."""
-    found: dict[int, tuple[Recipe, list[str]]] = {}
+def _by_width(job: WriteJob) -> list[tuple[QuantizeRecipe, list[str]]]:
+    """Each width's recipe and the modules that use it."""
+    found: dict[int, tuple[QuantizeRecipe, list[str]]] = {}
     for name, inside in _names(job).items():
         part = inside[0]
         if part.layer is None or job.weights.grid(part) is None:
@@ -120,7 +120,7 @@ def _by_width(job: Job) -> list[tuple[Recipe, list[str]]]:
     return [found[bits] for bits in sorted(found)]
 
 
-def _integer_group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
+def _integer_group(recipe: QuantizeRecipe, targets: list[str]) -> dict[str, Any]:
     weights = {
         "num_bits": recipe.bits,
         "type": "int",
@@ -136,8 +136,8 @@ def _integer_group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
     return _group(layout, weights, rows if eight else None, targets)
 
 
-def _float_group(recipe: Recipe) -> dict[str, Any]:
-    """FP8 weights alone: activations stay as they are."""
+def _float_group(recipe: QuantizeRecipe) -> dict[str, Any]:
+    """FP8 weights only: activations stay unquantised."""
     weights = {
         "num_bits": 8,
         "type": "float",
@@ -161,12 +161,12 @@ def _group(
     }
 
 
-def _routers(job: Job) -> list[str]:
+def _routers(job: WriteJob) -> list[str]:
     return ["re:.*mlp.gate$", "re:.*gate$"] if any(x.mlp.router for x in job.spec.layers) else []
 
 
-def _write_gptq(job: Job) -> int:
-    """GPTQ v2: zeros as they are."""
+def _write_gptq(job: WriteJob) -> int:
+    """GPTQ v2: zero-points stored unchanged."""
     config = {
         "quant_method": "gptq",
         "checkpoint_format": "gptq_v2",
@@ -192,8 +192,8 @@ def _gptq(grid: Grid) -> dict[str, Tensor]:
     }
 
 
-def _write_awq(job: Job) -> int:
-    """AWQ's GEMM layout; symmetric grids with their zero-point of 8 written out."""
+def _write_awq(job: WriteJob) -> int:
+    """AWQ's GEMM layout; symmetric grids with an explicit zero-point of 8."""
     config = {
         "quant_method": "awq",
         "version": "gemm",
@@ -223,8 +223,8 @@ def _in_eights(numbers_OR: Tensor) -> Tensor:
     return pack_words(rows_RW8.flatten(1).contiguous(), 4)
 
 
-def write_shards(job: Job, encode: Encode | None, config: Mapping[str, Any]) -> int:
-    """Shards, index and config; the bytes of the shards."""
+def write_shards(job: WriteJob, encode: Encode | None, config: Mapping[str, Any]) -> int:
+    """Write shards, index and config; returns the bytes of the shards."""
     copy_config(job.source, job.folder, job.spec, {**config, **job.made})
     names = _names(job)
     shards = _shards(names)
@@ -242,7 +242,7 @@ def write_shards(job: Job, encode: Encode | None, config: Mapping[str, Any]) -> 
 
 
 def _shards(names: Mapping[str, list[Part]]) -> list[list[str]]:
-    """The names of each file: every layer its own, and every table, which may be larger."""
+    """The tensor names of each file: one per layer, and one per table, which may be larger."""
     found: dict[object, list[str]] = {}
     for name, inside in names.items():
         part = inside[0]
@@ -251,8 +251,8 @@ def _shards(names: Mapping[str, list[Part]]) -> list[list[str]]:
     return list(found.values())
 
 
-def refuse(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
-    """Raises CannotRun for tables in fewer bits, and for groups that do not divide the inputs."""
+def refuse(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> None:
+    """Raise CannotRun for tables in fewer bits, and for groups that do not divide the inputs."""
     for format in tables:
         if format is not None and format.kind not in ("dense", "bf16"):
             raise CannotRun(
@@ -265,7 +265,7 @@ def refuse(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
 
 
 def _refuse_ragged(spec: ModelSpec, group: int) -> None:
-    """Groups that do not divide the inputs, by name and with those that would."""
+    """Reject groups that do not divide the inputs, naming those that would."""
     inputs = {
         path: linear.num_in
         for path, linear in linears(spec).items()
@@ -284,20 +284,20 @@ def _refuse_ragged(spec: ModelSpec, group: int) -> None:
     )
 
 
-def _refuse_gptq(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
+def _refuse_gptq(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> None:
     if recipe.bits == 5:
         raise CannotRun("GPTQ's layout holds 2, 3, 4 and 8 bits", value=recipe.bits)
     refuse(spec, recipe, tables)
 
 
-def _refuse_awq(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
+def _refuse_awq(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> None:
     if recipe.bits != 4:
         raise CannotRun("AWQ's layout holds 4 bits", value=recipe.bits, fix="use --bits 4")
     refuse(spec, recipe, tables)
 
 
-def _names(job: Job) -> dict[str, list[Part]]:
-    """Tensor name → the parts that lie in it, in order."""
+def _names(job: WriteJob) -> dict[str, list[Part]]:
+    """Tensor name → the parts stored in it, in order."""
     spec, entries = job.spec, entries_of(job.source)
     sizes = [row_sizes(layer) for layer in spec.layers]
     layouts = [
@@ -312,7 +312,7 @@ def _names(job: Job) -> dict[str, list[Part]]:
 
 
 def _tensors(
-    job: Job, encode: Encode | None, names: Mapping[str, list[Part]]
+    job: WriteJob, encode: Encode | None, names: Mapping[str, list[Part]]
 ) -> Iterator[tuple[str, Tensor]]:
     dtype = DTYPES[job.spec.stored_dtype]
     for name, inside in names.items():
@@ -334,16 +334,16 @@ def _tensors(
             yield name, whole.to(dtype).contiguous()
 
 
-def _alone(coded: list[Coded], name: str) -> Coded:
+def _alone(coded: list[CodedWeight], name: str) -> CodedWeight:
     if len(coded) > 1:
         raise CannotRun("tensors that hold several weights are not written so", value=name)
     return coded[0]
 
 
 def holding(then: Refuse, *numbers: str) -> Refuse:
-    """`then`, after what the format does not hold at all."""
+    """A check that runs `then` after the checks common to all formats."""
 
-    def both(spec: ModelSpec, recipe: Recipe, tables: Tables) -> None:
+    def both(spec: ModelSpec, recipe: QuantizeRecipe, tables: TableFormats) -> None:
         if recipe.method == "llm-int8":
             raise CannotRun(
                 "this format has no place for the inputs that are kept apart",
@@ -368,7 +368,7 @@ def holding(then: Refuse, *numbers: str) -> Refuse:
     return both
 
 
-COMPRESSED = Writer(holding(refuse, "int", "fp8-tensor", "fp8-channel"), _write_compressed)
-GPTQ = Writer(holding(_refuse_gptq, "int"), _write_gptq)
-AWQ = Writer(holding(_refuse_awq, "int"), _write_awq)
-FP8 = Writer(holding(refuse, "fp8-block"), _write_fp8)
+COMPRESSED = FormatWriter(holding(refuse, "int", "fp8-tensor", "fp8-channel"), _write_compressed)
+GPTQ = FormatWriter(holding(_refuse_gptq, "int"), _write_gptq)
+AWQ = FormatWriter(holding(_refuse_awq, "int"), _write_awq)
+FP8 = FormatWriter(holding(refuse, "fp8-block"), _write_fp8)

@@ -1,15 +1,15 @@
-"""What is finished of a quantisation, layer by layer, on disk: a kill loses one layer's work.
+"""Finished layers of a quantisation on disk: an interruption loses one layer's work.
 
-    OUT.partial/run.json            what was asked of what; another run's remains are refused
-    OUT.partial/lock                held by the process that works there
-    OUT.partial/layer-00003.safetensors
-        q.q uint8 [O, I] · q.scale float32 [O, G] · q.zero uint8 [O, G], or none
-        q.coded.<suffix>                what is on no such grid, as the format's file has it
-        q.columns int64 [W] · q.wide [O, W]     inputs that are kept apart from the grid
-        keep.attention_norm float32     what balancing or rotating has changed
-    OUT.partial/result/             the model being written; renamed to OUT when it is whole
+  OUT.partial/run.json            the recipe and source; remains of another run are refused
+  OUT.partial/lock                held by the process that works there
+  OUT.partial/layer-00003.safetensors
+      q.q uint8 [O, I] · q.scale float32 [O, G] · q.zero uint8 [O, G], or none
+      q.coded.<suffix>                weights in another layout, as in the format's file
+      q.columns int64 [W] · q.wide [O, W]     inputs kept separate from the grid
+      keep.attention_norm float32     tensors changed by balancing or rotating
+  OUT.partial/result/             the model being written; renamed to OUT when complete
 
-A layer's file is written under another name and renamed: a file that is there is whole.
+A layer's file is written under another name and renamed, so a file that exists is complete.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ridgeline.compress.formats.coded import Coded
+from ridgeline.compress.formats.coded import CodedWeight
 from ridgeline.compress.formats.lattice import Rounded
-from ridgeline.compress.recipe import Recipe
+from ridgeline.compress.recipe import QuantizeRecipe
 from ridgeline.engine.checkpoints.sources import Weights
 from ridgeline.engine.checkpoints.tensor_names import Part
 from ridgeline.engine.kernels.native_linear import Packed
@@ -40,7 +40,7 @@ _RUN = "run.json"
 
 
 def refuse_output(output: Path) -> None:
-    """Raises BadInput for an output that is there: nothing is overwritten."""
+    """Raise BadInput if the output exists: nothing is overwritten."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise BadInput(
             "the output is there and is not an empty directory",
@@ -51,12 +51,15 @@ def refuse_output(output: Path) -> None:
 
 @contextmanager
 def open_folder(output: Path, run: Mapping[str, Any]) -> Iterator[Path]:
-    """`OUTPUT.partial`, new or of the same run, or of one that has finished nothing; nobody else
-    works in it meanwhile. Raises BadInput where that cannot be, and for an output that is there."""
+    """Open `OUTPUT.partial`: new, of the same run, or of one that has finished nothing; locked
+    meanwhile.
+
+    Raises BadInput if that is impossible, and if the output exists.
+    """
     refuse_output(output)
     folder = output.with_name(output.name + ".partial")
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone_in(folder):
+    with _lock_folder(folder):
         _claim(folder, run)
         yield folder
 
@@ -86,8 +89,8 @@ def _recipe_of(text: str) -> str:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Nobody else works there meanwhile; what a killed process held is free again."""
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; a lock left by a killed process is free again."""
     with (folder / "lock").open("wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,10 +107,12 @@ def _name(part: Part) -> str:
     return part.key if part.expert is None else f"{part.key}.{part.expert}"
 
 
-class Store:
-    """The finished layers; over `source`, a source of weights like any other."""
+class LayerStore:
+    """The finished layers; layered over `source`, a weight source like any other."""
 
-    def __init__(self, folder: Path, recipe: Recipe, spec: ModelSpec, source: Weights) -> None:
+    def __init__(
+        self, folder: Path, recipe: QuantizeRecipe, spec: ModelSpec, source: Weights
+    ) -> None:
         self._folder, self._recipe, self._spec, self._source = folder, recipe, spec, source
 
     def _file(self, layer: int) -> Path:
@@ -119,10 +124,10 @@ class Store:
     def save(
         self, layer: int, grids: Mapping[Part, Rounded], kept: Mapping[Part, Tensor], note: str
     ) -> None:
-        """Keep a finished layer."""
+        """Store a finished layer."""
         tensors: dict[str, Tensor] = {f"keep.{_name(p)}": t.contiguous() for p, t in kept.items()}
         for part, grid in grids.items():
-            if isinstance(grid, Coded):
+            if isinstance(grid, CodedWeight):
                 start = f"{_name(part)}.coded"
                 tensors |= {start + suffix: t.contiguous() for suffix, t in grid.tensors.items()}
                 continue
@@ -139,17 +144,17 @@ class Store:
         partial.rename(self._file(layer))
 
     def note(self, layer: int) -> str:
-        """What was worth saying about a layer; empty where nothing was."""
+        """The notes on a layer, or an empty string."""
         with safe_open(self._file(layer), framework="pt") as file:
             return str((file.metadata() or {}).get("note", ""))
 
     def grid(self, part: Part) -> Grid | None:
-        """The grid of a part; None where it is not on one alone."""
+        """The grid of a part; None if it is stored otherwise."""
         found = self.rounded(part)
         return found if isinstance(found, Grid) else None
 
     def rounded(self, part: Part) -> Grid | Split | None:
-        """The part on its grid, with the inputs that are kept apart; None where it is on none."""
+        """The grid of a part, with its separate inputs if any; None if it has no grid."""
         if part.layer is None or not self.has(part.layer):
             return None
         with safe_open(self._file(part.layer), framework="pt") as file:
@@ -167,8 +172,8 @@ class Store:
         grid = Grid(q_OI, scale_OG, zero, own.bits, own.group(q_OI.shape[1]))
         return Split(grid, *apart) if apart else grid
 
-    def coded(self, part: Part) -> Coded | None:
-        """The part in a layout of its own; None where it is in none."""
+    def coded(self, part: Part) -> CodedWeight | None:
+        """The part in a coded layout, or None."""
         if part.layer is None or not self.has(part.layer):
             return None
         start = f"{_name(part)}.coded"
@@ -176,10 +181,10 @@ class Store:
             found = [name for name in set(file.keys()) if name.startswith(start + ".")]
             tensors = {name.removeprefix(start): file.get_tensor(name) for name in found}
         shape = (part.shape[0], part.shape[-1])
-        return Coded(self._recipe.numbers, shape, tensors) if tensors else None
+        return CodedWeight(self._recipe.numbers, shape, tensors) if tensors else None
 
     def get(self, part: Part) -> Tensor:
-        """The part as the quantised model has it, dense."""
+        """The dense part of the quantised model."""
         rounded = self.rounded(part) or self.coded(part)
         return self._kept(part) if rounded is None else rounded.dense()
 
@@ -194,7 +199,7 @@ class Store:
     def packed(
         self, spec: LinearSpec, keys: Sequence[str], layer: int | None, expert: int | None
     ) -> Packed | OutlierPacked | None:
-        """The product of `keys` in the kernels' layout; None where it is wanted dense."""
+        """The product of `keys` in the kernels' layout; None if it must be dense."""
         if spec.format.kind == "dense":
             return None
         found = [self.rounded(Part(key, (), layer, expert)) for key in keys]  # found by name

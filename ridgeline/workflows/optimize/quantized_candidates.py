@@ -18,9 +18,9 @@ import msgspec
 
 from ridgeline.compress.calibration import read_text
 from ridgeline.compress.pipeline import fingerprint
-from ridgeline.compress.progress import Progress
-from ridgeline.compress.quantize_model import RIDGELINE, make
-from ridgeline.compress.recipe import METHODS, Recipe, check
+from ridgeline.compress.progress import QuantizeProgress
+from ridgeline.compress.quantize_model import RIDGELINE, quantize_model
+from ridgeline.compress.recipe import METHODS, QuantizeRecipe, check
 from ridgeline.config.settings import Settings
 from ridgeline.engine.tokenization import Tokenizer
 from ridgeline.errors import BadInput, CannotRun
@@ -52,20 +52,20 @@ def weight_maker(
     return make_weights
 
 
-def _recipe(settings: Settings, method: str) -> Recipe:
+def _recipe(settings: Settings, method: str) -> QuantizeRecipe:
     bits = BITS.get(settings.quantization or "")
     if bits is None or method not in METHODS:
         raise BadInput(
             "weights cannot be quantised to this format by this method",
             value=f"{settings.quantization}, {method}",
         )
-    return check(Recipe(method=method, bits=bits, group_size=128 if bits < 8 else None))
+    return check(QuantizeRecipe(method=method, bits=bits, group_size=128 if bits < 8 else None))
 
 
 def _quantize(
-    model: str, recipe: Recipe, target: Path, text: Path | None, allowed_s: float
+    model: str, recipe: QuantizeRecipe, target: Path, text: Path | None, allowed_s: float
 ) -> None:
-    def check_time(progress: Progress) -> None:
+    def check_time(progress: QuantizeProgress) -> None:
         if progress.left_s > allowed_s:
             total_s = progress.took_s + progress.left_s
             raise CannotRun(
@@ -75,7 +75,7 @@ def _quantize(
             )
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    make(model, recipe, target, calibration=text, write=RIDGELINE, tell=check_time)
+    quantize_model(model, recipe, target, calibration=text, write=RIDGELINE, tell=check_time)
 
 
 def _calibration_file(

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from ridgeline.cli.commands.quantize import Choices, command
 from ridgeline.compress.methods.rtn import round_rtn
-from ridgeline.compress.quantize_model import Job
+from ridgeline.compress.quantize_model import WriteJob
 from ridgeline.compress.writers import gguf
 from ridgeline.engine.checkpoints.gguf import GgufWeights
 from ridgeline.engine.checkpoints.gguf_blocks import DECODERS, decode_blocks
@@ -94,12 +94,12 @@ def test_q8_0_there_and_back(tmp_path: Path) -> None:
 def as_q4_k_m(monkeypatch: pytest.MonkeyPatch, tables: bool) -> None:
     """What is written has its v (and down) in more bits in half of the layers, as Q4_K_M files."""
 
-    def kind_of(job: Job, part: Part) -> str:
+    def kind_of(job: WriteJob, part: Part) -> str:
         if part.layer is None:
             return "Q8_0" if tables and part.key == "embed" else real(job, part)
         return "Q8_0" if part.layer % 2 and part.key in ("v", "down") else real(job, part)
 
-    def blocks_of(job: Job, part: Part, kind: str) -> torch.Tensor | None:
+    def blocks_of(job: WriteJob, part: Part, kind: str) -> torch.Tensor | None:
         if kind != "Q8_0":
             return real_blocks(job, part, kind)
         weight_OI = job.weights.get(part).float() if part.layer is None else job.weights.get(part)
@@ -141,7 +141,7 @@ def test_a_q4_0_table_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """As llama.cpp writes it: looked up in 4 bits, multiplied with by the tied head, exactly."""
     source = {}
 
-    def blocks(job: Job, part: Part, kind: str) -> torch.Tensor | None:
+    def blocks(job: WriteJob, part: Part, kind: str) -> torch.Tensor | None:
         if part.key != "embed":
             return real(job, part, kind)
         found = round_rtn(job.weights.get(part).float(), None, job.recipe)

@@ -16,7 +16,11 @@ import torch.nn.functional as F
 
 from ridgeline import Engine, Sampling
 from ridgeline.compress.drafter_training.students import EagleStudent, MedusaStudent, Teacher
-from ridgeline.compress.drafter_training.train_drafter import Recipe, make_student, teacher_of
+from ridgeline.compress.drafter_training.train_drafter import (
+    DrafterRecipe,
+    load_teacher,
+    make_student,
+)
 from ridgeline.config.settings import settings_from
 from ridgeline.engine.attention import build_attention
 from ridgeline.engine.attention.cache import KvCache
@@ -40,7 +44,7 @@ TREE = "[(0,), (0, 0), (0, 0, 0), (0, 1), (1,), (1, 0)]"
 
 @pytest.fixture(scope="module")
 def teacher() -> Teacher:
-    return teacher_of("demo")
+    return load_teacher("demo")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def folders(teacher: Teacher, tmp_path_factory: Any) -> dict[str, Path]:
     """One untrained drafter of each kind: it guesses badly, and now and then well."""
     found = {}
     for kind in KINDS:
-        student, config = make_student(teacher, Recipe(kind=kind, num_heads=3))
+        student, config = make_student(teacher, DrafterRecipe(kind=kind, num_heads=3))
         found[kind] = tmp_path_factory.mktemp(kind)
         write_drafter(found[kind], config, student.tensors())
     return found
@@ -96,7 +100,7 @@ def test_heads_say_what_the_student_learnt(teacher: Teacher) -> None:
 
 
 def make_eagle(teacher: Teacher, num_blocks: int = 40) -> tuple[EagleStudent, EagleDrafter]:
-    student, _ = make_student(teacher, Recipe(kind="eagle", seed=4))
+    student, _ = make_student(teacher, DrafterRecipe(kind="eagle", seed=4))
     assert isinstance(student, EagleStudent)
     tensors = {name: tensor.detach() for name, tensor in student.tensors().items()}
     layer = EagleLayer(student.shape, tensors, teacher.decoder, 512)
