@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 # OpenMP threads that wait must sleep, not spin: tests and servers share the cores (ridgeline/cli/main.py).
 export GOMP_SPINCOUNT ?= 1000
 # The editable install lists the modules it knows and compiles native/: the stamp's name changes with both.
-SOURCES := $(shell (find ridgeline -name '*.py' | sort; cat pyproject.toml native/*.*) | sha256sum | cut -c1-16)
+SOURCES := $(shell (find ridgeline -name '*.py' | sort; cat pyproject.toml; find native -type f -not -path 'native/tests/*' \
+  | sort | xargs cat) | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.installed-$(SOURCES)
 
-.PHONY: install demo test lint docs clean check-native check-isa check-readback bench-peers
+.PHONY: install demo test lint docs clean stubs dist check-dist check-native check-isa check-readback bench-peers
 
 install: $(STAMP)
 
@@ -37,12 +38,26 @@ docs: install
 test: install lint
 	$(BIN)/python -m pytest -q
 
-# The linear and attention kernels without Python: under sanitizers; and the AVX-512 variants emulated (needs SIMDe).
+# The native code without Python: every header on its own, the kernels under sanitizers; and the AVX-512 and
+# AMX variants emulated (needs SIMDe).
 check-native:
+	native/tests/check.sh headers
 	native/tests/check.sh sanitize
 
 check-isa:
 	native/tests/check.sh emulate
+
+# The types of the native module, ridgeline/_native.pyi, from the module as it is installed.
+stubs: install
+	$(BIN)/python -m nanobind.stubgen -q -m ridgeline._native -o ridgeline/_native.pyi
+
+# The sdist and a manylinux wheel in dist/; and the wheel installed and run in a fresh environment that has no
+# compiler.
+dist: install
+	scripts/build_dist.sh $(BIN)/python
+
+check-dist: dist
+	scripts/check_dist.sh $(BIN)/python
 
 # llama.cpp, OpenVINO GenAI and vLLM in environments of their own, on the same weights (hours, 14 GB).
 bench-peers: install

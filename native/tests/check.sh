@@ -1,104 +1,135 @@
 #!/bin/sh
-# Build and run native/tests/check_*.cpp. `sanitize`: what this CPU runs, under AddressSanitizer and UBSan.
-# `emulate`: the AVX-512 and VNNI variants on SIMDe, on any CPU; exits 2 where SIMDe is missing.
+# Builds and runs the checks of native/tests.
+#   sanitize  the variants that this CPU runs, under AddressSanitizer and UBSan
+#   emulate   the AVX-512 and AMX variants on SIMDe, on any CPU; exits 2 where SIMDe is missing
+#   headers   every header compiles on its own, for each instruction set that it is for
 set -eu
 cd "$(dirname "$0")/.."
 OUT=$(mktemp -d)
 trap 'rm -rf "$OUT"' EXIT
 CXX=${CXX:-g++}
-COMMON="-I. -std=c++17 -O1 -g -fopenmp -Wall -Wno-psabi -Wno-unknown-pragmas -Wno-maybe-uninitialized
- -Wno-uninitialized -ffp-contract=off"  # GCC 12 says so of its own AVX-512 headers
-SAFE="-fsanitize=address,undefined -fno-sanitize-recover=all"
-WIDE="-mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mf16c"
-build() { # name flags...
-  name=$1; shift
-  # shellcheck disable=SC2086
-  $CXX $COMMON $EXTRA "$@" -c "$name.cpp" -o "$OUT/$(basename "$name").o"
+# GCC 12 warns of uninitialised variables in its own AVX-512 headers.
+COMMON="-std=c++17 -g -fopenmp -ffp-contract=off -Wall -Wno-psabi -Wno-unknown-pragmas
+ -Wno-maybe-uninitialized -Wno-uninitialized"
+AVX2="-mavx2 -mfma -mf16c"
+AVX512="-mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mf16c"
+X86=$([ "$(uname -m)" = x86_64 ] && echo yes || echo no)
+
+flags_of() { # variant -> compiler flags
+  case $1 in
+    avx2) echo "$AVX2" ;;
+    avxvnni) echo "$AVX2 -mavxvnni" ;;
+    avx512) echo "$AVX512" ;;
+    avx512vnni) echo "$AVX512 -mavx512vnni" ;;
+    avx512pairs | avx512amx) echo "$AVX512 -mavx512vnni -mavx512bf16" ;;
+  esac
 }
-families() { # variants... : each family's files, then its check
-  for family in linear attention; do
-    build ${family}_portable
-    build tests/check_$family
-    for variant in "$@"; do
-      [ -f "${family}_$variant.cpp" ] || continue  # avx512pairs: a linear variant of avx512vnni's file
-      case $variant in
-        avx2) flags="-mavx2 -mfma -mf16c" ;;
-        avxvnni) flags="-mavx2 -mfma -mf16c -mavxvnni" ;;
-        avx512) flags=$WIDE ;;
-        avx512vnni) flags="$WIDE -mavx512vnni" ;;
-        avx512amx | avx512pairs) flags="$WIDE -mavx512vnni -mavx512bf16" ;;
-      esac
-      # shellcheck disable=SC2086
-      if [ "$MODE" = emulate ]; then build ${family}_$variant; else build ${family}_$variant $flags; fi
-    done
-    extra=; [ $family = linear ] && { build linear; extra="$OUT/linear.o"; }
-    # shellcheck disable=SC2086
-    $CXX $LINK -fopenmp "$OUT"/${family}_*.o "$OUT/check_$family.o" $extra -o "$OUT/check_$family"
-    "$OUT/check_$family"
+compile() { # object source flags...
+  object=$1 source=$2; shift 2
+  # shellcheck disable=SC2086
+  $CXX $COMMON -O1 $OPTIONS "$@" -I. -c "$source" -o "$OUT/$object.o"
+}
+compile_variants() { # folder name variants... : name_portable, and those variants that have a file
+  folder=$1 name=$2; shift 2
+  compile "${name}_portable" "$folder/${name}_portable.cpp"
+  for variant in "$@"; do
+    [ -f "$folder/${name}_$variant.cpp" ] || continue
+    # shellcheck disable=SC2046,SC2086
+    if [ "$MODE" = emulate ]; then compile "${name}_$variant" "$folder/${name}_$variant.cpp" $EMULATE
+    else compile "${name}_$variant" "$folder/${name}_$variant.cpp" $(flags_of "$variant"); fi
   done
 }
-fused() { # variants... : the operators around both families, on the objects that they left
-  for file in fused_portable segment gated attend_op experts sample tests/check_fused; do build $file; done
-  for variant in "$@"; do
-    case $MODE-$variant in
-      sanitize-avx2) flags="-mavx2 -mfma" ;;
-      sanitize-avx512) flags=$WIDE ;;
-      *) flags= ;;
+run() { # check objects...
+  check=$1; shift
+  # shellcheck disable=SC2086
+  compile "$check" "tests/$check.cpp" $CHECK_OPTIONS
+  objects=; for object in "$@"; do objects="$objects $OUT/$object.o"; done
+  # shellcheck disable=SC2086
+  $CXX $OPTIONS -fopenmp "$OUT/$check.o" $objects -o "$OUT/$check"
+  "$OUT/$check"
+}
+objects_of() { # name : the objects of its variants
+  for file in "$OUT/$1"_*.o; do basename "$file" .o; done
+}
+
+check_kernels() { # variants... : linears, attention, and layers around both
+  compile_variants linear linear "$@"
+  compile linear linear/linear.cpp
+  # shellcheck disable=SC2046
+  run check_linear linear $(objects_of linear)
+  compile_variants attention attention "$@"
+  # shellcheck disable=SC2046
+  run check_attention $(objects_of attention)
+  compile_variants layer row_ops "$@"
+  for file in segment rows operators gate attention_op experts; do compile $file layer/$file.cpp; done
+  compile draw sampling/draw.cpp
+  # shellcheck disable=SC2046
+  run check_layer linear $(objects_of linear) $(objects_of attention) $(objects_of row_ops) \
+    segment rows operators gate attention_op experts draw
+}
+check_rest() { # variants...
+  compile_variants quantize scale_search "$@"
+  # shellcheck disable=SC2046
+  run check_quantize $(objects_of scale_search)
+  compile drafts speculation/drafts.cpp
+  compile suffix_automaton speculation/suffix_automaton.cpp
+  run check_speculation drafts suffix_automaton
+}
+
+check_header() { # header flags...
+  header=$1; shift
+  printf '#include "%s"\n' "$header" > "$OUT/header.cpp"
+  # shellcheck disable=SC2086
+  $CXX $COMMON -fsyntax-only -Wno-unused-function -I. $PYTHON_INCLUDES "$@" "$OUT/header.cpp" ||
+    { echo "$header does not compile on its own with: $*" >&2; return 1; }
+}
+check_headers() {
+  PYTHON_INCLUDES=
+  failures=0 count=0
+  for header in $(find . -name '*.h' -not -path './tests/*' | sed 's|^\./||' | sort); do
+    count=$((count + 1))
+    case $header in
+      *avx512* | *amx* | *bf16* | *winograd*) sets=avx512pairs ;;
+      *avx2* | *transpose* | *maddubs*) sets=avx2 ;;
+      *portable*) sets=portable ;;
+      simd/* | linear/* | attention/*) sets="portable avx2 avx512amx" ;;
+      *) sets=portable ;;
     esac
-    # shellcheck disable=SC2086
-    build fused_$variant $flags
+    [ $X86 = yes ] || { case $sets in portable*) sets=portable ;; *) continue ;; esac; }
+    # shellcheck disable=SC2046
+    for set in $sets; do check_header "$header" $(flags_of $set) || failures=$((failures + 1)); done
   done
-  rm -f "$OUT/check_linear.o" "$OUT/check_attention.o"
-  # shellcheck disable=SC2086
-  $CXX $LINK -fopenmp "$OUT"/*.o -o "$OUT/check_fused"
-  "$OUT/check_fused"
+  echo "headers: $count, $failures do not compile on their own"
+  [ $failures = 0 ]
 }
-ranges() { # variants... : GCC's own vectors, so that there is nothing to emulate
-  build ranges_portable
-  build tests/check_ranges
-  for variant in "$@"; do
-    case $variant in avx2) flags="-mavx2 -mfma" ;; *) flags=$WIDE ;; esac
-    # shellcheck disable=SC2086
-    build ranges_$variant $flags
-  done
-  $CXX $LINK -fopenmp "$OUT"/ranges_*.o "$OUT/check_ranges.o" -o "$OUT/check_ranges"
-  "$OUT/check_ranges"
-}
-drafts() { # no variants
-  for file in drafts automaton tests/check_drafts; do build $file; done
-  # shellcheck disable=SC2086
-  $CXX $LINK "$OUT"/drafts.o "$OUT"/automaton.o "$OUT"/check_drafts.o -o "$OUT/check_drafts"
-  "$OUT/check_drafts"
-}
+
 MODE=${1:-}
+CHECK_OPTIONS=
 case $MODE in
   sanitize)
-    EXTRA=$SAFE
-    LINK=$SAFE
-    if [ "$(uname -m)" = x86_64 ]; then
-      families avx2 avxvnni avx512 avx512vnni avx512pairs avx512amx
-      fused avx2 avx512
-      ranges avx2 avx512
-      drafts
-    else
-      families
-      fused
-      ranges
-      drafts
-    fi
+    OPTIONS="-fsanitize=address,undefined -fno-sanitize-recover=all"
+    VARIANTS="avx2 avxvnni avx512 avx512vnni avx512pairs avx512amx"
+    [ $X86 = yes ] || VARIANTS=
+    # shellcheck disable=SC2086
+    check_kernels $VARIANTS
+    # shellcheck disable=SC2086
+    check_rest $VARIANTS
     ;;
   emulate)
     if ! echo '#include <simde/x86/avx512.h>' | $CXX -E -x c++ - >/dev/null 2>&1; then
       echo "SIMDe is missing (apt install libsimde-dev): the AVX-512 variants were NOT checked" >&2
       exit 2
     fi
-    EXTRA="-DRIDGELINE_SIMDE -w"
-    LINK=
-    families avx512 avx512vnni avx512pairs avx512amx
-    fused avx512
-    build tests/check_probe
-    $CXX "$OUT/check_probe.o" -o "$OUT/check_probe"
-    "$OUT/check_probe"
+    OPTIONS=-w
+    EMULATE=-Itests/emulation
+    CHECK_OPTIONS=-DRIDGELINE_EMULATED
+    check_kernels avx512 avx512vnni avx512pairs avx512amx
+    CHECK_OPTIONS=$EMULATE
+    run check_probe
     ;;
-  *) echo "usage: check.sh sanitize|emulate" >&2; exit 64 ;;
+  headers) check_headers ;;
+  *)
+    echo "usage: check.sh sanitize|emulate|headers" >&2
+    exit 64
+    ;;
 esac

@@ -22,10 +22,10 @@ WHOLE_KINDS = ("int4", "int8", "blocks")
 """Kinds whose weights are whole numbers times scales, and so are the rows that they multiply."""
 
 DIGITS: Mapping[str, int] = MappingProxyType({"int8": 1, "int16": 2, "float32": 3})
-"""How exactly rows meet such weights, and as how many rows of 8 bits (native/linear.h, DIGITS)."""
+"""How exactly rows meet such weights, and as how many rows of 8 bits (native/linear/linear.h, DIGITS)."""
 
 WIDE_BLOCK = 32
-"""Inputs of 16 or 32 bits are stored in blocks of so many (native/linear.h)."""
+"""Inputs of 16 or 32 bits are stored in blocks of so many (native/linear/linear.h)."""
 
 
 class Format(msgspec.Struct, frozen=True, kw_only=True):

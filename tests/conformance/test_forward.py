@@ -143,7 +143,7 @@ def test_every_isa_gives_the_same_bits(
 
 @pytest.mark.parametrize("quantization", ["int4", "int8", "int4, int16"])
 def test_rows_too_many_for_a_cache_are_the_same_bits(quantization: str, tmp_path: Path) -> None:
-    """Variants that cut rows among the threads too (native/segment.cpp) compute what one does."""
+    """Variants that cut rows among the threads too (native/layer/segment.cpp) compute what one does."""
     make_model("llama", tmp_path, intermediate_size=7000, num_hidden_layers=1)
     decoder = decoder_of(tmp_path, quantization, "native")
     tokens, positions = random_rows(200)
@@ -171,7 +171,7 @@ def test_many_rows_gated_by_whoever_multiplied_them_are_the_same_bits(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """native/gated.cpp: of several rows no halves lie in memory."""
+    """native/layer/gate.cpp: of several rows no halves lie in memory."""
     make_model("llama", tmp_path, num_hidden_layers=1, **sizes)
     monkeypatch.setenv(ISA_VARIABLE, isa)
     decoder = decoder_of(tmp_path, quantization, "native")

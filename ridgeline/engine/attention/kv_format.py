@@ -169,7 +169,7 @@ class Int8Kv:
 
 def int8_places(block_size: int, head_dim: int) -> Tensor:
     """places_2P: where byte p of a tile's rows one behind the other (P = B · W) stands in the tile,
-    for keys and for values. See the module's head; `code_place` of native/attention.h.
+    for keys and for values. See the module's head; `code_place` of native/attention/attention.h.
     """
     codes_BD = torch.arange(block_size * head_dim).view(block_size, head_dim)
     scales_B4 = (torch.arange(SCALE_BYTES * block_size) + codes_BD.numel()).view(block_size, -1)

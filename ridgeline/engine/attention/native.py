@@ -1,4 +1,4 @@
-"""Paged attention by Ridgeline's own CPU kernel (native/attention_kernel.inc).
+"""Paged attention by Ridgeline's own CPU kernel (native/attention/kernel.h).
 
 What: one kernel for decode, chunks and prefill. It walks the block table tile by tile (64 keys),
 keeps an online softmax per query row, and lets the query heads of a group share each load of a key.
@@ -10,7 +10,7 @@ Paper: FlashAttention (Dao et al. 2022, arXiv 2205.14135) for the online softmax
 
 Invariant beyond the family's: a row's result is bitwise the same whatever it is batched with,
 however its prompt was chunked, and on any number of threads. The reduction order that guarantees it
-stands in native/attention.h.
+stands in native/attention/attention.h.
 
 When it loses: it computes in float32 only, and a device other than the CPU has better kernels.
 

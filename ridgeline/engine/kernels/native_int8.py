@@ -1,6 +1,6 @@
 """INT8 weights with one scale per output, multiplied by Ridgeline's own kernel on every ISA.
 
-What: weights and activations in INT8, products summed exactly in int32 (native/linear.h). On AVX2
+What: weights and activations in INT8, products summed exactly in int32 (native/linear/linear.h). On AVX2
 without VNNI the weights widen to int16 in L1, because the instruction that multiplies bytes
 saturates at int16.
 

@@ -1,6 +1,6 @@
 """Linears by Ridgeline's own CPU kernels: packed weights of 4 to 32 bits, on every ISA.
 
-What: the layouts, the kernels and the reduction order stand in native/linear.h. A `Packed` weight
+What: the layouts, the kernels and the reduction order stand in native/linear/linear.h. A `Packed` weight
 is a few flat tensors in large pages; a `NativeLinear` multiplies with it. Rows are quantised on the
 way in, or beforehand by `quantise_rows`, once for all linears that read them.
 
@@ -51,7 +51,7 @@ def isa() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight [num_out, num_in] as the kernels read it; see native/linear.h.
+    """A weight [num_out, num_in] as the kernels read it; see native/linear/linear.h.
 
     Of groups only: `scales` (fp16) and `mins` (fp16, or none) are [panels, spans, 16], `zeros`
     (uint8, int4 only; None: 8 everywhere, 0 beside minima) [panels, groups, 16]. A span is a
@@ -228,7 +228,7 @@ class NativeLinear:
     @property
     def digits(self) -> int:
         """As how many rows of 8 bits each row of activations is multiplied: 1, or 2 or 3 where the
-        weight is in whole numbers (native/linear.h, DIGITS)."""
+        weight is in whole numbers (native/linear/linear.h, DIGITS)."""
         return self._weight.digits
 
     @digits.setter
@@ -237,7 +237,7 @@ class NativeLinear:
 
     @property
     def address(self) -> int:
-        """Of the kernels' record of this weight, valid while this object lives (native/fused.h)."""
+        """Of the kernels' record of this weight, valid while this object lives (native/layer/segment.h)."""
         return int(self._weight.address)
 
     @property

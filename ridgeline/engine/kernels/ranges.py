@@ -1,6 +1,6 @@
 """A group's scale and zero-point by the error of a linear's output: the turn of one group.
 
-What and how: native/ranges.h. All candidates of a row are multiplied with the group's second
+What and how: native/quantize/scale_search.h. All candidates of a row are multiplied with the group's second
 moments together.
 
 Invariant: the first of the best; where none is better than what is there, nothing is touched.
@@ -30,7 +30,7 @@ def choose_ranges(
     bounds: tuple[int, int],
 ) -> Tensor:
     """Of every row: which scale · Z + zero loses least, -1 where none beats the errors that are
-    there (native/ranges.h). Where one is, `error_OJ` becomes what it leaves.
+    there (native/quantize/scale_search.h). Where one is, `error_OJ` becomes what it leaves.
     """
     num_rows, size = weight_OJ.shape
     moment_JP = F.pad(moment_JJ, (0, -size % PANEL)).contiguous()

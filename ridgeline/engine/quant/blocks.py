@@ -2,7 +2,7 @@
 
     w[o, i] = q[o, i] · scale + minimum        of the group of 16 to 128 inputs that i is in
 
-What: 4 or 8 bits per weight, as `native/linear.h` has them. A group's scale (and minimum) is an
+What: 4 or 8 bits per weight, as `native/linear/linear.h` has them. A group's scale (and minimum) is an
 fp16 number, or an fp16 number that a span of groups shares times a step of 8 bits, as in the
 K-quants of llama.cpp. 4 bits are 0 to 15 beside a minimum and -8 to 7 where there is none.
 

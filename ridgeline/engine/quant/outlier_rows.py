@@ -31,7 +31,7 @@ from torch import Tensor
 from ridgeline.engine.kernels.native_linear import PANEL, NativeLinear, Packed
 from ridgeline.engine.quant.packed import PackedLinear
 
-_INPUTS = 4  # of a line of int8 weights (native/linear.h)
+_INPUTS = 4  # of a line of int8 weights (native/linear/linear.h)
 
 
 class OutlierRowsLinear:

@@ -2,7 +2,7 @@
 
 What: the first largest of a row takes one vectorised pass. A drawn row is weighed once; for top-k
 and top-p its logits fall into buckets of equal width below the largest, and only the bucket in
-which the cut lies is sorted (native/sample.h).
+which the cut lies is sorted (native/sampling/draw.h).
 
 Invariant: the choices of `reference.py`, ties included, up to float32 rounding at the boundary of a
 draw. When it loses: logits on another device.
@@ -49,7 +49,7 @@ def _draw(logits_RV: Tensor, at: Sequence[SamplePoint]) -> list[int]:
 
 
 def _record(at: SamplePoint) -> tuple[float, ...]:
-    """What native/bind_fused.cpp's `draw` reads for a row."""
+    """What native/bindings/sampling.cpp's `draw` reads for a row."""
     asked = at.sampling
     temperature = max(asked.temperature, COLDEST)
     return temperature, asked.min_p, asked.top_k, asked.top_p, uniform(at.seed, at.index)

@@ -1,4 +1,4 @@
-"""What a step takes, the plain way: what `native/drafts.h` is compared with."""
+"""What a step takes, the plain way: what `native/speculation/drafts.h` is compared with."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Prompt lookup, the record of its guesses and the choice of depths, the plain way: what
-`native/drafts.h` is compared with."""
+`native/speculation/drafts.h` is compared with."""
 
 from __future__ import annotations
 

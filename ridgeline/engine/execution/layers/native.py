@@ -1,7 +1,7 @@
 """Layers as native segments: from one attention to the next in one parallel region.
 
 What: between two attentions lie the output projection, two residual adds, two norms, the gated
-feed-forward and the next layer's q, k, v with their rotation. A segment (native/fused.h) runs all
+feed-forward and the next layer's q, k, v with their rotation. A segment (native/layer/segment.h) runs all
 of it in one call: rows are normalised, gated and quantised where they lie in cache, straight into
 the form that the next product takes; threads claim pieces, and none waits for one that wakes late.
 
@@ -11,7 +11,7 @@ Where attention is native too, it is an operator like the others and the step on
 entered once per step and threads wake once. Any other attention is called between segments.
 
 Invariant: bitwise the same row whatever it is batched with, on any number of threads, on every ISA
-(the order of its sums stands in native/fused.h; of products in native/linear.h, which says where
+(the order of its sums stands in native/layer/segment.h; of products in native/linear/linear.h, which says where
 tiles have another).
 
 When it loses: nowhere that it runs; it needs the CPU, float32 arithmetic and weights that pack

@@ -10,7 +10,7 @@ et al. 2023) and the Q4 formats of llama.cpp; the search for the scale of least 
 MSE-clipped rounding (Banner et al. 2018). int8 activations per group: Q8 rows of llama.cpp.
 
 Invariant: beyond the family's, a row's result is bitwise the same in any batch, on any number of
-threads and on every ISA (native/linear.h states the order of reduction).
+threads and on every ISA (native/linear/linear.h states the order of reduction).
 
 When it loses: small models, whose answers change visibly (measured below); weights that fit in the
 cache; many rows, where arithmetic and not memory is the limit and the gain over INT8 is smaller.

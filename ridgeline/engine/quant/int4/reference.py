@@ -8,7 +8,7 @@ from torch import Tensor
 from ridgeline.engine.quant.int4.quantise import Int4Weights
 
 MOST = 120
-"""The largest whole number of a row: room is left for a nibble (native/linear_pairs.inc)."""
+"""The largest whole number of a row: room is left for a nibble (native/linear/int4_winograd.h)."""
 
 
 def rounded_rows(x_TI: Tensor, group_size: int) -> Tensor:

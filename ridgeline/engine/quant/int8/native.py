@@ -1,4 +1,4 @@
-"""Ridgeline's own kernel: scales, rounding and product in one call (native/linear.h).
+"""Ridgeline's own kernel: scales, rounding and product in one call (native/linear/linear.h).
 
 What: bytes multiplied by tiles (AMX) or with `vpdpbusd` where the CPU has them; elsewhere widened
 and multiplied with `pmaddwd`, which adds pairs in 32 bits. Exact with full-range weights on every

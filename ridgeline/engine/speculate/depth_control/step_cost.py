@@ -33,7 +33,7 @@ _GREEDY = Sampling(temperature=0.0)
 
 
 class StepTimeCurve:
-    """T(runs, rows) in seconds; `learn` corrects it (`native/drafts.h`).
+    """T(runs, rows) in seconds; `learn` corrects it (`native/speculation/drafts.h`).
 
     What was measured at the start is multiplied by the machine's factor; a plain step's by that of
     its batch; one with drafts by that of all such steps, and by one that depends on rows per run:

@@ -12,7 +12,7 @@ Source. Inference with reference (LLMA, Yang et al. 2023, arXiv 2304.04487); pro
 (Saxena 2023); vLLM's "ngram" method, which takes the earliest occurrence.
 
 Invariant. A draft depends on the sequence's own tokens only: no tenant learns of another.
-When it loses. Text that does not repeat itself: the index (`native/drafts.h`) costs about a quarter
+When it loses. Text that does not repeat itself: the index (`native/speculation/drafts.h`) costs about a quarter
 of a microsecond per token, and a draft that is rejected costs its rows. No forward pass is spent on
 it.
 """

@@ -1,7 +1,7 @@
 """Suffix drafts: what came after these words in what this tenant was answered lately.
 
 What. The outputs of a tenant's finished sequences go into a suffix automaton
-(`native/automaton.h`). A sequence keeps its place in it, token by token, so that the longest tail
+(`native/speculation/suffix_automaton.h`). A sequence keeps its place in it, token by token, so that the longest tail
 of it that occurs anywhere in those texts is always known; what followed there, the last time, is
 the draft, as long as the match. The sequence's own text is looked up as well (`ngram.py`); the
 longer match speaks.

@@ -1,0 +1,111 @@
+// A layer's paged keys and values and the runs of a step, checked when they are made so that
+// kernels need not check.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "attention/attention.h"
+#include "simd/dispatch.h"
+
+namespace ridgeline {
+
+// Where one layer's keys and values are. Strides are in bytes; what a block holds of one head is
+// contiguous.
+struct PagedKv {
+  char* k;
+  char* v;
+  KvKind kind;
+  int num_blocks, block_size, num_kv_heads, head_dim;
+  int64_t stride_block, stride_head;
+
+  // Throws std::invalid_argument if they reach past `num_bytes`.
+  void check(int64_t num_bytes) const {
+    require(k && v, "the KV cache has no memory");
+    require(num_blocks > 0 && block_size > 0 && num_kv_heads > 0,
+            "KV cache counts must be positive");
+    require(head_dim > 0 && head_dim <= kMaxHeadDim, "head_dim must be in 1..256");
+    const int64_t head_bytes = block_size * row_bytes(kind, head_dim);
+    require(stride_block > 0 && stride_head >= head_bytes,
+            "KV cache strides must be positive and keep heads apart");
+    const int64_t end =
+        (num_blocks - 1) * stride_block + (num_kv_heads - 1) * stride_head + head_bytes;
+    require(end <= num_bytes, "KV cache strides reach past its memory");
+  }
+};
+
+// The runs of one step: which rows, which positions, which blocks.
+struct AttentionPlan {
+  std::vector<int32_t> row_start{0}, computed, table_start{0}, table;
+  std::vector<int32_t> block_of_row, within_block;  // where each row's keys and values are stored
+  int num_blocks, block_size;
+
+  int num_rows() const { return row_start.back(); }
+
+  // Adds a run of `count` rows from position `start` on, whose blocks are those in `table` from
+  // table_start.back() on.
+  void add_run(int start, int count) {
+    const int first = table_start.back(), end = static_cast<int>(table.size());
+    require(start >= 0 && count >= 0, "a run has a negative size or position");
+    require(start + static_cast<int64_t>(count) <= static_cast<int64_t>(end - first) * block_size,
+            "a run's block table is too short");
+    for (int i = first; i < end; ++i)
+      require(table[i] >= 0 && table[i] < num_blocks, "a block id is outside the KV cache");
+    for (int position = start; position < start + count; ++position) {
+      block_of_row.push_back(table[first + position / block_size]);
+      within_block.push_back(position % block_size);
+    }
+    row_start.push_back(row_start.back() + count);
+    computed.push_back(start);
+    table_start.push_back(end);
+  }
+
+  void check(const PagedKv& kv) const {
+    require(block_size == kv.block_size && num_blocks <= kv.num_blocks,
+            "plan and KV cache disagree about blocks");
+  }
+
+  // Bytes from kv.k (for values: kv.v) to the block of a row, first kv head.
+  int64_t block_offset(const PagedKv& kv, int row) const {
+    return block_of_row[row] * kv.stride_block;
+  }
+};
+
+// How a layer attends: what its cache does not say.
+struct AttentionParams {
+  int num_heads;
+  float scale;
+  int window;     // 0: all
+  float softcap;  // 0: none
+
+  void check(const PagedKv& kv) const {
+    require(num_heads > 0 && num_heads % kv.num_kv_heads == 0,
+            "num_heads must be a multiple of kv heads");
+    require(window >= 0 && softcap >= 0, "window or softcap out of range");
+  }
+};
+
+inline AttentionArgs attention_args(const AttentionPlan& plan, const PagedKv& kv,
+                                    const AttentionParams& params) {
+  AttentionArgs a{};
+  a.k = kv.k;
+  a.v = kv.v;
+  a.kind = kv.kind;
+  a.stride_block = kv.stride_block;
+  a.stride_head = kv.stride_head;
+  a.row_start = plan.row_start.data();
+  a.computed = plan.computed.data();
+  a.table_start = plan.table_start.data();
+  a.table = plan.table.data();
+  a.num_runs = static_cast<int>(plan.computed.size());
+  a.num_heads = params.num_heads;
+  a.num_kv_heads = kv.num_kv_heads;
+  a.head_dim = kv.head_dim;
+  a.block_size = kv.block_size;
+  a.scale = params.scale;
+  a.window = params.window;
+  a.softcap = params.softcap;
+  a.num_threads = 1;
+  return a;
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,141 @@
+// Python bindings of attention/. What is constant for a step is checked once, in AttentionPlan.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "attention/paged_kv.h"
+#include "attention/variants.h"
+
+namespace nb = nanobind;
+
+namespace ridgeline {
+namespace {
+
+KvKind kind_from(const std::string& name) {
+  if (name == "float32") return KvKind::kFloat32;
+  if (name == "bfloat16") return KvKind::kBfloat16;
+  if (name == "float16") return KvKind::kFloat16;
+  if (name == "int8") return KvKind::kInt8;
+  throw std::invalid_argument("unknown KV format " + name +
+                              "; known: float32, bfloat16, float16, int8");
+}
+
+PagedKv make_paged_kv(uintptr_t k, uintptr_t v, const std::string& kind, int num_blocks,
+                      int block_size, int num_kv_heads, int head_dim, int64_t stride_block,
+                      int64_t stride_head, int64_t num_bytes) {
+  const PagedKv kv = {reinterpret_cast<char*>(k),
+                      reinterpret_cast<char*>(v),
+                      kind_from(kind),
+                      num_blocks,
+                      block_size,
+                      num_kv_heads,
+                      head_dim,
+                      stride_block,
+                      stride_head};
+  kv.check(num_bytes);
+  return kv;
+}
+
+using Runs =
+    nb::typed<nb::list, nb::typed<nb::tuple, int, int, nb::typed<nb::tuple, int, nb::ellipsis>>>;
+
+// Each run is (first position, number of rows, block table).
+AttentionPlan make_plan(Runs runs, int num_blocks, int block_size) {
+  require(num_blocks > 0 && block_size > 0, "the KV cache has no blocks");
+  AttentionPlan plan;
+  plan.num_blocks = num_blocks;
+  plan.block_size = block_size;
+  for (nb::handle item : runs) {
+    const nb::tuple run = nb::cast<nb::tuple>(item);
+    for (nb::handle block : nb::cast<nb::tuple>(run[2]))
+      plan.table.push_back(nb::cast<int32_t>(block));
+    plan.add_run(nb::cast<int>(run[0]), nb::cast<int>(run[1]));
+  }
+  return plan;
+}
+
+void attend(const AttentionPlan& plan, const PagedKv& kv, uintptr_t q, int64_t q_stride_row,
+            int64_t q_stride_head, int num_heads, uintptr_t out, float scale, int window,
+            float softcap, int num_threads, const std::string& isa) {
+  require(q && out && num_threads > 0, "q and out need memory, and there must be threads");
+  const AttentionParams params = {num_heads, scale, window, softcap};
+  params.check(kv);
+  plan.check(kv);
+  AttentionArgs a = attention_args(plan, kv, params);
+  a.q = reinterpret_cast<const float*>(q);
+  a.out = reinterpret_cast<float*>(out);
+  a.q_stride_row = q_stride_row;
+  a.q_stride_head = q_stride_head;
+  a.num_threads = num_threads;
+  const AttentionOps& ops = attention_ops(isa);
+  nb::gil_scoped_release release;
+  ops.attend(a);
+}
+
+// Stores the step's new keys and values [T, 2, G, D] (rows contiguous in D) in the cache.
+void write_kv(const AttentionPlan& plan, const PagedKv& kv, uintptr_t new_kv, int64_t stride_row,
+              int64_t stride_kind, int64_t stride_head, const std::string& isa) {
+  require(new_kv != 0, "new_kv needs memory");
+  plan.check(kv);
+  const float* from = reinterpret_cast<const float*>(new_kv);
+  const AttentionOps& ops = attention_ops(isa);
+  std::vector<char*> blocks(plan.num_rows());
+  nb::gil_scoped_release release;
+  for (KvSide side : {KvSide::kKeys, KvSide::kValues})
+    for (int g = 0; g < kv.num_kv_heads; ++g) {
+      char* first = (side == KvSide::kKeys ? kv.k : kv.v) + g * kv.stride_head;
+      for (int row = 0; row < plan.num_rows(); ++row)
+        blocks[row] = first + plan.block_offset(kv, row);
+      ops.store_rows({from + (side == KvSide::kValues ? stride_kind : 0) + g * stride_head,
+                      stride_row, blocks.data(), plan.within_block.data(), plan.num_rows(),
+                      kv.head_dim, kv.block_size, kv.kind, side});
+    }
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  nb::class_<PagedKv>(m, "PagedKv",
+                      "Where one layer's keys and values are, checked against its memory.")
+      .def(
+          "__init__",
+          [](PagedKv* self, uintptr_t k, uintptr_t v, const std::string& kind, int num_blocks,
+             int block_size, int num_kv_heads, int head_dim, int64_t stride_block,
+             int64_t stride_head, int64_t num_bytes) {
+            new (self) PagedKv(make_paged_kv(k, v, kind, num_blocks, block_size, num_kv_heads,
+                                             head_dim, stride_block, stride_head, num_bytes));
+          },
+          nb::arg("k"), nb::arg("v"), nb::arg("kind"), nb::arg("num_blocks"), nb::arg("block_size"),
+          nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("stride_block"),
+          nb::arg("stride_head"), nb::arg("num_bytes"));
+  nb::class_<AttentionPlan>(
+      m, "AttentionPlan",
+      "The runs of one step: (first position, number of rows, block table). Block ids are "
+      "checked here, once.")
+      .def(
+          "__init__",
+          [](AttentionPlan* self, Runs runs, int num_blocks, int block_size) {
+            new (self) AttentionPlan(make_plan(runs, num_blocks, block_size));
+          },
+          nb::arg("runs"), nb::arg("num_blocks"), nb::arg("block_size"))
+      .def_prop_ro("num_rows", &AttentionPlan::num_rows);
+  m.def(
+      "attention_rounds",
+      [](const std::string& kind, const std::string& isa) {
+        return kind_from(kind) == KvKind::kBfloat16 && attention_ops(isa).rounds_to_bf16;
+      },
+      nb::arg("kind"), nb::arg("isa"),
+      "Whether queries and weights are rounded to the cache's format too.");
+  m.def("write_kv", &write_kv, nb::arg("plan"), nb::arg("kv"), nb::arg("new_kv"),
+        nb::arg("stride_row"), nb::arg("stride_kind"), nb::arg("stride_head"), nb::arg("isa"),
+        "Stores new keys and values [rows, 2, kv heads, head dim] in the cache.");
+  m.def("attend", &attend, nb::arg("plan"), nb::arg("kv"), nb::arg("q"), nb::arg("q_stride_row"),
+        nb::arg("q_stride_head"), nb::arg("num_heads"), nb::arg("out"), nb::arg("scale"),
+        nb::arg("window"), nb::arg("softcap"), nb::arg("num_threads"), nb::arg("isa"),
+        "Attention of q [rows, heads, head dim] over the cache, to out.");
+}
+
+}  // namespace ridgeline

@@ -1,0 +1,33 @@
+#include "linear/engines_avx512.h"
+#include "linear/int4_winograd.h"
+#include "linear/kernels.h"
+
+namespace ridgeline {
+namespace {
+
+void multiply(const LinearArgs& a, int first_panel, int end_panel) {
+  if (a.pair_offsets) return multiply_int4_winograd(a, first_panel, end_panel);
+  Kernels<Avx512Vnni>::multiply(a, first_panel, end_panel);
+}
+
+LinearOps make_winograd_ops() {
+  LinearOps ops = Kernels<Avx512Vnni>::ops<quantise_block>("avx512pairs");
+  ops.pair_min_rows = kWinogradMinRows;
+  ops.pair = pair_row;
+  ops.multiply = multiply;
+  return ops;
+}
+
+}  // namespace
+
+const LinearOps& linear_ops_avx512vnni() {
+  static const LinearOps ops = Kernels<Avx512Vnni>::ops<quantise_block>("avx512vnni");
+  return ops;
+}
+
+const LinearOps& linear_ops_avx512pairs() {
+  static const LinearOps ops = make_winograd_ops();
+  return ops;
+}
+
+}  // namespace ridgeline

@@ -1,3 +1,0 @@
-#define LINEAR_OPS linear_ops_avx2
-#define ISA_NAME "avx2"
-#include "linear_avx2.inc"

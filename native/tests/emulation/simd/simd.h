@@ -1,0 +1,3 @@
+// Emulated kernels are those of AVX-512.
+#pragma once
+#include "simd/avx512.h"
