@@ -38,7 +38,7 @@ from ridgeline.config.settings import settings_from
 from ridgeline.engine.build import assemble
 from ridgeline.engine.checkpoints.tensor_names import LAYOUTS, locate, parts, row_sizes
 from ridgeline.engine.config import resolve
-from ridgeline.engine.profiling.profile import Driver
+from ridgeline.engine.profiling.profile import StepDriver
 from ridgeline.modelspec.checkpoints.load import load_spec
 from ridgeline.modelspec.cost import weight_bytes
 from ridgeline.modelspec.model import ModelSpec
@@ -147,7 +147,7 @@ class Contender:
         self.name, resolved = name, resolve(settings_from(asked))
         torch.set_num_threads(resolved.num_threads)
         self.spec = resolved.spec
-        self.driver = Driver(assemble(resolved), self.spec.vocab_size)
+        self.driver = StepDriver(assemble(resolved), self.spec.vocab_size)
         self.opened_s = time.perf_counter() - begun
         self.file_bytes = file_bytes(folder, name, self.spec)
         self.backend = resolved.layer_backend

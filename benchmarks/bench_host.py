@@ -34,7 +34,7 @@ from ridgeline.engine.build import assemble
 from ridgeline.engine.config import resolve
 from ridgeline.engine.event_delivery import AsyncInboxes
 from ridgeline.engine.execution.greedy_fast_path import NoGreedy
-from ridgeline.engine.profiling.profile import Driver
+from ridgeline.engine.profiling.profile import StepDriver
 from ridgeline.engine.scheduler.plan import Run
 from ridgeline.engine.scheduler.speculation.base import (
     DraftContext,
@@ -105,7 +105,7 @@ def row_of(spent: dict[str, list[float]]) -> Row:
 
 
 def steps(
-    bench: Driver,
+    bench: StepDriver,
     clock: CpuClock,
     num_seqs: int,
     num_steps: int,
@@ -114,7 +114,7 @@ def steps(
     """A decode step of `num_seqs` greedy sequences, by phase."""
     scheduler, runner, now = bench.parts.scheduler, bench.parts.runner, time.thread_time
     spent: dict[str, list[float]] = defaultdict(list)
-    ids = bench.decoding(num_seqs, 128)
+    ids = bench.start_decoding(num_seqs, 128)
     scheduler.draft_scheduler._proposer = drafts or NoDrafts()
     for _ in range(num_steps):
         bench.now_s += 1.0
@@ -165,7 +165,7 @@ class Wrong:
         return {}
 
 
-def drafted(bench: Driver, clock: CpuClock, num_seqs: int, asked: argparse.Namespace) -> Row:
+def drafted(bench: StepDriver, clock: CpuClock, num_seqs: int, asked: argparse.Namespace) -> Row:
     """The same with drafts, step by step the short way and by tensors."""
     runner, wrong = bench.parts.runner, Wrong(asked.drafts)
     row, short = steps(bench, clock, num_seqs, asked.steps, wrong), runner.greedy
@@ -246,11 +246,11 @@ def main() -> None:
     more = {"max_model_len": 1024, "max_num_seqs": max(counts), "enable_prefix_caching": False}
     resolved = resolve(settings_from(wanted | more))
     torch.set_num_threads(1)
-    bench = Driver(assemble(resolved), resolved.spec.vocab_size)
+    bench = StepDriver(assemble(resolved), resolved.spec.vocab_size)
     large = np.ones(0 if asked.warm else 8 << 20)
     clock = CpuClock(large.sum)
     forward: Any = bench.parts.runner.decoder.forward
-    for request_id in bench.decoding(1, 128):
+    for request_id in bench.start_decoding(1, 128):
         bench.end(request_id)
     segment: Any = Timed(clock, forward.whole.segment)
     forward.whole = dataclasses.replace(forward.whole, segment=segment)

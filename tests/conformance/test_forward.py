@@ -16,6 +16,7 @@ from ridgeline.engine.attention.kv_format import kv_format
 from ridgeline.engine.checkpoints.load import load_decoder
 from ridgeline.engine.execution.layers import choose
 from ridgeline.engine.execution.layers.native import NativeForward
+from ridgeline.engine.execution.layers.native_segments import ROWS
 from ridgeline.engine.kernels.native_linear import ISA_VARIABLE
 from ridgeline.engine.model.decoder import Decoder
 from ridgeline.engine.scheduler.plan import Run
@@ -182,7 +183,7 @@ def test_many_rows_gated_by_whoever_multiplied_them_are_the_same_bits(
         for first in (0, 100, 200) if count <= 100 else (0,):
             assert not decoder.forward.frame.profile(True)
             part = hidden(decoder, tokens[first : first + count], positions[first : first + count])
-            gating_s = decoder.forward.frame.profile(False)["gate+quantise"]
+            gating_s = decoder.forward.frame.profile(False)["activation"]
             assert (gating_s == 0.0) == (count > 1), count
             assert torch.equal(part, together[first : first + count]), (count, first)
 
@@ -248,7 +249,9 @@ def test_a_profile_names_every_operator_of_a_step(checkpoint: Callable[[str], Pa
     assert not frame.profile(True)
     through_cache(decoder, steps, "int8", whole=True)
     spent = frame.profile(False)
-    assert {"embed", "qkv", "turn, store", "attend", "o", "gate_up", "down", "norm"} <= set(spent)
+    assert {"embed", "qkv", "rope+kv_write", "attention", "o", "gate_up", "down", ROWS} <= set(
+        spent
+    )
     assert all(seconds >= 0 for seconds in spent.values())
     through_cache(decoder, steps, "int8", whole=True)
     assert not frame.profile(False)

@@ -13,7 +13,7 @@ from ridgeline.config.settings import settings_from
 from ridgeline.engine.build import EngineParts, assemble
 from ridgeline.engine.config import ResolvedSettings, resolve
 from ridgeline.engine.profiling.operator_timer import Stopwatch, operators_timed
-from ridgeline.engine.profiling.profile import Driver, ProfileOptions, check, profile
+from ridgeline.engine.profiling.profile import ProfileOptions, StepDriver, check_options, profile
 from ridgeline.engine.scheduler.plan import Run, SamplePoint, StepPlan
 from ridgeline.errors import BadInput, CannotRun, DoesNotFit
 from ridgeline.modelspec.cost.operators import operator_work, work_of
@@ -141,20 +141,20 @@ def test_too_few_blocks_to_grow_into_are_reported() -> None:
     longest = options.decode_tokens(512)
     resolved, parts = opened(max_num_batched_tokens=40, max_model_len=48, num_threads=1)
     assert resolved.num_blocks == 4 * 3 and longest <= 48
-    with pytest.raises(CannotRun, match=r"never ran the sequences at once.*one to grow into"):
-        Driver(parts, resolved.spec.vocab_size).decoding(4, 32)
+    with pytest.raises(CannotRun, match=r"never ran all sequences at once.*one to grow into"):
+        StepDriver(parts, resolved.spec.vocab_size).start_decoding(4, 32)
 
 
 def test_what_does_not_fit_is_rejected_before_the_first_step() -> None:
     resolved = resolve(settings_from(SMALL))
     longer = msgspec.structs.replace(OPTIONS, prompt=200)
-    with pytest.raises(BadInput, match="longer than the model takes"):
-        check(resolved, longer)
-    with pytest.raises(BadInput, match="more sequences than run at once"):
-        check(resolved, msgspec.structs.replace(OPTIONS, batch=5))
-    with pytest.raises(DoesNotFit, match="does not hold"):
+    with pytest.raises(BadInput, match="longer than the model's context"):
+        check_options(resolved, longer)
+    with pytest.raises(BadInput, match="more sequences than --max-num-seqs"):
+        check_options(resolved, msgspec.structs.replace(OPTIONS, batch=5))
+    with pytest.raises(DoesNotFit, match="cannot hold"):
         few = settings_from({**SMALL, "kv_cache_memory_bytes": 1 << 20, "block_size": 64})
-        check(resolve(few), msgspec.structs.replace(OPTIONS, batch=4, context=80))
+        check_options(resolve(few), msgspec.structs.replace(OPTIONS, batch=4, context=80))
     drafting = settings_from({**SMALL, "speculative_config": {"method": "ngram"}})
     with pytest.raises(CannotRun, match="drafter"):
-        check(resolve(drafting), OPTIONS)
+        check_options(resolve(drafting), OPTIONS)

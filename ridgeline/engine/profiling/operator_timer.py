@@ -1,11 +1,11 @@
-"""Where a step's time goes inside the engine: its operators timed while it runs as ever.
+"""Times the operators of a step while the engine runs as usual.
 
-Native layers time their own operators (`FusedFrame.profile`: each from the end of the one before it
-to its own, by the clock of whichever thread ends it). Everything else is wrapped: layers of torch,
-attention that is not part of a segment, the LM head, sampling. A call within a timed call is taken
-out of the outer one, so that no time counts twice.
+Native layers time their own operators (`FusedFrame.profile`: from the end of the previous operator
+to the end of this one, on the thread that finishes it). Everything else is wrapped: torch layers,
+attention outside of a native segment, the LM head, sampling. The time of a nested timed call is
+subtracted from the outer one, so no time is counted twice.
 
-Operators are named by their work (`ridgeline.modelspec.cost.operators`).
+Operators are named for their work (`ridgeline.modelspec.cost.operators`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,66 +32,52 @@ from ridgeline.engine.scheduler.plan import Run
 from ridgeline.errors import CannotRun
 from ridgeline.records import OperatorTime
 
-ROWS = "norm+residual+quantise"
-NATIVE_NAMES = MappingProxyType(
-    {
-        "norm": ROWS,
-        "norm+quantise": ROWS,
-        "quantise": ROWS,
-        "turn": "rope",
-        "turn, store": "rope+kv_write",
-        "attend": "attention",
-        "gate+quantise": "activation",
-        "experts": "router+experts",
-    }
-)
-"""A segment's operators by their work; those that are left out have the same name."""
-
 Clock = Callable[[], float]
 Operators = dict[str, OperatorTime]
 
 
 class Stopwatch:
-    """Seconds by name since they were last read; what runs inside a timed call is its own."""
+    """Sums up seconds by name, excluding the time of nested timed calls."""
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.clock = clock
-        self._inner: list[float] = []  # seconds of timed calls within each open one
-        self._found: Operators = {}
+        self._nested_s: list[float] = []  # of each open call: seconds of timed calls within it
+        self._times: Operators = {}
 
     def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call`, each run of it counted under `name`."""
+        """Wrap `call` so that its runs are counted under `name`."""
 
         def wrapped(*args: Any, **named: Any) -> Any:
-            self._inner.append(0.0)
+            self._nested_s.append(0.0)
             begun = self.clock()
             try:
                 return call(*args, **named)
             finally:
                 took = self.clock() - begun
-                self.add(name, 1, took - self._inner.pop())
-                if self._inner:
-                    self._inner[-1] += took
+                self.add(name, 1, took - self._nested_s.pop())
+                if self._nested_s:
+                    self._nested_s[-1] += took
 
         return wrapped
 
     def add(self, name: str, calls: int, time_s: float) -> None:
-        before = self._found.get(name, OperatorTime(0, 0.0))
-        self._found[name] = OperatorTime(before.calls + calls, before.time_s + time_s)
+        """Add the time of `calls` calls."""
+        before = self._times.get(name, OperatorTime(0, 0.0))
+        self._times[name] = OperatorTime(before.calls + calls, before.time_s + time_s)
 
     def read(self) -> Operators:
-        """What was found; begins anew."""
-        found, self._found = self._found, {}
-        return found
+        """Return the times since the last call and reset them."""
+        times, self._times = self._times, {}
+        return times
 
 
 @contextmanager
 def operators_timed(runner: TorchRunner, watch: Stopwatch) -> Iterator[Callable[[], Operators]]:
-    """Within it the runner's operators are timed; call what it gives after each step.
+    """Time the runner's operators within the context; call the yielded function after each step.
 
-    Raises CannotRun off the CPU: calls there only queue work.
+    Raises CannotRun on devices other than the CPU, where calls only enqueue work.
     """
-    _check(runner)
+    _check_can_time(runner)
     with ExitStack() as stack:
         put = partial(_put, stack)
         _time_choice(runner, watch, put)
@@ -104,17 +89,18 @@ def operators_timed(runner: TorchRunner, watch: Stopwatch) -> Iterator[Callable[
             yield watch.read
 
 
-def _check(runner: TorchRunner) -> None:
+def _check_can_time(runner: TorchRunner) -> None:
     decoder = runner.decoder
     if decoder.device.type != "cpu":
         raise CannotRun(
-            "a step is timed operator by operator on the CPU only: elsewhere calls queue work",
+            "operators can be timed on the CPU only: on other devices calls just enqueue work",
             value=str(decoder.device),
-            fix="take a trace with Nsight Systems and give it to: ridgeline diagnose --nsight FILE",
+            fix="record an Nsight Systems trace and run: ridgeline diagnose --nsight FILE",
         )
     if not isinstance(decoder.forward, NativeForward | TorchForward):
         raise CannotRun(
-            "these layers cannot be timed by operator", value=type(decoder.forward).__name__
+            "the operators of this layer backend cannot be timed",
+            value=type(decoder.forward).__name__,
         )
 
 
@@ -122,7 +108,7 @@ Put = Callable[[object, str, object], None]
 
 
 def _put(stack: ExitStack, owner: object, name: str, value: object) -> None:
-    """Set an attribute until the stack is left. A method is shadowed, and then seen again."""
+    """Set an attribute until the stack exits. A method is shadowed by an instance attribute."""
     if name in vars(owner):
         stack.callback(setattr, owner, name, getattr(owner, name))
     else:
@@ -131,7 +117,7 @@ def _put(stack: ExitStack, owner: object, name: str, value: object) -> None:
 
 
 def _time_choice(runner: TorchRunner, watch: Stopwatch, put: Put) -> None:
-    """The LM head and what chooses tokens from its logits, on every way of a step."""
+    """Time the LM head and token selection, on every path a step can take."""
     decoder, likeliest, greedy = runner.decoder, runner.likeliest, runner.greedy
     put(decoder, "lm_head", watch.timed("lm_head", decoder.lm_head))
     put(runner, "_sample", watch.timed("sampling", runner._sample))
@@ -155,12 +141,12 @@ class _TimedChoice:
             self.at = watch.timed("sampling", likeliest.at)
 
     def __call__(self, x_SC: torch.Tensor) -> list[int]:
-        found: list[int] = self._call(x_SC)
-        return found
+        tokens: list[int] = self._call(x_SC)
+        return tokens
 
 
 class _TimedAttention:
-    """Attention that stands outside the layers' segments; it stores keys and values itself."""
+    """Attention outside of the native segments; it also writes keys and values."""
 
     def __init__(self, watch: Stopwatch, attention: Any) -> None:
         self._watch, self._attention = watch, attention
@@ -172,7 +158,7 @@ class _TimedAttention:
 def _time_segments(
     forward: NativeForward, runner: TorchRunner, watch: Stopwatch, stack: ExitStack
 ) -> Callable[[], Operators]:
-    """Native layers time their own operators; attention apart from them is wrapped."""
+    """Native layers time their own operators; attention outside of them is wrapped."""
     if not isinstance(runner.attention, NativeAttention):
         _put(stack, runner, "attention", _TimedAttention(watch, runner.attention))
     forward.frame.profile(True)
@@ -181,21 +167,21 @@ def _time_segments(
     def read() -> Operators:
         seconds, calls = forward.frame.profile(True), _native_calls(forward)
         for name, spent_s in seconds.items():
-            watch.add(NATIVE_NAMES.get(name, name), calls[name], spent_s)
+            watch.add(name, calls[name], spent_s)
         return watch.read()
 
     return read
 
 
 def _native_calls(forward: NativeForward) -> Counter[str]:
-    """How often each operator is in a step."""
+    """How often each operator occurs in a step."""
     if forward.whole is not None:
         return Counter(op.name for op in forward.whole.ops)
     return Counter(op.name for stage in forward.stages for op in stage)
 
 
 def _time_layers(runner: TorchRunner, watch: Stopwatch, put: Put) -> None:
-    """Layers of torch: copies of the blocks whose parts are timed; weights are shared."""
+    """Replace torch layers by timed copies that share their weights."""
     decoder, forward = runner.decoder, runner.decoder.forward
     body = forward.body  # type: ignore[attr-defined]
     blocks = tuple(watch.timed("residual", _timed_block(block, watch)) for block in body.blocks)
@@ -209,7 +195,7 @@ def _timed_block(block: Block, watch: Stopwatch) -> Block:
     timed, of = copy(block), watch.timed
     timed.attention_norm = of("norm", block.attention_norm)
     timed.mlp_norm = of("norm", block.mlp_norm)
-    first, second = (each if each is no_norm else of("norm", each) for each in block.branch_norms)
+    first, second = (norm if norm is no_norm else of("norm", norm) for norm in block.branch_norms)
     timed.branch_norms = first, second
     layer: Any = copy(block.attention)
     layer.qkv, layer.o = of("qkv", layer.qkv), of("o", layer.o)

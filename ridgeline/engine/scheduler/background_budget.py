@@ -99,7 +99,7 @@ class FixedBackgroundTokens:
 
 
 class MixedStepLimit(NamedTuple):
-    """The background tokens allowed beside `num_rows` interactive rows, and the limit behind it."""
+    """The background tokens allowed next to `num_rows` interactive rows, and the limit behind it."""
 
     num_tokens: int
     num_rows: int
@@ -111,7 +111,7 @@ class MixedStepLimit(NamedTuple):
         why = f"{SLOWDOWN_WITHOUT_SLO:g} times a step without them, as no TPOT SLO applies"
         if self.tpot_s is not None:
             why = f"{TPOT_SLO_SHARE:g} of the TPOT SLO of {self.tpot_s * 1e3:g} ms"
-        rows = f"{self.num_tokens} rows beside {self.num_rows} interactive ones"
+        rows = f"{self.num_tokens} rows next to {self.num_rows} interactive ones"
         return f"{rows}: {total} take at most {limit_ms:.1f} ms, {why}"
 
 

@@ -20,7 +20,7 @@ class SamplePoint(msgspec.Struct, frozen=True):
     holds prompt and output so far, split at `num_prompt`, for penalties and grammars; it is empty
     unless the sampling needs it. `banned` tokens must not be chosen (end-of-sequence tokens before
     min_tokens). `is_argmax` True means the first largest logit is all that is needed; False
-    promises nothing.
+    means nothing.
     """
 
     sampling: Sampling
@@ -93,7 +93,7 @@ def draft_paths(run: Run) -> tuple[Run, ...]:
 
 
 def with_branch(trunk: Run, branch: DraftBranch) -> Run:
-    """The run with a branch's drafts in place of its own."""
+    """The run with a branch's drafts instead of the trunk's."""
     assert len(trunk.tokens) == trunk.num_drafts + 1
     tokens, num = (trunk.tokens[0], *branch.drafts), len(branch.drafts)
     return msgspec.structs.replace(trunk, tokens=tokens, blocks=branch.blocks, num_drafts=num)

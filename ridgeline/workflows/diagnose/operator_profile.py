@@ -55,8 +55,7 @@ def profile_operators(
     """
     from ridgeline.engine.build import assemble
     from ridgeline.engine.config import resolve
-    from ridgeline.engine.profiling.profile import check as check_fits
-    from ridgeline.engine.profiling.profile import profile
+    from ridgeline.engine.profiling.profile import check_options, profile
     from ridgeline.engine.tokenization import load_tokenizer
     from ridgeline.hardware.ceilings import measure_ceilings
 
@@ -64,7 +63,7 @@ def profile_operators(
     with stage(observer, f"loading {settings.model}"):
         resolved = resolve(settings)
         lengths = _lengths(options, load_tokenizer(resolved.model), resolved.max_num_seqs)
-        check_fits(resolved, lengths)
+        check_options(resolved, lengths)
         parts = assemble(resolved)
     with stage(observer, "profiling"):
         before = measure_ceilings(resolved.num_threads)

@@ -52,7 +52,7 @@ def serve(
     num_requests: int = 8,
     num_background: int = 100,
 ) -> Served:
-    """Interactive requests one after the other, beside background requests with long prompts."""
+    """Interactive requests one after the other, alongside background requests with long prompts."""
     now_s, left, served = 0.0, num_requests, Served()
     seen: dict[str, list[float]] = {}
     for i in range(num_background):
@@ -150,9 +150,9 @@ def background_step_times(sched: Scheduler, slo: Slo | None, num_steps: int = 60
 
 
 def test_background_only_step_takes_at_most_half_the_ttft_slo() -> None:
-    promised = background_step_times(roomy(), Slo(ttft_s=0.05))
-    assert max(promised) <= 0.025 < max(background_step_times(roomy(), None))
-    assert statistics.fmean(promised[10:]) > 0.02, "background requests use the allowance"
+    ttft_s = background_step_times(roomy(), Slo(ttft_s=0.05))
+    assert max(ttft_s) <= 0.025 < max(background_step_times(roomy(), None))
+    assert statistics.fmean(ttft_s[10:]) > 0.02, "background requests use the allowance"
     assert max(background_step_times(roomy(400), Slo(ttft_s=0.05))) > 0.025, "a configured number"
 
 
@@ -228,8 +228,8 @@ def test_describe_names_the_decision_and_its_reason() -> None:
     )
     learnt.observe_step(4, 0.004)
     assert learnt.max_tokens_mixed(4, 0.02) == 12, "16 rows take at most four times as long as 4"
-    told = "derived: 12 rows beside 4 interactive ones: 16 take at most 16.0 ms, "
-    assert learnt.describe() == told + "0.8 of the TPOT SLO of 20 ms"
+    reason = "derived: 12 rows next to 4 interactive ones: 16 take at most 16.0 ms, "
+    assert learnt.describe() == reason + "0.8 of the TPOT SLO of 20 ms"
     assert learnt.max_tokens_mixed(4, None) == 1 and "no TPOT SLO applies" in learnt.describe()
     assert isinstance(learnt, LearnedBackgroundTokens)
     fixed = make_background_policy(7)

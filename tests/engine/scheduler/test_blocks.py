@@ -50,14 +50,14 @@ def test_block_is_idle_once_its_last_owner_releases_it() -> None:
 
 
 def test_eviction_is_reported_and_unpublishes() -> None:
-    pool, told = BlockPool(1, 16), []
-    pool.on_evict = told.append
+    pool, evicted = BlockPool(1, 16), []
+    pool.on_evict = evicted.append
     block = pool.allocate()
     pool.publish(block)
     pool.release(block)
-    assert (pool.num_cached, pool.num_free, told) == (1, 0, [])
+    assert (pool.num_cached, pool.num_free, evicted) == (1, 0, [])
     assert pool.allocate() == block
-    assert told == [block]
+    assert evicted == [block]
     assert not pool.is_published(block)
 
 

@@ -27,15 +27,15 @@ def test_stop_token_is_the_stop_reason() -> None:
 def test_max_tokens_is_exact() -> None:
     sched = scheduler()
     sched.add(make_request(max_tokens=3))
-    told = [finished(step(sched)[1]) for _ in range(3)]
-    assert told == [[], [], [("length", None)]]
+    events = [finished(step(sched)[1]) for _ in range(3)]
+    assert events == [[], [], [("length", None)]]
 
 
 def test_full_context_ends_a_sequence() -> None:
     sched = scheduler(max_model_len=9)
     sched.add(make_request(num_prompt=6, max_tokens=None))
-    told = [finished(step(sched)[1]) for _ in range(3)]
-    assert told == [[], [], [("length", None)]]
+    events = [finished(step(sched)[1]) for _ in range(3)]
+    assert events == [[], [], [("length", None)]]
 
 
 def test_min_tokens_bans_end_tokens_until_reached() -> None:

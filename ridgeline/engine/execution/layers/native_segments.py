@@ -37,6 +37,9 @@ from ridgeline.engine.quant.base import Linear
 from ridgeline.engine.quant.dense import DenseLinear
 from ridgeline.engine.quant.packed import PackedLinear
 
+ROWS = "norm+residual+quantise"
+"""What a profile calls all operators on rows: norms, residual adds and quantisation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Op:
@@ -71,7 +74,7 @@ def stages(body: Body, attention: NativeAttention | None = None) -> list[list[Op
         found.append([*ops, *writer.head(layer, block, branch)])
         ops = list(writer.tail(block))
         branch = block.branch_norms[1]
-    return [*found, [*ops, writer.rows("norm", body.norm, branch, None)]]
+    return [*found, [*ops, writer.rows(body.norm, branch, None)]]
 
 
 class _Writer:
@@ -97,21 +100,21 @@ class _Writer:
         qkv = _packed(layer.qkv)
         num_heads, num_keys, head_dim = heads_of(layer)
         assert qkv.native.packed.num_out == (num_heads + 2 * num_keys) * head_dim
-        yield self.rows("norm+quantise", block.attention_norm, branch, qkv)
+        yield self.rows(block.attention_norm, branch, qkv)
         yield _linear("qkv", qkv, "heads")
         q_gain, k_gain = _head_gains(layer)
         shape = (num_heads, num_keys, num_heads + 2 * num_keys, head_dim)
         turned = (*shape, block.rope, q_gain, k_gain, self.eps)
         if self.attention is None:
-            yield Op("turn", lambda s: s.turn(*turned, None, "auto"))
+            yield Op("rope", lambda s: s.turn(*turned, None, "auto"))
             return
         owner, place = self.attention, self.attention.places[layer_index]
-        yield Op("turn, store", lambda s: s.turn(*turned, place, owner.isa))
+        yield Op("rope+kv_write", lambda s: s.turn(*turned, place, owner.isa))
         site = owner.attentions[layer_index]
         assert heads_of(layer) == (site.num_heads, site.num_kv_heads, site.head_dim)
         window, softcap = site.window or 0, site.softcap or 0.0
         yield Op(
-            "attend",
+            "attention",
             lambda s: s.attend(place, num_heads, site.scale, window, softcap, owner.isa),
         )
 
@@ -122,29 +125,28 @@ class _Writer:
         yield self.attended(o)
         yield _linear("o", o, "branch")
         if type(mlp) is MoeMlp:
-            yield self.rows("norm", block.mlp_norm, block.branch_norms[0], None, "normed")
+            yield self.rows(block.mlp_norm, block.branch_norms[0], None, "normed")
             yield _experts(mlp, self.size)
             return
         assert type(mlp) is GatedMlp
         gate_up, down = _packed(mlp.gate_up), _packed(mlp.down)
         assert down.native.packed.num_out == self.size
-        yield self.rows("norm+quantise", block.mlp_norm, block.branch_norms[0], gate_up)
+        yield self.rows(block.mlp_norm, block.branch_norms[0], gate_up)
         gated = (_address(gate_up), mlp.activation, _address(down))
         yield Op("gate_up", lambda s: s.gated_linear(*gated))
-        yield Op("gate+quantise", lambda s: s.gate(*gated))
+        yield Op("activation", lambda s: s.gate(*gated))
         yield _linear("down", down, "branch", gated=True)
 
     def attended(self, o: PackedLinear) -> Op:
         """What attention gave, in the form of its output projection."""
         width, into = o.native.packed.num_in, _address(o)
         return Op(
-            "quantise",
+            ROWS,
             lambda s: s.rows("attended", width, False, 0, False, 0, 0.0, into, "normed"),
         )
 
     def rows(
         self,
-        name: str,
         norm: Norm,
         branch: Norm | None,
         into: PackedLinear | None,
@@ -155,7 +157,7 @@ class _Writer:
         gain, weight = _gain(norm), 0 if into is None else _address(into)
         size, eps = self.size, self.eps
         return Op(
-            name,
+            ROWS,
             lambda s: s.rows("residual", size, add, branch_gain, True, gain, eps, weight, to),
         )
 
@@ -175,7 +177,7 @@ def _experts(mlp: MoeMlp, size: int) -> Op:
     at, num_chosen, norm_topk = router_EC.data_ptr(), mlp.num_chosen, mlp.norm_topk
     activation = mlp.experts[0].activation
     return Op(
-        "experts",
+        "router+experts",
         lambda s: s.experts(at, gate_up, down, size, num_chosen, norm_topk, activation),
         router_EC,
     )

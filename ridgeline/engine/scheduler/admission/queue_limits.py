@@ -5,8 +5,8 @@
     admit    Every other request. `note_started` takes it out of the queue, `remove` out of all
              counts.
 
-A full queue refuses at once: a request that waits until nobody wants its answer any more costs the
-same work and helps no one. The retry time is computed: queued tokens divided by the rate at which
+A full queue refuses at once: a request whose answer arrives too late costs the same work and helps
+no one. The retry time is computed: queued tokens divided by the rate at which
 queued tokens were started recently.
 
 Throttle (off by default): for each SLO, a limit on the requests in flight that follows the

@@ -14,8 +14,8 @@ from ridgeline.records import Sampling
 class DraftContext(msgspec.Struct, frozen=True):
     """A sequence whose run could carry up to `max_drafts` drafts.
 
-    `tokens` are its known tokens: read them during the call, do not change or keep them. What is
-    learned from one `tenant`'s text must not show in the speed of another. The first `num_computed`
+    `tokens` are its known tokens: read them during the call, do not change or keep them. Nothing
+    learned from one `tenant`'s text may show in the speed of another. The first `num_computed`
     known tokens are in the KV cache, in `blocks`, which have room for all of them.
     """
 

@@ -4,7 +4,7 @@
     branch   [ 4 | 9 | 7 ]        the known part of block 2 is copied to 7, the branch's drafts follow
     after    [ 4 | 9 | 7 ]        if the branch was right, block 7 stays and block 2 is returned
 
-A branch is fed as a run of its own, starting with the last known token. What two paths have in
+A branch is fed as a separate run, starting with the last known token. What two paths have in
 common is computed once for each. Branches only use blocks that no sequence needs, for one step.
 """
 
