@@ -1,29 +1,29 @@
-"""Every error that Ridgeline raises on purpose.
+"""Every exception that Ridgeline raises deliberately.
 
     RidgelineError
-    ├── UserError          the caller can mend it: carries the value, the limit and the fix
-    │   ├── BadInput       a flag, a request, an SLO or workload string is malformed or out of range
-    │   ├── BadModel       a model directory that is missing, inconsistent, unsafe or unsupported
-    │   ├── CannotRun      a technique was asked for that this model or machine cannot run
+    ├── UserError          the caller can fix it: carries the value, the limit and the fix
+    │   ├── BadInput       an option, request, SLO or workload is malformed or out of range
+    │   ├── BadModel       a model directory is missing, inconsistent, unsafe or unsupported
+    │   ├── CannotRun      this model or machine cannot run the requested technique
     │   └── DoesNotFit     weights or KV cache exceed the memory budget
-    └── EngineUnavailable  the engine is stopped or dead; the request itself was fine
-        └── EngineFull     or its queue is full, and when it pays to come back
+    └── EngineUnavailable  the engine is stopped or dead; the request itself was valid
+        └── EngineFull     the queue is full; says when to retry
 
-`assert` is kept for Ridgeline's own invariants; it never validates what a user wrote.
+`assert` is reserved for internal invariants; it never validates user input.
 """
 
 from __future__ import annotations
 
 
 class RidgelineError(Exception):
-    """Base of every deliberate error."""
+    """Base of every deliberate exception."""
 
 
 class UserError(RidgelineError):
-    """A mistake that the caller can mend.
+    """A mistake that the caller can fix.
 
-    `what` says what is wrong, `value` what was given, `limit` what would be allowed, `fix` what to
-    do.
+    `what` names the problem, `value` is the offending input, `limit` is what would be accepted, and
+    `fix` says what to do.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class UserError(RidgelineError):
 
 
 class BadInput(UserError):
-    """A flag, request, SLO or workload string is malformed or out of range."""
+    """An option, request, SLO or workload is malformed or out of range."""
 
 
 class BadModel(UserError):
@@ -53,7 +53,7 @@ class BadModel(UserError):
 
 
 class CannotRun(UserError):
-    """A technique was asked for that this model or machine cannot run. Never a silent fallback."""
+    """This model or machine cannot run the requested technique. There is no silent fallback."""
 
 
 class DoesNotFit(UserError):
@@ -65,7 +65,7 @@ class EngineUnavailable(RidgelineError):
 
 
 class EngineFull(EngineUnavailable):
-    """The queue is full, or a promise would be broken: come back after `retry_after_s`."""
+    """The queue is full, or admission would violate an SLO: retry after `retry_after_s`."""
 
     def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
         self.reason, self.retry_after_s = reason, retry_after_s

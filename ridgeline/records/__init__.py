@@ -1,4 +1,4 @@
-"""The records that every part shares: what was asked, what happened, what was promised."""
+"""Records that every part shares: requests, events, traces, SLOs, progress."""
 
 from ridgeline.records.events import (
     Event,
@@ -13,7 +13,7 @@ from ridgeline.records.events import (
     Usage,
 )
 from ridgeline.records.profile import OperatorTime, PhaseProfile, ProfiledPhase, StepProfile
-from ridgeline.records.request import Request, Sampling, Structured
+from ridgeline.records.request import OutputGrammar, Request, Sampling
 from ridgeline.records.slo import Slo
 from ridgeline.records.trace import CountedBy, EngineInfo, RequestTrace, RunTrace, StepStat
 
@@ -26,6 +26,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "OperatorTime",
+    "OutputGrammar",
     "PhaseProfile",
     "Preempted",
     "ProfiledPhase",
@@ -37,7 +38,6 @@ __all__ = [
     "Started",
     "StepProfile",
     "StepStat",
-    "Structured",
     "Token",
     "TokenLogprobs",
     "Usage",

@@ -1,4 +1,4 @@
-"""What the engine says happened, in order, per request. Instants are seconds on the engine's clock."""
+"""Events of a request, in order. Times are seconds on the engine's clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts of one request; `cached_tokens`: the part of the prompt from the prefix cache."""
+    """Token counts of one request. `cached_tokens` of the prompt came from the prefix cache."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -18,7 +18,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Raw log-softmax of one position: the chosen token's, its rank (1: likeliest), the top k."""
+    """Raw log-softmax at one position: of the chosen token, its rank (1: likeliest), and the top k."""
 
     token: int
     logprob: float
@@ -27,7 +27,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """The scheduler gave the request its first share of a step: the end of its queue time."""
+    """The request is part of a step for the first time: the end of its queue time."""
 
     request_id: str
     at_s: float
@@ -37,9 +37,9 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
 class Token(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
     """One output token of choice `index`.
 
-    `text` is what became certain with it: it may be empty (half a UTF-8 character, or text held
-    back because it may be the start of a stop string). `prompt_logprobs` comes with the first token
-    only; its first entry is None (nothing predicts the first token of a prompt).
+    `text` is the text that this token completes. It may be empty: half a UTF-8 character, or text
+    held back because it may be the start of a stop string. `prompt_logprobs` comes with the first
+    token only; its first entry is None, because nothing predicts the first token of a prompt.
     """
 
     request_id: str
@@ -52,7 +52,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, tag="token"):
 
 
 class Preempted(msgspec.Struct, frozen=True, kw_only=True, tag="preempted"):
-    """The sequence lost its blocks and will be recomputed. No token that was sent is taken back."""
+    """The sequence lost its blocks and will be recomputed. Tokens already sent stay valid."""
 
     request_id: str
     index: int
@@ -60,7 +60,7 @@ class Preempted(msgspec.Struct, frozen=True, kw_only=True, tag="preempted"):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
-    """Choice `index` ended. `text` was held back until now; `stop_reason`: the string or token."""
+    """Choice `index` ended. `text` was held back until now; `stop_reason` is the string or token."""
 
     request_id: str
     index: int
@@ -75,10 +75,10 @@ FailureCause = Literal["error", "deadline", "request"]
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The engine could not serve the request; nothing further follows for it.
+    """The request failed; no further event follows.
 
-    `cause` "deadline": it was given up because nobody wants the answer any more; "request": what it
-    asks for cannot be done, and asking again will not help.
+    `cause` "deadline": its deadline passed. "request": the request itself cannot be served, and
+    retrying will not help.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""What an engine's steps spent their time on, operator by operator."""
+"""Times of an engine's steps by operator."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ ProfiledPhase = Literal["prefill", "decode"]
 
 
 class OperatorTime(msgspec.Struct, frozen=True):
-    """One operator in one step, all layers together: how often it ran, and for how long."""
+    """Calls and seconds of one operator in one step, over all layers."""
 
     calls: int
     time_s: float
 
 
 class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One timed step: plan, run, commit and texts.
+    """One timed step: planning, running, committing and detokenising.
 
     `shapes` as in StepStat. Operators are named by the work that they do, joined by "+"
-    (`ridgeline.modelspec.cost.operators` prices each part); no time is counted twice, so that what is left
-    of `time_s` was spent outside them.
+    (`ridgeline.modelspec.cost.operators` prices each part). No time is counted twice, so that the rest
+    of `time_s` was spent outside operators.
     """
 
     shapes: tuple[tuple[int, int], ...]
@@ -31,14 +31,14 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def host_s(self) -> float:
-        """Scheduler, batch, waking of threads, texts: what no operator took."""
-        return self.time_s - sum(each.time_s for each in self.operators.values())
+        """Seconds outside operators: scheduler, batch preparation, waking threads, detokenising."""
+        return self.time_s - sum(operator.time_s for operator in self.operators.values())
 
 
 class PhaseProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One phase, measured pass by pass: of prefill all steps of a prompt, of decode one step.
+    """Repeated passes of one phase: all steps of a prompt (prefill), or one step (decode).
 
-    `plain_s`: what the same passes took in between without timing their operators.
+    `plain_s`: seconds of the same passes without timing their operators, measured in between.
     """
 
     phase: ProfiledPhase

@@ -1,4 +1,4 @@
-"""What the user sent: an `Request` and its `Sampling` parameters, validated once, here."""
+"""A request and its sampling parameters, validated once, on construction."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ridgeline.records.slo import Slo
 
 MAX_LOGPROBS = 20  # OpenAI's and vLLM's default ceiling for top_logprobs
 MAX_N = 128
-# Of repetition: logits divided or multiplied by them stay finite in float32.
-LEAST_PENALTY, MOST_PENALTY = 1e-20, 1e20
+# Bounds of repetition_penalty: logits divided or multiplied by them stay finite in float32.
+MIN_PENALTY, MAX_PENALTY = 1e-20, 1e20
 
 
-class Structured(msgspec.Struct, frozen=True):
-    """What the whole answer must look like.
+class OutputGrammar(msgspec.Struct, frozen=True):
+    """The form that the whole output must have.
 
-    `text` is a JSON schema, a regular expression, a JSON list of texts, or a Lark grammar. A `call`
-    is a JSON schema whose answer a program reads: on one line.
+    `text` is a JSON schema ("json", "call"), a regular expression, a JSON list of strings ("choice")
+    or a Lark grammar. The output of a "call" is read by a program and is written on one line.
     """
 
     kind: Literal["json", "call", "regex", "choice", "grammar"]
@@ -28,13 +28,13 @@ class Structured(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How to choose tokens. Field names and defaults are those of vLLM's SamplingParams.
+    """Sampling parameters. Field names and defaults are those of vLLM's SamplingParams.
 
-    `top_k` 0 or -1 means off. `seed` None draws one from the engine's own generator at admission.
-    `logprobs` k returns the chosen token's log-probability and the k largest, from the raw
-    log-softmax before temperature and penalties. `max_tokens` None means "up to the context's end".
-    `structured` and `allowed_token_ids` take the other tokens away before anything else looks, so
-    that log-probabilities are those of the tokens left (as in vLLM).
+    `top_k` 0 or -1: off. `seed` None: the engine draws one at admission. `logprobs` k returns the
+    log-probability of the chosen token and the k largest, from the raw log-softmax before
+    temperature and penalties. `max_tokens` None: up to the end of the context. `structured` and
+    `allowed_token_ids` mask the other tokens first, so that log-probabilities are those of the
+    remaining tokens (as in vLLM).
     """
 
     n: int = 1
@@ -56,7 +56,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
-    structured: Structured | None = None
+    structured: OutputGrammar | None = None
     allowed_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -66,8 +66,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
             raise _out_of_range("top_p", self.top_p, "(0.0, 1.0]")
         if not 0.0 <= self.min_p <= 1.0:
             raise _out_of_range("min_p", self.min_p, "[0.0, 1.0]")
-        if not LEAST_PENALTY <= self.repetition_penalty <= MOST_PENALTY:
-            limit = f"[{LEAST_PENALTY:g}, {MOST_PENALTY:g}]"
+        if not MIN_PENALTY <= self.repetition_penalty <= MAX_PENALTY:
+            limit = f"[{MIN_PENALTY:g}, {MAX_PENALTY:g}]"
             raise _out_of_range("repetition_penalty", self.repetition_penalty, limit)
         if not -2.0 <= self.presence_penalty <= 2.0:
             raise _out_of_range("presence_penalty", self.presence_penalty, "[-2.0, 2.0]")
@@ -88,16 +88,21 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
             if not -100.0 <= bias <= 100.0:
                 raise _out_of_range(f"logit_bias[{token}]", bias, "[-100.0, 100.0]")
         if any(not text for text in self.stop):
-            raise BadInput("an empty stop string would stop at once", fix="remove the empty string")
+            raise BadInput(
+                "a stop string is empty, which would stop every output at once",
+                fix="remove the empty string",
+            )
         if self.structured is not None and self.allowed_token_ids:
             raise BadInput(
-                "a list of allowed tokens may leave a grammar without a way on",
+                "structured output cannot be combined with allowed_token_ids, which may leave no token "
+                "that the grammar accepts",
                 fix="send either structured output or allowed_token_ids",
             )
         if self.structured is not None and (self.ignore_eos or self.min_tokens):
             raise BadInput(
-                "structured output ends where its grammar ends",
-                fix="leave ignore_eos and min_tokens out",
+                "structured output cannot be combined with ignore_eos or min_tokens: it ends where its "
+                "grammar ends",
+                fix="remove ignore_eos and min_tokens",
             )
 
     def _check_max_tokens(self) -> None:
@@ -118,25 +123,27 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature == 0.0
 
     @property
-    def takes_first_largest(self) -> bool:
-        """True where the token is the first largest logit and nothing else is asked of the logits
-        (but for tokens that are banned for a while: `min_tokens`)."""
-        asks_more = self.logprobs is not None or self.logit_bias or self.has_penalties
-        return self.greedy and not (asks_more or self.is_masked)
+    def is_plain_greedy(self) -> bool:
+        """True if the token is the first largest logit and the logits are used for nothing else.
+
+        `min_tokens`, which bans the end of sequence for a while, is allowed.
+        """
+        needs_more = self.logprobs is not None or self.logit_bias or self.has_penalties
+        return self.greedy and not (needs_more or self.is_masked)
 
     @property
     def is_masked(self) -> bool:
-        """True where some tokens may not come out, whatever their logits."""
+        """True if some tokens are excluded whatever their logits."""
         return self.structured is not None or bool(self.allowed_token_ids)
 
     @property
     def has_history(self) -> bool:
-        """True where choosing a token needs those before it."""
+        """True if choosing a token depends on the tokens before it."""
         return self.has_penalties or self.structured is not None
 
     @property
     def has_penalties(self) -> bool:
-        """True where logits change with the tokens so far."""
+        """True if logits are adjusted by the tokens generated so far."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -145,20 +152,18 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _out_of_range(name: str, value: float, limit: str) -> BadInput:
-    """No number (nan) is in any range: comparisons with it are false."""
     return BadInput(
         f"{name} is out of range", value=value, limit=limit, fix=f"send a {name} within the limit"
     )
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as the engine accepts it: token ids, sampling, and what the service promised.
+    """A request as the engine accepts it: token ids, sampling parameters, scheduling parameters.
 
-    Lower `priority` goes first (vLLM's convention). `tenant` salts the prefix cache: two tenants
-    never share blocks. `arrival_s` is on the engine's clock. `slo`: what was promised; among requests
-    of one priority, the one whose first token is due first goes first.
-    A `background` request (a batch line) yields its seat and its blocks to any other, whatever the
-    priorities; no client can ask for one.
+    Lower `priority` goes first (vLLM's convention); among equal priorities, the request whose first
+    token is due first under its `slo`. `tenant` salts the prefix cache: tenants never share blocks.
+    `arrival_s` is on the engine's clock. A `background` request (a batch request) yields its slot
+    and its blocks to any other request, whatever the priorities; clients cannot set it.
     """
 
     id: str
@@ -177,5 +182,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_dict(record: msgspec.Struct) -> dict[str, Any]:
-    """Plain builtins of a record, for JSON and TOML."""
+    """The record as dicts, lists and plain values, for JSON and TOML."""
     return dict(msgspec.to_builtins(record))

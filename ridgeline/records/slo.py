@@ -1,4 +1,4 @@
-"""A latency promise: `ttft:200 tpot:50` (milliseconds), as vLLM's `--goodput` writes it."""
+"""Service-level objectives: `ttft:200 tpot:50` (milliseconds), in the form of vLLM's `--goodput`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ridgeline.errors import BadInput
 
 Miss = Literal["unobserved", "ttft", "tpot", "e2e"]
 _LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s", "e2el": "e2e_s"}
-_FIX = "write e.g. 'ttft:200 tpot:50 error:1%' (milliseconds; error as a share)"
+_FIX = "write for example 'ttft:200 tpot:50 error:1%' (milliseconds; error as a share)"
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits per request in seconds (None: not promised), and the share of requests that may miss.
+    """Latency limits per request in seconds (None: no limit), and the shares that may miss them.
 
-    `error_rate` is the largest share of requests that may fail outright. `attainment` is the share
-    of requests that must meet every limit for the SLO to hold.
+    `error_rate` is the largest share of requests that may fail. `attainment` is the share of
+    requests that must meet every limit for the SLO to hold.
     """
 
     ttft_s: float | None = None
@@ -29,34 +29,39 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def parse(text: str) -> Slo:
-        """Read `ttft:MS tpot:MS e2e:MS error:SHARE attainment:SHARE`; one latency is needed."""
-        found: dict[str, float] = {}
+        """Parse `ttft:MS tpot:MS e2e:MS error:SHARE attainment:SHARE`; at least one latency.
+
+        Raises BadInput.
+        """
+        fields: dict[str, float] = {}
         for part in text.replace(",", " ").split():
             name, value = _parse_part(part)
-            if name in found:
+            if name in fields:
                 raise BadInput(f"the SLO names {name} twice", value=text, fix=_FIX)
-            found[name] = value
-        if not {"ttft_s", "tpot_s", "e2e_s"} & found.keys():
-            raise BadInput("the SLO promises no latency", value=text, fix=_FIX)
-        return Slo(**found)
+            fields[name] = value
+        if not {"ttft_s", "tpot_s", "e2e_s"} & fields.keys():
+            raise BadInput("the SLO has no latency limit", value=text, fix=_FIX)
+        return Slo(**fields)
 
     def misses(
         self, ttft_s: float | None, tpot_s: float | None, e2e_s: float | None
     ) -> tuple[Miss, ...]:
-        """Why a request that succeeded did not keep this promise; () where it did.
+        """The limits that a successful request exceeded; () if it met the SLO.
 
-        What could not be observed (None: TPOT of a one-token answer) is not judged; where nothing
-        could be, the request counts as missed: a promise is kept only where that was seen.
+        Latencies that could not be observed (None: TPOT of a one-token answer) are not checked. If
+        none could be, the request counts as missed: ("unobserved",).
         """
         pairs: tuple[tuple[Miss, float | None, float | None], ...] = (
             ("ttft", ttft_s, self.ttft_s),
             ("tpot", tpot_s, self.tpot_s),
             ("e2e", e2e_s, self.e2e_s),
         )
-        judged = [(name, v, most) for name, v, most in pairs if v is not None and most is not None]
-        if not judged:
+        checked = [
+            (name, v, limit) for name, v, limit in pairs if v is not None and limit is not None
+        ]
+        if not checked:
             return ("unobserved",)
-        return tuple(name for name, value, most in judged if value > most)
+        return tuple(name for name, value, limit in checked if value > limit)
 
     def __str__(self) -> str:
         parts = [

@@ -1,6 +1,7 @@
-"""The one record of what happened: engine, load client, simulator and production write the same.
+"""Traces of requests, steps and runs.
 
-Every metric is a pure function over these records (`ridgeline.measure.metrics.latency`).
+Engine, load client, simulator and production write the same records; every metric is a pure
+function over them (`ridgeline.measure.metrics`).
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ TIMEOUT, CANCELLED = "timeout", "cancelled"
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The life of one request; instants are seconds since the run began (None: never happened).
+    """One request. Times are seconds since the run began (None: it did not happen).
 
-    `scheduled_s` is when the workload wanted it sent, `sent_s` when it was, `started_s` when the
-    engine first ran it (None where the server does not tell). `token_s[i]` is the instant of the
-    i-th output-bearing chunk and `token_counts[i]` how many tokens it carried. `counted_by`: the
-    server, a tokenizer of ours, or nobody, so that each chunk stands for one token.
-    `first_computed_s`: when the engine had the first token.
+    `scheduled_s`: when the workload scheduled it. `sent_s`: when the client sent it. `started_s`:
+    when the engine first ran it (None if the server does not report it). `first_computed_s`: when
+    the engine had computed the first token. `token_s[i]`: when the i-th chunk with output arrived,
+    carrying `token_counts[i]` tokens, as counted by the server, by a tokenizer, or as one per chunk
+    (`counted_by`).
     """
 
     id: str
@@ -45,7 +46,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepStat(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine step. `shapes` holds (new tokens, tokens already in the KV cache) of each run."""
+    """One engine step. `shapes`: (new tokens, tokens already in the KV cache) of each run."""
 
     index: int
     at_s: float
@@ -68,7 +69,7 @@ class StepStat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is being served: the model, every resolved setting, how each default was derived."""
+    """The served model, every resolved setting, and how each default was derived."""
 
     model: str
     settings: dict[str, object]
@@ -83,7 +84,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured run: what was served, under which load, and what happened."""
+    """One measured run: the target, the load, and the traces of requests and steps."""
 
     target: str
     workload: str

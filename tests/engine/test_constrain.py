@@ -15,7 +15,7 @@ from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.engine.structured_output import make_masks
 from ridgeline.engine.structured_output.guidance import GuidanceMasks
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.records import Sampling, Structured
+from ridgeline.records import OutputGrammar, Sampling
 
 SCHEMA = {
     "type": "object",
@@ -27,10 +27,10 @@ SCHEMA = {
     "required": ["name", "size", "kind"],
     "additionalProperties": False,
 }
-JSON = Structured("json", json.dumps(SCHEMA))
-DATE = Structured("regex", r"(19|20)\d\d-(0[1-9]|1[0-2])-[0-3]\d")
-CHOICE = Structured("choice", '["yes", "no", "may\\"be"]')
-SUM = Structured("grammar", 'start: NUM ("+" NUM){1,3}\nNUM: /[0-9]{1,3}/')
+JSON = OutputGrammar("json", json.dumps(SCHEMA))
+DATE = OutputGrammar("regex", r"(19|20)\d\d-(0[1-9]|1[0-2])-[0-3]\d")
+CHOICE = OutputGrammar("choice", '["yes", "no", "may\\"be"]')
+SUM = OutputGrammar("grammar", 'start: NUM ("+" NUM){1,3}\nNUM: /[0-9]{1,3}/')
 PROMPT = "import os\n"
 
 
@@ -55,7 +55,7 @@ def test_every_answer_of_a_mixed_batch_matches_its_grammar(engine: Engine) -> No
             _check(asked.structured, answer.text)
 
 
-def _check(kind: Structured | None, text: str) -> None:
+def _check(kind: OutputGrammar | None, text: str) -> None:
     if kind is JSON:
         value = json.loads(text)
         assert list(value) == ["name", "size", "kind"] and value["kind"] in ("new", "old")
@@ -68,7 +68,7 @@ def _check(kind: Structured | None, text: str) -> None:
         assert re.fullmatch(r"\d{1,3}(\+\d{1,3}){1,3}", text)
 
 
-CALLS = Structured(
+CALLS = OutputGrammar(
     "json",
     json.dumps(
         {
@@ -98,7 +98,7 @@ CALLS = Structured(
 CALLED = [{"name": "look", "parameters": {"at": {"deep": {"er": [1, {"x": "y"}]}}, "days": [1, 2]}}]
 
 
-def accepts(engine: Engine, wanted: Structured, text: str) -> bool:
+def accepts(engine: Engine, wanted: OutputGrammar, text: str) -> bool:
     """Whether the grammar lets a model write exactly this text."""
     engine._masks.prepare(wanted)
     masks = engine._masks
@@ -158,20 +158,20 @@ def test_answer_is_the_same_after_preemption() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        Structured("regex", "(["),
-        Structured("json", '{"type": "nonsense"}'),
-        Structured("json", "[" * 2000),
-        Structured("json", "not json"),
-        Structured("choice", "[]"),
-        Structured("choice", json.dumps([str(i) for i in range(5000)])),
-        Structured("grammar", "start: other"),
-        Structured("regex", "a" * (1 << 20)),
-        Structured("regex", "(" * 300 + "a" + ")" * 300),
-        Structured("json", '{"$ref": "#"}'),
+        OutputGrammar("regex", "(["),
+        OutputGrammar("json", '{"type": "nonsense"}'),
+        OutputGrammar("json", "[" * 2000),
+        OutputGrammar("json", "not json"),
+        OutputGrammar("choice", "[]"),
+        OutputGrammar("choice", json.dumps([str(i) for i in range(5000)])),
+        OutputGrammar("grammar", "start: other"),
+        OutputGrammar("regex", "a" * (1 << 20)),
+        OutputGrammar("regex", "(" * 300 + "a" + ")" * 300),
+        OutputGrammar("json", '{"$ref": "#"}'),
     ],
 )
 def test_grammar_that_cannot_be_compiled_rejects_only_its_request(
-    engine: Engine, bad: Structured
+    engine: Engine, bad: OutputGrammar
 ) -> None:
     with pytest.raises(BadInput) as caught:
         engine.generate([PROMPT], Sampling(structured=bad))
@@ -183,8 +183,8 @@ def test_one_of_is_exact_or_rejected(engine: Engine) -> None:
     """Branches that share a value cannot be distinguished while the answer is written."""
     shared = [{"type": "integer"}, {"type": "number"}]
     with pytest.raises(BadInput, match="write anyOf"):
-        engine._masks.prepare(Structured("json", json.dumps({"oneOf": shared})))
-    apart = Structured("json", json.dumps({"oneOf": [{"type": "integer"}, {"type": "boolean"}]}))
+        engine._masks.prepare(OutputGrammar("json", json.dumps({"oneOf": shared})))
+    apart = OutputGrammar("json", json.dumps({"oneOf": [{"type": "integer"}, {"type": "boolean"}]}))
     assert accepts(engine, apart, "12") and accepts(engine, apart, "true")
 
 
@@ -193,7 +193,7 @@ def test_schema_cannot_reference_anything_outside(engine: Engine) -> None:
         listener.settimeout(0.2)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/schema.json"
         with pytest.raises(BadInput):
-            schema = Structured("json", json.dumps({"$ref": url}))
+            schema = OutputGrammar("json", json.dumps({"$ref": url}))
             engine.generate([PROMPT], Sampling(structured=schema))
         with pytest.raises(TimeoutError):
             listener.accept()
@@ -258,11 +258,11 @@ def test_drafts_forbidden_by_the_grammar_change_nothing(
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"), [(DATE, "2024-12-31"), (Structured("regex", "a+"), "aa")]
+    ("kind", "text"), [(DATE, "2024-12-31"), (OutputGrammar("regex", "a+"), "aa")]
 )
 @pytest.mark.parametrize("behind", [[0], [0, 4], [4, 4, 0], [0, 4, 203], [203, 0, 4]])
 def test_draft_may_continue_past_the_end(
-    engine: Engine, kind: Structured, text: str, behind: list[int]
+    engine: Engine, kind: OutputGrammar, text: str, behind: list[int]
 ) -> None:
     """Whether the grammar could continue (`a+`) or not.
 
@@ -286,7 +286,7 @@ def test_draft_may_continue_past_the_end(
 
 
 def test_failed_matcher_is_not_used_again(engine: Engine) -> None:
-    masks, kept = engine._masks, Structured("regex", "ab")
+    masks, kept = engine._masks, OutputGrammar("regex", "ab")
     masks.prepare(kept)
     spot = SamplePoint(Sampling(structured=kept), 5, 1, 1, (9, 203), ())
     good = SamplePoint(Sampling(structured=kept), 5, 0, 1, (9,), ())
@@ -331,7 +331,7 @@ def test_similar_prompts_have_separate_matchers(engine: Engine) -> None:
 @pytest.mark.parametrize("num", [1000, 2048])
 def test_largest_allowed_number_of_choices_can_be_answered(engine: Engine, num: int) -> None:
     options = [f"option {i * 7919 % 10007} of all" for i in range(num)]
-    kind = Structured("choice", json.dumps(options))
+    kind = OutputGrammar("choice", json.dumps(options))
     answers = engine.generate(
         [PROMPT], Sampling(max_tokens=40, temperature=2.0, seed=1, n=4, structured=kind)
     )[0].answers
@@ -343,7 +343,7 @@ def test_largest_allowed_number_of_choices_can_be_answered(engine: Engine, num: 
     [["a", "ab"], ["", "a"], ['"\\', "\n\t"], ["a.*", "a/b"], ["\x7f", "\x01", "é\u2028"]],
 )
 def test_choices_are_returned_as_written(engine: Engine, options: list[str]) -> None:
-    kind = Structured("choice", json.dumps(options))
+    kind = OutputGrammar("choice", json.dumps(options))
     answers = engine.generate(
         [PROMPT], Sampling(max_tokens=40, temperature=3.0, seed=1, n=8, structured=kind)
     )[0].answers
@@ -354,10 +354,10 @@ def test_choices_are_returned_as_written(engine: Engine, options: list[str]) -> 
 def test_regex_that_can_start_only_once_is_rejected(engine: Engine, text: str) -> None:
     """The lexer, shared by all copies of a matcher, reaches its limit after the first step."""
     with pytest.raises(BadInput, match="too many"):
-        engine.generate([PROMPT], Sampling(max_tokens=4, structured=Structured("regex", text)))
+        engine.generate([PROMPT], Sampling(max_tokens=4, structured=OutputGrammar("regex", text)))
 
 
-def walked(engine: Engine, kind: Structured, seed: int) -> int:
+def walked(engine: Engine, kind: OutputGrammar, seed: int) -> int:
     """The longest token sequence through a grammar, until it reaches its limits."""
     masks, output = engine._masks, list[int]()
     masks.prepare(kind)
@@ -374,7 +374,7 @@ def walked(engine: Engine, kind: Structured, seed: int) -> int:
 
 def test_limits_of_a_grammar_do_not_depend_on_earlier_requests(engine: Engine) -> None:
     """An earlier request with the same grammar has used up limits of the shared lexer."""
-    kind = Structured("regex", "((a{1,100}){1,100}){1,100}")
+    kind = OutputGrammar("regex", "((a{1,100}){1,100}){1,100}")
     found = [walked(engine, kind, seed) for seed in range(3)]
     assert 5 < found[0] < 200 and len(set(found)) == 1, found
 

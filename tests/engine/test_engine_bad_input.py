@@ -10,7 +10,7 @@ import pytest
 
 from ridgeline import Engine, Sampling
 from ridgeline.errors import BadInput, BadModel, CannotRun, DoesNotFit, UserError
-from ridgeline.records import Structured
+from ridgeline.records import OutputGrammar
 
 GREEDY = Sampling(temperature=0.0, max_tokens=4)
 
@@ -63,7 +63,7 @@ def test_sampling_without_an_allowed_token_is_rejected(engine: Engine) -> None:
     free = Sampling(**wanted, allowed_token_ids=(end, 9), ignore_eos=True, stop_token_ids=(9,))
     assert engine.generate([[5]], [free])[0].tokens[:2] == (end, end)
     with pytest.raises(BadInput, match="either"):
-        Sampling(structured=Structured("regex", "a+"), allowed_token_ids=(5,))
+        Sampling(structured=OutputGrammar("regex", "a+"), allowed_token_ids=(5,))
 
 
 @pytest.mark.parametrize("token", [-1, 4096, 1.5, "a", None, True])

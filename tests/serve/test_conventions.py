@@ -8,14 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from ridgeline.records import Slo, Structured
+from ridgeline.records import OutputGrammar, Slo
 from ridgeline.serve.app import create_app
 from ridgeline.serve.config import ServerOptions
 from tests.serve.fake_engine import ANSWER, FakeEngine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
-OBJECT = Structured("json", '{"type":"object"}')
+OBJECT = OutputGrammar("json", '{"type":"object"}')
 
 
 def client_of(engine: FakeEngine, **options: Any) -> httpx.AsyncClient:
@@ -44,11 +44,11 @@ def events_of(text: str) -> list[dict[str, Any]]:
             OBJECT,
         ),
         ({"structured_outputs": {"json": {"type": "object"}}}, OBJECT),
-        ({"structured_outputs": {"regex": "a+"}}, Structured("regex", "a+")),
+        ({"structured_outputs": {"regex": "a+"}}, OutputGrammar("regex", "a+")),
         ({"structured_outputs": {"json_object": True}}, OBJECT),
-        ({"structured_outputs": {"grammar": "start: /a/"}}, Structured("grammar", "start: /a/")),
+        ({"structured_outputs": {"grammar": "start: /a/"}}, OutputGrammar("grammar", "start: /a/")),
         ({"guided_json": '{"type":"object"}'}, OBJECT),
-        ({"guided_choice": ["a", 'b"']}, Structured("choice", '["a", "b\\""]')),
+        ({"guided_choice": ["a", 'b"']}, OutputGrammar("choice", '["a", "b\\""]')),
         ({"guided_regex": None}, None),
     ],
 )
@@ -58,7 +58,7 @@ async def test_every_way_to_say_what_the_answer_looks_like(
     engine: FakeEngine,
     path: str,
     fields: dict[str, Any],
-    wanted: Structured | None,
+    wanted: OutputGrammar | None,
 ) -> None:
     body = {**fields, **(HELLO if path == CHAT else {"prompt": "x"})}
     reply = await http.post(path, json=body)

@@ -54,7 +54,7 @@ class Sequence:
         self.request = self.group.request
         self.sampling = self.request.sampling
         self.has_history = self.sampling.has_history
-        self.is_argmax = self.sampling.takes_first_largest
+        self.is_argmax = self.sampling.is_plain_greedy
 
     @property
     def num_known(self) -> int:

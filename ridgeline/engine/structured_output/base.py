@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from ridgeline.engine.scheduler.plan import SamplePoint
-from ridgeline.records import Structured
+from ridgeline.records import OutputGrammar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class TokenMasks(Protocol):
     """Which tokens may come next. Shapes: S rows that sample, V vocabulary."""
 
-    def prepare(self, structured: Structured) -> None:
+    def prepare(self, structured: OutputGrammar) -> None:
         """Compile. BadInput (malformed, too large, too complex) or CannotRun. From any thread."""
         ...
 

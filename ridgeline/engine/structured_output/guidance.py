@@ -37,7 +37,7 @@ import torch
 from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.engine.structured_output.base import asks_for_mask, follows_draft, restrict_to
 from ridgeline.errors import BadInput, CannotRun
-from ridgeline.records import Structured
+from ridgeline.records import OutputGrammar
 
 if TYPE_CHECKING:
     import llguidance
@@ -66,7 +66,7 @@ _JSON = {"whitespace_pattern": r"[\x20\x09]{0,2}(\r?\n[\x20\x09]{0,64})?"}
 # Of a call nobody sees the layout: a weak model would spend its tokens on indentation.
 _CALL = {"whitespace_pattern": r"\x20?"}
 
-_Key = tuple[Structured, int, int]
+_Key = tuple[OutputGrammar, int, int]
 
 
 class _Walk:
@@ -75,7 +75,7 @@ class _Walk:
 
     def __init__(
         self,
-        structured: Structured,
+        structured: OutputGrammar,
         matcher: llguidance.LLMatcher,
         ends: Sequence[int],
         *,
@@ -136,10 +136,10 @@ class GuidanceMasks:
         self._eos = list(eos_token_ids)
         self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[Structured, llguidance.LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[OutputGrammar, llguidance.LLMatcher] = OrderedDict()
         self._walks: OrderedDict[_Key, _Walk] = OrderedDict()
 
-    def prepare(self, structured: Structured) -> None:
+    def prepare(self, structured: OutputGrammar) -> None:
         self._matcher_of(structured)
 
     def apply(self, logits_SV: Tensor, at: Sequence[SamplePoint]) -> Tensor:
@@ -160,7 +160,7 @@ class GuidanceMasks:
                 logits_SV[row].masked_fill_(forbidden_V.to(logits_SV.device), -torch.inf)
         return logits_SV
 
-    def _forbidden(self, at: SamplePoint, structured: Structured, width: int) -> Tensor:
+    def _forbidden(self, at: SamplePoint, structured: OutputGrammar, width: int) -> Tensor:
         sample = at.history[: at.num_prompt : at.num_prompt // PROMPT_SAMPLE + 1]
         key = (structured, at.seed, hash((at.num_prompt, sample)))
         output = at.history[at.num_prompt :]
@@ -192,7 +192,7 @@ class GuidanceMasks:
             self._walks.popitem(last=False)
         return walk
 
-    def _matcher_of(self, structured: Structured) -> llguidance.LLMatcher:
+    def _matcher_of(self, structured: OutputGrammar) -> llguidance.LLMatcher:
         """Compiling holds up no lookup: the engine thread never waits for a grammar it has."""
         with self._lock:
             found = self._compiled.get(structured)
@@ -206,7 +206,7 @@ class GuidanceMasks:
                 self._compiled.popitem(last=False)
         return found
 
-    def _compile(self, structured: Structured) -> llguidance.LLMatcher:
+    def _compile(self, structured: OutputGrammar) -> llguidance.LLMatcher:
         if len(structured.text) > MAX_TEXT:
             raise BadInput(
                 "the grammar is too long",
@@ -226,7 +226,7 @@ class GuidanceMasks:
         return matcher
 
 
-def _check_first_step(structured: Structured, matcher: llguidance.LLMatcher) -> None:
+def _check_first_step(structured: OutputGrammar, matcher: llguidance.LLMatcher) -> None:
     """By the very call that steps make. A language without words shows only here, and a lexer that
     is past its limits, which all copies share, only to the copy behind the one that took it there.
     """
@@ -247,7 +247,7 @@ def _library() -> Any:
     return llguidance
 
 
-def _grammar(library: Any, structured: Structured) -> str:
+def _grammar(library: Any, structured: OutputGrammar) -> str:
     """llguidance's own form. Only what is sure to be a ValueError of the library is caught."""
     matcher, text = library.LLMatcher, structured.text
     try:
@@ -273,7 +273,7 @@ def _choices(text: str) -> str:
     return "start: CHOICE\nCHOICE: " + " | ".join(written).replace("\x7f", r"\u007f")
 
 
-def _refused(structured: Structured, why: str) -> BadInput:
+def _refused(structured: OutputGrammar, why: str) -> BadInput:
     first = why.strip().splitlines()[0] if why.strip() else "it cannot be compiled"
     fix = "mend it, or make it smaller"
     if "coerce_one_of" in first:  # a switch of the library's that nobody has here

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ridgeline.engine.scheduler.plan import SamplePoint
 from ridgeline.engine.structured_output.base import asks_for_mask, restrict_to
 from ridgeline.errors import CannotRun
-from ridgeline.records import Structured
+from ridgeline.records import OutputGrammar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ class NoGrammars:
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def prepare(self, structured: Structured) -> None:
+    def prepare(self, structured: OutputGrammar) -> None:
         raise CannotRun(
             f"structured output cannot run here: {self._why}",
             value=structured.kind,

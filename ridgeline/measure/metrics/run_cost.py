@@ -15,7 +15,7 @@ from ridgeline.errors import BadInput
 from ridgeline.measure.metrics.latency import outcome
 from ridgeline.measure.metrics.summary import Summary
 from ridgeline.records import RunTrace
-from ridgeline.records.price import dollars_each, dollars_per_million
+from ridgeline.records.price import dollars_per_million, dollars_per_unit
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,13 +48,13 @@ def cost_of(
         return None if share is None else dollars_per_million(dollars_per_hour, tok_s, share)
 
     rest = None if prefill_share is None else 1 - prefill_share
-    good = None if goodput_req_s is None else dollars_each(dollars_per_hour, goodput_req_s)
+    good = None if goodput_req_s is None else dollars_per_unit(dollars_per_hour, goodput_req_s)
     return Cost(
         dollars_per_hour=dollars_per_hour,
         per_million_output=tokens(output_tok_s),
         per_million_input_split=tokens(input_tok_s, prefill_share),
         per_million_output_split=tokens(output_tok_s, rest),
-        per_request=dollars_each(dollars_per_hour, request_rate),
+        per_request=dollars_per_unit(dollars_per_hour, request_rate),
         per_good_request=good,
     )
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ridgeline.records import Sampling, Structured
+from ridgeline.records import OutputGrammar, Sampling
 from ridgeline.serve.config import LIMITS
 from ridgeline.serve.engine_protocol import ServedTokenizer
 from ridgeline.serve.errors import ApiError, check_limit
@@ -52,7 +52,9 @@ def is_score_only(body: CompletionRequest) -> bool:
     return bool(body.echo) and _max_tokens(body) == 0
 
 
-def chat_sampling(body: ChatCompletionRequest, tool_grammar: Structured | None = None) -> Sampling:
+def chat_sampling(
+    body: ChatCompletionRequest, tool_grammar: OutputGrammar | None = None
+) -> Sampling:
     """Sampling parameters of a chat; without a limit it may fill the context.
 
     `tool_grammar`: the grammar that the request's tools require. It disables stop strings, which

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from ridgeline.records import Structured
+from ridgeline.records import OutputGrammar
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.openai.schemas import (
     CompletionRequestBase,
@@ -18,7 +18,7 @@ from ridgeline.serve.openai.schemas import (
 )
 from ridgeline.serve.output_parsers.select import check_grammar_size, json_grammar
 
-ANY_OBJECT = Structured("json", '{"type":"object"}')
+ANY_OBJECT = OutputGrammar("json", '{"type":"object"}')
 
 _FIELDS = {
     "response_format", "structured_outputs",
@@ -26,7 +26,7 @@ _FIELDS = {
 }  # fmt: skip
 
 
-def requested_grammar(body: CompletionRequestBase) -> Structured | None:
+def requested_grammar(body: CompletionRequestBase) -> OutputGrammar | None:
     """The grammar of the output; ApiError 400 for two of them, or one that is too large."""
     if not _FIELDS & body.model_fields_set:
         return None
@@ -50,7 +50,7 @@ def requested_grammar(body: CompletionRequestBase) -> Structured | None:
     return None
 
 
-def _response_format(requested: ResponseFormat | None) -> Structured | None:
+def _response_format(requested: ResponseFormat | None) -> OutputGrammar | None:
     if requested is None or requested.type == "text":
         return None
     if requested.type == "json_object":
@@ -60,7 +60,7 @@ def _response_format(requested: ResponseFormat | None) -> Structured | None:
     return json_grammar(requested.json_schema.schema_)
 
 
-def _structured_outputs(requested: StructuredOutputs | None) -> Structured | None:
+def _structured_outputs(requested: StructuredOutputs | None) -> OutputGrammar | None:
     if requested is None:
         return None
     candidates = [
@@ -77,16 +77,16 @@ def _structured_outputs(requested: StructuredOutputs | None) -> Structured | Non
     return given[0] if given else None
 
 
-def _json(schema: dict[str, Any] | str | None) -> Structured | None:
+def _json(schema: dict[str, Any] | str | None) -> OutputGrammar | None:
     """A schema as a value, or as JSON text."""
     if schema is None:
         return None
-    return Structured("json", schema) if isinstance(schema, str) else json_grammar(schema)
+    return OutputGrammar("json", schema) if isinstance(schema, str) else json_grammar(schema)
 
 
-def _text(kind: Literal["regex", "grammar"], text: str | None) -> Structured | None:
-    return None if text is None else Structured(kind, text)
+def _text(kind: Literal["regex", "grammar"], text: str | None) -> OutputGrammar | None:
+    return None if text is None else OutputGrammar(kind, text)
 
 
-def _choice(options: list[str] | None) -> Structured | None:
-    return None if options is None else Structured("choice", json.dumps(options))
+def _choice(options: list[str] | None) -> OutputGrammar | None:
+    return None if options is None else OutputGrammar("choice", json.dumps(options))

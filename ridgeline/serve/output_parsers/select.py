@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ridgeline.records import Structured
+from ridgeline.records import OutputGrammar
 from ridgeline.serve.config import LIMITS, ServerOptions
 from ridgeline.serve.errors import ApiError
 from ridgeline.serve.output_parsers import tool_call_format
@@ -49,7 +49,7 @@ class OutputFormat(msgspec.Struct, frozen=True):
     """
 
     new_parser: ParserFactory
-    grammar: Structured | None = None
+    grammar: OutputGrammar | None = None
     max_calls: int | None = None
     calls_end_response: bool = True
 
@@ -78,17 +78,17 @@ def select_output_format(
     return OutputFormat(parser, max_calls=max_calls)
 
 
-def json_grammar(schema: object) -> Structured:
+def json_grammar(schema: object) -> OutputGrammar:
     """The grammar of a JSON schema given as a value."""
-    return Structured("json", json.dumps(schema, separators=(",", ":")))
+    return OutputGrammar("json", json.dumps(schema, separators=(",", ":")))
 
 
-def call_grammar(schema: object) -> Structured:
+def call_grammar(schema: object) -> OutputGrammar:
     """As `json_grammar`, for the arguments of a tool call."""
-    return Structured("call", json_grammar(schema).text)
+    return OutputGrammar("call", json_grammar(schema).text)
 
 
-def check_grammar_size(name: str, grammar: Structured) -> None:
+def check_grammar_size(name: str, grammar: OutputGrammar) -> None:
     """ApiError 400 for a grammar that is too large."""
     size, max_bytes = len(grammar.text.encode("utf-8", "replace")), LIMITS.max_grammar_bytes
     if size > max_bytes:
@@ -118,7 +118,7 @@ def _forced(tools: Sequence[OfferedTool], name: str) -> OutputFormat:
     raise ApiError(400, f"tool_choice names an unknown tool: {name}", param="tool_choice")
 
 
-def _call_list_grammar(tools: Sequence[OfferedTool], max_calls: int | None) -> Structured:
+def _call_list_grammar(tools: Sequence[OfferedTool], max_calls: int | None) -> OutputGrammar:
     """At least one call, each of one of the tools."""
     calls = [
         {

@@ -19,7 +19,7 @@ from ridgeline.engine.sampling.likeliest import (
     likeliest_of,
 )
 from ridgeline.engine.scheduler.plan import Run, SamplePoint
-from ridgeline.records import Sampling, Structured
+from ridgeline.records import OutputGrammar, Sampling
 
 PLAIN = SamplePoint(Sampling(temperature=0.0), 0, 0, 1)
 WIDTH, VOCAB = 64, 1_003
@@ -87,12 +87,12 @@ def test_a_soft_cap_takes_the_usual_way() -> None:
         {"presence_penalty": 0.1},
         {"frequency_penalty": -0.1},
         {"allowed_token_ids": (1, 2)},
-        {"structured": Structured("choice", '["a"]')},
+        {"structured": OutputGrammar("choice", '["a"]')},
     ],
 )
 def test_whoever_asks_more_of_the_logits_is_not_argmax(asked: dict[str, Any]) -> None:
-    assert Sampling(temperature=0.0, stop=("x",)).takes_first_largest
-    assert not Sampling(**{"temperature": 0.0, **asked}).takes_first_largest
+    assert Sampling(temperature=0.0, stop=("x",)).is_plain_greedy
+    assert not Sampling(**{"temperature": 0.0, **asked}).is_plain_greedy
 
 
 def test_every_row_of_an_argmax_run_is_sampled() -> None:

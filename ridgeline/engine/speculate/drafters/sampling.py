@@ -41,7 +41,7 @@ class Guess:
         sampling = self.each.sampling
         if sampling.temperature or sampling.logprobs is not None:
             sampling = replace(sampling, temperature=0.0, logprobs=None)
-        self.is_argmax = not self.numbers and sampling.takes_first_largest
+        self.is_argmax = not self.numbers and sampling.is_plain_greedy
 
     @property
     def is_done(self) -> bool:
