@@ -16,6 +16,7 @@ import yaml
 
 from ridgeline.cli.main import main
 from scripts.draw_peers import PICTURE, draw
+from scripts.generate_pages import stale as outdated_pages
 from scripts.render_results import MARKED, RESULTS, stale
 from tests.house.code import ROOT
 
@@ -77,7 +78,7 @@ def test_the_site_loads_nothing_from_the_network() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     site = yaml.safe_load(text)
     assert site["theme"]["font"] is False and site["strict"] is True
-    assert "http" not in re.sub(r"#.*", "", text)
+    assert "://" not in re.sub(r"#.*", "", text)
     for name in site["extra"]["polyfills"]:
         assert (ROOT / "docs" / name).is_file()
 
@@ -177,6 +178,10 @@ def test_tables_are_those_of_the_results() -> None:
 
 def test_picture_is_that_of_the_results() -> None:
     assert PICTURE.read_text(encoding="utf-8") == draw(), "run: python scripts/draw_peers.py"
+
+
+def test_generated_pages_are_current() -> None:
+    assert not outdated_pages(), "run: python -m scripts.generate_pages"
 
 
 def test_every_result_is_shown() -> None:
